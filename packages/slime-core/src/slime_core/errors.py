@@ -1,0 +1,86 @@
+"""Every error that slime raises on purpose, and `Problem`, the unit in which settings are refused.
+
+Each class also inherits the standard-library exception that it refines, carries one message string, and
+survives pickling, because most of them cross a process before anybody reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+class SlimeError(Exception):
+    """Root of all errors that slime raises on purpose."""
+
+
+class PluginError(SlimeError, LookupError):
+    """A plugin cannot be found, is ambiguous, fails to import, or breaks its contract."""
+
+
+class DataError(SlimeError, ValueError):
+    """A data file, a row of it, or a prompt is not what its settings say."""
+
+
+class SampleError(SlimeError, ValueError):
+    """A sample breaks an invariant; the message names its index."""
+
+
+class RewardError(SlimeError, RuntimeError):
+    """A reward raised, crashed its worker, missed its deadline, or returned something unusable."""
+
+
+class EngineError(SlimeError, RuntimeError):
+    """A rollout engine cannot do what it was asked."""
+
+
+class TrainerError(SlimeError, RuntimeError):
+    """A trainer cannot do what it was asked."""
+
+
+class WeightSyncError(SlimeError, RuntimeError):
+    """Weights could not be moved, or the engine's weights are not the trainer's."""
+
+
+class CheckpointError(SlimeError, OSError):
+    """A checkpoint cannot be written, or cannot be read back into this run."""
+
+
+class DeadlineError(SlimeError, TimeoutError):
+    """A remote call did not answer in time."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong with the settings.
+
+    `where` names the file and key or the flag, `found` the value, `wanted` what would be right, and `todo`
+    (optional) what to do about it.
+    """
+
+    where: str
+    found: str
+    wanted: str
+    todo: str = ""
+
+    def __str__(self) -> str:
+        """Render as one line: `where: found ...; wanted ...; todo`."""
+        text = f"{self.where}: found {self.found}; wanted {self.wanted}"
+        return f"{text}; {self.todo}" if self.todo else text
+
+
+class ConfigError(SlimeError, ValueError):
+    """The settings are wrong; carries every `Problem` found, not only the first."""
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+    def __reduce__(self) -> tuple[type[ConfigError], tuple[tuple[Problem, ...]]]:
+        """Pickle by the problems, from which the message is rebuilt."""
+        return type(self), (self.problems,)
+
+
+def exit_status(error: SlimeError) -> int:
+    """Return the process exit status for `error`: 2 for bad input, 1 for a failure while running."""
+    return 2 if isinstance(error, ConfigError | PluginError | DataError | RewardError | CheckpointError) else 1

@@ -1,0 +1,65 @@
+"""Hooks: what every installed plugin may answer. A plugin lists its hook module in the entry-point group `slime`.
+
+A hook module must import in milliseconds and without its package's heavy stack: all of them are imported by
+every `slime` command that reads settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pluggy
+
+if TYPE_CHECKING:
+    from slime_core.config.settings import Settings
+    from slime_core.errors import Problem
+    from slime_core.run import Run
+
+hookspec = pluggy.HookspecMarker("slime")
+#: Marks a function of a plugin's hook module as its answer to the hook of the same name.
+hookimpl = pluggy.HookimplMarker("slime")
+
+
+@dataclass(frozen=True)
+class Section:
+    """A table of settings that a plugin adds to recipes and flags."""
+
+    name: str
+    """Name of the TOML table."""
+    model: type[Any]
+    """Frozen pydantic model; the docstring below each field is its help text."""
+    prefix: str | None = None
+    """Put before each field's name to make its flag. None means the section's name; "" leaves the field's name
+    alone, for words that the whole field uses."""
+
+
+@hookspec
+def slime_config_sections() -> Iterable[Section]:  # type: ignore[empty-body]  # a hook specification has no body
+    """Return the sections that this plugin adds."""
+
+
+@hookspec
+def slime_check_config(settings: Settings) -> Iterable[Problem]:  # type: ignore[empty-body]  # as above
+    """Return what is wrong across settings. Must not change anything."""
+
+
+@hookspec
+def slime_environment() -> Mapping[str, str]:  # type: ignore[empty-body]  # as above
+    """Return the versions of what this plugin needs (name -> version, or why it cannot be used), for `doctor`."""
+
+
+@hookspec
+def slime_run_start(run: Run) -> None:
+    """The run is assembled; its first step is about to begin."""
+
+
+@hookspec
+def slime_step_end(run: Run, step: int, metrics: Mapping[str, float]) -> None:
+    """A step is over and its metrics are known."""
+
+
+@hookspec
+def slime_run_end(run: Run, summary: Mapping[str, Any]) -> None:
+    """The run is over."""

@@ -1,0 +1,264 @@
+"""`Sample`: one trajectory, from its prompt to its reward.
+
+Fields and their names follow the reference system's `Sample` (slime/utils/types.py). We differ in four ways:
+nothing here imports torch; ragged arrays are numpy or plain lists; `append_response` checks every length
+before it changes anything; and unknown keys are an error in `from_dict` instead of becoming attributes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from slime_core.errors import SampleError
+
+
+class Status(enum.StrEnum):
+    """Where a sample stands. Only COMPLETED and TRUNCATED samples may be trained on."""
+
+    PENDING = "pending"
+    COMPLETED = "completed"
+    TRUNCATED = "truncated"
+    ABORTED = "aborted"
+    FAILED = "failed"
+
+
+#: The status that each engine finish reason leads to.
+STATUS_OF_FINISH = {"stop": Status.COMPLETED, "length": Status.TRUNCATED, "abort": Status.ABORTED}
+
+
+@dataclass(kw_only=True)
+class Sample:
+    """One trajectory: prompt, response, what scored it, and what the trainer needs of it.
+
+    `tokens` holds prompt and response ids; every per-token response field (`loss_mask`,
+    `rollout_log_probs`, `teacher_log_probs`) has `response_length` entries and lines up with the tail of
+    `tokens`.
+    """
+
+    index: int | None = None
+    """Id of this sample, unique over the whole run."""
+    group_index: int | None = None
+    """Id of the prompt group, unique over the whole run."""
+    rollout_id: int | None = None
+    """Id of the execution; samples that one execution fans out into share it. None means one per sample."""
+
+    prompt: str | list[dict[str, Any]] = ""
+    """Rendered text, or the raw chat messages."""
+    tokens: list[int] = field(default_factory=list)
+    """Prompt ids followed by response ids."""
+    response: str = ""
+    """Decoded response."""
+    response_length: int = 0
+    """Number of response tokens, trainable or not."""
+    label: str | None = None
+    """Ground truth, as the reward wants it."""
+    reward: float | dict[str, Any] | None = None
+    """The score, or a dict of scores from which `reward_key` picks one."""
+    loss_mask: list[int] | None = None
+    """1 where a response token is trained on, else 0. None means all ones."""
+    weight_versions: list[str] = field(default_factory=list)
+    """Engine weight version of each generation call, oldest first."""
+    rollout_log_probs: list[float] | None = None
+    """Log-prob (nats) that the engine gave each response token; 0.0 on tokens it did not generate."""
+    teacher_log_probs: list[float] | None = None
+    """Log-prob (nats) of each response token under a teacher, for on-policy distillation."""
+    rollout_top_p_token_ids: list[int] | None = None
+    """Ids kept by the nucleus at each response token, concatenated."""
+    rollout_top_p_token_offsets: list[int] | None = None
+    """Offsets into `rollout_top_p_token_ids`, `response_length + 1` of them, the first 0."""
+    rollout_routed_experts: Any = None
+    """int32 array [len(tokens) - 1, num_layers, topk]: the experts that the engine routed each token to."""
+    status: Status = Status.PENDING
+    """Where the sample stands."""
+    remove_sample: bool = False
+    """Keep the sample in its group's statistics, but train on none of its tokens."""
+
+    multimodal_inputs: dict[str, Any] | None = None
+    """Raw images, videos and audio for the engine."""
+    multimodal_train_inputs: dict[str, Any] | None = None
+    """Processor arrays for the trainer."""
+    apply_chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Extra arguments of the chat template for this sample."""
+    metadata: dict[str, Any] = field(default_factory=dict)
+    """The data row's metadata and anything that user code adds."""
+    train_metadata: dict[str, Any] | None = None
+    """Data for a custom loss; it travels to the trainer with the sample."""
+    generate_function_path: str | None = None
+    """Generator for this sample alone."""
+    custom_rm_path: str | None = None
+    """Reward for this sample alone."""
+    session_id: str | None = None
+    """Key by which a router keeps the calls of one trajectory on one engine."""
+
+    non_generation_time: float = 0.0
+    """Seconds spent in tools and environments."""
+    spec_info: dict[str, int] = field(default_factory=dict)
+    """Speculative decoding counters."""
+    prefix_cache_info: dict[str, int] = field(default_factory=dict)
+    """Prefix cache counters: `cached_tokens`, `total_prompt_tokens`."""
+    timings: dict[str, float] = field(default_factory=dict)
+    """Seconds spent per phase (`generate`, `reward`)."""
+    failure: str | None = None
+    """Why the sample FAILED."""
+
+    @property
+    def name(self) -> str:
+        """How messages name this sample: `sample 17`."""
+        return f"sample {'?' if self.index is None else self.index}"
+
+    @property
+    def prompt_length(self) -> int:
+        """Number of prompt tokens."""
+        return len(self.tokens) - self.response_length
+
+    @property
+    def response_tokens(self) -> list[int]:
+        """Response ids."""
+        return self.tokens[len(self.tokens) - self.response_length :]
+
+    @property
+    def effective_response_length(self) -> int:
+        """Number of response tokens that are trained on."""
+        if self.remove_sample:
+            return 0
+        return self.response_length if self.loss_mask is None else sum(self.loss_mask)
+
+    def reward_value(self, reward_key: str | None = None) -> float:
+        """Return the score as a float.
+
+        Raises:
+            SampleError: there is no reward, or `reward_key` and the reward's form do not agree.
+        """
+        reward = self.reward
+        if isinstance(reward, dict):
+            if reward_key is None or reward_key not in reward:
+                raise SampleError(
+                    f"{self.name}: reward is a dict with keys {sorted(reward)}, reward_key is {reward_key!r}; "
+                    "set --reward-key to one of the keys"
+                )
+            reward = reward[reward_key]
+        elif reward_key is not None and reward is not None:
+            raise SampleError(
+                f"{self.name}: reward is {reward!r}, not a dict with the key {reward_key!r}; "
+                "drop --reward-key or return a dict"
+            )
+        if reward is None:
+            raise SampleError(f"{self.name}: has no reward (status {self.status})")
+        return float(reward)
+
+    def append_response(
+        self,
+        tokens: Sequence[int],
+        *,
+        log_probs: Sequence[float] | None = None,
+        trainable: bool = True,
+        text: str = "",
+        finish_reason: str | None = None,
+        weight_version: str | None = None,
+    ) -> None:
+        """Append response tokens, generated by the policy (`trainable`) or put in by an environment.
+
+        Args:
+            tokens: ids to append.
+            log_probs: engine log-probs, one a token. Required for trainable tokens once the response has any,
+                refused for others, which get 0.0.
+            trainable: whether the loss sees these tokens.
+            text: decoded text of `tokens`.
+            finish_reason: `stop`, `length` or `abort`; sets `status`.
+            weight_version: engine weight version that generated the tokens.
+
+        Raises:
+            SampleError: lengths do not agree; the sample is left as it was.
+        """
+        if log_probs is not None and not trainable:
+            raise SampleError(f"{self.name}: log_probs given for tokens that are not trainable; leave them out")
+        if log_probs is not None and len(log_probs) != len(tokens):
+            raise SampleError(f"{self.name}: {len(log_probs)} log_probs for {len(tokens)} tokens")
+        first = self.response_length == 0
+        has_log_probs = self.rollout_log_probs is not None
+        if trainable and tokens and not first and has_log_probs != (log_probs is not None):
+            raise SampleError(
+                f"{self.name}: earlier response tokens {'have' if has_log_probs else 'lack'} log_probs and these "
+                f"{'have them' if log_probs is not None else 'do not'}; give log_probs for all trainable tokens or none"
+            )
+        if finish_reason is not None and finish_reason not in STATUS_OF_FINISH:
+            raise SampleError(
+                f"{self.name}: finish_reason {finish_reason!r} is none of {sorted(STATUS_OF_FINISH)}"
+            )
+        self.check()
+        n = len(tokens)
+        mask = [1] * self.response_length if self.loss_mask is None else self.loss_mask
+        if self.loss_mask is not None or not trainable:
+            self.loss_mask = mask + [int(trainable)] * n
+        if log_probs is not None or has_log_probs or (not trainable and first):
+            before = self.rollout_log_probs if self.rollout_log_probs is not None else [0.0] * self.response_length
+            self.rollout_log_probs = before + list(log_probs if log_probs is not None else [0.0] * n)
+        if self.rollout_top_p_token_offsets is not None:
+            self.rollout_top_p_token_offsets += [self.rollout_top_p_token_offsets[-1]] * n
+        self.tokens = self.tokens + list(tokens)
+        self.response_length += n
+        self.response += text
+        if weight_version is not None:
+            self.weight_versions.append(weight_version)
+        if finish_reason is not None:
+            self.status = STATUS_OF_FINISH[finish_reason]
+
+    def check(self) -> None:
+        """Check the length invariants.
+
+        Raises:
+            SampleError: names the sample, the field, what was found and what was wanted.
+        """
+        n = self.response_length
+        if not 0 <= n <= len(self.tokens):
+            raise SampleError(f"{self.name}: response_length {n} with {len(self.tokens)} tokens in all")
+        for name in ("loss_mask", "rollout_log_probs", "teacher_log_probs"):
+            values = getattr(self, name)
+            if values is not None and len(values) != n:
+                raise SampleError(
+                    f"{self.name}: {name} has {len(values)} entries for response_length {n}; "
+                    "append tokens with Sample.append_response"
+                )
+        offsets = self.rollout_top_p_token_offsets
+        if offsets is not None:
+            ids = self.rollout_top_p_token_ids or []
+            if len(offsets) != n + 1 or offsets[0] != 0 or offsets[-1] != len(ids):
+                raise SampleError(
+                    f"{self.name}: rollout_top_p_token_offsets must be {n + 1} offsets from 0 to {len(ids)}, "
+                    f"found {len(offsets)} from {offsets[:1]} to {offsets[-1:]}"
+                )
+        experts = self.rollout_routed_experts
+        if experts is not None and len(experts) != len(self.tokens) - 1:
+            raise SampleError(
+                f"{self.name}: rollout_routed_experts has {len(experts)} rows for {len(self.tokens)} tokens; "
+                f"wanted {len(self.tokens) - 1}"
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as a dict of plain values (arrays stay arrays)."""
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        values["status"] = self.status.value
+        return values
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Sample:
+        """Build a sample from `to_dict`'s output.
+
+        Raises:
+            SampleError: a key is not a field of `Sample`.
+        """
+        known = {f.name for f in dataclasses.fields(cls)}
+        unknown = sorted(set(values) - known)
+        if unknown:
+            raise SampleError(f"sample {values.get('index', '?')}: unknown fields {unknown}; put them in metadata")
+        fields = dict(values)
+        fields["status"] = Status(fields.get("status", Status.PENDING))
+        return cls(**fields)
+
+
+#: The samples of one prompt.
+Group = list[Sample]

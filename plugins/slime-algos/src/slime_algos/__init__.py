@@ -1,0 +1,1 @@
+"""Advantages, losses and KL for slime, as pure functions over tensors."""

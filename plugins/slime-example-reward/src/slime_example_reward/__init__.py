@@ -1,0 +1,1 @@
+"""The smallest reward plugin."""

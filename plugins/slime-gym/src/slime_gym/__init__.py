@@ -1,0 +1,1 @@
+"""reasoning-gym tasks for slime, as data source and reward."""

@@ -1,0 +1,1 @@
+"""Plain-PyTorch generation inside the training process, for slime."""
