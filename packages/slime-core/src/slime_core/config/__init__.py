@@ -1,0 +1,1 @@
+"""Settings: recipes, flags, where each value came from, and what is wrong with it."""

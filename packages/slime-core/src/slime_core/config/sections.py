@@ -1,0 +1,277 @@
+"""The sections that core itself reads. Field names are the reference system's flags, dashes as underscores."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Gt, Le
+
+from slime_core.config.base import SectionModel
+
+Count = Annotated[int, Ge(1)]
+Share = Annotated[float, Gt(0), Le(1)]
+Seconds = Annotated[float, Gt(0)]
+
+
+class RunSection(SectionModel):
+    """What the run is called, where it goes, and which loop drives it."""
+
+    run_name: str = "run"
+    """Name of the run, and of its folder under `output_dir`."""
+    output_dir: str = "runs"
+    """Folder that holds run folders."""
+    overwrite: bool = False
+    """Delete an earlier run of the same name instead of resuming it."""
+    loop: str = "sync"
+    """Loop that drives the run."""
+    launcher: str = "local"
+    """Where the processes of the run live."""
+    tracker: list[str] = ["console", "jsonl", "plot"]
+    """Trackers, several at once."""
+    seed: int = 1234
+    """Seed of everything random in training."""
+    num_rollout: Count | None = None
+    """Number of steps (rollout and train); needed unless `num_epoch` is given."""
+    num_epoch: Count | None = None
+    """Number of passes over the prompts, when `num_rollout` is not given."""
+
+
+class ModelSection(SectionModel):
+    """The model that is trained and served."""
+
+    hf_checkpoint: str
+    """Hugging Face folder or hub name of the model, or a name that `slime models list` shows."""
+    model_name: str | None = None
+    """Model family, when it is not the `model_type` of config.json."""
+    tokenizer: str = "hf"
+    """Tokenizer loader."""
+
+
+class DataSection(SectionModel):
+    """Where prompts come from, and which columns hold what."""
+
+    data_source_path: str = "file"
+    """Data source."""
+    buffer: str = "fifo"
+    """Buffer of groups that wait to be trained on."""
+    prompt_data: str | None = None
+    """JSONL or Parquet file; `path@[start:stop]` takes a slice of its rows."""
+    input_key: str = "input"
+    """Column of the prompt: text, or a list of chat messages."""
+    label_key: str | None = None
+    """Column of the ground truth."""
+    metadata_key: str = "metadata"
+    """Column of further data for rewards and generators."""
+    tool_key: str = "tools"
+    """Column of tool schemas, for the chat template."""
+    multimodal_keys: dict[str, str] | None = None
+    """Media type -> column that holds it."""
+    apply_chat_template: bool = False
+    """Render the prompt through the tokenizer's chat template."""
+    apply_chat_template_kwargs: dict[str, Any] = {}
+    """Extra arguments of the chat template."""
+    rollout_shuffle: bool = False
+    """Shuffle the prompts, anew each epoch."""
+    rollout_max_prompt_len: Count | None = None
+    """Drop prompts of more tokens than this."""
+
+
+class RolloutSection(SectionModel):
+    """How samples are generated."""
+
+    rollout_engine: str = "torch"
+    """Engine that generates."""
+    rollout_function_path: str = "default"
+    """Function that runs a whole rollout."""
+    custom_generate_function_path: str = "single-turn"
+    """Function that generates one trajectory."""
+    rollout_batch_size: Count
+    """Prompts of a step."""
+    n_samples_per_prompt: Count = 1
+    """Samples generated for each prompt."""
+    over_sampling_batch_size: Count | None = None
+    """Prompts taken in each wave of sampling; at least `rollout_batch_size`, which it is when not given."""
+    dynamic_sampling_filter_path: str | None = None
+    """Filter that says which groups to keep."""
+    dynamic_sampling_max_waves: Count = 20
+    """Waves of sampling in one step after which a filter that drops too much stops the run."""
+    filter_args: dict[str, Any] = {}
+    """Options of the filter."""
+    partial_rollout: bool = False
+    """Keep aborted groups in the buffer and go on with them in the next step."""
+    mask_offpolicy_in_partial_rollout: bool = False
+    """Do not train on tokens that an earlier policy generated."""
+    rollout_temperature: Annotated[float, Gt(0)] = 1.0
+    """Sampling temperature."""
+    rollout_top_p: Share = 1.0
+    """Nucleus of the sampling distribution."""
+    rollout_top_k: int = -1
+    """Most likely tokens to sample from; -1 for all."""
+    rollout_max_response_len: Count
+    """Most tokens of a response."""
+    rollout_max_context_len: Count | None = None
+    """Most tokens of prompt and response."""
+    rollout_stop: list[str] = []
+    """Strings that end a response."""
+    rollout_stop_token_ids: list[int] = []
+    """Token ids that end a response."""
+    rollout_skip_special_tokens: bool = False
+    """Leave special tokens out of the decoded response."""
+    rollout_seed: int = 42
+    """Seed of the prompts' order and of sampling."""
+    rollout_timeout_s: Seconds = 3600
+    """Deadline of one step's rollout, seconds."""
+
+
+class RewardSection(SectionModel):
+    """How responses are scored."""
+
+    rm_type: str | None = None
+    """Reward, by name."""
+    custom_rm_path: str | None = None
+    """Reward, by `module:function`; takes the place of `rm_type`."""
+    rm_args: dict[str, Any] = {}
+    """Options of the reward: its keyword-only parameters."""
+    reward_key: str | None = None
+    """Which entry of a reward dict is the score."""
+    eval_reward_key: str | None = None
+    """Which entry of a reward dict is the evaluation score; `reward_key` when not given."""
+    group_rm: bool = False
+    """Score whole groups at once."""
+    reward_workers: Count = 1
+    """Worker processes for rewards that are not async."""
+    reward_timeout_s: Seconds = 30
+    """Deadline of one reward, seconds; a worker that misses it is killed."""
+    on_reward_error: Literal["stop", "drop"] = "stop"
+    """What a reward error does: stop the run, or drop the sample's group and count it."""
+    custom_reward_post_process_path: str | None = None
+    """Transform from rewards to credited numbers; the estimator's own when not given."""
+
+
+class AlgorithmSection(SectionModel):
+    """Which estimator, loss and reduction; their options are their own section's."""
+
+    advantage_estimator: str = "grpo"
+    """Advantage estimator."""
+    loss_type: str = "policy_loss"
+    """Loss."""
+    loss_reducer: str = "sample-mean"
+    """How token losses become one number."""
+    custom_advantage_function_path: str | None = None
+    """Estimator, by `module:function`; takes the place of `advantage_estimator`."""
+    custom_loss_function_path: str | None = None
+    """Loss, by `module:function`; takes the place of `loss_type`."""
+    custom_pg_loss_reducer_function_path: str | None = None
+    """Reducer, by `module:function`; takes the place of `loss_reducer`."""
+    calculate_per_token_loss: bool = False
+    """Same as `--loss-reducer token-mean`."""
+    advantage_args: dict[str, Any] = {}
+    """Options of the estimator, before those of its section."""
+    loss_args: dict[str, Any] = {}
+    """Options of the loss, before those of its section."""
+    reducer_args: dict[str, Any] = {}
+    """Options of the reducer, before those of its section."""
+    reward_transform_args: dict[str, Any] = {}
+    """Options of the reward transform, before those of its section."""
+
+
+class TrainSection(SectionModel):
+    """Optimisation, for whichever trainer is chosen."""
+
+    train_backend: str = "megatron"
+    """Trainer."""
+    global_batch_size: Count | None = None
+    """Executions of an optimizer step; all of a rollout when neither this nor `num_steps_per_rollout` is given."""
+    num_steps_per_rollout: Count | None = None
+    """Optimizer steps of a rollout; another way to give `global_batch_size`."""
+    max_tokens_per_gpu: Count = 4096
+    """Most tokens of a micro-batch; a longer sample gets a micro-batch of its own."""
+    bf16: bool = True
+    """Compute in bfloat16 with float32 master weights; float32 throughout when off."""
+    lr: Annotated[float, Ge(0)] = 1e-6
+    """Peak learning rate."""
+    min_lr: Annotated[float, Ge(0)] = 0.0
+    """Learning rate at the end of the decay."""
+    lr_decay_style: Literal["constant", "linear", "cosine"] = "constant"
+    """Shape of the learning rate after the warm-up."""
+    lr_warmup_iters: Annotated[int, Ge(0)] = 0
+    """Optimizer steps over which the learning rate rises from 0."""
+    lr_decay_iters: Count | None = None
+    """Optimizer steps over which the learning rate decays; the whole run when not given."""
+    weight_decay: Annotated[float, Ge(0)] = 0.0
+    """Weight decay of AdamW."""
+    adam_beta1: Annotated[float, Ge(0), Le(1)] = 0.9
+    """First AdamW decay rate."""
+    adam_beta2: Annotated[float, Ge(0), Le(1)] = 0.98
+    """Second AdamW decay rate."""
+    adam_eps: Annotated[float, Gt(0)] = 1e-8
+    """AdamW epsilon."""
+    clip_grad: Annotated[float, Ge(0)] = 1.0
+    """Largest gradient norm; 0 does not clip."""
+    use_rollout_logprobs: bool = False
+    """Take the engine's log-probs as those of the old policy."""
+    logprob_diff_limit: Annotated[float, Gt(0)] = 0.5
+    """Largest mean difference between rollout and trainer log-probs (nats) before the run stops."""
+    weight_sync_timeout_s: Seconds = 600
+    """Deadline of one weight sync, seconds."""
+    train_timeout_s: Seconds = 7200
+    """Deadline of one step's training, seconds."""
+
+
+class CheckpointSection(SectionModel):
+    """When the run is saved, and what is kept."""
+
+    save_interval: Count | None = None
+    """Steps between checkpoints; the last step is always saved when given."""
+    keep_checkpoints: Count = 2
+    """Newest checkpoints that are kept."""
+    load: str | None = None
+    """Run folder to start from, when this run has no checkpoint of its own."""
+
+
+class EvalSection(SectionModel):
+    """How the model is evaluated on held-out prompts."""
+
+    eval_interval: Count | None = None
+    """Steps between evaluations; the run's start and end are always evaluated when given."""
+    skip_eval_before_train: bool = False
+    """Do not evaluate at the start."""
+    eval_prompt_data: list[str] = []
+    """Alternating names and files of evaluation sets."""
+    eval_data_source_path: str | None = None
+    """Data source of the evaluation set, when it is not a file."""
+    eval_num_prompts: Count | None = None
+    """Prompts of the evaluation set that are used; all when not given."""
+    n_samples_per_eval_prompt: Count = 1
+    """Samples for each evaluation prompt; pass@k is reported for the powers of two up to it."""
+    eval_temperature: Annotated[float, Ge(0)] = 0.0
+    """Temperature; 0 is greedy."""
+    eval_top_p: Share = 1.0
+    """Nucleus of the sampling distribution."""
+    eval_top_k: int = -1
+    """Most likely tokens to sample from; -1 for all."""
+    eval_max_response_len: Count | None = None
+    """Most tokens of a response; `rollout_max_response_len` when not given."""
+    eval_pass_threshold: float = 1.0
+    """A sample with at least this reward counts as solved."""
+
+
+#: Sections of core, by table name.
+CORE_SECTIONS: dict[str, type[SectionModel]] = {
+    "run": RunSection,
+    "model": ModelSection,
+    "data": DataSection,
+    "rollout": RolloutSection,
+    "reward": RewardSection,
+    "algorithm": AlgorithmSection,
+    "train": TrainSection,
+    "checkpoint": CheckpointSection,
+    "eval": EvalSection,
+}
+
+#: Other spellings of flags, from the reference system's older guides.
+ALIASES = {
+    "prompt_key": "input_key",
+    "reward_fn_path": "custom_rm_path",
+    "rollout_generate_func_path": "custom_generate_function_path",
+}
