@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from slime_core.config.load import load_settings
-from slime_core.config.settings import Settings
-from slime_core.plugins.registry import Registry
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from slime_core.config.settings import Settings
+    from slime_core.plugins.registry import Registry
 
 
 def wants_help(argv: Sequence[str]) -> bool:
@@ -26,5 +29,15 @@ def read_settings(argv: Sequence[str], registry: Registry) -> Settings:
     Raises:
         ConfigError: carries every problem.
     """
+    from slime_core.config.load import load_settings
+
     recipes, flags = split(argv)
     return load_settings(recipes, flags, registry=registry)
+
+
+def wide_console() -> Console:
+    """Return a console on standard output that gives tables the room they need when the output is a file or a pipe."""
+    from rich.console import Console
+
+    console = Console(soft_wrap=True, highlight=False)
+    return console if console.is_terminal else Console(soft_wrap=True, highlight=False, width=200)

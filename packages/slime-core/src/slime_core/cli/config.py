@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from slime_core.cli.arguments import read_settings, wants_help
+from slime_core.cli.arguments import read_settings, wants_help, wide_console
 from slime_core.config.load import build_schema
 from slime_core.errors import ConfigError, Problem
 from slime_core.plugins.registry import Registry
@@ -41,7 +40,7 @@ def _show(registry: Registry, argv: list[str]) -> None:
             origin = settings.origin(name, field)
             style = "dim" if origin == "default" else ""
             table.add_row(f"{name}.{field}", escape(repr(value)), origin, style=style)
-    Console(soft_wrap=True).print(table)
+    wide_console().print(table)
 
 
 def _flags(registry: Registry) -> None:
@@ -53,6 +52,6 @@ def _flags(registry: Registry) -> None:
                 default = "(required)" if flag.info.is_required() else repr(flag.info.get_default(call_default_factory=True))
                 meaning = " ".join((flag.info.description or "").split())
                 table.add_row(flag.spelled, escape(default), escape(meaning))
-        console = Console(soft_wrap=True)
-        console.print(f"\n[bold]\\[{name}][/bold]  from {schema.owners[name]}", highlight=False)
+        console = wide_console()
+        console.print(f"\n[bold]\\[{name}][/bold]  from {schema.owners[name]}")
         console.print(table)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import inspect
 import json
 
-from rich.console import Console
 from rich.table import Table
 
-from slime_core.cli.arguments import wants_help
+from slime_core.cli.arguments import wants_help, wide_console
 from slime_core.errors import PluginError
 from slime_core.plugins.groups import GROUP_BY_NAME, GROUPS
 from slime_core.plugins.registry import HOOK_GROUP, Plugin, Registry
@@ -52,10 +51,10 @@ def _list(registry: Registry, rest: list[str]) -> int:
             shown = f"[red]{plugin.qualified}[/red] (name taken twice)" if clash else plugin.name
             flags = " ".join(GROUP_BY_NAME[group].flags[:1])
             table.add_row(group, shown, plugin.distribution, plugin.version, flags)
-    console = Console(soft_wrap=True)
+    console = wide_console()
     console.print(table)
     for distribution, why in registry.broken_hooks.items():
-        console.print(f"[red]{distribution}: {why}[/red]", highlight=False)
+        console.print(f"[red]{distribution}: {why}[/red]")
     return 0
 
 
@@ -72,16 +71,16 @@ def _show(registry: Registry, group: str, name: str) -> int:
 
 
 def _check(registry: Registry) -> int:
-    console = Console(soft_wrap=True)
+    console = wide_console()
     failures = dict(registry.broken_hooks)
     for plugin in (*registry.plugins(), *registry.plugins(HOOK_GROUP)):
         why = _failure(registry, plugin)
         if why is not None:
             failures[f"{plugin.group} {plugin.qualified}"] = why
         else:
-            console.print(f"[green]ok[/green]  {plugin.group} {plugin.qualified}", highlight=False)
+            console.print(f"[green]ok[/green]  {plugin.group} {plugin.qualified}")
     for what, why in failures.items():
-        console.print(f"[red]bad[/red] {what}: {why}", highlight=False)
+        console.print(f"[red]bad[/red] {what}: {why}")
     return 1 if failures else 0
 
 

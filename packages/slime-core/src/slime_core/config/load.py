@@ -109,6 +109,8 @@ def load_settings(
     origins: dict[tuple[str, str], str] = {}
     for recipe in recipes:
         _merge_recipe(recipe, schema, values, origins, problems, registry)
+    if any(problem.where in recipes for problem in problems):
+        raise ConfigError(problems)  # a recipe that cannot be read: what it would have set is not missing
     _merge_flags(arguments, schema, values, origins, problems)
     sections: dict[str, SectionModel] = {}
     for name, model in schema.models.items():
