@@ -55,7 +55,9 @@ class HfCheckpoint(Mapping[str, Tensor]):
         elif (self.folder / _SINGLE).is_file():
             self._file_of = dict.fromkeys(self._open(_SINGLE).keys(), _SINGLE)
         else:
-            raise CheckpointError(f"{self.folder}: found neither {_SINGLE} nor {_INDEX}; wanted a Hugging Face folder")
+            raise CheckpointError(
+                f"{self.folder}: found neither {_SINGLE} nor {_INDEX}; wanted a Hugging Face folder"
+            )
 
     def __getitem__(self, name: str) -> Tensor:
         """Return one tensor."""
@@ -78,7 +80,9 @@ class HfCheckpoint(Mapping[str, Tensor]):
     def _read_index(self, path: Path) -> dict[str, str]:
         weight_map = _read_json(path, CheckpointError).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
-            raise CheckpointError(f"{path}: weight_map: found {type(weight_map).__name__}; wanted name -> file")
+            raise CheckpointError(
+                f"{path}: weight_map: found {type(weight_map).__name__}; wanted name -> file"
+            )
         for file in sorted(set(weight_map.values())):
             promised = {name for name, where in weight_map.items() if where == file}
             missing = sorted(promised.difference(self._open(file).keys()))
@@ -96,7 +100,9 @@ class HfCheckpoint(Mapping[str, Tensor]):
         except FileNotFoundError as error:
             raise CheckpointError(f"{path}: missing, and {_INDEX} lists it; fetch it again") from error
         except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{path}: not a whole safetensors file ({error}); fetch it again") from error
+            raise CheckpointError(
+                f"{path}: not a whole safetensors file ({error}); fetch it again"
+            ) from error
         return handle
 
 
@@ -113,6 +119,7 @@ def write_weights(
     def write(shard: dict[str, Tensor]) -> None:
         path = folder / f"part-{len(files):05d}.safetensors"
         save_file(shard, path, metadata={"format": "pt"})
+        path.chmod(0o644)  # safetensors 0.8 makes it readable by its owner alone
         files.append((path, list(shard)))
 
     shard: dict[str, Tensor] = {}

@@ -59,13 +59,17 @@ class ModelFamily:
 
     def hf_shapes(self, architecture: Architecture) -> dict[str, Shape]:
         """Return Hugging Face name -> shape, for every tensor that a folder of this model must hold."""
-        return {name: shape for weight in self.weights(architecture).values() for name, shape in weight.hf.items()}
+        return {
+            name: shape for weight in self.weights(architecture).values() for name, shape in weight.hf.items()
+        }
 
     def shard(self, name: str, architecture: Architecture) -> Shard:
         """Return how tensor parallelism cuts the Megatron tensor `name`."""
         return self._weight(name, architecture).rule.shard
 
-    def to_megatron(self, hf: Mapping[str, Tensor], architecture: Architecture) -> Iterator[tuple[str, Tensor]]:
+    def to_megatron(
+        self, hf: Mapping[str, Tensor], architecture: Architecture
+    ) -> Iterator[tuple[str, Tensor]]:
         """Yield every Megatron tensor (name, unsharded tensor), reading `hf` lazily, one weight at a time.
 
         Raises:
@@ -85,7 +89,9 @@ class ModelFamily:
         weight = self._weight(name, architecture)
         missing = [hf_name for hf_name in weight.hf if hf_name not in hf]
         if missing:
-            raise CheckpointError(f"{self.model_type} weights: {_listing(missing)} missing; wanted for {name}")
+            raise CheckpointError(
+                f"{self.model_type} weights: {_listing(missing)} missing; wanted for {name}"
+            )
         return self._packed(weight, hf, architecture)
 
     def to_hf(self, name: str, tensor: Tensor, architecture: Architecture) -> Iterator[tuple[str, Tensor]]:
@@ -115,7 +121,11 @@ class ModelFamily:
             optional |= {hf for rule in self.rules if not rule.when(architecture) for hf, _ in rule.hf}
         missing, unknown = sorted(wanted - found), sorted(found - wanted - optional)
         if missing or unknown:
-            parts = [f"{_listing(names)} {what}" for names, what in ((missing, "missing"), (unknown, "unknown")) if names]
+            parts = [
+                f"{_listing(names)} {what}"
+                for names, what in ((missing, "missing"), (unknown, "unknown"))
+                if names
+            ]
             raise CheckpointError(
                 f"{self.model_type} weights: {'; '.join(parts)}; wanted the {len(wanted)} tensors of "
                 f"{architecture.num_layers} layers: config.json and the weights are not of one model"
@@ -145,7 +155,9 @@ class ModelFamily:
 @functools.lru_cache(maxsize=16)
 def _weights(family: ModelFamily, architecture: Architecture) -> Mapping[str, Weight]:
     weights: dict[str, Weight] = {}
-    groups: list[list[Rule]] = [[]]  # rules outside layers stand alone; those of a layer stay together, layer by layer
+    groups: list[list[Rule]] = [
+        []
+    ]  # rules outside layers stand alone; those of a layer stay together, layer by layer
     for rule in family.rules:
         if rule.when(architecture):
             if groups[-1] and (LAYER in rule.megatron) != (LAYER in groups[-1][-1].megatron):

