@@ -251,6 +251,7 @@ class Run:
         section = self.settings.section(RolloutSection)
         return SamplingParams(
             max_new_tokens=section.rollout_max_response_len,
+            min_new_tokens=section.rollout_min_new_tokens,
             temperature=section.rollout_temperature,
             top_p=section.rollout_top_p,
             top_k=section.rollout_top_k,
