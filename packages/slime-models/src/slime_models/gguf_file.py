@@ -105,7 +105,9 @@ def _tokenizer(reader: Any) -> Any:
 
     model, splitting = _field(reader, "tokenizer.ggml.model"), _field(reader, "tokenizer.ggml.pre")
     if (model, splitting) != ("gpt2", "smollm"):
-        raise DataError(f"GGUF file: tokenizer.ggml.model, .pre: found {model}, {splitting}; wanted gpt2, smollm")
+        raise DataError(
+            f"GGUF file: tokenizer.ggml.model, .pre: found {model}, {splitting}; wanted gpt2, smollm"
+        )
     tokens: list[str] = _field(reader, "tokenizer.ggml.tokens")
     merges = [tuple(merge.split(" ")) for merge in _field(reader, "tokenizer.ggml.merges")]
     tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))

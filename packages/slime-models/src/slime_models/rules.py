@@ -1,6 +1,6 @@
 """Rules between Hugging Face and Megatron weights: one table per family, read in both directions.
 
-A rule ties one Megatron tensor to the Hugging Face tensors that it holds. Each kind of rule is a `Layout`, the
+A rule ties one Megatron tensor to the Hugging Face tensors that it holds. Each kind of rule is a `Layout`, a
 pair of functions that pack and unpack; because a family lists its rules once, the two directions cannot
 disagree. Megatron names are those of megatron-core's local layer spec, with global layer numbers.
 """
@@ -95,7 +95,7 @@ def vocab(megatron: str, hf: str, *, when: Callable[[Architecture], bool] = alwa
 
 
 def fused_qkv(megatron: str, query: str, key: str, value: str, *, bias: bool = False) -> Rule:
-    """Query, key and value in one; per query group, the queries of its heads, then its key, then its value."""
+    """Query, key and value in one; per query group, its heads' queries, then its key, then its value."""
     rest: Dims = () if bias else ("hidden_size",)
     return Rule(
         megatron=megatron,
