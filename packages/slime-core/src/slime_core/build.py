@@ -32,6 +32,8 @@ class BuildContext:
     """Local Hugging Face folder of the model."""
     run_dir: Path
     """Folder of this run."""
+    evaluation: bool = False
+    """Whether the component is for evaluation: a data source then hands out its held-out prompts."""
 
     def section(self, section_type: type[SectionT]) -> SectionT:
         """Return the settings of the section that `section_type` declares."""

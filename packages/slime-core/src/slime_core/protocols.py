@@ -334,8 +334,25 @@ class TokenView:
         return (self.weights * values).sum()
 
 
+#: (options) -> the optional fields of `TokenView` that must be filled under these options.
+Needs = Callable[[Mapping[str, Any]], frozenset[str]]
+
+
+def needs_of(function: Callable[..., Any], options: Mapping[str, Any]) -> frozenset[str]:
+    """Return the optional `TokenView` fields that an estimator or a loss wants under `options`.
+
+    Asks the function's attribute `needs` (see `Needs`); a function without one wants none. `log_probs` always
+    goes to a loss and need not be named. A field that nobody wants may be left None, and its cost saved.
+    """
+    needs: Needs | None = getattr(function, "needs", None)
+    return frozenset() if needs is None else needs(options)
+
+
 class AdvantageEstimator(Protocol):
-    """Credits tokens. The attribute `reward_transform` names the reward transform it wants."""
+    """Credits tokens. The attribute `reward_transform` names the reward transform it wants.
+
+    An optional attribute `needs` says which optional fields of the view it reads (see `needs_of`).
+    """
 
     reward_transform: str
 
@@ -345,7 +362,11 @@ class AdvantageEstimator(Protocol):
 
 
 class LossFn(Protocol):
-    """The loss of some response tokens."""
+    """The loss of some response tokens.
+
+    An optional attribute `needs` says which optional fields of the view it reads (see `needs_of`): entropy
+    only with an entropy term, reference log-probs only with a KL term.
+    """
 
     def __call__(self, view: TokenView, advantages: Any, **options: Any) -> tuple[Any, Mapping[str, Any]]:
         """Return (scalar loss with gradient, metrics: name -> detached scalar), both reduced by `view.reduce`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from typing import Any
 
 from slime_core.errors import DeadlineError, WeightSyncError
@@ -65,15 +65,24 @@ async def sync_weights(trainer: Trainer, engine: RolloutEngine, *, version: str,
     transport = choose_transport(trainer, engine)
     plan = await engine.open_update(transport, version)
     try:
-        async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as tasks:
-            sending = tasks.create_task(trainer.send(plan))
-            receiving = tasks.create_task(engine.receive(plan))
+        async with asyncio.timeout(timeout_s):
+            sent, held = await _both(trainer.send(plan), engine.receive(plan))
     except TimeoutError as error:
         raise DeadlineError(f"weight sync to version {version} by {transport}: not done after {timeout_s:g} s") from error
-    except* WeightSyncError as errors:
-        raise WeightSyncError(str(errors.exceptions[0])) from errors
-    check_fingerprints(sending.result(), receiving.result(), version=version)
+    check_fingerprints(sent, held, version=version)
     return transport
+
+
+async def _both(
+    send: Coroutine[Any, Any, Fingerprint], receive: Coroutine[Any, Any, Fingerprint]
+) -> tuple[Fingerprint, Fingerprint]:
+    """Run both sides; when one fails, cancel the other and raise its error."""
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            sending, receiving = tasks.create_task(send), tasks.create_task(receive)
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return sending.result(), receiving.result()
 
 
 def check_fingerprints(sent: Fingerprint, held: Fingerprint, *, version: str) -> None:

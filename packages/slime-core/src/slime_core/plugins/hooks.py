@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pluggy
@@ -48,6 +49,16 @@ def slime_check_config(settings: Settings) -> Iterable[Problem]:  # type: ignore
 @hookspec
 def slime_environment() -> Mapping[str, str]:  # type: ignore[empty-body]  # as above
     """Return the versions of what this plugin needs (name -> version, or why it cannot be used), for `doctor`."""
+
+
+@hookspec(firstresult=True)
+def slime_resolve_model(name: str) -> Path | None:
+    """Return a local Hugging Face folder for a model's name, fetching it if need be; None if it is not yours."""
+
+
+@hookspec
+def slime_list_models() -> Iterable[tuple[str, str]]:  # type: ignore[empty-body]  # as above
+    """Return (name, one-line description) of the models that this plugin can fetch."""
 
 
 @hookspec

@@ -1,0 +1,288 @@
+"""Putting a run together from settings: every plugin by its name, then the newest checkpoint."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slime_core import checkpoint
+from slime_core.batching import make_batch
+from slime_core.build import BuildContext
+from slime_core.config.check import check_settings
+from slime_core.config.derive import batch_sizes, choices
+from slime_core.config.sections import (
+    AlgorithmSection,
+    CheckpointSection,
+    DataSection,
+    EvalSection,
+    ModelSection,
+    RewardSection,
+    RolloutSection,
+    RunSection,
+    TrainSection,
+)
+from slime_core.config.settings import Settings
+from slime_core.errors import CheckpointError, ConfigError, PluginError, Problem
+from slime_core.plugins.bind import bind, choose_options
+from slime_core.plugins.registry import Registry
+from slime_core.protocols import DataSource, TokenView, needs_of
+from slime_core.rewards.pool import RewardPool
+from slime_core.run import Run, failed_group
+from slime_core.rundir import RunDir
+from slime_core.sample import Group
+
+logger = logging.getLogger(__name__)
+
+
+def resolve_model(name: str, registry: Registry) -> Path:
+    """Return the local folder of a model: the folder itself, or what an installed plugin fetches.
+
+    Raises:
+        ConfigError: there is no such folder and no plugin knows the name.
+    """
+    if Path(name).is_dir():
+        return Path(name)
+    path: Path | None = registry.hooks.slime_resolve_model(name=name)
+    if path is None:
+        known = ", ".join(known for answer in registry.hooks.slime_list_models() for known, _ in answer)
+        raise ConfigError(
+            [Problem("model.hf_checkpoint", repr(name), f"a Hugging Face folder, or one of: {known or '(install slime-models)'}")]
+        )
+    return path
+
+
+def resolve_function(
+    settings: Settings, registry: Registry, group: str, reference: str, *, where: str, explicit: dict[str, Any]
+) -> Callable[..., Any]:
+    """Return a plugin function with its options bound from its `*_args` table and its distribution's sections."""
+    plugin = registry.find(group, reference)
+    function = registry.load(plugin)
+    if not callable(function):
+        raise PluginError(f"{group}: {reference!r} ({plugin.value}) is {type(function).__name__}; wanted a callable")
+    options = choose_options(
+        function, where=where, explicit=explicit, section=settings.section_of(plugin.distribution)
+    )
+    return bind(function, options)
+
+
+async def assemble(settings: Settings, registry: Registry) -> Run:
+    """Check the settings, build and start every part, and go to the newest checkpoint.
+
+    Raises:
+        ConfigError: carries every problem that can be known before anything starts.
+        SlimeError: a part cannot be built, or the checkpoint does not fit.
+    """
+    problems = check_settings(settings, registry)
+    if problems:
+        raise ConfigError(problems)
+    run_section = settings.section(RunSection)
+    build = make_build(settings, registry)
+    source: DataSource = registry.resolve("slime.sources", settings.section(DataSection).data_source_path)(build)
+    eval_source = _eval_source(settings, registry, build)
+    num_steps = _num_steps(settings, source)
+    scorer = reward_pool(settings, registry)
+    functions = _functions(settings, registry)
+    run_dir = RunDir(build.run_dir)
+    run = Run(
+        settings=settings,
+        registry=registry,
+        run_dir=run_dir,
+        tokenizer=build.tokenizer,
+        source=source,
+        eval_source=eval_source,
+        eval_start=eval_source.state() if eval_source is not None else {},
+        buffer=registry.resolve("slime.buffers", settings.section(DataSection).buffer)(build),
+        engine=registry.resolve("slime.engines", settings.section(RolloutSection).rollout_engine)(build),
+        trainer=registry.resolve("slime.trainers", settings.section(TrainSection).train_backend)(build),
+        scorer=scorer,
+        trackers=[registry.resolve("slime.trackers", name)(build) for name in run_section.tracker],
+        sizes=batch_sizes(settings),
+        num_steps=num_steps,
+        **functions,
+    )
+    run_dir.create(overwrite=run_section.overwrite)  # after everything that can refuse: nothing half-written
+    run_dir.write_text("config.toml", settings.to_toml())
+    run_dir.write_json("plugins.lock.json", registry.lock())
+    return run
+
+
+async def start(run: Run) -> None:
+    """Start every part of an assembled run, and restore its newest checkpoint."""
+    found = _find_checkpoint(run)
+    await run.trainer.start()
+    await run.engine.start()
+    if run.scorer is not None:
+        await run.scorer.start()
+    if found is not None:
+        await restore(run, found)
+    checkpoint.clean(run.run_dir.checkpoints)
+    run.run_dir.rewind(run.start_step)
+
+
+async def restore(run: Run, found: checkpoint.Checkpoint) -> None:
+    """Go to the state of a checkpoint.
+
+    Raises:
+        CheckpointError: it is of another model, other data, or incomplete.
+    """
+    state = found.state()
+    await run.trainer.load(found.trainer)
+    try:
+        run.source.restore(state["source"])
+        run.buffer.restore(state["buffer"])
+        run.eval_before, run.eval_after = state["eval_before"], state["eval_after"]
+        run.wall_before_s = float(state["wall_s"])
+    except KeyError as error:
+        raise CheckpointError(f"{found.path}: its state has no {error}; wanted a checkpoint of this version") from error
+    run.start_step = run.done_steps = found.next_step
+    logger.info("resumed from %s: next step is %d", found.path, found.next_step)
+
+
+def make_build(settings: Settings, registry: Registry, *, evaluation: bool = False) -> BuildContext:
+    """Resolve model and tokenizer, and return what the factories build from."""
+    run, model = settings.section(RunSection), settings.section(ModelSection)
+    path = resolve_model(model.hf_checkpoint, registry)
+    return BuildContext(
+        settings=settings,
+        registry=registry,
+        tokenizer=registry.resolve("slime.tokenizers", model.tokenizer)(path),
+        model_path=path,
+        run_dir=Path(run.output_dir) / run.run_name,
+        evaluation=evaluation,
+    )
+
+
+def reward_pool(settings: Settings, registry: Registry) -> RewardPool | None:
+    """Return the pool that scores samples with the chosen reward; None when no reward is chosen."""
+    section, picked = settings.section(RewardSection), choices(settings)
+    if picked.reward is None:
+        return None
+    plugin = registry.find(picked.reward_group, picked.reward)
+    options = choose_options(
+        registry.load(plugin),
+        where="reward.rm_args",
+        explicit=section.rm_args,
+        section=settings.section_of(plugin.distribution),
+    )
+    return RewardPool(plugin.value, options, workers=section.reward_workers, timeout_s=section.reward_timeout_s)
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """What a trainer computes with, options bound."""
+
+    estimator: Callable[[TokenView], tuple[Any, Any]]
+    """View -> (advantages, returns); see `protocols.AdvantageEstimator`."""
+    loss: Callable[[TokenView, Any], tuple[Any, Mapping[str, Any]]]
+    """(View, advantages) -> (loss, metrics); see `protocols.LossFn`."""
+    needs: frozenset[str]
+    """Optional fields of `TokenView` that the two read."""
+    reward_transform: str
+    """Reward transform that the estimator wants."""
+
+
+def algorithm(settings: Settings, registry: Registry) -> Algorithm:
+    """Return the chosen estimator and loss; every trainer calls this.
+
+    Raises:
+        PluginError: one does not import, is not callable, or does not take its options.
+    """
+    section, picked = settings.section(AlgorithmSection), choices(settings)
+    bound, needs = [], frozenset[str]()
+    for group, reference, where, explicit in (
+        ("slime.advantages", picked.advantage, "algorithm.advantage_args", section.advantage_args),
+        ("slime.losses", picked.loss, "algorithm.loss_args", section.loss_args),
+    ):
+        function = resolve_function(settings, registry, group, reference, where=where, explicit=explicit)
+        needs |= needs_of(function, getattr(function, "keywords", {}))
+        bound.append(function)
+    estimator, loss = bound
+    if not hasattr(estimator, "reward_transform"):
+        raise PluginError(
+            f"slime.advantages: {picked.advantage!r} does not say which rewards it wants; set its attribute "
+            "`reward_transform` to the name of a reward transform, such as 'group-norm' or 'raw'"
+        )
+    return Algorithm(estimator, loss, needs, estimator.reward_transform)
+
+
+def _functions(settings: Settings, registry: Registry) -> dict[str, Any]:
+    section, rollout, picked = settings.section(AlgorithmSection), settings.section(RolloutSection), choices(settings)
+    resolve = functools.partial(resolve_function, settings, registry)
+    transform = resolve(
+        "slime.reward_transforms",
+        settings.section(RewardSection).custom_reward_post_process_path or algorithm(settings, registry).reward_transform,
+        where="algorithm.reward_transform_args",
+        explicit=section.reward_transform_args,
+    )
+    reducer = resolve("slime.reducers", picked.reducer, where="algorithm.reducer_args", explicit=section.reducer_args)
+    return {
+        "rollout_fn": registry.resolve("slime.rollouts", rollout.rollout_function_path),
+        "generate": registry.resolve("slime.generators", rollout.custom_generate_function_path),
+        "drop_reason": _drop_reason(settings, registry),
+        "make_batch": functools.partial(
+            make_batch,
+            global_batch_size=batch_sizes(settings).global_batch_size,
+            temperature=rollout.rollout_temperature,
+            transform=transform,
+            reducer=reducer,
+            reward_key=settings.section(RewardSection).reward_key,
+        ),
+    }
+
+
+def _drop_reason(settings: Settings, registry: Registry) -> Callable[[Group], str | None]:
+    rollout = settings.section(RolloutSection)
+    path = rollout.dynamic_sampling_filter_path
+    keep: Callable[[Group], str | None] = lambda group: None  # noqa: E731  # the filter that keeps everything
+    if path is not None:
+        explicit = dict(rollout.filter_args)
+        key = settings.section(RewardSection).reward_key
+        function = registry.resolve("slime.filters", path)
+        if key is not None and "reward_key" in inspect.signature(function).parameters:
+            explicit.setdefault("reward_key", key)
+        keep = resolve_function(settings, registry, "slime.filters", path, where="rollout.filter_args", explicit=explicit)
+    return lambda group: "reward_error" if failed_group(group) else keep(group)
+
+
+def _eval_source(settings: Settings, registry: Registry, build: BuildContext) -> DataSource | None:
+    section = settings.section(EvalSection)
+    if section.eval_interval is None:
+        return None
+    held_out = BuildContext(
+        settings=settings,
+        registry=registry,
+        tokenizer=build.tokenizer,
+        model_path=build.model_path,
+        run_dir=build.run_dir,
+        evaluation=True,
+    )
+    source: DataSource = registry.resolve("slime.sources", section.eval_data_source_path or "file")(held_out)
+    return source
+
+
+def _num_steps(settings: Settings, source: DataSource) -> int:
+    run = settings.section(RunSection)
+    if run.num_rollout is not None:
+        return run.num_rollout
+    size = settings.section(RolloutSection).rollout_batch_size
+    steps = (run.num_epoch or 1) * len(source) // size
+    if steps < 1:
+        raise ConfigError(
+            [Problem("run.num_epoch", f"{run.num_epoch} of {len(source)} prompts", f"at least one step of {size} prompts")]
+        )
+    return steps
+
+
+def _find_checkpoint(run: Run) -> checkpoint.Checkpoint | None:
+    found = checkpoint.latest(run.run_dir.checkpoints)
+    load = run.settings.section(CheckpointSection).load
+    if found is None and load is not None:
+        found = checkpoint.latest(Path(load) / "checkpoints") or checkpoint.latest(Path(load))
+        if found is None:
+            raise CheckpointError(f"checkpoint.load: {load} holds no checkpoint; wanted a run folder with checkpoints/")
+    return found

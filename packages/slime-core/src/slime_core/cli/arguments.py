@@ -1,0 +1,43 @@
+"""What the subcommands share: recipes and flags from the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from slime_core.config.settings import Settings
+    from slime_core.plugins.registry import Registry
+
+
+def wants_help(argv: Sequence[str]) -> bool:
+    """Say whether help is asked for."""
+    return "--help" in argv or "-h" in argv
+
+
+def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return (recipes, flags): the words before the first flag, and the rest."""
+    first = next((i for i, word in enumerate(argv) if word.startswith("--")), len(argv))
+    return list(argv[:first]), list(argv[first:])
+
+
+def read_settings(argv: Sequence[str], registry: Registry) -> Settings:
+    """Read settings from `RECIPE... [--flag value]...`.
+
+    Raises:
+        ConfigError: carries every problem.
+    """
+    from slime_core.config.load import load_settings
+
+    recipes, flags = split(argv)
+    return load_settings(recipes, flags, registry=registry)
+
+
+def wide_console() -> Console:
+    """Return a console on standard output that gives tables the room they need when the output is a file or a pipe."""
+    from rich.console import Console
+
+    console = Console(soft_wrap=True, highlight=False)
+    return console if console.is_terminal else Console(soft_wrap=True, highlight=False, width=200)

@@ -1,0 +1,111 @@
+"""`slime check`: everything about a recipe that can be known without starting it."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+
+from rich.console import Console
+
+from slime_core.assemble import algorithm, make_build, reward_pool
+from slime_core.cli.arguments import read_settings, wants_help
+from slime_core.config.check import check_settings, chosen
+from slime_core.config.derive import batch_sizes
+from slime_core.config.sections import DataSection, EvalSection, RewardSection, RolloutSection, TrainSection
+from slime_core.config.settings import Settings
+from slime_core.errors import ConfigError, DataError
+from slime_core.plugins.registry import Registry
+from slime_core.protocols import DataSource
+from slime_core.rewards.results import RewardFailure
+from slime_core.sample import Sample, Status
+
+HELP = """usage: slime check RECIPE.toml ... [--flag value ...]
+
+Checks that names resolve and import, files parse, prompts fit, batch sizes multiply out, and that the
+reward gives gold answers full marks. Starts no engine and no trainer. Exit status 2 if something is wrong."""
+
+#: Prompts that are looked at.
+PROMPTS = 32
+#: Ways to write a gold answer that a reward may expect.
+FORMS = ("{label}", "\\boxed{{{label}}}", "Answer: {label}")
+
+
+def main(argv: list[str]) -> int:
+    """Run the subcommand."""
+    if wants_help(argv):
+        print(HELP)
+        return 0
+    console = Console(soft_wrap=True, highlight=False)
+    registry = Registry.from_environment()
+    settings = read_settings(argv, registry)
+    problems = check_settings(settings, registry)
+    if problems:
+        raise ConfigError(problems)
+    console.print("[green]ok[/green]  settings")
+    for _, group, reference in chosen(settings):
+        registry.resolve(group, reference)
+    algorithm(settings, registry)
+    console.print("[green]ok[/green]  every plugin imports, and its options fit")
+    sizes = batch_sizes(settings)
+    console.print(
+        f"[green]ok[/green]  {sizes.rollout_batch_size} prompts x {sizes.n_samples_per_prompt} samples = "
+        f"{sizes.global_batch_size} x {sizes.num_steps_per_rollout} optimizer steps"
+    )
+    build = make_build(settings, registry)
+    source: DataSource = registry.resolve("slime.sources", settings.section(DataSection).data_source_path)(build)
+    section = settings.section(EvalSection)
+    if section.eval_interval is not None:
+        held_out = registry.resolve("slime.sources", section.eval_data_source_path or "file")(
+            dataclasses.replace(build, evaluation=True)
+        )
+        console.print(f"[green]ok[/green]  {len(held_out)} held-out prompts")
+    samples = [group[0] for group in source.take(min(PROMPTS, len(source) or PROMPTS))]
+    _lengths(console, settings, samples, len(source))
+    return asyncio.run(_gold(console, settings, registry, samples))
+
+
+def _lengths(console: Console, settings: Settings, samples: list[Sample], total: int) -> None:
+    rollout = settings.section(RolloutSection)
+    longest = max(len(sample.tokens) for sample in samples)
+    needed = longest + rollout.rollout_max_response_len
+    if rollout.rollout_max_context_len is not None and needed > rollout.rollout_max_context_len:
+        raise DataError(
+            f"a prompt of {longest} tokens and a response of {rollout.rollout_max_response_len} make {needed}; "
+            f"rollout.rollout_max_context_len is {rollout.rollout_max_context_len}"
+        )
+    limit = settings.section(TrainSection).max_tokens_per_gpu
+    packed = "fits" if needed <= limit else "gets a micro-batch of its own, over"
+    console.print(
+        f"[green]ok[/green]  {total} prompts; of the first {len(samples)} the longest has {longest} tokens, "
+        f"with its response it {packed} max_tokens_per_gpu {limit}"
+    )
+
+
+async def _gold(console: Console, settings: Settings, registry: Registry, samples: list[Sample]) -> int:
+    """Say whether the reward gives each label, written as an answer, full marks."""
+    labelled = [sample for sample in samples if sample.label is not None]
+    pool = reward_pool(settings, registry)
+    if pool is None or not labelled or settings.section(RewardSection).group_rm:
+        return 0
+    key, threshold = settings.section(RewardSection).reward_key, settings.section(EvalSection).eval_pass_threshold
+    await pool.start()
+    try:
+        for form in FORMS:
+            for sample in labelled:
+                sample.response, sample.status = form.format(label=sample.label), Status.COMPLETED
+            results = await asyncio.gather(*(pool.score(sample) for sample in labelled))
+            passed = 0
+            for sample, result in zip(labelled, results, strict=True):
+                if not isinstance(result, RewardFailure):
+                    sample.reward = result.value
+                    passed += sample.reward_value(key) >= threshold
+            if passed == len(labelled):
+                console.print(f"[green]ok[/green]  the reward accepts all {passed} gold answers written as {form!r}")
+                return 0
+        console.print(
+            f"[yellow]warning[/yellow]  in no form did the reward accept all gold answers; {labelled[0].name} has the "
+            f"label {labelled[0].label!r}; look at it with the reward's own documentation"
+        )
+    finally:
+        await pool.close()
+    return 0

@@ -1,0 +1,57 @@
+"""`slime config`: resolved settings with their origins, and the table of all flags."""
+
+from __future__ import annotations
+
+from rich.markup import escape
+from rich.table import Table
+
+from slime_core.cli.arguments import read_settings, wants_help, wide_console
+from slime_core.config.load import build_schema
+from slime_core.errors import ConfigError, Problem
+from slime_core.plugins.registry import Registry
+
+HELP = """usage: slime config [show RECIPE.toml ... [--flag value ...] | flags]
+
+  show    every value and where it came from
+  flags   every flag: section, default, meaning"""
+
+
+def main(argv: list[str]) -> int:
+    """Run the subcommand."""
+    if wants_help(argv) or not argv:
+        print(HELP)
+        return 0
+    verb, *rest = argv
+    registry = Registry.from_environment()
+    if verb == "show":
+        _show(registry, rest)
+    elif verb == "flags" and not rest:
+        _flags(registry)
+    else:
+        raise ConfigError([Problem("slime config", repr(" ".join(argv)), "show RECIPE.toml ..., or flags")])
+    return 0
+
+
+def _show(registry: Registry, argv: list[str]) -> None:
+    settings = read_settings(argv, registry)
+    table = Table("setting", "value", "from", box=None, pad_edge=False, header_style="bold")
+    for name, section in settings.sections.items():
+        for field, value in section.model_dump().items():
+            origin = settings.origin(name, field)
+            style = "dim" if origin == "default" else ""
+            table.add_row(f"{name}.{field}", escape(repr(value)), origin, style=style)
+    wide_console().print(table)
+
+
+def _flags(registry: Registry) -> None:
+    schema = build_schema(registry)
+    for name in schema.models:
+        table = Table("flag", "default", "meaning", box=None, pad_edge=False, header_style="bold")
+        for flag in schema.flags.values():
+            if flag.table == name:
+                default = "(required)" if flag.info.is_required() else repr(flag.info.get_default(call_default_factory=True))
+                meaning = " ".join((flag.info.description or "").split())
+                table.add_row(flag.spelled, escape(default), escape(meaning))
+        console = wide_console()
+        console.print(f"\n[bold]\\[{name}][/bold]  from {schema.owners[name]}")
+        console.print(table)

@@ -1,0 +1,76 @@
+"""The `slime` command: a table of subcommands, each imported only when it is called."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+
+#: Command -> (module, one-line help). Static, so that `slime --help` imports nothing.
+COMMANDS = {
+    "train": ("slime_core.cli.train", "train a model from a recipe; run it again to resume"),
+    "eval": ("slime_core.cli.evaluate", "evaluate a model, or a run's newest checkpoint, on held-out prompts"),
+    "check": ("slime_core.cli.check", "check a recipe and its data without starting anything"),
+    "plugins": ("slime_core.cli.plugins", "list, show and check installed plugins"),
+    "config": ("slime_core.cli.config", "show resolved settings, or all flags"),
+    "models": ("slime_core.cli.models", "list and fetch models"),
+    "bench": ("slime_core.cli.bench", "run a benchmark"),
+    "doctor": ("slime_core.cli.doctor", "say what is installed, what fits, and what is missing"),
+}
+
+
+def main() -> None:
+    """Run the command line and exit with its status: 0 done, 1 failed while running, 2 bad input."""
+    try:
+        status = run(sys.argv[1:])
+    except KeyboardInterrupt:
+        print("interrupted; the same command resumes from the last checkpoint", file=sys.stderr)
+        status = 130
+    except BrokenPipeError:
+        sys.stderr.close()
+        os._exit(141)  # the reader went away: like a program that SIGPIPE ended, without a traceback at exit
+    sys.exit(status)
+
+
+def run(argv: list[str]) -> int:
+    """Run one subcommand; returns the exit status."""
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0 if argv else 2
+    if argv[0] in ("-V", "--version"):
+        from importlib.metadata import version
+
+        print(f"slime-core {version('slime-core')}")
+        return 0
+    name, *rest = argv
+    if name not in COMMANDS:
+        import difflib
+
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        print(f"slime: no command is named {name!r}{hint}\n\n{usage()}", file=sys.stderr)
+        return 2
+    module = importlib.import_module(COMMANDS[name][0])
+    from slime_core.errors import SlimeError, exit_status
+
+    try:
+        status: int = module.main(rest)
+    except SlimeError as error:
+        print(f"slime {name}: {type(error).__name__}\n{_indent(str(error))}", file=sys.stderr)
+        return exit_status(error)
+    return status
+
+
+def usage() -> str:
+    """Return the help text."""
+    rows = "\n".join(f"  {name:<9}{summary}" for name, (_, summary) in COMMANDS.items())
+    return (
+        "usage: slime COMMAND [ARGUMENTS]\n\n"
+        "RL post-training for language models: roll out, score, train, sync, again.\n\n"
+        f"commands:\n{rows}\n\n"
+        "`slime COMMAND --help` tells more about a command; `slime config flags` lists every setting."
+    )
+
+
+def _indent(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.splitlines())

@@ -1,0 +1,99 @@
+"""`slime plugins`: what is installed, by group."""
+
+from __future__ import annotations
+
+import inspect
+import json
+
+from rich.table import Table
+
+from slime_core.cli.arguments import wants_help, wide_console
+from slime_core.errors import PluginError
+from slime_core.plugins.groups import GROUP_BY_NAME, GROUPS
+from slime_core.plugins.registry import HOOK_GROUP, Plugin, Registry
+
+HELP = """usage: slime plugins [list [GROUP] [--json] | show GROUP NAME | check]
+
+  list    every plugin by group; imports hook modules only, and shows those that fail in red
+  show    what one plugin is, how it is called, and its options
+  check   import every plugin; exit status 1 if one fails
+
+The environment variable SLIME_PLUGINS names the distributions that may provide plugins (comma-separated)."""
+
+
+def main(argv: list[str]) -> int:
+    """Run the subcommand."""
+    if wants_help(argv):
+        print(HELP)
+        return 0
+    verb, *rest = argv or ["list"]
+    registry = Registry.from_environment()
+    if verb == "list":
+        return _list(registry, rest)
+    if verb == "show" and len(rest) == 2:
+        return _show(registry, *rest)
+    if verb == "check" and not rest:
+        return _check(registry)
+    raise PluginError(f"slime plugins: found {' '.join(argv)!r}; wanted list, show GROUP NAME, or check")
+
+
+def _list(registry: Registry, rest: list[str]) -> int:
+    groups = [_group(word) for word in rest if word != "--json"] or [group.name for group in GROUPS]
+    if "--json" in rest:
+        rows = [vars(plugin) for group in groups for plugin in registry.plugins(group)]
+        print(json.dumps({"plugins": rows, "broken_hooks": dict(registry.broken_hooks)}, indent=2))
+        return 0
+    table = Table("group", "name", "distribution", "version", "chosen by", box=None, pad_edge=False, header_style="bold")
+    for group in groups:
+        names = [plugin.name for plugin in registry.plugins(group)]
+        for plugin in registry.plugins(group):
+            clash = names.count(plugin.name) > 1
+            shown = f"[red]{plugin.qualified}[/red] (name taken twice)" if clash else plugin.name
+            flags = " ".join(GROUP_BY_NAME[group].flags[:1])
+            table.add_row(group, shown, plugin.distribution, plugin.version, flags)
+    console = wide_console()
+    console.print(table)
+    for distribution, why in registry.broken_hooks.items():
+        console.print(f"[red]{distribution}: {why}[/red]")
+    return 0
+
+
+def _show(registry: Registry, group: str, name: str) -> int:
+    plugin = registry.find(_group(group), name)
+    value = registry.load(plugin)
+    about = GROUP_BY_NAME[plugin.group]
+    origin = f"{plugin.distribution} {plugin.version}" if plugin.distribution else "an import reference"
+    print(f"{plugin.qualified}: {about.summary}\nfrom {origin}, {plugin.value}\ncalled as {about.contract}")
+    if callable(value):
+        print(f"signature {inspect.signature(value)}")
+    print(f"\n{inspect.getdoc(value) or '(no docstring)'}")
+    return 0
+
+
+def _check(registry: Registry) -> int:
+    console = wide_console()
+    failures = dict(registry.broken_hooks)
+    for plugin in (*registry.plugins(), *registry.plugins(HOOK_GROUP)):
+        why = _failure(registry, plugin)
+        if why is not None:
+            failures[f"{plugin.group} {plugin.qualified}"] = why
+        else:
+            console.print(f"[green]ok[/green]  {plugin.group} {plugin.qualified}")
+    for what, why in failures.items():
+        console.print(f"[red]bad[/red] {what}: {why}")
+    return 1 if failures else 0
+
+
+def _failure(registry: Registry, plugin: Plugin) -> str | None:
+    try:
+        value = registry.load(plugin)
+    except PluginError as error:
+        return str(error)
+    return None if inspect.getdoc(value) else "has no docstring"
+
+
+def _group(word: str) -> str:
+    name = word if word.startswith("slime.") else f"slime.{word}"
+    if name not in GROUP_BY_NAME:
+        raise PluginError(f"no such group: {word!r}; groups are {', '.join(GROUP_BY_NAME)}")
+    return name

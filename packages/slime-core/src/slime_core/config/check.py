@@ -1,0 +1,106 @@
+"""Checks across settings. They return problems and change nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from slime_core.config.derive import batch_sizes, choices
+from slime_core.config.sections import (
+    AlgorithmSection,
+    DataSection,
+    EvalSection,
+    ModelSection,
+    RewardSection,
+    RolloutSection,
+    RunSection,
+    TrainSection,
+)
+from slime_core.config.settings import Settings
+from slime_core.errors import ConfigError, PluginError, Problem
+from slime_core.plugins.registry import Registry
+
+
+def check_settings(settings: Settings, registry: Registry) -> list[Problem]:
+    """Return everything that is wrong and can be known without starting anything."""
+    problems: list[Problem] = []
+    for check in (batch_sizes, choices):
+        problems += _caught(lambda check=check: check(settings))  # type: ignore[misc]  # the default binds the loop variable
+    problems += _lengths(settings)
+    problems += _required(settings)
+    if not problems:
+        problems += _names(settings, registry)
+    for answer in registry.hooks.slime_check_config(settings=settings):
+        problems += answer
+    return problems
+
+
+def chosen(settings: Settings) -> Iterator[tuple[str, str, str]]:
+    """Yield (setting, group, reference) for everything that is chosen by name."""
+    run, model = settings.section(RunSection), settings.section(ModelSection)
+    data, rollout = settings.section(DataSection), settings.section(RolloutSection)
+    evaluation, picked = settings.section(EvalSection), choices(settings)
+    yield "run.loop", "slime.loops", run.loop
+    yield "run.launcher", "slime.launchers", run.launcher
+    for tracker in run.tracker:
+        yield "run.tracker", "slime.trackers", tracker
+    yield "model.tokenizer", "slime.tokenizers", model.tokenizer
+    yield "data.data_source_path", "slime.sources", data.data_source_path
+    yield "data.buffer", "slime.buffers", data.buffer
+    yield "rollout.rollout_engine", "slime.engines", rollout.rollout_engine
+    yield "rollout.rollout_function_path", "slime.rollouts", rollout.rollout_function_path
+    yield "rollout.custom_generate_function_path", "slime.generators", rollout.custom_generate_function_path
+    if rollout.dynamic_sampling_filter_path is not None:
+        yield "rollout.dynamic_sampling_filter_path", "slime.filters", rollout.dynamic_sampling_filter_path
+    if picked.reward is not None:
+        yield "reward.rm_type", picked.reward_group, picked.reward
+    yield "train.train_backend", "slime.trainers", settings.section(TrainSection).train_backend
+    yield "algorithm.advantage_estimator", "slime.advantages", picked.advantage
+    yield "algorithm.loss_type", "slime.losses", picked.loss
+    yield "algorithm.loss_reducer", "slime.reducers", picked.reducer
+    if evaluation.eval_data_source_path is not None:
+        yield "eval.eval_data_source_path", "slime.sources", evaluation.eval_data_source_path
+
+
+def _names(settings: Settings, registry: Registry) -> Iterator[Problem]:
+    broken = registry.broken_hooks
+    for setting, group, reference in chosen(settings):
+        try:
+            plugin = registry.find(group, reference)
+        except PluginError as error:
+            table, _, field = setting.partition(".")
+            yield Problem(f"{setting} ({settings.origin(table, field)})", repr(reference), str(error))
+            continue
+        if plugin.distribution in broken:
+            yield Problem(setting, f"{reference!r} of {plugin.distribution}", "a plugin that imports", broken[plugin.distribution])
+
+
+def _lengths(settings: Settings) -> Iterator[Problem]:
+    rollout, data = settings.section(RolloutSection), settings.section(DataSection)
+    context, prompt = rollout.rollout_max_context_len, data.rollout_max_prompt_len
+    if context is not None and prompt is not None and prompt > context - 1:
+        yield Problem(
+            "data.rollout_max_prompt_len", f"{prompt} with rollout.rollout_max_context_len {context}", f"at most {context - 1}"
+        )
+
+
+def _required(settings: Settings) -> Iterator[Problem]:
+    run, data, evaluation = settings.section(RunSection), settings.section(DataSection), settings.section(EvalSection)
+    if run.num_rollout is None and run.num_epoch is None:
+        yield Problem("run.num_rollout", "nothing", "the number of steps", "give --num-rollout or --num-epoch")
+    if data.data_source_path == "file" and data.prompt_data is None:
+        yield Problem("data.prompt_data", "nothing", "a JSONL or Parquet file", "give --prompt-data, or another --data-source-path")
+    if evaluation.eval_interval is not None and not evaluation.eval_prompt_data and evaluation.eval_data_source_path is None:
+        yield Problem("eval.eval_interval", "no evaluation set", "eval.eval_prompt_data or eval.eval_data_source_path")
+    if len(evaluation.eval_prompt_data) % 2:
+        yield Problem("eval.eval_prompt_data", f"{len(evaluation.eval_prompt_data)} words", "name path [name path ...]")
+    reward = settings.section(RewardSection)
+    if settings.section(AlgorithmSection).loss_type != "sft_loss" and not (reward.rm_type or reward.custom_rm_path):
+        yield Problem("reward.rm_type", "nothing", "a reward", "give --rm-type or --custom-rm-path")
+
+
+def _caught(function: Callable[[], object]) -> Iterable[Problem]:
+    try:
+        function()
+    except ConfigError as error:
+        return error.problems
+    return ()

@@ -1,0 +1,106 @@
+"""Values that follow from settings, built by pure functions; settings themselves are never changed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from slime_core.config.sections import AlgorithmSection, RewardSection, RolloutSection, TrainSection
+from slime_core.config.settings import Settings
+from slime_core.errors import ConfigError, Problem
+
+
+@dataclass(frozen=True)
+class BatchSizes:
+    """How many samples where. rollout_batch_size x n_samples_per_prompt = global_batch_size x num_steps_per_rollout."""
+
+    rollout_batch_size: int
+    """Prompts of a step."""
+    n_samples_per_prompt: int
+    """Samples of a prompt."""
+    global_batch_size: int
+    """Executions of an optimizer step."""
+    num_steps_per_rollout: int
+    """Optimizer steps of a step."""
+    over_sampling_batch_size: int
+    """Prompts taken in each wave of sampling."""
+
+
+def batch_sizes(settings: Settings) -> BatchSizes:
+    """Work out the batch sizes.
+
+    Raises:
+        ConfigError: they do not multiply out; the message holds the equation with its numbers.
+    """
+    rollout, train = settings.section(RolloutSection), settings.section(TrainSection)
+    prompts, n = rollout.rollout_batch_size, rollout.n_samples_per_prompt
+    samples = prompts * n
+    steps = train.num_steps_per_rollout or 1
+    if train.global_batch_size is not None:
+        size = train.global_batch_size
+        steps = train.num_steps_per_rollout or max(1, samples // size)
+    else:
+        size = samples // steps
+    problems = []
+    if size * steps != samples:
+        problems.append(
+            Problem(
+                "rollout.rollout_batch_size x rollout.n_samples_per_prompt = "
+                "train.global_batch_size x train.num_steps_per_rollout",
+                f"{prompts} x {n} = {samples}, and {size} x {steps} = {size * steps}",
+                "equal products",
+                f"set --global-batch-size to a divisor of {samples}",
+            )
+        )
+    over = rollout.over_sampling_batch_size or prompts
+    if over < prompts:
+        problems.append(
+            Problem(
+                "rollout.over_sampling_batch_size",
+                str(over),
+                f"at least rollout_batch_size, {prompts}",
+            )
+        )
+    if problems:
+        raise ConfigError(problems)
+    return BatchSizes(prompts, n, size, steps, over)
+
+
+@dataclass(frozen=True)
+class Choices:
+    """The references that choose plugins, after the `custom_*` spellings have taken their places."""
+
+    reward_group: str
+    reward: str | None
+    advantage: str
+    loss: str
+    reducer: str
+
+
+def choices(settings: Settings) -> Choices:
+    """Return which reward, estimator, loss and reducer are chosen.
+
+    Raises:
+        ConfigError: two settings choose different things for one place.
+    """
+    reward, algorithm = settings.section(RewardSection), settings.section(AlgorithmSection)
+    problems = []
+    if reward.rm_type is not None and reward.custom_rm_path is not None:
+        problems.append(
+            Problem("reward.rm_type and reward.custom_rm_path", f"{reward.rm_type!r} and {reward.custom_rm_path!r}", "one of them")
+        )
+    reducer = algorithm.custom_pg_loss_reducer_function_path or algorithm.loss_reducer
+    if algorithm.calculate_per_token_loss:
+        if reducer not in ("sample-mean", "token-mean"):
+            problems.append(
+                Problem("algorithm.calculate_per_token_loss", f"it beside the reducer {reducer!r}", "one of them")
+            )
+        reducer = "token-mean"
+    if problems:
+        raise ConfigError(problems)
+    return Choices(
+        reward_group="slime.group_rewards" if reward.group_rm else "slime.rewards",
+        reward=reward.custom_rm_path or reward.rm_type,
+        advantage=algorithm.custom_advantage_function_path or algorithm.advantage_estimator,
+        loss=algorithm.custom_loss_function_path or algorithm.loss_type,
+        reducer=reducer,
+    )

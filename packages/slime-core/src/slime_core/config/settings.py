@@ -1,0 +1,57 @@
+"""`Settings`: every section's values, and where each came from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import tomli_w
+
+from slime_core.config.base import SectionModel
+from slime_core.errors import ConfigError, Problem
+
+SectionT = TypeVar("SectionT")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Resolved, validated, immutable settings."""
+
+    sections: Mapping[str, SectionModel]
+    """Table name -> values."""
+    origins: Mapping[tuple[str, str], str]
+    """(table, field) -> where its value came from; fields that are not listed have their default."""
+    owners: Mapping[str, str]
+    """Table name -> distribution that declared it."""
+
+    def section(self, section_type: type[SectionT]) -> SectionT:
+        """Return the values of the section that `section_type` declares.
+
+        Raises:
+            ConfigError: no installed plugin declares it.
+        """
+        for section in self.sections.values():
+            if type(section) is section_type:
+                return section
+        raise ConfigError([Problem("settings", f"no section {section_type.__name__}", "an installed plugin that declares it")])
+
+    def section_of(self, distribution: str) -> dict[str, Any]:
+        """Return the values of all sections that a distribution declares, by field."""
+        values: dict[str, Any] = {}
+        for name, section in self.sections.items():
+            if self.owners[name] == distribution:
+                values |= section.model_dump()
+        return values
+
+    def origin(self, table: str, field: str) -> str:
+        """Say where a value came from: a recipe, a flag, or `default`."""
+        return self.origins.get((table, field), "default")
+
+    def to_toml(self) -> str:
+        """Return all values as a recipe; settings that are None are left out, as TOML has no such value."""
+        tables = {
+            name: {key: value for key, value in section.model_dump().items() if value is not None}
+            for name, section in self.sections.items()
+        }
+        return tomli_w.dumps({name: values for name, values in tables.items() if values})

@@ -1,0 +1,70 @@
+"""Evaluation on held-out prompts: accuracy, pass@k, lengths."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from slime_core.config.sections import EvalSection, RewardSection, RolloutSection
+from slime_core.errors import RewardError
+from slime_core.metrics import evaluation_metrics
+from slime_core.protocols import DataSource, Metrics, SamplingParams
+from slime_core.rollout.driver import run_group
+from slime_core.sample import Group, Sample
+
+if TYPE_CHECKING:
+    from slime_core.run import Run
+
+
+async def evaluate_groups(
+    run: Run, source: DataSource, section: EvalSection, *, step: int
+) -> tuple[Metrics, float]:
+    """Generate and score the held-out prompts from the first on.
+
+    Returns:
+        `eval/*` metrics by evaluation set, and the share of samples of all sets that reach
+        `eval_pass_threshold`, between 0 and 1.
+    """
+    source.restore(run.eval_start)
+    n = len(source) if section.eval_num_prompts is None else min(section.eval_num_prompts, len(source))
+    groups = source.take(n)
+    done = 0
+
+    async def one(group: Group) -> Group:
+        nonlocal done
+        result = await run_group(run, group, params_of=lambda sample: eval_params(run, sample), evaluation=True)
+        done += 1
+        run.report("eval", done, n)
+        return result
+
+    finished = list(await asyncio.gather(*(one(group) for group in groups)))
+    run.run_dir.write_samples(step, finished, evaluation=True)
+    key = run.settings.section(RewardSection).eval_reward_key or run.settings.section(RewardSection).reward_key
+    by_name: dict[str, list[Group]] = defaultdict(list)
+    for group in finished:
+        for sample in group:
+            if sample.failure is not None:
+                raise RewardError(f"{sample.name} (evaluation): {sample.failure}")
+        by_name[str(group[0].metadata.get("source_name", "eval"))].append(group)
+    metrics: Metrics = {}
+    for name, members in by_name.items():
+        metrics |= evaluation_metrics(name, members, reward_key=key, threshold=section.eval_pass_threshold)
+    samples = [sample for group in finished for sample in group]
+    solved = sum(sample.reward_value(key) >= section.eval_pass_threshold for sample in samples)
+    return metrics, solved / len(samples)
+
+
+def eval_params(run: Run, sample: Sample) -> SamplingParams:
+    """Return how an evaluation sample is drawn."""
+    section, rollout = run.settings.section(EvalSection), run.settings.section(RolloutSection)
+    return SamplingParams(
+        max_new_tokens=section.eval_max_response_len or rollout.rollout_max_response_len,
+        temperature=section.eval_temperature,
+        top_p=section.eval_top_p,
+        top_k=section.eval_top_k,
+        stop=tuple(rollout.rollout_stop),
+        stop_token_ids=tuple(rollout.rollout_stop_token_ids),
+        seed=(rollout.rollout_seed << 40) + (1 << 39) + (sample.index or 0),
+        skip_special_tokens=rollout.rollout_skip_special_tokens,
+    )

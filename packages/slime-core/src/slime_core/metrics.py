@@ -1,0 +1,74 @@
+"""Statistics of samples, under the reference system's metric names."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from slime_core.protocols import Metrics
+from slime_core.sample import Group, Status
+
+
+def rollout_metrics(groups: Sequence[Group], *, reward_key: str | None, drops: Counter[str]) -> Metrics:
+    """Return `rollout/*` metrics of the groups that a step trains on, and of those that it dropped."""
+    samples = [sample for group in groups for sample in group]
+    rewards = np.array([sample.reward_value(reward_key) for sample in samples])
+    lengths = np.array([sample.effective_response_length for sample in samples])
+    metrics: Metrics = {
+        "rollout/raw_reward": float(rewards.mean()),
+        "rollout/response_len/mean": float(lengths.mean()),
+        "rollout/response_len/median": float(np.median(lengths)),
+        "rollout/response_len/max": float(lengths.max()),
+        "rollout/response_len/min": float(lengths.min()),
+        "rollout/truncated_ratio": float(np.mean([s.status is Status.TRUNCATED for s in samples])),
+        "rollout/samples": float(len(samples)),
+    }
+    for group in groups:
+        values = {sample.reward_value(reward_key) for sample in group}
+        if len(group) > 1 and len(values) == 1:
+            key = f"rollout/zero_std/count_{values.pop():g}"
+            metrics[key] = metrics.get(key, 0.0) + 1.0
+    for reason, count in drops.items():
+        metrics[f"rollout/dynamic_filter/drop_{reason}"] = float(count)
+    parts = {key for sample in samples if isinstance(sample.reward, dict) for key in sample.reward}
+    for part in sorted(parts):
+        values_of = [s.reward.get(part) for s in samples if isinstance(s.reward, dict)]
+        numbers = [float(value) for value in values_of if isinstance(value, int | float)]
+        if numbers:
+            metrics[f"rollout/reward/{part}"] = float(np.mean(numbers))
+    return metrics
+
+
+def pass_at_k(n: int, solved: int, k: int) -> float:
+    """Return the unbiased estimate of pass@k from `n` samples, `solved` of them right.
+
+    Source: Chen et al. 2021 (arXiv:2107.03374), equation 1: 1 - C(n - c, k) / C(n, k).
+    """
+    if not 1 <= k <= n or not 0 <= solved <= n:
+        raise ValueError(f"pass@{k} needs 1 <= k <= n and 0 <= solved <= n, found n={n}, solved={solved}")
+    return 1.0 - math.comb(n - solved, k) / math.comb(n, k)
+
+
+def evaluation_metrics(
+    name: str, groups: Iterable[Group], *, reward_key: str | None, threshold: float
+) -> Metrics:
+    """Return `eval/*` metrics of one evaluation set: mean reward, pass@k for powers of two, lengths."""
+    filled = [group for group in groups if group]
+    samples = [sample for group in filled for sample in group]
+    rewards = [[sample.reward_value(reward_key) for sample in group] for group in filled]
+    n = min(len(group) for group in filled)
+    metrics: Metrics = {
+        f"eval/{name}": float(np.mean([value for values in rewards for value in values])),
+        f"eval/{name}/response_len/mean": float(np.mean([s.response_length for s in samples])),
+        f"eval/{name}-truncated_ratio": float(np.mean([s.status is Status.TRUNCATED for s in samples])),
+    }
+    k = 1
+    while k <= n:
+        metrics[f"eval/{name}-pass@{k}"] = float(
+            np.mean([pass_at_k(len(v), sum(x >= threshold for x in v), k) for v in rewards])
+        )
+        k *= 2
+    return metrics

@@ -1,0 +1,187 @@
+"""`Registry`: which plugins are installed, which one a name means, and its object.
+
+Entry points are metadata: listing and resolving import nothing. A name is never guessed, renamed or shadowed.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import importlib_metadata
+import pluggy
+
+from slime_core.errors import PluginError
+from slime_core.plugins import hooks
+from slime_core.plugins.groups import GROUP_BY_NAME, GROUPS
+
+#: Entry-point group of hook modules.
+HOOK_GROUP = "slime"
+#: Environment variable with the distributions that may provide plugins, separated by commas.
+ALLOW_LIST = "SLIME_PLUGINS"
+
+
+@dataclass(frozen=True, order=True)
+class Plugin:
+    """One thing that can be chosen: an entry point of an installed distribution, or an import reference."""
+
+    group: str
+    name: str
+    distribution: str
+    """Distribution that provides it; empty for an import reference."""
+    version: str
+    value: str
+    """`module:attribute`."""
+
+    @property
+    def qualified(self) -> str:
+        """The spelling that is never ambiguous: `distribution/name`, or the import reference itself."""
+        return f"{self.distribution}/{self.name}" if self.distribution else self.value
+
+
+class Registry:
+    """The installed plugins.
+
+    Args:
+        entry_points: what is installed; read from the environment's metadata when not given.
+        allow: distributions that may provide plugins besides slime-core; all when None.
+    """
+
+    def __init__(
+        self, entry_points: Iterable[importlib_metadata.EntryPoint] | None = None, *, allow: Sequence[str] | None = None
+    ) -> None:
+        points = importlib_metadata.entry_points() if entry_points is None else entry_points
+        found = {_plugin(point) for point in points if point.group == HOOK_GROUP or point.group in GROUP_BY_NAME}
+        allowed = None if allow is None else {_normal(name) for name in allow} | {"slime-core"}
+        self._plugins = tuple(
+            sorted(p for p in found if allowed is None or _normal(p.distribution) in allowed)
+        )
+        self._resolved: dict[tuple[str, str], Plugin] = {}
+        self._hooks: pluggy.PluginManager | None = None
+        self._broken_hooks: dict[str, str] = {}
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] | None = None) -> Registry:
+        """Build the registry of this process, minding the allow-list in `SLIME_PLUGINS`."""
+        value = (os.environ if environ is None else environ).get(ALLOW_LIST)
+        return cls(allow=None if value is None else [name.strip() for name in value.split(",") if name.strip()])
+
+    def plugins(self, group: str | None = None) -> tuple[Plugin, ...]:
+        """Return the installed plugins, of one group or of all that can be chosen by name."""
+        return tuple(p for p in self._plugins if (p.group != HOOK_GROUP if group is None else p.group == group))
+
+    def find(self, group: str, reference: str) -> Plugin:
+        """Return the plugin that `reference` means: `module:attr`, `a.b.attr`, `distribution/name` or a name.
+
+        Raises:
+            PluginError: none or several fit; says what is installed, and the nearest name.
+        """
+        _check_group(group)
+        plugin = self._find(group, reference)
+        self._resolved[group, reference] = plugin
+        return plugin
+
+    def load(self, plugin: Plugin) -> Any:
+        """Import the plugin and return its object.
+
+        Raises:
+            PluginError: the import fails or the attribute is missing.
+        """
+        module, _, attribute = plugin.value.partition(":")
+        try:
+            value: Any = importlib.import_module(module)
+            for part in attribute.split(".") if attribute else ():
+                value = getattr(value, part)
+        except Exception as error:  # whatever a plugin raises on import is the plugin's failure
+            raise PluginError(
+                f"{plugin.group} {plugin.qualified!r} ({plugin.value}) does not import: "
+                f"{type(error).__name__}: {error}; run `slime plugins check`"
+            ) from error
+        return value
+
+    def resolve(self, group: str, reference: str) -> Any:
+        """Find and load in one call."""
+        return self.load(self.find(group, reference))
+
+    def lock(self) -> list[dict[str, str]]:
+        """Return what has been resolved so far, with versions, for `plugins.lock.json`."""
+        return [asdict(plugin) for plugin in sorted(set(self._resolved.values()))]
+
+    @property
+    def hooks(self) -> pluggy.HookRelay:
+        """The hooks of all installed plugins; hook modules that fail to import are left out (see `broken_hooks`)."""
+        return self.hook_manager.hook
+
+    @property
+    def hook_manager(self) -> pluggy.PluginManager:
+        """The pluggy manager that holds the hook modules, one a distribution, named after it."""
+        if self._hooks is None:
+            manager = pluggy.PluginManager("slime")
+            manager.add_hookspecs(hooks)
+            for plugin in self.plugins(HOOK_GROUP):
+                try:
+                    manager.register(self.load(plugin), name=plugin.distribution)
+                except (PluginError, pluggy.PluginValidationError, ValueError) as error:
+                    self._broken_hooks[plugin.distribution] = str(error)
+            self._hooks = manager
+        return self._hooks
+
+    @property
+    def broken_hooks(self) -> Mapping[str, str]:
+        """Distribution -> why its hook module does not load."""
+        _ = self.hook_manager
+        return self._broken_hooks
+
+    def _find(self, group: str, reference: str) -> Plugin:
+        if not reference:
+            raise PluginError(f"{group}: found an empty name; wanted one of {self._names(group)}")
+        if ":" in reference:
+            return Plugin(group, reference, "", "", reference)
+        candidates = self.plugins(group)
+        if "/" in reference:
+            matches = [p for p in candidates if p.qualified == reference]
+        else:
+            matches = [p for p in candidates if p.name == reference]
+        if len(matches) == 1:
+            return matches[0]
+        if matches:
+            spellings = " or ".join(p.qualified for p in matches)
+            raise PluginError(f"{group}: {reference!r} is provided by several distributions; write {spellings}")
+        if "." in reference and "/" not in reference:
+            module, _, attribute = reference.rpartition(".")
+            return Plugin(group, reference, "", "", f"{module}:{attribute}")
+        raise PluginError(self._unknown(group, reference))
+
+    def _names(self, group: str) -> str:
+        return ", ".join(sorted({p.name for p in self.plugins(group)})) or "(nothing installed)"
+
+    def _unknown(self, group: str, reference: str) -> str:
+        near = difflib.get_close_matches(reference, [p.name for p in self.plugins(group)], n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        elsewhere = sorted({p.group for p in self._plugins if p.name == reference and p.group != group})
+        also = f" ({reference!r} exists in {', '.join(elsewhere)})" if elsewhere else ""
+        return f"{group}: no plugin is named {reference!r}{also}; {hint}installed: {self._names(group)}"
+
+
+def _plugin(point: importlib_metadata.EntryPoint) -> Plugin:
+    distribution = point.dist
+    return Plugin(
+        point.group,
+        point.name,
+        distribution.name if distribution is not None else "",
+        distribution.version if distribution is not None else "",
+        point.value,
+    )
+
+
+def _normal(distribution: str) -> str:
+    return distribution.lower().replace("_", "-").replace(".", "-")
+
+
+def _check_group(group: str) -> None:
+    if group not in GROUP_BY_NAME:
+        raise PluginError(f"no such group: {group!r}; groups are {', '.join(g.name for g in GROUPS)}")

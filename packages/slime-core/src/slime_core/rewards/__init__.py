@@ -1,0 +1,1 @@
+"""Scoring: rewards in killable processes, and the transforms from scores to credited numbers."""

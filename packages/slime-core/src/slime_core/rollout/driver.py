@@ -1,0 +1,137 @@
+"""The default rollout: a task a group; over-sample, filter, abort the rest."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from slime_core.errors import DataError, RewardError, SampleError
+from slime_core.protocols import GenerateContext, SamplingParams
+from slime_core.sample import Group, Sample, Status
+
+if TYPE_CHECKING:
+    from slime_core.run import Run
+
+
+async def rollout(run: Run, step: int) -> list[Group]:
+    """Generate and score `rollout_batch_size` groups that the filter keeps, in the order of their prompts.
+
+    Groups that are left over (surplus or aborted) go to the buffer, so that no prompt is lost: with
+    `partial_rollout` as they are, otherwise as fresh prompts.
+
+    Raises:
+        DataError: the filter dropped so much that `dynamic_sampling_max_waves` waves did not fill the batch.
+        RewardError: a reward failed and `on_reward_error` is `stop`.
+    """
+    target, wave = run.sizes.rollout_batch_size, run.sizes.over_sampling_batch_size
+    kept: list[Group] = []
+    surplus: list[Group] = []
+    drops: Counter[str] = Counter()
+    tasks: dict[asyncio.Task[Group], Group] = {}
+    waves = 0
+    try:
+        while len(kept) < target:
+            while len(kept) + len(tasks) < target:
+                if waves == run.max_waves:
+                    raise DataError(_starved(step, waves, len(kept), target, drops))
+                waves += 1
+                for group in run.take(wave):
+                    tasks[asyncio.create_task(run_group(run, group, params_of=run.sampling_params))] = group
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in sorted(done, key=lambda task: tasks[task][0].index or 0):
+                group = task.result()
+                del tasks[task]
+                reason = run.drop_reason(group)
+                if reason is not None:
+                    drops[reason] += 1
+                elif len(kept) < target:
+                    kept.append(group)
+                else:
+                    surplus.append(group)
+            run.report("rollout", len(kept), target)
+        if tasks:
+            await run.engine.abort()
+            surplus += await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+    run.keep_for_later(surplus)
+    run.record_drops(drops)
+    return sorted(kept, key=lambda group: group[0].index or 0)
+
+
+async def run_group(
+    run: Run, group: Group, *, params_of: Callable[[Sample], SamplingParams], evaluation: bool = False
+) -> Group:
+    """Generate and score the samples of one group; an execution that fans out adds its samples to the group."""
+    context = GenerateContext(engine=run.engine, tokenizer=run.tokenizer, evaluation=evaluation)
+    executions = await asyncio.gather(*(run_sample(run, context, sample, params_of(sample)) for sample in group))
+    samples = [sample for execution in executions for sample in execution]
+    if any(sample.status is Status.ABORTED for sample in samples):
+        return samples
+    for execution in executions:
+        _check_siblings(execution)
+    if run.scorer is not None:
+        await run.score(samples)
+    return samples
+
+
+async def run_sample(
+    run: Run, context: GenerateContext, sample: Sample, params: SamplingParams
+) -> list[Sample]:
+    """Run one execution; returns its samples."""
+    if sample.status in (Status.COMPLETED, Status.TRUNCATED):
+        return [sample]
+    if sample.session_id is None:
+        sample.session_id = str(uuid.UUID(int=(run.seed << 64) | (sample.index or 0)))
+    begin = time.perf_counter()
+    result = await run.generate(context, sample, params)
+    samples = result if isinstance(result, list) else [result]
+    for one in samples:
+        one.timings["generate"] = one.timings.get("generate", 0.0) + time.perf_counter() - begin
+    return samples
+
+
+def reset(sample: Sample) -> Sample:
+    """Return the sample as a fresh prompt, its response forgotten."""
+    return Sample(
+        index=sample.index,
+        group_index=sample.group_index,
+        prompt=sample.prompt,
+        tokens=sample.tokens[: sample.prompt_length],
+        label=sample.label,
+        multimodal_inputs=sample.multimodal_inputs,
+        multimodal_train_inputs=sample.multimodal_train_inputs,
+        apply_chat_template_kwargs=sample.apply_chat_template_kwargs,
+        metadata=sample.metadata,
+        train_metadata=sample.train_metadata,
+        generate_function_path=sample.generate_function_path,
+        custom_rm_path=sample.custom_rm_path,
+    )
+
+
+def fail(sample: Sample, message: str) -> RewardError:
+    """Mark a sample FAILED for a reason that names it, and return the error that says so."""
+    sample.status, sample.failure = Status.FAILED, message
+    return RewardError(message)
+
+
+def _check_siblings(samples: list[Sample]) -> None:
+    ids = {sample.rollout_id for sample in samples}
+    if len(samples) > 1 and (len(ids) > 1 or None in ids):
+        raise SampleError(
+            f"{samples[0].name}: one execution returned {len(samples)} samples with rollout_ids {sorted(map(str, ids))}; "
+            "a generator that fans out must give all of them the same rollout_id"
+        )
+
+
+def _starved(step: int, waves: int, kept: int, target: int, drops: Counter[str]) -> str:
+    reasons = ", ".join(f"{reason}: {count}" for reason, count in drops.most_common(5))
+    return (
+        f"step {step}: after {waves} waves of sampling {kept} of {target} groups are kept; dropped: {reasons or 'none'}; "
+        "loosen the filter, change the data, or raise --dynamic-sampling-max-waves"
+    )

@@ -1,0 +1,348 @@
+"""`Run`: what a loop drives. A loop is a dozen lines over these methods; see `loops/sync.py`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from slime_core import checkpoint
+from slime_core.batch import TrainBatch
+from slime_core.config.derive import BatchSizes
+from slime_core.config.sections import (
+    CheckpointSection,
+    EvalSection,
+    RewardSection,
+    RolloutSection,
+    RunSection,
+    TrainSection,
+)
+from slime_core.config.settings import Settings
+from slime_core.errors import DeadlineError, TrainerError
+from slime_core.evaluate import evaluate_groups
+from slime_core.metrics import rollout_metrics
+from slime_core.plugins.registry import Registry
+from slime_core.protocols import (
+    Buffer,
+    DataSource,
+    GenerateFn,
+    Metrics,
+    RolloutEngine,
+    RolloutFn,
+    SamplingParams,
+    Tokenizer,
+    Tracker,
+    Trainer,
+)
+from slime_core.rewards.pool import RewardPool
+from slime_core.rewards.results import RewardFailure
+from slime_core.rollout.driver import fail, reset
+from slime_core.rundir import RunDir
+from slime_core.sample import Group, Sample, Status
+from slime_core.weights import sync_weights
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True)
+class Run:
+    """An assembled run: its parts, its position, and the moves that a loop makes."""
+
+    settings: Settings
+    registry: Registry
+    run_dir: RunDir
+    tokenizer: Tokenizer
+    source: DataSource
+    eval_source: DataSource | None
+    eval_start: Mapping[str, Any]
+    """Position of the first held-out prompt."""
+    buffer: Buffer
+    engine: RolloutEngine
+    trainer: Trainer
+    generate: GenerateFn
+    scorer: RewardPool | None
+    trackers: Sequence[Tracker]
+    sizes: BatchSizes
+    num_steps: int
+    rollout_fn: RolloutFn
+    """The whole rollout of a step."""
+    make_batch: Callable[[int, Sequence[Group]], TrainBatch]
+    """Finished groups to a batch, the plugins that it needs bound."""
+    drop_reason: Callable[[Group], str | None]
+    """The dynamic sampling filter, its options bound."""
+    start_step: int = 0
+    """First step of this process; later than 0 when resumed."""
+    done_steps: int = 0
+    """Steps that are behind this run, earlier processes included."""
+    eval_before: float | None = None
+    """Accuracy before the first step."""
+    eval_after: float | None = None
+    """Newest accuracy."""
+    wall_before_s: float = 0.0
+    """Seconds that earlier processes spent on this run."""
+    _metrics: Metrics = field(default_factory=dict)
+    _drops: Counter[str] = field(default_factory=Counter)
+    _step: int = 0
+    _evaluated_at: int | None = None
+    _saved_at: int | None = None
+    _began: float = field(default_factory=time.perf_counter)
+    _step_began: float = 0.0
+
+    @property
+    def steps(self) -> range:
+        """The steps that this process is to run."""
+        return range(self.start_step, self.num_steps)
+
+    @property
+    def seed(self) -> int:
+        """Seed of prompts and sampling."""
+        return self.settings.section(RolloutSection).rollout_seed
+
+    @property
+    def max_waves(self) -> int:
+        """Waves of sampling after which a step gives up."""
+        return self.settings.section(RolloutSection).dynamic_sampling_max_waves
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds spent on this run so far, earlier processes included."""
+        return self.wall_before_s + time.perf_counter() - self._began
+
+    # The moves of a loop.
+
+    async def begin(self) -> None:
+        """Give the engine the trainer's weights, and evaluate if the run is to."""
+        self._start_clock(self.start_step)
+        await self.sync_weights(self.start_step)
+        evaluation = self.settings.section(EvalSection)
+        if self.start_step == 0 and evaluation.eval_interval is not None and not evaluation.skip_eval_before_train:
+            metrics = await self.evaluate(0)
+            self.eval_before = self.eval_after
+            for tracker in self.trackers:
+                tracker.log(-1, metrics)
+
+    async def rollout(self, step: int) -> list[Group]:
+        """Generate and score the groups of a step."""
+        self._start_clock(step)
+        timeout = self.settings.section(RolloutSection).rollout_timeout_s
+        with self.timed("rollout"):
+            groups = await self._within(timeout, f"step {step}: rollout", self.rollout_fn(self, step))
+        self._metrics |= rollout_metrics(groups, reward_key=self._reward_key(), drops=self._drops)
+        self._metrics |= self._pool_metrics()
+        self._drops.clear()
+        with self.timed("dump"):
+            self.run_dir.write_samples(step, groups)
+        return groups
+
+    def batch(self, step: int, groups: Sequence[Group]) -> TrainBatch:
+        """Lay the groups out for the trainer."""
+        with self.timed("batch"):
+            return self.make_batch(step, groups)
+
+    async def train(self, batch: TrainBatch) -> Metrics:
+        """Run the batch's optimizer steps.
+
+        Raises:
+            TrainerError: rollout and trainer disagree about log-probs by more than `logprob_diff_limit`.
+        """
+        section = self.settings.section(TrainSection)
+        self.report("train", 0, len(batch))
+        with self.timed("train"):
+            metrics = await self._within(section.train_timeout_s, f"step {batch.step}: training", self.trainer.train(batch))
+        self.report("train", len(batch), len(batch))
+        self._metrics |= metrics
+        diff = metrics.get("train/train_rollout_logprob_abs_diff", 0.0)
+        if diff > section.logprob_diff_limit:
+            raise TrainerError(
+                f"step {batch.step}: rollout and trainer log-probs differ by {diff:.4g} nats on average, the limit is "
+                f"{section.logprob_diff_limit:g}; the engine's weights or numerics are not the trainer's "
+                "(--logprob-diff-limit raises the limit)"
+            )
+        return metrics
+
+    async def sync_weights(self, version: int) -> None:
+        """Bring the trainer's weights to the engine as version `version`, and prove that they arrived."""
+        self.report("sync", 0, 1)
+        with self.timed("update_weights"):
+            timeout = self.settings.section(TrainSection).weight_sync_timeout_s
+            await sync_weights(self.trainer, self.engine, version=str(version), timeout_s=timeout)
+        self.report("sync", 1, 1)
+
+    async def end_step(self, step: int) -> None:
+        """Evaluate and save when it is time, and tell the trackers the step's metrics."""
+        self._metrics["perf/step_time"] = time.perf_counter() - self._step_began
+        self.done_steps = step + 1
+        last = self.done_steps == self.num_steps
+        if _due(self.done_steps, self.settings.section(EvalSection).eval_interval, last=last):
+            self._metrics |= await self.evaluate(self.done_steps)
+        metrics, self._metrics = self._metrics, {}
+        for tracker in self.trackers:
+            tracker.log(step, metrics)
+        self.registry.hooks.slime_step_end(run=self, step=step, metrics=metrics)
+        if _due(self.done_steps, self.settings.section(CheckpointSection).save_interval, last=last):
+            await self.save(self.done_steps)
+
+    async def finish(self) -> None:
+        """Evaluate and save where a loop stopped early; nothing is left to do after the last step."""
+        if _due(self.done_steps, self.settings.section(EvalSection).eval_interval, last=True) and (
+            self._evaluated_at != self.done_steps
+        ):
+            metrics = await self.evaluate(self.done_steps)
+            for tracker in self.trackers:
+                tracker.log(self.done_steps - 1, metrics)
+        if _due(self.done_steps, self.settings.section(CheckpointSection).save_interval, last=True) and (
+            self._saved_at != self.done_steps
+        ):
+            await self.save(self.done_steps)
+
+    async def evaluate(self, step: int) -> Metrics:
+        """Evaluate on the held-out prompts; returns `eval/*` metrics and remembers the accuracy."""
+        if self.eval_source is None:
+            return {}
+        begin = time.perf_counter()
+        section = self.settings.section(EvalSection)
+        metrics, accuracy = await evaluate_groups(self, self.eval_source, section, step=step)
+        self.eval_after, self._evaluated_at = accuracy, step
+        return metrics | {"perf/eval_time": time.perf_counter() - begin}
+
+    async def save(self, next_step: int) -> None:
+        """Write a checkpoint from which `next_step` goes on exactly."""
+        self.report("save", 0, 1)
+        await checkpoint.save(
+            self.run_dir.checkpoints,
+            next_step=next_step,
+            state={
+                "source": self.source.state(),
+                "buffer": self.buffer.state(),
+                "eval_before": self.eval_before,
+                "eval_after": self.eval_after,
+                "wall_s": self.wall_s,
+            },
+            save_trainer=self.trainer.save,
+            keep=self.settings.section(CheckpointSection).keep_checkpoints,
+        )
+        self._saved_at = next_step
+        self.report("save", 1, 1)
+
+    # What a rollout function uses.
+
+    def take(self, n_groups: int) -> list[Group]:
+        """Return groups to generate: those that wait in the buffer first, then new ones."""
+        groups = self.buffer.take(n_groups)
+        return groups + self.source.take(n_groups - len(groups)) if len(groups) < n_groups else groups
+
+    def keep_for_later(self, groups: Sequence[Group]) -> None:
+        """Put surplus and aborted groups into the buffer: as they are, or as fresh prompts without partial rollout."""
+        section = self.settings.section(RolloutSection)
+        for group in groups:
+            for sample in group:
+                if section.partial_rollout and section.mask_offpolicy_in_partial_rollout:
+                    sample.loss_mask = [0] * sample.response_length
+        kept = [list(group) if section.partial_rollout else [reset(sample) for sample in group] for group in groups]
+        self.buffer.put(kept)
+
+    def sampling_params(self, sample: Sample) -> SamplingParams:
+        """Return how a training sample is drawn; its seed depends on the run's seed and the sample's index alone."""
+        section = self.settings.section(RolloutSection)
+        return SamplingParams(
+            max_new_tokens=section.rollout_max_response_len,
+            temperature=section.rollout_temperature,
+            top_p=section.rollout_top_p,
+            top_k=section.rollout_top_k,
+            stop=tuple(section.rollout_stop),
+            stop_token_ids=tuple(section.rollout_stop_token_ids),
+            seed=(section.rollout_seed << 40) + (sample.index or 0),
+            skip_special_tokens=section.rollout_skip_special_tokens,
+        )
+
+    async def score(self, samples: Sequence[Sample]) -> None:
+        """Score samples in place. One that cannot be scored becomes FAILED with its reason.
+
+        Raises:
+            RewardError: a reward failed and `on_reward_error` is `stop`; names the sample.
+        """
+        if self.scorer is None:
+            return
+        section = self.settings.section(RewardSection)
+        if section.group_rm:
+            results = await self.scorer.score_group(list(samples))
+        else:
+            results = await asyncio.gather(*(self.scorer.score(sample) for sample in samples))
+        for sample, result in zip(samples, results, strict=True):
+            if isinstance(result, RewardFailure):
+                error = fail(sample, result.message)
+                logger.warning("%s", error)
+                if section.on_reward_error == "stop":
+                    raise error
+            else:
+                sample.reward = result.value
+                sample.timings["reward"] = result.seconds
+
+    def record_drops(self, drops: Counter[str]) -> None:
+        """Count groups that the step dropped, by reason."""
+        self._drops.update(drops)
+
+    def report(self, phase: str, done: int, total: int) -> None:
+        """Tell the trackers how far a phase is."""
+        for tracker in self.trackers:
+            tracker.phase(self._step, phase, done, total)
+
+    @contextlib.contextmanager
+    def timed(self, phase: str) -> Iterator[None]:
+        """Add the time of a block to the step's `perf/<phase>_time`, seconds."""
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            name = f"perf/{phase}_time"
+            self._metrics[name] = self._metrics.get(name, 0.0) + time.perf_counter() - begin
+
+    async def close(self) -> None:
+        """Stop engine, trainer and reward workers; may be called twice."""
+        for part in (self.engine, self.trainer, self.scorer):
+            if part is not None:
+                await part.close()
+
+    def summary(self, status: str) -> dict[str, Any]:
+        """Return what `summary.json` says."""
+        return {
+            "status": status,
+            "run_name": self.settings.section(RunSection).run_name,
+            "steps": self.done_steps,
+            "eval_before": self.eval_before,
+            "eval_after": self.eval_after,
+            "wall_s": self.wall_s,
+        }
+
+    def _start_clock(self, step: int) -> None:
+        self._step, self._step_began = step, time.perf_counter()
+
+    def _reward_key(self) -> str | None:
+        return self.settings.section(RewardSection).reward_key
+
+    def _pool_metrics(self) -> Metrics:
+        failed = sum(count for reason, count in self._drops.items() if reason == "reward_error")
+        return {"rollout/reward_errors": float(failed)} if failed else {}
+
+    @staticmethod
+    async def _within(seconds: float, what: str, work: Any) -> Any:
+        try:
+            async with asyncio.timeout(seconds):
+                return await work
+        except TimeoutError as error:
+            raise DeadlineError(f"{what}: not done after {seconds:g} s") from error
+
+
+def _due(step: int, interval: int | None, *, last: bool) -> bool:
+    """Say whether something that happens every `interval` steps, and at the end, is due after `step` steps."""
+    return interval is not None and (last or step % interval == 0)
+
+
+def failed_group(group: Group) -> bool:
+    """Say whether a sample of the group could not be scored."""
+    return any(sample.status is Status.FAILED for sample in group)

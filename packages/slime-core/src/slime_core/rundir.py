@@ -1,0 +1,121 @@
+"""`RunDir`: the folder of a run, and nothing in it is a pickle."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slime_core.sample import Group
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """Paths and files of one run."""
+
+    path: Path
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of checkpoints, `step_NNNNNN` each."""
+        return self.path / "checkpoints"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON object a step."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def summary(self) -> Path:
+        """How the run ended."""
+        return self.path / "summary.json"
+
+    def rollout_file(self, step: int, *, evaluation: bool = False) -> Path:
+        """Every sample of a step, one JSON object a line."""
+        return self.path / "rollouts" / f"{'eval_' if evaluation else ''}step_{step:06d}.jsonl"
+
+    def create(self, *, overwrite: bool) -> None:
+        """Make the folder; an earlier run of the name is deleted when `overwrite`."""
+        if overwrite and self.path.exists():
+            shutil.rmtree(self.path)
+        (self.path / "rollouts").mkdir(parents=True, exist_ok=True)
+        self.checkpoints.mkdir(exist_ok=True)
+
+    def write_text(self, name: str, text: str) -> None:
+        """Write a small file whole or not at all."""
+        write_atomic(self.path / name, text)
+
+    def write_json(self, name: str, value: Any) -> None:
+        """Write a JSON file whole or not at all."""
+        self.write_text(name, json.dumps(value, indent=2, default=float) + "\n")
+
+    def read_summary(self) -> dict[str, Any]:
+        """Return what `summary.json` says; empty when there is none."""
+        try:
+            summary: dict[str, Any] = json.loads(self.summary.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return {}
+        return summary
+
+    def append_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Add a step's line to `metrics.jsonl`."""
+        with self.metrics.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": step, **metrics}, default=float) + "\n")
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """Return the lines of `metrics.jsonl`; a torn last line is left out."""
+        if not self.metrics.exists():
+            return []
+        rows = []
+        for line in self.metrics.read_text(encoding="utf-8").splitlines():
+            try:
+                rows.append(json.loads(line))
+            except json.JSONDecodeError:
+                break  # the process died while writing this line
+        return rows
+
+    def rewind(self, next_step: int) -> None:
+        """Drop what was written about `next_step` and later: those steps are about to run again."""
+        kept = [row for row in self.read_metrics() if row["step"] < next_step]
+        if self.metrics.exists():
+            write_atomic(self.metrics, "".join(json.dumps(row) + "\n" for row in kept))
+        for file in (self.path / "rollouts").glob("step_*.jsonl"):
+            if int(file.stem.rpartition("_")[2]) >= next_step:
+                file.unlink()
+
+    def write_samples(self, step: int, groups: Iterable[Group], *, evaluation: bool = False) -> None:
+        """Write every sample of a step."""
+        lines = [
+            json.dumps(sample.to_dict(), default=_plain) + "\n" for group in groups for sample in group
+        ]
+        write_atomic(self.rollout_file(step, evaluation=evaluation), "".join(lines))
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def log_to_file(run_dir: RunDir) -> logging.Handler:
+    """Send the log of every `slime_*` module to `log.txt`; the caller removes the handler when the run ends."""
+    handler = logging.FileHandler(run_dir.path / "log.txt", encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.getLogger().addHandler(handler)
+    return handler
+
+
+def _plain(value: Any) -> Any:
+    """Turn what JSON lacks (numpy arrays and scalars, bytes) into plain values."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return repr(value)

@@ -1,0 +1,262 @@
+"""A policy that is one table: logits of the next token given the last one, in numpy.
+
+Engine, trainer, tokenizer, estimator and loss over the same table satisfy core's protocols and do learn, so a
+loop, a rollout function, a filter or a reward can be tested whole in milliseconds:
+
+    slime train r.toml --rollout-engine slime_core.testing.tabular:create_engine \\
+        --train-backend slime_core.testing.tabular:create_trainer \\
+        --tokenizer slime_core.testing.tabular:load_tokenizer \\
+        --advantage-estimator slime_core.testing.tabular:credit --loss-type slime_core.testing.tabular:reinforce \\
+        --loss-reducer slime_core.testing.tabular:per_token
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slime_core.assemble import algorithm
+from slime_core.batch import TrainBatch
+from slime_core.build import BuildContext
+from slime_core.config.sections import TrainSection
+from slime_core.errors import CheckpointError, WeightSyncError
+from slime_core.protocols import (
+    Completion,
+    Fingerprint,
+    Metrics,
+    ReductionView,
+    SamplingParams,
+    TokenView,
+    TransferPlan,
+)
+from slime_core.weights import MemoryChannel
+
+#: Letters a to z, then the end-of-sequence token.
+VOCAB = 27
+EOS = 26
+Table = NDArray[np.float64]
+
+
+class LetterTokenizer:
+    """One token a lower-case letter; anything else is refused."""
+
+    eos_token_id: int | None = EOS
+
+    def encode(self, text: str) -> list[int]:
+        """Return a token a letter."""
+        return ["abcdefghijklmnopqrstuvwxyz".index(letter) for letter in text]
+
+    def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Return a letter a token, and nothing for the end of the sequence."""
+        return "".join(chr(97 + token) for token in tokens if token != EOS)
+
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Any] | None = None, **kwargs: Any
+    ) -> str:
+        """Return the contents, joined."""
+        return "".join(str(message["content"]) for message in messages)
+
+
+def load_tokenizer(model_path: Path) -> LetterTokenizer:
+    """Return the tokenizer; the folder is not looked at."""
+    return LetterTokenizer()
+
+
+def log_softmax(logits: Table) -> Table:
+    """Return log-probs over the last axis."""
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))
+
+
+class TabularEngine:
+    """Samples from the table; one event-loop turn a token, so that requests really are under way together."""
+
+    transports: tuple[str, ...] = ("memory",)
+
+    def __init__(self) -> None:
+        self.table: Table = np.zeros((VOCAB, VOCAB))
+        self.version = "none"
+        self._aborts = 0
+
+    async def start(self) -> None:
+        """Nothing to do."""
+
+    async def generate(
+        self, tokens: Sequence[int], params: SamplingParams, *, session_id: str | None = None
+    ) -> Completion:
+        """Sample letters until the end-of-sequence token, a stop id, the limit, or an abort."""
+        out: list[int] = []
+        log_probs: list[float] = []
+        last, aborts, reason = tokens[-1], self._aborts, "length"
+        ends = {EOS, *params.stop_token_ids}
+        while len(out) < params.max_new_tokens:
+            await asyncio.sleep(0)
+            if self._aborts != aborts:
+                reason = "abort"
+                break
+            row = log_softmax(self.table[last] / (params.temperature or 1.0))
+            draw = np.random.default_rng([params.seed or 0, len(tokens) + len(out)]).random()
+            cumulative = np.cumsum(np.exp(row))
+            last = int(row.argmax()) if params.temperature == 0 else min(int((cumulative < draw).sum()), VOCAB - 1)
+            out.append(last)
+            log_probs.append(float(row[last]))
+            if last in ends and len(out) >= params.min_new_tokens:
+                reason = "stop"
+                break
+        return Completion(tokens=out, log_probs=log_probs, finish_reason=reason, weight_version=self.version)
+
+    async def abort(self) -> None:
+        """End every request at its next token."""
+        self._aborts += 1
+
+    async def pause(self) -> None:
+        """Nothing to do: requests take no time."""
+
+    async def resume(self) -> None:
+        """Nothing to do."""
+
+    async def offload(self) -> None:
+        """Nothing to do."""
+
+    async def onload(self) -> None:
+        """Nothing to do."""
+
+    async def open_update(self, transport: str, version: str) -> TransferPlan:
+        """Open a memory channel."""
+        return TransferPlan(transport=transport, version=version, dtype="float64", channel=MemoryChannel())
+
+    async def receive(self, plan: TransferPlan) -> Fingerprint:
+        """Copy the table."""
+        async for bucket in plan.channel.buckets():
+            for name, value in bucket:
+                if name != "table" or value.shape != self.table.shape:
+                    raise WeightSyncError(f"{name}: found shape {value.shape}; wanted table of {self.table.shape}")
+                self.table = value.copy()
+        self.version = plan.version
+        return fingerprint(self.table)
+
+    async def close(self) -> None:
+        """Nothing to do."""
+
+
+class TabularTrainer:
+    """Gradient ascent on the table by REINFORCE, with the estimator and loss that were chosen."""
+
+    transports: tuple[str, ...] = ("memory",)
+
+    def __init__(self, *, estimator: Any, loss: Any, lr: float) -> None:
+        self.table: Table = np.zeros((VOCAB, VOCAB))
+        self._estimator, self._loss, self._lr = estimator, loss, lr
+
+    async def start(self) -> None:
+        """Nothing to do."""
+
+    async def train(self, batch: TrainBatch) -> Metrics:
+        """Take the batch's optimizer steps."""
+        losses, diffs = [], []
+        previous, actions, owner = _responses(batch)
+        for positions in batch.optimizer_steps:
+            chosen = np.isin(owner, positions)
+            rows = log_softmax(self.table[previous[chosen]] / batch.temperature)
+            log_probs = rows[np.arange(len(rows)), actions[chosen]]
+            view = TokenView(
+                offsets=batch.response_offsets,
+                sample_of_token=owner[chosen],
+                loss_mask=batch.loss_mask[chosen],
+                weights=batch.weights[chosen],
+                rewards=batch.rewards,
+                old_log_probs=log_probs,
+                log_probs=log_probs,
+            )
+            advantages, _ = self._estimator(view)
+            loss, _ = self._loss(view, advantages)
+            losses.append(float(loss))
+            if batch.rollout_log_probs is not None and not diffs:
+                diffs.append(float(np.abs(log_probs - batch.rollout_log_probs[chosen]).mean()))
+            delta = -np.exp(rows)
+            delta[np.arange(len(rows)), actions[chosen]] += 1.0
+            np.add.at(self.table, previous[chosen], self._lr * (view.weights * advantages)[:, None] * delta)
+        return {
+            "train/loss": float(np.mean(losses)),
+            "train/train_rollout_logprob_abs_diff": float(np.mean(diffs)) if diffs else 0.0,
+        }
+
+    async def send(self, plan: TransferPlan) -> Fingerprint:
+        """Send the table in one bucket."""
+        await plan.channel.put([("table", self.table)])
+        await plan.channel.end()
+        return fingerprint(self.table)
+
+    async def save(self, path: Path) -> None:
+        """Write the table."""
+        np.save(path / "table.npy", self.table)
+
+    async def load(self, path: Path) -> None:
+        """Read the table."""
+        try:
+            self.table = np.load(path / "table.npy")
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{path}: found {error}; wanted table.npy") from error
+
+    async def offload(self) -> None:
+        """Nothing to do."""
+
+    async def onload(self) -> None:
+        """Nothing to do."""
+
+    async def close(self) -> None:
+        """Nothing to do."""
+
+
+def fingerprint(table: Table) -> Fingerprint:
+    """Return the checksum of the table."""
+    return {"table": zlib.crc32(table.tobytes())}
+
+
+def create_engine(build: BuildContext) -> TabularEngine:
+    """Return a fresh engine."""
+    return TabularEngine()
+
+
+def create_trainer(build: BuildContext) -> TabularTrainer:
+    """Return a fresh trainer."""
+    chosen = algorithm(build.settings, build.registry)
+    return TabularTrainer(estimator=chosen.estimator, loss=chosen.loss, lr=build.section(TrainSection).lr)
+
+
+def credit(view: TokenView) -> tuple[Any, Any]:
+    """Credit each token with its sample's reward."""
+    advantages = view.rewards[view.sample_of_token]
+    return advantages, advantages
+
+
+credit.reward_transform = "group-norm"  # type: ignore[attr-defined]  # what estimators declare
+
+
+def reinforce(view: TokenView, advantages: Any) -> tuple[Any, dict[str, Any]]:
+    """Return the negative credited log-prob."""
+    return -view.reduce(view.log_probs * advantages), {}
+
+
+def per_token(view: ReductionView) -> NDArray[np.float64]:
+    """Weigh every trained token alike."""
+    return view.loss_mask / max(1.0, float(view.loss_mask.sum()))
+
+
+def next_letter(sample: Any) -> float:
+    """Reward 1 when the response starts with the letter after the prompt's last one."""
+    return float(sample.response[:1] == chr((ord(sample.prompt[-1]) - 97 + 1) % 26 + 97))
+
+
+def _responses(batch: TrainBatch) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Return for each response token the token before it, itself, and its sample."""
+    ends, lengths = batch.offsets[1:], batch.response_lengths
+    positions = np.concatenate([np.arange(end - n, end) for end, n in zip(ends, lengths, strict=True)])
+    tokens = batch.tokens.astype(np.int64)
+    return tokens[positions - 1], tokens[positions], np.repeat(np.arange(len(lengths)), lengths)

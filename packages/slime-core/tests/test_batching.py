@@ -1,0 +1,92 @@
+"""Groups to a batch: layout, optimizer steps, weights, and what is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from slime_core.batching import make_batch, optimizer_steps
+from slime_core.errors import SampleError
+from slime_core.sample import Sample, Status
+
+
+def raw(rewards, groups):
+    return rewards
+
+
+def per_token(view):
+    return view.loss_mask / view.loss_mask.sum()
+
+
+def sample(index: int, *, n: int = 2, group: int = 0, reward: float = 1.0, **fields) -> Sample:
+    values = {
+        "index": index, "group_index": group, "tokens": [10 + index] * 3 + [index] * n, "response_length": n,
+        "reward": reward, "status": Status.COMPLETED, "rollout_log_probs": [-float(index)] * n,
+    }  # fmt: skip
+    return Sample(**(values | fields))
+
+
+def batch(groups, *, size=2, **kwargs):
+    return make_batch(0, groups, global_batch_size=size, temperature=1.0, transform=raw, reducer=per_token, **kwargs)
+
+
+def test_columns_line_up():
+    b = batch([[sample(0, n=1), sample(1, n=3, loss_mask=[1, 0, 1])]])
+    assert b.tokens.tolist() == [10, 10, 10, 0, 11, 11, 11, 1, 1, 1]
+    assert b.offsets.tolist() == [0, 4, 10]
+    assert b.response_offsets.tolist() == [0, 1, 4]
+    assert b.loss_mask.tolist() == [1, 1, 0, 1]
+    assert b.rollout_log_probs.tolist() == [0, -1, -1, -1]
+    np.testing.assert_allclose(b.weights, [1 / 3, 1 / 3, 0, 1 / 3])
+
+
+def test_removed_sample_is_masked_and_keeps_its_reward():
+    b = batch([[sample(0, reward=0.25, remove_sample=True), sample(1)]])
+    assert b.loss_mask.tolist() == [0, 0, 1, 1]
+    assert b.rewards.tolist() == [0.25, 1.0]
+
+
+def test_siblings_stay_in_one_optimizer_step():
+    group = [sample(0), sample(1, rollout_id=9), sample(2, rollout_id=9), sample(3)]
+    b = batch([group], size=1)
+    assert [positions.tolist() for positions in b.optimizer_steps] == [[0], [1, 2], [3]]
+
+
+@given(st.integers(1, 6), st.integers(1, 6), st.integers(1, 3))
+def test_steps_cover_every_sample_once(size, n_steps, fan_out):
+    ids = np.repeat(np.arange(size * n_steps), fan_out)
+    steps = optimizer_steps(ids, global_batch_size=size)
+    assert len(steps) == n_steps
+    assert sorted(np.concatenate(steps).tolist()) == list(range(len(ids)))
+    assert all(len(set(ids[positions])) == size for positions in steps)
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (sample(5, status=Status.ABORTED), "sample 5: status is aborted"),
+        (sample(5, reward=float("nan")), "sample 5: reward is nan"),
+        (sample(5, n=0), "sample 5: has no response token"),
+        (sample(5, rollout_log_probs=None), "sample 5: has no rollout_log_probs, other samples"),
+        (sample(5, tokens=[1, 1]), "sample 5: has no prompt token"),
+        (sample(5, group_index=None), r"sample 5: index and group_index must be set"),
+        (sample(5, reward=None), "sample 5: has no reward"),
+    ],
+)
+def test_unfit_sample_is_named(bad, message):
+    with pytest.raises(SampleError, match=message):
+        batch([[sample(0), bad]])
+
+
+def test_executions_that_do_not_fill_a_step_are_refused():
+    with pytest.raises(SampleError, match="3 executions cannot be cut into optimizer steps of global_batch_size 2"):
+        batch([[sample(0), sample(1), sample(2)]])
+
+
+def test_transform_that_returns_nan_names_the_sample():
+    with pytest.raises(SampleError, match="sample 1: the reward transform returned nan"):
+        make_batch(
+            0, [[sample(0), sample(1)]], global_batch_size=2, temperature=1.0,
+            transform=lambda r, g: np.array([0.0, np.nan]), reducer=per_token,
+        )  # fmt: skip

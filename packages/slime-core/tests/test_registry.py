@@ -1,0 +1,85 @@
+"""The registry: names mean what metadata says, or are refused with what is installed."""
+
+from __future__ import annotations
+
+import pytest
+from slime_core.errors import PluginError
+
+REWARDS = "[slime.rewards]\n{name} = {value}\n"
+
+
+def test_name_resolves_to_its_distribution(install, registry_of):
+    install("acme-rewards", REWARDS.format(name="brevity", value="acme:brevity"), acme="def brevity(s): return 1.0")
+    registry = registry_of()
+    plugin = registry.find("slime.rewards", "brevity")
+    assert (plugin.distribution, plugin.version, plugin.value) == ("acme-rewards", "1.0", "acme:brevity")
+    assert registry.load(plugin)("x") == 1.0
+
+
+def test_unknown_name_lists_installed_and_nearest(install, registry_of):
+    install("acme", REWARDS.format(name="brevity", value="acme:brevity"))
+    with pytest.raises(PluginError, match=r"no plugin is named 'brevty'; did you mean 'brevity'\? installed: brevity"):
+        registry_of().find("slime.rewards", "brevty")
+
+
+def test_name_of_another_group_is_pointed_at(install, registry_of):
+    install("acme", "[slime.filters]\nsharp = acme:f\n")
+    with pytest.raises(PluginError, match=r"'sharp' exists in slime\.filters"):
+        registry_of().find("slime.rewards", "sharp")
+
+
+def test_one_name_of_two_distributions_is_refused_with_both_spellings(install, registry_of):
+    install("acme", REWARDS.format(name="math", value="acme:math"))
+    install("zeta", REWARDS.format(name="math", value="zeta:math"))
+    registry = registry_of()
+    with pytest.raises(PluginError, match="write acme/math or zeta/math"):
+        registry.find("slime.rewards", "math")
+    assert registry.find("slime.rewards", "zeta/math").value == "zeta:math"
+
+
+def test_import_reference_and_dotted_path_mean_the_same(registry_of):
+    registry = registry_of()
+    assert registry.find("slime.rewards", "os.path:join").value == "os.path:join"
+    assert registry.find("slime.rewards", "os.path.join").value == "os.path:join"
+
+
+def test_plugin_that_fails_to_import_is_fatal_when_loaded_only(install, registry_of):
+    install("acme", REWARDS.format(name="bad", value="acme_bad:f"), acme_bad="raise OSError('no such library')")
+    registry = registry_of()
+    plugin = registry.find("slime.rewards", "bad")
+    with pytest.raises(PluginError, match=r"'acme/bad' .* does not import: OSError: no such library"):
+        registry.load(plugin)
+
+
+def test_hook_module_that_fails_is_set_aside_by_name(install, registry_of):
+    install("acme", "[slime]\nacme = acme_hooks\n", acme_hooks="import not_there_at_all")
+    registry = registry_of()
+    assert list(registry.hooks.slime_config_sections()) == []
+    assert "not_there_at_all" in registry.broken_hooks["acme"]
+
+
+def test_hook_with_a_wrong_argument_is_set_aside(install, registry_of):
+    source = "from slime_core.plugins.hooks import hookimpl\n@hookimpl\ndef slime_step_end(run, stepp): pass\n"
+    install("acme", "[slime]\nacme = acme_typo\n", acme_typo=source)
+    assert "stepp" in registry_of().broken_hooks["acme"]
+
+
+def test_allow_list_hides_other_distributions(install, registry_of):
+    install("acme-one", REWARDS.format(name="one", value="a:b"))
+    install("acme-two", REWARDS.format(name="two", value="a:b"))
+    assert [p.name for p in registry_of(allow=["Acme_Two"]).plugins("slime.rewards")] == ["two"]
+    assert registry_of(allow=[]).plugins("slime.rewards") == ()
+
+
+def test_lock_holds_what_was_resolved_with_versions(install, registry_of):
+    install("acme", REWARDS.format(name="one", value="a:b"), version="2.3")
+    registry = registry_of()
+    registry.find("slime.rewards", "one")
+    assert registry.lock() == [
+        {"group": "slime.rewards", "name": "one", "distribution": "acme", "version": "2.3", "value": "a:b"}
+    ]
+
+
+def test_group_that_does_not_exist_is_refused(registry_of):
+    with pytest.raises(PluginError, match=r"no such group: 'slime\.reward'"):
+        registry_of().find("slime.reward", "x")

@@ -1,0 +1,66 @@
+"""Sample: lengths always agree, and messages name the sample."""
+
+from __future__ import annotations
+
+import pytest
+from slime_core.errors import SampleError
+from slime_core.sample import Sample, Status
+
+
+def test_append_trainable_tokens():
+    sample = Sample(index=3, tokens=[1, 2])
+    sample.append_response([5, 6], log_probs=[-0.5, -0.25], text="ab", finish_reason="stop", weight_version="7")
+    assert (sample.tokens, sample.response_tokens, sample.response) == ([1, 2, 5, 6], [5, 6], "ab")
+    assert (sample.status, sample.weight_versions, sample.prompt_length) == (Status.COMPLETED, ["7"], 2)
+    assert sample.effective_response_length == 2
+
+
+def test_environment_tokens_are_masked_and_get_zero_log_probs():
+    sample = Sample(index=3, tokens=[1])
+    sample.append_response([5], log_probs=[-0.5])
+    sample.append_response([8, 9], trainable=False)
+    sample.append_response([6], log_probs=[-0.25], finish_reason="length")
+    assert sample.loss_mask == [1, 0, 0, 1]
+    assert sample.rollout_log_probs == [-0.5, 0.0, 0.0, -0.25]
+    assert sample.status is Status.TRUNCATED
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"tokens": [1, 2], "log_probs": [0.0]}, "sample 3: 1 log_probs for 2 tokens"),
+        ({"tokens": [1], "log_probs": [0.0], "trainable": False}, "sample 3: log_probs given for tokens that are not"),
+        ({"tokens": [1]}, "sample 3: earlier response tokens have log_probs and these do not"),
+        ({"tokens": [1], "log_probs": [0.0], "finish_reason": "done"}, "finish_reason 'done'"),
+    ],
+)
+def test_refused_append_changes_nothing(arguments, message):
+    sample = Sample(index=3, tokens=[1])
+    sample.append_response([5], log_probs=[-0.5])
+    before = sample.to_dict()
+    with pytest.raises(SampleError, match=message):
+        sample.append_response(**arguments)
+    assert sample.to_dict() == before
+
+
+def test_wrong_mask_length_is_named():
+    sample = Sample(index=17, tokens=[1, 2, 3], response_length=2, loss_mask=[1])
+    with pytest.raises(SampleError, match="sample 17: loss_mask has 1 entries for response_length 2"):
+        sample.check()
+
+
+def test_dict_round_trip_and_unknown_field():
+    sample = Sample(index=1, tokens=[1, 2], response_length=1, status=Status.ABORTED, metadata={"a": [1]})
+    assert Sample.from_dict(sample.to_dict()) == sample
+    with pytest.raises(SampleError, match=r"unknown fields \['colour'\]"):
+        Sample.from_dict({"index": 1, "colour": "red"})
+
+
+def test_reward_key_must_fit_the_reward():
+    assert Sample(index=1, reward={"acc": 1, "len": 2}).reward_value("acc") == 1.0
+    with pytest.raises(SampleError, match="reward_key is None"):
+        Sample(index=1, reward={"acc": 1}).reward_value()
+    with pytest.raises(SampleError, match="not a dict"):
+        Sample(index=1, reward=1.0).reward_value("acc")
+    with pytest.raises(SampleError, match="sample 1: has no reward"):
+        Sample(index=1).reward_value()

@@ -1,0 +1,147 @@
+"""Settings: order, origins, and every problem at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from slime_core.config.check import check_settings
+from slime_core.config.derive import batch_sizes
+from slime_core.config.load import load_settings
+from slime_core.config.sections import DataSection, RolloutSection, RunSection, TrainSection
+from slime_core.errors import ConfigError
+
+RECIPE = """
+[model]
+hf_checkpoint = "m"
+[rollout]
+rollout_batch_size = 4
+n_samples_per_prompt = 2
+rollout_max_response_len = 8
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> str:
+    path = tmp_path / "r.toml"
+    path.write_text(RECIPE)
+    return str(path)
+
+
+@pytest.fixture
+def load(registry_of, recipe):
+    return lambda *flags: load_settings([recipe], flags, registry=registry_of())
+
+
+def problems(function, *args) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        function(*args)
+    return [str(problem) for problem in caught.value.problems]
+
+
+def test_flags_override_recipes_override_defaults(load, recipe, tmp_path, registry_of):
+    second = tmp_path / "second.toml"
+    second.write_text("[train]\nlr = 3e-5\nbf16 = false\n[rollout]\nn_samples_per_prompt = 3\n")
+    settings = load_settings([recipe, str(second)], ["--lr", "1e-4"], registry=registry_of())
+    train, rollout = settings.section(TrainSection), settings.section(RolloutSection)
+    assert (train.lr, train.bf16, train.clip_grad) == (1e-4, False, 1.0)
+    assert (rollout.n_samples_per_prompt, rollout.rollout_batch_size) == (3, 4)
+    assert settings.origin("train", "lr") == "--lr"
+    assert settings.origin("rollout", "n_samples_per_prompt") == str(second)
+    assert settings.origin("train", "clip_grad") == "default"
+
+
+def test_flag_forms(load):
+    settings = load(
+        "--no-bf16", "--rollout-top-k=-1", "--rollout-stop", "a", "b", "--rm-args", '{"x": 1}', "--num-epoch", "none",
+        "--set", "train.lr=2e-5", "run.run_name=x", "--prompt-key", "question",
+    )  # fmt: skip
+    assert settings.section(TrainSection).lr == 2e-5
+    assert settings.section(TrainSection).bf16 is False
+    assert settings.section(RolloutSection).rollout_stop == ["a", "b"]
+    assert settings.section(RunSection).run_name == "x"
+    assert settings.section(DataSection).input_key == "question"  # the reference system's older spelling
+
+
+def test_every_problem_is_reported_at_once_with_the_nearest_name(load):
+    found = problems(load, "--rollout-batch-sise", "3", "--lr", "fast", "--set", "train.lrr=1", "--no-lr")
+    assert found[0].startswith("--rollout-batch-sise: found an unknown flag; wanted '--rollout-batch-size'")
+    assert any(p.startswith("--lr: found 'fast'") for p in found)
+    assert any("'train.lr' (the nearest name)" in p for p in found)
+    assert any(p.startswith("--no-lr: found an unknown flag") for p in found)
+
+
+def test_unknown_key_of_a_recipe_names_file_and_section(registry_of, tmp_path):
+    path = tmp_path / "bad.toml"
+    path.write_text(RECIPE + "[train]\nlearning_rate = 1\nrm_type = 'x'\n[trian]\nlr = 1\n")
+    found = problems(lambda: load_settings([str(path)], [], registry=registry_of()))
+    assert f"{path}: train.learning_rate: found an unknown key" in found[0]
+    assert f"{path}: train.rm_type: found an unknown key; wanted it in [reward]" in found[1]
+    assert found[2] == f"{path}: [trian]: found an unknown section; wanted 'train' (the nearest name)"
+
+
+def test_missing_values_say_which_flag_gives_them(registry_of):
+    found = problems(lambda: load_settings([], [], registry=registry_of()))
+    assert any("give --rollout-batch-size or set it in [rollout]" in p for p in found)
+
+
+def test_unreadable_recipe_is_the_only_complaint(registry_of, tmp_path):
+    assert len(problems(lambda: load_settings([str(tmp_path / "no.toml")], [], registry=registry_of()))) == 1
+
+
+def test_plugin_section_gets_prefixed_flags(install, registry_of, recipe):
+    source = (
+        "from slime_core.config.base import SectionModel\n"
+        "from slime_core.plugins.hooks import Section, hookimpl\n"
+        "class Acme(SectionModel):\n    size: int = 3\n    '''How many.'''\n"
+        "@hookimpl\ndef slime_config_sections():\n    return [Section('acme', Acme)]\n"
+    )
+    install("acme", "[slime]\nacme = acme_section\n", acme_section=source)
+    settings = load_settings([recipe], ["--acme-size", "5"], registry=registry_of())
+    assert settings.section_of("acme") == {"size": 5}
+
+
+def test_two_owners_of_one_flag_are_refused(install, registry_of, recipe):
+    source = (
+        "from slime_core.config.base import SectionModel\n"
+        "from slime_core.plugins.hooks import Section, hookimpl\n"
+        "class Acme(SectionModel):\n    lr: float = 3.0\n"
+        "@hookimpl\ndef slime_config_sections():\n    return [Section('acme', Acme, prefix='')]\n"
+    )
+    install("acme", "[slime]\nacme = acme_clash\n", acme_clash=source)
+    found = problems(lambda: load_settings([recipe], [], registry=registry_of()))
+    assert found == ["--lr: found it in slime-core and in acme; wanted one owner; uninstall one"]
+
+
+def test_batch_sizes_that_do_not_multiply_out_show_the_equation(load):
+    found = problems(batch_sizes, load("--global-batch-size", "3"))
+    assert "4 x 2 = 8, and 3 x 2 = 6" in found[0]
+
+
+def test_batch_sizes_follow_from_steps(load):
+    sizes = batch_sizes(load("--num-steps-per-rollout", "2"))
+    assert (sizes.global_batch_size, sizes.num_steps_per_rollout, sizes.over_sampling_batch_size) == (4, 2, 4)
+
+
+def test_cross_checks_name_what_is_missing(load, registry_of):
+    found = [str(p) for p in check_settings(load("--eval-interval", "2"), registry_of())]
+    for wanted in ("run.num_rollout", "data.prompt_data", "eval.eval_interval", "reward.rm_type"):
+        assert any(p.startswith(wanted) for p in found), wanted
+
+
+def test_two_rewards_are_refused(load, registry_of):
+    found = [str(p) for p in check_settings(load("--rm-type", "a", "--custom-rm-path", "b:c"), registry_of())]
+    assert any("found 'a' and 'b:c'; wanted one of them" in p for p in found)
+
+
+def test_settings_cannot_be_changed(load):
+    with pytest.raises(ValueError, match="frozen"):
+        load().section(TrainSection).lr = 1.0
+
+
+def test_toml_of_settings_loads_to_the_same_settings(load, registry_of, tmp_path):
+    settings = load("--lr", "1e-5", "--rollout-stop", "\n", '"')
+    path = tmp_path / "again.toml"
+    path.write_text(settings.to_toml())
+    again = load_settings([str(path)], [], registry=registry_of())
+    assert again.sections == settings.sections

@@ -1,0 +1,50 @@
+"""Estimators of KL(π || π_ref) from the log-probs of tokens drawn from π.
+
+All take x = log π − log π_ref [T] (nats) and return one value a token [T].
+Source: J. Schulman, "Approximating KL divergence", joschu.net/blog/kl-approx.html; slime/utils/ppo_utils.py
+`compute_approx_kl`, from which we differ where it overflows (see `low_var_kl`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+KlType = Literal["k1", "k2", "k3", "low_var_kl"]
+
+LOW_VAR_LIMIT = 10.0
+"""`low_var_kl` is cut off here, nats."""
+
+
+def k1(x: Tensor) -> Tensor:
+    """Return x: unbiased, of either sign, of high variance."""
+    return x
+
+
+def k2(x: Tensor) -> Tensor:
+    """Return x²/2: never negative, biased, of low variance."""
+    return x.square() / 2
+
+
+def k3(x: Tensor) -> Tensor:
+    """Return e^(−x) − 1 + x: never negative, unbiased; float32 overflows to infinity below x = −88."""
+    # expm1 keeps the digits that exp(-x) - 1 loses near x = 0, where training starts.
+    return torch.expm1(-x) + x
+
+
+def low_var_kl(x: Tensor) -> Tensor:
+    """Return k3, cut off at 10: finite, with a finite gradient, for every finite x."""
+    # k3(±20) > 10, so cutting x there changes no value; it keeps the backward pass from computing 0 · inf.
+    return k3(x.clamp(-20.0, 20.0)).clamp(max=LOW_VAR_LIMIT)
+
+
+KL_ESTIMATORS: dict[KlType, Callable[[Tensor], Tensor]] = {
+    "k1": k1,
+    "k2": k2,
+    "k3": k3,
+    "low_var_kl": low_var_kl,
+}
+"""Estimators by the names that `--kl-loss-type` takes."""

@@ -1,0 +1,28 @@
+"""Settings of the losses. Names and defaults are the reference system's flags."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Gt, Lt
+from slime_core.config.base import SectionModel
+
+
+class AlgosSection(SectionModel):
+    """Options of losses and estimators; each takes those whose names are its own keyword parameters."""
+
+    eps_clip: Annotated[float, Ge(0), Lt(1)] = 0.2
+    """How far below 1 the ratio of new to old probability may fall before it is clipped; above 1 as well,
+    unless `eps_clip_high` is given."""
+    eps_clip_high: Annotated[float, Ge(0)] | None = None
+    """How far above 1 the ratio may rise before it is clipped; `eps_clip` when not given."""
+    eps_clip_c: Annotated[float, Gt(1)] | None = None
+    """Dual clip: a token of negative advantage A loses at most -A times this; no limit when not given."""
+    entropy_coef: float = 0.0
+    """Weight of the entropy bonus."""
+    use_kl_loss: bool = False
+    """Compute the KL divergence from the reference model, and report it."""
+    kl_loss_coef: Annotated[float, Ge(0)] = 0.0
+    """Weight of the KL divergence in the loss; 0 only reports it. Needs `use_kl_loss`."""
+    kl_loss_type: Literal["k1", "k2", "k3", "low_var_kl"] = "k1"
+    """Estimator of the KL divergence."""
