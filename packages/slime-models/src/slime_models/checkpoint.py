@@ -36,8 +36,8 @@ def read_config(folder: Path) -> dict[str, Any]:
 class HfCheckpoint(Mapping[str, Tensor]):
     """The weights of a Hugging Face folder: name -> tensor on the CPU.
 
-    Tensors are read when they are asked for, and are views of the mapped file: copy before writing to one. The
-    headers of all files are checked at once.
+    Tensors are read when they are asked for, and are views of the mapped file: copy before writing to one.
+    The headers of all files are checked at once.
 
     Args:
         folder: holds model.safetensors, or model.safetensors.index.json and the files that it lists.
@@ -137,7 +137,7 @@ def write_weights(
     if len(files) == 1:
         files[0][0].rename(folder / _SINGLE)
         return
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for number, (path, names) in enumerate(files, start=1):
         file = f"model-{number:05d}-of-{len(files):05d}.safetensors"
         path.rename(folder / file)

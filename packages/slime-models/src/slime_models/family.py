@@ -136,7 +136,8 @@ class ModelFamily:
         if weight is None:
             tied = " with tied embeddings" if architecture.tie_word_embeddings else ""
             raise WeightSyncError(
-                f"{name}: no Megatron tensor of a {self.model_type} model of {architecture.num_layers} layers{tied}"
+                f"{name}: no Megatron tensor of a {self.model_type} model"
+                f" of {architecture.num_layers} layers{tied}"
             )
         return weight
 
@@ -146,7 +147,8 @@ class ModelFamily:
             part = hf[name]
             if tuple(part.shape) != shape:
                 raise CheckpointError(
-                    f"{name}: found shape {tuple(part.shape)}; wanted {shape}, by config.json ({' x '.join(dims)})"
+                    f"{name}: found shape {tuple(part.shape)}; wanted {shape}, by config.json "
+                    f"({' x '.join(dims)})"
                 )
             parts.append(part)
         return weight.rule.layout.pack(parts, architecture)

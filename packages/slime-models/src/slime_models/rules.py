@@ -157,7 +157,8 @@ def _pack_qkv(parts: Sequence[Tensor], architecture: Architecture) -> Tensor:
 def _unpack_qkv(tensor: Tensor, architecture: Architecture) -> Sequence[Tensor]:
     groups, per_group = architecture.num_query_groups, architecture.heads_per_group
     by_group = tensor.reshape(groups, per_group + 2, architecture.head_dim, *tensor.shape[1:])
-    return tuple(part.flatten(0, 2) for part in by_group.split([per_group, 1, 1], dim=1))
+    query, key, value = by_group[:, :per_group], by_group[:, -2:-1], by_group[:, -1:]
+    return query.flatten(0, 2), key.flatten(0, 2), value.flatten(0, 2)
 
 
 def _pack_gated(parts: Sequence[Tensor], architecture: Architecture) -> Tensor:

@@ -48,7 +48,7 @@ class HfTokenizer:
         Args:
             messages: each with `role` and `content`.
             tools: tool schemas.
-            kwargs: variables of the template; `add_generation_prompt=False` leaves out the assistant's opening.
+            kwargs: the template's variables; `add_generation_prompt=False` leaves the assistant out.
 
         Raises:
             DataError: the folder has no chat template, or the template refuses the messages.
