@@ -36,8 +36,8 @@ def read_config(folder: Path) -> dict[str, Any]:
 class HfCheckpoint(Mapping[str, Tensor]):
     """The weights of a Hugging Face folder: name -> tensor on the CPU.
 
-    Tensors are read when they are asked for, and are views of the mapped file: copy before writing to one. Headers
-    of all files are checked at once.
+    Tensors are read when they are asked for, and are views of the mapped file: copy before writing to one.
+    The headers of all files are checked at once.
 
     Args:
         folder: holds model.safetensors, or model.safetensors.index.json and the files that it lists.
@@ -88,7 +88,7 @@ class HfCheckpoint(Mapping[str, Tensor]):
             missing = sorted(promised.difference(self._open(file).keys()))
             if missing:
                 raise CheckpointError(
-                    f"{self.folder / file}: lacks {missing[0]} and {len(missing) - 1} more of the tensors that "
+                    f"{self.folder / file}: lacks {missing[0]} (and {len(missing) - 1} more) of what "
                     f"{_INDEX} says it holds; fetch it again"
                 )
         return weight_map
@@ -137,7 +137,7 @@ def write_weights(
     if len(files) == 1:
         files[0][0].rename(folder / _SINGLE)
         return
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for number, (path, names) in enumerate(files, start=1):
         file = f"model-{number:05d}-of-{len(files):05d}.safetensors"
         path.rename(folder / file)
@@ -172,7 +172,7 @@ def save_hf(
 
 @contextlib.contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """Yield an empty folder beside `target` that becomes `target` when the block ends, and goes when it raises.
+    """Yield an empty folder that becomes `target` when the block ends, and goes when it raises.
 
     Raises:
         CheckpointError: `target` exists (also when another process made it meanwhile), or cannot be written.

@@ -41,7 +41,7 @@ class ModelFamily:
     rules: tuple[Rule, ...]
     """The weights, in the order in which they are sent."""
     architecture: Callable[[Mapping[str, Any]], Architecture]
-    """Reads a parsed config.json; raises DataError, naming the field, for what the family does not support."""
+    """Reads a parsed config.json; raises DataError, naming the field, for what is not supported."""
     ignored: tuple[str, ...] = ()
     """Tensors that old folders hold and nobody needs; names may contain `{layer}`."""
 
@@ -73,7 +73,7 @@ class ModelFamily:
         """Yield every Megatron tensor (name, unsharded tensor), reading `hf` lazily, one weight at a time.
 
         Raises:
-            CheckpointError: `hf` lacks a tensor, has one that no rule knows, or one of another shape; names it.
+            CheckpointError: `hf` lacks a tensor, has an unknown one, or one of another shape; names it.
         """
         self.check_names(hf, architecture)
         for weight in self.weights(architecture).values():
@@ -103,8 +103,8 @@ class ModelFamily:
         weight = self._weight(name, architecture)
         if tuple(tensor.shape) != weight.shape:
             raise WeightSyncError(
-                f"{name}: found shape {tuple(tensor.shape)}; wanted {weight.shape} ({' x '.join(weight.rule.dims)}); "
-                "gather tensor-parallel shards first"
+                f"{name}: found shape {tuple(tensor.shape)}; wanted {weight.shape} "
+                f"({' x '.join(weight.rule.dims)}); gather tensor-parallel shards first"
             )
         yield from zip(weight.hf, weight.rule.layout.unpack(tensor, architecture), strict=True)
 
@@ -134,9 +134,10 @@ class ModelFamily:
     def _weight(self, name: str, architecture: Architecture) -> Weight:
         weight = self.weights(architecture).get(name)
         if weight is None:
+            tied = " with tied embeddings" if architecture.tie_word_embeddings else ""
             raise WeightSyncError(
-                f"{name}: a {self.model_type} model of {architecture.num_layers} layers"
-                f"{' with tied embeddings' if architecture.tie_word_embeddings else ''} has no such Megatron tensor"
+                f"{name}: no Megatron tensor of a {self.model_type} model"
+                f" of {architecture.num_layers} layers{tied}"
             )
         return weight
 
@@ -146,7 +147,8 @@ class ModelFamily:
             part = hf[name]
             if tuple(part.shape) != shape:
                 raise CheckpointError(
-                    f"{name}: found shape {tuple(part.shape)}; wanted {shape} ({' x '.join(dims)}) by config.json"
+                    f"{name}: found shape {tuple(part.shape)}; wanted {shape}, by config.json "
+                    f"({' x '.join(dims)})"
                 )
             parts.append(part)
         return weight.rule.layout.pack(parts, architecture)

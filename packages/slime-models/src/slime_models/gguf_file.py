@@ -89,7 +89,7 @@ def _config(reader: Any) -> Any:
 def _generation_config(config: Any) -> Any:
     from transformers import GenerationConfig
 
-    return GenerationConfig(
+    return GenerationConfig(  # type: ignore[no-untyped-call]  # transformers leaves its constructor untyped
         bos_token_id=config.bos_token_id, eos_token_id=[config.eos_token_id], pad_token_id=config.pad_token_id
     )
 
@@ -97,15 +97,17 @@ def _generation_config(config: Any) -> Any:
 def _tokenizer(reader: Any) -> Any:
     """Build the tokenizer: byte-level BPE that splits numbers into digits first.
 
-    transformers reads GGUF tokenizers too, but leaves the digits' splitting out (5.19), which changes how blanks
-    and line ends before a number are encoded.
+    transformers reads GGUF tokenizers too, but leaves out the digits' splitting (5.19), which changes how
+    blanks and line ends before a number are encoded.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     model, splitting = _field(reader, "tokenizer.ggml.model"), _field(reader, "tokenizer.ggml.pre")
     if (model, splitting) != ("gpt2", "smollm"):
-        raise DataError(f"GGUF file: tokenizer.ggml.model, .pre: found {model}, {splitting}; wanted gpt2, smollm")
+        raise DataError(
+            f"GGUF file: tokenizer.ggml.model, .pre: found {model}, {splitting}; wanted gpt2, smollm"
+        )
     tokens: list[str] = _field(reader, "tokenizer.ggml.tokens")
     merges = [tuple(merge.split(" ")) for merge in _field(reader, "tokenizer.ggml.merges")]
     tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
@@ -118,7 +120,7 @@ def _tokenizer(reader: Any) -> Any:
         [AddedToken(token, normalized=False) for token, kind in kinds if kind == _CONTROL]
     )
     ids = {part: _field(reader, f"tokenizer.ggml.{name}_token_id") for part, name in _SPECIAL.items()}
-    return PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]  # as above
         tokenizer_object=tokenizer,
         chat_template=_field(reader, "tokenizer.chat_template"),
         model_max_length=_field(reader, "llama.context_length"),

@@ -48,7 +48,7 @@ class HfTokenizer:
         Args:
             messages: each with `role` and `content`.
             tools: tool schemas.
-            kwargs: variables of the template; `add_generation_prompt=False` leaves the assistant's opening out.
+            kwargs: the template's variables; `add_generation_prompt=False` leaves the assistant out.
 
         Raises:
             DataError: the folder has no chat template, or the template refuses the messages.
@@ -56,8 +56,8 @@ class HfTokenizer:
         if not self.inner.chat_template:
             raise DataError(
                 f"{self._where}: has no chat template (chat_template.jinja, or chat_template in "
-                "tokenizer_config.json), and --apply-chat-template wants one; add one, use an instruct model, "
-                "or write the prompts as plain text"
+                "tokenizer_config.json), and --apply-chat-template wants one; add one, use an instruct "
+                "model, or write the prompts as plain text"
             )
         from jinja2 import TemplateError
 
@@ -80,8 +80,8 @@ def load_tokenizer(model_path: Path) -> HfTokenizer:
     folder = Path(model_path)
     if not any((folder / file).is_file() for file in _VOCABULARIES):
         raise DataError(
-            f"{folder}: found no tokenizer; wanted one of {', '.join(_VOCABULARIES)} (with tokenizer_config.json); "
-            "copy the tokenizer's files of the model that this one was made from"
+            f"{folder}: found no tokenizer; wanted one of {', '.join(_VOCABULARIES)} (with "
+            "tokenizer_config.json); copy the tokenizer's files of the model that this one was made from"
         )
     from transformers import AutoTokenizer
 

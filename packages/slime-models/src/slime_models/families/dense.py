@@ -56,7 +56,7 @@ IGNORED = (_HF + "self_attn.rotary_emb.inv_freq",)
 
 
 def dense_rules(*attention: Rule) -> tuple[Rule, ...]:
-    """Return the table of a dense decoder; `attention` is what it has between the fused qkv and the output."""
+    """Return the table of a dense decoder; `attention` is what it has between fused qkv and output."""
     return (
         EMBEDDING,
         INPUT_NORM,
