@@ -207,8 +207,8 @@ def _place_media(
     for kind, items in media.items():
         if used[kind] != len(items):
             raise DataError(
-                f"{record.where}: found {used[kind]} <{kind}> in the prompt and {len(items)} in {keys[kind]!r};"
-                " wanted one placeholder for each"
+                f"{record.where}: found {used[kind]} <{kind}> in the prompt and {len(items)} items in "
+                f"{keys[kind]!r}; wanted one placeholder for each"
             )
     return placed, {kind: items for kind, items in media.items() if items}
 
