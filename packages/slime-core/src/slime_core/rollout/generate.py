@@ -24,8 +24,8 @@ async def single_turn(ctx: GenerateContext, sample: Sample, params: SamplingPara
         raise SampleError(f"{sample.name}: status is {sample.status}; wanted pending or aborted")
     if not sample.tokens:
         raise SampleError(
-            f"{sample.name}: has no prompt ids; set --apply-chat-template, or choose a generator that renders "
-            "chat messages"
+            f"{sample.name}: has no prompt ids; set --apply-chat-template, or choose a generator that "
+            "renders chat messages"
         )
     if sample.multimodal_inputs:
         raise SampleError(
