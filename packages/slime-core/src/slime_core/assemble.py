@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from slime_core.config.settings import Settings
 from slime_core.errors import CheckpointError, ConfigError, PluginError, Problem
 from slime_core.plugins.bind import bind, choose_options
 from slime_core.plugins.registry import Registry
-from slime_core.protocols import DataSource
+from slime_core.protocols import DataSource, TokenView, needs_of
 from slime_core.rewards.pool import RewardPool
 from slime_core.run import Run, failed_group
 from slime_core.rundir import RunDir
@@ -113,9 +114,6 @@ async def assemble(settings: Settings, registry: Registry) -> Run:
 async def start(run: Run) -> None:
     """Start every part of an assembled run, and restore its newest checkpoint."""
     found = _find_checkpoint(run)
-    if found is not None and found.next_step >= run.num_steps and found.path.parent == run.run_dir.checkpoints:
-        run.start_step = found.next_step
-        return  # nothing left to do: start nothing
     await run.trainer.start()
     await run.engine.start()
     if run.scorer is not None:
@@ -141,7 +139,7 @@ async def restore(run: Run, found: checkpoint.Checkpoint) -> None:
         run.wall_before_s = float(state["wall_s"])
     except KeyError as error:
         raise CheckpointError(f"{found.path}: its state has no {error}; wanted a checkpoint of this version") from error
-    run.start_step = found.next_step
+    run.start_step = run.done_steps = found.next_step
     logger.info("resumed from %s: next step is %d", found.path, found.next_step)
 
 
@@ -174,24 +172,50 @@ def reward_pool(settings: Settings, registry: Registry) -> RewardPool | None:
     return RewardPool(plugin.value, options, workers=section.reward_workers, timeout_s=section.reward_timeout_s)
 
 
-def algorithm(settings: Settings, registry: Registry) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Return the advantage estimator and the loss, options bound; trainers call this."""
+@dataclass(frozen=True)
+class Algorithm:
+    """What a trainer computes with, options bound."""
+
+    estimator: Callable[[TokenView], tuple[Any, Any]]
+    """View -> (advantages, returns); see `protocols.AdvantageEstimator`."""
+    loss: Callable[[TokenView, Any], tuple[Any, Mapping[str, Any]]]
+    """(View, advantages) -> (loss, metrics); see `protocols.LossFn`."""
+    needs: frozenset[str]
+    """Optional fields of `TokenView` that the two read."""
+    reward_transform: str
+    """Reward transform that the estimator wants."""
+
+
+def algorithm(settings: Settings, registry: Registry) -> Algorithm:
+    """Return the chosen estimator and loss; every trainer calls this.
+
+    Raises:
+        PluginError: one does not import, is not callable, or does not take its options.
+    """
     section, picked = settings.section(AlgorithmSection), choices(settings)
-    resolve = functools.partial(resolve_function, settings, registry)
-    estimator = resolve(
-        "slime.advantages", picked.advantage, where="algorithm.advantage_args", explicit=section.advantage_args
-    )
-    loss = resolve("slime.losses", picked.loss, where="algorithm.loss_args", explicit=section.loss_args)
-    return estimator, loss
+    bound, needs = [], frozenset[str]()
+    for group, reference, where, explicit in (
+        ("slime.advantages", picked.advantage, "algorithm.advantage_args", section.advantage_args),
+        ("slime.losses", picked.loss, "algorithm.loss_args", section.loss_args),
+    ):
+        function = resolve_function(settings, registry, group, reference, where=where, explicit=explicit)
+        needs |= needs_of(function, getattr(function, "keywords", {}))
+        bound.append(function)
+    estimator, loss = bound
+    if not hasattr(estimator, "reward_transform"):
+        raise PluginError(
+            f"slime.advantages: {picked.advantage!r} does not say which rewards it wants; set its attribute "
+            "`reward_transform` to the name of a reward transform, such as 'group-norm' or 'raw'"
+        )
+    return Algorithm(estimator, loss, needs, estimator.reward_transform)
 
 
 def _functions(settings: Settings, registry: Registry) -> dict[str, Any]:
     section, rollout, picked = settings.section(AlgorithmSection), settings.section(RolloutSection), choices(settings)
     resolve = functools.partial(resolve_function, settings, registry)
-    estimator, _ = algorithm(settings, registry)
     transform = resolve(
         "slime.reward_transforms",
-        settings.section(RewardSection).custom_reward_post_process_path or estimator.reward_transform,
+        settings.section(RewardSection).custom_reward_post_process_path or algorithm(settings, registry).reward_transform,
         where="algorithm.reward_transform_args",
         explicit=section.reward_transform_args,
     )

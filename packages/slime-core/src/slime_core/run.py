@@ -77,6 +77,8 @@ class Run:
     """The dynamic sampling filter, its options bound."""
     start_step: int = 0
     """First step of this process; later than 0 when resumed."""
+    done_steps: int = 0
+    """Steps that are behind this run, earlier processes included."""
     eval_before: float | None = None
     """Accuracy before the first step."""
     eval_after: float | None = None
@@ -86,6 +88,8 @@ class Run:
     _metrics: Metrics = field(default_factory=dict)
     _drops: Counter[str] = field(default_factory=Counter)
     _step: int = 0
+    _evaluated_at: int | None = None
+    _saved_at: int | None = None
     _began: float = field(default_factory=time.perf_counter)
     _step_began: float = 0.0
 
@@ -172,17 +176,29 @@ class Run:
     async def end_step(self, step: int) -> None:
         """Evaluate and save when it is time, and tell the trackers the step's metrics."""
         self._metrics["perf/step_time"] = time.perf_counter() - self._step_began
-        last = step + 1 == self.num_steps
-        interval = self.settings.section(EvalSection).eval_interval
-        if interval is not None and (last or (step + 1) % interval == 0):
-            self._metrics |= await self.evaluate(step + 1)
+        self.done_steps = step + 1
+        last = self.done_steps == self.num_steps
+        if _due(self.done_steps, self.settings.section(EvalSection).eval_interval, last=last):
+            self._metrics |= await self.evaluate(self.done_steps)
         metrics, self._metrics = self._metrics, {}
         for tracker in self.trackers:
             tracker.log(step, metrics)
         self.registry.hooks.slime_step_end(run=self, step=step, metrics=metrics)
-        every = self.settings.section(CheckpointSection).save_interval
-        if every is not None and (last or (step + 1) % every == 0):
-            await self.save(step + 1)
+        if _due(self.done_steps, self.settings.section(CheckpointSection).save_interval, last=last):
+            await self.save(self.done_steps)
+
+    async def finish(self) -> None:
+        """Evaluate and save where a loop stopped early; nothing is left to do after the last step."""
+        if _due(self.done_steps, self.settings.section(EvalSection).eval_interval, last=True) and (
+            self._evaluated_at != self.done_steps
+        ):
+            metrics = await self.evaluate(self.done_steps)
+            for tracker in self.trackers:
+                tracker.log(self.done_steps - 1, metrics)
+        if _due(self.done_steps, self.settings.section(CheckpointSection).save_interval, last=True) and (
+            self._saved_at != self.done_steps
+        ):
+            await self.save(self.done_steps)
 
     async def evaluate(self, step: int) -> Metrics:
         """Evaluate on the held-out prompts; returns `eval/*` metrics and remembers the accuracy."""
@@ -191,7 +207,7 @@ class Run:
         begin = time.perf_counter()
         section = self.settings.section(EvalSection)
         metrics, accuracy = await evaluate_groups(self, self.eval_source, section, step=step)
-        self.eval_after = accuracy
+        self.eval_after, self._evaluated_at = accuracy, step
         return metrics | {"perf/eval_time": time.perf_counter() - begin}
 
     async def save(self, next_step: int) -> None:
@@ -210,6 +226,7 @@ class Run:
             save_trainer=self.trainer.save,
             keep=self.settings.section(CheckpointSection).keep_checkpoints,
         )
+        self._saved_at = next_step
         self.report("save", 1, 1)
 
     # What a rollout function uses.
@@ -234,6 +251,7 @@ class Run:
         section = self.settings.section(RolloutSection)
         return SamplingParams(
             max_new_tokens=section.rollout_max_response_len,
+            min_new_tokens=section.rollout_min_new_tokens,
             temperature=section.rollout_temperature,
             top_p=section.rollout_top_p,
             top_k=section.rollout_top_k,
@@ -258,7 +276,7 @@ class Run:
             results = await asyncio.gather(*(self.scorer.score(sample) for sample in samples))
         for sample, result in zip(samples, results, strict=True):
             if isinstance(result, RewardFailure):
-                error = fail(sample, f"reward {self.scorer.reference}: {result.kind}: {result.message}")
+                error = fail(sample, result.message)
                 logger.warning("%s", error)
                 if section.on_reward_error == "stop":
                     raise error
@@ -296,7 +314,7 @@ class Run:
         return {
             "status": status,
             "run_name": self.settings.section(RunSection).run_name,
-            "steps": self.num_steps if status == "completed" else self._step,
+            "steps": self.done_steps,
             "eval_before": self.eval_before,
             "eval_after": self.eval_after,
             "wall_s": self.wall_s,
@@ -319,6 +337,11 @@ class Run:
                 return await work
         except TimeoutError as error:
             raise DeadlineError(f"{what}: not done after {seconds:g} s") from error
+
+
+def _due(step: int, interval: int | None, *, last: bool) -> bool:
+    """Say whether something that happens every `interval` steps, and at the end, is due after `step` steps."""
+    return interval is not None and (last or step % interval == 0)
 
 
 def failed_group(group: Group) -> bool:

@@ -54,6 +54,14 @@ class RunDir:
         """Write a JSON file whole or not at all."""
         self.write_text(name, json.dumps(value, indent=2, default=float) + "\n")
 
+    def read_summary(self) -> dict[str, Any]:
+        """Return what `summary.json` says; empty when there is none."""
+        try:
+            summary: dict[str, Any] = json.loads(self.summary.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return {}
+        return summary
+
     def append_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Add a step's line to `metrics.jsonl`."""
         with self.metrics.open("a", encoding="utf-8") as file:

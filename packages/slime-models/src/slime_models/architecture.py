@@ -153,7 +153,9 @@ class ConfigReader:
         value = self._config.get(field)
         value = default if value is None else value
         if value not in supported:
-            raise self.error(field, value, f"{' or '.join(map(repr, supported))}: nothing else is implemented")
+            raise self.error(
+                field, value, f"{' or '.join(map(repr, supported))}: nothing else is implemented"
+            )
 
     def rope(self, supported: Collection[str]) -> tuple[float, RopeScaling | None]:
         """Return (rope_theta, scaling), from `rope_parameters` (transformers 5) or its two older fields.

@@ -36,8 +36,8 @@ def read_config(folder: Path) -> dict[str, Any]:
 class HfCheckpoint(Mapping[str, Tensor]):
     """The weights of a Hugging Face folder: name -> tensor on the CPU.
 
-    Tensors are read when they are asked for, and are views of the mapped file: copy before writing to one. Headers
-    of all files are checked at once.
+    Tensors are read when they are asked for, and are views of the mapped file: copy before writing to one.
+    The headers of all files are checked at once.
 
     Args:
         folder: holds model.safetensors, or model.safetensors.index.json and the files that it lists.
@@ -55,7 +55,9 @@ class HfCheckpoint(Mapping[str, Tensor]):
         elif (self.folder / _SINGLE).is_file():
             self._file_of = dict.fromkeys(self._open(_SINGLE).keys(), _SINGLE)
         else:
-            raise CheckpointError(f"{self.folder}: found neither {_SINGLE} nor {_INDEX}; wanted a Hugging Face folder")
+            raise CheckpointError(
+                f"{self.folder}: found neither {_SINGLE} nor {_INDEX}; wanted a Hugging Face folder"
+            )
 
     def __getitem__(self, name: str) -> Tensor:
         """Return one tensor."""
@@ -78,13 +80,15 @@ class HfCheckpoint(Mapping[str, Tensor]):
     def _read_index(self, path: Path) -> dict[str, str]:
         weight_map = _read_json(path, CheckpointError).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
-            raise CheckpointError(f"{path}: weight_map: found {type(weight_map).__name__}; wanted name -> file")
+            raise CheckpointError(
+                f"{path}: weight_map: found {type(weight_map).__name__}; wanted name -> file"
+            )
         for file in sorted(set(weight_map.values())):
             promised = {name for name, where in weight_map.items() if where == file}
             missing = sorted(promised.difference(self._open(file).keys()))
             if missing:
                 raise CheckpointError(
-                    f"{self.folder / file}: lacks {missing[0]} and {len(missing) - 1} more of the tensors that "
+                    f"{self.folder / file}: lacks {missing[0]} (and {len(missing) - 1} more) of what "
                     f"{_INDEX} says it holds; fetch it again"
                 )
         return weight_map
@@ -96,7 +100,9 @@ class HfCheckpoint(Mapping[str, Tensor]):
         except FileNotFoundError as error:
             raise CheckpointError(f"{path}: missing, and {_INDEX} lists it; fetch it again") from error
         except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{path}: not a whole safetensors file ({error}); fetch it again") from error
+            raise CheckpointError(
+                f"{path}: not a whole safetensors file ({error}); fetch it again"
+            ) from error
         return handle
 
 
@@ -113,6 +119,7 @@ def write_weights(
     def write(shard: dict[str, Tensor]) -> None:
         path = folder / f"part-{len(files):05d}.safetensors"
         save_file(shard, path, metadata={"format": "pt"})
+        path.chmod(0o644)  # safetensors 0.8 makes it readable by its owner alone
         files.append((path, list(shard)))
 
     shard: dict[str, Tensor] = {}
@@ -130,7 +137,7 @@ def write_weights(
     if len(files) == 1:
         files[0][0].rename(folder / _SINGLE)
         return
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for number, (path, names) in enumerate(files, start=1):
         file = f"model-{number:05d}-of-{len(files):05d}.safetensors"
         path.rename(folder / file)
@@ -165,7 +172,7 @@ def save_hf(
 
 @contextlib.contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """Yield an empty folder beside `target` that becomes `target` when the block ends, and goes when it raises.
+    """Yield an empty folder that becomes `target` when the block ends, and goes when it raises.
 
     Raises:
         CheckpointError: `target` exists (also when another process made it meanwhile), or cannot be written.

@@ -41,7 +41,7 @@ class ModelFamily:
     rules: tuple[Rule, ...]
     """The weights, in the order in which they are sent."""
     architecture: Callable[[Mapping[str, Any]], Architecture]
-    """Reads a parsed config.json; raises DataError, naming the field, for what the family does not support."""
+    """Reads a parsed config.json; raises DataError, naming the field, for what is not supported."""
     ignored: tuple[str, ...] = ()
     """Tensors that old folders hold and nobody needs; names may contain `{layer}`."""
 
@@ -59,17 +59,21 @@ class ModelFamily:
 
     def hf_shapes(self, architecture: Architecture) -> dict[str, Shape]:
         """Return Hugging Face name -> shape, for every tensor that a folder of this model must hold."""
-        return {name: shape for weight in self.weights(architecture).values() for name, shape in weight.hf.items()}
+        return {
+            name: shape for weight in self.weights(architecture).values() for name, shape in weight.hf.items()
+        }
 
     def shard(self, name: str, architecture: Architecture) -> Shard:
         """Return how tensor parallelism cuts the Megatron tensor `name`."""
         return self._weight(name, architecture).rule.shard
 
-    def to_megatron(self, hf: Mapping[str, Tensor], architecture: Architecture) -> Iterator[tuple[str, Tensor]]:
+    def to_megatron(
+        self, hf: Mapping[str, Tensor], architecture: Architecture
+    ) -> Iterator[tuple[str, Tensor]]:
         """Yield every Megatron tensor (name, unsharded tensor), reading `hf` lazily, one weight at a time.
 
         Raises:
-            CheckpointError: `hf` lacks a tensor, has one that no rule knows, or one of another shape; names it.
+            CheckpointError: `hf` lacks a tensor, has an unknown one, or one of another shape; names it.
         """
         self.check_names(hf, architecture)
         for weight in self.weights(architecture).values():
@@ -85,7 +89,9 @@ class ModelFamily:
         weight = self._weight(name, architecture)
         missing = [hf_name for hf_name in weight.hf if hf_name not in hf]
         if missing:
-            raise CheckpointError(f"{self.model_type} weights: {_listing(missing)} missing; wanted for {name}")
+            raise CheckpointError(
+                f"{self.model_type} weights: {_listing(missing)} missing; wanted for {name}"
+            )
         return self._packed(weight, hf, architecture)
 
     def to_hf(self, name: str, tensor: Tensor, architecture: Architecture) -> Iterator[tuple[str, Tensor]]:
@@ -97,8 +103,8 @@ class ModelFamily:
         weight = self._weight(name, architecture)
         if tuple(tensor.shape) != weight.shape:
             raise WeightSyncError(
-                f"{name}: found shape {tuple(tensor.shape)}; wanted {weight.shape} ({' x '.join(weight.rule.dims)}); "
-                "gather tensor-parallel shards first"
+                f"{name}: found shape {tuple(tensor.shape)}; wanted {weight.shape} "
+                f"({' x '.join(weight.rule.dims)}); gather tensor-parallel shards first"
             )
         yield from zip(weight.hf, weight.rule.layout.unpack(tensor, architecture), strict=True)
 
@@ -115,7 +121,11 @@ class ModelFamily:
             optional |= {hf for rule in self.rules if not rule.when(architecture) for hf, _ in rule.hf}
         missing, unknown = sorted(wanted - found), sorted(found - wanted - optional)
         if missing or unknown:
-            parts = [f"{_listing(names)} {what}" for names, what in ((missing, "missing"), (unknown, "unknown")) if names]
+            parts = [
+                f"{_listing(names)} {what}"
+                for names, what in ((missing, "missing"), (unknown, "unknown"))
+                if names
+            ]
             raise CheckpointError(
                 f"{self.model_type} weights: {'; '.join(parts)}; wanted the {len(wanted)} tensors of "
                 f"{architecture.num_layers} layers: config.json and the weights are not of one model"
@@ -124,9 +134,10 @@ class ModelFamily:
     def _weight(self, name: str, architecture: Architecture) -> Weight:
         weight = self.weights(architecture).get(name)
         if weight is None:
+            tied = " with tied embeddings" if architecture.tie_word_embeddings else ""
             raise WeightSyncError(
-                f"{name}: a {self.model_type} model of {architecture.num_layers} layers"
-                f"{' with tied embeddings' if architecture.tie_word_embeddings else ''} has no such Megatron tensor"
+                f"{name}: no Megatron tensor of a {self.model_type} model"
+                f" of {architecture.num_layers} layers{tied}"
             )
         return weight
 
@@ -136,7 +147,8 @@ class ModelFamily:
             part = hf[name]
             if tuple(part.shape) != shape:
                 raise CheckpointError(
-                    f"{name}: found shape {tuple(part.shape)}; wanted {shape} ({' x '.join(dims)}) by config.json"
+                    f"{name}: found shape {tuple(part.shape)}; wanted {shape}, by config.json "
+                    f"({' x '.join(dims)})"
                 )
             parts.append(part)
         return weight.rule.layout.pack(parts, architecture)
@@ -145,7 +157,9 @@ class ModelFamily:
 @functools.lru_cache(maxsize=16)
 def _weights(family: ModelFamily, architecture: Architecture) -> Mapping[str, Weight]:
     weights: dict[str, Weight] = {}
-    groups: list[list[Rule]] = [[]]  # rules outside layers stand alone; those of a layer stay together, layer by layer
+    groups: list[list[Rule]] = [
+        []
+    ]  # rules outside layers stand alone; those of a layer stay together, layer by layer
     for rule in family.rules:
         if rule.when(architecture):
             if groups[-1] and (LAYER in rule.megatron) != (LAYER in groups[-1][-1].megatron):

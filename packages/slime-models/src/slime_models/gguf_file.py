@@ -28,6 +28,10 @@ _IN_LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+#: transformers' name of a special token -> GGUF's.
+_SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+#: GGUF token type of tokens that are never spelled by text.
+_CONTROL = 3
 
 
 def write_hf_files(gguf_path: Path, folder: Path) -> None:
@@ -45,8 +49,6 @@ def write_hf_files(gguf_path: Path, folder: Path) -> None:
             f"{gguf_path}: reading a GGUF file needs the distribution gguf, which is not installed; "
             "run `pip install 'slime-models[smollm2]'`"
         ) from error
-    from transformers import AutoTokenizer
-
     from slime_models.checkpoint import write_weights
 
     reader = gguf.GGUFReader(gguf_path)
@@ -56,7 +58,7 @@ def write_hf_files(gguf_path: Path, folder: Path) -> None:
     config = _config(reader)
     config.save_pretrained(folder)
     _generation_config(config).save_pretrained(folder)
-    AutoTokenizer.from_pretrained(gguf_path.parent, gguf_file=gguf_path.name).save_pretrained(folder)
+    _tokenizer(reader).save_pretrained(folder)
     write_weights(folder, _tensors(reader, config))
 
 
@@ -87,8 +89,42 @@ def _config(reader: Any) -> Any:
 def _generation_config(config: Any) -> Any:
     from transformers import GenerationConfig
 
-    return GenerationConfig(
+    return GenerationConfig(  # type: ignore[no-untyped-call]  # transformers leaves its constructor untyped
         bos_token_id=config.bos_token_id, eos_token_id=[config.eos_token_id], pad_token_id=config.pad_token_id
+    )
+
+
+def _tokenizer(reader: Any) -> Any:
+    """Build the tokenizer: byte-level BPE that splits numbers into digits first.
+
+    transformers reads GGUF tokenizers too, but leaves out the digits' splitting (5.19), which changes how
+    blanks and line ends before a number are encoded.
+    """
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    model, splitting = _field(reader, "tokenizer.ggml.model"), _field(reader, "tokenizer.ggml.pre")
+    if (model, splitting) != ("gpt2", "smollm"):
+        raise DataError(
+            f"GGUF file: tokenizer.ggml.model, .pre: found {model}, {splitting}; wanted gpt2, smollm"
+        )
+    tokens: list[str] = _field(reader, "tokenizer.ggml.tokens")
+    merges = [tuple(merge.split(" ")) for merge in _field(reader, "tokenizer.ggml.merges")]
+    tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    kinds = zip(tokens, _field(reader, "tokenizer.ggml.token_type"), strict=True)
+    tokenizer.add_special_tokens(
+        [AddedToken(token, normalized=False) for token, kind in kinds if kind == _CONTROL]
+    )
+    ids = {part: _field(reader, f"tokenizer.ggml.{name}_token_id") for part, name in _SPECIAL.items()}
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]  # as above
+        tokenizer_object=tokenizer,
+        chat_template=_field(reader, "tokenizer.chat_template"),
+        model_max_length=_field(reader, "llama.context_length"),
+        **{part: tokens[token_id] for part, token_id in ids.items()},
     )
 
 
@@ -98,7 +134,7 @@ def _tensors(reader: Any, config: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
     for stored in reader.tensors:
-        tensor = torch.from_numpy(dequantize(stored.data, stored.tensor_type))
+        tensor = torch.tensor(dequantize(stored.data, stored.tensor_type))
         if stored.name in _OUTSIDE:
             yield _OUTSIDE[stored.name], tensor.bfloat16()
             continue

@@ -1,6 +1,6 @@
 """Rules between Hugging Face and Megatron weights: one table per family, read in both directions.
 
-A rule ties one Megatron tensor to the Hugging Face tensors that it holds. Each kind of rule is a `Layout`, the
+A rule ties one Megatron tensor to the Hugging Face tensors that it holds. Each kind of rule is a `Layout`, a
 pair of functions that pack and unpack; because a family lists its rules once, the two directions cannot
 disagree. Megatron names are those of megatron-core's local layer spec, with global layer numbers.
 """
@@ -95,7 +95,7 @@ def vocab(megatron: str, hf: str, *, when: Callable[[Architecture], bool] = alwa
 
 
 def fused_qkv(megatron: str, query: str, key: str, value: str, *, bias: bool = False) -> Rule:
-    """Query, key and value in one; per query group, the queries of its heads, then its key, then its value."""
+    """Query, key and value in one; per query group, its heads' queries, then its key, then its value."""
     rest: Dims = () if bias else ("hidden_size",)
     return Rule(
         megatron=megatron,
@@ -157,7 +157,8 @@ def _pack_qkv(parts: Sequence[Tensor], architecture: Architecture) -> Tensor:
 def _unpack_qkv(tensor: Tensor, architecture: Architecture) -> Sequence[Tensor]:
     groups, per_group = architecture.num_query_groups, architecture.heads_per_group
     by_group = tensor.reshape(groups, per_group + 2, architecture.head_dim, *tensor.shape[1:])
-    return tuple(part.flatten(0, 2) for part in by_group.split([per_group, 1, 1], dim=1))
+    query, key, value = by_group[:, :per_group], by_group[:, -2:-1], by_group[:, -1:]
+    return query.flatten(0, 2), key.flatten(0, 2), value.flatten(0, 2)
 
 
 def _pack_gated(parts: Sequence[Tensor], architecture: Architecture) -> Tensor:

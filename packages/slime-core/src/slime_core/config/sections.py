@@ -111,6 +111,8 @@ class RolloutSection(SectionModel):
     """Most tokens of a response."""
     rollout_max_context_len: Count | None = None
     """Most tokens of prompt and response."""
+    rollout_min_new_tokens: Annotated[int, Ge(0)] = 0
+    """Fewest tokens of a response."""
     rollout_stop: list[str] = []
     """Strings that end a response."""
     rollout_stop_token_ids: list[int] = []

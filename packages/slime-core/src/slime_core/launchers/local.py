@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from typing import Any
 
@@ -37,28 +36,32 @@ async def _launch(settings: Settings, registry: Registry) -> dict[str, Any]:
 
 
 async def drive(run: Run) -> dict[str, Any]:
-    """Start an assembled run, drive it by its loop, and close it."""
+    """Start an assembled run, drive it by its loop to its last step, and close it; returns the summary.
+
+    A run that was completed before is left as it is.
+    """
+    previous = run.run_dir.read_summary()
+    if previous.get("status") == "completed" and previous["steps"] >= run.num_steps:
+        logger.info("completed before; --overwrite starts anew")
+        return previous
     loop = run.registry.resolve("slime.loops", run.settings.section(RunSection).loop)
-    summary = run.summary("failed")
+    summary: dict[str, Any] = {}
     try:
         await start(run)
-        if run.start_step >= run.num_steps and run.run_dir.summary.exists():
-            previous: dict[str, Any] = json.loads(run.run_dir.summary.read_text(encoding="utf-8"))
-            return previous
         for tracker in run.trackers:
             tracker.run_start(run)
         run.registry.hooks.slime_run_start(run=run)
         await loop(run)
+        await run.finish()
         summary = run.summary("completed")
     except BaseException as error:
         summary = run.summary("failed") | {"error": f"{type(error).__name__}: {error}"}
         logger.exception("the run failed")
         raise
     finally:
-        if not (run.start_step >= run.num_steps and run.run_dir.summary.exists()):
-            run.run_dir.write_json("summary.json", summary)
-            for tracker in run.trackers:
-                tracker.run_end(summary)
-            run.registry.hooks.slime_run_end(run=run, summary=summary)
+        run.run_dir.write_json("summary.json", summary)
+        for tracker in run.trackers:
+            tracker.run_end(summary)
+        run.registry.hooks.slime_run_end(run=run, summary=summary)
         await run.close()
     return summary

@@ -1,1 +1,1 @@
-"""From scores to the numbers that are credited."""
+"""Scoring: rewards in killable processes, and the transforms from scores to credited numbers."""

@@ -115,9 +115,9 @@ def reset(sample: Sample) -> Sample:
 
 
 def fail(sample: Sample, message: str) -> RewardError:
-    """Mark a sample FAILED and return the error that says why."""
+    """Mark a sample FAILED for a reason that names it, and return the error that says so."""
     sample.status, sample.failure = Status.FAILED, message
-    return RewardError(f"{sample.name}: {message}")
+    return RewardError(message)
 
 
 def _check_siblings(samples: list[Sample]) -> None:

@@ -226,8 +226,8 @@ def create_engine(build: BuildContext) -> TabularEngine:
 
 def create_trainer(build: BuildContext) -> TabularTrainer:
     """Return a fresh trainer."""
-    estimator, loss = algorithm(build.settings, build.registry)
-    return TabularTrainer(estimator=estimator, loss=loss, lr=build.section(TrainSection).lr)
+    chosen = algorithm(build.settings, build.registry)
+    return TabularTrainer(estimator=chosen.estimator, loss=chosen.loss, lr=build.section(TrainSection).lr)
 
 
 def credit(view: TokenView) -> tuple[Any, Any]:

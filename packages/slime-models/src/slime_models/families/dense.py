@@ -29,7 +29,9 @@ QKV_BIAS = fused_qkv(
 QUERY_NORM = rename(
     _MEGATRON + "self_attention.q_layernorm.weight", _HF + "self_attn.q_norm.weight", ("head_dim",)
 )
-KEY_NORM = rename(_MEGATRON + "self_attention.k_layernorm.weight", _HF + "self_attn.k_norm.weight", ("head_dim",))
+KEY_NORM = rename(
+    _MEGATRON + "self_attention.k_layernorm.weight", _HF + "self_attn.k_norm.weight", ("head_dim",)
+)
 ATTENTION_OUTPUT = rename(
     _MEGATRON + "self_attention.linear_proj.weight",
     _HF + "self_attn.o_proj.weight",
@@ -54,7 +56,7 @@ IGNORED = (_HF + "self_attn.rotary_emb.inv_freq",)
 
 
 def dense_rules(*attention: Rule) -> tuple[Rule, ...]:
-    """Return the table of a dense decoder; `attention` is what it has between the fused qkv and the output."""
+    """Return the table of a dense decoder; `attention` is what it has between fused qkv and output."""
     return (
         EMBEDDING,
         INPUT_NORM,
@@ -105,7 +107,9 @@ def dense_architecture(
     if heads % groups:
         raise read.error("num_key_value_heads", groups, f"a divisor of num_attention_heads, {heads}")
     if head_dim is None and config.get("head_dim") is None and hidden_size % heads:
-        raise read.error("num_attention_heads", heads, f"a divisor of hidden_size, {hidden_size}, or a head_dim")
+        raise read.error(
+            "num_attention_heads", heads, f"a divisor of hidden_size, {hidden_size}, or a head_dim"
+        )
     rope_theta, rope_scaling = read.rope(rope_types)
     return Architecture(
         model_type=model_type,

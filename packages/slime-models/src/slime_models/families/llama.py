@@ -16,6 +16,4 @@ def read_architecture(config: Mapping[str, Any]) -> Architecture:
 
 
 #: Neither biases nor norms of queries and keys.
-LLAMA = ModelFamily(
-    model_type="llama", rules=dense_rules(), architecture=read_architecture, ignored=IGNORED
-)
+LLAMA = ModelFamily(model_type="llama", rules=dense_rules(), architecture=read_architecture, ignored=IGNORED)

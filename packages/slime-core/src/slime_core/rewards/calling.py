@@ -1,0 +1,56 @@
+"""Loading a reward and calling it, alike in a worker and on the event loop."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from slime_core.errors import PluginError
+
+
+def load_reward(reference: str, options: Mapping[str, Any]) -> Callable[..., Any]:
+    """Import `module:attr` and check that it can be called as `reward(sample, **options)`.
+
+    Raises:
+        PluginError: it does not import, or does not take the options.
+    """
+    module, _, attribute = reference.partition(":")
+    try:
+        function: Any = importlib.import_module(module)
+        for part in attribute.split("."):
+            function = getattr(function, part)
+    except (Exception, SystemExit) as error:  # whatever user code raises on import is its failure
+        raise PluginError(f"reward {reference}: does not import: {explain(error)}") from error
+    if not callable(function):
+        raise PluginError(f"reward {reference}: found {type(function).__name__}; wanted a function")
+    try:
+        inspect.signature(function).bind(None, **options)
+    except TypeError as error:
+        signature = inspect.signature(function)
+        raise PluginError(
+            f"reward {reference}: is called with a sample and the options {sorted(options)}, but its "
+            f"signature is {signature} ({error}); options come from rm_args and the plugin's section"
+        ) from error
+    except ValueError:
+        pass  # a builtin without a signature; the call will tell
+    return function  # type: ignore[no-any-return]  # checked to be callable above
+
+
+def is_async(function: Any) -> bool:
+    """Return whether calling `function` gives a coroutine."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(function.__call__)
+
+
+def explain(error: BaseException) -> str:
+    """Describe an error in one line: its type, its message, and the line of code that raised it."""
+    try:
+        text = " ".join(str(error).split())
+    except Exception:  # the error class is user code too
+        text = "(its message cannot be shown)"
+    shown = text if len(text) <= 1000 else f"{text[:1000]}..."
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" (at {frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name})" if frames else ""
+    return f"{type(error).__name__}: {shown}{where}" if shown else f"{type(error).__name__}{where}"

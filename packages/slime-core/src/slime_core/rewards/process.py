@@ -1,0 +1,143 @@
+"""One worker process, seen from the trainer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import sys
+from typing import Any
+
+from slime_core.errors import PluginError
+from slime_core.rewards.frames import HEADER, MAX_REPLY_BYTES, frame
+
+#: What the interpreter of a worker runs, with this process's import path as its arguments.
+_BOOT = "import sys; sys.path[:] = sys.argv[1:]; from slime_core.rewards.worker import main; main()"
+_LAST_LOOK_S = 0.05
+_GUARD_S = 5.0
+
+
+class WorkerDied(Exception):
+    """The worker's process ended while a reply was awaited; says how."""
+
+
+async def done_within(task: asyncio.Task[Any], timeout_s: float) -> bool:
+    """Return whether `task` ends in time; it goes on when not.
+
+    An event loop that was itself held up sees the deadline and the result at once, the deadline first:
+    hence the last look.
+    """
+    await asyncio.wait({task}, timeout=timeout_s)
+    if not task.done():
+        await asyncio.wait({task}, timeout=_LAST_LOOK_S)
+    return task.done()
+
+
+class WorkerProcess:
+    """A process that calls one reward, one job at a time. Belongs to the event loop that started it."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self._jobs = 0
+        self._reading: asyncio.Task[dict[str, Any]] | None = None
+
+    @classmethod
+    async def start(cls, reference: str, setup: bytes, *, timeout_s: float) -> tuple[WorkerProcess, bool]:
+        """Start a process, wait until it has imported the reward, and say whether the reward is async.
+
+        Args:
+            reference: the reward, for messages.
+            setup: pickled (reference, options, memory limit in bytes or None).
+            timeout_s: deadline of start and import.
+
+        Raises:
+            PluginError: the reward does not import, does not take its options, or ends its process on import.
+        """
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-c",
+            _BOOT,
+            *(path or "." for path in sys.path),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,  # an interrupt from the terminal is the trainer's to handle
+        )
+        worker = cls(process)
+        try:
+            answer = await worker.call(setup, timeout_s=timeout_s)
+            if "error" in answer:
+                raise PluginError(answer["error"])
+        except TimeoutError:
+            await worker.kill()
+            raise PluginError(f"reward {reference}: does not import within {timeout_s:g} s") from None
+        except WorkerDied as death:
+            raise PluginError(f"reward {reference}: its process {death} while importing it") from None
+        except BaseException:
+            worker.doom()
+            raise
+        return worker, answer["is_async"]
+
+    async def call(self, payload: bytes, *, timeout_s: float) -> dict[str, Any]:
+        """Send a job and return its reply.
+
+        Raises:
+            TimeoutError: no reply in time. The process still runs: kill it.
+            WorkerDied: the process ended, or sent garbage and was killed.
+        """
+        number, self._jobs = self._jobs, self._jobs + 1
+        self._reading = asyncio.create_task(self._exchange(number, payload))
+        if not await done_within(self._reading, timeout_s):
+            raise TimeoutError
+        try:
+            return self._reading.result()
+        except (EOFError, ConnectionError):
+            raise WorkerDied(_cause_of_death(await self.kill())) from None
+        except ValueError as error:
+            await self.kill()
+            raise WorkerDied(f"sent garbage ({error})") from None
+
+    def doom(self) -> None:
+        """Close the pipe, upon which the guard kills everything below it. Does not wait."""
+        if self._reading is not None:
+            self._reading.cancel()
+        assert self._process.stdin is not None
+        if not self._process.stdin.transport.is_closing():
+            self._process.stdin.transport.abort()  # close() would wait for a full pipe to drain
+
+    async def kill(self) -> int:
+        """Kill the process and all that the reward started, wait for the end, and return the exit status."""
+        self.doom()
+        if self._reading is not None:
+            await asyncio.wait({self._reading})
+        ended = asyncio.create_task(self._drain())
+        if not await done_within(ended, _GUARD_S):
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            await ended
+        return ended.result()
+
+    async def _exchange(self, number: int, payload: bytes) -> dict[str, Any]:
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None and stdout is not None
+        stdin.write(frame(number, payload))
+        await stdin.drain()
+        length, answered = HEADER.unpack(await stdout.readexactly(HEADER.size))
+        if answered != number or length > MAX_REPLY_BYTES:
+            raise ValueError(f"a reply to job {answered} of {length} bytes; wanted one to job {number}")
+        answer: dict[str, Any] = json.loads(await stdout.readexactly(length))
+        return answer
+
+    async def _drain(self) -> int:
+        """Read what is left, so that the end is seen behind it, and wait for the process."""
+        assert self._process.stdout is not None
+        while await self._process.stdout.read(1 << 16):
+            pass
+        return await self._process.wait()
+
+
+def _cause_of_death(status: int) -> str:
+    if status >= 0:
+        return f"ended with exit status {status}"
+    name = signal.Signals(-status).name
+    return f"was killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")

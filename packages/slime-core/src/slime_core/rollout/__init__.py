@@ -1,0 +1,1 @@
+"""Generating the groups of a step."""

@@ -1,0 +1,74 @@
+"""The generator `single-turn`: one prompt, one response."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from slime_core.errors import SampleError
+from slime_core.protocols import Completion, GenerateContext, SamplingParams
+from slime_core.sample import Sample, Status
+
+
+async def single_turn(ctx: GenerateContext, sample: Sample, params: SamplingParams) -> Sample:
+    """Generate the response, or go on with one that was aborted, within `max_new_tokens` for both together.
+
+    The text is decoded from all response ids at once: decoded piece by piece, a character whose bytes two
+    calls share would be lost. Only where earlier text is not what its ids spell (a generator put it there) is
+    new text appended to it.
+
+    Raises:
+        SampleError: the sample is finished, has no prompt ids, or carries media, which ids alone do not.
+    """
+    if sample.status not in (Status.PENDING, Status.ABORTED):
+        raise SampleError(f"{sample.name}: status is {sample.status}; wanted pending or aborted")
+    if not sample.tokens:
+        raise SampleError(
+            f"{sample.name}: has no prompt ids; set --apply-chat-template, or choose a generator that renders "
+            "chat messages"
+        )
+    if sample.multimodal_inputs:
+        raise SampleError(
+            f"{sample.name}: carries {sorted(sample.multimodal_inputs)}, and single-turn sends ids only; "
+            "choose a generator that sends media"
+        )
+    budget = params.max_new_tokens - sample.response_length
+    if budget <= 0:
+        sample.status = Status.TRUNCATED
+        return sample
+    completion = await ctx.engine.generate(
+        sample.tokens,
+        dataclasses.replace(
+            params,
+            max_new_tokens=budget,
+            min_new_tokens=max(0, params.min_new_tokens - sample.response_length),
+        ),
+        session_id=sample.session_id,
+    )
+    _append(ctx, sample, completion, skip_special_tokens=params.skip_special_tokens)
+    return sample
+
+
+def _append(
+    ctx: GenerateContext, sample: Sample, completion: Completion, *, skip_special_tokens: bool
+) -> None:
+    def decode(tokens: Sequence[int]) -> str:
+        return ctx.tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens)
+
+    n_prompt = len(sample.tokens)
+    earlier = sample.response_tokens
+    if not earlier or sample.response == decode(earlier):
+        text = decode(earlier + completion.tokens)
+    else:
+        text = sample.response + decode(completion.tokens)
+    sample.append_response(
+        completion.tokens,
+        log_probs=completion.log_probs,
+        finish_reason=completion.finish_reason,
+        weight_version=completion.weight_version,
+    )
+    sample.response = text
+    if "cached_tokens" in completion.metadata:
+        counts = sample.prefix_cache_info
+        counts["cached_tokens"] = counts.get("cached_tokens", 0) + int(completion.metadata["cached_tokens"])
+        counts["total_prompt_tokens"] = counts.get("total_prompt_tokens", 0) + n_prompt

@@ -1,0 +1,71 @@
+"""Cutting the samples of an optimizer step into micro-batches that fit into memory."""
+
+from __future__ import annotations
+
+import heapq
+import logging
+from collections.abc import Sequence
+
+logger = logging.getLogger(__name__)
+
+
+def pack_micro_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Cut samples into as few micro-batches of at most `max_tokens` tokens as first-fit-decreasing finds.
+
+    The tokens are then spread evenly over that many micro-batches where the limit allows it. A longer sample gets
+    a micro-batch of its own, and a warning. The same lengths always give the same cut.
+
+    Args:
+        lengths: [N] tokens of each sample, prompt included.
+        max_tokens: most tokens of a micro-batch, at least 1.
+
+    Returns:
+        Positions of the samples of each micro-batch, ascending; micro-batches by their first position. Together
+        they cover every sample once.
+    """
+    if max_tokens < 1:
+        raise ValueError(f"max_tokens is {max_tokens}; wanted at least 1")
+    by_length = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
+    oversize = [i for i in by_length if lengths[i] > max_tokens]
+    if oversize:
+        logger.warning(
+            "%d of %d samples are longer than max_tokens_per_gpu, %d (the longest has %d tokens); each gets a "
+            "micro-batch of its own",
+            len(oversize),
+            len(lengths),
+            max_tokens,
+            lengths[oversize[0]],
+        )
+    fitting = by_length[len(oversize) :]
+    packed = _first_fit(fitting, lengths, max_tokens)
+    even = _spread(fitting, lengths, len(packed))
+    if all(sum(lengths[i] for i in batch) <= max_tokens for batch in even):
+        packed = even
+    return sorted(sorted(batch) for batch in [[i] for i in oversize] + packed)
+
+
+def _first_fit(order: Sequence[int], lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Put each sample into the first micro-batch that has room for it."""
+    batches: list[list[int]] = []
+    room: list[int] = []
+    for i in order:
+        for k, free in enumerate(room):
+            if lengths[i] <= free:
+                batches[k].append(i)
+                room[k] -= lengths[i]
+                break
+        else:
+            batches.append([i])
+            room.append(max_tokens - lengths[i])
+    return batches
+
+
+def _spread(order: Sequence[int], lengths: Sequence[int], n_batches: int) -> list[list[int]]:
+    """Put each sample into the micro-batch that has the fewest tokens so far."""
+    batches: list[list[int]] = [[] for _ in range(n_batches)]
+    filled = [(0, k) for k in range(n_batches)]
+    for i in order:
+        tokens, k = heapq.heappop(filled)
+        batches[k].append(i)
+        heapq.heappush(filled, (tokens + lengths[i], k))
+    return batches

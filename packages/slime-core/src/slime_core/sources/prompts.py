@@ -1,0 +1,220 @@
+"""From a row of data to the prototype of its samples: prompt text, prompt ids, label and metadata."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from slime_core.errors import DataError
+from slime_core.protocols import Tokenizer
+from slime_core.sample import Sample
+from slime_core.sources.records import Record
+
+Messages = list[dict[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptFormat:
+    """Which columns hold what, and how a prompt is rendered. Fields are named as in the section `data`."""
+
+    input_key: str = "input"
+    label_key: str | None = None
+    metadata_key: str = "metadata"
+    tool_key: str = "tools"
+    multimodal_keys: Mapping[str, str] = field(default_factory=dict)
+    apply_chat_template: bool = False
+    apply_chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """The prompts of a data set."""
+
+    prototypes: list[Sample]
+    """One sample per prompt, in the order of the rows."""
+    n_dropped: int
+    """Rows whose prompt was too long."""
+
+
+def build_prompts(
+    records: Iterable[Record],
+    tokenizer: Tokenizer,
+    *,
+    prompt_format: PromptFormat,
+    max_prompt_len: int | None = None,
+) -> Prompts:
+    """Turn rows into prototypes, without those whose prompt has more than `max_prompt_len` tokens.
+
+    Raises:
+        DataError: a row is not what the format says, or every prompt is too long.
+    """
+    prototypes: list[Sample] = []
+    shortest: int | None = None
+    n_dropped = 0
+    for record in records:
+        sample = prototype(record, tokenizer, prompt_format)
+        if max_prompt_len is not None and not sample.tokens:
+            raise DataError(
+                f"{record.where}: chat messages that are not rendered have no length to hold against "
+                f"rollout_max_prompt_len {max_prompt_len}; set apply_chat_template, or drop the limit"
+            )
+        if max_prompt_len is None or len(sample.tokens) <= max_prompt_len:
+            prototypes.append(sample)
+        else:
+            n_dropped += 1
+            shortest = min(len(sample.tokens), shortest or len(sample.tokens))
+    if n_dropped and not prototypes:
+        raise DataError(
+            f"all {n_dropped} prompts have more than rollout_max_prompt_len {max_prompt_len} tokens, "
+            f"the shortest {shortest}; raise the limit"
+        )
+    return Prompts(prototypes, n_dropped)
+
+
+def prototype(record: Record, tokenizer: Tokenizer, prompt_format: PromptFormat) -> Sample:
+    """Turn one row into a sample whose `tokens` are the prompt ids.
+
+    With `apply_chat_template` the prompt is the rendered text, and a plain string counts as one user message.
+    Without it, text is taken as it is, and messages stay messages without ids, for a generator that renders
+    them itself.
+
+    Raises:
+        DataError: names the row, what it holds and what was wanted.
+    """
+    metadata = _metadata(record, prompt_format.metadata_key)
+    tools = _tools(record, prompt_format.tool_key)
+    if tools is not None:
+        metadata["tools"] = tools
+    prompt = _prompt(record, prompt_format)
+    media: dict[str, list[Any]] = {}
+    if prompt_format.multimodal_keys:
+        prompt, media = _place_media(record, _as_messages(prompt), prompt_format.multimodal_keys)
+    if prompt_format.apply_chat_template:
+        prompt = _render(
+            record, tokenizer, _as_messages(prompt), tools, prompt_format.apply_chat_template_kwargs
+        )
+    tokens = tokenizer.encode(prompt) if isinstance(prompt, str) else []
+    if isinstance(prompt, str) and not tokens:
+        raise DataError(f"{record.where}: found an empty prompt in {prompt_format.input_key!r}; wanted text")
+    return Sample(
+        prompt=prompt,
+        tokens=list(tokens),
+        label=_label(record, prompt_format.label_key),
+        metadata=metadata,
+        multimodal_inputs=media or None,
+    )
+
+
+def _prompt(record: Record, prompt_format: PromptFormat) -> str | Messages:
+    key = prompt_format.input_key
+    value = record.value(key, setting="input_key")
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and value and all(_is_message(item) for item in value):
+        return [dict(message) for message in value]
+    found = "an empty list" if value == [] else f"{type(value).__name__} {str(value)[:60]!r}"
+    raise DataError(
+        f"{record.where}: found {found} in {key!r}; wanted text, or a list of messages with role and content"
+    )
+
+
+def _is_message(item: Any) -> bool:
+    return isinstance(item, dict) and isinstance(item.get("role"), str) and "content" in item
+
+
+def _as_messages(prompt: str | Messages) -> Messages:
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+
+
+def _render(
+    record: Record, tokenizer: Tokenizer, messages: Messages, tools: Any, options: Mapping[str, Any]
+) -> str:
+    try:
+        return tokenizer.apply_chat_template(messages, tools=tools, **options)
+    except Exception as error:  # templates are programs that models bring along
+        raise DataError(
+            f"{record.where}: the chat template refuses the prompt ({type(error).__name__}: {error}); "
+            "change the messages, the template, or apply_chat_template_kwargs"
+        ) from error
+
+
+def _label(record: Record, key: str | None) -> str | None:
+    """Return the label; what is not text is written as JSON (42 becomes "42"), and null is no label."""
+    if key is None:
+        return None
+    value = record.value(key, setting="label_key")
+    return value if value is None or isinstance(value, str) else json.dumps(value, default=str)
+
+
+def _metadata(record: Record, key: str) -> dict[str, Any]:
+    value = _parsed(record, key)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise DataError(
+            f"{record.where}: found {type(value).__name__} in {key!r}; wanted an object (metadata_key)"
+        )
+    return dict(value)
+
+
+def _tools(record: Record, key: str) -> list[Any] | None:
+    value = _parsed(record, key)
+    if value is None:
+        return None
+    if not isinstance(value, list):
+        raise DataError(f"{record.where}: found {type(value).__name__} in {key!r}; wanted a list (tool_key)")
+    return value
+
+
+def _parsed(record: Record, key: str) -> Any:
+    """Return an optional column's value, read as JSON where it is text."""
+    value = record.values.get(key)
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except json.JSONDecodeError as error:
+        raise DataError(
+            f"{record.where}: found text in {key!r} that is not JSON ({error.msg} at column {error.colno})"
+        ) from error
+
+
+def _place_media(
+    record: Record, messages: Messages, keys: Mapping[str, str]
+) -> tuple[Messages, dict[str, list[Any]]]:
+    """Replace each placeholder (`<image>`) in the messages' text by a content part with the next item."""
+    media = {kind: _media_items(record, key, kind) for kind, key in keys.items()}
+    waiting = {kind: iter(items) for kind, items in media.items()}
+    split = re.compile("(" + "|".join(f"<{re.escape(kind)}>" for kind in keys) + ")")
+    used = dict.fromkeys(keys, 0)
+    placed: Messages = []
+    for message in messages:
+        content = message["content"]
+        if isinstance(content, str) and split.search(content):
+            parts: list[dict[str, Any]] = []
+            for piece in filter(None, split.split(content)):
+                kind = piece[1:-1]
+                if split.fullmatch(piece):
+                    used[kind] += 1
+                    parts.append({"type": kind, kind: next(waiting[kind], None)})
+                else:
+                    parts.append({"type": "text", "text": piece})
+            message = {**message, "content": parts}
+        placed.append(message)
+    for kind, items in media.items():
+        if used[kind] != len(items):
+            raise DataError(
+                f"{record.where}: found {used[kind]} <{kind}> in the prompt and {len(items)} items in "
+                f"{keys[kind]!r}; wanted one placeholder for each"
+            )
+    return placed, {kind: items for kind, items in media.items() if items}
+
+
+def _media_items(record: Record, key: str, kind: str) -> list[Any]:
+    value = record.value(key, setting=f"multimodal_keys.{kind}")
+    if value is None:
+        return []
+    return list(value) if isinstance(value, Sequence) and not isinstance(value, str | bytes) else [value]

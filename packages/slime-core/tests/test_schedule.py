@@ -1,0 +1,47 @@
+"""`pack_micro_batches`: a partition of the samples within a token limit."""
+
+import logging
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from slime_core.schedule import pack_micro_batches
+
+
+@given(st.lists(st.integers(1, 50), max_size=40), st.integers(1, 60))
+def test_every_sample_is_in_one_micro_batch_and_no_limit_is_broken(lengths, max_tokens):
+    batches = pack_micro_batches(lengths, max_tokens)
+    assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
+    for batch in batches:
+        assert len(batch) == 1 or sum(lengths[i] for i in batch) <= max_tokens
+
+
+def test_first_fit_decreasing_finds_the_two_full_micro_batches():
+    # 7 + 3 = 10 and 6 + 4 = 10; in the order given, first fit alone would need three.
+    assert pack_micro_batches([4, 3, 6, 7], 10) == [[0, 2], [1, 3]]
+
+
+def test_tokens_are_spread_evenly():
+    # First-fit-decreasing would fill one micro-batch with 9 and leave 3 to the other.
+    assert pack_micro_batches([3, 3, 3, 3], 9) == [[0, 2], [1, 3]]
+
+
+def test_spreading_never_costs_the_limit():
+    # 5 + 5 and 4 + 3 + 3 fit 10; the even spread puts 5 + 4 and 5 + 3 first and the last 3 nowhere.
+    batches = pack_micro_batches([5, 5, 4, 3, 3], 10)
+    assert batches == [[0, 1], [2, 3, 4]]
+
+
+def test_oversize_sample_is_alone_and_warned_of(caplog):
+    with caplog.at_level(logging.WARNING):
+        assert pack_micro_batches([2, 12, 3], 10) == [[0, 2], [1]]
+    assert "1 of 3 samples are longer than max_tokens_per_gpu, 10 (the longest has 12 tokens)" in caplog.text
+
+
+def test_no_samples_give_no_micro_batches():
+    assert pack_micro_batches([], 10) == []
+
+
+def test_limit_below_one_is_refused():
+    with pytest.raises(ValueError, match="max_tokens is 0"):
+        pack_micro_batches([1], 0)

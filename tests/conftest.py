@@ -1,0 +1,74 @@
+"""Fixtures of tests that cross packages."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The repository."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def slime() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run the `slime` command in a process of its own."""
+
+    def run(*words: str, cwd: Path | None = None, timeout: float = 240, **kwargs: object) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "slime_core", *map(str, words)]
+        return subprocess.run(command, cwd=cwd or ROOT, capture_output=True, text=True, timeout=timeout, **kwargs)  # type: ignore[call-overload]
+
+    return run
+
+
+TABULAR = "slime_core.testing.tabular:"
+
+
+@pytest.fixture
+def letters(tmp_path: Path) -> Path:
+    """A recipe whose policy is a table of letters: it learns to answer each letter with the next one, in a second."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "letters.jsonl").write_text("".join(f'{{"input": "{a}", "label": "x"}}\n' for a in "abcdefghij"))
+    recipe = tmp_path / "letters.toml"
+    recipe.write_text(f"""
+[run]
+run_name = "letters"
+output_dir = "{tmp_path}/runs"
+num_rollout = 12
+tracker = ["jsonl"]
+[model]
+hf_checkpoint = "{tmp_path}/model"
+tokenizer = "{TABULAR}load_tokenizer"
+[data]
+prompt_data = "{tmp_path}/letters.jsonl"
+label_key = "label"
+rollout_shuffle = true
+[rollout]
+rollout_engine = "{TABULAR}create_engine"
+rollout_batch_size = 4
+n_samples_per_prompt = 16
+rollout_max_response_len = 1
+[reward]
+rm_type = "{TABULAR}next_letter"
+[algorithm]
+advantage_estimator = "{TABULAR}credit"
+loss_type = "{TABULAR}reinforce"
+loss_reducer = "{TABULAR}per_token"
+[train]
+train_backend = "{TABULAR}create_trainer"
+lr = 40.0
+[checkpoint]
+save_interval = 4
+[eval]
+eval_interval = 6
+eval_prompt_data = ["letters", "{tmp_path}/letters.jsonl"]
+""")
+    return recipe

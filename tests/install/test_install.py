@@ -1,0 +1,101 @@
+"""Wheels built here, installed into fresh environments as the README says: each package and each documented combination."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+#: What the README's table tells to install -> (what must be listed, what must not be there).
+COMBINATIONS = {
+    "slime-core": ({"slime.loops sync"}, ("torch", "ray", "transformers", "sympy")),
+    "slime-core slime-rm": ({"slime.rewards math"}, ("torch", "ray", "transformers")),
+    "slime-core slime-gym": ({"slime.sources gym", "slime.rewards gym"}, ("torch", "ray", "transformers")),
+    "slime-algos": ({"slime.advantages grpo", "slime.losses policy_loss"}, ("transformers", "megatron")),
+    "slime-models[smollm2]": ({"slime.models llama", "slime.tokenizers hf"}, ("megatron",)),
+    "slime-bench": ({"slime.benches step"}, ("torch",)),
+    "slime-megatron slime-torch slime-algos": (
+        {"slime.trainers megatron", "slime.engines torch", "slime.models qwen3"},
+        ("sglang", "ray"),
+    ),
+    "slime-sglang": (set(), ("megatron",)),
+}
+#: Combinations light enough for pip itself; the others go through uv's cache.
+LIGHT = ("slime-core", "slime-core slime-rm")
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Path:
+    """The wheels of every package."""
+    folder = tmp_path_factory.mktemp("dist")
+    subprocess.run(["uv", "build", "--all-packages", "--wheel", "--quiet", "-o", folder], cwd=root, check=True)
+    return folder
+
+
+def environment(folder: Path, dist: Path, names: str, *, with_pip: bool) -> Path:
+    """Make a fresh environment with `names` installed; returns its interpreter."""
+    python = folder / "bin" / "python"
+    outside = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    if with_pip:
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True, env=outside)
+        install = [python, "-m", "pip", "install", "--quiet"]
+    else:
+        subprocess.run(["uv", "venv", "--quiet", "--python", sys.executable, folder], check=True, env=outside)
+        install = ["uv", "pip", "install", "--quiet", "--python", python]
+    subprocess.run([*install, "--find-links", dist, *names.split()], check=True, cwd=folder, env=outside)
+    return python
+
+
+def run(python: Path, *words: str) -> str:
+    """Run a program of a fresh environment, away from the repository."""
+    outside = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    result = subprocess.run([python, *words], capture_output=True, text=True, cwd=python.parents[1], env=outside)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+@pytest.mark.parametrize("names", COMBINATIONS)
+def test_combination_installs_and_lists_its_plugins(names, dist, tmp_path):
+    listed, absent = COMBINATIONS[names]
+    python = environment(tmp_path / "env", dist, names, with_pip=names in LIGHT)
+    answer = json.loads(run(python, "-m", "slime_core", "plugins", "list", "--json"))
+    assert listed <= {f"{p['group']} {p['name']}" for p in answer["plugins"]}
+    assert answer["broken_hooks"] == {}
+    assert all(p["version"] == "0.1.0" for p in answer["plugins"])
+    code = f"import importlib.util as u; print([m for m in {absent!r} if u.find_spec(m)])"
+    assert run(python, "-c", code).strip() == "[]"
+    checked = run(python, "-m", "slime_core", "plugins", "check")
+    assert "bad" not in checked.split()
+
+
+def test_every_package_is_installed_by_some_combination(root):
+    tested = {name.partition("[")[0] for names in COMBINATIONS for name in names.split()}
+    packages = {path.parent.name for path in root.glob("p*/*/pyproject.toml")}
+    assert packages - {"slime-example-reward"} == tested  # that one has a test of its own
+
+
+def test_example_reward_plugin_needs_slime_core_alone(dist, tmp_path, letters):
+    python = environment(tmp_path / "env", dist, "slime-example-reward", with_pip=True)
+    table = run(python, "-m", "slime_core", "plugins")
+    assert "ends-with-label" in table
+    run(python, "-m", "slime_core", "train", str(letters), "--rm-type", "ends-with-label", "--num-rollout", "2")
+    samples = (tmp_path / "runs/letters/rollouts/step_000001.jsonl").read_text().splitlines()
+    for sample in map(json.loads, samples):
+        assert sample["reward"] == float(sample["response"].strip().endswith(sample["label"]))
+
+
+def test_wheels_name_the_core_with_its_range(dist):
+    for wheel in dist.glob("*.whl"):
+        if not wheel.name.startswith("slime_core"):
+            metadata = subprocess.run(
+                [sys.executable, "-m", "zipfile", "-e", wheel, dist / wheel.stem], check=True, capture_output=True
+            )
+            assert metadata.returncode == 0
+            text = next((dist / wheel.stem).glob("*.dist-info/METADATA")).read_text()
+            assert "Requires-Dist: slime-core<0.2,>=0.1" in text, wheel.name

@@ -1,0 +1,179 @@
+"""Bad input: one clear error that fits a screen, exit status 2, and nothing half-written."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture
+def refuse(slime, letters, tmp_path):
+    """Run `slime train` and check that it refuses; returns the message."""
+
+    def run(*flags: str, recipe: Path = letters, leaves_run: bool = False, env: dict[str, str] | None = None) -> str:
+        result = slime("train", recipe, *flags, env=os.environ | (env or {}))
+        assert result.returncode == 2, result.stdout + result.stderr
+        assert "Traceback" not in result.stderr
+        assert 0 < len(result.stderr.splitlines()) < 25
+        assert (tmp_path / "runs").exists() == leaves_run
+        return result.stderr
+
+    return run
+
+
+def plugin(folder: Path, name: str, entry_points: str, **modules: str) -> dict[str, str]:
+    """Install a throwaway distribution; returns the environment in which it is seen."""
+    info = folder / f"{name}-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(entry_points)
+    for module, source in modules.items():
+        (folder / f"{module}.py").write_text(source)
+    return {"PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
+
+
+def test_unknown_flag(refuse):
+    assert "--rm-tpye: found an unknown flag; wanted '--rm-type'" in refuse("--rm-tpye", "math")
+
+
+def test_unknown_key_in_a_recipe(refuse, letters):
+    letters.write_text(letters.read_text().replace("n_samples_per_prompt", "n_sample_per_prompt"))
+    message = refuse()
+    assert f"{letters}: rollout.n_sample_per_prompt: found an unknown key; wanted 'n_samples_per_prompt'" in message
+
+
+def test_unknown_reward(refuse):
+    message = refuse("--rm-type", "mathh")
+    assert "no plugin is named 'mathh'; did you mean 'math'?" in message
+
+
+def test_reward_that_raises_names_the_sample(refuse, tmp_path):
+    env = plugin(tmp_path / "site", "acme", "", acme_raise="def f(sample):\n    raise ZeroDivisionError('nope')\n")
+    message = refuse("--rm-type", "acme_raise:f", "--eval-interval", "none", env=env, leaves_run=True)
+    assert "RewardError" in message
+    assert "sample " in message
+    assert "ZeroDivisionError: nope" in message
+    assert json.loads((tmp_path / "runs/letters/summary.json").read_text())["status"] == "failed"
+    assert list((tmp_path / "runs/letters/checkpoints").iterdir()) == []
+
+
+def test_reward_that_hangs_misses_its_deadline(refuse, tmp_path):
+    env = plugin(tmp_path / "site", "acme", "", acme_hang="import time\ndef f(sample):\n    time.sleep(1000)\n")
+    message = refuse("--rm-type", "acme_hang:f", "--reward-timeout-s", "1", "--eval-interval", "none", env=env, leaves_run=True)
+    assert "sample " in message
+    assert "no result within 1 s" in message
+
+
+def test_missing_label_key(refuse, tmp_path):
+    message = refuse("--label-key", "answer")
+    assert f"{tmp_path}/letters.jsonl" in message
+    assert "'answer'" in message
+    assert "input" in message
+    assert "label" in message  # the columns that are there
+
+
+def test_broken_line_of_jsonl(refuse, tmp_path):
+    path = tmp_path / "letters.jsonl"
+    path.write_text(path.read_text() + '{"input": "k", "label"\n')
+    assert f"{path}:11" in refuse()
+
+
+def test_parquet_without_the_column(refuse, tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = tmp_path / "p.parquet"
+    pq.write_table(pa.table({"question": ["a", "b"], "label": ["x", "y"]}), path)
+    message = refuse("--prompt-data", str(path), "--eval-interval", "none")
+    assert str(path) in message
+    assert "'input'" in message
+    assert "question" in message
+
+
+def test_batch_sizes_that_do_not_multiply_out(refuse):
+    assert "4 x 16 = 64, and 48 x 1 = 48" in refuse("--global-batch-size", "48")
+
+
+def test_model_folder_without_a_tokenizer(refuse, tmp_path):
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "llama"}')
+    message = refuse("--tokenizer", "hf")
+    assert str(tmp_path / "model") in message
+    assert "tokenizer" in message
+
+
+def test_folder_that_is_no_model(refuse, tmp_path):
+    assert "nowhere" in refuse("--hf-checkpoint", str(tmp_path / "nowhere"))
+
+
+def test_unsupported_model_type(refuse, tmp_path):
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "mamba17"}')
+    message = refuse("--train-backend", "megatron", "--advantage-estimator", "grpo", "--loss-type", "policy_loss")
+    assert "mamba17" in message
+    assert "llama" in message
+
+
+BROKEN = "raise ImportError('libacme.so is missing')\n"
+
+
+def test_plugin_that_fails_to_import_is_fatal_when_chosen(refuse, tmp_path):
+    env = plugin(tmp_path / "site", "acme", "[slime.rewards]\nbad = acme_bad:f\n", acme_bad=BROKEN)
+    message = refuse("--rm-type", "bad", env=env)
+    assert "acme/bad" in message
+    assert "libacme.so is missing" in message
+
+
+def test_plugin_that_fails_to_import_is_only_shown_when_not_chosen(slime, letters, tmp_path):
+    env = os.environ | plugin(tmp_path / "site", "acme", "[slime]\nacme = acme_bad\n", acme_bad=BROKEN)
+    assert slime("train", letters, "--num-rollout", "1", env=env).returncode == 0
+    listed = slime("plugins", env=env)
+    assert listed.returncode == 0
+    assert "acme" in listed.stdout
+    assert "libacme.so is missing" in listed.stdout
+
+
+def test_two_plugins_with_one_name(refuse, tmp_path):
+    plugin(tmp_path / "site", "acme", "[slime.rewards]\nmath = acme:f\n")
+    env = plugin(tmp_path / "site", "zeta", "[slime.rewards]\nlength = zeta:f\n")
+    plugin(tmp_path / "site", "yeta", "[slime.rewards]\nlength = yeta:f\n")
+    assert "acme/math or slime-rm/math" in refuse("--rm-type", "math", env=env)
+    assert "yeta/length or zeta/length" in refuse("--rm-type", "length", env=env)
+
+
+def test_full_disk_while_saving_leaves_the_previous_checkpoint(slime, letters, tmp_path):
+    source = """
+import errno
+from slime_core.testing import tabular
+class Full(tabular.TabularTrainer):
+    saves = 0
+    async def save(self, path):
+        self.saves += 1
+        if self.saves == 2:
+            (path / "table.npy").write_bytes(b"half")
+            raise OSError(errno.ENOSPC, "No space left on device")
+        await super().save(path)
+def create_trainer(build):
+    made = tabular.create_trainer(build)
+    made.__class__ = Full
+    return made
+"""
+    env = os.environ | plugin(tmp_path / "site", "acme", "", acme_full=source)
+    result = slime("train", letters, "--train-backend", "acme_full:create_trainer", env=env)
+    assert result.returncode == 2
+    assert "No space left on device" in result.stderr
+    assert "step_000004 is intact" in result.stderr
+    assert [p.name for p in (tmp_path / "runs/letters/checkpoints").iterdir()] == ["step_000004"]
+    assert slime("train", letters, env=env).returncode == 0  # room was made: it goes on from there
+
+
+def test_checkpoint_of_other_data(slime, letters, tmp_path):
+    assert slime("train", letters, "--num-rollout", "4").returncode == 0
+    path = tmp_path / "letters.jsonl"
+    path.write_text(path.read_text().replace('"j"', '"k"'))
+    result = slime("train", letters)
+    assert result.returncode == 2
+    assert "resume with the data set" in result.stderr

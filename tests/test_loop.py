@@ -1,0 +1,117 @@
+"""The whole loop over the tabular policy: it learns, resumes exactly, and uses every prompt once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+from slime_core.assemble import assemble
+from slime_core.config.load import load_settings
+from slime_core.launchers.local import drive
+from slime_core.plugins.registry import Registry
+
+
+def train(recipe: Path, *flags: str) -> dict[str, object]:
+    registry = Registry()
+    settings = load_settings([str(recipe)], flags, registry=registry)
+
+    async def main() -> dict[str, object]:
+        return await drive(await assemble(settings, registry))
+
+    return asyncio.run(main())
+
+
+def rows(run: Path) -> list[dict[str, float]]:
+    """Metrics of each step, without those of time."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if not k.startswith("perf/")} for line in lines]
+
+
+def prompts(run: Path) -> list[tuple[int, int]]:
+    """(group_index, index) of every sample that was trained on, step by step."""
+    found = []
+    for file in sorted((run / "rollouts").glob("step_*.jsonl")):
+        found += [(s["group_index"], s["index"]) for s in map(json.loads, file.read_text().splitlines())]
+    return found
+
+
+def test_it_learns_and_leaves_a_complete_run_folder(letters, tmp_path):
+    summary = train(letters)
+    run = tmp_path / "runs/letters"
+    assert summary["status"] == "completed"
+    assert summary["steps"] == 12
+    assert summary["eval_before"] <= 0.2
+    assert summary["eval_after"] >= 0.9
+    assert json.loads((run / "summary.json").read_text()) == summary
+    assert [row["step"] for row in rows(run)] == [-1, *range(12)]
+    assert [p.name for p in sorted((run / "checkpoints").iterdir())] == ["step_000008", "step_000012"]
+    locked = {(p["group"], p["name"], p["distribution"]) for p in json.loads((run / "plugins.lock.json").read_text())}
+    assert ("slime.loops", "sync", "slime-core") in locked
+    again = load_settings([str(run / "config.toml")], [], registry=Registry())
+    assert again.sections == load_settings([str(letters)], [], registry=Registry()).sections
+
+
+def test_completed_run_is_left_as_it_is(letters, tmp_path):
+    summary = train(letters)
+    before = (tmp_path / "runs/letters/metrics.jsonl").read_bytes()
+    assert train(letters) == summary
+    assert (tmp_path / "runs/letters/metrics.jsonl").read_bytes() == before
+
+
+def test_longer_run_goes_on_from_the_last_checkpoint(letters, tmp_path):
+    whole = train(letters, "--run-name", "whole")
+    train(letters, "--num-rollout", "8")
+    resumed = train(letters, "--num-rollout", "12")
+    assert resumed["eval_after"] == whole["eval_after"]
+    steps = {row["step"]: row for row in rows(tmp_path / "runs/whole")}
+    for row in rows(tmp_path / "runs/letters"):
+        shared = steps[row["step"]]
+        assert {k: v for k, v in row.items() if not k.startswith("eval/")} == {
+            k: v for k, v in shared.items() if not k.startswith("eval/")
+        }
+
+
+def test_killed_run_equals_one_that_was_not(letters, tmp_path):
+    """kill -9 three times, whenever; then the losses and prompts are those of a run that was left alone."""
+    train(letters, "--run-name", "whole", "--num-rollout", "60")
+    command = [sys.executable, "-m", "slime_core", "train", str(letters), "--num-rollout", "60", "--save-interval", "5"]
+    metrics = tmp_path / "runs/letters/metrics.jsonl"
+    for wanted in (8, 23, 41):
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        deadline = time.monotonic() + 120
+        while not (metrics.exists() and metrics.read_text().count("\n") > wanted):
+            assert time.monotonic() < deadline
+            assert process.poll() is None
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    assert rows(tmp_path / "runs/letters") == rows(tmp_path / "runs/whole")
+    assert prompts(tmp_path / "runs/letters") == prompts(tmp_path / "runs/whole")
+
+
+def test_no_prompt_is_lost_or_used_twice(letters, tmp_path):
+    """Over-sampling aborts surplus groups: they come back later, and every prompt is trained on in turn."""
+    train(letters, "--over-sampling-batch-size", "6", "--num-rollout", "10", "--rollout-max-response-len", "3")
+    seen = Counter(index for _, index in prompts(tmp_path / "runs/letters"))
+    assert set(seen.values()) == {1}
+    groups = sorted({group for group, _ in prompts(tmp_path / "runs/letters")})
+    waiting = json.loads(sorted((tmp_path / "runs/letters/checkpoints").iterdir())[-1].joinpath("state.json").read_text())
+    buffered = {sample["group_index"] for group in waiting["buffer"]["groups"] for sample in group}
+    assert sorted({*groups, *buffered}) == list(range(waiting["source"]["group_index"]))
+
+
+def test_custom_loop_stops_early(letters, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
+    summary = train(letters, "--loop", "docs.examples.custom_loop:until_solved", "--num-rollout", "100")
+    assert summary["status"] == "completed"
+    assert 3 <= summary["steps"] < 100
+    rewards = [row["rollout/raw_reward"] for row in rows(tmp_path / "runs/letters") if "rollout/raw_reward" in row]
+    assert min(rewards[-3:]) >= 0.95
+    assert min(rewards[-4:-1]) < 0.95
