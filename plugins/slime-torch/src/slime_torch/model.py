@@ -1,0 +1,196 @@
+"""The dense decoder (llama, qwen2, qwen3), written for decoding many sequences by one token each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from slime_core.errors import EngineError
+from slime_models.architecture import Architecture
+from torch import Tensor
+from torch.nn import functional as F
+
+from slime_torch.cache import KvCache
+from slime_torch.rope import rope_tables
+from slime_torch.weights import Fused, Shape, Weights, can_pack
+
+#: (layer, queries [n, heads, dim], keys_values [n, 2 * kv_heads, dim]) -> [n, heads * dim]
+Attend = Callable[[int, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The weights of one decoder layer."""
+
+    input_norm: Fused
+    qkv: Fused
+    qkv_bias: Fused | None
+    query_norm: Fused | None
+    key_norm: Fused | None
+    output: Fused
+    mlp_norm: Fused
+    gate_up: Fused
+    down: Fused
+
+    def tensors(self) -> list[Fused]:
+        """Return all of them."""
+        return [one for one in vars(self).values() if one is not None]
+
+
+class Decoder:
+    """Token ids to hidden states and logits, with a key-value cache that the caller owns.
+
+    Args:
+        architecture: the model's numbers.
+        shapes: Hugging Face name -> shape of every tensor of the model (its family's `hf_shapes`).
+        max_length: most positions.
+        dtype: storage and compute dtype.
+        device: where the weights live.
+
+    Raises:
+        EngineError: the model has a tensor that a dense decoder has no use for, or lacks one.
+    """
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        *,
+        shapes: dict[str, Shape],
+        max_length: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.architecture, self.dtype, self.device = architecture, dtype, device
+        self._shapes, self._packed = shapes, can_pack(dtype, device)
+        self.embedding = self._fuse("model.embed_tokens.weight", packed=False)
+        self.layers = [self._layer(f"model.layers.{i}.") for i in range(architecture.num_layers)]
+        self.norm = self._fuse("model.norm.weight", packed=False)
+        tied = architecture.tie_word_embeddings
+        self.head = self.embedding if tied else self._fuse("lm_head.weight")
+        fused = [self.embedding, self.norm, *(one for layer in self.layers for one in layer.tensors())]
+        self.weights = Weights(fused if tied else [*fused, self.head])
+        unused = sorted(shapes.keys() - self.weights.shapes().keys())
+        if unused:
+            raise EngineError(
+                f"{architecture.model_type}: the model has {unused[0]} and {len(unused) - 1} more tensors that the torch "
+                "engine has no use for; it runs dense decoders (llama, qwen2, qwen3): choose another --rollout-engine"
+            )
+        self._cosine, self._sine = (table.to(device, dtype) for table in rope_tables(architecture, max_length))
+        self._scale = architecture.head_dim**-0.5
+
+    def _layer(self, prefix: str) -> Layer:
+        def named(*names: str) -> list[str]:
+            return [prefix + name for name in names]
+
+        qkv = [f"self_attn.{name}_proj" for name in "qkv"]
+        a = self.architecture
+        return Layer(
+            input_norm=self._fuse(prefix + "input_layernorm.weight", packed=False),
+            qkv=self._fuse(*named(*(name + ".weight" for name in qkv))),
+            qkv_bias=self._fuse(*named(*(name + ".bias" for name in qkv)), packed=False) if a.qkv_bias else None,
+            query_norm=self._fuse(prefix + "self_attn.q_norm.weight", packed=False) if a.qk_layernorm else None,
+            key_norm=self._fuse(prefix + "self_attn.k_norm.weight", packed=False) if a.qk_layernorm else None,
+            output=self._fuse(prefix + "self_attn.o_proj.weight"),
+            mlp_norm=self._fuse(prefix + "post_attention_layernorm.weight", packed=False),
+            gate_up=self._fuse(*named("mlp.gate_proj.weight", "mlp.up_proj.weight")),
+            down=self._fuse(prefix + "mlp.down_proj.weight"),
+        )
+
+    def _fuse(self, *names: str, packed: bool = True) -> Fused:
+        missing = [name for name in names if name not in self._shapes]
+        if missing:
+            raise EngineError(
+                f"{self.architecture.model_type}: the model has no {missing[0]}; the torch engine runs dense decoders "
+                "(llama, qwen2, qwen3): choose another --rollout-engine"
+            )
+        parts = {name: self._shapes[name] for name in names}
+        return Fused(parts, dtype=self.dtype, device=self.device, packed=packed and self._packed)
+
+    def decode(self, tokens: Tensor, lengths: Tensor, cache: KvCache, longest: int) -> Tensor:
+        """Append one token to each of the first slots of the cache.
+
+        Args:
+            tokens: int64 [n], token of slot i.
+            lengths: int64 [n], tokens that slot i holds, and so the new token's position.
+            cache: has room for `longest + 1` positions in n slots.
+            longest: the largest of `lengths`.
+
+        Returns:
+            Normalised hidden states [n, hidden_size].
+        """
+        n, length = len(tokens), longest + 1
+        rows = cache.rows(torch.arange(n, device=self.device), lengths)
+        seen = torch.arange(length, device=self.device) <= lengths[:, None]
+        mask = torch.zeros(n, length, device=self.device).masked_fill_(~seen, -torch.inf)[:, None, None]
+        kv_heads, group = self.architecture.num_query_groups, self.architecture.heads_per_group
+
+        def attend(layer: int, queries: Tensor, keys_values: Tensor) -> Tensor:
+            cache.write(layer, rows, keys_values)
+            keys, values = cache.view(layer, n, length)
+            # Keys times queries, not the other way round: oneDNN repacks its second operand, here the small one.
+            scores = torch.bmm(keys, queries.reshape(n * kv_heads, group, -1).transpose(1, 2))
+            scores = scores.view(n, kv_heads, length, group).transpose(2, 3)
+            shares = torch.add(mask, scores, alpha=self._scale).softmax(-1).to(values.dtype)
+            return torch.bmm(shares.reshape(n * kv_heads, group, length), values).view(n, -1)
+
+        return self._forward(tokens, lengths, attend)
+
+    def prefill(self, prompts: Sequence[Sequence[int]], slots: Sequence[int], cache: KvCache) -> Tensor:
+        """Run whole prompts and store their keys and values, prompt i in slot `slots[i]`.
+
+        Returns:
+            Normalised hidden states of each prompt's last token [prompts, hidden_size].
+        """
+        lengths = torch.tensor([len(prompt) for prompt in prompts])
+        n, longest = len(prompts), int(lengths.max())
+        seen = torch.arange(longest) < lengths[:, None]
+        place = seen.flatten().nonzero().flatten().to(self.device)  # where each token is in the padded batch
+        positions = place % longest
+        tokens = torch.tensor([token for prompt in prompts for token in prompt], device=self.device)
+        rows = cache.rows(torch.tensor(slots, device=self.device)[place // longest], positions)
+        a = self.architecture
+
+        def attend(layer: int, queries: Tensor, keys_values: Tensor) -> Tensor:
+            cache.write(layer, rows, keys_values)
+            packed = torch.cat((queries, keys_values), dim=1)
+            padded = packed.new_zeros(n * longest, *packed.shape[1:]).index_copy_(0, place, packed)
+            heads = padded.view(n, longest, -1, a.head_dim).transpose(1, 2)
+            q, k, v = heads.split([a.num_attention_heads, a.num_query_groups, a.num_query_groups], dim=1)
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+            return out.transpose(1, 2).reshape(n * longest, -1)[place]
+
+        last = lengths.cumsum(0).to(self.device) - 1
+        return self._forward(tokens, positions, attend, rows=last)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return logits [n, vocab_size], in the model's dtype."""
+        return self.head.linear(hidden)
+
+    def _forward(self, tokens: Tensor, positions: Tensor, attend: Attend, rows: Tensor | None = None) -> Tensor:
+        a = self.architecture
+        cosine, sine = self._cosine[positions].unsqueeze(1), self._sine[positions].unsqueeze(1)
+        x = self.embedding.tensor[tokens]
+        for index, layer in enumerate(self.layers):
+            heads = layer.qkv.linear(self._normed(x, layer.input_norm), layer.qkv_bias).view(len(x), -1, a.head_dim)
+            if layer.query_norm is not None and layer.key_norm is not None:
+                self._norm_heads(heads, layer.query_norm, layer.key_norm)
+            rotated = heads[:, : a.num_attention_heads + a.num_query_groups]
+            swapped = rotated.roll(a.head_dim // 2, -1)
+            rotated.mul_(cosine).addcmul_(swapped, sine)
+            mixed = attend(index, heads[:, : a.num_attention_heads], heads[:, a.num_attention_heads :])
+            x = x + layer.output.linear(mixed)
+            gate, up = layer.gate_up.linear(self._normed(x, layer.mlp_norm)).chunk(2, dim=-1)
+            x = x + layer.down.linear(F.silu(gate).mul_(up))
+        return self._normed(x if rows is None else x[rows], self.norm)
+
+    def _norm_heads(self, heads: Tensor, query_norm: Fused, key_norm: Fused) -> None:
+        n_query = self.architecture.num_attention_heads
+        for norm, span in (
+            (query_norm, heads[:, :n_query]),
+            (key_norm, heads[:, n_query : n_query + self.architecture.num_query_groups]),
+        ):
+            span.copy_(self._normed(span, norm))
+
+    def _normed(self, x: Tensor, weight: Fused) -> Tensor:
+        return F.rms_norm(x, weight.shape, weight.tensor, self.architecture.norm_epsilon)

@@ -1,0 +1,146 @@
+"""Drawing the next token of many requests at once, reproducibly, and the exact log-prob of what was drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from slime_core.protocols import SamplingParams
+from torch import Tensor
+
+#: Width of the blocks in which a row of probabilities is summed before the draw is looked up.
+_BLOCK = 256
+#: How many of a row's largest logits are looked at for its nucleus, before all are.
+_CANDIDATES = (64, 1024)
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What the next token of one request depends on besides its logits."""
+
+    params: SamplingParams
+    seed: int
+    """Any integer; taken modulo 2**64."""
+    position: int
+    """Index of the token in the sequence, prompt included."""
+
+
+def uniform(seeds: Sequence[int], positions: Sequence[int]) -> NDArray[np.float64]:
+    """Return one number in [0, 1) for each (seed, position); it depends on nothing else.
+
+    Source: the finaliser of splitmix64 (Steele, Lea and Flood, 2014), applied to the seed and then to its sum with a
+    multiple of the position; the upper 53 bits are used.
+    """
+    state = _mixed(np.array([seed & (2**64 - 1) for seed in seeds], dtype=np.uint64))
+    with np.errstate(over="ignore"):
+        state = _mixed(state + np.array(positions, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15))
+    return (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _mixed(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    with np.errstate(over="ignore"):
+        state = state + np.uint64(0x9E3779B97F4A7C15)
+        state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return state ^ (state >> np.uint64(31))
+
+
+def sample(logits: Tensor, draws: Sequence[Draw]) -> tuple[list[int], list[float]]:
+    """Draw a token a row by inverting the cumulative distribution.
+
+    The distribution is the softmax of logits / temperature, over what top-k keeps and then top-p of that; tokens that
+    tie with the last one kept are kept too. Temperature 0 takes the likeliest token (the first of equals), and its
+    log-prob is that of the untempered softmax over everything.
+
+    Args:
+        logits: [n, vocab_size], any floating dtype; not changed.
+        draws: n of them.
+
+    Returns:
+        (tokens, natural log-probs in float32 precision).
+    """
+    temperatures = [draw.params.temperature or 1.0 for draw in draws]
+    if any(temperature != 1.0 for temperature in temperatures):
+        logits = logits.float() / torch.tensor(temperatures, device=logits.device)[:, None]
+    logits = _restricted(logits, [draw.params for draw in draws])
+    probs = torch.softmax(logits, dim=-1, dtype=torch.float32)
+    blocks = _in_blocks(probs)
+    greedy = torch.tensor([draw.params.temperature == 0 for draw in draws], device=logits.device)
+    points = torch.from_numpy(uniform([d.seed for d in draws], [d.position for d in draws])).to(logits.device)
+    tokens = torch.where(greedy, _likeliest(blocks), _inverted(blocks, points))
+    log_probs = probs.gather(1, tokens[:, None]).log().squeeze(1)
+    return tokens.tolist(), log_probs.tolist()
+
+
+def _in_blocks(probs: Tensor) -> Tensor:
+    """Return [n, blocks, _BLOCK], zero where the vocabulary has ended."""
+    n, vocab = probs.shape
+    if vocab % _BLOCK:
+        probs = torch.nn.functional.pad(probs, (0, -vocab % _BLOCK))
+    return probs.view(n, -1, _BLOCK)
+
+
+def _likeliest(blocks: Tensor) -> Tensor:
+    """Return the index of each row's first maximum; blockwise, which is much faster than argmax over the row."""
+    block = blocks.amax(-1).argmax(-1)
+    inside = blocks[torch.arange(len(block), device=block.device), block].argmax(-1)
+    return block * _BLOCK + inside
+
+
+def _inverted(blocks: Tensor, points: Tensor) -> Tensor:
+    """Return the first index at which each row's cumulative sum exceeds `point` times its total."""
+    rows = torch.arange(len(blocks), device=blocks.device)
+    ends = blocks.sum(-1).double().cumsum(-1)
+    target = points * ends[:, -1]
+    block = torch.searchsorted(ends, target[:, None], right=True).squeeze(1)
+    begin = torch.where(block > 0, ends[rows, (block - 1).clamp_min(0)], 0.0)
+    cumulative = blocks[rows, block].double().cumsum(-1)
+    # The block's own sum was rounded to float32: stay below what its elements add up to.
+    rest = torch.minimum(target - begin, cumulative[:, -1] * (1 - 2.0**-52))
+    inside = torch.searchsorted(cumulative, rest[:, None], right=True).squeeze(1)
+    return block * _BLOCK + inside
+
+
+def _restricted(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    """Return the logits with -inf where top-k or top-p drop a token; the same tensor where nobody asks for either."""
+    vocab = logits.shape[1]
+    by_k = [i for i, p in enumerate(params) if p.temperature and 0 < p.top_k < vocab]
+    by_p = [i for i, p in enumerate(params) if p.temperature and p.top_p < 1.0]
+    if not by_k and not by_p:
+        return logits
+    logits = logits.float()
+    edges = logits.new_full((len(params), 1), -torch.inf)
+    if by_k:
+        ks = torch.tensor([params[i].top_k for i in by_k], device=logits.device)
+        edges[by_k] = logits[by_k].topk(int(ks.max()), dim=-1).values.gather(1, ks[:, None] - 1)
+    if by_p:
+        tops = torch.tensor([params[i].top_p for i in by_p], dtype=torch.float64, device=logits.device)
+        kept = _at_least(logits[by_p], edges[by_p])
+        edges[by_p] = torch.maximum(edges[by_p], _nucleus_edge(kept, tops))
+    return _at_least(logits, edges)
+
+
+def _at_least(rows: Tensor, edges: Tensor) -> Tensor:
+    return rows.masked_fill(rows < edges, -torch.inf)
+
+
+def _nucleus_edge(rows: Tensor, top_p: Tensor) -> Tensor:
+    """Return the last logit [n, 1] that each row needs, from the largest down, to reach `top_p` of its probability."""
+    n, vocab = rows.shape
+    peaks = rows.amax(-1, keepdim=True)
+    wanted = top_p * (rows - peaks).exp().sum(-1, dtype=torch.float64)
+    edges = rows.new_full((n, 1), -torch.inf)
+    left = torch.arange(n, device=rows.device)
+    for width in (*(c for c in _CANDIDATES if c < vocab), vocab):
+        largest = rows[left].topk(width, dim=-1).values
+        mass = (largest - peaks[left]).exp().double().cumsum(-1)
+        needed = (mass < wanted[left, None]).sum(-1)  # index of the one that reaches it
+        found = needed < width
+        edges[left[found]] = largest[found].gather(1, needed[found, None])
+        left = left[~found]
+        if len(left) == 0:
+            break
+    return edges  # a row that misses `wanted` by rounding keeps everything

@@ -1,0 +1,23 @@
+"""Settings of the engine `torch`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from annotated_types import Ge
+from slime_core.config.base import SectionModel
+
+
+class TorchSection(SectionModel):
+    """In-process generation in plain PyTorch (`--rollout-engine torch`)."""
+
+    max_running_requests: Annotated[int, Ge(1)] = 64
+    """Most requests decoded together; further ones wait for a slot."""
+    max_context_len: Annotated[int, Ge(2)] | None = None
+    """Most tokens of prompt and response; the model's own limit when not given, or when that is lower."""
+    max_prefill_tokens: Annotated[int, Ge(1)] = 4096
+    """Most prompt tokens of one prefill batch, padding included; a longer prompt gets a batch of its own."""
+    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    """Storage and compute dtype; `auto` is the trainer's (`bf16`)."""
+    num_threads: Annotated[int, Ge(1)] | None = None
+    """Threads of PyTorch's CPU operators, for the whole process; PyTorch's own choice when not given."""

@@ -1,0 +1,143 @@
+"""The engine's weights: a few Hugging Face tensors fused into each tensor that the model multiplies by.
+
+There is one copy. An update writes into it by Hugging Face name, one fused tensor at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from slime_core.errors import WeightSyncError
+from slime_models.fingerprint import fingerprint
+from torch import Tensor
+from torch.nn import functional as F
+
+Shape = tuple[int, ...]
+
+
+def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
+    """Return whether oneDNN's blocked weight layout can be used: bfloat16 on a CPU that multiplies it natively.
+
+    With a plain layout oneDNN reorders the weight in every product, which costs more than the product when the
+    batch is small. The results are the same, bit for bit.
+    """
+    ops = torch.ops.mkldnn
+    return (
+        device.type == "cpu"
+        and dtype == torch.bfloat16
+        and torch.backends.mkldnn.is_available()
+        and all(hasattr(ops, name) for name in ("_linear_pointwise", "_reorder_linear_weight"))
+        and bool(ops._is_mkldnn_bf16_supported())
+    )
+
+
+class Fused:
+    """Hugging Face tensors that lie one above the other in a single tensor.
+
+    Args:
+        parts: name -> shape; all dimensions but the first must agree.
+        dtype: storage dtype.
+        device: where the tensor lives.
+        packed: keep oneDNN's blocked layout (a matrix that is only multiplied by).
+    """
+
+    def __init__(
+        self, parts: Mapping[str, Shape], *, dtype: torch.dtype, device: torch.device, packed: bool = False
+    ) -> None:
+        self.parts = dict(parts)
+        self.packed = packed
+        self._rows: dict[str, slice] = {}
+        total = 0
+        for name, shape in parts.items():
+            self._rows[name] = slice(total, total + shape[0])
+            total += shape[0]
+        self.shape: Shape = (total, *next(iter(parts.values()))[1:])
+        self.tensor = torch.zeros(self.shape, dtype=dtype, device=device)
+
+    def plain(self) -> Tensor:
+        """Return the tensor in row-major layout: itself, or an unpacked copy."""
+        return self.tensor.to_dense() if self.tensor.is_mkldnn else self.tensor
+
+    def read(self) -> dict[str, Tensor]:
+        """Return name -> tensor; views of what `plain` returns."""
+        plain = self.plain()
+        return {name: plain[rows] for name, rows in self._rows.items()}
+
+    def write(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy some of the parts in, casting them."""
+        plain = self.plain()
+        for name, tensor in tensors.items():
+            plain[self._rows[name]].copy_(tensor)
+        if self.packed:
+            self.tensor = torch.ops.mkldnn._reorder_linear_weight(plain)
+
+    def linear(self, x: Tensor, bias: Fused | None = None) -> Tensor:
+        """Return x W^T + bias: [n, columns] -> [n, rows]."""
+        b = None if bias is None else bias.tensor
+        if self.packed:
+            y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.tensor, b, "none", [], "")
+            return y
+        return F.linear(x, self.tensor, b)
+
+    def move(self, device: torch.device) -> None:
+        """Move to `device`; a packed tensor stays, it is on the CPU anyway."""
+        if not self.packed:
+            self.tensor = self.tensor.to(device)
+
+
+class Weights:
+    """All weights of a model by Hugging Face name.
+
+    Args:
+        fused: every tensor of the model, once.
+    """
+
+    def __init__(self, fused: Iterable[Fused]) -> None:
+        self._fused = list(fused)
+        self._home = {name: one for one in self._fused for name in one.parts}
+
+    def __len__(self) -> int:
+        """Return the number of Hugging Face tensors."""
+        return len(self._home)
+
+    def shapes(self) -> dict[str, Shape]:
+        """Return name -> shape."""
+        return {name: home.parts[name] for name, home in self._home.items()}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Fill all weights from `tensors`, which is read one fused tensor at a time."""
+        for fused in self._fused:
+            fused.write({name: tensors[name] for name in fused.parts})
+
+    def write(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy some tensors in; `check` them first."""
+        by_home: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in tensors.items():
+            by_home.setdefault(id(self._home[name]), {})[name] = tensor
+        for parts in by_home.values():
+            self._home[next(iter(parts))].write(parts)
+
+    def check(self, name: str, tensor: Tensor, *, dtype: torch.dtype, version: str) -> None:
+        """Check that `tensor` can be written as `name`.
+
+        Raises:
+            WeightSyncError: the name is unknown, or shape or dtype are not the engine's.
+        """
+        where = f"update to version {version}: {name}"
+        home = self._home.get(name)
+        if home is None:
+            raise WeightSyncError(f"{where}: the engine's model has no such tensor; send its {len(self)} tensors only")
+        if tuple(tensor.shape) != home.parts[name]:
+            raise WeightSyncError(f"{where}: found shape {tuple(tensor.shape)}; wanted {home.parts[name]}")
+        if tensor.dtype != dtype:
+            raise WeightSyncError(f"{where}: found dtype {tensor.dtype}; wanted {dtype}; cast it to the plan's dtype")
+
+    def fingerprint(self) -> dict[str, int]:
+        """Return name -> checksum of what is stored now."""
+        return {name: fingerprint(part) for fused in self._fused for name, part in fused.read().items()}
+
+    def move(self, device: torch.device) -> None:
+        """Move everything to `device`."""
+        for fused in self._fused:
+            fused.move(device)
