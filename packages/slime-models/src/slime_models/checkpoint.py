@@ -1,0 +1,204 @@
+"""Hugging Face folders: reading their safetensors lazily by name, and writing them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from slime_core.errors import CheckpointError, DataError
+from torch import Tensor
+
+_SINGLE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_GB = 10**9
+#: Files of a folder that are not copied to one that gets weights of its own.
+_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".index.json")
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return the parsed config.json of a Hugging Face folder.
+
+    Raises:
+        DataError: it is missing, or is not a JSON object; names the file.
+    """
+    return _read_json(folder / "config.json", DataError)
+
+
+class HfCheckpoint(Mapping[str, Tensor]):
+    """The weights of a Hugging Face folder: name -> tensor on the CPU.
+
+    Tensors are read when they are asked for, and are views of the mapped file: copy before writing to one. Headers
+    of all files are checked at once.
+
+    Args:
+        folder: holds model.safetensors, or model.safetensors.index.json and the files that it lists.
+
+    Raises:
+        CheckpointError: a file is missing or corrupt, or lacks a tensor that the index promises; names it.
+    """
+
+    def __init__(self, folder: Path | str) -> None:
+        self.folder = Path(folder)
+        self._handles: dict[str, Any] = {}
+        index = self.folder / _INDEX
+        if index.is_file():
+            self._file_of = self._read_index(index)
+        elif (self.folder / _SINGLE).is_file():
+            self._file_of = dict.fromkeys(self._open(_SINGLE).keys(), _SINGLE)
+        else:
+            raise CheckpointError(f"{self.folder}: found neither {_SINGLE} nor {_INDEX}; wanted a Hugging Face folder")
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Return one tensor."""
+        handle = self._handles[self._file_of[name]]
+        tensor: Tensor = handle.get_tensor(name)
+        return tensor
+
+    def __contains__(self, name: object) -> bool:
+        """Return whether the folder has the tensor, without reading it."""
+        return name in self._file_of
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the names."""
+        return iter(self._file_of)
+
+    def __len__(self) -> int:
+        """Return the number of tensors."""
+        return len(self._file_of)
+
+    def _read_index(self, path: Path) -> dict[str, str]:
+        weight_map = _read_json(path, CheckpointError).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise CheckpointError(f"{path}: weight_map: found {type(weight_map).__name__}; wanted name -> file")
+        for file in sorted(set(weight_map.values())):
+            promised = {name for name, where in weight_map.items() if where == file}
+            missing = sorted(promised.difference(self._open(file).keys()))
+            if missing:
+                raise CheckpointError(
+                    f"{self.folder / file}: lacks {missing[0]} and {len(missing) - 1} more of the tensors that "
+                    f"{_INDEX} says it holds; fetch it again"
+                )
+        return weight_map
+
+    def _open(self, file: str) -> Any:
+        path = self.folder / file
+        try:
+            self._handles[file] = handle = safe_open(path, framework="pt", device="cpu")
+        except FileNotFoundError as error:
+            raise CheckpointError(f"{path}: missing, and {_INDEX} lists it; fetch it again") from error
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{path}: not a whole safetensors file ({error}); fetch it again") from error
+        return handle
+
+
+def write_weights(
+    folder: Path, tensors: Iterable[tuple[str, Tensor]], *, max_file_bytes: int = 5 * _GB
+) -> None:
+    """Write tensors into an existing folder as safetensors: one file, or several of them and their index.
+
+    Takes the tensors one at a time and holds at most one file's worth of them.
+    """
+    files: list[tuple[Path, list[str]]] = []
+    total_bytes = 0
+
+    def write(shard: dict[str, Tensor]) -> None:
+        path = folder / f"part-{len(files):05d}.safetensors"
+        save_file(shard, path, metadata={"format": "pt"})
+        files.append((path, list(shard)))
+
+    shard: dict[str, Tensor] = {}
+    shard_bytes = 0
+    for name, tensor in tensors:
+        if shard and shard_bytes + tensor.nbytes > max_file_bytes:
+            write(shard)
+            shard, shard_bytes = {}, 0
+        held = tensor.detach().to("cpu")
+        # A view of a larger tensor would keep, and to safetensors be, the whole of it.
+        shard[name] = held.clone(memory_format=torch.contiguous_format) if _is_part(held) else held
+        shard_bytes += tensor.nbytes
+        total_bytes += tensor.nbytes
+    write(shard)
+    if len(files) == 1:
+        files[0][0].rename(folder / _SINGLE)
+        return
+    weight_map = {}
+    for number, (path, names) in enumerate(files, start=1):
+        file = f"model-{number:05d}-of-{len(files):05d}.safetensors"
+        path.rename(folder / file)
+        weight_map |= dict.fromkeys(names, file)
+    index = {"metadata": {"total_size": total_bytes}, "weight_map": weight_map}
+    (folder / _INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+
+
+def save_hf(
+    folder: Path | str,
+    tensors: Iterable[tuple[str, Tensor]],
+    *,
+    config_from: Path | str,
+    max_file_bytes: int = 5 * _GB,
+) -> Path:
+    """Write a Hugging Face folder: `tensors`, and every file of `config_from` that holds no weights.
+
+    The folder appears whole or not at all.
+
+    Raises:
+        CheckpointError: the folder exists, or cannot be written.
+    """
+    target, source = Path(folder), Path(config_from)
+    read_config(source)
+    with new_folder(target) as partial:
+        for path in sorted(source.iterdir()):
+            if path.is_file() and not path.name.endswith(_WEIGHT_SUFFIXES):
+                shutil.copyfile(path, partial / path.name)
+        write_weights(partial, tensors, max_file_bytes=max_file_bytes)
+    return target
+
+
+@contextlib.contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """Yield an empty folder beside `target` that becomes `target` when the block ends, and goes when it raises.
+
+    Raises:
+        CheckpointError: `target` exists (also when another process made it meanwhile), or cannot be written.
+    """
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    except OSError as error:
+        raise CheckpointError(f"{target}: cannot be written: {error}") from error
+    try:
+        if target.exists():
+            raise CheckpointError(f"{target}: exists; wanted a new folder: remove it or choose another")
+        yield partial
+        partial.chmod(0o755)
+        try:
+            os.rename(partial, target)
+        except OSError as error:
+            raise CheckpointError(f"{target}: cannot be put in place: {error}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _is_part(tensor: Tensor) -> bool:
+    return not tensor.is_contiguous() or tensor.untyped_storage().nbytes() != tensor.nbytes
+
+
+def _read_json(path: Path, error_type: type[CheckpointError | DataError]) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise error_type(f"{path}: missing; wanted a Hugging Face folder") from error
+    except (OSError, ValueError) as error:
+        raise error_type(f"{path}: cannot be read as JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise error_type(f"{path}: found a JSON {type(value).__name__}; wanted an object")
+    return value

@@ -1,0 +1,1 @@
+"""The model families of this package, one a module."""

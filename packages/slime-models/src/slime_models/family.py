@@ -1,0 +1,177 @@
+"""`ModelFamily`: what slime knows about a Hugging Face model_type. Entry-point group `slime.models`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from slime_core.errors import CheckpointError, WeightSyncError
+
+from slime_models.architecture import Architecture
+from slime_models.rules import LAYER, Dims, Rule, Shard
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One rule in one layer: a Megatron tensor and its Hugging Face tensors, with full names and shapes."""
+
+    megatron: str
+    shape: Shape
+    hf: Mapping[str, Shape]
+    """Name -> shape, in the order in which the rule's layout takes them."""
+    rule: Rule
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ModelFamily:
+    """A Hugging Face model_type: how its config is read, and the table of its weights.
+
+    All methods take tensors of any dtype and device, change neither, and copy only where fusing demands it.
+    """
+
+    model_type: str
+    """`model_type` in config.json, exactly."""
+    rules: tuple[Rule, ...]
+    """The weights, in the order in which they are sent."""
+    architecture: Callable[[Mapping[str, Any]], Architecture]
+    """Reads a parsed config.json; raises DataError, naming the field, for what the family does not support."""
+    ignored: tuple[str, ...] = ()
+    """Tensors that old folders hold and nobody needs; names may contain `{layer}`."""
+
+    def weights(self, architecture: Architecture) -> Mapping[str, Weight]:
+        """Return Megatron name -> weight, for every Megatron tensor of a model, unsharded."""
+        return _weights(self, architecture)
+
+    def megatron_names(self, architecture: Architecture) -> tuple[str, ...]:
+        """Return the names of all Megatron tensors."""
+        return tuple(self.weights(architecture))
+
+    def megatron_shapes(self, architecture: Architecture) -> dict[str, Shape]:
+        """Return Megatron name -> shape."""
+        return {name: weight.shape for name, weight in self.weights(architecture).items()}
+
+    def hf_shapes(self, architecture: Architecture) -> dict[str, Shape]:
+        """Return Hugging Face name -> shape, for every tensor that a folder of this model must hold."""
+        return {name: shape for weight in self.weights(architecture).values() for name, shape in weight.hf.items()}
+
+    def shard(self, name: str, architecture: Architecture) -> Shard:
+        """Return how tensor parallelism cuts the Megatron tensor `name`."""
+        return self._weight(name, architecture).rule.shard
+
+    def to_megatron(self, hf: Mapping[str, Tensor], architecture: Architecture) -> Iterator[tuple[str, Tensor]]:
+        """Yield every Megatron tensor (name, unsharded tensor), reading `hf` lazily, one weight at a time.
+
+        Raises:
+            CheckpointError: `hf` lacks a tensor, has one that no rule knows, or one of another shape; names it.
+        """
+        self.check_names(hf, architecture)
+        for weight in self.weights(architecture).values():
+            yield weight.megatron, self._packed(weight, hf, architecture)
+
+    def to_megatron_tensor(self, name: str, hf: Mapping[str, Tensor], architecture: Architecture) -> Tensor:
+        """Return the one Megatron tensor `name`, unsharded, reading from `hf` only what it holds.
+
+        Raises:
+            WeightSyncError: the model has no such tensor.
+            CheckpointError: `hf` lacks a tensor, or has one of another shape; names it.
+        """
+        weight = self._weight(name, architecture)
+        missing = [hf_name for hf_name in weight.hf if hf_name not in hf]
+        if missing:
+            raise CheckpointError(f"{self.model_type} weights: {_listing(missing)} missing; wanted for {name}")
+        return self._packed(weight, hf, architecture)
+
+    def to_hf(self, name: str, tensor: Tensor, architecture: Architecture) -> Iterator[tuple[str, Tensor]]:
+        """Yield the Hugging Face tensors (name, tensor) that the unsharded Megatron tensor `name` holds.
+
+        Raises:
+            WeightSyncError: the model has no such tensor, or its shape is another.
+        """
+        weight = self._weight(name, architecture)
+        if tuple(tensor.shape) != weight.shape:
+            raise WeightSyncError(
+                f"{name}: found shape {tuple(tensor.shape)}; wanted {weight.shape} ({' x '.join(weight.rule.dims)}); "
+                "gather tensor-parallel shards first"
+            )
+        yield from zip(weight.hf, weight.rule.layout.unpack(tensor, architecture), strict=True)
+
+    def check_names(self, names: Iterable[str], architecture: Architecture) -> None:
+        """Check that Hugging Face names are those of a model: none missing, none unknown.
+
+        Raises:
+            CheckpointError: names up to five of either.
+        """
+        found, wanted = set(names), set(self.hf_shapes(architecture))
+        layers = range(architecture.num_layers)
+        optional = {expanded for name in self.ignored for expanded in _expand(name, layers)}
+        if architecture.tie_word_embeddings:
+            optional |= {hf for rule in self.rules if not rule.when(architecture) for hf, _ in rule.hf}
+        missing, unknown = sorted(wanted - found), sorted(found - wanted - optional)
+        if missing or unknown:
+            parts = [f"{_listing(names)} {what}" for names, what in ((missing, "missing"), (unknown, "unknown")) if names]
+            raise CheckpointError(
+                f"{self.model_type} weights: {'; '.join(parts)}; wanted the {len(wanted)} tensors of "
+                f"{architecture.num_layers} layers: config.json and the weights are not of one model"
+            )
+
+    def _weight(self, name: str, architecture: Architecture) -> Weight:
+        weight = self.weights(architecture).get(name)
+        if weight is None:
+            raise WeightSyncError(
+                f"{name}: a {self.model_type} model of {architecture.num_layers} layers"
+                f"{' with tied embeddings' if architecture.tie_word_embeddings else ''} has no such Megatron tensor"
+            )
+        return weight
+
+    def _packed(self, weight: Weight, hf: Mapping[str, Tensor], architecture: Architecture) -> Tensor:
+        parts = []
+        for (name, shape), (_, dims) in zip(weight.hf.items(), weight.rule.hf, strict=True):
+            part = hf[name]
+            if tuple(part.shape) != shape:
+                raise CheckpointError(
+                    f"{name}: found shape {tuple(part.shape)}; wanted {shape} ({' x '.join(dims)}) by config.json"
+                )
+            parts.append(part)
+        return weight.rule.layout.pack(parts, architecture)
+
+
+@functools.lru_cache(maxsize=16)
+def _weights(family: ModelFamily, architecture: Architecture) -> Mapping[str, Weight]:
+    weights: dict[str, Weight] = {}
+    groups: list[list[Rule]] = [[]]  # rules outside layers stand alone; those of a layer stay together, layer by layer
+    for rule in family.rules:
+        if rule.when(architecture):
+            if groups[-1] and (LAYER in rule.megatron) != (LAYER in groups[-1][-1].megatron):
+                groups.append([])
+            groups[-1].append(rule)
+    for group in groups:
+        layers = range(architecture.num_layers) if group and LAYER in group[0].megatron else range(1)
+        for layer in layers:
+            for rule in group:
+                weight = _bound(rule, layer, architecture)
+                weights[weight.megatron] = weight
+    return weights
+
+
+def _bound(rule: Rule, layer: int, architecture: Architecture) -> Weight:
+    def shape(dims: Dims) -> Shape:
+        return tuple(getattr(architecture, dim) for dim in dims)
+
+    hf = {name.replace(LAYER, str(layer)): shape(dims) for name, dims in rule.hf}
+    return Weight(rule.megatron.replace(LAYER, str(layer)), shape(rule.dims), hf, rule)
+
+
+def _expand(name: str, layers: range) -> Iterator[str]:
+    return (name.replace(LAYER, str(layer)) for layer in (layers if LAYER in name else range(1)))
+
+
+def _listing(names: list[str]) -> str:
+    shown = ", ".join(names[:5])
+    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"

@@ -1,0 +1,180 @@
+"""Rules between Hugging Face and Megatron weights: one table per family, read in both directions.
+
+A rule ties one Megatron tensor to the Hugging Face tensors that it holds. Each kind of rule is a `Layout`, the
+pair of functions that pack and unpack; because a family lists its rules once, the two directions cannot
+disagree. Megatron names are those of megatron-core's local layer spec, with global layer numbers.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from slime_models.architecture import Architecture
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+#: Where the layer's number stands in names.
+LAYER = "{layer}"
+
+#: Shape by name: each entry is an integer attribute of `Architecture`.
+Dims = tuple[str, ...]
+
+
+class Shard(enum.Enum):
+    """How tensor parallelism cuts a Megatron tensor (see `slime_models.sharding`)."""
+
+    NONE = "none"
+    """Every rank holds all of it."""
+    ROWS = "rows"
+    """Dimension 0 in equal parts."""
+    COLUMNS = "columns"
+    """Dimension 1 in equal parts."""
+    QKV_ROWS = "qkv rows"
+    """Dimension 0 in equal parts of whole query groups."""
+    GATED_ROWS = "gated rows"
+    """Gate and up are cut alike, and each rank holds its part of the gate above its part of up."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A pair of inverse functions between Hugging Face tensors and the Megatron tensor that holds them."""
+
+    name: str
+    pack: Callable[[Sequence[Tensor], Architecture], Tensor]
+    """(Hugging Face tensors, architecture) -> Megatron tensor; a view where it can be."""
+    unpack: Callable[[Tensor, Architecture], Sequence[Tensor]]
+    """(Megatron tensor, architecture) -> Hugging Face tensors; views where they can be."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """One Megatron tensor, and the Hugging Face tensors that it holds.
+
+    Names with `{layer}` stand for one tensor in every layer.
+    """
+
+    megatron: str
+    dims: Dims
+    hf: tuple[tuple[str, Dims], ...]
+    """(name, dims) of each tensor, in the order in which the layout takes them."""
+    layout: Layout
+    shard: Shard
+    when: Callable[[Architecture], bool]
+    """Whether a model of this architecture has the tensor."""
+
+
+def always(architecture: Architecture) -> bool:
+    """Every model of the family has the tensor."""
+    return True
+
+
+def untied(architecture: Architecture) -> bool:
+    """Only models whose output layer is not the embedding have the tensor."""
+    return not architecture.tie_word_embeddings
+
+
+def rename(megatron: str, hf: str, dims: Dims, *, shard: Shard = Shard.NONE) -> Rule:
+    """One tensor under two names."""
+    return Rule(megatron=megatron, dims=dims, hf=((hf, dims),), layout=RENAME, shard=shard, when=always)
+
+
+def vocab(megatron: str, hf: str, *, when: Callable[[Architecture], bool] = always) -> Rule:
+    """A tensor with a row for each token; Megatron's has `vocab_padding` rows of zeros at its end."""
+    return Rule(
+        megatron=megatron,
+        dims=("padded_vocab_size", "hidden_size"),
+        hf=((hf, ("vocab_size", "hidden_size")),),
+        layout=VOCAB,
+        shard=Shard.ROWS,
+        when=when,
+    )
+
+
+def fused_qkv(megatron: str, query: str, key: str, value: str, *, bias: bool = False) -> Rule:
+    """Query, key and value in one; per query group, the queries of its heads, then its key, then its value."""
+    rest: Dims = () if bias else ("hidden_size",)
+    return Rule(
+        megatron=megatron,
+        dims=("qkv_size", *rest),
+        hf=(
+            (query, ("query_size", *rest)),
+            (key, ("key_value_size", *rest)),
+            (value, ("key_value_size", *rest)),
+        ),
+        layout=QKV,
+        shard=Shard.QKV_ROWS,
+        when=always,
+    )
+
+
+def gated(megatron: str, gate: str, up: str) -> Rule:
+    """The gate and up projections of the MLP, one above the other."""
+    dims = ("ffn_hidden_size", "hidden_size")
+    return Rule(
+        megatron=megatron,
+        dims=("gated_size", "hidden_size"),
+        hf=((gate, dims), (up, dims)),
+        layout=GATED,
+        shard=Shard.GATED_ROWS,
+        when=always,
+    )
+
+
+def _pack_one(parts: Sequence[Tensor], architecture: Architecture) -> Tensor:
+    (tensor,) = parts
+    return tensor
+
+
+def _unpack_one(tensor: Tensor, architecture: Architecture) -> Sequence[Tensor]:
+    return (tensor,)
+
+
+def _pack_vocab(parts: Sequence[Tensor], architecture: Architecture) -> Tensor:
+    (tensor,) = parts
+    if architecture.vocab_padding == 0:
+        return tensor
+    padded = tensor.new_zeros(architecture.padded_vocab_size, *tensor.shape[1:])
+    padded[: architecture.vocab_size] = tensor
+    return padded
+
+
+def _unpack_vocab(tensor: Tensor, architecture: Architecture) -> Sequence[Tensor]:
+    return (tensor[: architecture.vocab_size],)
+
+
+def _pack_qkv(parts: Sequence[Tensor], architecture: Architecture) -> Tensor:
+    import torch
+
+    groups, head_dim = architecture.num_query_groups, architecture.head_dim
+    by_group = [part.reshape(groups, -1, head_dim, *part.shape[1:]) for part in parts]
+    return torch.cat(by_group, dim=1).flatten(0, 2)
+
+
+def _unpack_qkv(tensor: Tensor, architecture: Architecture) -> Sequence[Tensor]:
+    groups, per_group = architecture.num_query_groups, architecture.heads_per_group
+    by_group = tensor.reshape(groups, per_group + 2, architecture.head_dim, *tensor.shape[1:])
+    return tuple(part.flatten(0, 2) for part in by_group.split([per_group, 1, 1], dim=1))
+
+
+def _pack_gated(parts: Sequence[Tensor], architecture: Architecture) -> Tensor:
+    import torch
+
+    return torch.cat(tuple(parts))
+
+
+def _unpack_gated(tensor: Tensor, architecture: Architecture) -> Sequence[Tensor]:
+    return tensor.chunk(2)
+
+
+#: One tensor, unchanged.
+RENAME = Layout("rename", _pack_one, _unpack_one)
+#: One tensor, with rows of zeros at its end in Megatron.
+VOCAB = Layout("vocab", _pack_vocab, _unpack_vocab)
+#: Query, key and value, interleaved by query group.
+QKV = Layout("qkv", _pack_qkv, _unpack_qkv)
+#: Gate above up.
+GATED = Layout("gated", _pack_gated, _unpack_gated)
