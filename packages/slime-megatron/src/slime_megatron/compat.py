@@ -1,0 +1,229 @@
+"""Running megatron-core on a machine without CUDA. Every change to foreign code that this package makes is here.
+
+Megatron 0.19 names CUDA where it means "the device". `install` gives Megatron's own modules a stand-in for the name
+`torch` that answers those calls for the CPU; everybody else's torch stays as it is. Where CUDA exists there is no
+stand-in. Each redirect says why it is there and counts how often it was taken, and a test fails when one never is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import importlib.metadata
+import logging
+import queue
+import sys
+import types
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from slime_core.errors import TrainerError
+
+#: megatron-core versions that the redirects are written for: at least the first, below the second.
+MEGATRON_VERSIONS = ("0.19", "0.20")
+_CPU = torch.device("cpu")
+_Hit = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Redirect:
+    """One attribute that Megatron sees otherwise."""
+
+    name: str
+    """`torch.x` is replaced for Megatron's modules alone; `megatron.x` and `torch.Tensor.x` in place."""
+    reason: str
+    """Who reads it, and what for."""
+    replace: Callable[[Any, _Hit], Any]
+    """(original, hit) -> replacement; calls `hit` when it answers otherwise than the original would."""
+    with_cuda: bool = False
+    """Whether it is wanted where CUDA exists, too."""
+
+
+@dataclass(frozen=True)
+class Compat:
+    """What was installed in this process."""
+
+    redirects: tuple[str, ...]
+    """Names of the redirects in force."""
+    hits: Counter[str] = field(default_factory=Counter)
+    """Name -> how often it was taken."""
+
+    @property
+    def dead(self) -> list[str]:
+        """Return the redirects that were never taken."""
+        return [name for name in self.redirects if not self.hits[name]]
+
+
+def _answer(value: Callable[..., Any]) -> Callable[[Any, _Hit], Any]:
+    """Return a `replace` that calls `value` in place of the original."""
+
+    def replace(original: Any, hit: _Hit) -> Any:
+        @functools.wraps(original)
+        def replacement(*args: Any, **kwargs: Any) -> Any:
+            hit()
+            return value(*args, **kwargs)
+
+        return replacement
+
+    return replace
+
+
+def _on_cpu(original: Any, hit: _Hit) -> Any:
+    """Let a tensor factory take device="cuda" for the CPU."""
+
+    @functools.wraps(original)
+    def replacement(*args: Any, **kwargs: Any) -> Any:
+        if str(kwargs.get("device")).startswith("cuda"):
+            hit()
+            kwargs["device"] = _CPU
+        return original(*args, **kwargs)
+
+    return replacement
+
+
+def _named_as_cuda(original: Any, hit: _Hit) -> Any:
+    """Let `tensor.type()` say `torch.cuda.FloatTensor` when a module of Megatron asks."""
+
+    @functools.wraps(original)
+    def replacement(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        name = original(self, *args, **kwargs)
+        caller = sys._getframe(1).f_globals.get("__name__", "")
+        if isinstance(name, str) and caller.startswith("megatron."):
+            hit()
+            return name.replace("torch.", "torch.cuda.", 1)
+        return name
+
+    return replacement
+
+
+def _set_rng_state(state: torch.Tensor, *_: Any, **__: Any) -> None:
+    torch.set_rng_state(state)
+
+
+REDIRECTS = (
+    Redirect("torch.zeros", "schedules, gradient norm: scalars with device='cuda'", _on_cpu),
+    Redirect("torch.tensor", "optimizers: scalars with device='cuda'", _on_cpu),
+    Redirect("torch.cuda.current_device", "buffers: is only passed on as device=", _answer(lambda: _CPU)),
+    Redirect("torch.cuda.manual_seed", "RNG tracker: seeds the device's generator", _answer(torch.manual_seed)),
+    Redirect("torch.cuda.get_rng_state", "RNG tracker", _answer(lambda *_: torch.get_rng_state())),
+    Redirect(
+        "megatron.core.tensor_parallel.random._get_cuda_rng_state",
+        "recomputation: state of the device's generator",
+        _answer(lambda *_, **__: torch.get_rng_state()),
+    ),
+    Redirect(
+        "megatron.core.tensor_parallel.random._set_cuda_rng_state",
+        "RNG tracker, recomputation: state of the device's generator",
+        _answer(_set_rng_state),
+    ),
+    Redirect("torch.Tensor.type", "the mixed-precision optimizer tells dtypes by 'torch.cuda.FloatTensor'", _named_as_cuda),
+    Redirect(
+        "megatron.core.dist_checkpointing.strategies.filesystem_async.get_write_results_queue",
+        "a synchronous save starts a manager process for a queue that only its own thread uses",
+        _answer(lambda *_, **__: queue.Queue()),
+        with_cuda=True,
+    ),
+)
+
+
+@functools.cache
+def install() -> Compat:
+    """Import megatron-core, and make it run on this machine. Repeated calls return the first answer.
+
+    Raises:
+        TrainerError: megatron-core is of another version than the redirects are for; or there is no CUDA and
+            megatron.core was imported already.
+    """
+    version = importlib.metadata.version("megatron-core")
+    if not _parts(MEGATRON_VERSIONS[0]) <= _parts(version) < _parts(MEGATRON_VERSIONS[1]):
+        raise TrainerError(
+            f"megatron-core {version} is installed; wanted at least {MEGATRON_VERSIONS[0]} and below "
+            f"{MEGATRON_VERSIONS[1]}, for which slime_megatron.compat is written"
+        )
+    cuda = torch.cuda.is_available()
+    if not cuda and "megatron.core" in sys.modules:
+        raise TrainerError("megatron.core was imported before slime_megatron.compat.install(); call install() first")
+    with _quiet_imports(), contextlib.nullcontext() if cuda else _cpu_imports():
+        for name in ("core", "core.models.gpt.gpt_model", "core.dist_checkpointing.strategies.filesystem_async"):
+            importlib.import_module(f"megatron.{name}")
+    logging.getLogger("megatron.core.models.gpt.gpt_model").setLevel(logging.ERROR)  # says that GPTModel is deprecated
+    wanted = [redirect for redirect in REDIRECTS if redirect.with_cuda or not cuda]
+    compat = Compat(tuple(redirect.name for redirect in wanted))
+    _apply(wanted, compat.hits)
+    return compat
+
+
+def _apply(redirects: list[Redirect], hits: Counter[str]) -> None:
+    stand_in, stand_in_cuda = _StandIn(torch), _StandIn(torch.cuda)
+    stand_in.cuda = stand_in_cuda
+    owners = {"torch": stand_in, "torch.cuda": stand_in_cuda, "torch.Tensor": torch.Tensor}
+    for redirect in redirects:
+        path, _, attribute = redirect.name.rpartition(".")
+        owner = owners.get(path) or sys.modules[path]
+        hit = functools.partial(_count, hits, redirect.name)
+        setattr(owner, attribute, redirect.replace(getattr(owner, attribute), hit))
+    for name, module in list(sys.modules.items()):
+        if name.startswith("megatron.core") and getattr(module, "torch", None) is torch:
+            module.torch = stand_in
+
+
+def _count(hits: Counter[str], name: str) -> None:
+    hits[name] += 1
+
+
+class _StandIn(types.ModuleType):
+    """A module that has what `original` has, until an attribute is set."""
+
+    def __init__(self, original: types.ModuleType) -> None:
+        super().__init__(original.__name__)
+        self.__dict__.update(original.__dict__)
+        self.__dict__["_original"] = original
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._original, name)
+
+
+@contextlib.contextmanager
+def _cpu_imports() -> Iterator[None]:
+    """Import Megatron without what cannot work on a CPU, which also halves the time that it takes.
+
+    flash_mla raises OSError, not ImportError, without a driver; flashinfer takes 6 s to import; and `torch.compile`,
+    with which Megatron decorates its fused functions, takes 4 s to import and would compile C++ at their first call.
+    """
+    masked = [name for name in ("flash_mla", "flashinfer") if name not in sys.modules]
+    compile_ = torch.compile
+    try:
+        sys.modules.update(dict.fromkeys(masked))
+        torch.compile = _undecorated
+        yield
+    finally:
+        torch.compile = compile_
+        for name in masked:
+            sys.modules.pop(name, None)
+
+
+def _undecorated(function: Any = None, **_: Any) -> Any:
+    return function if callable(function) else _undecorated
+
+
+@contextlib.contextmanager
+def _quiet_imports() -> Iterator[None]:
+    """Silence what Megatron and its imports say about packages that are not installed, and a syntax warning."""
+    loud = logging.getLogger("torch.utils.cpp_extension")
+    level = loud.level
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        loud.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            loud.setLevel(level)
+
+
+def _parts(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2])

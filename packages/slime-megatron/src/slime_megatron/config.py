@@ -1,0 +1,56 @@
+"""From a model's architecture and our settings to Megatron's `TransformerConfig`."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from megatron.core.transformer.transformer_config import TransformerConfig
+from slime_models.architecture import Architecture
+
+from slime_megatron.section import MegatronSection
+
+
+def transformer_config(architecture: Architecture, section: MegatronSection, *, dtype: torch.dtype) -> TransformerConfig:
+    """Return the configuration of a decoder of this architecture.
+
+    `calculate_per_token_loss` makes Megatron add gradients up over micro-batches and ranks without dividing by
+    their numbers: the weights of a `TokenView` already are shares of the whole step.
+    """
+    return TransformerConfig(
+        num_layers=architecture.num_layers,
+        hidden_size=architecture.hidden_size,
+        ffn_hidden_size=architecture.ffn_hidden_size,
+        num_attention_heads=architecture.num_attention_heads,
+        num_query_groups=architecture.num_query_groups,
+        kv_channels=architecture.head_dim,
+        normalization="RMSNorm",
+        layernorm_epsilon=architecture.norm_epsilon,
+        gated_linear_unit=True,
+        activation_func=F.silu,
+        add_bias_linear=False,
+        add_qkv_bias=architecture.qkv_bias,
+        qk_layernorm=architecture.qk_layernorm,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        bf16=dtype is torch.bfloat16,
+        calculate_per_token_loss=True,
+        variable_seq_lengths=True,
+        # Every weight is loaded, so none is drawn; and none of the fused kernels exists without TransformerEngine.
+        use_cpu_initialization=True,
+        perform_initialization=False,
+        bias_activation_fusion=False,
+        bias_dropout_fusion=False,
+        masked_softmax_fusion=False,
+        gradient_accumulation_fusion=False,
+        apply_rope_fusion=False,
+        persist_layer_norm=False,
+        recompute_granularity=section.recompute_granularity,
+        recompute_method="uniform" if section.recompute_granularity == "full" else None,
+        recompute_num_layers=1 if section.recompute_granularity == "full" else None,
+        tensor_model_parallel_size=section.tensor_model_parallel_size,
+        pipeline_model_parallel_size=section.pipeline_model_parallel_size,
+        context_parallel_size=section.context_parallel_size,
+        expert_model_parallel_size=section.expert_model_parallel_size,
+    )

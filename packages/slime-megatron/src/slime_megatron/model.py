@@ -1,0 +1,86 @@
+"""The policy: Megatron's GPTModel with a Hugging Face folder's weights, wrapped for gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.models.gpt import GPTModel
+from slime_models.architecture import Architecture
+from slime_models.family import ModelFamily
+from torch import Tensor
+
+from slime_megatron.config import transformer_config
+from slime_megatron.log_probs import token_log_probs
+from slime_megatron.section import MegatronSection
+from slime_megatron.spec import block_spec
+
+
+@dataclass(frozen=True)
+class ResponseTokens:
+    """The tokens whose log-probs the model is to return."""
+
+    rows: Tensor
+    """int64 [R]: packed position whose hidden state predicts each token, that is the position before it."""
+    targets: Tensor
+    """int64 [R]: their ids."""
+    temperature: float
+    """Divides the logits."""
+    with_entropy: bool
+    """Whether entropies are wanted, too."""
+
+
+def build_model(
+    architecture: Architecture, section: MegatronSection, *, dtype: torch.dtype, device: torch.device
+) -> GPTModel:
+    """Return this rank's part of the model, its weights not yet set."""
+    config = transformer_config(architecture, section, dtype=dtype)
+    model = GPTModel(
+        config=config,
+        transformer_layer_spec=block_spec(config),
+        vocab_size=architecture.padded_vocab_size,
+        max_sequence_length=architecture.max_position_embeddings,
+        pre_process=parallel_state.is_pipeline_first_stage(),
+        post_process=parallel_state.is_pipeline_last_stage(),
+        parallel_output=True,
+        share_embeddings_and_output_weights=architecture.tie_word_embeddings,
+        position_embedding_type="none",  # `PackedAttention` rotates
+    )
+    return model.to(device)
+
+
+def load_weights(model: GPTModel, hf: Mapping[str, Tensor], family: ModelFamily, architecture: Architecture) -> None:
+    """Copy Hugging Face weights into the model, one tensor at a time, cast to its dtype.
+
+    Raises:
+        CheckpointError: a tensor is missing, unknown, or of another shape; names it.
+    """
+    family.check_names(hf, architecture)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(family.to_megatron_tensor(name, hf, architecture))
+
+
+def wrap_for_gradients(model: GPTModel) -> DistributedDataParallel:
+    """Wrap the model so that gradients of all micro-batches and ranks add up in float32 buffers."""
+    config = DistributedDataParallelConfig(grad_reduce_in_fp32=True, overlap_grad_reduce=False)
+    return DistributedDataParallel(model.config, config, model)
+
+
+def response_log_probs(
+    *, hidden_states: Tensor, output_layer: Any, output_weight: Tensor | None, context: ResponseTokens, **_: Any
+) -> tuple[Tensor, Tensor | None]:
+    """Return log-probs and entropies [R]: the `output_processor` of GPTModel, in place of logits of all tokens.
+
+    Selecting rows before the output layer saves the logits of prompt tokens, most of the layer's work when prompts
+    are long.
+    """
+    hidden = hidden_states.squeeze(1).index_select(0, context.rows)
+    logits, _ = output_layer(hidden, weight=output_weight)
+    return token_log_probs(
+        logits, context.targets, temperature=context.temperature, with_entropy=context.with_entropy
+    )

@@ -1,0 +1,82 @@
+"""AdamW with float32 master weights, and the schedule of its learning rate."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from megatron.core.distributed import DistributedDataParallel
+from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+from slime_core.config.sections import TrainSection
+
+
+def build_optimizer(model: DistributedDataParallel, train: TrainSection) -> MegatronOptimizer:
+    """Return AdamW over the model's parameters; their values now are those of the master weights."""
+    dtype = torch.bfloat16 if train.bf16 else torch.float32
+    config = OptimizerConfig(
+        optimizer="adam",
+        lr=train.lr,
+        min_lr=train.min_lr,
+        weight_decay=train.weight_decay,
+        adam_beta1=train.adam_beta1,
+        adam_beta2=train.adam_beta2,
+        adam_eps=train.adam_eps,
+        clip_grad=train.clip_grad,
+        bf16=train.bf16,
+        params_dtype=dtype,
+    )
+    optimizer = get_megatron_optimizer(config, [model])
+    for group in optimizer.param_groups:
+        group["fused"] = True  # torch's plain loop, Megatron's choice without TransformerEngine, is 5 times as slow
+    return optimizer
+
+
+def build_scheduler(optimizer: MegatronOptimizer, train: TrainSection, *, total_steps: int | None) -> OptimizerParamScheduler:
+    """Return Megatron's schedule; it counts optimizer steps, and the first of a warm-up has learning rate 0.
+
+    Args:
+        optimizer: whose learning rate it sets.
+        train: the settings.
+        total_steps: optimizer steps of the run, over which the rate decays when `lr_decay_iters` is not given;
+            None is allowed for a constant rate.
+    """
+    decay_steps = train.lr_decay_iters or total_steps or 1
+    return OptimizerParamScheduler(
+        optimizer,
+        init_lr=0.0,
+        max_lr=train.lr,
+        min_lr=min(train.min_lr, train.lr),
+        lr_warmup_steps=train.lr_warmup_iters,
+        lr_decay_steps=max(decay_steps, train.lr_warmup_iters + 1),
+        lr_decay_style=train.lr_decay_style,
+        start_wd=train.weight_decay,
+        end_wd=train.weight_decay,
+        wd_incr_steps=1,
+        wd_incr_style="constant",
+    )
+
+
+def learning_rate(optimizer: MegatronOptimizer) -> float:
+    """Return the learning rate of the next step."""
+    return float(optimizer.param_groups[0]["lr"])
+
+
+def update(optimizer: MegatronOptimizer, *, clip_grad: float) -> float:
+    """Take one optimizer step, unless the gradient is not finite. Collective over the model-parallel group.
+
+    Args:
+        optimizer: with gradients of the whole step in the model's buffers.
+        clip_grad: largest gradient norm; 0 does not clip.
+
+    Returns:
+        The gradient's norm before clipping; the step was taken if and only if it is finite.
+    """
+    optimizer.prepare_grads()
+    norm = float(optimizer.get_grad_norm())
+    if math.isfinite(norm):
+        if 0 < clip_grad < norm:
+            gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+            torch._foreach_mul_(gradients, clip_grad / (norm + 1e-6))
+        optimizer.step_with_ready_grads()
+    return norm

@@ -1,0 +1,38 @@
+"""Settings of the Megatron trainer. The names are Megatron's own flags, so the section has no prefix."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from annotated_types import Ge
+from slime_core.config.base import SectionModel
+
+Count = Annotated[int, Ge(1)]
+
+
+class MegatronSection(SectionModel):
+    """How Megatron cuts and recomputes the model."""
+
+    tensor_model_parallel_size: Count = 1
+    """Ranks that share each layer's matrices."""
+    pipeline_model_parallel_size: Count = 1
+    """Ranks that share the layers."""
+    context_parallel_size: Count = 1
+    """Ranks that share the tokens of a sequence."""
+    expert_model_parallel_size: Count = 1
+    """Ranks that share the experts."""
+    recompute_granularity: Literal["full", "selective"] | None = None
+    """What is computed again in the backward pass instead of being kept: whole layers, or attention alone."""
+    update_weight_buffer_size: Count = 512 * 1024**2
+    """Bytes of weights that are handed to the engine at once."""
+    max_skipped_steps: Count = 3
+    """Optimizer steps in a row that may be skipped, because their gradient is not finite, before the run stops."""
+
+
+#: Fields that are sizes of parallel groups.
+PARALLEL_SIZES = (
+    "tensor_model_parallel_size",
+    "pipeline_model_parallel_size",
+    "context_parallel_size",
+    "expert_model_parallel_size",
+)

@@ -1,0 +1,28 @@
+"""Our layer specification: Megatron's own linear layers, with attention and norm from `attention`."""
+
+from __future__ import annotations
+
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_submodules
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
+from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_layer import TransformerLayer
+
+from slime_megatron.attention import PackedAttention, RMSNorm
+
+
+def block_spec(config: TransformerConfig, *, vp_stage: int | None = None) -> TransformerBlockSubmodules:
+    """Return the layers that this pipeline stage holds, and the final norm."""
+    n_layers = get_num_layers_to_build(config, vp_stage=vp_stage)
+    return TransformerBlockSubmodules(layer_specs=[layer_spec(config)] * n_layers, layer_norm=RMSNorm)
+
+
+def layer_spec(config: TransformerConfig) -> ModuleSpec:
+    """Return one decoder layer. Needs neither TransformerEngine nor Apex."""
+    submodules = get_gpt_layer_local_submodules(qk_layernorm=config.qk_layernorm, normalization="RMSNorm")
+    submodules.input_layernorm = submodules.pre_mlp_layernorm = RMSNorm
+    attention = submodules.self_attention.submodules
+    attention.core_attention = PackedAttention
+    if config.qk_layernorm:
+        attention.q_layernorm = attention.k_layernorm = RMSNorm
+    return ModuleSpec(module=TransformerLayer, submodules=submodules)
