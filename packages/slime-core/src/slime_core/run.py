@@ -7,7 +7,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -331,7 +331,7 @@ class Run:
         return {"rollout/reward_errors": float(failed)} if failed else {}
 
     @staticmethod
-    async def _within(seconds: float, what: str, work: Any) -> Any:
+    async def _within[T](seconds: float, what: str, work: Awaitable[T]) -> T:
         try:
             async with asyncio.timeout(seconds):
                 return await work

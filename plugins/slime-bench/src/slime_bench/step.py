@@ -36,6 +36,7 @@ class BusyEngine:
         self.busy_s = 0.0
 
     def __getattr__(self, name: str) -> Any:
+        """Everything else is the engine's."""
         return getattr(self._engine, name)
 
     async def generate(

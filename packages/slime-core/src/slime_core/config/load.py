@@ -65,7 +65,8 @@ def build_schema(registry: Registry) -> Schema:
     declared = [("slime-core", Section(name, model, prefix="")) for name, model in CORE_SECTIONS.items()]
     manager = registry.hook_manager
     for implementation in manager.hook.slime_config_sections.get_hookimpls():
-        declared += [(implementation.plugin_name, section) for section in implementation.function()]
+        sections: Iterable[Section] = implementation.function()  # type: ignore[assignment]  # pluggy types it object
+        declared += [(implementation.plugin_name, section) for section in sections]
     models: dict[str, type[SectionModel]] = {}
     owners: dict[str, str] = {}
     flags: dict[str, Flag] = {}

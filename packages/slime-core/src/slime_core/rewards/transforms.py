@@ -54,7 +54,8 @@ def group_norm(
     if not grpo_std_normalization:
         return centred
     scale = (np.sqrt(variance) + std_eps)[group]
-    return np.divide(centred, scale, out=np.zeros_like(centred), where=scale > 0)
+    scaled: NDArray[np.float64] = np.divide(centred, scale, out=np.zeros_like(centred), where=scale > 0)
+    return scaled
 
 
 def raw(raw_rewards: NDArray[np.floating], group_ids: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -159,7 +159,8 @@ class TabularTrainer:
 
     async def train(self, batch: TrainBatch) -> Metrics:
         """Take the batch's optimizer steps."""
-        losses, diffs = [], []
+        losses: list[float] = []
+        diffs: list[float] = []
         previous, actions, owner = _responses(batch)
         for positions in batch.optimizer_steps:
             chosen = np.isin(owner, positions)
