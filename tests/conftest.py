@@ -72,3 +72,39 @@ eval_interval = 6
 eval_prompt_data = ["letters", "{tmp_path}/letters.jsonl"]
 """)
     return recipe
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The folder of the pretrained quickstart model."""
+    from slime_models.fetch import resolve
+
+    return resolve("smollm2-135m", progress=lambda line: None)
+
+
+@pytest.fixture(scope="session")
+def tiny_llama(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random two-layer llama with SmolLM2's tokenizer."""
+    import shutil
+
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    folder = tmp_path_factory.mktemp("tiny-llama")
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=49152,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        rms_norm_eps=1e-5,
+    )
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    for file in smollm2.iterdir():
+        if "token" in file.name or file.suffix == ".jinja":
+            shutil.copy(file, folder)
+    return folder

@@ -1,0 +1,74 @@
+"""kill -9 during rollout, training and saving of the real stack: the resumed run equals one that was left alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def steps(run: Path) -> list[dict[str, float]]:
+    """Everything in the metrics that is not a time."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in row.items() if not key.startswith("perf/")} for row in rows]
+
+
+def samples(run: Path) -> list[tuple[int, int, list[int], list[float]]]:
+    """Group, index, ids and log-probs of every sample that was trained on."""
+    found = []
+    for file in sorted((run / "rollouts").glob("step_*.jsonl")):
+        for sample in map(json.loads, file.read_text().splitlines()):
+            found.append((sample["group_index"], sample["index"], sample["tokens"], sample["rollout_log_probs"]))
+    return found
+
+
+def kill_during(command: list[str], run: Path, phase: str, *, step: int, env: dict[str, str]) -> None:
+    """Start the command, and kill it -9 once `phase` of a step not before `step` is under way."""
+    (run / "phase").unlink(missing_ok=True)
+    process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    deadline = time.monotonic() + 240
+    try:
+        while True:
+            assert time.monotonic() < deadline
+            assert process.poll() is None, process.stdout.read().decode() if process.stdout else ""
+            words = (run / "phase").read_text().split() if (run / "phase").exists() else ["-1", "", "0", "0"]
+            if int(words[0]) >= step and words[1] == phase and words[2] != words[3]:
+                break
+    finally:
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def test_run_killed_three_times_equals_one_left_alone(root, tiny_llama, tmp_path):
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(root / "tests"), os.environ.get("PYTHONPATH", "")])}
+    common = [
+        "--hf-checkpoint", str(tiny_llama), "--output-dir", str(tmp_path), "--num-rollout", "10", "--save-interval", "2",
+        "--eval-interval", "5", "--eval-num-prompts", "16", "--rollout-batch-size", "4", "--rollout-max-response-len", "24",
+        "--reward-timeout-s", "60", "--lr", "1e-3", "--rm-type", "slime_bench.step:parity", "--num-steps-per-rollout", "2",
+    ]  # fmt: skip
+    command = [sys.executable, "-m", "slime_core", "train", str(root / "recipes/quickstart.toml"), *common]
+    left_alone, killed = tmp_path / "left-alone", tmp_path / "killed"
+    whole = subprocess.run([*command, "--run-name", "left-alone", "--tracker", "jsonl"], env=env, capture_output=True, text=True)
+    assert whole.returncode == 0, whole.stdout + whole.stderr
+    command += ["--run-name", "killed", "--tracker", "jsonl", "phase_file:create_tracker"]
+    for phase, step in (("rollout", 3), ("train", 5), ("save", 7)):
+        kill_during(command, killed, phase, step=step, env=env)
+    ended = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert steps(killed) == steps(left_alone)
+    assert samples(killed) == samples(left_alone)
+    assert len({row["train/loss"] for row in steps(killed) if "train/loss" in row}) > 5  # something was learned on
+    summaries = [json.loads((run / "summary.json").read_text()) for run in (killed, left_alone)]
+    assert summaries[0]["eval_after"] == summaries[1]["eval_after"]
+    used = Counter(index for _, index, _, _ in samples(killed))
+    assert sorted(used) == list(range(10 * 4 * 8))
+    assert set(used.values()) == {1}
