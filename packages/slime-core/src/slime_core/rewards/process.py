@@ -68,13 +68,12 @@ class WorkerProcess:
             answer = await worker.call(setup, timeout_s=timeout_s)
             if "error" in answer:
                 raise PluginError(answer["error"])
-        except TimeoutError:
-            await worker.kill()
-            raise PluginError(f"reward {reference}: does not import within {timeout_s:g} s") from None
         except WorkerDied as death:
             raise PluginError(f"reward {reference}: its process {death} while importing it") from None
-        except BaseException:
-            worker.doom()
+        except BaseException as error:
+            await worker.kill()
+            if isinstance(error, TimeoutError):
+                raise PluginError(f"reward {reference}: does not import within {timeout_s:g} s") from None
             raise
         return worker, answer["is_async"]
 
@@ -89,6 +88,8 @@ class WorkerProcess:
         self._reading = asyncio.create_task(self._exchange(number, payload))
         if not await done_within(self._reading, timeout_s):
             raise TimeoutError
+        if self._reading.cancelled():
+            raise WorkerDied("was ended by its pool")
         try:
             return self._reading.result()
         except (EOFError, ConnectionError):
