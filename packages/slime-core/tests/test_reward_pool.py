@@ -25,7 +25,9 @@ def importable_rewards(monkeypatch):
 
 
 def pool_of(name, options=None, **settings):
-    return RewardPool(f"misbehaving_rewards:{name}", options or {}, **{"workers": 1, "timeout_s": 30, **settings})
+    return RewardPool(
+        f"misbehaving_rewards:{name}", options or {}, **{"workers": 1, "timeout_s": 30, **settings}
+    )
 
 
 def scores(name, responses, *, options=None, metadata=None, **settings):
@@ -160,7 +162,9 @@ def test_close_leaves_no_process_and_ends_calls_under_way(tmp_path):
     async def main():
         pool = pool_of("acting", workers=2)
         await pool.start()
-        call = asyncio.create_task(pool.score(Sample(response="spawn and hang", metadata={"pids": str(pids)})))
+        call = asyncio.create_task(
+            pool.score(Sample(response="spawn and hang", metadata={"pids": str(pids)}))
+        )
         idle = await pool.score(Sample(response="process"))
         below = await asyncio.to_thread(lambda: json.loads(pids.read_text()))
         await pool.close()
@@ -187,7 +191,9 @@ def test_a_cancelled_call_frees_its_worker():
 def test_no_more_calls_at_once_than_workers():
     async def main():
         async with pool_of("acting", workers=2) as pool:
-            results = await asyncio.gather(*[pool.score(Sample(index=i, response="process")) for i in range(40)])
+            results = await asyncio.gather(
+                *[pool.score(Sample(index=i, response="process")) for i in range(40)]
+            )
             return {result.score for result in results}
 
     assert len(asyncio.run(main())) <= 2
@@ -213,7 +219,9 @@ def test_a_loop_that_was_held_up_does_not_miss_a_result_in_time():
             call = asyncio.create_task(pool.score(Sample(response="ok")))
             await asyncio.sleep(0)
             await asyncio.sleep(0)  # the job is on its way
-            subprocess.run([sys.executable, "-c", "import threading; threading.Event().wait(0.6)"], check=True)
+            subprocess.run(
+                [sys.executable, "-c", "import threading; threading.Event().wait(0.6)"], check=True
+            )
             return await call
 
     assert asyncio.run(main()).score == 1.0
@@ -285,7 +293,9 @@ def test_an_awaitable_of_a_sync_reward_is_invalid():
 def group_scores(name, responses):
     async def main():
         async with pool_of(name) as pool:
-            return await pool.score_group([Sample(index=i, response=text) for i, text in enumerate(responses)])
+            return await pool.score_group(
+                [Sample(index=i, response=text) for i, text in enumerate(responses)]
+            )
 
     return asyncio.run(main())
 
@@ -294,7 +304,9 @@ def test_a_group_reward_scores_each_sample_in_order():
     assert [result.score for result in group_scores("lengths", ["a", "bb", "", "dddd"])] == [1, 2, 0, 4]
 
 
-@pytest.mark.parametrize(("returned", "words"), [("[1.0]", "1 scores for a group of 2"), ("1.0", "returns a list")])
+@pytest.mark.parametrize(
+    ("returned", "words"), [("[1.0]", "1 scores for a group of 2"), ("1.0", "returns a list")]
+)
 def test_a_group_reward_of_another_shape_fails_every_sample(returned, words):
     failures = group_scores("group_returned", [returned, ""])
     assert [failure.kind for failure in failures] == ["invalid", "invalid"]
@@ -348,7 +360,11 @@ def test_an_async_reward_that_swallows_its_cancellation_does_not_hold_the_pool()
     [
         ("missing", {}, "does not import: AttributeError"),
         ("not_a_function", {}, "found int; wanted a function"),
-        ("length", {"scael": 1}, "the options \\['scael'\\], but its signature is \\(sample, \\*, scale=1.0\\)"),
+        (
+            "length",
+            {"scael": 1},
+            "the options \\['scael'\\], but its signature is \\(sample, \\*, scale=1.0\\)",
+        ),
     ],
 )
 def test_a_reward_that_cannot_be_called_stops_the_start(name, options, words):

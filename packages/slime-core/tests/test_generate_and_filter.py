@@ -1,0 +1,153 @@
+"""The generator `single-turn` and the filter `nonzero-std`."""
+
+import asyncio
+
+import pytest
+from slime_core.errors import SampleError
+from slime_core.protocols import Completion, GenerateContext, SamplingParams
+from slime_core.rollout.filters import nonzero_std
+from slime_core.rollout.generate import single_turn
+from slime_core.sample import Sample, Status
+
+
+class ByteTokenizer:
+    """A token a byte."""
+
+    eos_token_id = None
+
+    def encode(self, text):
+        return list(text.encode())
+
+    def decode(self, tokens, *, skip_special_tokens=True):
+        return bytes(tokens).decode(errors="replace")
+
+    def apply_chat_template(self, messages, *, tools=None, **kwargs):
+        raise NotImplementedError
+
+
+class ScriptedEngine:
+    """Answers with given bytes, and keeps what it was asked."""
+
+    def __init__(self, text, *, finish_reason="stop", **metadata):
+        self.answer = Completion(
+            tokens=list(text),
+            log_probs=[-0.5] * len(text),
+            finish_reason=finish_reason,
+            weight_version="3",
+            metadata=metadata,
+        )
+        self.asked = []
+
+    async def generate(self, tokens, params, *, session_id=None):
+        self.asked.append((list(tokens), params, session_id))
+        return self.answer
+
+
+def generate(engine, sample, **params):
+    context = GenerateContext(engine=engine, tokenizer=ByteTokenizer())
+    return asyncio.run(single_turn(context, sample, SamplingParams(**{"max_new_tokens": 10, **params})))
+
+
+def prompt(text="ab", **fields):
+    return Sample(index=0, tokens=list(text.encode()), **fields)
+
+
+def test_a_response_is_appended_token_by_token():
+    engine = ScriptedEngine(b"cde", cached_tokens=1)
+    sample = generate(engine, prompt(session_id="s"), temperature=0.5)
+    assert engine.asked == [([97, 98], SamplingParams(max_new_tokens=10, temperature=0.5), "s")]
+    assert (sample.tokens, sample.response_length, sample.response) == (list(b"abcde"), 3, "cde")
+    assert sample.rollout_log_probs == [-0.5] * 3
+    assert (sample.status, sample.weight_versions) == (Status.COMPLETED, ["3"])
+    assert sample.prefix_cache_info == {"cached_tokens": 1, "total_prompt_tokens": 2}
+
+
+@pytest.mark.parametrize(("reason", "status"), [("length", Status.TRUNCATED), ("abort", Status.ABORTED)])
+def test_the_finish_reason_sets_the_status(reason, status):
+    assert generate(ScriptedEngine(b"c", finish_reason=reason), prompt()).status is status
+
+
+def test_an_aborted_response_goes_on_within_its_remaining_budget():
+    sample = generate(ScriptedEngine(b"cd", finish_reason="abort"), prompt())
+    engine = ScriptedEngine(b"e")
+    generate(engine, sample, min_new_tokens=3)
+    ((tokens, params, _),) = engine.asked
+    assert tokens == list(b"abcd")
+    assert (params.max_new_tokens, params.min_new_tokens) == (8, 1)
+    assert (sample.response, sample.response_length, sample.status) == ("cde", 3, Status.COMPLETED)
+    assert sample.weight_versions == ["3", "3"]
+
+
+def test_a_character_that_two_calls_share_is_decoded_whole():
+    first, second = "é".encode()
+    sample = generate(ScriptedEngine(bytes([first]), finish_reason="abort"), prompt())
+    assert sample.response == "\N{REPLACEMENT CHARACTER}"
+    assert generate(ScriptedEngine(bytes([second])), sample).response == "é"
+
+
+def test_text_that_its_ids_do_not_spell_is_kept():
+    sample = prompt()
+    sample.append_response([120], trainable=False, text="<tool result>")
+    assert generate(ScriptedEngine(b"c"), sample).response == "<tool result>c"
+    assert sample.loss_mask == [0, 1]
+
+
+def test_without_budget_the_sample_is_truncated_and_the_engine_not_asked():
+    sample = generate(ScriptedEngine(b"cd", finish_reason="abort"), prompt())
+    engine = ScriptedEngine(b"e")
+    assert generate(engine, sample, max_new_tokens=2).status is Status.TRUNCATED
+    assert engine.asked == []
+
+
+@pytest.mark.parametrize(
+    ("sample", "words"),
+    [
+        (prompt(status=Status.COMPLETED), "status is completed; wanted pending or aborted"),
+        (Sample(index=0, prompt=[{"role": "user", "content": "hi"}]), "has no prompt ids"),
+        (
+            prompt(multimodal_inputs={"image": ["a.png"]}),
+            r"carries \['image'\], and single-turn sends ids only",
+        ),
+    ],
+)
+def test_a_sample_that_cannot_be_generated_is_refused(sample, words):
+    with pytest.raises(SampleError, match=f"sample 0: {words}"):
+        generate(ScriptedEngine(b"c"), sample)
+
+
+def group(*rewards):
+    return [Sample(index=i, reward=reward) for i, reward in enumerate(rewards)]
+
+
+def test_a_group_of_different_rewards_is_kept():
+    assert nonzero_std(group(0.0, 1.0, 1.0)) is None
+
+
+@pytest.mark.parametrize(
+    ("rewards", "reason"),
+    [
+        ((1.0, 1.0), "zero_std_1.0"),
+        ((0.1,) * 7, "zero_std_0.1"),
+        ((-0.0, 0.0), "zero_std_0.0"),
+        ((-1, -1), "zero_std_-1.0"),
+    ],
+)
+def test_a_group_of_equal_rewards_is_dropped_with_the_reward_as_reason(rewards, reason):
+    assert nonzero_std(group(*rewards)) == reason
+
+
+def test_the_threshold_is_an_unbiased_standard_deviation():
+    rewards = group(1.0, 3.0)  # unbiased std: sqrt(2) = 1.41421..., biased 1
+    assert nonzero_std(rewards, threshold=1.414) is None
+    assert nonzero_std(rewards, threshold=1.415) == "zero_std_2.0"
+
+
+def test_a_dict_is_judged_by_its_reward_key():
+    rewards = group({"score": 1.0, "format": 0.0}, {"score": 0.0, "format": 0.0})
+    assert nonzero_std(rewards, reward_key="score") is None
+    assert nonzero_std(rewards, reward_key="format") == "zero_std_0.0"
+
+
+def test_a_group_of_one_is_an_error():
+    with pytest.raises(SampleError, match=r"sample 0: .* group of 1; wanted two or more"):
+        nonzero_std(group(1.0))
