@@ -26,6 +26,17 @@ from slime_core.errors import TrainerError
 
 #: megatron-core versions that the redirects are written for: at least the first, below the second.
 MEGATRON_VERSIONS = ("0.19", "0.20")
+#: What the trainer uses of Megatron; these import all else, so that nothing is left to import after the redirects.
+_MODULES = (
+    "megatron.core",
+    "megatron.core.models.gpt.gpt_layer_specs",
+    "megatron.core.models.gpt.gpt_model",
+    "megatron.core.models.mimo.model.base",  # imported by get_megatron_optimizer when it is called
+    "megatron.core.pipeline_parallel",
+    "megatron.core.optimizer",
+    "megatron.core.dist_checkpointing.strategies.filesystem_async",
+    "megatron.core.dist_checkpointing.strategies.state_dict_saver",  # imported by save when it is called
+)
 _CPU = torch.device("cpu")
 _Hit = Callable[[], None]
 
@@ -109,6 +120,8 @@ REDIRECTS = (
     Redirect("torch.zeros", "schedules, gradient norm: scalars with device='cuda'", _on_cpu),
     Redirect("torch.tensor", "optimizers: scalars with device='cuda'", _on_cpu),
     Redirect("torch.cuda.current_device", "buffers: is only passed on as device=", _answer(lambda: _CPU)),
+    Redirect("torch.cuda.current_stream", "gradient sync: which stream to wait for", _answer(lambda *_: None)),
+    Redirect("torch.cuda.synchronize", "saving: waits for copies to the host", _answer(lambda *_: None)),
     Redirect("torch.cuda.manual_seed", "RNG tracker: seeds the device's generator", _answer(torch.manual_seed)),
     Redirect("torch.cuda.get_rng_state", "RNG tracker", _answer(lambda *_: torch.get_rng_state())),
     Redirect(
@@ -149,8 +162,8 @@ def install() -> Compat:
     if not cuda and "megatron.core" in sys.modules:
         raise TrainerError("megatron.core was imported before slime_megatron.compat.install(); call install() first")
     with _quiet_imports(), contextlib.nullcontext() if cuda else _cpu_imports():
-        for name in ("core", "core.models.gpt.gpt_model", "core.dist_checkpointing.strategies.filesystem_async"):
-            importlib.import_module(f"megatron.{name}")
+        for name in _MODULES:
+            importlib.import_module(name)
     logging.getLogger("megatron.core.models.gpt.gpt_model").setLevel(logging.ERROR)  # says that GPTModel is deprecated
     wanted = [redirect for redirect in REDIRECTS if redirect.with_cuda or not cuda]
     compat = Compat(tuple(redirect.name for redirect in wanted))

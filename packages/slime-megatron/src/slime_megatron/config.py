@@ -37,6 +37,7 @@ def transformer_config(architecture: Architecture, section: MegatronSection, *, 
         bf16=dtype is torch.bfloat16,
         calculate_per_token_loss=True,
         variable_seq_lengths=True,
+        moe_token_dispatcher_type="alltoall",  # the default one refuses variable_seq_lengths, experts or not
         # Every weight is loaded, so none is drawn; and none of the fused kernels exists without TransformerEngine.
         use_cpu_initialization=True,
         perform_initialization=False,

@@ -1,0 +1,120 @@
+"""Saving and restoring all that training needs to go on exactly: Megatron's `torch_dist` format and a JSON file."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.core import dist_checkpointing, tensor_parallel
+from megatron.core.distributed import DistributedDataParallel
+from megatron.core.optimizer import MegatronOptimizer
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+from slime_core.errors import CheckpointError
+from slime_models.architecture import Architecture
+
+#: Written last: a folder without it is incomplete.
+_DESCRIPTION = "trainer.json"
+#: Layout of the folder; raised when an older reader could not read a newer folder.
+_FORMAT = 1
+_METADATA = {"distrib_optim_sharding_type": "fully_reshardable", "chained_optim_avoid_prefix": True}
+
+
+@dataclass(frozen=True)
+class TrainerState:
+    """What is saved and restored, in place."""
+
+    architecture: Architecture
+    model: DistributedDataParallel
+    optimizer: MegatronOptimizer
+    scheduler: OptimizerParamScheduler
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """What a folder must agree on with the trainer that reads it."""
+        return {
+            "format": _FORMAT,
+            "bf16": self.model.config.bf16,
+            "architecture": json.loads(json.dumps(dataclasses.asdict(self.architecture))),
+        }
+
+
+def save(state: TrainerState, folder: Path) -> None:
+    """Write the state into an existing, empty folder. Collective over the world."""
+    dist_checkpointing.save(
+        _sharded(state, is_loading=False) | {"rng": _rng_state()}, str(folder), async_strategy="mcore"
+    )
+    if torch.distributed.get_rank() == 0:
+        text = {
+            **state.description,
+            "optimizer_steps": state.scheduler.num_steps,
+            "versions": {name: version(name) for name in ("megatron-core", "torch", "slime-megatron")},
+        }
+        (folder / _DESCRIPTION).write_text(json.dumps(text, indent=2) + "\n")
+
+
+def load(state: TrainerState, folder: Path) -> None:
+    """Restore what `save` wrote. Collective over the world.
+
+    Raises:
+        CheckpointError: the folder is incomplete, or of another model or precision; names the field that differs.
+    """
+    description = _read_description(folder)
+    _check_same("", description, state.description)
+    try:
+        loaded = dist_checkpointing.load(_sharded(state, is_loading=True), str(folder))
+    except Exception as error:  # what a damaged folder raises depends on which file is damaged
+        raise CheckpointError(f"{folder}: cannot be read: {type(error).__name__}: {error}") from error
+    state.model.module.load_state_dict(loaded["model"])
+    state.optimizer.load_state_dict(loaded["optimizer"])
+    state.scheduler.num_steps = description["optimizer_steps"]
+    state.scheduler.step(0)
+    _set_rng_state(loaded["rng"])
+
+
+def _sharded(state: TrainerState, *, is_loading: bool) -> dict[str, Any]:
+    model = state.model.module.sharded_state_dict(metadata=dict(_METADATA))
+    optimizer = state.optimizer.sharded_state_dict({"model": model}, is_loading=is_loading)
+    return {"model": model, "optimizer": optimizer}
+
+
+def _rng_state() -> dict[str, Any]:
+    return {
+        "cpu": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
+        "tracker": tensor_parallel.get_cuda_rng_tracker().get_states(),
+    }
+
+
+def _set_rng_state(states: dict[str, Any]) -> None:
+    torch.set_rng_state(states["cpu"])
+    if states["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])
+    tensor_parallel.get_cuda_rng_tracker().set_states(states["tracker"])
+
+
+def _read_description(folder: Path) -> dict[str, Any]:
+    path = folder / _DESCRIPTION
+    try:
+        description: dict[str, Any] = json.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{folder}: has no {_DESCRIPTION}; wanted a complete checkpoint of this trainer") from error
+    except ValueError as error:
+        raise CheckpointError(f"{path}: not JSON: {error}") from error
+    return description
+
+
+def _check_same(prefix: str, found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    for key, value in wanted.items():
+        other = found.get(key)
+        if isinstance(value, dict) and isinstance(other, dict):
+            _check_same(f"{prefix}{key}.", other, value)
+        elif other != value:
+            raise CheckpointError(
+                f"checkpoint: {prefix}{key} is {other!r}, this trainer's is {value!r}; "
+                "load a checkpoint of the same model and precision"
+            )

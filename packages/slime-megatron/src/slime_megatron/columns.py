@@ -1,0 +1,71 @@
+"""The columns of a `TrainBatch` as tensors on the model's device, and the views of them that losses see."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+import torch
+from slime_core.batch import TrainBatch
+from slime_core.protocols import TokenView
+from torch import Tensor
+
+from slime_megatron.micro_batch import MicroBatch
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Float32 [T], one entry a response token of the batch, but `rewards` [N]."""
+
+    loss_mask: Tensor
+    weights: Tensor
+    rewards: Tensor
+    rollout_log_probs: Tensor | None
+    teacher_log_probs: Tensor | None
+    old_log_probs: Tensor | None = None
+
+    @classmethod
+    def of(cls, batch: TrainBatch, device: torch.device) -> Columns:
+        """Return the columns of a batch; `old_log_probs` is not among them."""
+        named = {f.name: getattr(batch, f.name, None) for f in fields(cls)}
+        return cls(**{
+            name: None if column is None else torch.as_tensor(column, dtype=torch.float32, device=device)
+            for name, column in named.items()
+        })
+
+    def with_old(self, old_log_probs: Tensor | None) -> Columns:
+        """Return a copy with the log-probs of the policy that the step started from."""
+        return replace(self, old_log_probs=old_log_probs)
+
+    def whole(self, batch: TrainBatch) -> TokenView:
+        """Return the view of all samples, in the batch's order, for an estimator."""
+        device = self.weights.device
+        lengths = torch.from_numpy(batch.response_lengths)
+        return TokenView(
+            offsets=torch.from_numpy(batch.response_offsets).to(device),
+            sample_of_token=torch.repeat_interleave(torch.arange(len(batch)), lengths).to(device),
+            loss_mask=self.loss_mask,
+            weights=self.weights,
+            rewards=self.rewards,
+            old_log_probs=self.old_log_probs,
+            rollout_log_probs=self.rollout_log_probs,
+            teacher_log_probs=self.teacher_log_probs,
+        )
+
+    def view(self, micro: MicroBatch, log_probs: Tensor, entropy: Tensor | None) -> TokenView:
+        """Return the view of a micro-batch; without old log-probs, the detached new ones stand in for them."""
+
+        def pick(column: Tensor | None) -> Tensor | None:
+            return None if column is None else column[micro.columns]
+
+        return TokenView(
+            offsets=micro.offsets,
+            sample_of_token=micro.sample_of_token,
+            loss_mask=self.loss_mask[micro.columns],
+            weights=self.weights[micro.columns],
+            rewards=self.rewards[micro.samples],
+            old_log_probs=log_probs.detach() if self.old_log_probs is None else self.old_log_probs[micro.columns],
+            log_probs=log_probs,
+            entropy=entropy,
+            rollout_log_probs=pick(self.rollout_log_probs),
+            teacher_log_probs=pick(self.teacher_log_probs),
+        )
