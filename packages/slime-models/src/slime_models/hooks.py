@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 from slime_core.plugins.hooks import hookimpl
 
@@ -14,6 +15,22 @@ def slime_environment() -> Mapping[str, str]:
     needed = ("torch", "transformers", "safetensors")
     versions = {name: _version(name) or "not installed; slime-models needs it" for name in needed}
     return versions | {"gguf": _version("gguf") or "not installed; `slime-models[smollm2]` brings it"}
+
+
+@hookimpl
+def slime_resolve_model(name: str) -> Path | None:
+    """Return the folder of a known model or of a hub name (`owner/name`), fetched if need be."""
+    from slime_models import fetch
+
+    return fetch.resolve(name) if name in fetch.KNOWN or fetch.is_hub_name(name) else None
+
+
+@hookimpl
+def slime_list_models() -> Iterable[tuple[str, str]]:
+    """Return the models that have a short name."""
+    from slime_models import fetch
+
+    return [(model.name, f"{model.summary}; {model.licence}") for model in fetch.list_models()]
 
 
 def _version(distribution: str) -> str | None:
