@@ -8,11 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from slime_core.assemble import Algorithm, algorithm
 from slime_core.batch import TrainBatch
 from slime_core.build import BuildContext
-from slime_core.config.sections import AlgorithmSection, ModelSection, RolloutSection, RunSection, TrainSection
+from slime_core.config.derive import batch_sizes
+from slime_core.config.sections import ModelSection, RunSection, TrainSection
 from slime_core.errors import TrainerError
-from slime_core.plugins.bind import bind, choose_options
 from slime_core.protocols import Fingerprint, Metrics, TransferPlan
 
 from slime_megatron.section import MegatronSection
@@ -36,8 +37,7 @@ class MegatronTrainer:
         family: of that folder's model_type.
         train: core's settings of training.
         megatron: ours.
-        estimator: (view) -> (advantages, returns), its options bound.
-        loss_fn: (view, advantages) -> (loss, metrics), its options bound.
+        algorithm: estimator and loss, their options bound.
         seed: of everything random.
         total_steps: optimizer steps of the run; needed by a learning rate that decays without `lr_decay_iters`.
 
@@ -54,15 +54,14 @@ class MegatronTrainer:
         family: ModelFamily,
         train: TrainSection,
         megatron: MegatronSection,
-        estimator: Callable[..., tuple[Any, Any]],
-        loss_fn: Callable[..., tuple[Any, Mapping[str, Any]]],
+        algorithm: Algorithm,
         seed: int = 1234,
         total_steps: int | None = None,
     ) -> None:
-        needs = needs_of(estimator) | needs_of(loss_fn)
-        if needs - _FILLED:
+        lacking = algorithm.needs - _FILLED
+        if lacking:
             raise TrainerError(
-                f"estimator and loss need {', '.join(sorted(needs - _FILLED))}, which the trainer megatron does not "
+                f"estimator and loss need {', '.join(sorted(lacking))}, which the trainer megatron does not "
                 f"compute; it fills {', '.join(sorted(_FILLED))}"
             )
         self._settings = dict(
@@ -70,11 +69,9 @@ class MegatronTrainer:
             family=family,
             train=train,
             megatron=megatron,
-            estimator=estimator,
-            loss_fn=loss_fn,
+            algorithm=algorithm,
             seed=seed,
             total_steps=total_steps,
-            needs=needs,
         )
         self._learner: Learner | None = None
         # One thread for everything: torch keeps a pool of workers for each thread that calls it.
@@ -98,7 +95,9 @@ class MegatronTrainer:
     async def send(self, plan: TransferPlan) -> Fingerprint:
         """Put every tensor into the plan's channel, cast to its dtype, and return their fingerprint."""
         if plan.transport not in self.transports:
-            raise TrainerError(f"transport {plan.transport!r}: the trainer megatron sends by {list(self.transports)}")
+            raise TrainerError(
+                f"transport {plan.transport!r}: the trainer megatron sends by {list(self.transports)}"
+            )
         buckets = self._started.weights(plan.dtype)
         fingerprints: Fingerprint = {}
         while (found := await self._on_thread(_next_bucket, buckets)) is not None:
@@ -139,7 +138,9 @@ class MegatronTrainer:
     @property
     def _started(self) -> Learner:
         if self._learner is None:
-            raise TrainerError("the trainer megatron is not started; call start() first, and nothing after close()")
+            raise TrainerError(
+                "the trainer megatron is not started; call start() first, and nothing after close()"
+            )
         return self._learner
 
     async def _on_thread(self, function: Callable[..., T], *args: Any) -> T:
@@ -151,51 +152,21 @@ def create_trainer(build: BuildContext) -> MegatronTrainer:
 
     Raises:
         PluginError: no installed family has the model's model_type; names it.
+        TrainerError: estimator or loss needs what this trainer has not.
     """
     from slime_models.checkpoint import read_config
 
-    model_name = build.section(ModelSection).model_name or read_config(build.model_path)["model_type"]
-    algorithm, run, train = build.section(AlgorithmSection), build.section(RunSection), build.section(TrainSection)
-    estimator = algorithm.custom_advantage_function_path or algorithm.advantage_estimator
-    loss = algorithm.custom_loss_function_path or algorithm.loss_type
+    model_name = build.section(ModelSection).model_name or read_config(build.model_path).get("model_type", "")
+    num_rollout = build.section(RunSection).num_rollout
     return MegatronTrainer(
         model_path=build.model_path,
         family=build.registry.resolve("slime.models", model_name),
-        train=train,
+        train=build.section(TrainSection),
         megatron=build.section(MegatronSection),
-        estimator=_bound(build, "slime.advantages", estimator, "algorithm.advantage_args", algorithm.advantage_args),
-        loss_fn=_bound(build, "slime.losses", loss, "algorithm.loss_args", algorithm.loss_args),
-        seed=run.seed,
-        total_steps=total_optimizer_steps(run, build.section(RolloutSection), train),
+        algorithm=algorithm(build.settings, build.registry),
+        seed=build.section(RunSection).seed,
+        total_steps=num_rollout and num_rollout * batch_sizes(build.settings).num_steps_per_rollout,
     )
-
-
-def needs_of(function: Callable[..., Any]) -> frozenset[str]:
-    """Return the optional `TokenView` fields that a bound estimator or loss reads: its attribute `needs`.
-
-    The attribute is a set of names, or a function from the bound options to one.
-    """
-    needs = getattr(function, "needs", frozenset())
-    return frozenset(needs(getattr(function, "keywords", {})) if callable(needs) else needs)
-
-
-def total_optimizer_steps(run: RunSection, rollout: RolloutSection, train: TrainSection) -> int | None:
-    """Return the optimizer steps of the whole run; None where the run is measured in epochs."""
-    if run.num_rollout is None:
-        return None
-    executions = rollout.rollout_batch_size * rollout.n_samples_per_prompt
-    if train.num_steps_per_rollout is not None:
-        return run.num_rollout * train.num_steps_per_rollout
-    return run.num_rollout * (executions // (train.global_batch_size or executions))
-
-
-def _bound(
-    build: BuildContext, group: str, reference: str, where: str, explicit: Mapping[str, Any]
-) -> Callable[..., Any]:
-    plugin = build.registry.find(group, reference)
-    function = build.registry.load(plugin)
-    section = build.settings.section_of(plugin.distribution)
-    return bind(function, choose_options(function, where=where, explicit=explicit, section=section))
 
 
 def _build_learner(settings: Mapping[str, Any]) -> Learner:
