@@ -21,7 +21,7 @@ class Group:
 
 GROUPS: tuple[Group, ...] = (
     Group("slime.loops", ("--loop",), "async (run: Run) -> None", "a whole training run"),
-    Group("slime.launchers", ("--launcher",), "(settings, main) -> status", "where the processes of a run live"),
+    Group("slime.launchers", ("--launcher",), "(settings: Settings, registry: Registry) -> summary", "where the processes of a run live"),
     Group("slime.trainers", ("--train-backend",), "(build: BuildContext) -> Trainer", "what learns"),
     Group("slime.engines", ("--rollout-engine",), "(build: BuildContext) -> RolloutEngine", "what generates"),
     Group("slime.tokenizers", ("--tokenizer",), "(model_path: Path) -> Tokenizer", "text to ids and back"),

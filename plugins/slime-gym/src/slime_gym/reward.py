@@ -1,0 +1,40 @@
+"""The score of a response to a gym problem, by the task's own scorer."""
+
+from __future__ import annotations
+
+from slime_core.errors import SampleError
+from slime_core.sample import Sample
+
+from slime_gym.problems import ORIGIN_KEY, Origin
+
+
+def gym(sample: Sample, *, partial: bool = False) -> float:
+    """Score the start of the response with the scorer of the task that the problem comes from.
+
+    The answer is the first line of the response, stripped; where the task's own answer has more lines, that many.
+
+    Args:
+        sample: from the source `gym`.
+        partial: return the scorer's partial scores; otherwise 1.0 for a full score and 0.0 for any other.
+
+    Returns:
+        From 0.0 to 1.0.
+
+    Raises:
+        SampleError: the sample is not from the source `gym`, or the problem cannot be made again as it was.
+    """
+    if ORIGIN_KEY not in sample.metadata:
+        raise SampleError(
+            f"{sample.name}: metadata has no {ORIGIN_KEY!r}; use --data-source-path gym with this reward"
+        )
+    origin = Origin(**sample.metadata[ORIGIN_KEY])
+    answer = origin.entry()["answer"]
+    if answer != sample.label:
+        raise SampleError(
+            f"{sample.name}: label is {sample.label!r}, its problem now has the answer {answer!r}; "
+            "the reasoning-gym of this process is another version than the source's"
+        )
+    n_lines = 1 if answer is None else len(answer.splitlines())
+    lines = sample.response.strip().splitlines()[:n_lines]
+    score = origin.score("\n".join(lines).strip()) if lines else 0.0
+    return score if partial else float(score >= 1.0)
