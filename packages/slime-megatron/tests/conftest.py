@@ -14,12 +14,18 @@ from slime_core.batch import TrainBatch
 from slime_core.config.sections import TrainSection
 from slime_megatron import compat
 from slime_megatron.section import MegatronSection
+from slime_megatron.settings import LearnerSettings
 from slime_models.families.llama import LLAMA
 from slime_models.families.qwen2 import QWEN2
 from slime_models.families.qwen3 import QWEN3
 
 FAMILIES = {family.model_type: family for family in (LLAMA, QWEN2, QWEN3)}
 VOCAB = 250
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Ignore what Megatron's modules say to each other, and a user never sees."""
+    config.addinivalue_line("filterwarnings", "ignore:Warning. tp_group is None:DeprecationWarning")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -70,7 +76,7 @@ def qwen3(make_hf: Callable[..., tuple[Any, Path]]) -> tuple[Any, Path]:
 @pytest.fixture
 def make_learner(qwen3: tuple[Any, Path]) -> Iterator[Callable[..., Any]]:
     """Return a function that builds a learner on the tiny Qwen 3; a new one ends the one before."""
-    from slime_megatron.learner import Learner, LearnerSettings
+    from slime_megatron.learner import Learner
 
     alive: list[Learner] = []
 
@@ -88,7 +94,6 @@ def make_learner(qwen3: tuple[Any, Path]) -> Iterator[Callable[..., Any]]:
             train=TrainSection(**{"bf16": False, "lr": 1e-3, "clip_grad": 0.0} | train),
             megatron=megatron or MegatronSection(),
             seed=1,
-            total_steps=None,
             algorithm=algorithm or policy_gradient(),
         )
         alive.append(Learner(settings))

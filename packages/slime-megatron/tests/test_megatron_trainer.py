@@ -14,6 +14,7 @@ from slime_core.plugins.registry import Registry
 from slime_core.protocols import Trainer, TransferPlan
 from slime_core.weights import MemoryChannel
 from slime_megatron.section import MegatronSection
+from slime_megatron.settings import LearnerSettings
 from slime_megatron.trainer import MegatronTrainer, create_trainer
 from slime_models.checkpoint import HfCheckpoint
 from slime_models.families.qwen3 import QWEN3
@@ -24,11 +25,14 @@ from .conftest import make_batch, policy_gradient
 
 def make_trainer(folder, *needs, **megatron):
     return MegatronTrainer(
-        model_path=folder,
-        family=QWEN3,
-        train=TrainSection(bf16=False, lr=1e-3),
-        megatron=MegatronSection(**megatron),
-        algorithm=policy_gradient(*needs),
+        LearnerSettings(
+            model_path=folder,
+            family=QWEN3,
+            train=TrainSection(bf16=False, lr=1e-3),
+            megatron=MegatronSection(**megatron),
+            algorithm=policy_gradient(*needs),
+            seed=1,
+        )
     )
 
 
@@ -153,5 +157,5 @@ def test_the_factory_builds_a_trainer_from_settings(qwen3, tmp_path):
 
 def test_an_unsupported_model_type_is_refused_by_name(make_hf, tmp_path):
     _, folder = make_hf("gpt_neox")
-    with pytest.raises(PluginError, match="no plugin is named 'gpt_neox'; .*llama, qwen2, qwen3"):
+    with pytest.raises(PluginError, match=r"no plugin is named 'gpt_neox'; .*llama, qwen2, qwen3"):
         create_trainer(build_of(folder, tmp_path))

@@ -6,7 +6,6 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,14 +14,11 @@ import torch
 from megatron.core.distributed import finalize_model_grads
 from megatron.core.models.gpt import GPTModel
 from megatron.core.pipeline_parallel import get_forward_backward_func
-from slime_core.assemble import Algorithm
 from slime_core.batch import TrainBatch
-from slime_core.config.sections import TrainSection
 from slime_core.errors import TrainerError
 from slime_core.protocols import Metrics
 from slime_core.schedule import pack_micro_batches
 from slime_models.checkpoint import HfCheckpoint, read_config
-from slime_models.family import ModelFamily
 from torch import Tensor
 
 from slime_megatron import checkpoint, world
@@ -33,27 +29,10 @@ from slime_megatron.micro_batch import MicroBatch, make_micro_batch
 from slime_megatron.model import build_model, load_weights, response_log_probs, wrap_for_gradients
 from slime_megatron.optimizer import build_optimizer, build_scheduler, learning_rate, update
 from slime_megatron.rotary import rotary_tables
-from slime_megatron.section import MegatronSection
+from slime_megatron.settings import LearnerSettings
 
 Step = Sequence[MicroBatch]
 _ForEachMicroBatch = Callable[[MicroBatch, tuple[Tensor, Tensor | None]], Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class LearnerSettings:
-    """What a learner is built from; picklable if the functions of `algorithm` are."""
-
-    model_path: Path
-    """Hugging Face folder of the initial weights."""
-    family: ModelFamily
-    """Of that folder's model_type."""
-    train: TrainSection
-    megatron: MegatronSection
-    seed: int
-    total_steps: int | None
-    """Optimizer steps of the run, where that is known."""
-    algorithm: Algorithm
-    """Estimator and loss."""
 
 
 class Learner:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from slime_core.assemble import Algorithm, algorithm
+from slime_core.assemble import algorithm
 from slime_core.batch import TrainBatch
 from slime_core.build import BuildContext
 from slime_core.config.derive import batch_sizes
@@ -17,10 +17,9 @@ from slime_core.errors import TrainerError
 from slime_core.protocols import Fingerprint, Metrics, TransferPlan
 
 from slime_megatron.section import MegatronSection
+from slime_megatron.settings import LearnerSettings
 
 if TYPE_CHECKING:
-    from slime_models.family import ModelFamily
-
     from slime_megatron.learner import Learner
 
 T = TypeVar("T")
@@ -32,47 +31,20 @@ _FILLED = frozenset({"entropy", "old_log_probs", "rollout_log_probs", "teacher_l
 class MegatronTrainer:
     """Trains with megatron-core, in this process.
 
-    Args:
-        model_path: Hugging Face folder of the initial weights.
-        family: of that folder's model_type.
-        train: core's settings of training.
-        megatron: ours.
-        algorithm: estimator and loss, their options bound.
-        seed: of everything random.
-        total_steps: optimizer steps of the run; needed by a learning rate that decays without `lr_decay_iters`.
-
     Raises:
         TrainerError: estimator or loss needs what this trainer has not.
     """
 
     transports: tuple[str, ...] = ("memory",)
 
-    def __init__(
-        self,
-        *,
-        model_path: Path,
-        family: ModelFamily,
-        train: TrainSection,
-        megatron: MegatronSection,
-        algorithm: Algorithm,
-        seed: int = 1234,
-        total_steps: int | None = None,
-    ) -> None:
-        lacking = algorithm.needs - _FILLED
+    def __init__(self, settings: LearnerSettings) -> None:
+        lacking = settings.algorithm.needs - _FILLED
         if lacking:
             raise TrainerError(
                 f"estimator and loss need {', '.join(sorted(lacking))}, which the trainer megatron does not "
                 f"compute; it fills {', '.join(sorted(_FILLED))}"
             )
-        self._settings = dict(
-            model_path=model_path,
-            family=family,
-            train=train,
-            megatron=megatron,
-            algorithm=algorithm,
-            seed=seed,
-            total_steps=total_steps,
-        )
+        self._settings = settings
         self._learner: Learner | None = None
         # One thread for everything: torch keeps a pool of workers for each thread that calls it.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="megatron")
@@ -159,23 +131,25 @@ def create_trainer(build: BuildContext) -> MegatronTrainer:
     model_name = build.section(ModelSection).model_name or read_config(build.model_path).get("model_type", "")
     num_rollout = build.section(RunSection).num_rollout
     return MegatronTrainer(
-        model_path=build.model_path,
-        family=build.registry.resolve("slime.models", model_name),
-        train=build.section(TrainSection),
-        megatron=build.section(MegatronSection),
-        algorithm=algorithm(build.settings, build.registry),
-        seed=build.section(RunSection).seed,
-        total_steps=num_rollout and num_rollout * batch_sizes(build.settings).num_steps_per_rollout,
+        LearnerSettings(
+            model_path=build.model_path,
+            family=build.registry.resolve("slime.models", model_name),
+            train=build.section(TrainSection),
+            megatron=build.section(MegatronSection),
+            algorithm=algorithm(build.settings, build.registry),
+            seed=build.section(RunSection).seed,
+            total_steps=num_rollout and num_rollout * batch_sizes(build.settings).num_steps_per_rollout,
+        )
     )
 
 
-def _build_learner(settings: Mapping[str, Any]) -> Learner:
+def _build_learner(settings: LearnerSettings) -> Learner:
     from slime_megatron import compat
 
     compat.install()
-    from slime_megatron.learner import Learner, LearnerSettings
+    from slime_megatron.learner import Learner
 
-    return Learner(LearnerSettings(**settings))
+    return Learner(settings)
 
 
 def _next_bucket(buckets: Any) -> tuple[list[tuple[str, Any]], Fingerprint] | None:
