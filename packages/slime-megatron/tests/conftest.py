@@ -26,6 +26,7 @@ VOCAB = 250
 def pytest_configure(config: pytest.Config) -> None:
     """Ignore what Megatron's modules say to each other, and a user never sees."""
     config.addinivalue_line("filterwarnings", "ignore:Warning. tp_group is None:DeprecationWarning")
+    config.addinivalue_line("filterwarnings", "ignore:Could not determine rank:UserWarning")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -85,11 +86,15 @@ def make_learner(qwen3: tuple[Any, Path]) -> Iterator[Callable[..., Any]]:
             alive.pop().close()
 
     def make(
-        algorithm: Algorithm | None = None, *, megatron: MegatronSection | None = None, **train: Any
+        algorithm: Algorithm | None = None,
+        *,
+        folder: Path = qwen3[1],
+        megatron: MegatronSection | None = None,
+        **train: Any,
     ) -> Learner:
         close()
         settings = LearnerSettings(
-            model_path=qwen3[1],
+            model_path=folder,
             family=QWEN3,
             train=TrainSection(**{"bf16": False, "lr": 1e-3, "clip_grad": 0.0} | train),
             megatron=megatron or MegatronSection(),

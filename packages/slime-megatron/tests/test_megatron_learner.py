@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from slime_core.assemble import Algorithm
-from slime_core.errors import TrainerError
+from slime_core.errors import CheckpointError, TrainerError
 from slime_megatron.section import MegatronSection
 from slime_models.checkpoint import read_config
 from slime_models.families.qwen3 import QWEN3
@@ -22,7 +23,7 @@ def gradients_of(learner, folder):
     """Return the gradients of the last optimizer step under their Hugging Face names."""
     architecture = QWEN3.architecture(read_config(folder))
     return {
-        name: gradient.clone()
+        name: gradient.cpu().clone()
         for megatron_name, parameter in learner.model.named_parameters()
         for name, gradient in QWEN3.to_hf(megatron_name, parameter.main_grad, architecture)
     }
@@ -229,6 +230,15 @@ def test_gradients_are_clipped_to_their_norm(make_learner, qwen3):
 def test_a_sample_beyond_the_context_is_named(make_learner):
     with pytest.raises(TrainerError, match="sample 101: has 260 tokens; the model's limit is 256"):
         make_learner().train(make_batch(lengths=((5, 5), (250, 10))))
+
+
+def test_a_learner_that_cannot_be_built_leaves_nothing_behind(make_learner, make_hf, tmp_path):
+    _, folder = make_hf("qwen3", head_dim=32, num_hidden_layers=2)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3, "layer_types": None}))
+    with pytest.raises(CheckpointError, match=r"11 .*missing|missing.*wanted"):
+        make_learner(folder=folder)
+    assert make_learner().train(make_batch())["train/skipped_steps"] == 0
 
 
 def test_first_adamw_step_is_that_of_torch(make_learner):

@@ -88,7 +88,7 @@ def _padded(x: Tensor, group: LengthGroup) -> Tensor:
     """Return [size, heads, length, head_dim] of x [tokens, heads, head_dim]."""
     if group.slots is not None:
         x = _Put.apply(x, group.slots, group.padded)
-    return x.unflatten(0, (group.size, group.length)).transpose(1, 2)
+    return x.view(group.size, group.length, *x.shape[1:]).transpose(1, 2)
 
 
 class _Put(torch.autograd.Function):

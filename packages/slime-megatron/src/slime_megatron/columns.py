@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from slime_core.batch import TrainBatch
 from slime_core.protocols import TokenView
 from torch import Tensor
@@ -26,12 +28,17 @@ class Columns:
     @classmethod
     def of(cls, batch: TrainBatch, device: torch.device) -> Columns:
         """Return the columns of a batch; `old_log_probs` is not among them."""
-        named = {f.name: getattr(batch, f.name, None) for f in fields(cls)}
+
+        def column(values: NDArray[np.float32]) -> Tensor:
+            return torch.as_tensor(values, dtype=torch.float32, device=device)
+
+        rollout, teacher = batch.rollout_log_probs, batch.teacher_log_probs
         return cls(
-            **{
-                name: None if column is None else torch.as_tensor(column, dtype=torch.float32, device=device)
-                for name, column in named.items()
-            }
+            loss_mask=column(batch.loss_mask),
+            weights=column(batch.weights),
+            rewards=column(batch.rewards),
+            rollout_log_probs=None if rollout is None else column(rollout),
+            teacher_log_probs=None if teacher is None else column(teacher),
         )
 
     def with_old(self, old_log_probs: Tensor | None) -> Columns:

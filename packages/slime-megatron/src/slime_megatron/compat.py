@@ -186,16 +186,18 @@ def install() -> Compat:
 
 def _apply(redirects: list[Redirect], hits: Counter[str]) -> None:
     stand_in, stand_in_cuda = _StandIn(torch), _StandIn(torch.cuda)
-    stand_in.cuda = stand_in_cuda
+    stand_in.__dict__["cuda"] = stand_in_cuda
     owners = {"torch": stand_in, "torch.cuda": stand_in_cuda, "torch.Tensor": torch.Tensor}
     for redirect in redirects:
         path, _, attribute = redirect.name.rpartition(".")
         owner = owners.get(path) or sys.modules[path]
         hit = functools.partial(_count, hits, redirect.name)
         setattr(owner, attribute, redirect.replace(getattr(owner, attribute), hit))
+    if all(redirect.with_cuda for redirect in redirects):
+        return
     for name, module in list(sys.modules.items()):
         if name.startswith("megatron.core") and getattr(module, "torch", None) is torch:
-            module.torch = stand_in
+            module.__dict__["torch"] = stand_in
 
 
 def _count(hits: Counter[str], name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections import Counter
@@ -43,19 +44,18 @@ class Learner:
         self._settings = settings
         self._architecture = settings.family.architecture(read_config(settings.model_path))
         self._device = world.device()
-        self._world = world.World(section, seed=settings.seed)
         self._dtype = torch.bfloat16 if train.bf16 else torch.float32
-        with quiet():
+        self._skipped_in_a_row = 0
+        self._world = world.World(section, seed=settings.seed)
+        with contextlib.ExitStack() as on_failure, quiet():
+            on_failure.callback(self._world.close)
             model = build_model(self._architecture, section, dtype=self._dtype, device=self._device)
             load_weights(model, HfCheckpoint(settings.model_path), settings.family, self._architecture)
             self._model = wrap_for_gradients(model)
             self._optimizer = build_optimizer(self._model, train)
-        self._scheduler = build_scheduler(self._optimizer, train, total_steps=settings.total_steps)
-        self._skipped_in_a_row = 0
-        # Shares of the loss add up: no division by micro-batches, tokens or ranks (see `transformer_config`).
-        self._model.config.finalize_model_grads_func = lambda model, _num_tokens, **groups: (
-            finalize_model_grads(model, None, **groups)
-        )
+            self._scheduler = build_scheduler(self._optimizer, train, total_steps=settings.total_steps)
+            on_failure.pop_all()
+        self._model.config.finalize_model_grads_func = _finish_gradients
 
     @property
     def model(self) -> GPTModel:
@@ -67,9 +67,10 @@ class Learner:
         start = time.perf_counter()
         steps = self._pack(batch)
         columns = Columns.of(batch, self._device)
+        log_probs_start = time.perf_counter()
         old, before = self._old_log_probs(columns, steps)
+        log_probs_time = time.perf_counter() - log_probs_start
         columns = columns.with_old(old)
-        log_probs_time = time.perf_counter() - start
         with torch.no_grad():
             advantages, _ = self._settings.algorithm.estimator(columns.whole(batch))
         total: Counter[str] = Counter()
@@ -145,7 +146,7 @@ class Learner:
         cos, sin = rotary_tables(self._architecture, longest, dtype=self._dtype)
         rotary = cos.to(self._device), sin.to(self._device)
         with_entropy = "entropy" in self._settings.algorithm.needs
-        steps = []
+        steps: list[Step] = []
         for samples in batch.optimizer_steps:
             cut = pack_micro_batches(batch.lengths[samples].tolist(), self._settings.train.max_tokens_per_gpu)
             steps.append(
@@ -243,6 +244,11 @@ class Learner:
                 f"the gradient norm is {norm} and {self._skipped_in_a_row} optimizer steps in a row were skipped; "
                 f"max_skipped_steps is {limit}; lower the learning rate, or look for bad samples in the last step"
             )
+
+
+def _finish_gradients(model: list[Any], _num_tokens: Tensor | None, **groups: Any) -> None:
+    """Sum gradients over ranks. Without the number of tokens, by which Megatron would divide: shares add up."""
+    finalize_model_grads(model, None, **groups)
 
 
 def _call(
