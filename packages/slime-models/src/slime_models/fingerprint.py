@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
+
 import torch
 from torch import Tensor
 
 #: Words of a block. A word's weight depends on its place in its block, and on its block.
 _BLOCK = 4096
 #: Bytes that are worked on at once: on a CPU a piece fits the cache, on a device it bounds scratch memory.
-_PIECE_BYTES = {"cpu": 1 << 21}
+_PIECE_BYTES = {"cpu": 1 << 22}
 _DEVICE_PIECE_BYTES = 1 << 26
-_MASK = (1 << 64) - 1
-# Odd multipliers and the finaliser of splitmix64 (Steele, Lea and Flood, 2014).
+# Odd multipliers of splitmix64 (Steele, Lea and Flood, 2014).
 _GOLDEN = 0x9E3779B97F4A7C15
 _MIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
@@ -28,19 +30,20 @@ def fingerprint(tensor: Tensor) -> int:
     Copies tensors that are not contiguous, and waits for the device.
     """
     words, tail = _words(tensor.detach())
-    total = _weighted_sum(words) + (_weighted_sum(tail) * _GOLDEN)
-    for character in f"{tensor.dtype}{tuple(tensor.shape)}".encode():
-        total = _finalised(total + character)
-    return total
+    total = _weighted_sum(words) + (0 if tail is None else _weighted_sum(tail) * _GOLDEN)
+    text = f"{total % (1 << 64)} {tensor.dtype} {tuple(tensor.shape)}"
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
-def _words(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the bytes as int64 words, and what is left over as one zero-padded word."""
+def _words(tensor: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Return the bytes as int64 words, and what is left over, if any, as one zero-padded word."""
     flat = tensor.contiguous().reshape(-1).view(torch.uint8)
     whole = flat.numel() // 8 * 8
     body = flat[:whole]
     if body.data_ptr() % 8 or body.storage_offset() % 8:
         body = body.clone()
+    if whole == flat.numel():
+        return body.view(torch.int64), None
     rest = flat.new_zeros(8)
     rest[: flat.numel() - whole] = flat[whole:]
     return body.view(torch.int64), rest.view(torch.int64)
@@ -52,7 +55,7 @@ def _weighted_sum(words: Tensor) -> int:
     if n_words == 0:
         return 0
     n_blocks = -(-n_words // _BLOCK)
-    inner, outer = _weights(min(n_words, _BLOCK), 1, device), _weights(n_blocks, 2, device)
+    inner, outer = _inner_weights(device), _weights(n_blocks, 2, device)
     sums = torch.empty(n_blocks, dtype=torch.int64, device=device)
     per_piece = max(1, _PIECE_BYTES.get(device.type, _DEVICE_PIECE_BYTES) // (8 * _BLOCK))
     n_full = n_words // _BLOCK
@@ -65,7 +68,13 @@ def _weighted_sum(words: Tensor) -> int:
     if n_full < n_blocks:
         last = words[n_full * _BLOCK :]
         sums[n_full] = ((last + (last >> 32)) * inner[: last.numel()]).sum()
-    return int((sums * outer).sum().item()) & _MASK
+    return int((sums * outer).sum().item())
+
+
+@functools.lru_cache
+def _inner_weights(device: torch.device) -> Tensor:
+    """Return the weights of a block's words; not to be written to."""
+    return _weights(_BLOCK, 1, device)
 
 
 def _weights(count: int, stream: int, device: torch.device) -> Tensor:
@@ -79,10 +88,3 @@ def _weights(count: int, stream: int, device: torch.device) -> Tensor:
 
 def _signed(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
-
-
-def _finalised(value: int) -> int:
-    value = (value + _GOLDEN) & _MASK
-    value = ((value ^ (value >> 30)) * _MIX[0]) & _MASK
-    value = ((value ^ (value >> 27)) * _MIX[1]) & _MASK
-    return value ^ (value >> 31)

@@ -19,18 +19,18 @@ def slime_environment() -> Mapping[str, str]:
 
 @hookimpl
 def slime_resolve_model(name: str) -> Path | None:
-    """Return the local folder of a model: a folder, a known name, or a hub name."""
-    from slime_models.fetch import resolve
+    """Return the folder of a known model or of a hub name (`owner/name`), fetched if need be."""
+    from slime_models import fetch
 
-    return resolve(name)
+    return fetch.resolve(name) if name in fetch.KNOWN or fetch.is_hub_name(name) else None
 
 
 @hookimpl
 def slime_list_models() -> Iterable[tuple[str, str]]:
     """Return the models that have a short name."""
-    from slime_models.fetch import list_models
+    from slime_models import fetch
 
-    return [(model.name, model.summary) for model in list_models()]
+    return [(model.name, f"{model.summary}; {model.licence}") for model in fetch.list_models()]
 
 
 def _version(distribution: str) -> str | None:

@@ -1,1 +1,1 @@
-"""SGLang for slime: the serving engine on CUDA, and on a machine without a GPU."""
+"""SGLang for slime: servers on CUDA, and on a machine without a GPU."""

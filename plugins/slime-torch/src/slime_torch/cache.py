@@ -54,9 +54,7 @@ class KvCache:
             # Half as much again, so that growing token by token copies each position a bounded number of times.
             grown = max(length, self.capacity * 3 // 2)
             new_capacity = min(_round_up(self._max_length, _ROUND), _round_up(grown, _ROUND))
-        data = torch.zeros(
-            self._layers, 2, new_slots, self.heads, new_capacity, self._dim, **self._options
-        )
+        data = torch.zeros(self._layers, 2, new_slots, self.heads, new_capacity, self._dim, **self._options)
         data[:, :, : self.slots, :, : self.capacity] = self.data
         self.data, self.slots, self.capacity = data, new_slots, new_capacity
 

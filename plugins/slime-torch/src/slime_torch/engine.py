@@ -172,7 +172,9 @@ class TorchEngine:
         """
         self._check_state("ready")
         if self._updating:
-            raise WeightSyncError(f"update to version {plan.version}: another one is under way; await it first")
+            raise WeightSyncError(
+                f"update to version {plan.version}: another one is under way; await it first"
+            )
         update = Update(self._model.weights, dtype=self._dtype, version=plan.version)
         mixture, self._mixture, self._updating = self._mixture, None, True
         fingerprint: Fingerprint | None = None

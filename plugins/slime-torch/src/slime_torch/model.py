@@ -76,7 +76,9 @@ class Decoder:
                 f"{architecture.model_type}: the model has {unused[0]} and {len(unused) - 1} more tensors that the torch "
                 "engine has no use for; it runs dense decoders (llama, qwen2, qwen3): choose another --rollout-engine"
             )
-        self._cosine, self._sine = (table.to(device, dtype) for table in rope_tables(architecture, max_length))
+        self._cosine, self._sine = (
+            table.to(device, dtype) for table in rope_tables(architecture, max_length)
+        )
         self._scale = architecture.head_dim**-0.5
 
     def _layer(self, prefix: str) -> Layer:
@@ -88,8 +90,12 @@ class Decoder:
         return Layer(
             input_norm=self._fuse(prefix + "input_layernorm.weight", packed=False),
             qkv=self._fuse(*named(*(name + ".weight" for name in qkv))),
-            qkv_bias=self._fuse(*named(*(name + ".bias" for name in qkv)), packed=False) if a.qkv_bias else None,
-            query_norm=self._fuse(prefix + "self_attn.q_norm.weight", packed=False) if a.qk_layernorm else None,
+            qkv_bias=self._fuse(*named(*(name + ".bias" for name in qkv)), packed=False)
+            if a.qkv_bias
+            else None,
+            query_norm=self._fuse(prefix + "self_attn.q_norm.weight", packed=False)
+            if a.qk_layernorm
+            else None,
             key_norm=self._fuse(prefix + "self_attn.k_norm.weight", packed=False) if a.qk_layernorm else None,
             output=self._fuse(prefix + "self_attn.o_proj.weight"),
             mlp_norm=self._fuse(prefix + "post_attention_layernorm.weight", packed=False),
@@ -167,12 +173,16 @@ class Decoder:
         """Return logits [n, vocab_size], in the model's dtype."""
         return self.head.linear(hidden)
 
-    def _forward(self, tokens: Tensor, positions: Tensor, attend: Attend, rows: Tensor | None = None) -> Tensor:
+    def _forward(
+        self, tokens: Tensor, positions: Tensor, attend: Attend, rows: Tensor | None = None
+    ) -> Tensor:
         a = self.architecture
         cosine, sine = self._cosine[positions].unsqueeze(1), self._sine[positions].unsqueeze(1)
         x = self.embedding.tensor[tokens]
         for index, layer in enumerate(self.layers):
-            heads = layer.qkv.linear(self._normed(x, layer.input_norm), layer.qkv_bias).view(len(x), -1, a.head_dim)
+            heads = layer.qkv.linear(self._normed(x, layer.input_norm), layer.qkv_bias).view(
+                len(x), -1, a.head_dim
+            )
             if layer.query_norm is not None and layer.key_norm is not None:
                 self._norm_heads(heads, layer.query_norm, layer.key_norm)
             rotated = heads[:, : a.num_attention_heads + a.num_query_groups]

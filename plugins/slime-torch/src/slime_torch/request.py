@@ -63,7 +63,13 @@ class Request:
     def __init__(
         self, prompt: Sequence[int], params: SamplingParams, *, seed: int, stop: StopRule, future: Any = None
     ) -> None:
-        self.prompt, self.params, self.seed, self.stop, self.future = tuple(prompt), params, seed, stop, future
+        self.prompt, self.params, self.seed, self.stop, self.future = (
+            tuple(prompt),
+            params,
+            seed,
+            stop,
+            future,
+        )
         self.tokens: list[int] = []
         self.log_probs: list[float] = []
         self.cached_tokens = 0

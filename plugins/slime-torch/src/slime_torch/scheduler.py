@@ -24,9 +24,7 @@ class Scheduler:
         max_prefill_tokens: most tokens of a prefill batch, padding included, unless one prompt is longer.
     """
 
-    def __init__(
-        self, model: Decoder, cache: KvCache, *, max_running: int, max_prefill_tokens: int
-    ) -> None:
+    def __init__(self, model: Decoder, cache: KvCache, *, max_running: int, max_prefill_tokens: int) -> None:
         self._model, self._cache = model, cache
         self._max_running, self._max_prefill_tokens = max_running, max_prefill_tokens
         self.waiting: deque[Request] = deque()
@@ -48,7 +46,9 @@ class Scheduler:
         self._admit()
         finished = self._leave()
         if self.running:
-            lengths = [request.length - 1 for request in self.running]  # the newest token is not in the cache yet
+            lengths = [
+                request.length - 1 for request in self.running
+            ]  # the newest token is not in the cache yet
             longest = max(lengths)
             self._cache.reserve(len(self.running), longest + 1)
             device = self._model.device

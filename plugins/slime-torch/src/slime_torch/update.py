@@ -39,7 +39,9 @@ class Update:
         names = [name for name, _ in bucket]
         for name, tensor in bucket:
             if name in self._seen or names.count(name) > 1:
-                raise WeightSyncError(f"update to version {self.version}: {name}: sent twice; send each tensor once")
+                raise WeightSyncError(
+                    f"update to version {self.version}: {name}: sent twice; send each tensor once"
+                )
             self._weights.check(name, tensor, dtype=self._dtype, version=self.version)
         self._weights.write(tensors)
         self._seen.update(tensors)

@@ -127,11 +127,15 @@ class Weights:
         where = f"update to version {version}: {name}"
         home = self._home.get(name)
         if home is None:
-            raise WeightSyncError(f"{where}: the engine's model has no such tensor; send its {len(self)} tensors only")
+            raise WeightSyncError(
+                f"{where}: the engine's model has no such tensor; send its {len(self)} tensors only"
+            )
         if tuple(tensor.shape) != home.parts[name]:
             raise WeightSyncError(f"{where}: found shape {tuple(tensor.shape)}; wanted {home.parts[name]}")
         if tensor.dtype != dtype:
-            raise WeightSyncError(f"{where}: found dtype {tensor.dtype}; wanted {dtype}; cast it to the plan's dtype")
+            raise WeightSyncError(
+                f"{where}: found dtype {tensor.dtype}; wanted {dtype}; cast it to the plan's dtype"
+            )
 
     def fingerprint(self) -> dict[str, int]:
         """Return name -> checksum of what is stored now."""

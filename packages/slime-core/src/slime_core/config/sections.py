@@ -144,6 +144,8 @@ class RewardSection(SectionModel):
     """Worker processes for rewards that are not async."""
     reward_timeout_s: Seconds = 30
     """Deadline of one reward, seconds; a worker that misses it is killed."""
+    reward_memory_gb: Annotated[float, Gt(0)] | None = None
+    """Most memory of a reward worker, GB; a reward that wants more fails with a MemoryError."""
     on_reward_error: Literal["stop", "drop"] = "stop"
     """What a reward error does: stop the run, or drop the sample's group and count it."""
     custom_reward_post_process_path: str | None = None
@@ -243,7 +245,7 @@ class EvalSection(SectionModel):
     eval_data_source_path: str | None = None
     """Data source of the evaluation set, when it is not a file."""
     eval_num_prompts: Count | None = None
-    """Prompts of the evaluation set that are used; all when not given."""
+    """Rows of each evaluation file that are used; all when not given."""
     n_samples_per_eval_prompt: Count = 1
     """Samples for each evaluation prompt; pass@k is reported for the powers of two up to it."""
     eval_temperature: Annotated[float, Ge(0)] = 0.0

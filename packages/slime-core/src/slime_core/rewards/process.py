@@ -115,7 +115,9 @@ class WorkerProcess:
         if not await done_within(ended, _GUARD_S):
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
-            await ended
+            if not await done_within(ended, _GUARD_S):  # stuck in the kernel; nothing waits for ever
+                ended.cancel()
+                return -signal.SIGKILL
         return ended.result()
 
     async def _exchange(self, number: int, payload: bytes) -> dict[str, Any]:

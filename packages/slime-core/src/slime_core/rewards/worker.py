@@ -20,6 +20,7 @@ import select
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
@@ -115,9 +116,8 @@ def _be_worker(guard: int) -> NoReturn:
         if os.getppid() != guard:
             os._exit(1)
         os.setsid()
-        with contextlib.suppress(
-            OSError
-        ):  # when memory runs out, the kernel is to take this process, not the trainer
+        # When memory runs out, the kernel is to take this process, not the trainer.
+        with contextlib.suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text("1000")
         jobs, replies = os.dup(0), os.dup(1)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -128,6 +128,10 @@ def _be_worker(guard: int) -> NoReturn:
             faulthandler.enable()
         serve(os.fdopen(jobs, "rb"), os.fdopen(replies, "wb"))
         status = 0
+    except BrokenPipeError:  # the pool has gone
+        pass
+    except BaseException:
+        traceback.print_exc()
     finally:
         os._exit(status)  # without the exit handlers of foreign modules, which may hang
 

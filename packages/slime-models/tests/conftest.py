@@ -1,0 +1,52 @@
+"""Fixtures of the model tests: tiny models of each family, and the real SmolLM2."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from slime_models.families.llama import LLAMA
+from slime_models.families.qwen2 import QWEN2
+from slime_models.families.qwen3 import QWEN3
+from slime_models.family import ModelFamily
+from slime_models.fetch import fetch
+
+FAMILIES = {family.model_type: family for family in (LLAMA, QWEN2, QWEN3)}
+
+#: 4 query heads in 2 groups, heads of 6: no two sizes are equal by accident.
+TINY = {
+    "vocab_size": 37,
+    "hidden_size": 20,
+    "intermediate_size": 28,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 6,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+}
+
+
+def tiny_config(model_type: str, **changes: Any) -> dict[str, Any]:
+    """Return the config.json of a tiny model; Qwen 2's heads are hidden_size / num_attention_heads wide."""
+    config = {"model_type": model_type, **TINY, **changes}
+    if model_type == "qwen2":
+        del config["head_dim"]
+    return config
+
+
+@pytest.fixture(params=sorted(FAMILIES))
+def family(request: pytest.FixtureRequest) -> ModelFamily:
+    return FAMILIES[request.param]
+
+
+@pytest.fixture(params=[True, False], ids=["tied", "untied"])
+def config(request: pytest.FixtureRequest, family: ModelFamily) -> dict[str, Any]:
+    return tiny_config(family.model_type, tie_word_embeddings=request.param)
+
+
+@pytest.fixture(scope="session")
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return fetch("smollm2-135m", models_dir=tmp_path_factory.mktemp("models"))

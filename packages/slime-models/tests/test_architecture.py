@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from slime_core.errors import DataError
+from slime_models.architecture import RopeScaling
+from slime_models.families.llama import LLAMA
+from slime_models.families.qwen2 import QWEN2
+from slime_models.families.qwen3 import QWEN3
+
+LLAMA_3_2_1B = {
+    "model_type": "llama",
+    "vocab_size": 128256,
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "hidden_act": "silu",
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "rope_scaling": {
+        "factor": 32.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
+    "attention_bias": False,
+    "mlp_bias": False,
+    "tie_word_embeddings": True,
+}
+QWEN = {
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "use_sliding_window": False,
+    "sliding_window": 32768,
+    "vocab_size": 151936,
+}
+SCALING = RopeScaling(
+    rope_type="llama3",
+    factor=32.0,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
+    original_max_position_embeddings=8192,
+)
+
+
+def test_llama_is_read_from_the_fields_of_older_files() -> None:
+    read = LLAMA.architecture(LLAMA_3_2_1B)
+    assert (read.num_layers, read.hidden_size, read.ffn_hidden_size, read.vocab_size) == (
+        16,
+        2048,
+        8192,
+        128256,
+    )
+    assert (read.num_attention_heads, read.num_query_groups, read.head_dim, read.qkv_size) == (
+        32,
+        8,
+        64,
+        3072,
+    )
+    assert (read.norm_epsilon, read.rope_theta, read.rope_scaling) == (1e-5, 500000.0, SCALING)
+    assert (read.tie_word_embeddings, read.qkv_bias, read.qk_layernorm) == (True, False, False)
+
+
+def test_rotary_fields_of_newer_files_mean_the_same() -> None:
+    old = dict(LLAMA_3_2_1B)
+    parameters = {"rope_theta": old.pop("rope_theta"), **old.pop("rope_scaling")}  # type: ignore[dict-item]  # a table
+    assert LLAMA.architecture({**old, "rope_parameters": parameters}) == LLAMA.architecture(LLAMA_3_2_1B)
+
+
+def test_qwen2_has_a_qkv_bias_and_derives_its_head_width() -> None:
+    read = QWEN2.architecture({"model_type": "qwen2", **QWEN})
+    assert (read.head_dim, read.qkv_bias, read.qk_layernorm, read.tie_word_embeddings) == (
+        64,
+        True,
+        False,
+        False,
+    )
+
+
+def test_qwen3_has_head_norms_and_wide_heads() -> None:
+    read = QWEN3.architecture({"model_type": "qwen3", **QWEN})
+    assert (read.head_dim, read.query_size, read.qkv_bias, read.qk_layernorm) == (128, 14 * 128, False, True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_size": None}, "hidden_size: found None"),
+        ({"num_hidden_layers": "24"}, "num_hidden_layers: found '24'"),
+        (
+            {"num_key_value_heads": 3},
+            "num_key_value_heads: found 3; wanted a divisor of num_attention_heads, 14",
+        ),
+        ({"hidden_act": "gelu"}, "hidden_act: found 'gelu'; wanted 'silu'"),
+        ({"use_sliding_window": True}, "use_sliding_window: found True"),
+        (
+            {"layer_types": ["full_attention", "sliding_attention"]},
+            "layer_types[1]: found 'sliding_attention'",
+        ),
+        ({"attention_bias": True}, "attention_bias: found True"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings: found 'yes'; wanted true or false"),
+        ({"rms_norm_eps": 0}, "rms_norm_eps: found 0"),
+        ({"model_type": "llama"}, "model_type: found 'llama'; wanted 'qwen3'"),
+        (
+            {"rope_scaling": {"type": "yarn", "factor": 4.0}},
+            "rope_scaling: rope_type: found 'yarn'; wanted 'default'",
+        ),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor: found 0.5"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_the_name_of_its_field(
+    changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(DataError, match=re.escape(message)):
+        QWEN3.architecture({"model_type": "qwen3", **QWEN, **changes})

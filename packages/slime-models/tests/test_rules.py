@@ -1,0 +1,231 @@
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from slime_core.errors import CheckpointError, WeightSyncError
+from slime_models.architecture import Architecture
+from slime_models.families.llama import LLAMA
+from slime_models.families.qwen2 import QWEN2
+from slime_models.families.qwen3 import QWEN3
+from slime_models.family import ModelFamily
+from slime_models.rules import GATED, QKV, VOCAB
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+
+def hf_tensors(family: ModelFamily, architecture: Architecture) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return {
+        name: torch.randn(shape, generator=generator).bfloat16()
+        for name, shape in family.hf_shapes(architecture).items()
+    }
+
+
+def assert_round_trip(family: ModelFamily, architecture: Architecture) -> None:
+    hf = hf_tensors(family, architecture)
+    back: dict[str, Tensor] = {}
+    for name, tensor in family.to_megatron(hf, architecture):
+        assert tuple(tensor.shape) == family.megatron_shapes(architecture)[name]
+        for hf_name, part in family.to_hf(name, tensor, architecture):
+            assert hf_name not in back
+            back[hf_name] = part
+    assert back.keys() == hf.keys()
+    assert all(torch.equal(back[name], hf[name]) for name in hf)
+
+
+def test_table_lists_exactly_the_tensors_of_the_transformers_model(
+    family: ModelFamily, config: dict[str, Any]
+) -> None:
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
+    wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    if config["tie_word_embeddings"]:
+        del wanted["lm_head.weight"]
+    assert family.hf_shapes(family.architecture(config)) == wanted
+
+
+def test_there_and_back_is_bit_exact(family: ModelFamily, config: dict[str, Any]) -> None:
+    assert_round_trip(family, family.architecture(config))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    family=st.sampled_from([LLAMA, QWEN2, QWEN3]),
+    layers=st.integers(1, 3),
+    groups=st.integers(1, 4),
+    heads_per_group=st.integers(1, 4),
+    head_dim=st.integers(1, 5),
+    hidden=st.integers(1, 9),
+    ffn=st.integers(1, 9),
+    vocab=st.integers(1, 40),
+    multiple=st.sampled_from([1, 8, 128]),
+    tied=st.booleans(),
+)
+def test_any_shape_goes_there_and_back(
+    family: ModelFamily,
+    layers: int,
+    groups: int,
+    heads_per_group: int,
+    head_dim: int,
+    hidden: int,
+    ffn: int,
+    vocab: int,
+    multiple: int,
+    tied: bool,
+) -> None:
+    architecture = Architecture(
+        model_type=family.model_type,
+        num_layers=layers,
+        hidden_size=hidden,
+        ffn_hidden_size=ffn,
+        num_attention_heads=groups * heads_per_group,
+        num_query_groups=groups,
+        head_dim=head_dim,
+        vocab_size=vocab,
+        norm_epsilon=1e-6,
+        rope_theta=1e4,
+        max_position_embeddings=16,
+        tie_word_embeddings=tied,
+    )
+    assert_round_trip(family, architecture.with_padded_vocab(multiple))
+
+
+@pytest.fixture
+def six_heads() -> Architecture:
+    """6 query heads in 2 groups; heads are 1 wide, so that a row is a head."""
+    return Architecture(
+        model_type="llama",
+        num_layers=1,
+        hidden_size=1,
+        ffn_hidden_size=2,
+        num_attention_heads=6,
+        num_query_groups=2,
+        head_dim=1,
+        vocab_size=3,
+        norm_epsilon=1e-6,
+        rope_theta=1e4,
+        max_position_embeddings=16,
+        tie_word_embeddings=True,
+    )
+
+
+def test_qkv_holds_per_group_its_queries_then_key_then_value(six_heads: Architecture) -> None:
+    query = torch.tensor([[0.0], [1.0], [2.0], [3.0], [4.0], [5.0]])
+    key, value = torch.tensor([[10.0], [11.0]]), torch.tensor([[20.0], [21.0]])
+    fused = QKV.pack([query, key, value], six_heads)
+    assert fused.flatten().tolist() == [0, 1, 2, 10, 20, 3, 4, 5, 11, 21]
+
+
+def test_qkv_keeps_the_rows_of_a_head_together(six_heads: Architecture) -> None:
+    two_wide = dataclasses.replace(six_heads, num_attention_heads=2, head_dim=2)
+    bias = QKV.pack([torch.arange(4), torch.arange(10, 14), torch.arange(20, 24)], two_wide)
+    assert bias.tolist() == [0, 1, 10, 11, 20, 21, 2, 3, 12, 13, 22, 23]
+
+
+def test_gate_stands_above_up(six_heads: Architecture) -> None:
+    assert GATED.pack([torch.tensor([[1], [2]]), torch.tensor([[3], [4]])], six_heads).tolist() == [
+        [1],
+        [2],
+        [3],
+        [4],
+    ]
+
+
+def test_vocabulary_is_padded_with_rows_of_zeros(six_heads: Architecture) -> None:
+    padded = six_heads.with_padded_vocab(4)
+    assert VOCAB.pack([torch.tensor([[7], [8], [9]])], padded).tolist() == [[7], [8], [9], [0]]
+    assert padded.with_padded_vocab(3).padded_vocab_size == 3
+
+
+def test_tensors_of_one_part_are_not_copied(six_heads: Architecture) -> None:
+    hf = hf_tensors(LLAMA, six_heads)
+    megatron = dict(LLAMA.to_megatron(hf, six_heads))
+    norm = "decoder.final_layernorm.weight"
+    assert megatron[norm].data_ptr() == hf["model.norm.weight"].data_ptr()
+    gate, up = LLAMA.to_hf(
+        "decoder.layers.0.mlp.linear_fc1.weight",
+        megatron["decoder.layers.0.mlp.linear_fc1.weight"],
+        six_heads,
+    )
+    assert gate[1].data_ptr() == megatron["decoder.layers.0.mlp.linear_fc1.weight"].data_ptr()
+    assert up[0] == "model.layers.0.mlp.up_proj.weight"
+
+
+def test_tensors_are_read_one_weight_at_a_time(six_heads: Architecture) -> None:
+    read: list[str] = []
+
+    class Recorder(dict[str, Tensor]):
+        def __getitem__(self, name: str) -> Tensor:
+            read.append(name)
+            return super().__getitem__(name)
+
+    stream = LLAMA.to_megatron(Recorder(hf_tensors(LLAMA, six_heads)), six_heads)
+    next(stream)
+    assert read == ["model.embed_tokens.weight"]
+
+
+def test_megatron_names_are_those_of_the_local_spec(six_heads: Architecture) -> None:
+    layer = "decoder.layers.0."
+    assert LLAMA.megatron_names(six_heads) == (
+        "embedding.word_embeddings.weight",
+        layer + "input_layernorm.weight",
+        layer + "self_attention.linear_qkv.weight",
+        layer + "self_attention.linear_proj.weight",
+        layer + "pre_mlp_layernorm.weight",
+        layer + "mlp.linear_fc1.weight",
+        layer + "mlp.linear_fc2.weight",
+        "decoder.final_layernorm.weight",
+    )
+
+
+def test_one_tensor_is_the_same_as_in_the_stream(six_heads: Architecture) -> None:
+    hf = hf_tensors(LLAMA, six_heads)
+    for name, tensor in LLAMA.to_megatron(hf, six_heads):
+        assert torch.equal(LLAMA.to_megatron_tensor(name, hf, six_heads), tensor)
+
+
+def test_missing_and_unknown_tensors_are_named(six_heads: Architecture) -> None:
+    hf = hf_tensors(LLAMA, six_heads)
+    hf["model.layers.0.self_attn.o_proj.bias"] = hf.pop("model.norm.weight")
+    with pytest.raises(CheckpointError, match=r"model\.norm\.weight missing; .*o_proj\.bias unknown"):
+        next(LLAMA.to_megatron(hf, six_heads))
+
+
+def test_left_over_tensors_that_nobody_needs_are_passed_over(six_heads: Architecture) -> None:
+    hf = hf_tensors(LLAMA, six_heads)
+    hf["lm_head.weight"] = hf["model.embed_tokens.weight"]
+    hf["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(1)
+    assert len(list(LLAMA.to_megatron(hf, six_heads))) == 8
+
+
+def test_a_tensor_of_another_shape_is_named_with_both_shapes(six_heads: Architecture) -> None:
+    hf = hf_tensors(LLAMA, six_heads) | {"model.embed_tokens.weight": torch.zeros(5, 1)}
+    with pytest.raises(
+        CheckpointError, match=r"embed_tokens.*\(5, 1\); wanted \(3, 1\).*vocab_size x hidden_size"
+    ):
+        next(LLAMA.to_megatron(hf, six_heads))
+
+
+def test_unknown_megatron_names_and_shards_are_refused(six_heads: Architecture) -> None:
+    with pytest.raises(WeightSyncError, match=r"decoder\.layers\.1\..* of 1 layers with tied embeddings"):
+        next(LLAMA.to_hf("decoder.layers.1.input_layernorm.weight", torch.zeros(1), six_heads))
+    with pytest.raises(WeightSyncError, match=r"found shape \(2, 1\); wanted \(4, 1\)"):
+        next(LLAMA.to_hf("decoder.layers.0.mlp.linear_fc1.weight", torch.zeros(2, 1), six_heads))
+
+
+def test_tables_hooks_and_fetch_import_without_torch() -> None:
+    modules = (
+        "slime_models.hooks, slime_models.fetch, slime_models.families.llama, slime_models.families.qwen3"
+    )
+    code = (
+        f"import sys, {modules}; print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,67 @@
+"""How an SGLang server is started: its command line and its environment."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from slime_sglang.cpu import PLATFORM_NAME
+
+Device = Literal["cuda", "cpu"]
+
+
+def server_command(
+    model_path: str | Path,
+    *,
+    port: int,
+    dtype: str,
+    host: str = "127.0.0.1",
+    device: Device | None = None,
+    max_total_tokens: int | None = None,
+    max_running_requests: int | None = None,
+    arguments: Sequence[str] = (),
+) -> list[str]:
+    """Return the command line of a server, to be run with `server_environment` of the same device.
+
+    Args:
+        model_path: Hugging Face folder.
+        port: TCP port of its HTTP interface.
+        dtype: of the weights: `float32`, `bfloat16`, `float16` or `auto`.
+        host: address that it listens on.
+        device: what it runs on; None for CUDA where this process sees a GPU, otherwise the CPU.
+        max_total_tokens: capacity of the KV cache. None leaves it to SGLang on CUDA; on a CPU, where SGLang would
+            take most of the machine's memory, it is 32,768.
+        max_running_requests: requests in one batch; None is SGLang's choice on CUDA, and 64 on a CPU.
+        arguments: more of SGLang's own arguments; one that is given here wins.
+    """
+    command = [sys.executable, "-m", "sglang.launch_server"]
+    command += ["--model-path", str(model_path), "--host", host, "--port", str(port), "--dtype", dtype]
+    if (device or visible_device()) == "cpu":
+        max_total_tokens = max_total_tokens or 32768
+        max_running_requests = max_running_requests or 64
+        command += ["--device", "cpu", "--attention-backend", "torch_native"]
+        command += ["--disable-cuda-graph", "--skip-server-warmup"]
+    if max_total_tokens is not None:
+        command += ["--max-total-tokens", str(max_total_tokens)]
+    if max_running_requests is not None:
+        command += ["--max-running-requests", str(max_running_requests)]
+    return [*command, *arguments]
+
+
+def server_environment(*, device: Device | None = None) -> dict[str, str]:
+    """Return the variables to add to the environment of a server: none on CUDA.
+
+    On a CPU they hide the GPUs, which SGLang would otherwise take, and choose our platform.
+    """
+    if (device or visible_device()) == "cuda":
+        return {}
+    return {"SGLANG_PLATFORM": PLATFORM_NAME, "CUDA_VISIBLE_DEVICES": ""}
+
+
+def visible_device() -> Device:
+    """Return "cuda" where this process sees a GPU, otherwise "cpu"."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,0 +1,162 @@
+"""Tiny random models of each family, written by transformers, and engines on them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from slime_core.protocols import Completion, SamplingParams
+from slime_models.families.llama import LLAMA
+from slime_models.families.qwen2 import QWEN2
+from slime_models.families.qwen3 import QWEN3
+from slime_torch.engine import TorchEngine
+from slime_torch.section import TorchSection
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+
+VOCAB, EOS = 301, 300
+FAMILIES = {"llama": LLAMA, "qwen2": QWEN2, "qwen3": QWEN3}
+_COMMON = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.2,
+    "bos_token_id": None,
+    "eos_token_id": EOS,
+    "pad_token_id": 0,
+}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+CONFIGS = {
+    "llama": lambda: LlamaConfig(**_COMMON),
+    "llama-rope3": lambda: LlamaConfig(**_COMMON, rope_parameters=_LLAMA3, tie_word_embeddings=True),
+    "qwen2": lambda: Qwen2Config(**_COMMON, tie_word_embeddings=True),
+    "qwen3": lambda: Qwen3Config(**_COMMON, head_dim=32),
+}
+
+
+class ByteTokenizer:
+    """Id i is the byte i; ids above 255 are special, and text only when they are not skipped."""
+
+    eos_token_id: int | None = EOS
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        special = "" if skip_special_tokens else "<s>"
+        pieces = (bytes([token]) if token < 256 else special.encode() for token in tokens)
+        return b"".join(pieces).decode(errors="replace")
+
+    def apply_chat_template(self, messages: Any, *, tools: Any = None, **kwargs: Any) -> str:
+        raise NotImplementedError("no test renders messages")
+
+
+class TinyModel:
+    """A random model: the transformers module, float32, and its folder."""
+
+    vocab, eos = VOCAB, EOS
+
+    def __init__(self, kind: str, folder: Path, *, seed: int = 0) -> None:
+        torch.manual_seed(seed)
+        self.kind, self.folder = kind, folder
+        self.module = AutoModelForCausalLM.from_config(CONFIGS[kind](), dtype=torch.float32).eval()
+        with torch.no_grad():
+            for name, parameter in self.module.named_parameters():
+                if "norm" in name or "bias" in name:  # which transformers starts at one and zero
+                    parameter.add_(torch.randn_like(parameter) * 0.2)
+        self.module.save_pretrained(folder)
+
+    def engine(self, *, dtype: torch.dtype = torch.float32, **section: Any) -> TorchEngine:
+        family = FAMILIES[self.kind.split("-")[0]]
+        return TorchEngine(
+            self.folder, family, ByteTokenizer(), dtype=dtype, section=TorchSection.model_validate(section)
+        )
+
+    @asynccontextmanager
+    async def serving(self, **options: Any) -> AsyncIterator[TorchEngine]:
+        engine = self.engine(**options)
+        await engine.start()
+        try:
+            yield engine
+        finally:
+            await engine.close()
+
+    def answers(
+        self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], **options: Any
+    ) -> list[Completion]:
+        """Generate all at once on an engine of their own."""
+
+        async def together() -> list[Completion]:
+            async with asyncio.timeout(60), self.serving(**options) as engine:
+                return await asyncio.gather(
+                    *(engine.generate(p, q) for p, q in zip(prompts, params, strict=True))
+                )
+
+        return asyncio.run(together())
+
+    @staticmethod
+    def prompts(n: int, *, seed: int = 0, longest: int = 40) -> list[list[int]]:
+        """Random prompts of different lengths."""
+        generator = torch.Generator().manual_seed(seed)
+        lengths = torch.randint(1, longest, (n,), generator=generator).tolist()
+        return [torch.randint(0, EOS, (length,), generator=generator).tolist() for length in lengths]
+
+    @torch.inference_mode()
+    def logits(self, tokens: Sequence[int]) -> torch.Tensor:
+        """Float32 logits [len(tokens), VOCAB] of one unpadded sequence."""
+        return self.module(torch.tensor([list(tokens)])).logits[0].float()
+
+    @torch.inference_mode()
+    def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
+        """What transformers generates greedily."""
+        ids = torch.tensor([list(prompt)])
+        out = self.module.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=n, do_sample=False, eos_token_id=EOS
+        )
+        return out[0, len(prompt) :].tolist()
+
+    def log_probs(
+        self, prompt: Sequence[int], response: Sequence[int], temperature: float = 1.0
+    ) -> list[float]:
+        """Log-probs of a response by one forward pass of transformers."""
+        rows = self.logits([*prompt, *response])[len(prompt) - 1 : -1] / temperature
+        return rows.log_softmax(-1).gather(1, torch.tensor(response)[:, None]).squeeze(1).tolist()
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Hugging Face name -> parameter, a tied output layer left out."""
+        return {name: parameter.detach() for name, parameter in self.module.named_parameters()}
+
+
+@pytest.fixture
+def tokenizer() -> ByteTokenizer:
+    return ByteTokenizer()
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., TinyModel]:
+    """Return the model of a kind (and seed), made once."""
+    torch.set_num_threads(2)
+    made: dict[str, TinyModel] = {}
+
+    def model(kind: str, *, seed: int = 0) -> TinyModel:
+        name = f"{kind}-{seed}"
+        if name not in made:
+            made[name] = TinyModel(kind, tmp_path_factory.mktemp(name), seed=seed)
+        return made[name]
+
+    return model
