@@ -8,7 +8,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,18 +72,24 @@ def main(argv: list[str]) -> int:
 
 def _arguments(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="slime bench engine", description=__doc__)
-    parser.add_argument("--model", default="smollm2-135m", help="folder, or a name that `slime models list` shows")
+    parser.add_argument(
+        "--model", default="smollm2-135m", help="folder, or a name that `slime models list` shows"
+    )
     parser.add_argument("--prompts", type=int, default=64, help="prompts, all under way at once")
     parser.add_argument("--new-tokens", type=int, default=64, help="tokens generated for each")
     parser.add_argument("--repeats", type=int, default=3, help="rounds; each measures everything once")
-    parser.add_argument("--dtype", choices=sorted(DTYPES), default="bfloat16", help="of weights and arithmetic")
+    parser.add_argument(
+        "--dtype", choices=sorted(DTYPES), default="bfloat16", help="of weights and arithmetic"
+    )
     parser.add_argument("--threads", type=int, help="CPU threads; PyTorch's own choice when not given")
     parser.add_argument("--json", type=Path, help="write the figures here too")
     return parser.parse_args(argv)
 
 
 def _prompts(tokenizer: Tokenizer, n: int) -> list[list[int]]:
-    texts = (f"Question {i + 1}: what is {37 * i + 11} plus {53 * i + 5}? Think step by step." for i in range(n))
+    texts = (
+        f"Question {i + 1}: what is {37 * i + 11} plus {53 * i + 5}? Think step by step." for i in range(n)
+    )
     return [tokenizer.encode(f"{text}\nAnswer:") for text in texts]
 
 
@@ -96,7 +102,12 @@ def _transformers(path: Path, dtype: torch.dtype, device: torch.device, work: Wo
     ids = torch.tensor([[0] * pad + p for pad, p in zip(padding, work.prompts, strict=True)], device=device)
     mask = torch.tensor([[0] * pad + [1] * (longest - pad) for pad in padding], device=device)
     model.generation_config = GenerationConfig(
-        max_new_tokens=work.new_tokens, do_sample=True, top_k=0, temperature=1.0, eos_token_id=None, pad_token_id=0
+        max_new_tokens=work.new_tokens,
+        do_sample=True,
+        top_k=0,
+        temperature=1.0,
+        eos_token_id=None,
+        pad_token_id=0,
     )
 
     def generate() -> None:
