@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import difflib
 import json
+import warnings
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from reasoning_gym.factory import DATASETS, create_dataset
 from slime_core.errors import DataError
+
+with warnings.catch_warnings():
+    # cellpylib 2.4, which reasoning-gym imports, compares strings by `is`; Python says so each time it compiles it.
+    warnings.simplefilter("ignore", SyntaxWarning)
+    from reasoning_gym.factory import DATASETS, create_dataset
 
 
 @lru_cache(maxsize=32)
