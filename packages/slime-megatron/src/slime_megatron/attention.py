@@ -12,6 +12,10 @@ from torch import Tensor
 
 from slime_megatron.packed import LengthGroup, PackedSequences
 
+#: Groups of sequences below this length are attended to in float32 on a CPU, where torch's bfloat16 kernel takes
+#: twice as long for 90 tokens, as long for 500, and 15% less for 1,000 (torch 2.14).
+_FLOAT32_BELOW = 512
+
 
 class PackedAttention(MegatronModule):
     """Megatron's `core_attention`: rotary embedding and causal attention within each packed sequence.
@@ -53,10 +57,12 @@ class PackedAttention(MegatronModule):
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, group: LengthGroup) -> Tensor:
         q, k, v = (_padded(x[group.start : group.stop], group) for x in (query, key, value))
+        if query.device.type == "cpu" and group.length < _FLOAT32_BELOW:
+            q, k, v = q.float(), k.float(), v.float()
         out = F.scaled_dot_product_attention(
             q, k, v, is_causal=True, scale=self._scale, enable_gqa=q.size(1) != k.size(1)
         )
-        flat = out.transpose(1, 2).reshape(group.padded, -1)
+        flat = out.transpose(1, 2).reshape(group.padded, -1).to(query.dtype)
         return flat if group.slots is None else _Take.apply(flat, group.slots)
 
 

@@ -16,6 +16,9 @@ from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from slime_core.errors import CheckpointError
 from slime_models.architecture import Architecture
+from torch.distributed.checkpoint.api import CheckpointException  # a BaseException
+
+from slime_megatron.compat import quiet
 
 #: Written last: a folder without it is incomplete.
 _DESCRIPTION = "trainer.json"
@@ -45,9 +48,10 @@ class TrainerState:
 
 def save(state: TrainerState, folder: Path) -> None:
     """Write the state into an existing, empty folder. Collective over the world."""
-    dist_checkpointing.save(
-        _sharded(state, is_loading=False) | {"rng": _rng_state()}, str(folder), async_strategy="mcore"
-    )
+    with quiet():
+        dist_checkpointing.save(
+            _sharded(state, is_loading=False) | {"rng": _rng_state()}, str(folder), async_strategy="mcore"
+        )
     if torch.distributed.get_rank() == 0:
         text = {
             **state.description,
@@ -66,9 +70,14 @@ def load(state: TrainerState, folder: Path) -> None:
     description = _read_description(folder)
     _check_same("", description, state.description)
     try:
-        loaded = dist_checkpointing.load(_sharded(state, is_loading=True), str(folder))
-    except Exception as error:  # what a damaged folder raises depends on which file is damaged
-        raise CheckpointError(f"{folder}: cannot be read: {type(error).__name__}: {error}") from error
+        with quiet():
+            loaded = dist_checkpointing.load(_sharded(state, is_loading=True), str(folder))
+    except (
+        Exception,
+        CheckpointException,
+    ) as error:  # what is raised depends on which file is damaged, and how
+        cause = next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
+        raise CheckpointError(f"{folder}: cannot be read: {type(cause).__name__}: {cause}") from error
     state.model.module.load_state_dict(loaded["model"])
     state.optimizer.load_state_dict(loaded["optimizer"])
     state.scheduler.num_steps = description["optimizer_steps"]
@@ -102,7 +111,9 @@ def _read_description(folder: Path) -> dict[str, Any]:
     try:
         description: dict[str, Any] = json.loads(path.read_text())
     except FileNotFoundError as error:
-        raise CheckpointError(f"{folder}: has no {_DESCRIPTION}; wanted a complete checkpoint of this trainer") from error
+        raise CheckpointError(
+            f"{folder}: has no {_DESCRIPTION}; wanted a complete checkpoint of this trainer"
+        ) from error
     except ValueError as error:
         raise CheckpointError(f"{path}: not JSON: {error}") from error
     return description

@@ -27,10 +27,12 @@ class Columns:
     def of(cls, batch: TrainBatch, device: torch.device) -> Columns:
         """Return the columns of a batch; `old_log_probs` is not among them."""
         named = {f.name: getattr(batch, f.name, None) for f in fields(cls)}
-        return cls(**{
-            name: None if column is None else torch.as_tensor(column, dtype=torch.float32, device=device)
-            for name, column in named.items()
-        })
+        return cls(
+            **{
+                name: None if column is None else torch.as_tensor(column, dtype=torch.float32, device=device)
+                for name, column in named.items()
+            }
+        )
 
     def with_old(self, old_log_probs: Tensor | None) -> Columns:
         """Return a copy with the log-probs of the policy that the step started from."""
@@ -63,7 +65,9 @@ class Columns:
             loss_mask=self.loss_mask[micro.columns],
             weights=self.weights[micro.columns],
             rewards=self.rewards[micro.samples],
-            old_log_probs=log_probs.detach() if self.old_log_probs is None else self.old_log_probs[micro.columns],
+            old_log_probs=log_probs.detach()
+            if self.old_log_probs is None
+            else self.old_log_probs[micro.columns],
             log_probs=log_probs,
             entropy=entropy,
             rollout_log_probs=pick(self.rollout_log_probs),

@@ -37,6 +37,8 @@ _MODULES = (
     "megatron.core.dist_checkpointing.strategies.filesystem_async",
     "megatron.core.dist_checkpointing.strategies.state_dict_saver",  # imported by save when it is called
 )
+#: Loggers that warn of nothing but what is deprecated inside Megatron: GPTModel, its own writer of checkpoints.
+_DEPRECATIONS = ("megatron.core.models.gpt.gpt_model", "megatron.core.dist_checkpointing.strategies.torch")
 _CPU = torch.device("cpu")
 _Hit = Callable[[], None]
 
@@ -120,9 +122,13 @@ REDIRECTS = (
     Redirect("torch.zeros", "schedules, gradient norm: scalars with device='cuda'", _on_cpu),
     Redirect("torch.tensor", "optimizers: scalars with device='cuda'", _on_cpu),
     Redirect("torch.cuda.current_device", "buffers: is only passed on as device=", _answer(lambda: _CPU)),
-    Redirect("torch.cuda.current_stream", "gradient sync: which stream to wait for", _answer(lambda *_: None)),
+    Redirect(
+        "torch.cuda.current_stream", "gradient sync: which stream to wait for", _answer(lambda *_: None)
+    ),
     Redirect("torch.cuda.synchronize", "saving: waits for copies to the host", _answer(lambda *_: None)),
-    Redirect("torch.cuda.manual_seed", "RNG tracker: seeds the device's generator", _answer(torch.manual_seed)),
+    Redirect(
+        "torch.cuda.manual_seed", "RNG tracker: seeds the device's generator", _answer(torch.manual_seed)
+    ),
     Redirect("torch.cuda.get_rng_state", "RNG tracker", _answer(lambda *_: torch.get_rng_state())),
     Redirect(
         "megatron.core.tensor_parallel.random._get_cuda_rng_state",
@@ -134,7 +140,11 @@ REDIRECTS = (
         "RNG tracker, recomputation: state of the device's generator",
         _answer(_set_rng_state),
     ),
-    Redirect("torch.Tensor.type", "the mixed-precision optimizer tells dtypes by 'torch.cuda.FloatTensor'", _named_as_cuda),
+    Redirect(
+        "torch.Tensor.type",
+        "the mixed-precision optimizer tells dtypes by 'torch.cuda.FloatTensor'",
+        _named_as_cuda,
+    ),
     Redirect(
         "megatron.core.dist_checkpointing.strategies.filesystem_async.get_write_results_queue",
         "a synchronous save starts a manager process for a queue that only its own thread uses",
@@ -160,11 +170,14 @@ def install() -> Compat:
         )
     cuda = torch.cuda.is_available()
     if not cuda and "megatron.core" in sys.modules:
-        raise TrainerError("megatron.core was imported before slime_megatron.compat.install(); call install() first")
-    with _quiet_imports(), contextlib.nullcontext() if cuda else _cpu_imports():
+        raise TrainerError(
+            "megatron.core was imported before slime_megatron.compat.install(); call install() first"
+        )
+    with quiet(), contextlib.nullcontext() if cuda else _cpu_imports():
         for name in _MODULES:
             importlib.import_module(name)
-    logging.getLogger("megatron.core.models.gpt.gpt_model").setLevel(logging.ERROR)  # says that GPTModel is deprecated
+    for name in _DEPRECATIONS:
+        logging.getLogger(name).setLevel(logging.ERROR)
     wanted = [redirect for redirect in REDIRECTS if redirect.with_cuda or not cuda]
     compat = Compat(tuple(redirect.name for redirect in wanted))
     _apply(wanted, compat.hits)
@@ -225,8 +238,12 @@ def _undecorated(function: Any = None, **_: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _quiet_imports() -> Iterator[None]:
-    """Silence what Megatron and its imports say about packages that are not installed, and a syntax warning."""
+def quiet() -> Iterator[None]:
+    """Silence warnings that Megatron and torch raise about their own insides.
+
+    They tell of packages that are not installed, of deprecated functions that one calls in the other, and that a
+    checkpoint is read by one process.
+    """
     loud = logging.getLogger("torch.utils.cpp_extension")
     level = loud.level
     with warnings.catch_warnings():

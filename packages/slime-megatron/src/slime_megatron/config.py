@@ -10,7 +10,9 @@ from slime_models.architecture import Architecture
 from slime_megatron.section import MegatronSection
 
 
-def transformer_config(architecture: Architecture, section: MegatronSection, *, dtype: torch.dtype) -> TransformerConfig:
+def transformer_config(
+    architecture: Architecture, section: MegatronSection, *, dtype: torch.dtype
+) -> TransformerConfig:
     """Return the configuration of a decoder of this architecture.
 
     `calculate_per_token_loss` makes Megatron add gradients up over micro-batches and ranks without dividing by

@@ -53,7 +53,9 @@ def _schedule_problems(run: RunSection, train: TrainSection) -> Iterator[Problem
         )
     elif train.lr_decay_iters is not None and train.lr_decay_iters <= train.lr_warmup_iters:
         yield Problem(
-            "train.lr_decay_iters", str(train.lr_decay_iters), f"more than lr_warmup_iters, {train.lr_warmup_iters}"
+            "train.lr_decay_iters",
+            str(train.lr_decay_iters),
+            f"more than lr_warmup_iters, {train.lr_warmup_iters}",
         )
 
 

@@ -5,56 +5,34 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from megatron.core.distributed import finalize_model_grads
+from megatron.core.models.gpt import GPTModel
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from slime_core.batch import TrainBatch
-from slime_core.config.sections import TrainSection
 from slime_core.errors import TrainerError
 from slime_core.protocols import Metrics
 from slime_core.schedule import pack_micro_batches
 from slime_models.checkpoint import HfCheckpoint, read_config
-from slime_models.family import ModelFamily
 from torch import Tensor
 
 from slime_megatron import checkpoint, world
 from slime_megatron.columns import Columns
+from slime_megatron.compat import quiet
 from slime_megatron.export import hf_buckets
 from slime_megatron.micro_batch import MicroBatch, make_micro_batch
 from slime_megatron.model import build_model, load_weights, response_log_probs, wrap_for_gradients
 from slime_megatron.optimizer import build_optimizer, build_scheduler, learning_rate, update
 from slime_megatron.rotary import rotary_tables
-from slime_megatron.section import MegatronSection
+from slime_megatron.settings import LearnerSettings
 
 Step = Sequence[MicroBatch]
 _ForEachMicroBatch = Callable[[MicroBatch, tuple[Tensor, Tensor | None]], Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class LearnerSettings:
-    """What a learner is built from; picklable if the two functions are."""
-
-    model_path: Path
-    """Hugging Face folder of the initial weights."""
-    family: ModelFamily
-    """Of that folder's model_type."""
-    train: TrainSection
-    megatron: MegatronSection
-    seed: int
-    total_steps: int | None
-    """Optimizer steps of the run, where that is known."""
-    estimator: Callable[..., tuple[Any, Any]]
-    """(view) -> (advantages, returns), its options bound."""
-    loss_fn: Callable[..., tuple[Any, Mapping[str, Any]]]
-    """(view, advantages) -> (loss, metrics), its options bound."""
-    needs: frozenset[str]
-    """Optional fields of `TokenView` that estimator and loss read."""
 
 
 class Learner:
@@ -67,16 +45,22 @@ class Learner:
         self._device = world.device()
         self._world = world.World(section, seed=settings.seed)
         self._dtype = torch.bfloat16 if train.bf16 else torch.float32
-        model = build_model(self._architecture, section, dtype=self._dtype, device=self._device)
-        load_weights(model, HfCheckpoint(settings.model_path), settings.family, self._architecture)
-        self._model = wrap_for_gradients(model)
-        self._optimizer = build_optimizer(self._model, train)
+        with quiet():
+            model = build_model(self._architecture, section, dtype=self._dtype, device=self._device)
+            load_weights(model, HfCheckpoint(settings.model_path), settings.family, self._architecture)
+            self._model = wrap_for_gradients(model)
+            self._optimizer = build_optimizer(self._model, train)
         self._scheduler = build_scheduler(self._optimizer, train, total_steps=settings.total_steps)
         self._skipped_in_a_row = 0
         # Shares of the loss add up: no division by micro-batches, tokens or ranks (see `transformer_config`).
-        self._model.config.finalize_model_grads_func = lambda model, _num_tokens, **groups: finalize_model_grads(
-            model, None, **groups
+        self._model.config.finalize_model_grads_func = lambda model, _num_tokens, **groups: (
+            finalize_model_grads(model, None, **groups)
         )
+
+    @property
+    def model(self) -> GPTModel:
+        """This rank's part of the model; gradients of the last optimizer step are in `parameter.main_grad`."""
+        return self._model.module
 
     def train(self, batch: TrainBatch) -> Metrics:
         """Run the batch's optimizer steps; see `Trainer.train`."""
@@ -87,7 +71,7 @@ class Learner:
         columns = columns.with_old(old)
         log_probs_time = time.perf_counter() - start
         with torch.no_grad():
-            advantages, _ = self._settings.estimator(columns.whole(batch))
+            advantages, _ = self._settings.algorithm.estimator(columns.whole(batch))
         total: Counter[str] = Counter()
         taken = 0
         for number, step in enumerate(steps):
@@ -96,22 +80,28 @@ class Learner:
                 before = trained
             taken += "grad_norm" in metrics
             total.update(metrics)
-        averages = {f"train/{name}": value / len(steps) for name, value in total.items() if name != "grad_norm"}
+        averages = {
+            f"train/{name}": value / len(steps) for name, value in total.items() if name != "grad_norm"
+        }
         if taken:
             averages["train/grad_norm"] = total["grad_norm"] / taken
         averages["train/skipped_steps"] = float(len(steps) - taken)
         attended = [group for step in steps for micro in step for group in micro.packed.groups]
-        return averages | _mismatch(columns, before) | {
-            "perf/train_tokens": float(len(batch.tokens)),
-            "perf/train_time": time.perf_counter() - start - log_probs_time,
-            "perf/log_probs_time": log_probs_time,
-            "perf/padding_frac": 1 - len(batch.tokens) / sum(group.padded for group in attended),
-        }
+        return (
+            averages
+            | _mismatch(columns, before)
+            | {
+                "perf/train_tokens": float(len(batch.tokens)),
+                "perf/train_time": time.perf_counter() - start - log_probs_time,
+                "perf/log_probs_time": log_probs_time,
+                "perf/padding_frac": 1 - len(batch.tokens) / sum(group.padded for group in attended),
+            }
+        )
 
     def weights(self, dtype: str) -> Iterator[list[tuple[str, Tensor]]]:
         """Yield buckets of weights under their Hugging Face names; see `hf_buckets`."""
         return hf_buckets(
-            self._model.module,
+            self.model,
             self._settings.family,
             self._architecture,
             dtype=getattr(torch, dtype),
@@ -154,14 +144,18 @@ class Learner:
             raise TrainerError(f"sample {index}: has {longest} tokens; the model's limit is {limit}")
         cos, sin = rotary_tables(self._architecture, longest, dtype=self._dtype)
         rotary = cos.to(self._device), sin.to(self._device)
-        with_entropy = "entropy" in self._settings.needs
+        with_entropy = "entropy" in self._settings.algorithm.needs
         steps = []
         for samples in batch.optimizer_steps:
             cut = pack_micro_batches(batch.lengths[samples].tolist(), self._settings.train.max_tokens_per_gpu)
-            steps.append([
-                make_micro_batch(batch, samples[positions].tolist(), rotary=rotary, with_entropy=with_entropy)
-                for positions in cut
-            ])
+            steps.append(
+                [
+                    make_micro_batch(
+                        batch, samples[positions].tolist(), rotary=rotary, with_entropy=with_entropy
+                    )
+                    for positions in cut
+                ]
+            )
         return steps
 
     def _old_log_probs(self, columns: Columns, steps: Sequence[Step]) -> tuple[Tensor | None, Tensor | None]:
@@ -172,7 +166,7 @@ class Learner:
                     "use_rollout_logprobs: the batch has no rollout_log_probs; use an engine that returns them"
                 )
             return columns.rollout_log_probs, None
-        if len(steps) == 1 and "old_log_probs" not in self._settings.needs:
+        if len(steps) == 1 and "old_log_probs" not in self._settings.algorithm.needs:
             return None, None
         found = torch.full_like(columns.weights, math.nan)
 
@@ -190,9 +184,13 @@ class Learner:
         """Take one optimizer step. Returns its metrics, and the log-probs [T] before it, NaN on others' tokens."""
         trained = torch.full_like(columns.weights, math.nan)
 
-        def loss(micro: MicroBatch, output: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        def loss(
+            micro: MicroBatch, output: tuple[Tensor, Tensor | None]
+        ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
             trained[micro.columns] = output[0].detach()
-            value, metrics = self._settings.loss_fn(columns.view(micro, *output), advantages[micro.columns])
+            value, metrics = self._settings.algorithm.loss(
+                columns.view(micro, *output), advantages[micro.columns]
+            )
             shares = {"loss": value.detach(), **metrics}
             return value, torch.tensor(micro.columns.numel(), dtype=torch.int), shares
 
@@ -248,7 +246,10 @@ class Learner:
 
 
 def _call(
-    each: _ForEachMicroBatch, micro: MicroBatch, output: tuple[Tensor, Tensor | None], non_loss_data: bool = False
+    each: _ForEachMicroBatch,
+    micro: MicroBatch,
+    output: tuple[Tensor, Tensor | None],
+    non_loss_data: bool = False,
 ) -> Any:
     """Call `each`; Megatron adds `non_loss_data` where no gradient is wanted."""
     return each(micro, output)

@@ -62,7 +62,9 @@ def make_micro_batch(
             with_entropy=with_entropy,
         ),
         samples=torch.from_numpy(order).to(device),
-        columns=torch.from_numpy(_ranges(batch.response_offsets[order], batch.response_offsets[order + 1])).to(device),
+        columns=torch.from_numpy(
+            _ranges(batch.response_offsets[order], batch.response_offsets[order + 1])
+        ).to(device),
         offsets=torch.from_numpy(np.concatenate([[0], np.cumsum(response_lengths)])).to(device),
         sample_of_token=torch.from_numpy(np.repeat(np.arange(len(order)), response_lengths)).to(device),
     )

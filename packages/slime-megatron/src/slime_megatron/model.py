@@ -53,7 +53,9 @@ def build_model(
     return model.to(device)
 
 
-def load_weights(model: GPTModel, hf: Mapping[str, Tensor], family: ModelFamily, architecture: Architecture) -> None:
+def load_weights(
+    model: GPTModel, hf: Mapping[str, Tensor], family: ModelFamily, architecture: Architecture
+) -> None:
     """Copy Hugging Face weights into the model, one tensor at a time, cast to its dtype.
 
     Raises:
@@ -72,7 +74,12 @@ def wrap_for_gradients(model: GPTModel) -> DistributedDataParallel:
 
 
 def response_log_probs(
-    *, hidden_states: Tensor, output_layer: Any, output_weight: Tensor | None, context: ResponseTokens, **_: Any
+    *,
+    hidden_states: Tensor,
+    output_layer: Any,
+    output_weight: Tensor | None,
+    context: ResponseTokens,
+    **_: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Return log-probs and entropies [R]: the `output_processor` of GPTModel, in place of logits of all tokens.
 

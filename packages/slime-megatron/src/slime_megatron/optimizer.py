@@ -28,11 +28,15 @@ def build_optimizer(model: DistributedDataParallel, train: TrainSection) -> Mega
     )
     optimizer = get_megatron_optimizer(config, [model])
     for group in optimizer.param_groups:
-        group["fused"] = True  # torch's plain loop, Megatron's choice without TransformerEngine, is 5 times as slow
+        group["fused"] = (
+            True  # torch's plain loop, Megatron's choice without TransformerEngine, is 5 times as slow
+        )
     return optimizer
 
 
-def build_scheduler(optimizer: MegatronOptimizer, train: TrainSection, *, total_steps: int | None) -> OptimizerParamScheduler:
+def build_scheduler(
+    optimizer: MegatronOptimizer, train: TrainSection, *, total_steps: int | None
+) -> OptimizerParamScheduler:
     """Return Megatron's schedule; it counts optimizer steps, and the first of a warm-up has learning rate 0.
 
     Args:
@@ -76,7 +80,9 @@ def update(optimizer: MegatronOptimizer, *, clip_grad: float) -> float:
     norm = float(optimizer.get_grad_norm())
     if math.isfinite(norm):
         if 0 < clip_grad < norm:
-            gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+            gradients = [
+                p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None
+            ]
             torch._foreach_mul_(gradients, clip_grad / (norm + 1e-6))
         optimizer.step_with_ready_grads()
     return norm

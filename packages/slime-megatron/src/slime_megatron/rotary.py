@@ -24,7 +24,9 @@ def inverse_frequencies(architecture: Architecture) -> Tensor:
     """Return float32 [head_dim / 2]: radians by which each pair of dimensions turns from one position to the next."""
     exponents = torch.arange(0, architecture.head_dim, 2, dtype=torch.int64).float() / architecture.head_dim
     frequencies = 1.0 / (architecture.rope_theta**exponents)
-    return frequencies if architecture.rope_scaling is None else _llama3(frequencies, architecture.rope_scaling)
+    return (
+        frequencies if architecture.rope_scaling is None else _llama3(frequencies, architecture.rope_scaling)
+    )
 
 
 def _llama3(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
@@ -34,7 +36,9 @@ def _llama3(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
     """
     context = scaling.original_max_position_embeddings
     wavelengths = 2 * math.pi / frequencies
-    share = (context / wavelengths - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    share = (context / wavelengths - scaling.low_freq_factor) / (
+        scaling.high_freq_factor - scaling.low_freq_factor
+    )
     between = (1 - share) * frequencies / scaling.factor + share * frequencies
     low = wavelengths > context / scaling.low_freq_factor
     high = wavelengths < context / scaling.high_freq_factor

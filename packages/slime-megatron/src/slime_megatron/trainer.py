@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from slime_core.assemble import algorithm
 from slime_core.batch import TrainBatch
 from slime_core.build import BuildContext
-from slime_core.config.sections import AlgorithmSection, ModelSection, RolloutSection, RunSection, TrainSection
+from slime_core.config.derive import batch_sizes
+from slime_core.config.sections import ModelSection, RunSection, TrainSection
 from slime_core.errors import TrainerError
-from slime_core.plugins.bind import bind, choose_options
 from slime_core.protocols import Fingerprint, Metrics, TransferPlan
 
 from slime_megatron.section import MegatronSection
+from slime_megatron.settings import LearnerSettings
 
 if TYPE_CHECKING:
-    from slime_models.family import ModelFamily
-
     from slime_megatron.learner import Learner
 
 T = TypeVar("T")
@@ -31,51 +31,20 @@ _FILLED = frozenset({"entropy", "old_log_probs", "rollout_log_probs", "teacher_l
 class MegatronTrainer:
     """Trains with megatron-core, in this process.
 
-    Args:
-        model_path: Hugging Face folder of the initial weights.
-        family: of that folder's model_type.
-        train: core's settings of training.
-        megatron: ours.
-        estimator: (view) -> (advantages, returns), its options bound.
-        loss_fn: (view, advantages) -> (loss, metrics), its options bound.
-        seed: of everything random.
-        total_steps: optimizer steps of the run; needed by a learning rate that decays without `lr_decay_iters`.
-
     Raises:
         TrainerError: estimator or loss needs what this trainer has not.
     """
 
     transports: tuple[str, ...] = ("memory",)
 
-    def __init__(
-        self,
-        *,
-        model_path: Path,
-        family: ModelFamily,
-        train: TrainSection,
-        megatron: MegatronSection,
-        estimator: Callable[..., tuple[Any, Any]],
-        loss_fn: Callable[..., tuple[Any, Mapping[str, Any]]],
-        seed: int = 1234,
-        total_steps: int | None = None,
-    ) -> None:
-        needs = needs_of(estimator) | needs_of(loss_fn)
-        if needs - _FILLED:
+    def __init__(self, settings: LearnerSettings) -> None:
+        lacking = settings.algorithm.needs - _FILLED
+        if lacking:
             raise TrainerError(
-                f"estimator and loss need {', '.join(sorted(needs - _FILLED))}, which the trainer megatron does not "
+                f"estimator and loss need {', '.join(sorted(lacking))}, which the trainer megatron does not "
                 f"compute; it fills {', '.join(sorted(_FILLED))}"
             )
-        self._settings = dict(
-            model_path=model_path,
-            family=family,
-            train=train,
-            megatron=megatron,
-            estimator=estimator,
-            loss_fn=loss_fn,
-            seed=seed,
-            total_steps=total_steps,
-            needs=needs,
-        )
+        self._settings = settings
         self._learner: Learner | None = None
         # One thread for everything: torch keeps a pool of workers for each thread that calls it.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="megatron")
@@ -98,7 +67,9 @@ class MegatronTrainer:
     async def send(self, plan: TransferPlan) -> Fingerprint:
         """Put every tensor into the plan's channel, cast to its dtype, and return their fingerprint."""
         if plan.transport not in self.transports:
-            raise TrainerError(f"transport {plan.transport!r}: the trainer megatron sends by {list(self.transports)}")
+            raise TrainerError(
+                f"transport {plan.transport!r}: the trainer megatron sends by {list(self.transports)}"
+            )
         buckets = self._started.weights(plan.dtype)
         fingerprints: Fingerprint = {}
         while (found := await self._on_thread(_next_bucket, buckets)) is not None:
@@ -139,7 +110,9 @@ class MegatronTrainer:
     @property
     def _started(self) -> Learner:
         if self._learner is None:
-            raise TrainerError("the trainer megatron is not started; call start() first, and nothing after close()")
+            raise TrainerError(
+                "the trainer megatron is not started; call start() first, and nothing after close()"
+            )
         return self._learner
 
     async def _on_thread(self, function: Callable[..., T], *args: Any) -> T:
@@ -151,60 +124,32 @@ def create_trainer(build: BuildContext) -> MegatronTrainer:
 
     Raises:
         PluginError: no installed family has the model's model_type; names it.
+        TrainerError: estimator or loss needs what this trainer has not.
     """
     from slime_models.checkpoint import read_config
 
-    model_name = build.section(ModelSection).model_name or read_config(build.model_path)["model_type"]
-    algorithm, run, train = build.section(AlgorithmSection), build.section(RunSection), build.section(TrainSection)
-    estimator = algorithm.custom_advantage_function_path or algorithm.advantage_estimator
-    loss = algorithm.custom_loss_function_path or algorithm.loss_type
+    model_name = build.section(ModelSection).model_name or read_config(build.model_path).get("model_type", "")
+    num_rollout = build.section(RunSection).num_rollout
     return MegatronTrainer(
-        model_path=build.model_path,
-        family=build.registry.resolve("slime.models", model_name),
-        train=train,
-        megatron=build.section(MegatronSection),
-        estimator=_bound(build, "slime.advantages", estimator, "algorithm.advantage_args", algorithm.advantage_args),
-        loss_fn=_bound(build, "slime.losses", loss, "algorithm.loss_args", algorithm.loss_args),
-        seed=run.seed,
-        total_steps=total_optimizer_steps(run, build.section(RolloutSection), train),
+        LearnerSettings(
+            model_path=build.model_path,
+            family=build.registry.resolve("slime.models", model_name),
+            train=build.section(TrainSection),
+            megatron=build.section(MegatronSection),
+            algorithm=algorithm(build.settings, build.registry),
+            seed=build.section(RunSection).seed,
+            total_steps=num_rollout and num_rollout * batch_sizes(build.settings).num_steps_per_rollout,
+        )
     )
 
 
-def needs_of(function: Callable[..., Any]) -> frozenset[str]:
-    """Return the optional `TokenView` fields that a bound estimator or loss reads: its attribute `needs`.
-
-    The attribute is a set of names, or a function from the bound options to one.
-    """
-    needs = getattr(function, "needs", frozenset())
-    return frozenset(needs(getattr(function, "keywords", {})) if callable(needs) else needs)
-
-
-def total_optimizer_steps(run: RunSection, rollout: RolloutSection, train: TrainSection) -> int | None:
-    """Return the optimizer steps of the whole run; None where the run is measured in epochs."""
-    if run.num_rollout is None:
-        return None
-    executions = rollout.rollout_batch_size * rollout.n_samples_per_prompt
-    if train.num_steps_per_rollout is not None:
-        return run.num_rollout * train.num_steps_per_rollout
-    return run.num_rollout * (executions // (train.global_batch_size or executions))
-
-
-def _bound(
-    build: BuildContext, group: str, reference: str, where: str, explicit: Mapping[str, Any]
-) -> Callable[..., Any]:
-    plugin = build.registry.find(group, reference)
-    function = build.registry.load(plugin)
-    section = build.settings.section_of(plugin.distribution)
-    return bind(function, choose_options(function, where=where, explicit=explicit, section=section))
-
-
-def _build_learner(settings: Mapping[str, Any]) -> Learner:
+def _build_learner(settings: LearnerSettings) -> Learner:
     from slime_megatron import compat
 
     compat.install()
-    from slime_megatron.learner import Learner, LearnerSettings
+    from slime_megatron.learner import Learner
 
-    return Learner(LearnerSettings(**settings))
+    return Learner(settings)
 
 
 def _next_bucket(buckets: Any) -> tuple[list[tuple[str, Any]], Fingerprint] | None:

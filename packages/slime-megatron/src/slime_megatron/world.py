@@ -15,7 +15,11 @@ _TIMEOUT = datetime.timedelta(minutes=30)
 
 def device() -> torch.device:
     """Return the device of this process: its CUDA device, or the CPU."""
-    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    return (
+        torch.device("cuda", torch.cuda.current_device())
+        if torch.cuda.is_available()
+        else torch.device("cpu")
+    )
 
 
 class World:

@@ -12,7 +12,7 @@ from typing import Any
 from slime_core.errors import DataError
 
 with warnings.catch_warnings():
-    # cellpylib 2.4, which reasoning-gym imports, compares strings by `is`; Python says so each time it compiles it.
+    # cellpylib 2.4 compares strings with `is`, and says so whenever Python compiles it.
     warnings.simplefilter("ignore", SyntaxWarning)
     from reasoning_gym.factory import DATASETS, create_dataset
 

@@ -1,0 +1,169 @@
+"""Fixtures of the Megatron tests: tiny random models that transformers wrote, batches, and one learner at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from slime_core.assemble import Algorithm
+from slime_core.batch import TrainBatch
+from slime_core.config.sections import TrainSection
+from slime_megatron import compat
+from slime_megatron.section import MegatronSection
+from slime_megatron.settings import LearnerSettings
+from slime_models.families.llama import LLAMA
+from slime_models.families.qwen2 import QWEN2
+from slime_models.families.qwen3 import QWEN3
+
+FAMILIES = {family.model_type: family for family in (LLAMA, QWEN2, QWEN3)}
+VOCAB = 250
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Ignore what Megatron's modules say to each other, and a user never sees."""
+    config.addinivalue_line("filterwarnings", "ignore:Warning. tp_group is None:DeprecationWarning")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def megatron() -> compat.Compat:
+    """Import Megatron before a test does."""
+    return compat.install()
+
+
+@pytest.fixture(scope="session")
+def make_hf(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Any, Path]]:
+    """Return a function that makes a random transformers model, and the folder that it was saved to."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    def make(model_type: str, *, dtype: torch.dtype = torch.float32, **changes: Any) -> tuple[Any, Path]:
+        values = {
+            "vocab_size": VOCAB,
+            "hidden_size": 64,
+            "intermediate_size": 112,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 256,
+            "tie_word_embeddings": True,
+            **changes,
+        }
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **values))
+        generator = torch.Generator().manual_seed(0)
+        with (
+            torch.no_grad()
+        ):  # larger than transformers draws them: logits spread, and norms and biases matter
+            for name, parameter in model.named_parameters():
+                parameter.normal_(0.0, 0.15, generator=generator)
+                if "norm" in name:
+                    parameter.add_(1.0)
+        folder = tmp_path_factory.mktemp(model_type)
+        model.to(dtype).save_pretrained(folder)
+        return model.eval(), folder
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def qwen3(make_hf: Callable[..., tuple[Any, Path]]) -> tuple[Any, Path]:
+    """A tiny Qwen 3, and its folder."""
+    return make_hf("qwen3", head_dim=32)
+
+
+@pytest.fixture
+def make_learner(qwen3: tuple[Any, Path]) -> Iterator[Callable[..., Any]]:
+    """Return a function that builds a learner on the tiny Qwen 3; a new one ends the one before."""
+    from slime_megatron.learner import Learner
+
+    alive: list[Learner] = []
+
+    def close() -> None:
+        while alive:
+            alive.pop().close()
+
+    def make(
+        algorithm: Algorithm | None = None, *, megatron: MegatronSection | None = None, **train: Any
+    ) -> Learner:
+        close()
+        settings = LearnerSettings(
+            model_path=qwen3[1],
+            family=QWEN3,
+            train=TrainSection(**{"bf16": False, "lr": 1e-3, "clip_grad": 0.0} | train),
+            megatron=megatron or MegatronSection(),
+            seed=1,
+            algorithm=algorithm or policy_gradient(),
+        )
+        alive.append(Learner(settings))
+        return alive[-1]
+
+    yield make
+    close()
+
+
+def policy_gradient(*needs: str) -> Algorithm:
+    """REINFORCE with a ratio: the loss of a token is -(pi / pi_old) A, and A the reward of its sample."""
+
+    def estimator(view: Any) -> tuple[Any, Any]:
+        advantages = view.rewards[view.sample_of_token]
+        return advantages, advantages
+
+    def loss(view: Any, advantages: Any) -> tuple[Any, dict[str, Any]]:
+        value = view.reduce(-(view.log_probs - view.old_log_probs).exp() * advantages)
+        return value, {"pg_loss": value.detach()}
+
+    return Algorithm(estimator, loss, frozenset(needs), "raw")
+
+
+def make_batch(
+    *,
+    lengths: tuple[tuple[int, int], ...] = ((5, 9), (12, 3), (4, 20), (7, 1), (6, 14), (5, 11)),
+    n_steps: int = 1,
+    seed: int = 0,
+    temperature: float = 1.0,
+    rollout_log_probs: bool = True,
+) -> TrainBatch:
+    """Return random samples of these (prompt, response) lengths; some response tokens are masked."""
+    draw = np.random.default_rng(seed)
+    prompts, responses = np.array(lengths, dtype=np.int64).T
+    offsets = np.concatenate([[0], np.cumsum(prompts + responses)])
+    response_offsets = np.concatenate([[0], np.cumsum(responses)])
+    n, n_tokens = len(lengths), int(response_offsets[-1])
+    steps = tuple(np.array_split(np.arange(n), n_steps))
+    mask = (draw.random(n_tokens) < 0.9).astype(np.float32)
+    weights = np.zeros(n_tokens, dtype=np.float32)
+    for step in steps:
+        for i in step:
+            own = slice(response_offsets[i], response_offsets[i + 1])
+            weights[own] = mask[own] / max(1.0, mask[own].sum()) / len(step)
+    return TrainBatch(
+        step=0,
+        tokens=draw.integers(0, VOCAB, offsets[-1]).astype(np.int32),
+        offsets=offsets,
+        response_offsets=response_offsets,
+        loss_mask=mask,
+        rollout_log_probs=-draw.random(n_tokens).astype(np.float32) * 8 if rollout_log_probs else None,
+        teacher_log_probs=None,
+        rewards=draw.standard_normal(n).astype(np.float32),
+        raw_rewards=np.zeros(n, dtype=np.float32),
+        sample_ids=np.arange(n) + 100,
+        group_ids=np.arange(n) // 2,
+        rollout_ids=np.arange(n),
+        truncated=np.zeros(n, dtype=np.bool_),
+        optimizer_steps=steps,
+        weights=weights,
+        temperature=temperature,
+    )
+
+
+def hf_log_probs(model: Any, batch: TrainBatch) -> torch.Tensor:
+    """Return transformers' log-probs [T] of the batch's response tokens, one sample at a time, with gradient."""
+    found = []
+    for i in range(len(batch)):
+        tokens = torch.from_numpy(batch.tokens[batch.offsets[i] : batch.offsets[i + 1]].astype(np.int64))
+        logits = model(tokens[None]).logits[0].float() / batch.temperature
+        log_probs = torch.log_softmax(logits, dim=-1)[:-1].gather(1, tokens[1:, None]).squeeze(1)
+        found.append(log_probs[len(tokens) - 1 - int(batch.response_lengths[i]) :])
+    return torch.cat(found)

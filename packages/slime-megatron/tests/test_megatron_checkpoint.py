@@ -1,0 +1,107 @@
+"""Saving, loading and going on, bit for bit; and what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from slime_core.errors import CheckpointError
+
+from .conftest import make_batch
+
+SCHEDULE = {
+    "lr": 1e-2,
+    "lr_decay_style": "linear",
+    "lr_decay_iters": 20,
+    "lr_warmup_iters": 1,
+    "clip_grad": 1.0,
+}
+
+
+def weights_of(learner):
+    return {name: parameter.detach().clone() for name, parameter in learner.model.named_parameters()}
+
+
+@pytest.mark.parametrize("bf16", [True, False], ids=["bf16", "fp32"])
+def test_going_on_from_a_checkpoint_equals_never_having_stopped(make_learner, tmp_path, bf16):
+    learner = make_learner(bf16=bf16, **SCHEDULE)
+    for seed in range(2):
+        learner.train(make_batch(seed=seed, n_steps=2))
+    learner.save(tmp_path)
+    saved = weights_of(learner)
+    unbroken = [learner.train(make_batch(seed=seed, n_steps=2)) for seed in (2, 3)]
+    wanted = weights_of(learner)
+    state = torch.get_rng_state()
+
+    learner = make_learner(bf16=bf16, **SCHEDULE)
+    learner.train(make_batch(seed=9))  # loading must undo this
+    torch.rand(3)
+    learner.load(tmp_path)
+    assert all(torch.equal(saved[name], found) for name, found in weights_of(learner).items())
+    resumed = [learner.train(make_batch(seed=seed, n_steps=2)) for seed in (2, 3)]
+    assert all(torch.equal(wanted[name], found) for name, found in weights_of(learner).items())
+    assert any(not torch.equal(wanted[name], saved[name]) for name in wanted)
+    for one, other in zip(unbroken, resumed, strict=True):
+        for name in ("train/loss", "train/grad_norm", "train/lr"):
+            assert one[name] == other[name]
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_master_weights_are_restored_beyond_bf16(make_learner, tmp_path):
+    learner = make_learner(bf16=True, lr=1e-6)
+    learner.train(make_batch())
+    masters = [p.main_param.clone() for p in learner.model.parameters()]
+    assert any(not torch.equal(m, m.bfloat16().float()) for m in masters)
+    learner.save(tmp_path)
+    learner = make_learner(bf16=True, lr=1e-6)
+    learner.load(tmp_path)
+    assert all(torch.equal(p.main_param, m) for p, m in zip(learner.model.parameters(), masters, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"architecture.num_layers": 4}, r"architecture.num_layers is 4, this trainer's is 3"),
+        (
+            {"architecture.model_type": "llama"},
+            r"architecture.model_type is 'llama', this trainer's is 'qwen3'",
+        ),
+        ({"bf16": True}, r"bf16 is True, this trainer's is False"),
+    ],
+)
+def test_a_checkpoint_of_another_model_is_refused_by_the_field_that_differs(
+    make_learner, tmp_path, change, message
+):
+    learner = make_learner()
+    learner.save(tmp_path)
+    path = tmp_path / "trainer.json"
+    description = json.loads(path.read_text())
+    for key, value in change.items():
+        *outer, name = key.split(".")
+        table = description[outer[0]] if outer else description
+        table[name] = value
+    path.write_text(json.dumps(description))
+    with pytest.raises(CheckpointError, match=message):
+        learner.load(tmp_path)
+
+
+def test_an_incomplete_folder_is_refused(make_learner, tmp_path):
+    learner = make_learner()
+    with pytest.raises(CheckpointError, match=r"has no trainer\.json"):
+        learner.load(tmp_path)
+    learner.save(tmp_path)
+    (data,) = tmp_path.glob("*.distcp")
+    data.unlink()
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        learner.load(tmp_path)
+
+
+def test_the_description_says_what_wrote_it(make_learner, tmp_path):
+    learner = make_learner()
+    learner.train(make_batch(n_steps=2))
+    learner.save(tmp_path)
+    description = json.loads((tmp_path / "trainer.json").read_text())
+    assert description["optimizer_steps"] == 2
+    assert description["architecture"]["hidden_size"] == 64
+    assert set(description["versions"]) == {"megatron-core", "torch", "slime-megatron"}

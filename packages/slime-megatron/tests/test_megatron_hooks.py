@@ -1,0 +1,63 @@
+"""What the package answers to core: settings, problems, versions."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from slime_core.config.load import load_settings
+from slime_core.plugins.registry import Registry
+from slime_megatron import hooks
+
+
+def problems(*flags):
+    settings = load_settings(
+        [], ["--hf-checkpoint", "x", "--rollout-batch-size", "2", "--rollout-max-response-len", "8", *flags],
+        registry=Registry(),
+    )  # fmt: skip
+    return [str(problem) for problem in hooks.slime_check_config(settings)]
+
+
+def test_defaults_are_fine():
+    assert problems() == []
+
+
+@pytest.mark.parametrize("kind", ["tensor-model", "pipeline-model", "context", "expert-model"])
+def test_parallel_sizes_must_be_1_in_one_process(kind):
+    name = f"{kind.replace('-', '_')}_parallel_size"
+    assert problems(f"--{kind}-parallel-size", "2") == [
+        f"megatron.{name}: found 2; wanted 1: launcher local is one process"
+    ]
+
+
+def test_decay_needs_its_number_of_steps():
+    (problem,) = problems("--lr-decay-style", "cosine", "--num-epoch", "2")
+    assert problem.startswith("train.lr_decay_iters: found nothing, with lr_decay_style cosine")
+    assert problems("--lr-decay-style", "cosine", "--num-rollout", "2") == []
+
+
+def test_decay_must_outlast_the_warm_up():
+    found = problems("--lr-decay-style", "linear", "--lr-decay-iters", "5", "--lr-warmup-iters", "5")
+    assert found == ["train.lr_decay_iters: found 5; wanted more than lr_warmup_iters, 5"]
+
+
+def test_minimal_rate_is_at_most_the_rate():
+    assert problems("--lr", "1e-6", "--min-lr", "1e-5") == [
+        "train.min_lr: found 1e-05; wanted at most train.lr, 1e-06"
+    ]
+
+
+def test_another_trainers_settings_are_not_checked():
+    assert problems("--train-backend", "fsdp", "--tensor-model-parallel-size", "2") == []
+
+
+def test_versions_are_told():
+    versions = hooks.slime_environment()
+    assert versions["megatron-core"].startswith("0.19")
+
+
+def test_hooks_and_trainer_module_import_without_torch():
+    code = "import slime_megatron.hooks, slime_megatron.trainer, sys; print({'torch', 'megatron'} & set(sys.modules))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "set()"

@@ -1,0 +1,161 @@
+"""The `Trainer` protocol: starting from settings, training beside a live event loop, sending weights."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import torch
+from slime_core.build import BuildContext
+from slime_core.config.load import load_settings
+from slime_core.config.sections import TrainSection
+from slime_core.errors import PluginError, TrainerError
+from slime_core.plugins.registry import Registry
+from slime_core.protocols import Trainer, TransferPlan
+from slime_core.weights import MemoryChannel
+from slime_megatron.section import MegatronSection
+from slime_megatron.settings import LearnerSettings
+from slime_megatron.trainer import MegatronTrainer, create_trainer
+from slime_models.checkpoint import HfCheckpoint
+from slime_models.families.qwen3 import QWEN3
+from slime_models.fingerprint import fingerprint
+
+from .conftest import make_batch, policy_gradient
+
+
+def make_trainer(folder, *needs, **megatron):
+    return MegatronTrainer(
+        LearnerSettings(
+            model_path=folder,
+            family=QWEN3,
+            train=TrainSection(bf16=False, lr=1e-3),
+            megatron=MegatronSection(**megatron),
+            algorithm=policy_gradient(*needs),
+            seed=1,
+        )
+    )
+
+
+async def receive(plan):
+    """Play the engine: copy the buckets, and return tensors and number of buckets."""
+    held, n_buckets = {}, 0
+    async for bucket in plan.channel.buckets():
+        n_buckets += 1
+        held |= {name: tensor.clone() for name, tensor in bucket}
+    return held, n_buckets
+
+
+def test_sent_weights_are_the_folders_in_the_plans_dtype(qwen3):
+    async def main():
+        trainer = make_trainer(qwen3[1], update_weight_buffer_size=100_000)
+        assert isinstance(trainer, Trainer)
+        await trainer.start()
+        plan = TransferPlan(transport="memory", version="1", dtype="bfloat16", channel=MemoryChannel())
+        sent, (held, n_buckets) = await asyncio.gather(trainer.send(plan), receive(plan))
+        await trainer.close()
+        return sent, held, n_buckets
+
+    sent, held, n_buckets = asyncio.run(main())
+    original = HfCheckpoint(qwen3[1])
+    assert n_buckets > 2
+    assert held.keys() == sent.keys() == set(original)
+    assert all(torch.equal(held[name], original[name].bfloat16()) for name in original)
+    assert all(fingerprint(held[name]) == sent[name] for name in sent)
+
+
+def test_the_event_loop_runs_while_the_trainer_trains_and_training_changes_what_is_sent(qwen3, tmp_path):
+    async def main():
+        trainer = make_trainer(qwen3[1])
+        await trainer.start()
+        turns = 0
+
+        async def turn():
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        async def prints():
+            plan = TransferPlan(transport="memory", version="1", dtype="float32", channel=MemoryChannel())
+            return (await asyncio.gather(trainer.send(plan), receive(plan)))[0]
+
+        before = await prints()
+        turning = asyncio.create_task(turn())
+        metrics = await trainer.train(make_batch())
+        turning.cancel()
+        after = await prints()
+        await trainer.save(tmp_path / "new" / "folder")
+        await trainer.train(make_batch(seed=1))
+        assert await prints() != after
+        await trainer.load(tmp_path / "new" / "folder")
+        assert await prints() == after
+        await trainer.offload()
+        await trainer.onload()
+        assert await prints() == after
+        await trainer.close()
+        await trainer.close()
+        return metrics, before, after, turns
+
+    metrics, before, after, turns = asyncio.run(main())
+    assert turns > 10
+    assert all(before[name] != after[name] for name in before)
+    assert {
+        "train/loss",
+        "train/pg_loss",
+        "train/lr",
+        "train/grad_norm",
+        "train/skipped_steps",
+    } <= metrics.keys()
+    assert metrics["perf/train_tokens"] == 97
+    assert 0 <= metrics["perf/padding_frac"] < 0.25
+
+
+def test_what_the_trainer_cannot_fill_is_refused_before_it_starts(qwen3):
+    with pytest.raises(
+        TrainerError, match="need ref_log_probs, values, which the trainer megatron does not compute"
+    ):
+        make_trainer(qwen3[1], "entropy", "ref_log_probs", "values")
+
+
+def test_a_trainer_that_is_not_started_says_so(qwen3):
+    with pytest.raises(TrainerError, match=r"not started; call start\(\) first"):
+        asyncio.run(make_trainer(qwen3[1]).train(make_batch()))
+
+
+def build_of(folder, tmp_path, *flags):
+    registry = Registry()
+    settings = load_settings(
+        [],
+        [
+            "--hf-checkpoint",
+            str(folder),
+            "--rollout-batch-size",
+            "2",
+            "--rollout-max-response-len",
+            "8",
+            *flags,
+        ],
+        registry=registry,
+    )
+    return BuildContext(
+        settings=settings, registry=registry, tokenizer=None, model_path=folder, run_dir=tmp_path
+    )
+
+
+def test_the_factory_builds_a_trainer_from_settings(qwen3, tmp_path):
+    async def main():
+        trainer = create_trainer(build_of(qwen3[1], tmp_path, "--no-bf16", "--num-rollout", "3"))
+        await trainer.start()
+        metrics = await trainer.train(make_batch())
+        await trainer.close()
+        return metrics
+
+    metrics = asyncio.run(main())
+    assert metrics["train/lr"] == 1e-6
+    assert "train/pg_clipfrac" in metrics
+
+
+def test_an_unsupported_model_type_is_refused_by_name(make_hf, tmp_path):
+    _, folder = make_hf("gpt_neox")
+    with pytest.raises(PluginError, match=r"no plugin is named 'gpt_neox'; .*llama, qwen2, qwen3"):
+        create_trainer(build_of(folder, tmp_path))

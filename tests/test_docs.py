@@ -1,0 +1,96 @@
+"""Documentation says what the code does."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+
+def test_generated_pages_are_fresh(root):
+    spec = importlib.util.spec_from_file_location("generate_docs", root / "scripts/generate_docs.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    for path, text in module.pages().items():
+        assert path.read_text() == text, f"{path} is stale; run scripts/generate_docs.py"
+
+
+def test_plugin_guide_quotes_the_example_word_for_word(root):
+    guide = (root / "docs/write-a-plugin.md").read_text()
+    example = root / "plugins/slime-example-reward"
+    blocks = re.findall(r"```[a-z]*\n(.*?)```", guide, re.S)
+    for file in ("src/slime_example_reward/__init__.py", "pyproject.toml"):
+        assert (example / file).read_text() in blocks, file
+    lines = (example / "src/slime_example_reward/__init__.py").read_text().splitlines()
+    assert len([line for line in lines if line.strip()]) <= 9
+
+
+def test_loop_guide_quotes_the_example_word_for_word(root):
+    guide = (root / "docs/custom-loop.md").read_text()
+    assert (root / "docs/examples/custom_loop.py").read_text() in re.findall(
+        r"```python\n(.*?)```", guide, re.S
+    )
+
+
+def test_links_of_the_guides_exist(root):
+    for page in [root / "README.md", root / "ARCHITECTURE.md", *(root / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_program_of_the_loop_guide_runs(root, letters, tmp_path):
+    block = re.findall(
+        r"```python\n(import asyncio.*?)```", (root / "docs/custom-loop.md").read_text(), re.S
+    )[0]
+    program = block.replace("recipes/quickstart.toml", str(letters))
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, timeout=120
+    )
+    assert result.returncode == 0, result.stderr
+    assert 0 <= float(result.stdout.strip()) <= 1
+
+
+def test_files_that_architecture_names_exist(root):
+    text = (root / "ARCHITECTURE.md").read_text()
+    places = [root, *root.glob("packages/*/src/*"), *root.glob("packages/*/src"), *root.glob("plugins/*/src")]
+    for name in set(re.findall(r"\b([\w/]+\.py)\b", text)):
+        assert any((place / name).exists() for place in places), name
+
+
+@pytest.mark.parametrize("words", [["--help"], ["plugins"]])
+def test_command_imports_nothing_heavy(words):
+    code = (
+        f"import sys; sys.argv = ['slime', *{words!r}]\n"
+        "from slime_core.cli.main import run\n"
+        "assert run(sys.argv[1:]) == 0\n"
+        "heavy = {'torch', 'ray', 'megatron', 'sglang', 'transformers', 'numpy', 'sympy'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+
+
+def test_help_answers_at_once():
+    """At most 0.15 s over `python -c pass`: the quickest of several, because the machine may be busy."""
+
+    def quickest(*words: str) -> float:
+        times = []
+        for _ in range(7):
+            begin = time.perf_counter()
+            subprocess.run([sys.executable, *words], check=True, capture_output=True)
+            times.append(time.perf_counter() - begin)
+        return min(times)
+
+    assert quickest("-m", "slime_core", "--help") - quickest("-c", "pass") < 0.15
+
+
+def test_every_python_file_of_a_package_is_small(root: Path):
+    for file in root.glob("p*/*/src/**/*.py"):
+        assert len(file.read_text().splitlines()) <= 400, f"{file} has grown to hold two ideas; split it"
