@@ -44,11 +44,20 @@ def flags_page(schema: Schema) -> str:
     """Return the page of settings."""
     lines = [HEAD + "# Settings\n", "Each is a key of a table in a recipe, and a flag.\n"]
     for table in schema.models:
-        lines += [f"\n## [{table}]\n", f"From {schema.owners[table]}.\n", "| flag | default | meaning |", "| --- | --- | --- |"]
+        lines += [
+            f"\n## [{table}]\n",
+            f"From {schema.owners[table]}.\n",
+            "| flag | default | meaning |",
+            "| --- | --- | --- |",
+        ]
         for flag in schema.flags.values():
             if flag.table == table:
                 info = flag.info
-                default = "(required)" if info.is_required() else f"`{info.get_default(call_default_factory=True)!r}`"
+                default = (
+                    "(required)"
+                    if info.is_required()
+                    else f"`{info.get_default(call_default_factory=True)!r}`"
+                )
                 lines.append(f"| `{flag.spelled}` | {default} | {_cell(info.description or '')} |")
     return "\n".join(lines) + "\n"
 

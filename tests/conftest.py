@@ -22,9 +22,13 @@ def root() -> Path:
 def slime() -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run the `slime` command in a process of its own."""
 
-    def run(*words: str, cwd: Path | None = None, timeout: float = 240, **kwargs: object) -> subprocess.CompletedProcess[str]:
+    def run(
+        *words: str, cwd: Path | None = None, timeout: float = 240, **kwargs: object
+    ) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "slime_core", *map(str, words)]
-        return subprocess.run(command, cwd=cwd or ROOT, capture_output=True, text=True, timeout=timeout, **kwargs)  # type: ignore[call-overload]
+        return subprocess.run(
+            command, cwd=cwd or ROOT, capture_output=True, text=True, timeout=timeout, **kwargs
+        )  # type: ignore[call-overload]
 
     return run
 
@@ -36,7 +40,9 @@ TABULAR = "slime_core.testing.tabular:"
 def letters(tmp_path: Path) -> Path:
     """A recipe whose policy is a table of letters: it learns to answer each letter with the next one, in a second."""
     (tmp_path / "model").mkdir()
-    (tmp_path / "letters.jsonl").write_text("".join(f'{{"input": "{a}", "label": "x"}}\n' for a in "abcdefghij"))
+    (tmp_path / "letters.jsonl").write_text(
+        "".join(f'{{"input": "{a}", "label": "x"}}\n' for a in "abcdefghij")
+    )
     recipe = tmp_path / "letters.toml"
     recipe.write_text(f"""
 [run]

@@ -15,7 +15,9 @@ pytestmark = pytest.mark.timeout(300)
 def refuse(slime, letters, tmp_path):
     """Run `slime train` and check that it refuses; returns the message."""
 
-    def run(*flags: str, recipe: Path = letters, leaves_run: bool = False, env: dict[str, str] | None = None) -> str:
+    def run(
+        *flags: str, recipe: Path = letters, leaves_run: bool = False, env: dict[str, str] | None = None
+    ) -> str:
         result = slime("train", recipe, *flags, env=os.environ | (env or {}))
         assert result.returncode == 2, result.stdout + result.stderr
         assert "Traceback" not in result.stderr
@@ -44,7 +46,10 @@ def test_unknown_flag(refuse):
 def test_unknown_key_in_a_recipe(refuse, letters):
     letters.write_text(letters.read_text().replace("n_samples_per_prompt", "n_sample_per_prompt"))
     message = refuse()
-    assert f"{letters}: rollout.n_sample_per_prompt: found an unknown key; wanted 'n_samples_per_prompt'" in message
+    assert (
+        f"{letters}: rollout.n_sample_per_prompt: found an unknown key; wanted 'n_samples_per_prompt'"
+        in message
+    )
 
 
 def test_unknown_reward(refuse):
@@ -53,7 +58,9 @@ def test_unknown_reward(refuse):
 
 
 def test_reward_that_raises_names_the_sample(refuse, tmp_path):
-    env = plugin(tmp_path / "site", "acme", "", acme_raise="def f(sample):\n    raise ZeroDivisionError('nope')\n")
+    env = plugin(
+        tmp_path / "site", "acme", "", acme_raise="def f(sample):\n    raise ZeroDivisionError('nope')\n"
+    )
     message = refuse("--rm-type", "acme_raise:f", "--eval-interval", "none", env=env, leaves_run=True)
     assert "RewardError" in message
     assert "sample " in message
@@ -63,8 +70,19 @@ def test_reward_that_raises_names_the_sample(refuse, tmp_path):
 
 
 def test_reward_that_hangs_misses_its_deadline(refuse, tmp_path):
-    env = plugin(tmp_path / "site", "acme", "", acme_hang="import time\ndef f(sample):\n    time.sleep(1000)\n")
-    message = refuse("--rm-type", "acme_hang:f", "--reward-timeout-s", "1", "--eval-interval", "none", env=env, leaves_run=True)
+    env = plugin(
+        tmp_path / "site", "acme", "", acme_hang="import time\ndef f(sample):\n    time.sleep(1000)\n"
+    )
+    message = refuse(
+        "--rm-type",
+        "acme_hang:f",
+        "--reward-timeout-s",
+        "1",
+        "--eval-interval",
+        "none",
+        env=env,
+        leaves_run=True,
+    )
     assert "sample " in message
     assert "no result within 1 s" in message
 
@@ -112,7 +130,9 @@ def test_folder_that_is_no_model(refuse, tmp_path):
 
 def test_unsupported_model_type(refuse, tmp_path):
     (tmp_path / "model" / "config.json").write_text('{"model_type": "mamba17"}')
-    message = refuse("--train-backend", "megatron", "--advantage-estimator", "grpo", "--loss-type", "policy_loss")
+    message = refuse(
+        "--train-backend", "megatron", "--advantage-estimator", "grpo", "--loss-type", "policy_loss"
+    )
     assert "mamba17" in message
     assert "llama" in message
 

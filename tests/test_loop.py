@@ -52,7 +52,10 @@ def test_it_learns_and_leaves_a_complete_run_folder(letters, tmp_path):
     assert json.loads((run / "summary.json").read_text()) == summary
     assert [row["step"] for row in rows(run)] == [-1, *range(12)]
     assert [p.name for p in sorted((run / "checkpoints").iterdir())] == ["step_000008", "step_000012"]
-    locked = {(p["group"], p["name"], p["distribution"]) for p in json.loads((run / "plugins.lock.json").read_text())}
+    locked = {
+        (p["group"], p["name"], p["distribution"])
+        for p in json.loads((run / "plugins.lock.json").read_text())
+    }
     assert ("slime.loops", "sync", "slime-core") in locked
     again = load_settings([str(run / "config.toml")], [], registry=Registry())
     assert again.sections == load_settings([str(letters)], [], registry=Registry()).sections
@@ -81,7 +84,17 @@ def test_longer_run_goes_on_from_the_last_checkpoint(letters, tmp_path):
 def test_killed_run_equals_one_that_was_not(letters, tmp_path):
     """kill -9 three times, whenever; then the losses and prompts are those of a run that was left alone."""
     train(letters, "--run-name", "whole", "--num-rollout", "60")
-    command = [sys.executable, "-m", "slime_core", "train", str(letters), "--num-rollout", "60", "--save-interval", "5"]
+    command = [
+        sys.executable,
+        "-m",
+        "slime_core",
+        "train",
+        str(letters),
+        "--num-rollout",
+        "60",
+        "--save-interval",
+        "5",
+    ]
     metrics = tmp_path / "runs/letters/metrics.jsonl"
     for wanted in (8, 23, 41):
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -98,11 +111,15 @@ def test_killed_run_equals_one_that_was_not(letters, tmp_path):
 
 def test_no_prompt_is_lost_or_used_twice(letters, tmp_path):
     """Over-sampling aborts surplus groups: they come back later, and every prompt is trained on in turn."""
-    train(letters, "--over-sampling-batch-size", "6", "--num-rollout", "10", "--rollout-max-response-len", "3")
+    train(
+        letters, "--over-sampling-batch-size", "6", "--num-rollout", "10", "--rollout-max-response-len", "3"
+    )
     seen = Counter(index for _, index in prompts(tmp_path / "runs/letters"))
     assert set(seen.values()) == {1}
     groups = sorted({group for group, _ in prompts(tmp_path / "runs/letters")})
-    waiting = json.loads(sorted((tmp_path / "runs/letters/checkpoints").iterdir())[-1].joinpath("state.json").read_text())
+    waiting = json.loads(
+        sorted((tmp_path / "runs/letters/checkpoints").iterdir())[-1].joinpath("state.json").read_text()
+    )
     buffered = {sample["group_index"] for group in waiting["buffer"]["groups"] for sample in group}
     assert sorted({*groups, *buffered}) == list(range(waiting["source"]["group_index"]))
 
@@ -112,6 +129,8 @@ def test_custom_loop_stops_early(letters, tmp_path, monkeypatch):
     summary = train(letters, "--loop", "docs.examples.custom_loop:until_solved", "--num-rollout", "100")
     assert summary["status"] == "completed"
     assert 3 <= summary["steps"] < 100
-    rewards = [row["rollout/raw_reward"] for row in rows(tmp_path / "runs/letters") if "rollout/raw_reward" in row]
+    rewards = [
+        row["rollout/raw_reward"] for row in rows(tmp_path / "runs/letters") if "rollout/raw_reward" in row
+    ]
     assert min(rewards[-3:]) >= 0.95
     assert min(rewards[-4:-1]) < 0.95

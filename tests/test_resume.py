@@ -27,7 +27,9 @@ def samples(run: Path) -> list[tuple[int, int, list[int], list[float]]]:
     found = []
     for file in sorted((run / "rollouts").glob("step_*.jsonl")):
         for sample in map(json.loads, file.read_text().splitlines()):
-            found.append((sample["group_index"], sample["index"], sample["tokens"], sample["rollout_log_probs"]))
+            found.append(
+                (sample["group_index"], sample["index"], sample["tokens"], sample["rollout_log_probs"])
+            )
     return found
 
 
@@ -49,7 +51,9 @@ def kill_during(command: list[str], run: Path, phase: str, *, step: int, env: di
 
 
 def test_run_killed_three_times_equals_one_left_alone(root, tiny_llama, tmp_path):
-    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(root / "tests"), os.environ.get("PYTHONPATH", "")])}
+    env = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(root / "tests"), os.environ.get("PYTHONPATH", "")])
+    }
     common = [
         "--hf-checkpoint", str(tiny_llama), "--output-dir", str(tmp_path), "--num-rollout", "10", "--save-interval", "2",
         "--eval-interval", "5", "--gym-eval-size", "16", "--rollout-batch-size", "4", "--rollout-max-response-len", "24",
@@ -57,7 +61,9 @@ def test_run_killed_three_times_equals_one_left_alone(root, tiny_llama, tmp_path
     ]  # fmt: skip
     command = [sys.executable, "-m", "slime_core", "train", str(root / "recipes/quickstart.toml"), *common]
     left_alone, killed = tmp_path / "left-alone", tmp_path / "killed"
-    whole = subprocess.run([*command, "--run-name", "left-alone", "--tracker", "jsonl"], env=env, capture_output=True, text=True)
+    whole = subprocess.run(
+        [*command, "--run-name", "left-alone", "--tracker", "jsonl"], env=env, capture_output=True, text=True
+    )
     assert whole.returncode == 0, whole.stdout + whole.stderr
     command += ["--run-name", "killed", "--tracker", "jsonl", "phase_file:create_tracker"]
     for phase, step in (("rollout", 3), ("train", 5), ("save", 7)):
@@ -66,7 +72,9 @@ def test_run_killed_three_times_equals_one_left_alone(root, tiny_llama, tmp_path
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert steps(killed) == steps(left_alone)
     assert samples(killed) == samples(left_alone)
-    assert len({row["train/loss"] for row in steps(killed) if "train/loss" in row}) > 5  # something was learned on
+    assert (
+        len({row["train/loss"] for row in steps(killed) if "train/loss" in row}) > 5
+    )  # something was learned on
     summaries = [json.loads((run / "summary.json").read_text()) for run in (killed, left_alone)]
     assert summaries[0]["eval_after"] == summaries[1]["eval_after"]
     used = Counter(index for _, index, _, _ in samples(killed))

@@ -62,7 +62,9 @@ def train(recipe: Path, model: Path, *flags: str) -> tuple[dict[str, object], li
 
 
 def test_it_learns_letters(letters, letters_model):
-    summary, rows = train(letters, letters_model, "--lr", "3e-3", "--num-rollout", "40", "--eval-interval", "40")
+    summary, rows = train(
+        letters, letters_model, "--lr", "3e-3", "--num-rollout", "40", "--eval-interval", "40"
+    )
     assert summary["eval_before"] <= 0.3
     assert summary["eval_after"] >= 0.8
     assert max(row["train/train_rollout_logprob_abs_diff"] for row in rows) < 0.05  # bf16
@@ -74,7 +76,9 @@ def test_several_optimizer_steps_use_the_old_log_probs(letters, letters_model):
         "--num-steps-per-rollout", "4",
     )  # fmt: skip
     assert all(row["train/train_rollout_logprob_abs_diff"] < 1e-5 for row in rows)
-    assert all(abs(row["train/ppo_kl"]) > 0 for row in rows)  # the later steps have moved away from the old policy
+    assert all(
+        abs(row["train/ppo_kl"]) > 0 for row in rows
+    )  # the later steps have moved away from the old policy
 
 
 @pytest.mark.gpu
@@ -82,11 +86,22 @@ def test_cuda_runs_the_same_recipe(letters, letters_model):
     import torch
 
     assert torch.cuda.is_available()
-    summary, rows = train(letters, letters_model, "--lr", "3e-3", "--num-rollout", "40", "--eval-interval", "40")
+    summary, rows = train(
+        letters, letters_model, "--lr", "3e-3", "--num-rollout", "40", "--eval-interval", "40"
+    )
     assert torch.cuda.max_memory_allocated() > 0
     assert summary["eval_after"] >= 0.8
     assert max(row["train/train_rollout_logprob_abs_diff"] for row in rows) < 0.05
     _, exact = train(
-        letters, letters_model, "--lr", "0", "--no-bf16", "--num-rollout", "3", "--eval-interval", "none", "--overwrite"
+        letters,
+        letters_model,
+        "--lr",
+        "0",
+        "--no-bf16",
+        "--num-rollout",
+        "3",
+        "--eval-interval",
+        "none",
+        "--overwrite",
     )
     assert max(row["train/train_rollout_logprob_abs_diff"] for row in exact) < 1e-4

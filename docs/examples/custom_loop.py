@@ -1,6 +1,6 @@
 """A loop of your own: stop as soon as the training reward has stayed high for three steps.
 
-    slime train recipes/quickstart.toml --loop docs.examples.custom_loop:until_solved
+slime train recipes/quickstart.toml --loop docs.examples.custom_loop:until_solved
 """
 
 from collections import deque

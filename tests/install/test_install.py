@@ -34,7 +34,9 @@ LIGHT = ("slime-core", "slime-core slime-rm")
 def dist(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Path:
     """The wheels of every package."""
     folder = tmp_path_factory.mktemp("dist")
-    subprocess.run(["uv", "build", "--all-packages", "--wheel", "--quiet", "-o", folder], cwd=root, check=True)
+    subprocess.run(
+        ["uv", "build", "--all-packages", "--wheel", "--quiet", "-o", folder], cwd=root, check=True
+    )
     return folder
 
 
@@ -55,7 +57,9 @@ def environment(folder: Path, dist: Path, names: str, *, with_pip: bool) -> Path
 def run(python: Path, *words: str) -> str:
     """Run a program of a fresh environment, away from the repository."""
     outside = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    result = subprocess.run([python, *words], capture_output=True, text=True, cwd=python.parents[1], env=outside)
+    result = subprocess.run(
+        [python, *words], capture_output=True, text=True, cwd=python.parents[1], env=outside
+    )
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
 
@@ -84,7 +88,17 @@ def test_example_reward_plugin_needs_slime_core_alone(dist, tmp_path, letters):
     python = environment(tmp_path / "env", dist, "slime-example-reward", with_pip=True)
     table = run(python, "-m", "slime_core", "plugins")
     assert "ends-with-label" in table
-    run(python, "-m", "slime_core", "train", str(letters), "--rm-type", "ends-with-label", "--num-rollout", "2")
+    run(
+        python,
+        "-m",
+        "slime_core",
+        "train",
+        str(letters),
+        "--rm-type",
+        "ends-with-label",
+        "--num-rollout",
+        "2",
+    )
     samples = (tmp_path / "runs/letters/rollouts/step_000001.jsonl").read_text().splitlines()
     for sample in map(json.loads, samples):
         assert sample["reward"] == float(sample["response"].strip().endswith(sample["label"]))
@@ -94,7 +108,9 @@ def test_wheels_name_the_core_with_its_range(dist):
     for wheel in dist.glob("*.whl"):
         if not wheel.name.startswith("slime_core"):
             metadata = subprocess.run(
-                [sys.executable, "-m", "zipfile", "-e", wheel, dist / wheel.stem], check=True, capture_output=True
+                [sys.executable, "-m", "zipfile", "-e", wheel, dist / wheel.stem],
+                check=True,
+                capture_output=True,
             )
             assert metadata.returncode == 0
             text = next((dist / wheel.stem).glob("*.dist-info/METADATA")).read_text()

@@ -28,7 +28,9 @@ def sample(index: int, *, n: int = 2, group: int = 0, reward: float = 1.0, **fie
 
 
 def batch(groups, *, size=2, **kwargs):
-    return make_batch(0, groups, global_batch_size=size, temperature=1.0, transform=raw, reducer=per_token, **kwargs)
+    return make_batch(
+        0, groups, global_batch_size=size, temperature=1.0, transform=raw, reducer=per_token, **kwargs
+    )
 
 
 def test_columns_line_up():
@@ -80,7 +82,9 @@ def test_unfit_sample_is_named(bad, message):
 
 
 def test_executions_that_do_not_fill_a_step_are_refused():
-    with pytest.raises(SampleError, match="3 executions cannot be cut into optimizer steps of global_batch_size 2"):
+    with pytest.raises(
+        SampleError, match="3 executions cannot be cut into optimizer steps of global_batch_size 2"
+    ):
         batch([[sample(0), sample(1), sample(2)]])
 
 

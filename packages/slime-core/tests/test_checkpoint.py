@@ -15,7 +15,9 @@ async def write(path):
 
 
 def save(folder, step, *, save_trainer=write, keep=2):
-    return asyncio.run(checkpoint.save(folder, next_step=step, state={"a": step}, save_trainer=save_trainer, keep=keep))
+    return asyncio.run(
+        checkpoint.save(folder, next_step=step, state={"a": step}, save_trainer=save_trainer, keep=keep)
+    )
 
 
 def test_newest_is_found_and_old_ones_go(tmp_path):
@@ -34,7 +36,9 @@ def test_full_disk_leaves_the_previous_one(tmp_path):
         (path / "weights").write_bytes(b"half")
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with pytest.raises(CheckpointError, match=r"step_000004: cannot be written: .*No space left.*step_000002 is intact"):
+    with pytest.raises(
+        CheckpointError, match=r"step_000004: cannot be written: .*No space left.*step_000002 is intact"
+    ):
         save(tmp_path, 4, save_trainer=full)
     assert [p.name for p in tmp_path.iterdir()] == ["step_000002"]
 

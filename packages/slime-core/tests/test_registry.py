@@ -9,7 +9,11 @@ REWARDS = "[slime.rewards]\n{name} = {value}\n"
 
 
 def test_name_resolves_to_its_distribution(install, registry_of):
-    install("acme-rewards", REWARDS.format(name="brevity", value="acme:brevity"), acme="def brevity(s): return 1.0")
+    install(
+        "acme-rewards",
+        REWARDS.format(name="brevity", value="acme:brevity"),
+        acme="def brevity(s): return 1.0",
+    )
     registry = registry_of()
     plugin = registry.find("slime.rewards", "brevity")
     assert (plugin.distribution, plugin.version, plugin.value) == ("acme-rewards", "1.0", "acme:brevity")
@@ -18,7 +22,9 @@ def test_name_resolves_to_its_distribution(install, registry_of):
 
 def test_unknown_name_lists_installed_and_nearest(install, registry_of):
     install("acme", REWARDS.format(name="brevity", value="acme:brevity"))
-    with pytest.raises(PluginError, match=r"no plugin is named 'brevty'; did you mean 'brevity'\? installed: brevity"):
+    with pytest.raises(
+        PluginError, match=r"no plugin is named 'brevty'; did you mean 'brevity'\? installed: brevity"
+    ):
         registry_of().find("slime.rewards", "brevty")
 
 
@@ -44,7 +50,9 @@ def test_import_reference_and_dotted_path_mean_the_same(registry_of):
 
 
 def test_plugin_that_fails_to_import_is_fatal_when_loaded_only(install, registry_of):
-    install("acme", REWARDS.format(name="bad", value="acme_bad:f"), acme_bad="raise OSError('no such library')")
+    install(
+        "acme", REWARDS.format(name="bad", value="acme_bad:f"), acme_bad="raise OSError('no such library')"
+    )
     registry = registry_of()
     plugin = registry.find("slime.rewards", "bad")
     with pytest.raises(PluginError, match=r"'acme/bad' .* does not import: OSError: no such library"):
@@ -59,7 +67,9 @@ def test_hook_module_that_fails_is_set_aside_by_name(install, registry_of):
 
 
 def test_hook_with_a_wrong_argument_is_set_aside(install, registry_of):
-    source = "from slime_core.plugins.hooks import hookimpl\n@hookimpl\ndef slime_step_end(run, stepp): pass\n"
+    source = (
+        "from slime_core.plugins.hooks import hookimpl\n@hookimpl\ndef slime_step_end(run, stepp): pass\n"
+    )
     install("acme", "[slime]\nacme = acme_typo\n", acme_typo=source)
     assert "stepp" in registry_of().broken_hooks["acme"]
 

@@ -9,7 +9,9 @@ from slime_core.sample import Sample, Status
 
 def test_append_trainable_tokens():
     sample = Sample(index=3, tokens=[1, 2])
-    sample.append_response([5, 6], log_probs=[-0.5, -0.25], text="ab", finish_reason="stop", weight_version="7")
+    sample.append_response(
+        [5, 6], log_probs=[-0.5, -0.25], text="ab", finish_reason="stop", weight_version="7"
+    )
     assert (sample.tokens, sample.response_tokens, sample.response) == ([1, 2, 5, 6], [5, 6], "ab")
     assert (sample.status, sample.weight_versions, sample.prompt_length) == (Status.COMPLETED, ["7"], 2)
     assert sample.effective_response_length == 2
@@ -29,7 +31,10 @@ def test_environment_tokens_are_masked_and_get_zero_log_probs():
     ("arguments", "message"),
     [
         ({"tokens": [1, 2], "log_probs": [0.0]}, "sample 3: 1 log_probs for 2 tokens"),
-        ({"tokens": [1], "log_probs": [0.0], "trainable": False}, "sample 3: log_probs given for tokens that are not"),
+        (
+            {"tokens": [1], "log_probs": [0.0], "trainable": False},
+            "sample 3: log_probs given for tokens that are not",
+        ),
         ({"tokens": [1]}, "sample 3: earlier response tokens have log_probs and these do not"),
         ({"tokens": [1], "log_probs": [0.0], "finish_reason": "done"}, "finish_reason 'done'"),
     ],

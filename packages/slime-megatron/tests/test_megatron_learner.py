@@ -72,6 +72,34 @@ def test_micro_batches_change_neither_loss_nor_gradient(make_learner, qwen3):
         assert relative(other, gradients) <= 1e-6 * 3  # float32 sums in another order
 
 
+def shared_prompts():
+    """Return a batch of two groups whose samples have one prompt each, and one whose prompts differ."""
+    lengths = ((5, 9), (5, 3), (5, 1), (7, 12), (7, 14), (5, 11), (5, 2))
+    batch = make_batch(lengths=lengths)
+    groups, tokens = np.array([0, 0, 0, 1, 1, 2, 2]), batch.tokens.copy()
+    for i, first in ((1, 0), (2, 0), (4, 3)):
+        n = lengths[i][0]
+        tokens[batch.offsets[i] : batch.offsets[i] + n] = tokens[
+            batch.offsets[first] : batch.offsets[first] + n
+        ]
+    return replace(batch, tokens=tokens, group_ids=groups)
+
+
+@pytest.mark.parametrize("max_tokens", [1000, 25, 12])
+def test_shared_prompts_change_neither_loss_nor_gradient(make_learner, qwen3, max_tokens):
+    batch = shared_prompts()
+    found = []
+    for share in (False, True):
+        learner = make_learner(megatron=MegatronSection(share_prefix=share), max_tokens_per_gpu=max_tokens)
+        found.append((learner.train(batch), gradients_of(learner, qwen3[1])))
+    (apart, wanted), (together, gradients) = found
+    assert relative(gradients, wanted) <= 1e-5
+    assert together["train/loss"] == pytest.approx(apart["train/loss"], abs=1e-6)
+    assert apart["perf/forwarded_tokens"] == len(batch.tokens) - len(batch)
+    if max_tokens == 1000:  # 2 of 3 prompts of 5 tokens and 1 of 2 of 7 are saved
+        assert together["perf/forwarded_tokens"] == apart["perf/forwarded_tokens"] - 2 * 5 - 7
+
+
 def test_recomputed_layers_give_the_same_gradients(make_learner, qwen3):
     found = []
     for granularity in (None, "full", "selective"):

@@ -55,11 +55,13 @@ def pair(request, make_hf):
 
 def logits_of(model, architecture, sequences):
     """Return our logits [t, vocab] of packed sequences."""
-    from slime_megatron.packed import pack_sequences
+    from slime_megatron.packed import Family, pack
     from slime_megatron.rotary import rotary_tables
 
     lengths = [len(s) for s in sequences]
-    packed = pack_sequences(lengths, rotary_tables(architecture, max(lengths), dtype=torch.float32))
+    packed = pack(
+        [Family(n, ()) for n in lengths], rotary_tables(architecture, max(lengths), dtype=torch.float32)
+    )
     return model(torch.cat(sequences)[None], None, None, packed_seq_params=packed)[0]
 
 
@@ -110,17 +112,49 @@ def test_buckets_hold_no_more_than_their_size_or_one_tensor(pair):
         assert len(bucket) == 1 or sum(tensor.nbytes for _, tensor in bucket) <= 20_000
 
 
-def test_groups_cover_the_packed_row_and_pad_at_most_a_third():
-    from slime_megatron.packed import pack_sequences
+def packed_of(*families):
+    from slime_megatron.packed import Family, pack
 
-    lengths = [90, 80, 70, 60, 44, 44, 30, 3]
-    packed = pack_sequences(lengths, (torch.zeros(90, 4), torch.zeros(90, 4)))
+    return pack([Family(*family) for family in families], (torch.arange(90.0)[:, None], torch.zeros(90, 1)))
+
+
+def test_groups_hold_sequences_of_like_length():
+    packed = packed_of(*((n, ()) for n in (90, 80, 70, 60, 44, 44, 30, 3)))
     assert [(g.start, g.stop, g.size, g.length) for g in packed.groups] == [
-        (0, 240, 3, 90),  # 60 < 0.75 * 90
-        (240, 300, 1, 60),  # 44 < 0.75 * 60
-        (300, 388, 2, 44),
-        (388, 418, 1, 30),
-        (418, 421, 1, 3),
+        (0, 270, 3, 90),  # 60 < 0.75 * 90
+        (270, 330, 1, 60),  # 44 < 0.75 * 60
+        (330, 418, 2, 44),
+        (418, 448, 1, 30),
+        (448, 451, 1, 3),
     ]
-    assert [g.slots is None for g in packed.groups] == [False, True, True, True, True]
-    assert packed.groups[0].slots[[0, 89, 90, 169, 170, 239]].tolist() == [0, 89, 90, 169, 180, 249]
+    assert packed.layout.slots[[0, 89, 90, 169, 170, 239, 240]].tolist() == [0, 89, 90, 169, 180, 249, 270]
+    assert len(packed.layout.copied) == 0
+    assert packed_of((44, ()), (44, ())).layout is None
+
+
+def test_shared_prompt_goes_into_every_sequence_of_its_family():
+    """Prompt 0 1, continuations 2 3 and 4; and a lone sequence 5 6 7."""
+    packed = packed_of((2, (2, 1)), (3, ()))
+    assert packed.cos.flatten().tolist() == [0, 1, 2, 3, 2, 0, 1, 2]  # positions
+    assert [(g.size, g.length) for g in packed.groups] == [(3, 4)]
+    assert packed.layout.tokens.tolist() == [0, 1, 2, 3, 0, 1, 4, 0, 5, 6, 7, 0]
+    assert packed.layout.slots.tolist() == [0, 1, 2, 3, 6, 8, 9, 10]
+    assert packed.layout.copied.tolist() == [0, 1]
+    assert packed.layout.copies.tolist() == [[4], [5]]
+    assert (packed.n_tokens, packed.n_attended, packed.n_slots) == (8, 10, 12)
+
+
+def test_gradient_of_a_shared_token_is_the_sum_over_its_slots():
+    from slime_megatron.attention import _Collect, _Spread
+
+    layout = packed_of((2, (2, 1, 5)), (3, ()), (1, (4, 4))).layout
+    x = torch.randn(len(layout.slots), 3, 2, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: _Spread.apply(x, layout)[layout.slots.unique()], x)
+    weights = torch.randn(len(layout.tokens), 3, 2, dtype=torch.float64)
+    real = torch.zeros(len(layout.tokens), 1, 1, dtype=torch.float64)
+    real[layout.slots] = 1
+    real[layout.copies[layout.is_copy]] = 1
+    (found,) = torch.autograd.grad((_Spread.apply(x, layout) * weights * real).sum(), x)
+    (wanted,) = torch.autograd.grad((x[layout.tokens] * weights * real).sum(), x)
+    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
+    assert torch.equal(_Collect.apply(_Spread.apply(x, layout), layout.slots), x)

@@ -21,9 +21,9 @@ from slime_sglang.compat import PATCHES
 from slime_sglang.server import server_command, server_environment
 from transformers import LlamaConfig, LlamaForCausalLM
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 
-START_S = 180
+START_S = 300
 N_NEW = 12
 PROMPTS = [[5, 6, 7, 8], [9], [100, 3, 77, 12, 64, 31, 2]]
 

@@ -180,9 +180,9 @@ def test_the_weights_are_held_once(tiny):
     model = tiny("qwen3")
 
     async def body(engine):
-        before = {id(f): f.tensor.data_ptr() for f in engine._model.weights._fused}
+        before = {id(f): f.tensor.data_ptr() for f in engine.model.weights._fused}
         await sync_weights(Sender(*in_buckets(model.tensors())), engine, version="1", timeout_s=30)
-        return before == {id(f): f.tensor.data_ptr() for f in engine._model.weights._fused}
+        return before == {id(f): f.tensor.data_ptr() for f in engine.model.weights._fused}
 
     assert scenario(model, body)
 

@@ -51,19 +51,33 @@ def resolve_model(name: str, registry: Registry) -> Path:
     if path is None:
         known = ", ".join(known for answer in registry.hooks.slime_list_models() for known, _ in answer)
         raise ConfigError(
-            [Problem("model.hf_checkpoint", repr(name), f"a Hugging Face folder, or one of: {known or '(install slime-models)'}")]
+            [
+                Problem(
+                    "model.hf_checkpoint",
+                    repr(name),
+                    f"a Hugging Face folder, or one of: {known or '(install slime-models)'}",
+                )
+            ]
         )
     return path
 
 
 def resolve_function(
-    settings: Settings, registry: Registry, group: str, reference: str, *, where: str, explicit: dict[str, Any]
+    settings: Settings,
+    registry: Registry,
+    group: str,
+    reference: str,
+    *,
+    where: str,
+    explicit: dict[str, Any],
 ) -> Callable[..., Any]:
     """Return a plugin function with its options bound from its `*_args` table and its distribution's sections."""
     plugin = registry.find(group, reference)
     function = registry.load(plugin)
     if not callable(function):
-        raise PluginError(f"{group}: {reference!r} ({plugin.value}) is {type(function).__name__}; wanted a callable")
+        raise PluginError(
+            f"{group}: {reference!r} ({plugin.value}) is {type(function).__name__}; wanted a callable"
+        )
     options = choose_options(
         function, where=where, explicit=explicit, section=settings.section_of(plugin.distribution)
     )
@@ -82,7 +96,9 @@ async def assemble(settings: Settings, registry: Registry) -> Run:
         raise ConfigError(problems)
     run_section = settings.section(RunSection)
     build = make_build(settings, registry)
-    source: DataSource = registry.resolve("slime.sources", settings.section(DataSection).data_source_path)(build)
+    source: DataSource = registry.resolve("slime.sources", settings.section(DataSection).data_source_path)(
+        build
+    )
     eval_source = _eval_source(settings, registry, build)
     num_steps = _num_steps(settings, source)
     scorer = reward_pool(settings, registry)
@@ -138,7 +154,9 @@ async def restore(run: Run, found: checkpoint.Checkpoint) -> None:
         run.eval_before, run.eval_after = state["eval_before"], state["eval_after"]
         run.wall_before_s = float(state["wall_s"])
     except KeyError as error:
-        raise CheckpointError(f"{found.path}: its state has no {error}; wanted a checkpoint of this version") from error
+        raise CheckpointError(
+            f"{found.path}: its state has no {error}; wanted a checkpoint of this version"
+        ) from error
     run.start_step = run.done_steps = found.next_step
     logger.info("resumed from %s: next step is %d", found.path, found.next_step)
 
@@ -217,15 +235,22 @@ def algorithm(settings: Settings, registry: Registry) -> Algorithm:
 
 
 def _functions(settings: Settings, registry: Registry) -> dict[str, Any]:
-    section, rollout, picked = settings.section(AlgorithmSection), settings.section(RolloutSection), choices(settings)
+    section, rollout, picked = (
+        settings.section(AlgorithmSection),
+        settings.section(RolloutSection),
+        choices(settings),
+    )
     resolve = functools.partial(resolve_function, settings, registry)
     transform = resolve(
         "slime.reward_transforms",
-        settings.section(RewardSection).custom_reward_post_process_path or algorithm(settings, registry).reward_transform,
+        settings.section(RewardSection).custom_reward_post_process_path
+        or algorithm(settings, registry).reward_transform,
         where="algorithm.reward_transform_args",
         explicit=section.reward_transform_args,
     )
-    reducer = resolve("slime.reducers", picked.reducer, where="algorithm.reducer_args", explicit=section.reducer_args)
+    reducer = resolve(
+        "slime.reducers", picked.reducer, where="algorithm.reducer_args", explicit=section.reducer_args
+    )
     return {
         "rollout_fn": registry.resolve("slime.rollouts", rollout.rollout_function_path),
         "generate": registry.resolve("slime.generators", rollout.custom_generate_function_path),
@@ -251,7 +276,9 @@ def _drop_reason(settings: Settings, registry: Registry) -> Callable[[Group], st
         function = registry.resolve("slime.filters", path)
         if key is not None and "reward_key" in inspect.signature(function).parameters:
             explicit.setdefault("reward_key", key)
-        keep = resolve_function(settings, registry, "slime.filters", path, where="rollout.filter_args", explicit=explicit)
+        keep = resolve_function(
+            settings, registry, "slime.filters", path, where="rollout.filter_args", explicit=explicit
+        )
     return lambda group: "reward_error" if failed_group(group) else keep(group)
 
 
@@ -279,7 +306,13 @@ def _num_steps(settings: Settings, source: DataSource) -> int:
     steps = (run.num_epoch or 1) * len(source) // size
     if steps < 1:
         raise ConfigError(
-            [Problem("run.num_epoch", f"{run.num_epoch} of {len(source)} prompts", f"at least one step of {size} prompts")]
+            [
+                Problem(
+                    "run.num_epoch",
+                    f"{run.num_epoch} of {len(source)} prompts",
+                    f"at least one step of {size} prompts",
+                )
+            ]
         )
     return steps
 
@@ -290,5 +323,7 @@ def _find_checkpoint(run: Run) -> checkpoint.Checkpoint | None:
     if found is None and load is not None:
         found = checkpoint.latest(Path(load) / "checkpoints") or checkpoint.latest(Path(load))
         if found is None:
-            raise CheckpointError(f"checkpoint.load: {load} holds no checkpoint; wanted a run folder with checkpoints/")
+            raise CheckpointError(
+                f"checkpoint.load: {load} holds no checkpoint; wanted a run folder with checkpoints/"
+            )
     return found

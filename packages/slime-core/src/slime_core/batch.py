@@ -133,7 +133,9 @@ def columns(samples: Sequence[Sample], *, reward_key: str | None = None) -> Colu
 def _check_trainable(sample: Sample) -> None:
     sample.check()
     if sample.status not in (Status.COMPLETED, Status.TRUNCATED):
-        raise SampleError(f"{sample.name}: status is {sample.status}; only completed or truncated samples are trained on")
+        raise SampleError(
+            f"{sample.name}: status is {sample.status}; only completed or truncated samples are trained on"
+        )
     if sample.index is None or sample.group_index is None:
         raise SampleError(f"{sample.name}: index and group_index must be set; a DataSource sets both")
     if sample.prompt_length < 1:

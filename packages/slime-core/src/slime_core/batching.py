@@ -65,7 +65,9 @@ def make_batch(
     )
 
 
-def optimizer_steps(rollout_ids: NDArray[np.int64], *, global_batch_size: int) -> tuple[NDArray[np.int64], ...]:
+def optimizer_steps(
+    rollout_ids: NDArray[np.int64], *, global_batch_size: int
+) -> tuple[NDArray[np.int64], ...]:
     """Cut samples into optimizer steps of `global_batch_size` executions; siblings stay together.
 
     Args:
@@ -110,7 +112,11 @@ def _token_weights(
 
 def _check_rewards(rewards: NDArray[np.float64], sample_ids: NDArray[np.int64]) -> None:
     if rewards.shape != sample_ids.shape:
-        raise SampleError(f"the reward transform returned shape {rewards.shape} for {len(sample_ids)} samples")
+        raise SampleError(
+            f"the reward transform returned shape {rewards.shape} for {len(sample_ids)} samples"
+        )
     bad = np.flatnonzero(~np.isfinite(rewards))
     if len(bad):
-        raise SampleError(f"sample {sample_ids[bad[0]]}: the reward transform returned {rewards[bad[0]]}; wanted a finite number")
+        raise SampleError(
+            f"sample {sample_ids[bad[0]]}: the reward transform returned {rewards[bad[0]]}; wanted a finite number"
+        )

@@ -38,7 +38,9 @@ class Checkpoint:
         try:
             state: dict[str, Any] = json.loads((self.path / STATE).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise CheckpointError(f"{self.path / STATE}: found {error}; wanted the state that a save writes") from error
+            raise CheckpointError(
+                f"{self.path / STATE}: found {error}; wanted the state that a save writes"
+            ) from error
         return state
 
 

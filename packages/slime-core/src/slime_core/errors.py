@@ -83,4 +83,6 @@ class ConfigError(SlimeError, ValueError):
 
 def exit_status(error: SlimeError) -> int:
     """Return the process exit status for `error`: 2 for bad input, 1 for a failure while running."""
-    return 2 if isinstance(error, ConfigError | PluginError | DataError | RewardError | CheckpointError) else 1
+    return (
+        2 if isinstance(error, ConfigError | PluginError | DataError | RewardError | CheckpointError) else 1
+    )

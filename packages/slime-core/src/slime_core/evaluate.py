@@ -33,14 +33,18 @@ async def evaluate_groups(
 
     async def one(group: Group) -> Group:
         nonlocal done
-        result = await run_group(run, group, params_of=lambda sample: eval_params(run, sample), evaluation=True)
+        result = await run_group(
+            run, group, params_of=lambda sample: eval_params(run, sample), evaluation=True
+        )
         done += 1
         run.report("eval", done, n)
         return result
 
     finished = list(await asyncio.gather(*(one(group) for group in groups)))
     run.run_dir.write_samples(step, finished, evaluation=True)
-    key = run.settings.section(RewardSection).eval_reward_key or run.settings.section(RewardSection).reward_key
+    key = (
+        run.settings.section(RewardSection).eval_reward_key or run.settings.section(RewardSection).reward_key
+    )
     by_name: dict[str, list[Group]] = defaultdict(list)
     for group in finished:
         for sample in group:

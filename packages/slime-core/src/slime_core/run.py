@@ -120,7 +120,11 @@ class Run:
         self._start_clock(self.start_step)
         await self.sync_weights(self.start_step)
         evaluation = self.settings.section(EvalSection)
-        if self.start_step == 0 and evaluation.eval_interval is not None and not evaluation.skip_eval_before_train:
+        if (
+            self.start_step == 0
+            and evaluation.eval_interval is not None
+            and not evaluation.skip_eval_before_train
+        ):
             metrics = await self.evaluate(0)
             self.eval_before = self.eval_after
             for tracker in self.trackers:
@@ -153,7 +157,9 @@ class Run:
         section = self.settings.section(TrainSection)
         self.report("train", 0, len(batch))
         with self.timed("train"):
-            metrics = await self._within(section.train_timeout_s, f"step {batch.step}: training", self.trainer.train(batch))
+            metrics = await self._within(
+                section.train_timeout_s, f"step {batch.step}: training", self.trainer.train(batch)
+            )
         self.report("train", len(batch), len(batch))
         self._metrics |= metrics
         diff = metrics.get("train/train_rollout_logprob_abs_diff", 0.0)
@@ -243,7 +249,10 @@ class Run:
             for sample in group:
                 if section.partial_rollout and section.mask_offpolicy_in_partial_rollout:
                     sample.loss_mask = [0] * sample.response_length
-        kept = [list(group) if section.partial_rollout else [reset(sample) for sample in group] for group in groups]
+        kept = [
+            list(group) if section.partial_rollout else [reset(sample) for sample in group]
+            for group in groups
+        ]
         self.buffer.put(kept)
 
     def sampling_params(self, sample: Sample) -> SamplingParams:

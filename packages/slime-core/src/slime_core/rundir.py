@@ -90,9 +90,7 @@ class RunDir:
 
     def write_samples(self, step: int, groups: Iterable[Group], *, evaluation: bool = False) -> None:
         """Write every sample of a step."""
-        lines = [
-            json.dumps(sample.to_dict(), default=_plain) + "\n" for group in groups for sample in group
-        ]
+        lines = [json.dumps(sample.to_dict(), default=_plain) + "\n" for group in groups for sample in group]
         write_atomic(self.rollout_file(step, evaluation=evaluation), "".join(lines))
 
 

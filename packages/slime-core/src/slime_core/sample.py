@@ -175,7 +175,9 @@ class Sample:
             SampleError: lengths do not agree; the sample is left as it was.
         """
         if log_probs is not None and not trainable:
-            raise SampleError(f"{self.name}: log_probs given for tokens that are not trainable; leave them out")
+            raise SampleError(
+                f"{self.name}: log_probs given for tokens that are not trainable; leave them out"
+            )
         if log_probs is not None and len(log_probs) != len(tokens):
             raise SampleError(f"{self.name}: {len(log_probs)} log_probs for {len(tokens)} tokens")
         first = self.response_length == 0
@@ -195,7 +197,9 @@ class Sample:
         if self.loss_mask is not None or not trainable:
             self.loss_mask = mask + [int(trainable)] * n
         if log_probs is not None or has_log_probs or (not trainable and first):
-            before = self.rollout_log_probs if self.rollout_log_probs is not None else [0.0] * self.response_length
+            before = (
+                self.rollout_log_probs if self.rollout_log_probs is not None else [0.0] * self.response_length
+            )
             self.rollout_log_probs = before + list(log_probs if log_probs is not None else [0.0] * n)
         if self.rollout_top_p_token_offsets is not None:
             self.rollout_top_p_token_offsets += [self.rollout_top_p_token_offsets[-1]] * n
@@ -254,7 +258,9 @@ class Sample:
         known = {f.name for f in dataclasses.fields(cls)}
         unknown = sorted(set(values) - known)
         if unknown:
-            raise SampleError(f"sample {values.get('index', '?')}: unknown fields {unknown}; put them in metadata")
+            raise SampleError(
+                f"sample {values.get('index', '?')}: unknown fields {unknown}; put them in metadata"
+            )
         fields = dict(values)
         fields["status"] = Status(fields.get("status", Status.PENDING))
         return cls(**fields)

@@ -68,7 +68,9 @@ async def sync_weights(trainer: Trainer, engine: RolloutEngine, *, version: str,
         async with asyncio.timeout(timeout_s):
             sent, held = await _both(trainer.send(plan), engine.receive(plan))
     except TimeoutError as error:
-        raise DeadlineError(f"weight sync to version {version} by {transport}: not done after {timeout_s:g} s") from error
+        raise DeadlineError(
+            f"weight sync to version {version} by {transport}: not done after {timeout_s:g} s"
+        ) from error
     check_fingerprints(sent, held, version=version)
     return transport
 

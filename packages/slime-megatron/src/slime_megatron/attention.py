@@ -10,7 +10,7 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
-from slime_megatron.packed import LengthGroup, PackedSequences
+from slime_megatron.packed import Layout, LengthGroup, PackedSequences
 
 #: Groups of sequences below this length are attended to in float32 on a CPU, where torch's bfloat16 kernel takes
 #: twice as long for 90 tokens, as long for 500, and 15% less for 1,000 (torch 2.14).
@@ -23,7 +23,8 @@ class PackedAttention(MegatronModule):
     Sequences of like length are padded on the right to one batch. Causal attention never looks right, so no real
     token sees padding and no mask is needed; what padding itself computes is dropped. One call of
     `scaled_dot_product_attention` a group instead of one a sequence is 2 to 4 times as fast on a CPU at 90 tokens,
-    and saves the host loop on CUDA.
+    and saves the host loop on CUDA. A prompt that several sequences share is copied into each of them here, and only
+    here: everything else of the model sees its tokens once.
 
     The rotary embedding is applied here, and not by `GPTModel`, because Megatron 0.19.2 applies it to packed
     sequences in a host loop with a device sync for each sequence.
@@ -52,18 +53,24 @@ class PackedAttention(MegatronModule):
         """Return [t, heads * head_dim] of query [t, heads, head_dim], key and value [t, groups, head_dim]."""
         query = _rotate(query, packed_seq_params)
         key = _rotate(key, packed_seq_params)
+        layout = packed_seq_params.layout
+        if layout is not None:
+            query, key, value = (_Spread.apply(x, layout) for x in (query, key, value))
         outputs = [self._attend(query, key, value, group) for group in packed_seq_params.groups]
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        flat = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        return flat if layout is None else _Collect.apply(flat, layout.slots)
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, group: LengthGroup) -> Tensor:
-        q, k, v = (_padded(x[group.start : group.stop], group) for x in (query, key, value))
+        q, k, v = (
+            x[group.start : group.stop].unflatten(0, (group.size, group.length)).transpose(1, 2)
+            for x in (query, key, value)
+        )
         if query.device.type == "cpu" and group.length < _FLOAT32_BELOW:
             q, k, v = q.float(), k.float(), v.float()
         out = F.scaled_dot_product_attention(
             q, k, v, is_causal=True, scale=self._scale, enable_gqa=q.size(1) != k.size(1)
         )
-        flat = out.transpose(1, 2).reshape(group.padded, -1).to(query.dtype)
-        return flat if group.slots is None else _Take.apply(flat, group.slots)
+        return out.transpose(1, 2).reshape(group.size * group.length, -1).to(query.dtype)
 
 
 class RMSNorm(torch.nn.RMSNorm):
@@ -84,29 +91,33 @@ def _rotate(x: Tensor, packed: PackedSequences) -> Tensor:
     return x * packed.cos + torch.cat((-right, left), dim=-1) * packed.sin
 
 
-def _padded(x: Tensor, group: LengthGroup) -> Tensor:
-    """Return [size, heads, length, head_dim] of x [tokens, heads, head_dim]."""
-    if group.slots is not None:
-        x = _Put.apply(x, group.slots, group.padded)
-    return x.view(group.size, group.length, *x.shape[1:]).transpose(1, 2)
+class _Spread(torch.autograd.Function):
+    """Copy tokens into their slots: [t, ...] to [slots, ...].
 
-
-class _Put(torch.autograd.Function):
-    """Put row i at row slots[i] of zeros; its backward is `_Take`, which autograd's own is not (index_add)."""
+    The backward pass sums over a token's slots in a fixed order, which autograd's own (index_add) does not on CUDA,
+    and takes rows instead of adding them one by one, which is what that costs on a CPU.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, slots: Tensor, rows: int) -> Tensor:
-        ctx.save_for_backward(slots)
-        return x.new_zeros(rows, *x.shape[1:]).index_copy_(0, slots, x)
+    def forward(ctx: Any, x: Tensor, layout: Layout) -> Tensor:
+        ctx.layout = layout
+        return x.index_select(0, layout.tokens)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        (slots,) = ctx.saved_tensors
-        return gradient.index_select(0, slots), None, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        layout: Layout = ctx.layout
+        total = gradient.index_select(0, layout.slots)
+        if len(layout.copied):
+            n_copied, n_copies = layout.copies.shape
+            further = gradient.index_select(0, layout.copies.flatten()).view(n_copied, n_copies, -1)
+            further = further.float().mul_(layout.is_copy[..., None]).sum(1)
+            mine = total.index_select(0, layout.copied)
+            total.index_copy_(0, layout.copied, (mine.flatten(1) + further).to(total.dtype).view_as(mine))
+        return total, None
 
 
-class _Take(torch.autograd.Function):
-    """Take rows `slots`, which are distinct; its backward is `_Put`."""
+class _Collect(torch.autograd.Function):
+    """Take the rows `slots`, which are distinct; the gradient of the other rows is zero."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, slots: Tensor) -> Tensor:

@@ -29,6 +29,7 @@ from slime_megatron.export import hf_buckets
 from slime_megatron.micro_batch import MicroBatch, make_micro_batch
 from slime_megatron.model import build_model, load_weights, response_log_probs, wrap_for_gradients
 from slime_megatron.optimizer import build_optimizer, build_scheduler, learning_rate, update
+from slime_megatron.prefix import family_of, prompt_families
 from slime_megatron.rotary import rotary_tables
 from slime_megatron.settings import LearnerSettings
 
@@ -87,7 +88,7 @@ class Learner:
         if taken:
             averages["train/grad_norm"] = total["grad_norm"] / taken
         averages["train/skipped_steps"] = float(len(steps) - taken)
-        attended = [group for step in steps for micro in step for group in micro.packed.groups]
+        packed = [micro.packed for step in steps for micro in step]
         return (
             averages
             | _mismatch(columns, before)
@@ -95,7 +96,8 @@ class Learner:
                 "perf/train_tokens": float(len(batch.tokens)),
                 "perf/train_time": time.perf_counter() - start - log_probs_time,
                 "perf/log_probs_time": log_probs_time,
-                "perf/padding_frac": 1 - len(batch.tokens) / sum(group.padded for group in attended),
+                "perf/forwarded_tokens": float(sum(p.n_tokens for p in packed)),
+                "perf/padding_frac": 1 - sum(p.n_attended for p in packed) / sum(p.n_slots for p in packed),
             }
         )
 
@@ -146,15 +148,17 @@ class Learner:
         cos, sin = rotary_tables(self._architecture, longest, dtype=self._dtype)
         rotary = cos.to(self._device), sin.to(self._device)
         with_entropy = "entropy" in self._settings.algorithm.needs
+        limit, share = self._settings.train.max_tokens_per_gpu, self._settings.megatron.share_prefix
         steps: list[Step] = []
         for samples in batch.optimizer_steps:
-            cut = pack_micro_batches(batch.lengths[samples].tolist(), self._settings.train.max_tokens_per_gpu)
+            families = prompt_families(batch, samples.tolist(), max_tokens=limit, share=share)
+            cut = pack_micro_batches([family_of(batch, members).n_tokens for members in families], limit)
             steps.append(
                 [
                     make_micro_batch(
-                        batch, samples[positions].tolist(), rotary=rotary, with_entropy=with_entropy
+                        batch, [families[k] for k in members], rotary=rotary, with_entropy=with_entropy
                     )
-                    for positions in cut
+                    for members in cut
                 ]
             )
         return steps

@@ -1,8 +1,8 @@
-"""Packed sequences: many sequences one after another in one row, with what attention needs to keep them apart."""
+"""Packed sequences: many sequences in one row, tokens of a common prompt only once, and what attention needs for it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,24 +14,55 @@ _LEAST_FILL = 0.75
 
 
 @dataclass(frozen=True)
+class Family:
+    """A prompt, and the continuations that share it. In the packed row the prompt stands once, then each of them."""
+
+    prompt: int
+    """Tokens of the prompt, at least 1."""
+    continuations: tuple[int, ...]
+    """Tokens of each continuation; there may be none in one."""
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens in the packed row."""
+        return self.prompt + sum(self.continuations)
+
+
+@dataclass(frozen=True)
 class LengthGroup:
-    """Neighbouring sequences of like length, which attention takes as one padded batch."""
+    """Sequences of like length, which attention takes as one padded batch."""
 
     start: int
-    """First token of the group in the packed row."""
-    stop: int
-    """One past its last token."""
+    """First slot of the group in the flat padded batches of all groups."""
     size: int
     """Number of sequences."""
     length: int
     """Tokens of the longest."""
-    slots: Tensor | None
-    """int64 [stop - start]: place of each token in the flat padded batch; None where nothing is padded."""
 
     @property
-    def padded(self) -> int:
-        """Tokens of the padded batch."""
-        return self.size * self.length
+    def stop(self) -> int:
+        """One past its last slot."""
+        return self.start + self.size * self.length
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the tokens of the packed row go into the slots of the padded batches, and come back.
+
+    A token of a prompt goes into one slot for each continuation; what attention makes of it is the same in all of
+    them, and comes back from the first.
+    """
+
+    tokens: Tensor
+    """int64 [slots]: the token that goes into each slot; any, where a slot is padding."""
+    slots: Tensor
+    """int64 [t]: the (first) slot of each token."""
+    copied: Tensor
+    """int64 [c]: the tokens that go into more than one slot."""
+    copies: Tensor
+    """int64 [c, m]: the further slots of each of them; any, where there are fewer than m."""
+    is_copy: Tensor
+    """bool [c, m]: which entries of `copies` are meant."""
 
 
 @dataclass
@@ -39,64 +70,115 @@ class PackedSequences(PackedSeqParams):
     """Megatron's parameters of a thd batch, with what our attention reads besides (see `attention`)."""
 
     groups: tuple[LengthGroup, ...] = ()
-    """The sequences, in order."""
+    """The sequences, longest first."""
+    layout: Layout | None = None
+    """None where the padded batches are the packed row itself: nothing is padded, shared or moved."""
+    n_tokens: int = 0
+    """Tokens of the row."""
+    n_attended: int = 0
+    """Tokens of all sequences, shared prompts counted in each."""
     cos: Tensor | None = None
     """[t, 1, head_dim] cosine of each token's rotary angles, in the compute dtype."""
     sin: Tensor | None = None
     """[t, 1, head_dim] sine of the same."""
 
+    @property
+    def n_slots(self) -> int:
+        """Slots of all padded batches."""
+        return self.groups[-1].stop
 
-def pack_sequences(lengths: Sequence[int], cos_sin: tuple[Tensor, Tensor]) -> PackedSequences:
-    """Describe sequences that lie one after another; longest first pads least.
+
+def pack(families: Sequence[Family], cos_sin: tuple[Tensor, Tensor]) -> PackedSequences:
+    """Describe families that lie one after another in a packed row.
 
     Args:
-        lengths: tokens of each sequence.
+        families: at least one.
         cos_sin: [n, head_dim] each: cosine and sine of the rotary angles of positions 0 to n - 1, on the
-            device of the model; n is at least the longest length.
+            device of the model; n is at least the longest sequence.
     """
     cos, sin = cos_sin
     device = cos.device
-    positions = position_ids(lengths).to(device)
-    ends = torch.tensor([0, *lengths], dtype=torch.int64).cumsum(0).to(device=device, dtype=torch.int32)
-    longest = max(lengths)
+    sequences, n_tokens = _sequences(families)
+    order = sorted(range(len(sequences)), key=lambda i: (-len(sequences[i]), i))
+    groups = _groups([len(sequences[i]) for i in order])
+    positions = torch.cat([_positions(family) for family in families]).to(device)
+    ends = torch.tensor([0, *(family.n_tokens for family in families)]).cumsum(0)
+    ends = ends.to(device=device, dtype=torch.int32)
+    longest = len(sequences[order[0]])
     return PackedSequences(
         qkv_format="thd",
         cu_seqlens_q=ends,
         cu_seqlens_kv=ends,
         max_seqlen_q=longest,
         max_seqlen_kv=longest,
-        groups=tuple(_groups(lengths, device)),
+        groups=groups,
+        layout=_layout([sequences[i] for i in order], groups, n_tokens, device),
+        n_tokens=n_tokens,
+        n_attended=sum(len(sequence) for sequence in sequences),
         cos=cos[positions][:, None],
         sin=sin[positions][:, None],
     )
 
 
-def position_ids(lengths: Sequence[int]) -> Tensor:
-    """Return int64 [t]: the position of each packed token in its own sequence."""
-    return torch.cat([torch.arange(n) for n in lengths])
+def _sequences(families: Iterable[Family]) -> tuple[list[Tensor], int]:
+    """Return the packed tokens of each sequence, in order of its positions, and the tokens of the row."""
+    sequences: list[Tensor] = []
+    start = 0
+    for family in families:
+        prompt = torch.arange(start, start + family.prompt)
+        start += family.prompt
+        for n in family.continuations or (0,):
+            sequences.append(torch.cat([prompt, torch.arange(start, start + n)]))
+            start += n
+    return sequences, start
 
 
-def _groups(lengths: Sequence[int], device: torch.device) -> list[LengthGroup]:
-    groups, first, start = [], 0, 0
+def _positions(family: Family) -> Tensor:
+    """Return int64: the position of each packed token of a family in its own sequence."""
+    tails = [torch.arange(family.prompt, family.prompt + n) for n in family.continuations]
+    return torch.cat([torch.arange(family.prompt), *tails])
+
+
+def _groups(lengths: Sequence[int]) -> tuple[LengthGroup, ...]:
+    """Cut descending lengths into groups of like length."""
+    groups: list[LengthGroup] = []
+    first, start = 0, 0
     while first < len(lengths):
         last = first + 1
-        low = high = lengths[first]
-        while last < len(lengths):
-            low, high = min(low, lengths[last]), max(high, lengths[last])
-            if low < _LEAST_FILL * high:
-                break
+        while last < len(lengths) and lengths[last] >= _LEAST_FILL * lengths[first]:
             last += 1
-        members = lengths[first:last]
-        group = _group(members, start, device)
-        groups.append(group)
-        first, start = last, group.stop
-    return groups
+        groups.append(LengthGroup(start, last - first, lengths[first]))
+        first, start = last, groups[-1].stop
+    return tuple(groups)
 
 
-def _group(lengths: Sequence[int], start: int, device: torch.device) -> LengthGroup:
-    length, total = max(lengths), sum(lengths)
-    slots = None
-    if total < length * len(lengths):
-        rows = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
-        slots = (rows * length + position_ids(lengths)).to(device)
-    return LengthGroup(start, start + total, len(lengths), length, slots)
+def _layout(
+    sequences: Sequence[Tensor], groups: Sequence[LengthGroup], n_tokens: int, device: torch.device
+) -> Layout | None:
+    """Return where the tokens go; `sequences` are in the order of the groups."""
+    tokens = torch.full((groups[-1].stop,), -1)
+    remaining = iter(sequences)
+    for group in groups:
+        for row in range(group.size):
+            sequence = next(remaining)
+            first = group.start + row * group.length
+            tokens[first : first + len(sequence)] = sequence
+    if torch.equal(tokens, torch.arange(n_tokens)):
+        return None
+    used = torch.nonzero(tokens >= 0).squeeze(1)
+    by_token = used[
+        torch.argsort(tokens[used], stable=True)
+    ]  # the slots of token 0, then those of token 1, ...
+    counts = torch.bincount(tokens[used], minlength=n_tokens)
+    firsts = counts.cumsum(0) - counts
+    copied = torch.nonzero(counts > 1).squeeze(1)
+    nth = torch.arange(1, max(2, int(counts.max())))
+    is_copy = nth[None] < counts[copied, None]
+    copies = by_token[(firsts[copied, None] + nth[None]).where(is_copy, firsts[copied, None])]
+    return Layout(
+        tokens=tokens.clamp_min(0).to(device),
+        slots=by_token[firsts].to(device),
+        copied=copied.to(device),
+        copies=copies.to(device),
+        is_copy=is_copy.to(device),
+    )

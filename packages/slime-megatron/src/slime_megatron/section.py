@@ -23,6 +23,8 @@ class MegatronSection(SectionModel):
     """Ranks that share the experts."""
     recompute_granularity: Literal["full", "selective"] | None = None
     """What is computed again in the backward pass instead of being kept: whole layers, or attention alone."""
+    share_prefix: bool = True
+    """Forward the prompt that samples of a group share once for all of them."""
     update_weight_buffer_size: Count = 512 * 1024**2
     """Bytes of weights that are handed to the engine at once."""
     max_skipped_steps: Count = 3

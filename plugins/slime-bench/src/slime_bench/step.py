@@ -73,7 +73,9 @@ def step(argv: list[str]) -> int:
     for name, seconds in ours["parts"].items():
         table.add_row(name, f"{seconds:.2f}", f"{seconds / ours['step_s']:.1%}")
     table.add_row("whole step", f"{ours['step_s']:.2f}", "")
-    table.add_row("neither engine nor trainer", f"{ours['neither_s']:.2f}", f"{ours['neither_s'] / ours['step_s']:.1%}")
+    table.add_row(
+        "neither engine nor trainer", f"{ours['neither_s']:.2f}", f"{ours['neither_s'] / ours['step_s']:.1%}"
+    )
     console.print(table)
     console.print(f"slime {samples / ours['step_s']:.2f} samples/s")
     if arguments.peer == "trl":

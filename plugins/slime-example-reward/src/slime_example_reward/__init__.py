@@ -1,1 +1,10 @@
 """The smallest reward plugin."""
+
+from slime_core.sample import Sample
+
+
+def ends_with_label(sample: Sample) -> float:
+    """Return 1.0 when the response ends with the label, else 0.0."""
+    if not sample.label:
+        raise ValueError("the sample has no label; set --label-key")
+    return float(sample.response.rstrip().endswith(sample.label))

@@ -29,7 +29,7 @@ from slime_torch.worker import Worker
 #: Turns of the event loop for which new requests are gathered before the worker gets them, all together.
 _SETTLE_TURNS = 4
 
-_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 _TRAINER_DTYPES = {True: "bfloat16", False: "float32"}
 
 
@@ -137,7 +137,7 @@ class TorchEngine:
             self._worker.hold("offload")
             self._scheduler.retract()
             self._cache.free()
-            self._model.weights.move(torch.device("cpu"))
+            self.model.weights.move(torch.device("cpu"))
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
 
@@ -148,7 +148,7 @@ class TorchEngine:
         self._check_state("offloaded")
 
         def come_back() -> None:
-            self._model.weights.move(self.device)
+            self.model.weights.move(self.device)
             self._worker.release("offload")
 
         await self._worker.call(come_back)
@@ -175,7 +175,7 @@ class TorchEngine:
             raise WeightSyncError(
                 f"update to version {plan.version}: another one is under way; await it first"
             )
-        update = Update(self._model.weights, dtype=self._dtype, version=plan.version)
+        update = Update(self.model.weights, dtype=self._dtype, version=plan.version)
         mixture, self._mixture, self._updating = self._mixture, None, True
         fingerprint: Fingerprint | None = None
         try:
@@ -199,7 +199,7 @@ class TorchEngine:
         await asyncio.to_thread(self._worker.stop)
         self._answer(list(self._pending), EngineError("torch engine: closed while the request was under way"))
         self._fresh.clear()
-        del self._model, self._cache, self._scheduler, self._worker.scheduler
+        del self.model, self._cache, self._scheduler, self._worker.scheduler
 
     def _load(self) -> None:
         if self._section.num_threads is not None:
@@ -207,13 +207,13 @@ class TorchEngine:
         checkpoint = HfCheckpoint(self._path)
         self._family.check_names(checkpoint, self.architecture)
         options: dict[str, Any] = {"dtype": self._dtype, "device": self.device}
-        self._model = Decoder(
+        self.model = Decoder(
             self.architecture,
             shapes=self._family.hf_shapes(self.architecture),
             max_length=self.max_context_len,
             **options,
         )
-        self._model.weights.load(checkpoint)
+        self.model.weights.load(checkpoint)
         self._cache = KvCache(
             self.architecture,
             max_slots=self._section.max_running_requests,
@@ -221,7 +221,7 @@ class TorchEngine:
             **options,
         )
         self._scheduler = self._worker.scheduler = Scheduler(
-            self._model,
+            self.model,
             self._cache,
             max_running=self._section.max_running_requests,
             max_prefill_tokens=self._section.max_prefill_tokens,
@@ -234,7 +234,7 @@ class TorchEngine:
         if not complete and update.n_written:
             self._mixture = (
                 f"the weights are a mixture: the update to version {update.version} ended after {update.n_written} of "
-                f"{len(self._model.weights)} tensors; update again"
+                f"{len(self.model.weights)} tensors; update again"
             )
             self._worker.finish(self._scheduler.clear(), EngineError(f"torch engine: {self._mixture}"))
 
@@ -308,6 +308,6 @@ def create_engine(build: BuildContext) -> TorchEngine:
         build.model_path,
         build.registry.resolve("slime.models", str(model_type)),
         build.tokenizer,
-        dtype=_DTYPES[name],
+        dtype=DTYPES[name],
         section=section,
     )

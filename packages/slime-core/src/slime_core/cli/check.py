@@ -52,7 +52,9 @@ def main(argv: list[str]) -> int:
         f"{sizes.global_batch_size} x {sizes.num_steps_per_rollout} optimizer steps"
     )
     build = make_build(settings, registry)
-    source: DataSource = registry.resolve("slime.sources", settings.section(DataSection).data_source_path)(build)
+    source: DataSource = registry.resolve("slime.sources", settings.section(DataSection).data_source_path)(
+        build
+    )
     section = settings.section(EvalSection)
     if section.eval_interval is not None:
         held_out = registry.resolve("slime.sources", section.eval_data_source_path or "file")(
@@ -87,7 +89,10 @@ async def _gold(console: Console, settings: Settings, registry: Registry, sample
     pool = reward_pool(settings, registry)
     if pool is None or not labelled or settings.section(RewardSection).group_rm:
         return 0
-    key, threshold = settings.section(RewardSection).reward_key, settings.section(EvalSection).eval_pass_threshold
+    key, threshold = (
+        settings.section(RewardSection).reward_key,
+        settings.section(EvalSection).eval_pass_threshold,
+    )
     await pool.start()
     try:
         for form in FORMS:
@@ -100,7 +105,9 @@ async def _gold(console: Console, settings: Settings, registry: Registry, sample
                     sample.reward = result.value
                     passed += sample.reward_value(key) >= threshold
             if passed == len(labelled):
-                console.print(f"[green]ok[/green]  the reward accepts all {passed} gold answers written as {form!r}")
+                console.print(
+                    f"[green]ok[/green]  the reward accepts all {passed} gold answers written as {form!r}"
+                )
                 return 0
         console.print(
             f"[yellow]warning[/yellow]  in no form did the reward accept all gold answers; {labelled[0].name} has the "

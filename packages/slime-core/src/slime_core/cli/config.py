@@ -49,7 +49,11 @@ def _flags(registry: Registry) -> None:
         table = Table("flag", "default", "meaning", box=None, pad_edge=False, header_style="bold")
         for flag in schema.flags.values():
             if flag.table == name:
-                default = "(required)" if flag.info.is_required() else repr(flag.info.get_default(call_default_factory=True))
+                default = (
+                    "(required)"
+                    if flag.info.is_required()
+                    else repr(flag.info.get_default(call_default_factory=True))
+                )
                 meaning = " ".join((flag.info.description or "").split())
                 table.add_row(flag.spelled, escape(default), escape(meaning))
         console = wide_console()

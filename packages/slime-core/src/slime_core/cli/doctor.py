@@ -57,7 +57,9 @@ def _packages(console: Console) -> int:
             found = _version(match[1])
             if found is None or not SpecifierSet(match[2].strip()).contains(found, prereleases=True):
                 problems += 1
-                console.print(f"  [red]{match[1]}: found {found or 'nothing'}; wanted {match[2].strip() or 'any version'}[/red]")
+                console.print(
+                    f"  [red]{match[1]}: found {found or 'nothing'}; wanted {match[2].strip() or 'any version'}[/red]"
+                )
             else:
                 console.print(f"  {match[1]} {found}")
     return problems

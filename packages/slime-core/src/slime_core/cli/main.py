@@ -9,7 +9,10 @@ import sys
 #: Command -> (module, one-line help). Static, so that `slime --help` imports nothing.
 COMMANDS = {
     "train": ("slime_core.cli.train", "train a model from a recipe; run it again to resume"),
-    "eval": ("slime_core.cli.evaluate", "evaluate a model, or a run's newest checkpoint, on held-out prompts"),
+    "eval": (
+        "slime_core.cli.evaluate",
+        "evaluate a model, or a run's newest checkpoint, on held-out prompts",
+    ),
     "check": ("slime_core.cli.check", "check a recipe and its data without starting anything"),
     "plugins": ("slime_core.cli.plugins", "list, show and check installed plugins"),
     "config": ("slime_core.cli.config", "show resolved settings, or all flags"),

@@ -43,7 +43,9 @@ def _list(registry: Registry, rest: list[str]) -> int:
         rows = [vars(plugin) for group in groups for plugin in registry.plugins(group)]
         print(json.dumps({"plugins": rows, "broken_hooks": dict(registry.broken_hooks)}, indent=2))
         return 0
-    table = Table("group", "name", "distribution", "version", "chosen by", box=None, pad_edge=False, header_style="bold")
+    table = Table(
+        "group", "name", "distribution", "version", "chosen by", box=None, pad_edge=False, header_style="bold"
+    )
     for group in groups:
         names = [plugin.name for plugin in registry.plugins(group)]
         for plugin in registry.plugins(group):

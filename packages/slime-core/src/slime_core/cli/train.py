@@ -45,4 +45,6 @@ def report(summary: dict[str, Any], run: RunSection) -> None:
         print(f"held-out accuracy: {before:.3f} before, {after:.3f} after ({after - before:+.3f})")
     elif after is not None:
         print(f"held-out accuracy: {after:.3f}")
-    print(f"results in {run.output_dir}/{run.run_name}: metrics.jsonl, summary.json, reward.png, rollouts/, checkpoints/")
+    print(
+        f"results in {run.output_dir}/{run.run_name}: metrics.jsonl, summary.json, reward.png, rollouts/, checkpoints/"
+    )

@@ -71,7 +71,12 @@ def _names(settings: Settings, registry: Registry) -> Iterator[Problem]:
             yield Problem(f"{setting} ({settings.origin(table, field)})", repr(reference), str(error))
             continue
         if plugin.distribution in broken:
-            yield Problem(setting, f"{reference!r} of {plugin.distribution}", "a plugin that imports", broken[plugin.distribution])
+            yield Problem(
+                setting,
+                f"{reference!r} of {plugin.distribution}",
+                "a plugin that imports",
+                broken[plugin.distribution],
+            )
 
 
 def _lengths(settings: Settings) -> Iterator[Problem]:
@@ -79,22 +84,45 @@ def _lengths(settings: Settings) -> Iterator[Problem]:
     context, prompt = rollout.rollout_max_context_len, data.rollout_max_prompt_len
     if context is not None and prompt is not None and prompt > context - 1:
         yield Problem(
-            "data.rollout_max_prompt_len", f"{prompt} with rollout.rollout_max_context_len {context}", f"at most {context - 1}"
+            "data.rollout_max_prompt_len",
+            f"{prompt} with rollout.rollout_max_context_len {context}",
+            f"at most {context - 1}",
         )
 
 
 def _required(settings: Settings) -> Iterator[Problem]:
-    run, data, evaluation = settings.section(RunSection), settings.section(DataSection), settings.section(EvalSection)
+    run, data, evaluation = (
+        settings.section(RunSection),
+        settings.section(DataSection),
+        settings.section(EvalSection),
+    )
     if run.num_rollout is None and run.num_epoch is None:
-        yield Problem("run.num_rollout", "nothing", "the number of steps", "give --num-rollout or --num-epoch")
+        yield Problem(
+            "run.num_rollout", "nothing", "the number of steps", "give --num-rollout or --num-epoch"
+        )
     if data.data_source_path == "file" and data.prompt_data is None:
-        yield Problem("data.prompt_data", "nothing", "a JSONL or Parquet file", "give --prompt-data, or another --data-source-path")
-    if evaluation.eval_interval is not None and not evaluation.eval_prompt_data and evaluation.eval_data_source_path is None:
-        yield Problem("eval.eval_interval", "no evaluation set", "eval.eval_prompt_data or eval.eval_data_source_path")
+        yield Problem(
+            "data.prompt_data",
+            "nothing",
+            "a JSONL or Parquet file",
+            "give --prompt-data, or another --data-source-path",
+        )
+    if (
+        evaluation.eval_interval is not None
+        and not evaluation.eval_prompt_data
+        and evaluation.eval_data_source_path is None
+    ):
+        yield Problem(
+            "eval.eval_interval", "no evaluation set", "eval.eval_prompt_data or eval.eval_data_source_path"
+        )
     if len(evaluation.eval_prompt_data) % 2:
-        yield Problem("eval.eval_prompt_data", f"{len(evaluation.eval_prompt_data)} words", "name path [name path ...]")
+        yield Problem(
+            "eval.eval_prompt_data", f"{len(evaluation.eval_prompt_data)} words", "name path [name path ...]"
+        )
     reward = settings.section(RewardSection)
-    if settings.section(AlgorithmSection).loss_type != "sft_loss" and not (reward.rm_type or reward.custom_rm_path):
+    if settings.section(AlgorithmSection).loss_type != "sft_loss" and not (
+        reward.rm_type or reward.custom_rm_path
+    ):
         yield Problem("reward.rm_type", "nothing", "a reward", "give --rm-type or --custom-rm-path")
 
 

@@ -86,13 +86,19 @@ def choices(settings: Settings) -> Choices:
     problems = []
     if reward.rm_type is not None and reward.custom_rm_path is not None:
         problems.append(
-            Problem("reward.rm_type and reward.custom_rm_path", f"{reward.rm_type!r} and {reward.custom_rm_path!r}", "one of them")
+            Problem(
+                "reward.rm_type and reward.custom_rm_path",
+                f"{reward.rm_type!r} and {reward.custom_rm_path!r}",
+                "one of them",
+            )
         )
     reducer = algorithm.custom_pg_loss_reducer_function_path or algorithm.loss_reducer
     if algorithm.calculate_per_token_loss:
         if reducer not in ("sample-mean", "token-mean"):
             problems.append(
-                Problem("algorithm.calculate_per_token_loss", f"it beside the reducer {reducer!r}", "one of them")
+                Problem(
+                    "algorithm.calculate_per_token_loss", f"it beside the reducer {reducer!r}", "one of them"
+                )
             )
         reducer = "token-mean"
     if problems:

@@ -74,7 +74,12 @@ def build_schema(registry: Registry) -> Schema:
     for owner, section in declared:
         if section.name in models:
             problems.append(
-                Problem(f"section [{section.name}]", f"it in {owners[section.name]} and in {owner}", "one owner", "uninstall one")
+                Problem(
+                    f"section [{section.name}]",
+                    f"it in {owners[section.name]} and in {owner}",
+                    "one owner",
+                    "uninstall one",
+                )
             )
             continue
         models[section.name], owners[section.name] = section.model, owner
@@ -83,7 +88,9 @@ def build_schema(registry: Registry) -> Schema:
             flag = Flag(f"{prefix}_{field}" if prefix else field, section.name, field, info)
             if flag.name in flags:
                 other = owners[flags[flag.name].table]
-                problems.append(Problem(flag.spelled, f"it in {other} and in {owner}", "one owner", "uninstall one"))
+                problems.append(
+                    Problem(flag.spelled, f"it in {other} and in {owner}", "one owner", "uninstall one")
+                )
             flags[flag.name] = flag
     if problems:
         raise ConfigError(problems)
@@ -142,7 +149,9 @@ def _merge_recipe(
         return
     for name, table in tables.items():
         if name not in schema.models or not isinstance(table, dict):
-            broken = "".join(f"; {dist} failed to import: {why}" for dist, why in registry.broken_hooks.items())
+            broken = "".join(
+                f"; {dist} failed to import: {why}" for dist, why in registry.broken_hooks.items()
+            )
             where = f"{recipe}: [{name}]" if isinstance(table, dict) else f"{recipe}: {name}"
             problems.append(Problem(where, "an unknown section", _nearest(name, schema.models) + broken))
             continue
@@ -172,7 +181,9 @@ def _merge_flags(
         flag, negated = _lookup(word, schema)
         if flag is None:
             spelled = [f.spelled for f in schema.flags.values()] + ["--set"]
-            problems.append(Problem(word, "an unknown flag", _nearest(word, spelled), "see `slime config flags`"))
+            problems.append(
+                Problem(word, "an unknown flag", _nearest(word, spelled), "see `slime config flags`")
+            )
             continue
         try:
             values[flag.table][flag.field] = _flag_value(flag, given, negated=negated)
@@ -250,7 +261,11 @@ def _problem(
     field = str(detail["loc"][0]) if detail["loc"] else ""
     origin = origins.get((table, field))
     spelled = next((f.spelled for f in schema.flags.values() if (f.table, f.field) == (table, field)), "")
-    where = f"{origin}: {table}.{field}" if origin and not origin.startswith("--") else origin or f"{table}.{field}"
+    where = (
+        f"{origin}: {table}.{field}"
+        if origin and not origin.startswith("--")
+        else origin or f"{table}.{field}"
+    )
     if detail["type"] == "missing":
         return Problem(where, "nothing", "a value", f"give {spelled} or set it in [{table}] of the recipe")
     message = str(detail["msg"])

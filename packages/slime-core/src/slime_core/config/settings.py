@@ -34,7 +34,13 @@ class Settings:
         for section in self.sections.values():
             if type(section) is section_type:
                 return section
-        raise ConfigError([Problem("settings", f"no section {section_type.__name__}", "an installed plugin that declares it")])
+        raise ConfigError(
+            [
+                Problem(
+                    "settings", f"no section {section_type.__name__}", "an installed plugin that declares it"
+                )
+            ]
+        )
 
     def section_of(self, distribution: str) -> dict[str, Any]:
         """Return the values of all sections that a distribution declares, by field."""

@@ -22,7 +22,11 @@ def options_of(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 
 def choose_options(
-    function: Callable[..., Any], *, where: str, explicit: Mapping[str, Any], section: Mapping[str, Any] | None = None
+    function: Callable[..., Any],
+    *,
+    where: str,
+    explicit: Mapping[str, Any],
+    section: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return the values of `function`'s options.
 

@@ -21,7 +21,12 @@ class Group:
 
 GROUPS: tuple[Group, ...] = (
     Group("slime.loops", ("--loop",), "async (run: Run) -> None", "a whole training run"),
-    Group("slime.launchers", ("--launcher",), "(settings: Settings, registry: Registry) -> summary", "where the processes of a run live"),
+    Group(
+        "slime.launchers",
+        ("--launcher",),
+        "(settings: Settings, registry: Registry) -> summary",
+        "where the processes of a run live",
+    ),
     Group("slime.trainers", ("--train-backend",), "(build: BuildContext) -> Trainer", "what learns"),
     Group("slime.engines", ("--rollout-engine",), "(build: BuildContext) -> RolloutEngine", "what generates"),
     Group("slime.tokenizers", ("--tokenizer",), "(model_path: Path) -> Tokenizer", "text to ids and back"),
@@ -79,10 +84,24 @@ GROUPS: tuple[Group, ...] = (
         "(view: ReductionView, *, options) -> weights_T",
         "share of each token in the loss of an optimizer step",
     ),
-    Group("slime.sources", ("--data-source-path",), "(build: BuildContext) -> DataSource", "where prompts come from"),
-    Group("slime.buffers", ("--buffer",), "(build: BuildContext) -> Buffer", "groups that wait to be trained on"),
-    Group("slime.models", ("--model-name",), "ModelFamily", "weight names and shapes of a Hugging Face model_type"),
-    Group("slime.trackers", ("--tracker",), "(build: BuildContext) -> Tracker", "where metrics go; many at once"),
+    Group(
+        "slime.sources",
+        ("--data-source-path",),
+        "(build: BuildContext) -> DataSource",
+        "where prompts come from",
+    ),
+    Group(
+        "slime.buffers", ("--buffer",), "(build: BuildContext) -> Buffer", "groups that wait to be trained on"
+    ),
+    Group(
+        "slime.models",
+        ("--model-name",),
+        "ModelFamily",
+        "weight names and shapes of a Hugging Face model_type",
+    ),
+    Group(
+        "slime.trackers", ("--tracker",), "(build: BuildContext) -> Tracker", "where metrics go; many at once"
+    ),
     Group("slime.benches", (), "(argv: list[str]) -> exit status", "a benchmark, run by `slime bench NAME`"),
 )
 

@@ -52,10 +52,15 @@ class Registry:
     """
 
     def __init__(
-        self, entry_points: Iterable[importlib_metadata.EntryPoint] | None = None, *, allow: Sequence[str] | None = None
+        self,
+        entry_points: Iterable[importlib_metadata.EntryPoint] | None = None,
+        *,
+        allow: Sequence[str] | None = None,
     ) -> None:
         points = importlib_metadata.entry_points() if entry_points is None else entry_points
-        found = {_plugin(point) for point in points if point.group == HOOK_GROUP or point.group in GROUP_BY_NAME}
+        found = {
+            _plugin(point) for point in points if point.group == HOOK_GROUP or point.group in GROUP_BY_NAME
+        }
         allowed = None if allow is None else {_normal(name) for name in allow} | {"slime-core"}
         self._plugins = tuple(
             sorted(p for p in found if allowed is None or _normal(p.distribution) in allowed)
@@ -68,11 +73,15 @@ class Registry:
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Registry:
         """Build the registry of this process, minding the allow-list in `SLIME_PLUGINS`."""
         value = (os.environ if environ is None else environ).get(ALLOW_LIST)
-        return cls(allow=None if value is None else [name.strip() for name in value.split(",") if name.strip()])
+        return cls(
+            allow=None if value is None else [name.strip() for name in value.split(",") if name.strip()]
+        )
 
     def plugins(self, group: str | None = None) -> tuple[Plugin, ...]:
         """Return the installed plugins, of one group or of all that can be chosen by name."""
-        return tuple(p for p in self._plugins if (p.group != HOOK_GROUP if group is None else p.group == group))
+        return tuple(
+            p for p in self._plugins if (p.group != HOOK_GROUP if group is None else p.group == group)
+        )
 
     def find(self, group: str, reference: str) -> Plugin:
         """Return the plugin that `reference` means: `module:attr`, `a.b.attr`, `distribution/name` or a name.
@@ -150,7 +159,9 @@ class Registry:
             return matches[0]
         if matches:
             spellings = " or ".join(p.qualified for p in matches)
-            raise PluginError(f"{group}: {reference!r} is provided by several distributions; write {spellings}")
+            raise PluginError(
+                f"{group}: {reference!r} is provided by several distributions; write {spellings}"
+            )
         if "." in reference and "/" not in reference:
             module, _, attribute = reference.rpartition(".")
             return Plugin(group, reference, "", "", f"{module}:{attribute}")

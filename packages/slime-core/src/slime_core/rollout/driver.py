@@ -69,7 +69,9 @@ async def run_group(
 ) -> Group:
     """Generate and score the samples of one group; an execution that fans out adds its samples to the group."""
     context = GenerateContext(engine=run.engine, tokenizer=run.tokenizer, evaluation=evaluation)
-    executions = await asyncio.gather(*(run_sample(run, context, sample, params_of(sample)) for sample in group))
+    executions = await asyncio.gather(
+        *(run_sample(run, context, sample, params_of(sample)) for sample in group)
+    )
     samples = [sample for execution in executions for sample in execution]
     if any(sample.status is Status.ABORTED for sample in samples):
         return samples

@@ -103,7 +103,11 @@ class TabularEngine:
             row = log_softmax(self.table[last] / (params.temperature or 1.0))
             draw = np.random.default_rng([params.seed or 0, len(tokens) + len(out)]).random()
             cumulative = np.cumsum(np.exp(row))
-            last = int(row.argmax()) if params.temperature == 0 else min(int((cumulative < draw).sum()), VOCAB - 1)
+            last = (
+                int(row.argmax())
+                if params.temperature == 0
+                else min(int((cumulative < draw).sum()), VOCAB - 1)
+            )
             out.append(last)
             log_probs.append(float(row[last]))
             if last in ends and len(out) >= params.min_new_tokens:
@@ -136,7 +140,9 @@ class TabularEngine:
         async for bucket in plan.channel.buckets():
             for name, value in bucket:
                 if name != "table" or value.shape != self.table.shape:
-                    raise WeightSyncError(f"{name}: found shape {value.shape}; wanted table of {self.table.shape}")
+                    raise WeightSyncError(
+                        f"{name}: found shape {value.shape}; wanted table of {self.table.shape}"
+                    )
                 self.table = value.copy()
         self.version = plan.version
         return fingerprint(self.table)

@@ -77,7 +77,9 @@ class ConsoleTracker:
         """Print the step's line."""
         width = len(str(self._num_steps))
         shown = [f"{label} {form.format(metrics[key])}" for key, label, form in COLUMNS if key in metrics]
-        shown += [f"[bold]{key[5:]} {value:.3f}[/bold]" for key, value in metrics.items() if key.endswith("-pass@1")]
+        shown += [
+            f"[bold]{key[5:]} {value:.3f}[/bold]" for key, value in metrics.items() if key.endswith("-pass@1")
+        ]
         head = "before" if step < 0 else f"step {step + 1:>{width}}/{self._num_steps}"
         self._console.print(f"{head}  " + "  ".join(shown), highlight=False)
         self._progress.update(self._steps, completed=step + 1)

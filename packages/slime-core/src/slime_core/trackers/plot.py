@@ -28,7 +28,9 @@ class PlotTracker:
     def run_start(self, run: Run) -> None:
         """Say early that the picture cannot be drawn."""
         if importlib.util.find_spec("matplotlib") is None:
-            logger.warning("tracker plot: matplotlib is not installed; install slime-core[plot] for reward.png")
+            logger.warning(
+                "tracker plot: matplotlib is not installed; install slime-core[plot] for reward.png"
+            )
 
     def phase(self, step: int, phase: str, done: int, total: int) -> None:
         """Nothing to do."""
@@ -39,7 +41,11 @@ class PlotTracker:
     def run_end(self, summary: Mapping[str, Any]) -> None:
         """Draw."""
         if importlib.util.find_spec("matplotlib") is not None:
-            draw(self._run_dir.read_metrics(), self._run_dir.path / "reward.png", title=str(summary["run_name"]))
+            draw(
+                self._run_dir.read_metrics(),
+                self._run_dir.path / "reward.png",
+                title=str(summary["run_name"]),
+            )
 
 
 def create_tracker(build: BuildContext) -> PlotTracker:
@@ -59,12 +65,17 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str) -> None:
     if rewards:
         steps = [step for step, _ in rewards]
         values = [value for _, value in rewards]
-        means = [sum(values[max(0, i - SMOOTH + 1) : i + 1]) / len(values[max(0, i - SMOOTH + 1) : i + 1]) for i in range(len(values))]
+        means = [
+            sum(values[max(0, i - SMOOTH + 1) : i + 1]) / len(values[max(0, i - SMOOTH + 1) : i + 1])
+            for i in range(len(values))
+        ]
         axes.plot(steps, values, ".", color="#9bb7d4", label="training reward, each step")
         axes.plot(steps, means, color="#1f5a93", label=f"training reward, mean of {SMOOTH} steps")
     for name in sorted({key for row in rows for key in row if key.endswith("-pass@1")}):
         points = [(row["step"] + 1, row[name]) for row in rows if name in row]
-        axes.plot(*zip(*points, strict=True), "o-", color="#c4552d", label=f"held-out accuracy ({name[5:-7]})")
+        axes.plot(
+            *zip(*points, strict=True), "o-", color="#c4552d", label=f"held-out accuracy ({name[5:-7]})"
+        )
     axes.set(xlabel="step", ylabel="reward", title=title)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)

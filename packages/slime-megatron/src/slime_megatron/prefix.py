@@ -1,0 +1,71 @@
+"""Which samples share a prompt, so that it is forwarded once for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from slime_core.batch import TrainBatch
+
+from slime_megatron.packed import Family
+
+
+def prompt_families(
+    batch: TrainBatch, samples: Sequence[int], *, max_tokens: int, share: bool
+) -> list[list[int]]:
+    """Put samples of one group with the same prompt ids together.
+
+    Args:
+        batch: the step's samples.
+        samples: positions in it.
+        max_tokens: a family of more tokens than this is cut, its prompt then stands in each part.
+        share: whether to; without it every sample is a family of its own.
+
+    Returns:
+        The positions of each family. Together they are `samples`, each once.
+    """
+    if not share:
+        return [[i] for i in samples]
+    by_prompt: dict[tuple[int, bytes], list[int]] = {}
+    for i in samples:
+        start = batch.offsets[i]
+        prompt = batch.tokens[start : start + _prompt_length(batch, i)]
+        by_prompt.setdefault((int(batch.group_ids[i]), prompt.tobytes()), []).append(i)
+    return [part for members in by_prompt.values() for part in _cut(batch, members, max_tokens)]
+
+
+def family_of(batch: TrainBatch, members: Sequence[int]) -> Family:
+    """Return the lengths of a family: the last token of a response predicts nothing, and is left out."""
+    return Family(
+        prompt=_prompt_length(batch, members[0]),
+        continuations=tuple(int(batch.response_lengths[i]) - 1 for i in members),
+    )
+
+
+def family_tokens(batch: TrainBatch, members: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    """Return the ids of a family in the order of the packed row."""
+    first = batch.offsets[members[0]]
+    parts = [batch.tokens[first : first + _prompt_length(batch, members[0])]]
+    parts += [
+        batch.tokens[batch.offsets[i] + _prompt_length(batch, i) : batch.offsets[i + 1] - 1] for i in members
+    ]
+    return np.concatenate(parts)
+
+
+def _prompt_length(batch: TrainBatch, i: int) -> int:
+    return int(batch.lengths[i] - batch.response_lengths[i])
+
+
+def _cut(batch: TrainBatch, members: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Cut a family into parts of at most `max_tokens` tokens, where one member allows it."""
+    prompt = _prompt_length(batch, members[0])
+    parts: list[list[int]] = []
+    room = 0
+    for i in members:
+        tokens = int(batch.response_lengths[i]) - 1
+        if not parts or tokens > room:
+            parts.append([])
+            room = max_tokens - prompt
+        parts[-1].append(i)
+        room -= tokens
+    return parts

@@ -1,0 +1,36 @@
+r"""Finding the last `\boxed{...}` of a text."""
+
+from __future__ import annotations
+
+import re
+
+_BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
+_BARE = re.compile(r"[^\s$]+")
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+
+
+def last_boxed(text: str) -> str | None:
+    r"""Return what the last `\boxed` (or `\fbox`) of `text` holds, stripped; None when there is none.
+
+    Braces nest, and `\{` and `\}` are no braces. A box without braces holds what follows up to a blank or `$`.
+    A last box that never closes, as in a truncated response, is no answer, whatever came before it.
+    """
+    start = None
+    for start in _BOX.finditer(text):  # noqa: B007  # the last one is wanted
+        pass
+    if start is None:
+        return None
+    if text.startswith("{", start.end()):
+        return _braced(text, start.end())
+    bare = _BARE.match(text, start.end())
+    return bare[0] if bare else None
+
+
+def _braced(text: str, start: int) -> str | None:
+    """Return what the brace that opens at `start` holds, or None when it never closes."""
+    depth = 0
+    for brace in _BRACE.finditer(text, start):
+        depth += {"{": 1, "}": -1}.get(brace[0], 0)
+        if depth == 0:
+            return text[start + 1 : brace.start()].strip()
+    return None
