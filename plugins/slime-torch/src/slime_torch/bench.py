@@ -96,7 +96,8 @@ def _prompts(tokenizer: Tokenizer, n: int) -> list[list[int]]:
 def _transformers(path: Path, dtype: torch.dtype, device: torch.device, work: Workload) -> Callable[[], Any]:
     from transformers import AutoModelForCausalLM, GenerationConfig
 
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True).to(device).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True)
+    model.to(device).eval()
     longest = max(map(len, work.prompts))
     padding = [longest - len(prompt) for prompt in work.prompts]
     ids = torch.tensor([[0] * pad + p for pad, p in zip(padding, work.prompts, strict=True)], device=device)
