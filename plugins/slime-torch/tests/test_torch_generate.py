@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
+from slime_core.build import BuildContext
+from slime_core.config.sections import ModelSection, TrainSection
 from slime_core.errors import DataError, EngineError
+from slime_core.plugins.registry import Registry
 from slime_core.protocols import RolloutEngine, SamplingParams
 from slime_models.families.llama import LLAMA
-from slime_torch.engine import TorchEngine
+from slime_torch.engine import TorchEngine, create_engine
 from slime_torch.section import TorchSection
 
 KINDS = ["llama", "llama-rope3", "qwen2", "qwen3"]
@@ -153,3 +157,32 @@ def test_an_unsupported_rope_scaling_is_refused(tiny, tokenizer, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(DataError, match="yarn"):
         TorchEngine(tmp_path, LLAMA, tokenizer, dtype=torch.float32, section=TorchSection())
+
+
+@pytest.mark.parametrize(
+    ("bf16", "dtype", "wanted"), [(True, "auto", "bfloat16"), (True, "float32", "float32")]
+)
+def test_the_factory_reads_its_sections(tiny, tokenizer, tmp_path, bf16, dtype, wanted):
+    sections = {
+        TorchSection: TorchSection(dtype=dtype, max_context_len=99),
+        ModelSection: ModelSection(hf_checkpoint="tiny"),
+        TrainSection: TrainSection(bf16=bf16),
+    }
+    build = BuildContext(
+        settings=SimpleNamespace(section=sections.__getitem__),
+        registry=Registry.from_environment(),
+        tokenizer=tokenizer,
+        model_path=tiny("qwen3").folder,
+        run_dir=tmp_path,
+    )
+    engine = create_engine(build)
+    assert engine.max_context_len == 99
+
+    async def wants():
+        await engine.start()
+        try:
+            return (await engine.open_update("memory", "1")).dtype
+        finally:
+            await engine.close()
+
+    assert asyncio.run(wants()) == wanted

@@ -94,25 +94,22 @@ def _prompts(tokenizer: Tokenizer, n: int) -> list[list[int]]:
 
 
 def _transformers(path: Path, dtype: torch.dtype, device: torch.device, work: Workload) -> Callable[[], Any]:
-    from transformers import AutoModelForCausalLM, GenerationConfig
+    from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True).to(device).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True)
+    model.to(device).eval()
     longest = max(map(len, work.prompts))
     padding = [longest - len(prompt) for prompt in work.prompts]
     ids = torch.tensor([[0] * pad + p for pad, p in zip(padding, work.prompts, strict=True)], device=device)
     mask = torch.tensor([[0] * pad + [1] * (longest - pad) for pad in padding], device=device)
-    model.generation_config = GenerationConfig(
-        max_new_tokens=work.new_tokens,
-        do_sample=True,
-        top_k=0,
-        temperature=1.0,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
+    model.generation_config.eos_token_id = None
 
     def generate() -> None:
-        out = model.generate(ids, attention_mask=mask)
-        assert out.shape[1] == longest + work.new_tokens
+        n = work.new_tokens
+        out = model.generate(
+            ids, attention_mask=mask, max_new_tokens=n, do_sample=True, top_k=0, pad_token_id=0
+        )
+        assert out.shape[1] == longest + n
 
     return generate
 

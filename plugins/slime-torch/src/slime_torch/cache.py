@@ -1,82 +1,83 @@
-"""The key-value cache: one slot a running request, grown by need."""
+"""The key-value cache: one slot a running request, as long as the longest of them needs."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import torch
 from slime_models.architecture import Architecture
 from torch import Tensor
 
-_ROUND = 64
+_SLOTS, _POSITIONS = 8, 16
 
 
 class KvCache:
-    """Keys and values of all layers, `[layer, 2, slot, head, position, head_dim]`.
+    """Keys and values: for each layer `[2, slot, head, position, head_dim]`.
 
-    Slots and positions that were never written hold zeros, so that they are finite and a mask can hide them.
+    The slots in use are the first ones and the capacity is kept near the longest of them, so that attention
+    reads a contiguous piece of memory: a batched product copies any other first. Positions that were never
+    written are zeros, finite, so that a mask hides them.
 
     Args:
         architecture: the model's numbers.
         max_slots: most slots.
-        max_length: most positions of a slot.
         dtype: storage dtype.
         device: where it lives.
     """
 
     def __init__(
-        self,
-        architecture: Architecture,
-        *,
-        max_slots: int,
-        max_length: int,
-        dtype: torch.dtype,
-        device: torch.device,
+        self, architecture: Architecture, *, max_slots: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self._layers, self._dim = architecture.num_layers, architecture.head_dim
-        self.heads = architecture.num_query_groups
-        self._max_slots, self._max_length = max_slots, max_length
-        self._options = {"dtype": dtype, "device": device}
+        self._dim, self.heads = architecture.head_dim, architecture.num_query_groups
+        self._max_slots, self._dtype, self._device = max_slots, dtype, device
+        self._n_layers = architecture.num_layers
         self.free()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return sum(layer.nbytes for layer in self._layers)
 
     def free(self) -> None:
         """Give all memory back; what was stored is lost."""
         self.slots = self.capacity = 0
-        self.data = torch.zeros(self._layers, 2, 0, self.heads, 0, self._dim, **self._options)
+        self._layers = [self._empty(0, 0) for _ in range(self._n_layers)]
 
     def reserve(self, slots: int, length: int) -> None:
-        """Make room for `slots` slots of `length` positions; keeps what is stored."""
-        if slots <= self.slots and length <= self.capacity:
+        """Make room for `slots` slots of `length` positions, not much more; keeps what is stored in them."""
+        new_slots = max(self.slots, min(self._max_slots, _round_up(slots, _SLOTS)))
+        # A sixteenth in hand: the copy is then made once in so many tokens, and few positions are read in vain.
+        wanted = _round_up(length + length // 16, _POSITIONS)
+        new_capacity = wanted if length > self.capacity or wanted * 5 // 4 < self.capacity else self.capacity
+        if (new_slots, new_capacity) == (self.slots, self.capacity):
             return
-        new_slots = max(self.slots, min(self._max_slots, _round_up(slots, 8)))
-        new_capacity = self.capacity
-        if length > self.capacity:
-            # Half as much again, so that growing token by token copies each position a bounded number of times.
-            grown = max(length, self.capacity * 3 // 2)
-            new_capacity = min(_round_up(self._max_length, _ROUND), _round_up(grown, _ROUND))
-        data = torch.zeros(self._layers, 2, new_slots, self.heads, new_capacity, self._dim, **self._options)
-        data[:, :, : self.slots, :, : self.capacity] = self.data
-        self.data, self.slots, self.capacity = data, new_slots, new_capacity
+        kept = min(new_capacity, self.capacity)
+        for index, old in enumerate(self._layers):
+            new = self._empty(new_slots, new_capacity)
+            new[:, : self.slots, :, :kept] = old[:, :, :, :kept]
+            self._layers[index] = new
+        self.slots, self.capacity = new_slots, new_capacity
 
     def rows(self, slots: Tensor, positions: Tensor) -> Tensor:
-        """Return where `write` puts token i: int64 [tokens * 2 * heads], keys before values, heads in order."""
+        """Return where `write` puts token i: int64 [tokens * 2 * heads], keys, then values, heads in order."""
         heads = torch.arange(2 * self.heads, device=slots.device)
         lanes = (heads // self.heads * self.slots + slots[:, None]) * self.heads + heads % self.heads
         return (lanes * self.capacity + positions[:, None]).flatten()
 
     def write(self, layer: int, rows: Tensor, keys_values: Tensor) -> None:
         """Store `keys_values` [tokens, 2 * heads, head_dim] of one layer at `rows`."""
-        self.data[layer].view(-1, self._dim).index_copy_(0, rows, keys_values.reshape(-1, self._dim))
+        self._layers[layer].view(-1, self._dim).index_copy_(0, rows, keys_values.reshape(-1, self._dim))
 
-    def view(self, layer: int, slots: int, length: int) -> tuple[Tensor, Tensor]:
-        """Return keys and values of the first slots, each [slots * heads, length, head_dim], not copied."""
-        keys, values = self.data[layer, :, :slots, :, :length].flatten(1, 2).unbind(0)
-        return keys, values
+    def view(self, layer: int, slots: int) -> tuple[Tensor, Tensor]:
+        """Return keys and values of the first slots, each [slots * heads, capacity, head_dim], contiguous."""
+        keys, values = self._layers[layer]
+        return keys[:slots].flatten(0, 1), values[:slots].flatten(0, 1)
 
-    def copy(self, source: int, targets: Sequence[int], length: int) -> None:
-        """Copy the first `length` positions of a slot into other slots."""
-        for target in targets:
-            self.data[:, :, target, :, :length] = self.data[:, :, source, :, :length]
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Copy the first `length` positions of a slot into another slot."""
+        for layer in self._layers:
+            layer[:, target, :, :length] = layer[:, source, :, :length]
+
+    def _empty(self, slots: int, capacity: int) -> Tensor:
+        return torch.zeros(2, slots, self.heads, capacity, self._dim, dtype=self._dtype, device=self._device)
 
 
 def _round_up(value: int, multiple: int) -> int:

@@ -36,8 +36,8 @@ _TRAINER_DTYPES = {True: "bfloat16", False: "float32"}
 class TorchEngine:
     """Generates in a worker thread, with continuous batching.
 
-    The same calls in the same turn of the event loop form the same batches, whatever the machine's timing. All
-    methods must be called on the event loop that `start` ran on.
+    The same calls in the same turn of the event loop form the same batches, whatever the machine's timing.
+    All methods must be called on the event loop that `start` ran on.
 
     Args:
         model_path: Hugging Face folder.
@@ -129,7 +129,7 @@ class TorchEngine:
         await self._worker.call(lambda: self._worker.release("pause"))
 
     async def offload(self) -> None:
-        """Free the key-value cache, and move the weights to the host. Requests under way are prefilled anew later."""
+        """Free the key-value cache and move the weights to the host; requests are prefilled anew later."""
         self._check_state("ready")
         self._state = "offloaded"
 
@@ -167,8 +167,8 @@ class TorchEngine:
     async def receive(self, plan: TransferPlan) -> Fingerprint:
         """Copy the tensors in between two steps; requests under way go on with the new weights.
 
-        A bucket with a wrong tensor is refused whole. Where earlier buckets were copied already, the engine holds a
-        mixture then, fails the requests under way, and refuses to generate until an update has succeeded.
+        A bucket with a wrong tensor is refused whole. Where earlier buckets were copied already, the engine then
+        holds a mixture, fails the requests under way, and refuses to generate until an update has succeeded.
         """
         self._check_state("ready")
         if self._updating:
@@ -217,7 +217,6 @@ class TorchEngine:
         self._cache = KvCache(
             self.architecture,
             max_slots=self._section.max_running_requests,
-            max_length=self.max_context_len,
             **options,
         )
         self._scheduler = self._worker.scheduler = Scheduler(
@@ -233,8 +232,8 @@ class TorchEngine:
         self._worker.release("update")
         if not complete and update.n_written:
             self._mixture = (
-                f"the weights are a mixture: the update to version {update.version} ended after {update.n_written} of "
-                f"{len(self.model.weights)} tensors; update again"
+                f"the weights are a mixture: the update to version {update.version} ended after "
+                f"{update.n_written} of {len(self.model.weights)} tensors; update again"
             )
             self._worker.finish(self._scheduler.clear(), EngineError(f"torch engine: {self._mixture}"))
 
@@ -249,21 +248,24 @@ class TorchEngine:
         n, vocab = len(tokens), self.architecture.vocab_size
         if n < 1 or params.max_new_tokens < 1:
             raise EngineError(
-                f"torch engine: found {n} prompt tokens and max_new_tokens {params.max_new_tokens}; wanted at least 1 of each"
+                f"torch engine: found {n} prompt tokens and max_new_tokens {params.max_new_tokens}; "
+                "wanted at least 1 of each"
             )
         if n + params.max_new_tokens > self.max_context_len:
             raise EngineError(
-                f"torch engine: {n} prompt tokens and max_new_tokens {params.max_new_tokens} are more than the context of "
-                f"{self.max_context_len} tokens (--torch-max-context-len, max_position_embeddings); lower one of them"
+                f"torch engine: {n} prompt tokens and max_new_tokens {params.max_new_tokens} are more than the "
+                f"context of {self.max_context_len} tokens (the lower of --torch-max-context-len and the model's "
+                "max_position_embeddings); lower one of them"
             )
         if not 0 <= min(tokens) <= max(tokens) < vocab:
             raise EngineError(
-                f"torch engine: prompt ids from {min(tokens)} to {max(tokens)}; wanted 0 to {vocab - 1}, the model's vocabulary"
+                f"torch engine: found prompt ids from {min(tokens)} to {max(tokens)}; "
+                f"wanted 0 to {vocab - 1}, the model's vocabulary"
             )
         if params.temperature < 0 or not 0 < params.top_p <= 1 or (params.top_k < 1 and params.top_k != -1):
             raise EngineError(
-                f"torch engine: found temperature {params.temperature}, top_p {params.top_p}, top_k {params.top_k}; wanted "
-                "temperature >= 0, 0 < top_p <= 1, and top_k >= 1 or -1"
+                f"torch engine: found temperature {params.temperature}, top_p {params.top_p}, top_k {params.top_k}; "
+                "wanted temperature >= 0, 0 < top_p <= 1, and top_k >= 1 or -1"
             )
 
     def _gather(self) -> None:
@@ -284,7 +286,7 @@ class TorchEngine:
         self._fresh = []
 
     def _deliver(self, requests: Sequence[Request], error: EngineError | None) -> None:
-        """On the event loop: answer requests, and let their callers ask for more before the worker goes on."""
+        """Answer requests, and let their callers ask for more before the worker goes on."""
         self._delivered += 1
         self._answer(requests, error)
         self._gather()

@@ -15,8 +15,10 @@ from slime_torch.cache import KvCache
 from slime_torch.rope import rope_tables
 from slime_torch.weights import Fused, Shape, Weights, can_pack
 
-#: (layer, queries [n, heads, dim], keys_values [n, 2 * kv_heads, dim]) -> [n, heads * dim]
-Attend = Callable[[int, Tensor, Tensor], Tensor]
+#: (layer, queries, keys and values of n tokens [n, heads + 2 * kv_heads, dim]) -> [n, heads * dim]
+Attend = Callable[[int, Tensor], Tensor]
+
+_RUNS = "the torch engine runs dense decoders (llama, qwen2, qwen3): choose another --rollout-engine"
 
 
 @dataclass(frozen=True)
@@ -73,8 +75,8 @@ class Decoder:
         unused = sorted(shapes.keys() - self.weights.shapes().keys())
         if unused:
             raise EngineError(
-                f"{architecture.model_type}: the model has {unused[0]} and {len(unused) - 1} more tensors that the torch "
-                "engine has no use for; it runs dense decoders (llama, qwen2, qwen3): choose another --rollout-engine"
+                f"{architecture.model_type}: the model has {unused[0]} and {len(unused) - 1} more tensors that the "
+                f"torch engine has no use for; {_RUNS}"
             )
         self._cosine, self._sine = (
             table.to(device, dtype) for table in rope_tables(architecture, max_length)
@@ -106,35 +108,33 @@ class Decoder:
     def _fuse(self, *names: str, packed: bool = True) -> Fused:
         missing = [name for name in names if name not in self._shapes]
         if missing:
-            raise EngineError(
-                f"{self.architecture.model_type}: the model has no {missing[0]}; the torch engine runs dense decoders "
-                "(llama, qwen2, qwen3): choose another --rollout-engine"
-            )
+            raise EngineError(f"{self.architecture.model_type}: the model has no {missing[0]}; {_RUNS}")
         parts = {name: self._shapes[name] for name in names}
         return Fused(parts, dtype=self.dtype, device=self.device, packed=packed and self._packed)
 
-    def decode(self, tokens: Tensor, lengths: Tensor, cache: KvCache, longest: int) -> Tensor:
+    def decode(self, tokens: Tensor, lengths: Tensor, cache: KvCache) -> Tensor:
         """Append one token to each of the first slots of the cache.
 
         Args:
             tokens: int64 [n], token of slot i.
             lengths: int64 [n], tokens that slot i holds, and so the new token's position.
-            cache: has room for `longest + 1` positions in n slots.
-            longest: the largest of `lengths`.
+            cache: has room for n slots of one more position than the largest of `lengths`.
 
         Returns:
             Normalised hidden states [n, hidden_size].
         """
-        n, length = len(tokens), longest + 1
+        n, length = len(tokens), cache.capacity
         rows = cache.rows(torch.arange(n, device=self.device), lengths)
         seen = torch.arange(length, device=self.device) <= lengths[:, None]
         mask = torch.zeros(n, length, device=self.device).masked_fill_(~seen, -torch.inf)[:, None, None]
-        kv_heads, group = self.architecture.num_query_groups, self.architecture.heads_per_group
+        n_query, kv_heads = self.architecture.num_attention_heads, self.architecture.num_query_groups
+        group = n_query // kv_heads
 
-        def attend(layer: int, queries: Tensor, keys_values: Tensor) -> Tensor:
-            cache.write(layer, rows, keys_values)
-            keys, values = cache.view(layer, n, length)
-            # Keys times queries, not the other way round: oneDNN repacks its second operand, here the small one.
+        def attend(layer: int, heads: Tensor) -> Tensor:
+            cache.write(layer, rows, heads[:, n_query:])
+            queries = heads[:, :n_query]
+            keys, values = cache.view(layer, n)
+            # Keys times queries, not the other way round: oneDNN repacks its second operand, the small one.
             scores = torch.bmm(keys, queries.reshape(n * kv_heads, group, -1).transpose(1, 2))
             scores = scores.view(n, kv_heads, length, group).transpose(2, 3)
             shares = torch.add(mask, scores, alpha=self._scale).softmax(-1).to(values.dtype)
@@ -157,14 +157,16 @@ class Decoder:
         rows = cache.rows(torch.tensor(slots, device=self.device)[place // longest], positions)
         a = self.architecture
 
-        def attend(layer: int, queries: Tensor, keys_values: Tensor) -> Tensor:
-            cache.write(layer, rows, keys_values)
-            packed = torch.cat((queries, keys_values), dim=1)
-            padded = packed.new_zeros(n * longest, *packed.shape[1:]).index_copy_(0, place, packed)
-            heads = padded.view(n, longest, -1, a.head_dim).transpose(1, 2)
-            q, k, v = heads.split([a.num_attention_heads, a.num_query_groups, a.num_query_groups], dim=1)
+        def attend(layer: int, heads: Tensor) -> Tensor:
+            cache.write(layer, rows, heads[:, a.num_attention_heads :])
+            if len(tokens) < n * longest:
+                padding = heads.new_zeros(n * longest, *heads.shape[1:])
+                heads = padding.index_copy_(0, place, heads)
+            parts = [a.num_attention_heads, a.num_query_groups, a.num_query_groups]
+            q, k, v = torch.split(heads.view(n, longest, -1, a.head_dim).transpose(1, 2), parts, dim=1)
             out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-            return out.transpose(1, 2).reshape(n * longest, -1)[place]
+            out = out.transpose(1, 2).reshape(n * longest, -1)
+            return out if len(tokens) == n * longest else out[place]
 
         last = lengths.cumsum(0).to(self.device) - 1
         return self._forward(tokens, positions, attend, rows=last)
@@ -180,18 +182,16 @@ class Decoder:
         cosine, sine = self._cosine[positions].unsqueeze(1), self._sine[positions].unsqueeze(1)
         x = self.embedding.tensor[tokens]
         for index, layer in enumerate(self.layers):
-            heads = layer.qkv.linear(self._normed(x, layer.input_norm), layer.qkv_bias).view(
-                len(x), -1, a.head_dim
-            )
+            heads = layer.qkv.linear(self._normed(x, layer.input_norm), layer.qkv_bias)
+            heads = heads.view(len(x), -1, a.head_dim)
             if layer.query_norm is not None and layer.key_norm is not None:
                 self._norm_heads(heads, layer.query_norm, layer.key_norm)
             rotated = heads[:, : a.num_attention_heads + a.num_query_groups]
             swapped = rotated.roll(a.head_dim // 2, -1)
             rotated.mul_(cosine).addcmul_(swapped, sine)
-            mixed = attend(index, heads[:, : a.num_attention_heads], heads[:, a.num_attention_heads :])
-            x = x + layer.output.linear(mixed)
+            x = layer.output.linear(attend(index, heads)).add_(x)
             gate, up = layer.gate_up.linear(self._normed(x, layer.mlp_norm)).chunk(2, dim=-1)
-            x = x + layer.down.linear(F.silu(gate).mul_(up))
+            x = layer.down.linear(F.silu(gate).mul_(up)).add_(x)
         return self._normed(x if rows is None else x[rows], self.norm)
 
     def _norm_heads(self, heads: Tensor, query_norm: Fused, key_norm: Fused) -> None:

@@ -37,7 +37,7 @@ class StopRule:
         return "length" if n >= self._params.max_new_tokens else None
 
     def _spells_stop(self, tokens: Sequence[int]) -> bool:
-        """Return whether the last token completes a stop string; earlier ones may lie before `min_new_tokens`."""
+        """Return whether the last token completes a stop string; others may lie before `min_new_tokens`."""
         tail = tokens[-self._window :]
         text = self._decode(tail)
         if not any(stop in text for stop in self._params.stop):
@@ -50,7 +50,7 @@ class StopRule:
 
 
 class Request:
-    """A request and its progress. Only the scheduler's thread touches it once it is submitted, `cancelled` excepted.
+    """A request and its progress. Once submitted, only the scheduler's thread touches it, but for `cancelled`.
 
     Args:
         prompt: ids, at least one.

@@ -13,8 +13,8 @@ from torch import Tensor
 def rope_tables(architecture: Architecture, length: int) -> tuple[Tensor, Tensor]:
     """Return (cosine, signed sine), float32 [length, head_dim], for positions 0 to `length - 1`.
 
-    The sine carries the minus sign of the first half, so that rotating is `x * cos + roll(x, head_dim / 2) * sin`.
-    Both halves of a head hold the same frequencies, the layout of Hugging Face checkpoints.
+    The sine carries the minus sign of the first half: rotating is `x * cos + roll(x, head_dim / 2) * sin`. Both
+    halves of a head hold the same frequencies, the layout of Hugging Face checkpoints.
     """
     half = torch.arange(0, architecture.head_dim, 2, dtype=torch.int64).float() / architecture.head_dim
     frequencies = 1.0 / (architecture.rope_theta**half)

@@ -31,8 +31,8 @@ class Draw:
 def uniform(seeds: Sequence[int], positions: Sequence[int]) -> NDArray[np.float64]:
     """Return one number in [0, 1) for each (seed, position); it depends on nothing else.
 
-    Source: the finaliser of splitmix64 (Steele, Lea and Flood, 2014), applied to the seed and then to its sum with a
-    multiple of the position; the upper 53 bits are used.
+    Source: the finaliser of splitmix64 (Steele, Lea and Flood, 2014), applied to the seed and then to its sum
+    with a multiple of the position; the upper 53 bits are used.
     """
     state = _mixed(np.array([seed & (2**64 - 1) for seed in seeds], dtype=np.uint64))
     with np.errstate(over="ignore"):
@@ -51,9 +51,9 @@ def _mixed(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
 def sample(logits: Tensor, draws: Sequence[Draw]) -> tuple[list[int], list[float]]:
     """Draw a token a row by inverting the cumulative distribution.
 
-    The distribution is the softmax of logits / temperature, over what top-k keeps and then top-p of that; tokens that
-    tie with the last one kept are kept too. Temperature 0 takes the likeliest token (the first of equals), and its
-    log-prob is that of the untempered softmax over everything.
+    The distribution is the softmax of logits / temperature, over what top-k keeps and then top-p of that; tokens
+    that tie with the last one kept are kept too. Temperature 0 takes the likeliest token (the first of equals),
+    and its log-prob is that of the untempered softmax over everything.
 
     Args:
         logits: [n, vocab_size], any floating dtype; not changed.
@@ -84,7 +84,7 @@ def _in_blocks(probs: Tensor) -> Tensor:
 
 
 def _likeliest(blocks: Tensor) -> Tensor:
-    """Return the index of each row's first maximum; blockwise, which is much faster than argmax over the row."""
+    """Return the index of each row's first maximum; blockwise, which is faster than argmax over the row."""
     block = blocks.amax(-1).argmax(-1)
     inside = blocks[torch.arange(len(block), device=block.device), block].argmax(-1)
     return block * _BLOCK + inside
@@ -105,7 +105,7 @@ def _inverted(blocks: Tensor, points: Tensor) -> Tensor:
 
 
 def _restricted(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """Return the logits with -inf where top-k or top-p drop a token; the same tensor where nobody asks for either."""
+    """Return the logits with -inf where top-k or top-p drop a token; the same tensor if nobody asks for it."""
     vocab = logits.shape[1]
     by_k = [i for i, p in enumerate(params) if p.temperature and 0 < p.top_k < vocab]
     by_p = [i for i, p in enumerate(params) if p.temperature and p.top_p < 1.0]
@@ -128,7 +128,7 @@ def _at_least(rows: Tensor, edges: Tensor) -> Tensor:
 
 
 def _nucleus_edge(rows: Tensor, top_p: Tensor) -> Tensor:
-    """Return the last logit [n, 1] that each row needs, from the largest down, to reach `top_p` of its probability."""
+    """Return the last logit [n, 1] that each row needs, from the largest down, to reach its `top_p`."""
     n, vocab = rows.shape
     peaks = rows.amax(-1, keepdim=True)
     wanted = top_p * (rows - peaks).exp().sum(-1, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Continuous batching: which requests run in which slots, and one step of all of them. Plain, synchronous code."""
+"""Continuous batching: which requests run in which slots, and one step of all of them. Synchronous code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slime_torch.sampling import Draw, sample
 
 
 class Scheduler:
-    """Requests that wait and requests that run. Running ones fill the first slots of the cache, without holes.
+    """Requests that wait and requests that run; running ones fill the first slots of the cache, without holes.
 
     Args:
         model: with its weights.
@@ -49,11 +49,10 @@ class Scheduler:
             lengths = [
                 request.length - 1 for request in self.running
             ]  # the newest token is not in the cache yet
-            longest = max(lengths)
-            self._cache.reserve(len(self.running), longest + 1)
+            self._cache.reserve(len(self.running), max(lengths) + 1)
             device = self._model.device
             tokens = torch.tensor([request.tokens[-1] for request in self.running], device=device)
-            hidden = self._model.decode(tokens, torch.tensor(lengths, device=device), self._cache, longest)
+            hidden = self._model.decode(tokens, torch.tensor(lengths, device=device), self._cache)
             self._sample(hidden, self.running)
             finished += self._leave()
         return finished
@@ -72,7 +71,7 @@ class Scheduler:
         return requests
 
     def retract(self) -> None:
-        """Put the running requests back in front of the queue; they go on from what they have, prefilled anew."""
+        """Put the running requests back in front of the queue, to be prefilled anew with what they have."""
         for request in self.running:
             request.hidden = None
         self.waiting.extendleft(reversed(self.running))
@@ -105,16 +104,17 @@ class Scheduler:
             last = running.pop()
             if slot < len(running):
                 if wanted(last):
-                    self._cache.copy(len(running), [slot], last.length - 1)
+                    self._cache.copy(len(running), slot, last.length - 1)
                 running[slot] = last
 
     def _admit(self) -> None:
-        """Move waiting requests into free slots: prefill each different context once, and copy it to its twins."""
+        """Move waiting requests into free slots: prefill each context once, and copy it to its twins."""
         n = min(len(self.waiting), self._max_running - len(self.running))
         if n == 0:
             return
         new = [self.waiting.popleft() for _ in range(n)]
-        self._cache.reserve(len(self.running) + n, max(request.length for request in new) + 1)
+        longest = max(request.length for request in (*self.running, *new))
+        self._cache.reserve(len(self.running) + n, longest + 1)
         donors = {request.prompt: i for i, request in enumerate(self.running) if request.hidden is not None}
         first = len(self.running)
         self.running += new
@@ -141,7 +141,7 @@ class Scheduler:
         """Give slots the context of a slot that holds it already."""
         for target in targets:
             length = self.running[target].length
-            self._cache.copy(source, [target], length)
+            self._cache.copy(source, target, length)
             self.running[target].cached_tokens += length
             hidden[target] = state
 

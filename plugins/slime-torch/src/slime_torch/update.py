@@ -33,7 +33,7 @@ class Update:
         """Copy a bucket in.
 
         Raises:
-            WeightSyncError: a tensor is unknown, a duplicate, or has another shape or dtype; nothing was copied.
+            WeightSyncError: a tensor is unknown, sent twice, or of another shape or dtype; nothing was copied.
         """
         tensors = dict(bucket)
         names = [name for name, _ in bucket]
@@ -56,6 +56,7 @@ class Update:
         if missing:
             shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
             raise WeightSyncError(
-                f"update to version {self.version}: {len(missing)} of {len(self._weights)} tensors were not sent: {shown}"
+                f"update to version {self.version}: {len(missing)} of {len(self._weights)} tensors were not sent: "
+                f"{shown}"
             )
         return self._weights.fingerprint()

@@ -15,19 +15,21 @@ from torch.nn import functional as F
 
 Shape = tuple[int, ...]
 
+_PACKING = ("_is_mkldnn_bf16_supported", "_reorder_linear_weight", "_linear_pointwise")
+
 
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
-    """Return whether oneDNN's blocked weight layout can be used: bfloat16 on a CPU that multiplies it natively.
+    """Return whether oneDNN's blocked weight layout is of use: bfloat16 on a CPU that multiplies it natively.
 
-    With a plain layout oneDNN reorders the weight in every product, which costs more than the product when the
-    batch is small. The results are the same, bit for bit.
+    With a plain layout oneDNN reorders the weight in every product, which takes two thirds as long as the rest
+    when the batch is small (measured: 26 instead of 16 ms for SmolLM2-135M's layers and one token). The results
+    are the same, bit for bit.
     """
     ops = torch.ops.mkldnn
     return (
         device.type == "cpu"
         and dtype == torch.bfloat16
-        and torch.backends.mkldnn.is_available()
-        and all(hasattr(ops, name) for name in ("_linear_pointwise", "_reorder_linear_weight"))
+        and all(hasattr(ops, name) for name in _PACKING)
         and bool(ops._is_mkldnn_bf16_supported())
     )
 

@@ -21,8 +21,8 @@ Deliver = Callable[[Sequence[Request], EngineError | None], None]
 class Worker:
     """Runs a scheduler in a thread of its own.
 
-    After requests finish it waits until the event loop has dealt with them (`hand_over` with the right count): what
-    their callers ask for next then joins the very next step, whatever the machine's timing.
+    After requests finish it waits until the event loop has dealt with them (`hand_over` with the right count):
+    what their callers ask for next then joins the very next step, whatever the machine's timing.
 
     Args:
         loop: on which `deliver` is called.
