@@ -109,6 +109,11 @@ class Run:
         return self.settings.section(RolloutSection).dynamic_sampling_max_waves
 
     @property
+    def in_completion_order(self) -> bool:
+        """Whether a step keeps the groups that finish first."""
+        return self.settings.section(RolloutSection).rollout_in_completion_order
+
+    @property
     def wall_s(self) -> float:
         """Seconds spent on this run so far, earlier processes included."""
         return self.wall_before_s + time.perf_counter() - self._began

@@ -91,6 +91,9 @@ class RolloutSection(SectionModel):
     """Samples generated for each prompt."""
     over_sampling_batch_size: Count | None = None
     """Prompts taken in each wave of sampling; at least `rollout_batch_size`, which it is when not given."""
+    rollout_in_completion_order: bool = False
+    """Keep the groups that finish first, instead of deciding in the order of the prompts; faster with
+    over-sampling, and not reproducible."""
     dynamic_sampling_filter_path: str | None = None
     """Filter that says which groups to keep."""
     dynamic_sampling_max_waves: Count = 20

@@ -18,7 +18,12 @@ if TYPE_CHECKING:
 
 
 async def rollout(run: Run, step: int) -> list[Group]:
-    """Generate and score `rollout_batch_size` groups that the filter keeps, in the order of their prompts.
+    """Generate and score `rollout_batch_size` groups that the filter keeps.
+
+    Prompts are taken in waves of `over_sampling_batch_size`. Groups are decided on in the order of their prompts,
+    and the next wave begins when all are decided on, so that the same run always trains on the same samples; with
+    `rollout_in_completion_order` the first to finish are kept and a wave begins as soon as it is sure to be needed,
+    which is faster and is not reproducible. Once the batch is full, what is still under way is aborted.
 
     Groups that are left over (surplus or aborted) go to the buffer, so that no prompt is lost: with
     `partial_rollout` as they are, otherwise as fresh prompts.
@@ -27,41 +32,52 @@ async def rollout(run: Run, step: int) -> list[Group]:
         DataError: the filter dropped so much that `dynamic_sampling_max_waves` waves did not fill the batch.
         RewardError: a reward failed and `on_reward_error` is `stop`.
     """
-    target, wave = run.sizes.rollout_batch_size, run.sizes.over_sampling_batch_size
+    target = run.sizes.rollout_batch_size
     kept: list[Group] = []
-    surplus: list[Group] = []
     drops: Counter[str] = Counter()
-    tasks: dict[asyncio.Task[Group], Group] = {}
+    tasks: dict[asyncio.Task[Group], int] = {}
     waves = 0
     try:
         while len(kept) < target:
-            while len(kept) + len(tasks) < target:
+            if not tasks or (run.in_completion_order and len(kept) + len(tasks) < target):
                 if waves == run.max_waves:
                     raise DataError(_starved(step, waves, len(kept), target, drops))
                 waves += 1
-                for group in run.take(wave):
-                    tasks[asyncio.create_task(run_group(run, group, params_of=run.sampling_params))] = group
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in sorted(done, key=lambda task: tasks[task][0].index or 0):
-                group = task.result()
-                del tasks[task]
-                reason = run.drop_reason(group)
-                if reason is not None:
-                    drops[reason] += 1
-                elif len(kept) < target:
-                    kept.append(group)
-                else:
-                    surplus.append(group)
+                for group in run.take(run.sizes.over_sampling_batch_size):
+                    task = asyncio.create_task(run_group(run, group, params_of=run.sampling_params))
+                    tasks[task] = group[0].index or 0
+                continue
+            task = await _next_decided(tasks, in_order=not run.in_completion_order)
+            del tasks[task]
+            group = task.result()
+            reason = run.drop_reason(group)
+            if reason is None:
+                kept.append(group)
+            else:
+                drops[reason] += 1
             run.report("rollout", len(kept), target)
         if tasks:
             await run.engine.abort()
-            surplus += await asyncio.gather(*tasks)
+            run.keep_for_later(await asyncio.gather(*sorted(tasks, key=tasks.__getitem__)))
     finally:
         for task in tasks:
             task.cancel()
-    run.keep_for_later(surplus)
     run.record_drops(drops)
     return sorted(kept, key=lambda group: group[0].index or 0)
+
+
+async def _next_decided(tasks: dict[asyncio.Task[Group], int], *, in_order: bool) -> asyncio.Task[Group]:
+    """Wait for the first group by prompt or by completion; an error of any group is raised at once."""
+    first = min(tasks, key=tasks.__getitem__)
+    waiting = set(tasks)
+    while True:
+        done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for task in sorted(done, key=tasks.__getitem__):
+            task.result()  # a failure need not wait for its turn
+            if not in_order:
+                return task
+        if first.done():
+            return first
 
 
 async def run_group(
