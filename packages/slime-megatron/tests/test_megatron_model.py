@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -115,46 +117,87 @@ def test_buckets_hold_no_more_than_their_size_or_one_tensor(pair):
 def packed_of(*families):
     from slime_megatron.packed import Family, pack
 
-    return pack([Family(*family) for family in families], (torch.arange(90.0)[:, None], torch.zeros(90, 1)))
+    return pack([Family(*family) for family in families], (torch.arange(130.0)[:, None], torch.zeros(130, 1)))
 
 
-def test_groups_hold_sequences_of_like_length():
-    packed = packed_of(*((n, ()) for n in (90, 80, 70, 60, 44, 44, 30, 3)))
-    assert [(g.start, g.stop, g.size, g.length) for g in packed.groups] == [
-        (0, 270, 3, 90),  # 60 < 0.75 * 90
-        (270, 330, 1, 60),  # 44 < 0.75 * 60
-        (330, 418, 2, 44),
-        (418, 448, 1, 30),
-        (448, 451, 1, 3),
+def test_batches_hold_sequences_of_like_length():
+    packed = packed_of(*((n, ()) for n in (44, 90, 80, 70, 60, 44, 30, 3)))
+    assert [(stem.size, stem.length) for stem in packed.stems] == [
+        (3, 90),  # 60 < 0.75 * 90
+        (1, 60),  # 44 < 0.75 * 60
+        (2, 44),
+        (1, 30),
+        (1, 3),
     ]
-    assert packed.layout.slots[[0, 89, 90, 169, 170, 239, 240]].tolist() == [0, 89, 90, 169, 180, 249, 270]
-    assert len(packed.layout.copied) == 0
+    assert packed.tails == ()
+    # The row begins with a sequence of 44 tokens, which stands after 3 * 90 + 60 slots.
+    assert packed.layout.slots[[0, 43, 44, 133, 134, 213, 214]].tolist() == [330, 373, 0, 89, 90, 169, 180]
     assert packed_of((44, ()), (44, ())).layout is None
 
 
-def test_shared_prompt_goes_into_every_sequence_of_its_family():
-    """Prompt 0 1, continuations 2 3 and 4; and a lone sequence 5 6 7."""
-    packed = packed_of((2, (2, 1)), (3, ()))
-    assert packed.cos.flatten().tolist() == [0, 1, 2, 3, 2, 0, 1, 2]  # positions
-    assert [(g.size, g.length) for g in packed.groups] == [(3, 4)]
-    assert packed.layout.tokens.tolist() == [0, 1, 2, 3, 0, 1, 4, 0, 5, 6, 7, 0]
-    assert packed.layout.slots.tolist() == [0, 1, 2, 3, 6, 8, 9, 10]
-    assert packed.layout.copied.tolist() == [0, 1]
-    assert packed.layout.copies.tolist() == [[4], [5]]
-    assert (packed.n_tokens, packed.n_attended, packed.n_slots) == (8, 10, 12)
+def test_shared_prompt_stands_once_and_its_continuations_after_it():
+    """Prompt 0 1, continuations 2 3 and 4; a lone sequence 5 6 7; a prompt 8 9 with one continuation 10."""
+    from slime_megatron.packed import Stems, Tails
+
+    packed = packed_of((2, (2, 1)), (3, ()), (2, (1,)))
+    assert packed.cos.flatten().tolist() == [0, 1, 2, 3, 2, 0, 1, 2, 0, 1, 2]  # positions
+    assert packed.stems == (Stems(size=2, length=3), Stems(size=1, length=2))
+    assert packed.tails == (Tails(stems=1, first=0, prompts=1, prompt_length=2, size=2, length=2),)
+    assert packed.layout.tokens.tolist() == [5, 6, 7, 8, 9, 10, 0, 1, 2, 3, 4, 0]
+    assert packed.layout.slots.tolist() == [6, 7, 8, 9, 10, 0, 1, 2, 3, 4, 5]
+    assert (packed.n_tokens, packed.n_slots) == (11, 12)
 
 
-def test_gradient_of_a_shared_token_is_the_sum_over_its_slots():
-    from slime_megatron.attention import _Collect, _Spread
+def test_prompts_of_one_length_with_as_many_continuations_go_together():
+    from slime_megatron.packed import Stems, Tails
 
-    layout = packed_of((2, (2, 1, 5)), (3, ()), (1, (4, 4))).layout
-    x = torch.randn(len(layout.slots), 3, 2, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda x: _Spread.apply(x, layout)[layout.slots.unique()], x)
-    weights = torch.randn(len(layout.tokens), 3, 2, dtype=torch.float64)
-    real = torch.zeros(len(layout.tokens), 1, 1, dtype=torch.float64)
-    real[layout.slots] = 1
-    real[layout.copies[layout.is_copy]] = 1
-    (found,) = torch.autograd.grad((_Spread.apply(x, layout) * weights * real).sum(), x)
-    (wanted,) = torch.autograd.grad((x[layout.tokens] * weights * real).sum(), x)
-    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
-    assert torch.equal(_Collect.apply(_Spread.apply(x, layout), layout.slots), x)
+    packed = packed_of((30, (4, 2)), (30, (3, 3, 1)), (28, (2, 2)), (30, (1, 5)), (30, (90, 2)), (30, (0, 0)))
+    assert packed.stems == (Stems(size=6, length=30),)
+    assert packed.tails == (
+        Tails(stems=0, first=1, prompts=1, prompt_length=30, size=3, length=3),
+        Tails(stems=0, first=2, prompts=2, prompt_length=30, size=2, length=5),
+        Tails(stems=0, first=4, prompts=1, prompt_length=30, size=1, length=90),  # 32 < 0.75 * 120
+        Tails(stems=0, first=4, prompts=1, prompt_length=30, size=1, length=2),
+        Tails(stems=0, first=5, prompts=1, prompt_length=28, size=2, length=2),
+    )
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+def test_attention_over_shared_prompts_is_that_over_copies(groups):
+    """Output and gradients, float64, against each sequence by itself through an explicit softmax."""
+    from slime_megatron.attention import PackedAttention
+    from slime_megatron.packed import Family
+
+    families = [(5, (3, 1, 40, 3)), (2, ()), (4, (2,)), (5, (1, 2, 2, 39)), (3, (0, 0)), (1, (7, 6))]
+    packed = packed_of(*families)
+    t = packed.n_tokens
+    packed.cos, packed.sin = torch.ones(t, 1, 1, dtype=torch.float64), torch.zeros(t, 1, 1, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    q, k, v, weights = (
+        torch.randn(t, heads, 8, dtype=torch.float64, generator=generator, requires_grad=True)
+        for heads in (3, groups, groups, 3)
+    )
+    config = SimpleNamespace(attention_dropout=0.0, window_size=None)
+    with mock.patch("slime_megatron.attention._FLOAT32_BELOW", 0):
+        found = PackedAttention(config)(q, k, v, None, packed_seq_params=packed).view(t, 3, 8)
+
+    wanted = torch.zeros(t, 3, 8, dtype=torch.float64)
+    start = 0
+    for family in (Family(*family) for family in families):
+        prompt = list(range(start, start + family.prompt))
+        start += family.prompt
+        for n in family.continuations or (0,):
+            rows = torch.tensor(prompt + list(range(start, start + n)))
+            start += n
+            keys, values = (x[rows].repeat_interleave(3 // groups, dim=1) for x in (k, v))
+            scores = torch.einsum("qhd,khd->hqk", q[rows], keys) / 8**0.5
+            future = torch.ones(len(rows), len(rows)).triu(1).bool()
+            probabilities = scores.masked_fill(future, float("-inf")).softmax(-1)
+            wanted = wanted.index_copy(0, rows, torch.einsum("hqk,khd->qhd", probabilities, values))
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
+    for mine, theirs in zip(
+        torch.autograd.grad((found * weights).sum(), (q, k, v)),
+        torch.autograd.grad((wanted * weights).sum(), (q, k, v)),
+        strict=True,
+    ):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)

@@ -97,7 +97,7 @@ class Learner:
                 "perf/train_time": time.perf_counter() - start - log_probs_time,
                 "perf/log_probs_time": log_probs_time,
                 "perf/forwarded_tokens": float(sum(p.n_tokens for p in packed)),
-                "perf/padding_frac": 1 - sum(p.n_attended for p in packed) / sum(p.n_slots for p in packed),
+                "perf/padding_frac": 1 - sum(p.n_tokens for p in packed) / sum(p.n_slots for p in packed),
             }
         )
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 
-#: Sequences are padded to the longest of their group; a group holds those of at least this share of its length.
+#: Sequences are padded to the longest of their batch; a batch holds those of at least this share of its length.
 _LEAST_FILL = 0.75
 
 
@@ -29,54 +30,68 @@ class Family:
 
 
 @dataclass(frozen=True)
-class LengthGroup:
-    """Sequences of like length, which attention takes as one padded batch."""
+class Stems:
+    """Sequences of like length that begin at position 0, padded on the right to one batch."""
 
-    start: int
-    """First slot of the group in the flat padded batches of all groups."""
     size: int
     """Number of sequences."""
     length: int
     """Tokens of the longest."""
 
     @property
-    def stop(self) -> int:
-        """One past its last slot."""
-        return self.start + self.size * self.length
+    def n_slots(self) -> int:
+        """Slots of the batch."""
+        return self.size * self.length
+
+
+@dataclass(frozen=True)
+class Tails:
+    """Continuations of like length, of prompts of one length, padded on the right to one batch.
+
+    The prompts are consecutive rows of one batch of stems, and each has the same number of continuations here.
+    """
+
+    stems: int
+    """Which batch of stems holds the prompts."""
+    first: int
+    """Row of the first prompt in it."""
+    prompts: int
+    """Number of prompts."""
+    prompt_length: int
+    """Tokens of each prompt."""
+    size: int
+    """Continuations of each prompt."""
+    length: int
+    """Tokens of the longest continuation."""
+
+    @property
+    def n_slots(self) -> int:
+        """Slots of the batch."""
+        return self.prompts * self.size * self.length
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How the tokens of the packed row go into the slots of the padded batches, and come back.
-
-    A token of a prompt goes into one slot for each continuation; what attention makes of it is the same in all of
-    them, and comes back from the first.
-    """
+    """How the tokens of the packed row go into the slots of the padded batches, and come back."""
 
     tokens: Tensor
     """int64 [slots]: the token that goes into each slot; any, where a slot is padding."""
     slots: Tensor
-    """int64 [t]: the (first) slot of each token."""
-    copied: Tensor
-    """int64 [c]: the tokens that go into more than one slot."""
-    copies: Tensor
-    """int64 [c, m]: the further slots of each of them; any, where there are fewer than m."""
-    is_copy: Tensor
-    """bool [c, m]: which entries of `copies` are meant."""
+    """int64 [t]: the slot of each token."""
 
 
 @dataclass
 class PackedSequences(PackedSeqParams):
     """Megatron's parameters of a thd batch, with what our attention reads besides (see `attention`)."""
 
-    groups: tuple[LengthGroup, ...] = ()
-    """The sequences, longest first."""
+    stems: tuple[Stems, ...] = ()
+    """Batches of whole sequences and of shared prompts, longest first."""
+    tails: tuple[Tails, ...] = ()
+    """Batches of what continues the shared prompts; their slots come after those of the stems."""
     layout: Layout | None = None
-    """None where the padded batches are the packed row itself: nothing is padded, shared or moved."""
+    """None where the padded batches are the packed row itself: nothing is padded or moved."""
     n_tokens: int = 0
     """Tokens of the row."""
-    n_attended: int = 0
-    """Tokens of all sequences, shared prompts counted in each."""
     cos: Tensor | None = None
     """[t, 1, head_dim] cosine of each token's rotary angles, in the compute dtype."""
     sin: Tensor | None = None
@@ -85,7 +100,7 @@ class PackedSequences(PackedSeqParams):
     @property
     def n_slots(self) -> int:
         """Slots of all padded batches."""
-        return self.groups[-1].stop
+        return sum(batch.n_slots for batch in (*self.stems, *self.tails))
 
 
 def pack(families: Sequence[Family], cos_sin: tuple[Tensor, Tensor]) -> PackedSequences:
@@ -98,39 +113,24 @@ def pack(families: Sequence[Family], cos_sin: tuple[Tensor, Tensor]) -> PackedSe
     """
     cos, sin = cos_sin
     device = cos.device
-    sequences, n_tokens = _sequences(families)
-    order = sorted(range(len(sequences)), key=lambda i: (-len(sequences[i]), i))
-    groups = _groups([len(sequences[i]) for i in order])
     positions = torch.cat([_positions(family) for family in families]).to(device)
     ends = torch.tensor([0, *(family.n_tokens for family in families)]).cumsum(0)
     ends = ends.to(device=device, dtype=torch.int32)
-    longest = len(sequences[order[0]])
+    longest = max(family.prompt + max(family.continuations, default=0) for family in families)
+    stems, tails, tokens = _batches(_parts(families))
     return PackedSequences(
         qkv_format="thd",
         cu_seqlens_q=ends,
         cu_seqlens_kv=ends,
         max_seqlen_q=longest,
         max_seqlen_kv=longest,
-        groups=groups,
-        layout=_layout([sequences[i] for i in order], groups, n_tokens, device),
-        n_tokens=n_tokens,
-        n_attended=sum(len(sequence) for sequence in sequences),
+        stems=stems,
+        tails=tails,
+        layout=_layout(tokens, len(positions), device),
+        n_tokens=len(positions),
         cos=cos[positions][:, None],
         sin=sin[positions][:, None],
     )
-
-
-def _sequences(families: Iterable[Family]) -> tuple[list[Tensor], int]:
-    """Return the packed tokens of each sequence, in order of its positions, and the tokens of the row."""
-    sequences: list[Tensor] = []
-    start = 0
-    for family in families:
-        prompt = torch.arange(start, start + family.prompt)
-        start += family.prompt
-        for n in family.continuations or (0,):
-            sequences.append(torch.cat([prompt, torch.arange(start, start + n)]))
-            start += n
-    return sequences, start
 
 
 def _positions(family: Family) -> Tensor:
@@ -139,46 +139,78 @@ def _positions(family: Family) -> Tensor:
     return torch.cat([torch.arange(family.prompt), *tails])
 
 
-def _groups(lengths: Sequence[int]) -> tuple[LengthGroup, ...]:
-    """Cut descending lengths into groups of like length."""
-    groups: list[LengthGroup] = []
-    first, start = 0, 0
-    while first < len(lengths):
-        last = first + 1
-        while last < len(lengths) and lengths[last] >= _LEAST_FILL * lengths[first]:
-            last += 1
-        groups.append(LengthGroup(start, last - first, lengths[first]))
-        first, start = last, groups[-1].stop
-    return tuple(groups)
+@dataclass(frozen=True)
+class _Part:
+    """A family as ranges of packed tokens: a stem, and runs of tails of like length."""
+
+    stem: range
+    runs: tuple[tuple[range, ...], ...]
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """Parts of equal order stand together; longest first."""
+        return (-len(self.stem), *(-len(run) for run in self.runs))
 
 
-def _layout(
-    sequences: Sequence[Tensor], groups: Sequence[LengthGroup], n_tokens: int, device: torch.device
-) -> Layout | None:
-    """Return where the tokens go; `sequences` are in the order of the groups."""
-    tokens = torch.full((groups[-1].stop,), -1)
-    remaining = iter(sequences)
-    for group in groups:
-        for row in range(group.size):
-            sequence = next(remaining)
-            first = group.start + row * group.length
-            tokens[first : first + len(sequence)] = sequence
-    if torch.equal(tokens, torch.arange(n_tokens)):
+def _parts(families: Iterable[Family]) -> list[_Part]:
+    """Cut each family into its stem and its tails; a prompt that is not shared is one stem with what follows it."""
+    parts = []
+    start = 0
+    for family in families:
+        stem = range(start, start := start + family.prompt)
+        tails = []
+        for n in family.continuations:
+            tails.append(range(start, start := start + n))
+        tails = sorted((tail for tail in tails if tail), key=lambda tail: -len(tail))
+        if len(tails) == 1 and tails[0].start == stem.stop:
+            stem, tails = range(stem.start, tails[0].stop), []
+        lengths = [len(stem) + len(tail) for tail in tails]
+        parts.append(_Part(stem, tuple(tuple(tails[i] for i in run) for run in _alike(lengths))))
+    return sorted(parts, key=lambda part: part.order)
+
+
+def _alike(lengths: Sequence[int]) -> list[range]:
+    """Cut descending lengths into runs of like length."""
+    runs: list[range] = []
+    for i, length in enumerate(lengths):
+        if runs and length >= _LEAST_FILL * lengths[runs[-1].start]:
+            runs[-1] = range(runs[-1].start, i + 1)
+        else:
+            runs.append(range(i, i + 1))
+    return runs
+
+
+def _batches(parts: Sequence[_Part]) -> tuple[tuple[Stems, ...], tuple[Tails, ...], list[int]]:
+    """Return the batches of stems and tails, and the packed token of each slot, -1 for padding."""
+    stems: list[Stems] = []
+    tails: list[Tails] = []
+    stem_tokens: list[int] = []
+    tail_tokens: list[int] = []
+    for rows in _alike([len(part.stem) for part in parts]):
+        batch = [parts[i] for i in rows]
+        stem_tokens += _padded([part.stem for part in batch], length=len(batch[0].stem))
+        stems.append(Stems(len(batch), len(batch[0].stem)))
+        first = 0
+        for order, alike in groupby(batch, key=lambda part: part.order):
+            members = list(alike)
+            for runs in zip(*(part.runs for part in members), strict=True):
+                longest = max(len(run[0]) for run in runs)
+                tail_tokens += _padded([tail for run in runs for tail in run], length=longest)
+                tails.append(Tails(len(stems) - 1, first, len(members), -order[0], len(runs[0]), longest))
+            first += len(members)
+    return tuple(stems), tuple(tails), stem_tokens + tail_tokens
+
+
+def _padded(ranges: Iterable[range], *, length: int) -> list[int]:
+    return [token for r in ranges for token in (*r, *([-1] * (length - len(r))))]
+
+
+def _layout(tokens: Sequence[int], n_tokens: int, device: torch.device) -> Layout | None:
+    """Return where the tokens go, None when each stays where it is."""
+    of_slot = torch.tensor(tokens)
+    if torch.equal(of_slot, torch.arange(n_tokens)):
         return None
-    used = torch.nonzero(tokens >= 0).squeeze(1)
-    by_token = used[
-        torch.argsort(tokens[used], stable=True)
-    ]  # the slots of token 0, then those of token 1, ...
-    counts = torch.bincount(tokens[used], minlength=n_tokens)
-    firsts = counts.cumsum(0) - counts
-    copied = torch.nonzero(counts > 1).squeeze(1)
-    nth = torch.arange(1, max(2, int(counts.max())))
-    is_copy = nth[None] < counts[copied, None]
-    copies = by_token[(firsts[copied, None] + nth[None]).where(is_copy, firsts[copied, None])]
-    return Layout(
-        tokens=tokens.clamp_min(0).to(device),
-        slots=by_token[firsts].to(device),
-        copied=copied.to(device),
-        copies=copies.to(device),
-        is_copy=is_copy.to(device),
-    )
+    slots = torch.empty(n_tokens, dtype=torch.int64)
+    used = torch.nonzero(of_slot >= 0).squeeze(1)
+    slots[of_slot[used]] = used
+    return Layout(tokens=of_slot.clamp_min(0).to(device), slots=slots.to(device))
