@@ -36,12 +36,14 @@ def samples(run: Path) -> list[tuple[int, int, list[int], list[float]]]:
 def kill_during(command: list[str], run: Path, phase: str, *, step: int, env: dict[str, str]) -> None:
     """Start the command, and kill it -9 once `phase` of a step not before `step` is under way."""
     (run / "phase").unlink(missing_ok=True)
-    process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    output = run.with_suffix(".out")
+    with output.open("w") as file:
+        process = subprocess.Popen(command, env=env, stdout=file, stderr=subprocess.STDOUT)
     deadline = time.monotonic() + 240
     try:
         while True:
             assert time.monotonic() < deadline
-            assert process.poll() is None, process.stdout.read().decode() if process.stdout else ""
+            assert process.poll() is None, output.read_text()
             words = (run / "phase").read_text().split() if (run / "phase").exists() else ["-1", "", "0", "0"]
             if int(words[0]) >= step and words[1] == phase and words[2] != words[3]:
                 break
@@ -58,6 +60,7 @@ def test_run_killed_three_times_equals_one_left_alone(root, tiny_llama, tmp_path
         "--hf-checkpoint", str(tiny_llama), "--output-dir", str(tmp_path), "--num-rollout", "10", "--save-interval", "2",
         "--eval-interval", "5", "--gym-eval-size", "16", "--rollout-batch-size", "4", "--rollout-max-response-len", "24",
         "--reward-timeout-s", "60", "--lr", "1e-3", "--rm-type", "slime_bench.step:parity", "--num-steps-per-rollout", "2",
+        "--n-samples-per-prompt", "8",
     ]  # fmt: skip
     command = [sys.executable, "-m", "slime_core", "train", str(root / "recipes/quickstart.toml"), *common]
     left_alone, killed = tmp_path / "left-alone", tmp_path / "killed"

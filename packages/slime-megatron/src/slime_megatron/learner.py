@@ -94,7 +94,7 @@ class Learner:
             | _mismatch(columns, before)
             | {
                 "perf/train_tokens": float(len(batch.tokens)),
-                "perf/train_time": time.perf_counter() - start - log_probs_time,
+                "perf/actor_train_time": time.perf_counter() - start - log_probs_time,
                 "perf/log_probs_time": log_probs_time,
                 "perf/forwarded_tokens": float(sum(p.n_tokens for p in packed)),
                 "perf/padding_frac": 1 - sum(p.n_tokens for p in packed) / sum(p.n_slots for p in packed),
