@@ -171,7 +171,10 @@ def test_attention_over_shared_prompts_is_that_over_copies(groups):
     families = [(5, (3, 1, 40, 3)), (2, ()), (4, (2,)), (5, (1, 2, 2, 39)), (3, (0, 0)), (1, (7, 6))]
     packed = packed_of(*families)
     t = packed.n_tokens
-    packed.cos, packed.sin = torch.ones(t, 1, 1, dtype=torch.float64), torch.zeros(t, 1, 1, dtype=torch.float64)
+    packed.cos, packed.sin = (
+        torch.ones(t, 1, 1, dtype=torch.float64),
+        torch.zeros(t, 1, 1, dtype=torch.float64),
+    )
     generator = torch.Generator().manual_seed(0)
     q, k, v, weights = (
         torch.randn(t, heads, 8, dtype=torch.float64, generator=generator, requires_grad=True)

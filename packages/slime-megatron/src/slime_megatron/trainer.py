@@ -14,6 +14,7 @@ from slime_core.build import BuildContext
 from slime_core.config.derive import batch_sizes
 from slime_core.config.sections import ModelSection, RunSection, TrainSection
 from slime_core.errors import TrainerError
+from slime_core.openmp import release_threads
 from slime_core.protocols import Fingerprint, Metrics, TransferPlan
 
 from slime_megatron.section import MegatronSection
@@ -116,7 +117,7 @@ class MegatronTrainer:
         return self._learner
 
     async def _on_thread(self, function: Callable[..., T], *args: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, _released, function, *args)
 
 
 def create_trainer(build: BuildContext) -> MegatronTrainer:
@@ -141,6 +142,14 @@ def create_trainer(build: BuildContext) -> MegatronTrainer:
             total_steps=num_rollout and num_rollout * batch_sizes(build.settings).num_steps_per_rollout,
         )
     )
+
+
+def _released[T](function: Callable[..., T], *args: Any) -> T:
+    """Call `function`, and leave no idle OpenMP threads beside those of the engine."""
+    try:
+        return function(*args)
+    finally:
+        release_threads()
 
 
 def _build_learner(settings: LearnerSettings) -> Learner:

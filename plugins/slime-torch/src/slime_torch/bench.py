@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from slime_core.openmp import release_threads
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import SamplingParams, Tokenizer
 from slime_models.checkpoint import read_config
@@ -155,6 +156,7 @@ def _measure(
             contestant()
             if device.type == "cuda":
                 torch.cuda.synchronize()
+            release_threads()  # those of this thread would slow the engine's down
             if index > 0:
                 seconds[name].append(time.perf_counter() - begin)
     return {name: statistics.median(times) for name, times in seconds.items()}

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from slime_core.errors import EngineError, SlimeError
+from slime_core.openmp import release_threads
 
 from slime_torch.request import Request
 from slime_torch.scheduler import Scheduler
@@ -81,15 +82,19 @@ class Worker:
             self._changed.notify()
         self._thread.join()
 
+    def _busy(self) -> bool:
+        return bool(self._inbox) or (self.scheduler is not None and self.scheduler.busy)
+
     def _ready(self) -> bool:
-        busy = bool(self._inbox) or (self.scheduler is not None and self.scheduler.busy)
         may_step = not self._holds and self._acknowledged == self._posted
-        return self._closing or bool(self._commands) or (busy and may_step)
+        return self._closing or bool(self._commands) or (self._busy() and may_step)
 
     @torch.inference_mode()
     def _run(self) -> None:
         while True:
             with self._changed:
+                if not self._ready() and not self._busy():
+                    release_threads()
                 self._changed.wait_for(self._ready)
                 commands, self._commands = self._commands, deque()
                 if self._closing:
