@@ -28,6 +28,7 @@ from slime_core.config.sections import (
 )
 from slime_core.config.settings import Settings
 from slime_core.errors import CheckpointError, ConfigError, PluginError, Problem
+from slime_core.openmp import release_threads
 from slime_core.plugins.bind import bind, choose_options
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import DataSource, TokenView, needs_of
@@ -138,6 +139,7 @@ async def start(run: Run) -> None:
         await restore(run, found)
     checkpoint.clean(run.run_dir.checkpoints)
     run.run_dir.rewind(run.start_step)
+    release_threads()  # what a part computed on this thread is done
 
 
 async def restore(run: Run, found: checkpoint.Checkpoint) -> None:
