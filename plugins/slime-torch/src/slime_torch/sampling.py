@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from slime_core.protocols import SamplingParams
 from torch import Tensor
 
-#: Width of the blocks in which a row of probabilities is summed before the draw is looked up.
+#: Width of the blocks in which a row of unnormalised probabilities is summed before the draw is looked up.
 _BLOCK = 256
 #: How many of a row's largest logits are looked at for its nucleus, before all are.
 _CANDIDATES = (64, 1024)
@@ -66,21 +66,23 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> tuple[list[int], list[float
     if any(temperature != 1.0 for temperature in temperatures):
         logits = logits.float() / torch.tensor(temperatures, device=logits.device)[:, None]
     logits = _restricted(logits, [draw.params for draw in draws])
-    probs = torch.softmax(logits, dim=-1, dtype=torch.float32)
-    blocks = _in_blocks(probs)
+    # Not torch.softmax: summing a row of 50,000 in float32 shifts every log-prob by some 1e-5. Blocks do not.
+    peaks = logits.amax(-1, keepdim=True)
+    blocks = _in_blocks((logits.float() - peaks).exp_())
+    ends = blocks.sum(-1).double().cumsum(-1)
     greedy = torch.tensor([draw.params.temperature == 0 for draw in draws], device=logits.device)
     points = torch.from_numpy(uniform([d.seed for d in draws], [d.position for d in draws])).to(logits.device)
-    tokens = torch.where(greedy, _likeliest(blocks), _inverted(blocks, points))
-    log_probs = probs.gather(1, tokens[:, None]).log().squeeze(1)
+    tokens = torch.where(greedy, _likeliest(blocks), _inverted(blocks, ends, points))
+    log_probs = (logits.gather(1, tokens[:, None]) - peaks.double() - ends[:, -1:].log()).squeeze(1)
     return tokens.tolist(), log_probs.tolist()
 
 
-def _in_blocks(probs: Tensor) -> Tensor:
+def _in_blocks(weights: Tensor) -> Tensor:
     """Return [n, blocks, _BLOCK], zero where the vocabulary has ended."""
-    n, vocab = probs.shape
+    n, vocab = weights.shape
     if vocab % _BLOCK:
-        probs = torch.nn.functional.pad(probs, (0, -vocab % _BLOCK))
-    return probs.view(n, -1, _BLOCK)
+        weights = torch.nn.functional.pad(weights, (0, -vocab % _BLOCK))
+    return weights.view(n, -1, _BLOCK)
 
 
 def _likeliest(blocks: Tensor) -> Tensor:
@@ -90,10 +92,15 @@ def _likeliest(blocks: Tensor) -> Tensor:
     return block * _BLOCK + inside
 
 
-def _inverted(blocks: Tensor, points: Tensor) -> Tensor:
-    """Return the first index at which each row's cumulative sum exceeds `point` times its total."""
+def _inverted(blocks: Tensor, ends: Tensor, points: Tensor) -> Tensor:
+    """Return the first index at which each row's cumulative sum exceeds `point` times its total.
+
+    Args:
+        blocks: float32 [n, blocks, _BLOCK], unnormalised probabilities.
+        ends: float64 [n, blocks], cumulative sums of whole blocks.
+        points: float64 [n], each in [0, 1).
+    """
     rows = torch.arange(len(blocks), device=blocks.device)
-    ends = blocks.sum(-1).double().cumsum(-1)
     target = points * ends[:, -1]
     block = torch.searchsorted(ends, target[:, None], right=True).squeeze(1)
     begin = torch.where(block > 0, ends[rows, (block - 1).clamp_min(0)], 0.0)
