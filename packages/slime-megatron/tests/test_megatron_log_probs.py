@@ -6,7 +6,7 @@ import pytest
 import torch
 
 
-@pytest.fixture(params=[(7, 50), (300, 1 << 16)], ids=["one chunk", "two chunks"])
+@pytest.fixture(params=[(7, 50), (70, 1 << 16)], ids=["one chunk", "three chunks"])
 def inputs(request):
     generator = torch.Generator().manual_seed(3)
     rows, vocab = request.param
@@ -57,3 +57,13 @@ def test_bfloat16_logits_are_taken_as_they_are():
     assert log_probs.item() == pytest.approx(-0.40760596, abs=1e-6)
     log_probs.sum().backward()
     assert logits.grad.dtype == torch.bfloat16
+
+
+def test_a_second_backward_pass_is_refused():
+    from slime_megatron.log_probs import token_log_probs
+
+    weight = torch.randn(3, 4, requires_grad=True)
+    log_probs, _ = token_log_probs(torch.randn(5, 3) @ weight, torch.tensor([0, 1, 2, 3, 0]))
+    log_probs.sum().backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        log_probs.sum().backward()

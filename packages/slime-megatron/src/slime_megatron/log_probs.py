@@ -7,8 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-#: Elements of logits that are held in float32 at once (64 MiB).
-_CHUNK_ELEMENTS = 1 << 24
+#: Elements of logits that are held in float32 at once, by device: 64 MiB, but on a CPU what fits into its cache (8 MiB
+#: took a third of the time of 64 MiB, measured with [2048, 49152] bfloat16 logits).
+_CHUNK_ELEMENTS = {"cpu": 1 << 21}
+_CHUNK_ELEMENTS_ELSEWHERE = 1 << 24
 
 
 def token_log_probs(
@@ -17,7 +19,8 @@ def token_log_probs(
     """Return (log-prob of each target, entropy of each distribution or None), in nats, float32 [R].
 
     Args:
-        logits: [R, vocab], any floating dtype; kept for the backward pass as they are.
+        logits: [R, vocab], any floating dtype; kept for the backward pass, which overwrites them with their gradient,
+            so that nothing else may need them, and no second backward pass is possible.
         targets: int64 [R].
         temperature: divides the logits.
         with_entropy: whether to compute entropies.
@@ -57,7 +60,6 @@ class _TokenLogProbs(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, d_log_probs: Tensor, d_entropy: Tensor) -> tuple[Tensor, None, None, None]:
         logits, targets, normalisers, entropy = ctx.saved_tensors
-        gradient = torch.empty_like(logits)
         for rows in _chunks(logits):
             shifted = _scaled(logits[rows], ctx.temperature).sub_(normalisers[rows, None])
             outer = -d_log_probs[rows, None] / ctx.temperature
@@ -68,12 +70,13 @@ class _TokenLogProbs(torch.autograd.Function):
             else:
                 chunk = shifted.exp_().mul_(outer)
             chunk.scatter_add_(1, targets[rows, None], -outer)
-            gradient[rows] = chunk
-        return gradient, None, None, None
+            logits[rows] = chunk
+        return logits, None, None, None
 
 
 def _chunks(logits: Tensor) -> list[slice]:
-    step = max(1, _CHUNK_ELEMENTS // logits.shape[1])
+    elements = _CHUNK_ELEMENTS.get(logits.device.type, _CHUNK_ELEMENTS_ELSEWHERE)
+    step = max(1, elements // logits.shape[1])
     return [slice(start, start + step) for start in range(0, logits.shape[0], step)]
 
 
