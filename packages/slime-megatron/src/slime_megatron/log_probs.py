@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -43,14 +44,15 @@ class _TokenLogProbs(torch.autograd.Function):
         normalisers = torch.empty(logits.shape[0], dtype=torch.float32, device=logits.device)
         log_probs = torch.empty_like(normalisers)
         entropy = torch.empty_like(normalisers) if with_entropy else normalisers.new_empty(0)
-        for rows in _chunks(logits):
-            scaled = _scaled(logits[rows], temperature)
-            lse = torch.logsumexp(scaled, dim=-1)
-            normalisers[rows] = lse
-            log_probs[rows] = scaled.gather(1, targets[rows, None]).squeeze(1) - lse
+        for rows, scaled in _chunks(logits, temperature):
+            log_probs[rows] = scaled.gather(1, targets[rows, None]).squeeze(1)
+            peaks = scaled.amax(dim=-1, keepdim=True)
+            weights = (scaled - peaks).exp_() if with_entropy else scaled.sub_(peaks).exp_()
+            sums = weights.sum(dim=-1)
+            normalisers[rows] = peaks.squeeze(1) + sums.log()
             if with_entropy:
-                probabilities = (scaled - lse[:, None]).exp_()
-                entropy[rows] = lse - probabilities.mul_(scaled).sum(dim=-1)
+                entropy[rows] = normalisers[rows] - weights.mul_(scaled).sum(dim=-1) / sums
+        log_probs -= normalisers
         ctx.save_for_backward(logits, targets, normalisers, entropy)
         ctx.temperature, ctx.with_entropy = temperature, with_entropy
         if not with_entropy:
@@ -60,8 +62,8 @@ class _TokenLogProbs(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, d_log_probs: Tensor, d_entropy: Tensor) -> tuple[Tensor, None, None, None]:
         logits, targets, normalisers, entropy = ctx.saved_tensors
-        for rows in _chunks(logits):
-            shifted = _scaled(logits[rows], ctx.temperature).sub_(normalisers[rows, None])
+        for rows, scaled in _chunks(logits, ctx.temperature):
+            shifted = scaled.sub_(normalisers[rows, None])
             outer = -d_log_probs[rows, None] / ctx.temperature
             if ctx.with_entropy:
                 probabilities = shifted.exp()
@@ -74,13 +76,12 @@ class _TokenLogProbs(torch.autograd.Function):
         return logits, None, None, None
 
 
-def _chunks(logits: Tensor) -> list[slice]:
+def _chunks(logits: Tensor, temperature: float) -> Iterator[tuple[slice, Tensor]]:
+    """Yield rows, and logits / temperature of those rows in float32, each time in the same memory."""
     elements = _CHUNK_ELEMENTS.get(logits.device.type, _CHUNK_ELEMENTS_ELSEWHERE)
     step = max(1, elements // logits.shape[1])
-    return [slice(start, start + step) for start in range(0, logits.shape[0], step)]
-
-
-def _scaled(logits: Tensor, temperature: float) -> Tensor:
-    """Return a float32 copy of logits / temperature."""
-    scaled = logits.to(torch.float32, copy=True)
-    return scaled if temperature == 1.0 else scaled.div_(temperature)
+    buffer = torch.empty(step, logits.shape[1], dtype=torch.float32, device=logits.device)
+    for start in range(0, len(logits), step):
+        rows = slice(start, min(start + step, len(logits)))
+        scaled = buffer[: rows.stop - start].copy_(logits[rows])
+        yield rows, scaled if temperature == 1.0 else scaled.div_(temperature)
