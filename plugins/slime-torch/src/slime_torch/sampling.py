@@ -68,7 +68,7 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> tuple[list[int], list[float
     logits = _restricted(logits, [draw.params for draw in draws])
     # Not torch.softmax: summing a row of 50,000 in float32 shifts every log-prob by some 1e-5. Blocks do not.
     peaks = logits.amax(-1, keepdim=True)
-    blocks = _in_blocks((logits.float() - peaks).exp_())
+    blocks = _in_blocks(logits.to(torch.float32, copy=True).sub_(peaks).exp_())
     ends = blocks.sum(-1).double().cumsum(-1)
     greedy = torch.tensor([draw.params.temperature == 0 for draw in draws], device=logits.device)
     points = torch.from_numpy(uniform([d.seed for d in draws], [d.position for d in draws])).to(logits.device)
