@@ -39,13 +39,10 @@ class PlotTracker:
         """Nothing to do: the rows are read from `metrics.jsonl`, so that a resumed run is drawn whole."""
 
     def run_end(self, summary: Mapping[str, Any]) -> None:
-        """Draw."""
-        if importlib.util.find_spec("matplotlib") is not None:
-            draw(
-                self._run_dir.read_metrics(),
-                self._run_dir.path / "reward.png",
-                title=str(summary["run_name"]),
-            )
+        """Draw, when there is anything to be seen."""
+        rows = self._run_dir.read_metrics()
+        if rows and importlib.util.find_spec("matplotlib") is not None:
+            draw(rows, self._run_dir.path / "reward.png", title=str(summary["run_name"]))
 
 
 def create_tracker(build: BuildContext) -> PlotTracker:
