@@ -52,13 +52,8 @@ def flags_page(schema: Schema) -> str:
         ]
         for flag in schema.flags.values():
             if flag.table == table:
-                info = flag.info
-                default = (
-                    "(required)"
-                    if info.is_required()
-                    else f"`{info.get_default(call_default_factory=True)!r}`"
-                )
-                lines.append(f"| `{flag.spelled}` | {default} | {_cell(info.description or '')} |")
+                default, meaning = flag.default, _cell(flag.info.description or "")
+                lines.append(f"| `{flag.spelled}` | `{default}` | {meaning} |")
     return "\n".join(lines) + "\n"
 
 

@@ -49,6 +49,12 @@ def test_import_reference_and_dotted_path_mean_the_same(registry_of):
     assert registry.find("slime.rewards", "os.path.join").value == "os.path:join"
 
 
+def test_plugin_that_exits_on_import_is_an_error_too(install, registry_of):
+    install("acme", REWARDS.format(name="bad", value="acme_exits:f"), acme_exits="raise SystemExit(0)")
+    with pytest.raises(PluginError, match=r"'acme/bad' .* does not import: SystemExit: 0"):
+        registry_of().resolve("slime.rewards", "bad")
+
+
 def test_plugin_that_fails_to_import_is_fatal_when_loaded_only(install, registry_of):
     install(
         "acme", REWARDS.format(name="bad", value="acme_bad:f"), acme_bad="raise OSError('no such library')"

@@ -33,7 +33,7 @@ from slime_core.plugins.bind import bind, choose_options
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import DataSource, TokenView, needs_of
 from slime_core.rewards.pool import RewardPool
-from slime_core.run import Run, failed_group
+from slime_core.run import Run, failure_of
 from slime_core.rundir import RunDir
 from slime_core.sample import Group
 
@@ -271,17 +271,17 @@ def _functions(settings: Settings, registry: Registry) -> dict[str, Any]:
 def _drop_reason(settings: Settings, registry: Registry) -> Callable[[Group], str | None]:
     rollout = settings.section(RolloutSection)
     path = rollout.dynamic_sampling_filter_path
-    keep: Callable[[Group], str | None] = lambda group: None  # noqa: E731  # the filter that keeps everything
-    if path is not None:
-        explicit = dict(rollout.filter_args)
-        key = settings.section(RewardSection).reward_key
-        function = registry.resolve("slime.filters", path)
-        if key is not None and "reward_key" in inspect.signature(function).parameters:
-            explicit.setdefault("reward_key", key)
-        keep = resolve_function(
-            settings, registry, "slime.filters", path, where="rollout.filter_args", explicit=explicit
-        )
-    return lambda group: "reward_error" if failed_group(group) else keep(group)
+    if path is None:
+        return failure_of
+    explicit = dict(rollout.filter_args)
+    key = settings.section(RewardSection).reward_key
+    function = registry.resolve("slime.filters", path)
+    if key is not None and "reward_key" in inspect.signature(function).parameters:
+        explicit.setdefault("reward_key", key)
+    keep = resolve_function(
+        settings, registry, "slime.filters", path, where="rollout.filter_args", explicit=explicit
+    )
+    return lambda group: failure_of(group) or keep(group)
 
 
 def _eval_source(settings: Settings, registry: Registry, build: BuildContext) -> DataSource | None:

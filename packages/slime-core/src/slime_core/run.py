@@ -358,6 +358,6 @@ def _due(step: int, interval: int | None, *, last: bool) -> bool:
     return interval is not None and (last or step % interval == 0)
 
 
-def failed_group(group: Group) -> bool:
-    """Say whether a sample of the group could not be scored."""
-    return any(sample.status is Status.FAILED for sample in group)
+def failure_of(group: Group) -> str | None:
+    """Return the reason to drop a group that holds a failed sample, None where there is none."""
+    return "reward_error" if any(sample.status is Status.FAILED for sample in group) else None

@@ -78,12 +78,15 @@ async def sync_weights(trainer: Trainer, engine: RolloutEngine, *, version: str,
 async def _both(
     send: Coroutine[Any, Any, Fingerprint], receive: Coroutine[Any, Any, Fingerprint]
 ) -> tuple[Fingerprint, Fingerprint]:
-    """Run both sides; when one fails, cancel the other and raise its error."""
+    """Run both sides; when one fails, cancel the other and raise its error, with a note where both failed."""
     try:
         async with asyncio.TaskGroup() as tasks:
             sending, receiving = tasks.create_task(send), tasks.create_task(receive)
     except ExceptionGroup as errors:
-        raise errors.exceptions[0] from None
+        first, *others = errors.exceptions
+        for other in others:
+            first.add_note(f"the other side failed, too: {type(other).__name__}: {other}")
+        raise first from None  # the group adds nothing
     return sending.result(), receiving.result()
 
 

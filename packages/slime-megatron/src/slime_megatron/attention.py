@@ -1,4 +1,4 @@
-"""Attention over packed sequences, and the norm, in plain PyTorch: the same code on a CPU and on CUDA."""
+"""Attention over packed sequences in plain PyTorch: the same code on a CPU and on CUDA."""
 
 from __future__ import annotations
 
@@ -81,17 +81,6 @@ class PackedAttention(MegatronModule):
         gqa = q.size(1) != k.size(1)
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self._scale, enable_gqa=gqa)
         return out.transpose(1, 2).flatten(0, 1).flatten(1).to(dtype)
-
-
-class RMSNorm(torch.nn.RMSNorm):
-    """RMSNorm whose weight carries `sequence_parallel`, by which Megatron knows to sum its gradient over ranks.
-
-    Megatron's own wrapper of torch's norm (0.19.2) refuses sequence parallelism for the lack of that mark.
-    """
-
-    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
-        super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
-        self.weight.sequence_parallel = config.sequence_parallel
 
 
 def _rotate(x: Tensor, packed: PackedSequences) -> Tensor:

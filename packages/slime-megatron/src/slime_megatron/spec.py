@@ -8,7 +8,8 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer
 
-from slime_megatron.attention import PackedAttention, RMSNorm
+from slime_megatron.attention import PackedAttention
+from slime_megatron.norm import RMSNorm
 
 
 def block_spec(config: TransformerConfig, *, vp_stage: int | None = None) -> TransformerBlockSubmodules:

@@ -49,13 +49,8 @@ def _flags(registry: Registry) -> None:
         table = Table("flag", "default", "meaning", box=None, pad_edge=False, header_style="bold")
         for flag in schema.flags.values():
             if flag.table == name:
-                default = (
-                    "(required)"
-                    if flag.info.is_required()
-                    else repr(flag.info.get_default(call_default_factory=True))
-                )
                 meaning = " ".join((flag.info.description or "").split())
-                table.add_row(flag.spelled, escape(default), escape(meaning))
+                table.add_row(flag.spelled, escape(flag.default), escape(meaning))
         console = wide_console()
         console.print(f"\n[bold]\\[{name}][/bold]  from {schema.owners[name]}")
         console.print(table)

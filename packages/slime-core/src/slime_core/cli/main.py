@@ -59,7 +59,8 @@ def run(argv: list[str]) -> int:
     try:
         status: int = module.main(rest)
     except SlimeError as error:
-        print(f"slime {name}: {type(error).__name__}\n{_indent(str(error))}", file=sys.stderr)
+        text = "\n".join([str(error), *getattr(error, "__notes__", ())])
+        print(f"slime {name}: {type(error).__name__}\n{_indent(text)}", file=sys.stderr)
         return exit_status(error)
     return status
 

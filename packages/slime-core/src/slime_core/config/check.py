@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 from slime_core.config.derive import batch_sizes, choices
 from slime_core.config.sections import (
@@ -24,7 +25,7 @@ def check_settings(settings: Settings, registry: Registry) -> list[Problem]:
     """Return everything that is wrong and can be known without starting anything."""
     problems: list[Problem] = []
     for check in (batch_sizes, choices):
-        problems += _caught(lambda check=check: check(settings))  # type: ignore[misc]  # the default binds the loop variable
+        problems += _caught(partial(check, settings))
     problems += _lengths(settings)
     problems += _required(settings)
     if not problems:

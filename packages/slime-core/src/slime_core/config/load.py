@@ -37,6 +37,13 @@ class Flag:
         return "--" + self.name.replace("_", "-")
 
     @property
+    def default(self) -> str:
+        """The default as it is shown."""
+        if self.info.is_required():
+            return "(required)"
+        return repr(self.info.get_default(call_default_factory=True))
+
+    @property
     def kind(self) -> type:
         """`bool`, `list`, `dict`, or `str` for everything that is one word."""
         annotation = self.info.annotation

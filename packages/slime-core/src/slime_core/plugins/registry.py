@@ -6,7 +6,6 @@ Entry points are metadata: listing and resolving import nothing. A name is never
 from __future__ import annotations
 
 import difflib
-import importlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -18,6 +17,7 @@ import pluggy
 from slime_core.errors import PluginError
 from slime_core.plugins import hooks
 from slime_core.plugins.groups import GROUP_BY_NAME, GROUPS
+from slime_core.plugins.importing import IMPORT_FAILURES, import_object
 
 #: Entry-point group of hook modules.
 HOOK_GROUP = "slime"
@@ -100,17 +100,13 @@ class Registry:
         Raises:
             PluginError: the import fails or the attribute is missing.
         """
-        module, _, attribute = plugin.value.partition(":")
         try:
-            value: Any = importlib.import_module(module)
-            for part in attribute.split(".") if attribute else ():
-                value = getattr(value, part)
-        except Exception as error:  # whatever a plugin raises on import is the plugin's failure
+            return import_object(plugin.value)
+        except IMPORT_FAILURES as error:
             raise PluginError(
                 f"{plugin.group} {plugin.qualified!r} ({plugin.value}) does not import: "
                 f"{type(error).__name__}: {error}; run `slime plugins check`"
             ) from error
-        return value
 
     def resolve(self, group: str, reference: str) -> Any:
         """Find and load in one call."""

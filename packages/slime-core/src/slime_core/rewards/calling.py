@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from slime_core.errors import PluginError
+from slime_core.plugins.importing import IMPORT_FAILURES, import_object
 
 
 def load_reward(reference: str, options: Mapping[str, Any]) -> Callable[..., Any]:
@@ -17,12 +17,9 @@ def load_reward(reference: str, options: Mapping[str, Any]) -> Callable[..., Any
     Raises:
         PluginError: it does not import, or does not take the options.
     """
-    module, _, attribute = reference.partition(":")
     try:
-        function: Any = importlib.import_module(module)
-        for part in attribute.split("."):
-            function = getattr(function, part)
-    except (Exception, SystemExit) as error:  # whatever user code raises on import is its failure
+        function = import_object(reference)
+    except IMPORT_FAILURES as error:
         raise PluginError(f"reward {reference}: does not import: {explain(error)}") from error
     if not callable(function):
         raise PluginError(f"reward {reference}: found {type(function).__name__}; wanted a function")
