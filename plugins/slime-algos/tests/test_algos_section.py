@@ -2,10 +2,14 @@
 
 from types import SimpleNamespace
 
+import importlib_metadata
 import pytest
 from pydantic import ValidationError
 from slime_algos.hooks import slime_check_config, slime_config_sections
 from slime_algos.section import AlgosSection
+from slime_core.plugins.bind import options_of
+
+GROUPS = ("slime.advantages", "slime.losses", "slime.reducers")
 
 
 def check(**values):
@@ -42,3 +46,14 @@ def test_kl_weight_without_kl_is_a_problem():
 @pytest.mark.parametrize("values", [{}, {"use_kl_loss": True}, {"use_kl_loss": True, "kl_loss_coef": 0.1}])
 def test_kl_settings_that_agree_are_no_problem(values):
     assert check(**values) == []
+
+
+def test_options_have_one_default_and_each_setting_is_an_option():
+    points = importlib_metadata.entry_points()
+    functions = [p.load() for p in points if p.dist.name == "slime-algos" and p.group in GROUPS]
+    options = {}
+    for function in functions:
+        for name, parameter in options_of(function).items():
+            assert options.setdefault(name, parameter.default) == parameter.default, (function, name)
+    settings = AlgosSection().model_dump()
+    assert settings == {name: options[name] for name in settings}

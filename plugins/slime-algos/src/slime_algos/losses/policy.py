@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from slime_core.errors import TrainerError
 from slime_core.protocols import TokenView
 from torch import Tensor
 
+from slime_algos.estimator import check_filled
 from slime_algos.kl import KL_ESTIMATORS, KlType
 from slime_algos.ratio import importance_ratio, masked_log_ratio
 
@@ -49,7 +49,8 @@ def policy_loss(
     Source: PPO, arXiv 1707.06347, eq. 7; slime/backends/megatron_utils/loss.py `policy_loss_function`, from
     which we differ in holding log-ratios within ±20 (see `ratio`).
     """
-    _check_filled(view, _needs({"entropy_coef": entropy_coef, "use_kl_loss": use_kl_loss}))
+    wanted = _needs({"entropy_coef": entropy_coef, "use_kl_loss": use_kl_loss})
+    check_filled(view, wanted, name="policy_loss")
     log_ratio = masked_log_ratio(view.log_probs, view.old_log_probs, view.loss_mask)
     token_loss, clipped = clipped_objective(
         importance_ratio(log_ratio),
@@ -96,15 +97,6 @@ def _needs(options: Mapping[str, Any]) -> frozenset[str]:
         "ref_log_probs": options.get("use_kl_loss", False),
     }
     return frozenset(name for name, needed in wanted.items() if needed)
-
-
-def _check_filled(view: TokenView, names: frozenset[str]) -> None:
-    missing = sorted(name for name in names if getattr(view, name) is None)
-    if missing:
-        raise TrainerError(
-            f"policy_loss: TokenView has no {', '.join(missing)}, which its options ask for; "
-            "the trainer must fill what `slime_core.protocols.needs_of` names"
-        )
 
 
 policy_loss.needs = _needs  # type: ignore[attr-defined]  # mypy knows no attributes of functions
