@@ -9,7 +9,7 @@ import torch
 from slime_core.protocols import TokenView
 from torch import Tensor
 
-from slime_algos.estimator import check_filled
+from slime_algos.filled import check_filled
 
 
 def value_loss(
