@@ -25,6 +25,7 @@ def sapo_loss(
 
     Source: SAPO, arXiv 2511.20347, eq. 5 and 6.
     """
-    tau = torch.where(advantages > 0, sapo_tau_pos, sapo_tau_neg).to(advantages.dtype)
+    pos, neg = advantages.new_tensor(sapo_tau_pos), advantages.new_tensor(sapo_tau_neg)
+    tau = torch.where(advantages > 0, pos, neg)
     gate = torch.sigmoid(tau * (importance_ratio(log_ratio) - 1)) * 4 / tau
     return -gate * advantages, {}
