@@ -103,3 +103,12 @@ def test_other_degrees_of_freedom_are_refused():
 def test_rewards_and_ids_of_different_lengths_are_refused():
     with pytest.raises(ValueError, match=r"\(2,\) rewards for \(3,\) group ids"):
         transformed([1, 2], [0, 0, 0])
+
+
+def test_standard_deviation_of_the_step_is_one_for_all_groups():
+    # centred by group: -1, 1, -3, 3; the variance of 0, 2, 4, 10 around 4 is 56/3
+    scale = (56 / 3) ** 0.5
+    expected = [-1 / scale, 1 / scale, -3 / scale, 3 / scale]
+    assert transformed([0, 2, 4, 10], [0, 0, 1, 1], std_over_batch=True, std_eps=0.0) == pytest.approx(
+        expected
+    )

@@ -162,6 +162,9 @@ class RewardSection(SectionModel):
 class AlgorithmSection(SectionModel):
     """Which estimator, loss and reduction; their options are their own section's."""
 
+    numerics: str = "slime"
+    """Framework whose conventions hold where neither recipe nor flag says otherwise: standard deviation, reduction,
+    clipping, KL."""
     advantage_estimator: str = "grpo"
     """Advantage estimator."""
     loss_type: str | None = None

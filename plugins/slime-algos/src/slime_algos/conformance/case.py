@@ -111,7 +111,8 @@ class Case:
         """[N, longest] each sample's reward at its last trained token."""
         mask = self.mask
         last = (mask.cumsum(1) == mask.sum(1, keepdim=True)) & (mask > 0)
-        return last.to(mask.dtype) * self.view.rewards[:, None]
+        rewards: Tensor = self.view.rewards
+        return last.to(mask.dtype) * rewards[:, None]
 
     def with_gradient(self, loss: Tensor, *, of: str = "log_probs") -> Tensor:
         """Return a loss and its gradient with respect to a column, as one vector [1 + T]."""

@@ -34,7 +34,7 @@ class Result:
     relative: float
     """Largest relative difference in float64."""
     relative_float32: float
-    """Largest relative difference in float32."""
+    """Largest relative difference of ours in float32."""
 
     @property
     def verdict(self) -> str:
@@ -48,8 +48,7 @@ def conformance(argv: list[str]) -> int:
     """Compare every estimator, loss, KL, correction and reduction with verl's, TRL's and OpenRLHF's own functions.
 
     Inputs are random ragged batches; values and gradients both count. A row says `same` where the largest relative
-    difference is at most 1e-6 in float64 and in float32, or names the convention that differs. The exit status
-    is 1 where neither holds. A peer that is not installed is named, and left out.
+    difference is at most 1e-6 in float64 and in float32, or names the convention that differs. The exit status is 1 where neither holds. A peer that is not installed is named, and left out.
     """
     parser = argparse.ArgumentParser(prog="slime bench conformance", description=conformance.__doc__)
     parser.add_argument("--peer", choices=list(PEERS), action="append", help="only this one; may be repeated")

@@ -6,6 +6,7 @@ are loaded by file, with an empty `deepspeed` beside them.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib.util
 import math
@@ -20,13 +21,15 @@ from slime_core.protocols import LossFn, Reducer
 from torch import Tensor
 
 from slime_algos import reducers
-from slime_algos.conformance.case import Case
+from slime_algos.conformance.case import GROUPS, Case
+from slime_algos.conformance.preset import grpo_step
 from slime_algos.conformance.rows import Row
 from slime_algos.correction import importance_weights, kept
 from slime_algos.kl import KL_ESTIMATORS, KlType
 from slime_algos.losses.gspo import gspo_loss
 from slime_algos.losses.policy import policy_loss
 from slime_algos.losses.value import value_loss
+from slime_algos.numerics import OPENRLHF
 
 Factor = Callable[[Case], Tensor]
 """Importance weights or rejection [T], which multiply the advantages."""
@@ -55,6 +58,9 @@ def rows() -> Iterator[Row]:
                partial(_weights, "mask"))  # fmt: skip
     yield loss("policy_loss, rejection of samples", policy_loss, tokens, clip, _correction("seq", "mask"),
                _weights_of_kept_samples)  # fmt: skip
+    yield Row(
+        peer, "numerics openrlhf: rewards to loss", partial(grpo_step, OPENRLHF, kl=False), _their_grpo_step
+    )
     yield Row(peer, "value_loss", _our_value_loss, _their_value_loss)
     cut = "OpenRLHF holds every estimate within ±10; of ours, low_var_kl alone is cut off"
     kinds: list[tuple[KlType, str | None]] = [("k1", None), ("k2", cut), ("k3", cut)]
@@ -92,7 +98,7 @@ def _weights_of_kept_samples(case: Case) -> Tensor:
 
 def _their_loss(options: dict[str, Any], case: Case) -> Tensor:
     module = _module("loss")
-    loss, *_ = module.PolicyLoss(clip_eps_low=0.2, clip_eps_high=0.28, **options)(
+    loss, *_ = module.PolicyLoss(**({"clip_eps_high": 0.28} | options))(
         case.padded(case.view.log_probs),
         case.padded(case.view.old_log_probs),
         case.padded(case.advantages),
@@ -100,6 +106,14 @@ def _their_loss(options: dict[str, Any], case: Case) -> Tensor:
         rollout_log_probs=case.padded(case.view.rollout_log_probs),
     )
     return case.with_gradient(loss)
+
+
+def _their_grpo_step(case: Case) -> Tensor:
+    """Normalise as `RemoteExperienceMaker.compute_advantages_and_returns` does, in lines that no function holds."""
+    rewards = case.view.rewards.view(len(set(GROUPS)), -1)
+    credits = (rewards - rewards.mean(-1, keepdim=True)) / (rewards.std(-1, keepdim=True) + 1e-9)
+    advantages = credits.flatten()[case.view.sample_of_token]
+    return _their_loss({"clip_eps_high": 0.2}, dataclasses.replace(case, advantages=advantages))
 
 
 def _our_value_loss(case: Case) -> Tensor:

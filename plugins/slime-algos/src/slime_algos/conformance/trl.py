@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -16,13 +17,15 @@ from slime_core.protocols import LossFn, Reducer
 from torch import Tensor
 
 from slime_algos import reducers
-from slime_algos.conformance.case import Case
+from slime_algos.conformance.case import GROUPS, Case
+from slime_algos.conformance.preset import KL_COEF, grpo_step
 from slime_algos.conformance.rows import Row
 from slime_algos.correction import importance_weights
 from slime_algos.losses.cispo import cispo_loss
 from slime_algos.losses.gspo import gspo_loss
 from slime_algos.losses.policy import policy_loss
 from slime_algos.losses.sapo import sapo_loss
+from slime_algos.numerics import TRL
 
 MAX_COMPLETION_LENGTH = 20
 
@@ -58,6 +61,7 @@ def rows() -> Iterator[Row]:
               entropy_coef=0.3)  # fmt: skip
     yield row("policy_loss, off-policy sequence mask", policy_loss, reducers.token_mean,
               clip | {"use_opsm": True, "opsm_delta": 0.05}, "dapo", off_policy_mask_threshold=0.05)  # fmt: skip
+    yield Row("trl", "numerics trl: rewards to loss", partial(grpo_step, TRL), _their_grpo_step)
     yield Row("trl", "policy_loss, importance weights", _our_corrected_loss,
               partial(_their_loss, "dapo", {"with_importance_weights": True}))  # fmt: skip
 
@@ -94,6 +98,16 @@ def _their_loss(loss_type: str, settings: dict[str, Any], case: Case) -> Tensor:
     fake = _trainer(trainer, loss_type, settings, (log_probs, case.padded(case.view.entropy), None))
     loss = trainer._compute_loss(fake, None, inputs)
     return case.with_gradient(loss)
+
+
+def _their_grpo_step(case: Case) -> Tensor:
+    """Normalise with TRL's `nanstd` as its trainer does, in the lines of it that no function holds."""
+    rewards = case.view.rewards.view(len(set(GROUPS)), -1)
+    deviation = importlib.import_module("trl.trainer.utils").nanstd(rewards, dim=1, keepdim=True)
+    credits = ((rewards - rewards.nanmean(1, keepdim=True)) / (deviation + 1e-4)).flatten()
+    advantages = credits[case.view.sample_of_token]
+    settings = {"beta": KL_COEF, "epsilon_high": 0.2}
+    return _their_loss("dapo", settings, replace(case, advantages=advantages))
 
 
 def _trainer(trainer: Any, loss_type: str, settings: dict[str, Any], answers: tuple[Any, ...]) -> Any:

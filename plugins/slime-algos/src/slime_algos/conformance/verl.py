@@ -22,6 +22,7 @@ from slime_algos.advantages.ppo import ppo
 from slime_algos.advantages.reinforce_plus_plus import reinforce_plus_plus, reinforce_plus_plus_baseline
 from slime_algos.advantages.rloo import rloo
 from slime_algos.conformance.case import Case
+from slime_algos.conformance.preset import KL_COEF, grpo_step
 from slime_algos.conformance.rows import Row
 from slime_algos.correction import importance_weights, kept
 from slime_algos.kl import KL_ESTIMATORS, KlType
@@ -33,6 +34,7 @@ from slime_algos.losses.policy import policy_loss
 from slime_algos.losses.policy_gradient import policy_gradient_loss
 from slime_algos.losses.sapo import sapo_loss
 from slime_algos.losses.value import value_loss
+from slime_algos.numerics import VERL
 from slime_algos.reward_transforms import gpg as gpg_transform
 from slime_algos.reward_transforms import group_centre, leave_one_out, pass_at_k
 
@@ -57,6 +59,7 @@ def rows() -> Iterator[Row]:
             "verl", f"reduction {mode}", partial(_our_reduction, reducer), partial(_their_reduction, mode)
         )
     yield Row("verl", "value_loss", _our_value_loss, _their_value_loss)
+    yield Row("verl", "numerics verl: rewards to loss", partial(grpo_step, VERL), _their_grpo_step)
 
 
 def _core(name: str) -> Any:
@@ -169,11 +172,11 @@ def _their_loss(name: str, mode: str, case: Case) -> Tensor:
     return case.with_gradient(loss)
 
 
-def _actor_config() -> Any:
+def _actor_config(*, clip_ratio_high: float = 0.28) -> Any:
     configs = importlib.import_module("verl.workers.config")
     config = configs.ActorConfig(
         strategy="fsdp", rollout_n=1, ppo_mini_batch_size=8, ppo_micro_batch_size_per_gpu=8,
-        clip_ratio=0.2, clip_ratio_low=0.2, clip_ratio_high=0.28, clip_ratio_c=3.0,
+        clip_ratio=0.2, clip_ratio_low=0.2, clip_ratio_high=clip_ratio_high, clip_ratio_c=3.0,
         policy_loss=configs.PolicyLossConfig(clip_cov_ratio=0.5, clip_cov_lb=0.3, kl_cov_ratio=0.1, ppo_kl_coef=0.5),
     )  # fmt: skip
     config.global_batch_info["loss_scale_factor"] = 20.0
@@ -240,6 +243,19 @@ def _their_value_loss(case: Case) -> Tensor:
         0.2,
     )
     return case.with_gradient(loss, of="new_values")
+
+
+def _their_grpo_step(case: Case) -> Tensor:
+    advantages, _ = _core("compute_grpo_outcome_advantage")(
+        case.token_rewards, case.mask, case.view.group_ids.numpy()
+    )
+    log_probs = case.padded(case.view.log_probs)
+    config = _actor_config(clip_ratio_high=0.2)
+    loss, _ = _core("compute_policy_loss_vanilla")(
+        case.padded(case.view.old_log_probs), log_probs, advantages, case.mask, "token-mean", config
+    )
+    kl = _core("kl_penalty")(log_probs, case.padded(case.view.ref_log_probs), "low_var_kl")
+    return case.with_gradient(loss + KL_COEF * _core("agg_loss")(kl, case.mask, "token-mean"))
 
 
 # Rollout correction.
