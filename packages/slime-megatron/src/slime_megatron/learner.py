@@ -73,7 +73,7 @@ class Learner:
         log_probs_time = time.perf_counter() - log_probs_start
         columns = columns.with_old(old)
         with torch.no_grad():
-            advantages, _ = self._settings.algorithm.estimator(columns.whole(batch))
+            advantages, _, *credited = self._settings.algorithm.estimator(columns.whole(batch))
         total: Counter[str] = Counter()
         taken = 0
         for number, step in enumerate(steps):
@@ -92,6 +92,7 @@ class Learner:
         return (
             averages
             | _mismatch(columns, before)
+            | {f"train/{name}": float(value) for report in credited for name, value in report.items()}
             | {
                 "perf/train_tokens": float(len(batch.tokens)),
                 "perf/actor_train_time": time.perf_counter() - start - log_probs_time,
