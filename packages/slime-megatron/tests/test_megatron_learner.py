@@ -166,6 +166,19 @@ def test_an_estimator_that_needs_old_log_probs_gets_those_of_the_whole_batch(mak
     assert view.sample_of_token.tolist() == np.repeat(np.arange(len(batch)), batch.response_lengths).tolist()
 
 
+def test_an_estimators_metrics_are_the_steps_and_it_sees_the_groups(make_learner):
+    batch = make_batch(lengths=((5, 9),))
+    seen = []
+
+    def estimator(view):
+        seen.append(view.group_ids.tolist())
+        return torch.ones_like(view.loss_mask), torch.ones_like(view.loss_mask), {"tis": torch.tensor(0.5)}
+
+    metrics = make_learner(Algorithm(estimator, policy_gradient().loss, frozenset(), "raw")).train(batch)
+    assert metrics["train/tis"] == 0.5
+    assert seen == [batch.group_ids.tolist()]
+
+
 def test_rollout_log_probs_serve_as_the_old_ones_when_asked(make_learner):
     batch = make_batch(lengths=((5, 9),))
     algorithm, views = recording()

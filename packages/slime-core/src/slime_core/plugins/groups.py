@@ -69,7 +69,7 @@ GROUPS: tuple[Group, ...] = (
     Group(
         "slime.advantages",
         ("--advantage-estimator", "--custom-advantage-function-path"),
-        "(view: TokenView, *, options) -> (advantages_T, returns_T)",
+        "(view: TokenView, *, options) -> (advantages_T, returns_T[, metrics])",
         "rewards to advantages",
     ),
     Group(

@@ -23,9 +23,8 @@ def opo(view: TokenView, kl: Tensor) -> tuple[Tensor, Tensor]:
 
     Source: OPO, arXiv 2505.23585, eq. 7.
     """
-    _, group = view.group_ids.unique(return_inverse=True)
     lengths = sample_sums(view.loss_mask, view.offsets)
-    same = (group[:, None] == group[None, :]).to(lengths.dtype) * lengths
+    same = (view.group_ids[:, None] == view.group_ids[None, :]).to(lengths.dtype) * lengths
     # Measured from the sample's own reward, a group of equal rewards gets exactly 0.
     ahead = view.rewards[:, None] - view.rewards[None, :]
     return outcome(view, (same * ahead).sum(1) / same.sum(1).clamp(min=1), kl)

@@ -67,6 +67,11 @@ def conformance(argv: list[str]) -> int:
                     golden |= _golden(peer)
         except ModuleNotFoundError as error:
             console.print(f"{peer}: left out, {error}; see the README of slime-algos for what to install")
+            if arguments.write_golden is not None:
+                console.print(
+                    f"{arguments.write_golden} is not written: it must hold every peer that is asked for"
+                )
+                return 1
             continue
         console.print(f"{peer} {metadata.version(peer)}")
         for result in results:

@@ -36,11 +36,11 @@ def rows() -> Iterator[Row]:
     constant: Reducer = partial(reducers.constant, loss_scale_factor=MAX_COMPLETION_LENGTH)
 
     def row(
-        name: str, ours: LossFn, reducer: Reducer, options: dict[str, Any], loss_type: str, **settings: Any
-    ) -> Row:
-        return Row(
-            "trl", name, partial(_our_loss, ours, reducer, options), partial(_their_loss, loss_type, settings)
-        )
+        name: str, ours: LossFn, reducer: Reducer, options: dict[str, Any], loss_type: str,
+        differs: str | None = None, **settings: Any,
+    ) -> Row:  # fmt: skip
+        theirs = partial(_their_loss, loss_type, settings)
+        return Row("trl", name, partial(_our_loss, ours, reducer, options), theirs, differs)
 
     yield row("policy_loss, loss_type grpo", policy_loss, reducers.sample_mean, clip, "grpo")
     yield row("policy_loss, loss_type bnpo", policy_loss, reducers.token_mean, clip, "bnpo")
@@ -52,7 +52,8 @@ def rows() -> Iterator[Row]:
               importance_sampling_level="sequence")  # fmt: skip
     yield row("cispo_loss", cispo_loss, reducers.token_mean, {"eps_clip": 1.0, "eps_clip_high": 0.28}, "cispo",
               epsilon_high=1.28)  # fmt: skip
-    yield row("sapo_loss", sapo_loss, reducers.sample_mean, {}, "sapo")
+    yield row("sapo_loss", sapo_loss, reducers.sample_mean, {}, "sapo",
+              differs="TRL holds the temperature 1.05 in float32")  # fmt: skip
     kl = {"use_kl_loss": True, "kl_loss_coef": 0.1, "kl_loss_type": "k3"}
     yield row("policy_loss, KL k3", policy_loss, reducers.token_mean, clip | kl, "dapo", beta=0.1)
     yield row("policy_loss, unbiased KL", policy_loss, reducers.token_mean, clip | kl | {"use_unbiased_kl": True},

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from slime_core.protocols import AdvantageEstimator, LossFn, Reducer
+from slime_core.protocols import AdvantageEstimator, LossFn, Reducer, TokenView
 from slime_core.rewards.transforms import group_norm
 from torch import Tensor
 
@@ -20,6 +21,7 @@ from slime_algos.advantages.grpo_passk import grpo_passk
 from slime_algos.advantages.opo import opo
 from slime_algos.advantages.ppo import ppo
 from slime_algos.advantages.reinforce_plus_plus import reinforce_plus_plus, reinforce_plus_plus_baseline
+from slime_algos.advantages.remax import remax
 from slime_algos.advantages.rloo import rloo
 from slime_algos.conformance.case import Case
 from slime_algos.conformance.preset import KL_COEF, grpo_step
@@ -104,6 +106,7 @@ def _estimators() -> Iterator[Row]:
               None, {"gamma": 0.9} | whitened, config=config)  # fmt: skip
     yield row("reinforce_plus_plus_baseline", reinforce_plus_plus_baseline,
               "compute_reinforce_plus_plus_baseline_outcome_advantage", group_centre, whitened)  # fmt: skip
+    yield Row("verl", "remax", _our_remax, _their_remax)
 
 
 def _our_advantages(
@@ -122,6 +125,26 @@ def _their_advantages(name: str, arguments: dict[str, Any], case: Case) -> Tenso
     elif name != "compute_reinforce_plus_plus_outcome_advantage":
         given["index"] = case.view.group_ids.numpy()
     return case.trained(case.flat(function(**given)[0]))
+
+
+def _without_the_first(case: Case) -> tuple[Case, Tensor]:
+    """Return the case with the first sample of each group untrained, and each sample's baseline: its reward."""
+    ids: list[int] = case.view.group_ids.tolist()
+    first = torch.tensor([ids.index(group) for group in ids])
+    greedy = first == torch.arange(len(ids))
+    mask = case.view.loss_mask * ~greedy[case.view.sample_of_token]
+    return replace(case, view=TokenView(**(vars(case.view) | {"loss_mask": mask}))), case.view.rewards[first]
+
+
+def _our_remax(case: Case) -> Tensor:
+    masked, _ = _without_the_first(case)
+    return masked.trained(remax(masked.view)[0])
+
+
+def _their_remax(case: Case) -> Tensor:
+    masked, baselines = _without_the_first(case)
+    advantages, _ = _core("compute_remax_outcome_advantage")(masked.token_rewards, baselines, masked.mask)
+    return masked.trained(masked.flat(advantages))
 
 
 # Losses.

@@ -1,0 +1,39 @@
+"""ReMax: the baseline of a prompt is the reward of its greedy response."""
+
+from __future__ import annotations
+
+from slime_core.errors import TrainerError
+from slime_core.protocols import TokenView
+from torch import Tensor
+
+from slime_algos.advantages.outcome import outcome
+from slime_algos.along import sample_sums
+from slime_algos.estimator import estimator
+
+
+@estimator(reward_transform="raw", reads={"group_ids"})
+def remax(view: TokenView, kl: Tensor) -> tuple[Tensor, Tensor]:
+    """Give every token of a sample its reward less that of its group's greedy response.
+
+    Baselines are the samples of which no token is trained on; the generator `greedy-baseline` makes them. Where a
+    group has several, their mean counts.
+
+    Args:
+        view: reads `rewards`, `group_ids`, `loss_mask`, `offsets`, `sample_of_token`.
+        kl: [T] penalty of each token.
+
+    Raises:
+        TrainerError: a group has no baseline.
+
+    Source: ReMax, arXiv 2310.10505, algorithm 2.
+    """
+    greedy = (sample_sums(view.loss_mask, view.offsets) == 0).to(view.rewards.dtype)
+    of_group = (view.group_ids[:, None] == view.group_ids[None, :]).to(greedy.dtype) * greedy
+    count = of_group.sum(1)
+    if (count == 0).any():
+        lacking = int(view.group_ids[int((count == 0).nonzero()[0])])
+        raise TrainerError(
+            f"remax: group {lacking} has no untrained sample to take the baseline from; "
+            "generate with --custom-generate-function-path greedy-baseline"
+        )
+    return outcome(view, view.rewards - (of_group * view.rewards).sum(1) / count, kl)
