@@ -18,8 +18,9 @@ from slime_megatron.settings import LearnerSettings
 from slime_models.families.llama import LLAMA
 from slime_models.families.qwen2 import QWEN2
 from slime_models.families.qwen3 import QWEN3
+from slime_models.families.qwen3_moe import QWEN3_MOE
 
-FAMILIES = {family.model_type: family for family in (LLAMA, QWEN2, QWEN3)}
+FAMILIES = {family.model_type: family for family in (LLAMA, QWEN2, QWEN3, QWEN3_MOE)}
 VOCAB = 250
 
 

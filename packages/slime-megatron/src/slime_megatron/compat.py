@@ -114,6 +114,32 @@ def _named_as_cuda(original: Any, hit: _Hit) -> Any:
     return replacement
 
 
+def _sizes_as_numbers(original: Any, hit: _Hit) -> Any:
+    """Let `maybe_move_tensor_to_cpu(as_numpy=True)` do so for a tensor that is on the CPU already."""
+
+    @functools.wraps(original)
+    def replacement(tensor: Any, as_numpy: bool = False, **kwargs: Any) -> Any:
+        if as_numpy and torch.is_tensor(tensor):
+            hit()
+            return tensor.numpy()
+        return original(tensor, as_numpy=as_numpy, **kwargs)
+
+    return replacement
+
+
+class _Stream:
+    """The one stream of a CPU: whatever was issued is done."""
+
+    def record_event(self) -> _Stream:
+        return self
+
+    def synchronize(self) -> None:
+        pass
+
+
+_STREAM = _Stream()
+
+
 def _set_rng_state(state: torch.Tensor, *_: Any, **__: Any) -> None:
     torch.set_rng_state(state)
 
@@ -123,7 +149,16 @@ REDIRECTS = (
     Redirect("torch.tensor", "optimizers: scalars with device='cuda'", _on_cpu),
     Redirect("torch.cuda.current_device", "buffers: is only passed on as device=", _answer(lambda: _CPU)),
     Redirect(
-        "torch.cuda.current_stream", "gradient sync: which stream to wait for", _answer(lambda *_: None)
+        "torch.cuda.current_stream",
+        "gradient sync, MoE dispatch: which stream to wait for",
+        _answer(lambda *_: _STREAM),
+    ),
+    Redirect("torch.cuda.Stream", "MoE dispatch: copies numbers of tokens to the host", _answer(lambda: _STREAM)),
+    Redirect("torch.cuda.stream", "MoE dispatch", _answer(lambda _: contextlib.nullcontext())),
+    Redirect(
+        "megatron.core.transformer.moe.token_dispatcher.maybe_move_tensor_to_cpu",
+        "MoE dispatch: all_to_all takes sizes as numbers, and only a CUDA tensor is turned into them",
+        _sizes_as_numbers,
     ),
     Redirect("torch.cuda.synchronize", "saving: waits for copies to the host", _answer(lambda *_: None)),
     Redirect(
