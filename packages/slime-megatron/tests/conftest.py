@@ -20,6 +20,8 @@ from slime_models.families.qwen2 import QWEN2
 from slime_models.families.qwen3 import QWEN3
 from slime_models.families.qwen3_moe import QWEN3_MOE
 
+from .ranks import Ranks
+
 FAMILIES = {family.model_type: family for family in (LLAMA, QWEN2, QWEN3, QWEN3_MOE)}
 VOCAB = 250
 
@@ -67,6 +69,24 @@ def make_hf(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Any
         return model.eval(), folder
 
     return make
+
+
+@pytest.fixture(scope="session")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    """Four processes for the ranks of small worlds."""
+    ranks = Ranks(4, tmp_path_factory.mktemp("ranks"))
+    yield ranks
+    ranks.close()
+
+
+@pytest.fixture(scope="session")
+def cut_models(make_hf: Callable[..., tuple[Any, Path]]) -> dict[str, Path]:
+    """Folders of a tiny dense model and one of experts; an odd vocabulary, so that tensor parallelism pads it."""
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "norm_topk_prob": True}
+    size = {"num_hidden_layers": 2, "vocab_size": VOCAB + 1, "head_dim": 32}
+    _, dense = make_hf("qwen3", **size)
+    _, moe = make_hf("qwen3_moe", tie_word_embeddings=False, **size, **experts)
+    return {"qwen3": dense, "qwen3_moe": moe}
 
 
 @pytest.fixture(scope="session")

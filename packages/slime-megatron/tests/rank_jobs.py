@@ -40,12 +40,12 @@ def learner_of(folder: Path, megatron: dict[str, Any], train: dict[str, Any]) ->
 
 def gradients_of(learner: Learner) -> dict[str, Tensor]:
     """Return Hugging Face name -> gradient of the last optimizer step. Collective."""
-    buffers = [*learner._model.buffers, *learner._model.expert_parallel_buffers]
-    for bucket in (bucket for buffer in buffers for bucket in buffer.buckets):
-        group = bucket.data_parallel_group if hasattr(bucket, "data_parallel_group") else None
-        if group is not None and learner._settings.megatron.use_distributed_optimizer:
-            own = bucket.grad_data.view(group.size(), -1)[group.rank()].clone()
-            dist.all_gather_into_tensor(bucket.grad_data, own, group=group)
+    if learner._settings.megatron.use_distributed_optimizer:  # each rank has summed up its share alone
+        for buffer in (*learner._model.buffers, *learner._model.expert_parallel_buffers):
+            group = buffer.data_parallel_group
+            for bucket in buffer.buckets:
+                own = bucket.grad_data.view(group.size(), -1)[group.rank()].clone()
+                dist.all_gather_into_tensor(bucket.grad_data, own, group=group)
     return whole(learner, lambda parameter: parameter.main_grad)
 
 
@@ -60,14 +60,64 @@ def whole(learner: Learner, read: Any) -> dict[str, Tensor]:
     }
 
 
+def moments_of(learner: Learner) -> dict[str, dict[str, Tensor]]:
+    """Return AdamW's two moments by Hugging Face name; not of a distributed optimizer, whose state is in shares."""
+    optimizers = getattr(learner._optimizer, "chained_optimizers", [learner._optimizer])
+    state = {parameter: values for each in optimizers for parameter, values in each.optimizer.state.items()}
+    return {kind: whole(learner, lambda p: state[p][kind]) for kind in ("exp_avg", "exp_avg_sq")}
+
+
+def weights_of(learner: Learner) -> dict[str, Tensor]:
+    """Return Hugging Face name -> weight. Collective."""
+    return {name: tensor.clone() for bucket in learner.weights("float32") for name, tensor in bucket}
+
+
 def train(
-    folder: Path, batch: TrainBatch, megatron: dict[str, Any], train: dict[str, Any], n_steps: int
+    *, folder: Path, batch: TrainBatch, megatron: dict[str, Any], train: dict[str, Any], n_steps: int = 1
 ) -> tuple[dict[str, float], dict[str, Tensor], dict[str, Tensor]]:
-    """Train `n_steps` times on a batch; return first metrics, first gradients, last weights. Rank 0 returns tensors."""
+    """Train `n_steps` times on a batch; return first metrics, first gradients, last weights; tensors from rank 0."""
     with learner_of(folder, megatron, train) as learner:
         metrics = learner.train(batch)
         gradients = gradients_of(learner)
         for _ in range(n_steps - 1):
             learner.train(batch)
-        weights = {name: tensor.clone() for bucket in learner.weights("float32") for name, tensor in bucket}
+        weights = weights_of(learner)
     return (metrics, gradients, weights) if dist.get_rank() == 0 else (metrics, {}, {})
+
+
+def export(
+    *, folder: Path, megatron: dict[str, Any], dtype: str
+) -> tuple[list[int], dict[str, Tensor]]:
+    """Return the bytes of each bucket of weights, and the weights; every rank checks that it got those of rank 0."""
+    with learner_of(folder, megatron, {}) as learner:
+        sizes, weights = [], {}
+        for bucket in learner.weights(dtype):
+            sizes.append(sum(tensor.nbytes for _, tensor in bucket))
+            weights |= {name: tensor.clone() for name, tensor in bucket}
+    for tensor in weights.values():
+        first = tensor.clone()
+        dist.broadcast(first, 0)
+        assert torch.equal(first, tensor)
+    return sizes, weights if dist.get_rank() == 0 else {}
+
+
+def save_and_go_on(
+    *, folder: Path, checkpoint: Path, batches: list[TrainBatch], megatron: dict[str, Any], moments: bool
+) -> dict[str, Any]:
+    """Train on the first two batches, save, and go on; return state when saved, and metrics after it."""
+    with learner_of(folder, megatron, {"lr": 1e-3}) as learner:
+        for batch in batches[:2]:
+            learner.train(batch)
+        learner.save(checkpoint)
+        state = {"weights": weights_of(learner), "moments": moments_of(learner) if moments else {}}
+        return state | {"metrics": [learner.train(batch) for batch in batches[2:]]}
+
+
+def resume(
+    *, folder: Path, checkpoint: Path, batches: list[TrainBatch], megatron: dict[str, Any], moments: bool
+) -> dict[str, Any]:
+    """Load, and go on; return state when loaded, and metrics after it."""
+    with learner_of(folder, megatron, {"lr": 1e-3}) as learner:
+        learner.load(checkpoint)
+        state = {"weights": weights_of(learner), "moments": moments_of(learner) if moments else {}}
+        return state | {"metrics": [learner.train(batch) for batch in batches[2:]]}

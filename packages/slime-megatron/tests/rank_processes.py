@@ -8,6 +8,7 @@ import pickle
 import signal
 import sys
 import traceback
+import warnings
 from multiprocessing.connection import Client
 from typing import Any
 
@@ -20,7 +21,7 @@ def serve(address: str) -> None:
     """Answer jobs until the connection is closed."""
     import rank_jobs
 
-    with Client(address, family="AF_UNIX") as connection, contextlib.suppress(EOFError):
+    with Client(address, family="AF_UNIX") as connection, contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
             meeting, rank, name, world_size, arguments = pickle.loads(connection.recv_bytes())
             connection.send_bytes(pickle.dumps(answer(meeting, rank, world_size, getattr(rank_jobs, name), arguments)))
@@ -42,6 +43,7 @@ def answer(meeting: str, rank: int, world_size: int, job: Any, arguments: dict[s
 def main(address: str, n: int) -> None:
     """Fork the processes; end them when this one is told to end."""
     torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
     compat.install()
     children = []
     for _ in range(n):

@@ -33,18 +33,21 @@ class Ranks:
     """
 
     def __init__(self, n: int, folder: Path) -> None:
-        self._folder = folder
-        with Listener(str(folder / "socket"), family="AF_UNIX") as listener:
-            script = Path(__file__).with_name("rank_processes.py")
-            self._parent = subprocess.Popen(
-                [sys.executable, str(script), str(listener.address), str(n)],
-                env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-            )
-            self._connections: list[Connection] = [listener.accept() for _ in range(n)]
+        self._n, self._folder = n, folder
+        self._start()
 
     def run(self, name: str, world_size: int, **arguments: Any) -> list[Any]:
         """Run one job; return what each of its ranks returned."""
         return self.run_all([Job(name, world_size, arguments)])[0]
+
+    def _start(self) -> None:
+        with Listener(tempfile.mktemp(dir=self._folder), family="AF_UNIX") as listener:
+            script = Path(__file__).with_name("rank_processes.py")
+            self._parent = subprocess.Popen(
+                [sys.executable, str(script), str(listener.address), str(self._n)],
+                env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+            )
+            self._connections: list[Connection] = [listener.accept() for _ in range(self._n)]
 
     def run_all(self, jobs: list[Job]) -> list[list[Any]]:
         """Run jobs at the same time, each in a world of its own; return what each rank of each job returned.
@@ -52,6 +55,14 @@ class Ranks:
         Raises:
             AssertionError: a rank raised, and its traceback; or one did not answer within the deadline.
         """
+        try:
+            return self._run_all(jobs)
+        except AssertionError:  # ranks that wait for the one that failed are of no use to the next test
+            self.close()
+            self._start()
+            raise
+
+    def _run_all(self, jobs: list[Job]) -> list[list[Any]]:
         first, spans = 0, []
         for job in jobs:
             meeting = tempfile.mktemp(dir=self._folder)

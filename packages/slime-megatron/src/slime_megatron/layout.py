@@ -42,6 +42,10 @@ def check_model(section: MegatronSection, architecture: Architecture) -> None:
     Raises:
         TrainerError: names the setting, and what of the model it does not divide.
     """
+    if section.use_distributed_optimizer and section.optimizer != "adam":
+        raise TrainerError(
+            f"use_distributed_optimizer with optimizer {section.optimizer}; Megatron shares the state of adam alone"
+        )
     tensor, experts = section.tensor_model_parallel_size, architecture.num_moe_experts
     divided = [
         ("pipeline_model_parallel_size", section.pipeline_model_parallel_size, "layers", architecture.num_layers),

@@ -37,9 +37,10 @@ def read_architecture(config: Mapping[str, Any]) -> Architecture:
     read = ConfigReader(config)
     read.require("decoder_sparse_step", (1,), default=1)
     read.require("mlp_only_layers", ([],), default=[])
-    experts, top_k = read.integer("num_experts", 128), read.integer("num_experts_per_tok", 8)
+    field = "num_experts" if read.get("num_local_experts") is None else "num_local_experts"  # transformers 5's
+    experts, top_k = read.integer(field), read.integer("num_experts_per_tok", 8)
     if top_k > experts:
-        raise read.error("num_experts_per_tok", top_k, f"at most num_experts, {experts}")
+        raise read.error("num_experts_per_tok", top_k, f"at most {field}, {experts}")
     return dataclasses.replace(
         dense,
         num_moe_experts=experts,
