@@ -21,13 +21,20 @@ def serve(address: str) -> None:
     """Answer jobs until the connection is closed."""
     import rank_jobs
 
-    with Client(address, family="AF_UNIX") as connection, contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+    with (
+        Client(address, family="AF_UNIX") as connection,
+        contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError),
+    ):
         while True:
             meeting, rank, name, world_size, arguments = pickle.loads(connection.recv_bytes())
-            connection.send_bytes(pickle.dumps(answer(meeting, rank, world_size, getattr(rank_jobs, name), arguments)))
+            connection.send_bytes(
+                pickle.dumps(answer(meeting, rank, world_size, getattr(rank_jobs, name), arguments))
+            )
 
 
-def answer(meeting: str, rank: int, world_size: int, job: Any, arguments: dict[str, Any]) -> tuple[str | None, Any]:
+def answer(
+    meeting: str, rank: int, world_size: int, job: Any, arguments: dict[str, Any]
+) -> tuple[str | None, Any]:
     """Return (traceback or None, what the job returned)."""
     try:
         store = dist.FileStore(meeting, world_size)

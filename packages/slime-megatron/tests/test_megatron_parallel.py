@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from slime_megatron import compat
 from slime_models.checkpoint import HfCheckpoint
 
 from .conftest import make_batch
@@ -28,6 +29,7 @@ LAYOUTS = {
     "TP2xEP2xSP": (2, TENSOR | EXPERT | SEQUENCE | {"expert_tensor_parallel_size": 1}),
     "TP2xCP2": (4, TENSOR | CONTEXT),
     "TP2xDP2": (4, TENSOR),
+    "ETP2xDP2": (4, TENSOR | {"expert_tensor_parallel_size": 2}),
     "PP2xCP2": (4, PIPELINE | CONTEXT),
     "PP2xEP2": (4, PIPELINE | EXPERT),
     "CP2xDP2+distributed optimizer": (4, CONTEXT | SHARED_STATE),
@@ -37,7 +39,7 @@ LAYOUTS = {
 def settings_of(kind, layout):
     """Return (ranks, Megatron's settings) of a layout for a kind of model; None where it has no such layout."""
     n, megatron = LAYOUTS[layout]
-    if "expert_model_parallel_size" in megatron and kind == "qwen3":
+    if any(name.startswith("expert") for name in megatron) and kind == "qwen3":
         return None
     return n, megatron | (SEQUENCE if kind == "qwen3_moe" and "TP2" in layout else {})
 
@@ -45,7 +47,8 @@ def settings_of(kind, layout):
 def largest_difference(found, wanted, *, relative):
     assert found.keys() == wanted.keys()
     return max(
-        ((found[n] - wanted[n]).abs().max() / (wanted[n].abs().max() if relative else 1)).item() for n in wanted
+        ((found[n] - wanted[n]).abs().max() / (wanted[n].abs().max() if relative else 1)).item()
+        for n in wanted
     )
 
 
@@ -56,7 +59,9 @@ def test_every_layout_takes_the_steps_of_one_process(ranks, cut_models, kind, ca
     common = {"folder": cut_models[kind], "batch": batch, "n_steps": 3}
     wanted = {}
     for optimizer, train in (("sgd", {}), ("adam", DESCENT)):
-        job = ranks.run("train", 1, megatron={"optimizer": optimizer}, train=train | {"max_tokens_per_gpu": 40}, **common)
+        job = ranks.run(
+            "train", 1, megatron={"optimizer": optimizer}, train=train | {"max_tokens_per_gpu": 40}, **common
+        )
         wanted[optimizer] = job[0]
     rows = []
     for layout in LAYOUTS:
@@ -153,7 +158,11 @@ def with_shared_prompts():
 def test_weights_come_out_of_every_layout_as_they_went_in(ranks, cut_models, kind, n, megatron):
     size = 20_000
     sizes, weights = ranks.run(
-        "export", n, folder=cut_models[kind], megatron=megatron | {"update_weight_buffer_size": size}, dtype="float32"
+        "export",
+        n,
+        folder=cut_models[kind],
+        megatron=megatron | {"update_weight_buffer_size": size},
+        dtype="float32",
     )[0]
     original = HfCheckpoint(cut_models[kind])
     assert weights.keys() == set(original)
@@ -178,3 +187,40 @@ def test_a_checkpoint_goes_on_under_another_layout(ranks, cut_models, kind, shar
         assert all(tensor.equal(loaded["moments"][kind_of_moment][name]) for name, tensor in moments.items())
     for one, other in zip(saved["metrics"], loaded["metrics"], strict=True):
         assert other["train/loss"] == pytest.approx(one["train/loss"], abs=1e-6)
+
+
+def test_redirects_across_ranks_are_taken(ranks, cut_models):
+    taken = ranks.run(
+        "redirects_taken", 2, folder=cut_models["qwen3_moe"], batch=make_batch(), megatron=TENSOR | SEQUENCE
+    )[0]
+    assert {redirect.name for redirect in compat.REDIRECTS if redirect.across_ranks} <= set(taken)
+
+
+@pytest.mark.parametrize(("n", "megatron"), [(2, {}), (2, SHARED_STATE), (4, TENSOR | PIPELINE)])
+def test_a_bad_gradient_on_one_rank_skips_the_step_on_all(ranks, cut_models, n, megatron):
+    found = ranks.run("bad_gradients", n, folder=cut_models["qwen3"], batch=make_batch(), megatron=megatron)
+    for metrics, untouched, error in found:
+        assert metrics["train/skipped_steps"] == 1
+        assert "train/grad_norm" not in metrics
+        assert untouched
+        assert "4 optimizer steps in a row were skipped; max_skipped_steps is 3" in error
+
+
+@pytest.mark.parametrize(
+    ("megatron", "message"),
+    [
+        (
+            {"context_parallel_size": 3},
+            "2 processes cannot be cut into tensor_model_parallel_size x pipeline_model_parallel_size x "
+            "context_parallel_size = 3; wanted a divisor of 2",
+        ),
+        (
+            TENSOR | SEQUENCE | EXPERT,
+            "2 processes cannot be cut into expert_tensor_parallel_size x expert_model_parallel_size x "
+            "pipeline_model_parallel_size = 4; wanted a divisor of 2",
+        ),
+    ],
+)
+def test_sizes_that_do_not_divide_the_processes_are_refused(ranks, cut_models, megatron, message):
+    errors = ranks.run("refusal", 2, folder=cut_models["qwen3_moe"], megatron=megatron)
+    assert errors == [message] * 2

@@ -9,9 +9,7 @@ from collections.abc import Sequence
 logger = logging.getLogger(__name__)
 
 
-def pack_micro_batches(
-    lengths: Sequence[int], max_tokens: int, *, multiple_of: int = 1
-) -> list[list[int]]:
+def pack_micro_batches(lengths: Sequence[int], max_tokens: int, *, multiple_of: int = 1) -> list[list[int]]:
     """Cut samples into as few micro-batches of at most `max_tokens` tokens as first-fit-decreasing finds.
 
     The tokens are then spread evenly over that many micro-batches where the limit allows it. A longer sample gets

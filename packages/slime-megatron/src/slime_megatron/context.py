@@ -95,7 +95,13 @@ class Assemble(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: torch.autograd.function.FunctionCtx, own: Tensor, places: Tensor, size: int, group: dist.ProcessGroup) -> Tensor:
+    def forward(
+        ctx: torch.autograd.function.FunctionCtx,
+        own: Tensor,
+        places: Tensor,
+        size: int,
+        group: dist.ProcessGroup,
+    ) -> Tensor:
         """Return the vector of `size` entries, of which `own` stand at `places` and others' elsewhere."""
         ctx.save_for_backward(places)
         whole = own.new_zeros(size).index_copy_(0, places, own)
@@ -103,7 +109,9 @@ class Assemble(torch.autograd.Function):
         return whole
 
     @staticmethod
-    def backward(ctx: torch.autograd.function.FunctionCtx, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(
+        ctx: torch.autograd.function.FunctionCtx, gradient: Tensor
+    ) -> tuple[Tensor, None, None, None]:
         """Return the gradient of this rank's entries."""
         (places,) = ctx.saved_tensors  # type: ignore[attr-defined]  # torch's stub lacks it
         return gradient.index_select(0, places), None, None, None

@@ -48,7 +48,12 @@ def check_model(section: MegatronSection, architecture: Architecture) -> None:
         )
     tensor, experts = section.tensor_model_parallel_size, architecture.num_moe_experts
     divided = [
-        ("pipeline_model_parallel_size", section.pipeline_model_parallel_size, "layers", architecture.num_layers),
+        (
+            "pipeline_model_parallel_size",
+            section.pipeline_model_parallel_size,
+            "layers",
+            architecture.num_layers,
+        ),
         ("tensor_model_parallel_size", tensor, "attention heads", architecture.num_attention_heads),
         ("tensor_model_parallel_size", tensor, "query groups", architecture.num_query_groups),
     ]
@@ -82,4 +87,6 @@ def _refuse_expert_sizes(section: MegatronSection, architecture: Architecture) -
     for name in ("expert_model_parallel_size", "expert_tensor_parallel_size"):
         size = getattr(section, name)
         if size not in (None, 1):
-            raise TrainerError(f"{name} is {size}; a {architecture.model_type} model has no experts, leave it out")
+            raise TrainerError(
+                f"{name} is {size}; a {architecture.model_type} model has no experts, leave it out"
+            )

@@ -87,9 +87,7 @@ class Learner:
             norms.append(norm)
             total.update(metrics)
         taken = [norm for norm in norms if math.isfinite(norm)]
-        averages = {
-            f"train/{name}": value / len(steps) for name, value in self._world.add_up(total).items()
-        }
+        averages = {f"train/{name}": value / len(steps) for name, value in self._world.add_up(total).items()}
         averages["train/lr"] = sum(rates) / len(steps)
         if taken:
             averages["train/grad_norm"] = sum(taken) / len(taken)
@@ -225,7 +223,9 @@ class Learner:
         self._model.zero_grad_buffer()
         self._optimizer.zero_grad()
         shares = self._run(step, loss, forward_only=False)
-        metrics = {name: float(sum(share[name] for share in shares)) for name in (shares[0] if shares else ())}
+        metrics = {
+            name: float(sum(share[name] for share in shares)) for name in (shares[0] if shares else ())
+        }
         norm = update(self._optimizer, clip_grad=self._settings.train.clip_grad)
         if math.isfinite(norm):
             self._scheduler.step(1)

@@ -100,9 +100,7 @@ class _TokenLogProbs(torch.autograd.Function):
         return log_probs, entropy
 
     @staticmethod
-    def backward(
-        ctx: Any, d_log_probs: Tensor, d_entropy: Tensor
-    ) -> tuple[Tensor, None, None, None, None]:
+    def backward(ctx: Any, d_log_probs: Tensor, d_entropy: Tensor) -> tuple[Tensor, None, None, None, None]:
         logits, columns, mine, normalisers, entropy = ctx.saved_tensors
         hits = d_log_probs / ctx.temperature
         hits = hits if mine is None else hits * mine
@@ -139,9 +137,7 @@ def _add_up(peaks: Tensor, sums: Tensor, mine: Tensor, vocabulary: Vocabulary) -
     return highest
 
 
-def _chunks(
-    logits: Tensor, vocabulary: Vocabulary, temperature: float
-) -> Iterator[tuple[slice, Tensor]]:
+def _chunks(logits: Tensor, vocabulary: Vocabulary, temperature: float) -> Iterator[tuple[slice, Tensor]]:
     """Yield rows, and logits / temperature of those rows in float32, each time in the same memory."""
     columns = logits.shape[1]
     step = max(1, _CHUNK_ELEMENTS[logits.device.type] // columns)

@@ -140,7 +140,9 @@ def _zigzag(lengths: list[int], cut: RowCut) -> tuple[ZigZag, NDArray[np.int64]]
     return zigzag, _ranges(starts, starts + np.array(lengths))
 
 
-def _scattered[T: np.generic](values: NDArray[T], places: NDArray[np.int64], size: int, *, fill: int) -> NDArray[T]:
+def _scattered[T: np.generic](
+    values: NDArray[T], places: NDArray[np.int64], size: int, *, fill: int
+) -> NDArray[T]:
     """Return `values` at `places` of an array of `size` entries, `fill` elsewhere."""
     whole = np.full(size, fill, dtype=values.dtype)
     whole[places] = values

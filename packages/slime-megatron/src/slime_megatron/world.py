@@ -59,7 +59,9 @@ class World:
         self.data_parallel_rank = parallel_state.get_data_parallel_rank()
         #: How ranks of one model share a micro-batch.
         self.row_cut = RowCut(
-            context=parallel_state.get_context_parallel_group() if section.context_parallel_size > 1 else None,
+            context=parallel_state.get_context_parallel_group()
+            if section.context_parallel_size > 1
+            else None,
             multiple=section.tensor_model_parallel_size if section.sequence_parallel else 1,
         )
         #: Whether this rank speaks for its data-parallel share: the others that compute the same keep silent.

@@ -37,7 +37,9 @@ def read_architecture(config: Mapping[str, Any]) -> Architecture:
     read = ConfigReader(config)
     read.require("decoder_sparse_step", (1,), default=1)
     read.require("mlp_only_layers", ([],), default=[])
-    field = "num_experts" if read.get("num_local_experts") is None else "num_local_experts"  # transformers 5's
+    field = (
+        "num_experts" if read.get("num_local_experts") is None else "num_local_experts"
+    )  # transformers 5's
     experts, top_k = read.integer(field), read.integer("num_experts_per_tok", 8)
     if top_k > experts:
         raise read.error("num_experts_per_tok", top_k, f"at most {field}, {experts}")
