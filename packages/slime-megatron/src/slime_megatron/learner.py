@@ -92,7 +92,7 @@ class Learner:
         if taken:
             averages["train/grad_norm"] = sum(taken) / len(taken)
         averages["train/skipped_steps"] = float(len(steps) - len(taken))
-        forwarded = self._world.add_up(_forwarded(steps))
+        forwarded = self._world.add_up(_forwarded(steps, self._settings.megatron.context_parallel_size))
         return (
             averages
             | _mismatch(columns, before)
@@ -286,10 +286,11 @@ def _call(
     return each(micro, output)
 
 
-def _forwarded(steps: Sequence[Step]) -> dict[str, float]:
-    """Return the tokens of all micro-batches, and the slots that attention computes for them."""
+def _forwarded(steps: Sequence[Step], n_ranks: int) -> dict[str, float]:
+    """Return the tokens of all micro-batches, and the slots that attention computes for them, on so many ranks each."""
     packed = [micro.packed for step in steps for micro in step]
-    return {"tokens": float(sum(p.n_tokens for p in packed)), "slots": float(sum(p.n_slots for p in packed))}
+    numbers = {"tokens": sum(p.n_tokens for p in packed), "slots": sum(p.n_slots for p in packed)}
+    return {name: float(n_ranks * number) for name, number in numbers.items()}
 
 
 def _mismatch(columns: Columns, log_probs: Tensor | None) -> Metrics:

@@ -30,7 +30,7 @@ class RowCut:
 
     @property
     def most_padding(self) -> int:
-        """Tokens by which no sequence grows, and fewer than which none that is padding has."""
+        """Bound of the tokens by which a sequence grows, and of those of a sequence that is padding."""
         return self.multiple * (1 if self.context is None else 2 * self.context.size())
 
 
@@ -84,24 +84,16 @@ def make_micro_batch(
     tokens = np.concatenate([family_tokens(batch, members) for members in ordered])
     targets = _ranges(batch.offsets[order + 1] - batch.response_lengths[order], batch.offsets[order + 1])
     response_lengths = batch.response_lengths[order]
-    rows = _predicting_rows(shapes)
-    if cut.context is None:
-        tokens, packed = _padded_row(tokens, shapes, rotary, cut.multiple)
-        places = None
-    else:
-        zigzag, places_of_tokens = _zigzag([shape.n_tokens for shape in shapes], cut)
-        packed = pack_zigzag(zigzag, rotary)
-        own = zigzag.own_tokens().numpy()
-        tokens = _scattered(tokens, places_of_tokens, sum(zigzag.padded), fill=0)[own]
-        found = _scattered(np.arange(len(own)), own, sum(zigzag.padded), fill=-1)[places_of_tokens[rows]]
-        places = np.flatnonzero(found >= 0)
-        rows, targets = found[places], targets[places]
+    row = _whole_row if cut.context is None else _context_row
+    own_tokens, packed, rows, places = row(tokens, shapes, rotary, cut)
     return MicroBatch(
-        tokens=torch.from_numpy(tokens.astype(np.int64))[None].to(device),
+        tokens=torch.from_numpy(own_tokens.astype(np.int64))[None].to(device),
         packed=packed,
         responses=ResponseTokens(
             rows=torch.from_numpy(rows).to(device),
-            targets=torch.from_numpy(batch.tokens[targets].astype(np.int64)).to(device),
+            targets=torch.from_numpy(
+                batch.tokens[targets if places is None else targets[places]].astype(np.int64)
+            ).to(device),
             temperature=batch.temperature,
             with_entropy=with_entropy,
             vocab_size=vocab_size,
@@ -119,25 +111,40 @@ def make_micro_batch(
     )
 
 
-def _padded_row(
-    tokens: NDArray[np.int32], shapes: list[Family], rotary: tuple[Tensor, Tensor], multiple: int
-) -> tuple[NDArray[np.int32], PackedSequences]:
-    """Return the row with a sequence of padding at its end, if its tokens are no multiple of `multiple`."""
-    padding = -len(tokens) % multiple
+#: A rank's tokens; what attention needs; the row before each of its response tokens; which of all those are its.
+_Row = tuple[NDArray[np.int32], PackedSequences, NDArray[np.int64], NDArray[np.int64] | None]
+
+
+def _whole_row(
+    tokens: NDArray[np.int32], shapes: list[Family], rotary: tuple[Tensor, Tensor], cut: RowCut
+) -> _Row:
+    """Return the row as it is, with a sequence of padding at its end if its tokens are no multiple."""
+    rows = _predicting_rows(shapes)
+    padding = -len(tokens) % cut.multiple
     if padding:
         tokens = np.append(tokens, np.zeros(padding, dtype=tokens.dtype))
         shapes = [*shapes, Family(padding, ())]
-    return tokens, pack(shapes, rotary)
+    return tokens, pack(shapes, rotary), rows, None
 
 
-def _zigzag(lengths: list[int], cut: RowCut) -> tuple[ZigZag, NDArray[np.int64]]:
-    """Return the chunks of sequences, the last of padding if need be, and each token's place in the padded row."""
+def _context_row(
+    tokens: NDArray[np.int32], shapes: list[Family], rotary: tuple[Tensor, Tensor], cut: RowCut
+) -> _Row:
+    """Return this context-parallel rank's chunks of each sequence, and of one of padding if need be."""
     assert cut.context is not None
-    own = sum(2 * chunk for chunk in ZigZag.of(lengths, cut.context).chunks)
-    padding = -own % math.lcm(2, cut.multiple) * cut.context.size()
+    lengths = [shape.n_tokens for shape in shapes]
+    unpadded = sum(2 * chunk for chunk in ZigZag.of(lengths, cut.context).chunks)
+    padding = -unpadded % math.lcm(2, cut.multiple) * cut.context.size()
     zigzag = ZigZag.of([*lengths, padding] if padding else lengths, cut.context)
+    size = sum(zigzag.padded)
     starts = np.cumsum([0, *zigzag.padded])[: len(lengths)]
-    return zigzag, _ranges(starts, starts + np.array(lengths))
+    place_of_token = _ranges(starts, starts + np.array(lengths))
+    own = zigzag.own_tokens().numpy()
+    own_row_of_place = _scattered(np.arange(len(own)), own, size, fill=-1)
+    rows = own_row_of_place[place_of_token[_predicting_rows(shapes)]]
+    places = np.flatnonzero(rows >= 0)
+    own_tokens = _scattered(tokens, place_of_token, size, fill=0)[own]
+    return own_tokens, pack_zigzag(zigzag, rotary), rows[places], places
 
 
 def _scattered[T: np.generic](
