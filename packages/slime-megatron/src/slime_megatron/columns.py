@@ -58,6 +58,7 @@ class Columns:
             old_log_probs=self.old_log_probs,
             rollout_log_probs=self.rollout_log_probs,
             teacher_log_probs=self.teacher_log_probs,
+            group_ids=torch.from_numpy(batch.group_ids).to(device),
         )
 
     def view(self, micro: MicroBatch, log_probs: Tensor, entropy: Tensor | None) -> TokenView:

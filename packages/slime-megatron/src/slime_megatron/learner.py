@@ -76,7 +76,7 @@ class Learner:
         log_probs_time = time.perf_counter() - log_probs_start
         columns = columns.with_old(old)
         with torch.no_grad():
-            advantages, _ = self._settings.algorithm.estimator(columns.whole(batch))
+            advantages, _, *credited = self._settings.algorithm.estimator(columns.whole(batch))
         total: Counter[str] = Counter()
         rates, norms = [], []
         for number, step in enumerate(steps):
@@ -96,6 +96,7 @@ class Learner:
         return (
             averages
             | _mismatch(columns, before)
+            | {f"train/{name}": float(value) for report in credited for name, value in report.items()}
             | {
                 "perf/train_tokens": float(len(batch.tokens)),
                 "perf/actor_train_time": time.perf_counter() - start - log_probs_time,
