@@ -45,3 +45,23 @@ def test_no_samples_give_no_micro_batches():
 def test_limit_below_one_is_refused():
     with pytest.raises(ValueError, match="max_tokens is 0"):
         pack_micro_batches([1], 0)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "multiple_of", "wanted"),
+    [
+        ([3, 3, 3, 3], 1, [[0, 2], [1, 3]]),
+        ([3, 3, 3, 3], 3, [[0, 3], [1], [2]]),
+        ([3, 3, 3, 3], 4, [[0], [1], [2], [3]]),
+        ([3, 3, 3, 3], 8, [[0], [1], [2], [3]]),
+    ],
+)
+def test_micro_batches_are_a_multiple_as_far_as_there_are_samples(
+    lengths: list[int], multiple_of: int, wanted: list[list[int]]
+) -> None:
+    assert pack_micro_batches(lengths, 9, multiple_of=multiple_of) == wanted
+
+
+def test_a_long_sample_counts_for_the_multiple() -> None:
+    assert pack_micro_batches([20, 2, 2, 2], 9, multiple_of=2) == [[0], [1, 2, 3]]
+    assert len(pack_micro_batches([20, 20, 20, 2, 2], 9, multiple_of=3)) == 5

@@ -15,11 +15,15 @@ from slime_core.config.sections import TrainSection
 from slime_megatron import compat
 from slime_megatron.section import MegatronSection
 from slime_megatron.settings import LearnerSettings
+from slime_models.checkpoint import read_config
 from slime_models.families.llama import LLAMA
 from slime_models.families.qwen2 import QWEN2
 from slime_models.families.qwen3 import QWEN3
+from slime_models.families.qwen3_moe import QWEN3_MOE
 
-FAMILIES = {family.model_type: family for family in (LLAMA, QWEN2, QWEN3)}
+from .ranks import Ranks
+
+FAMILIES = {family.model_type: family for family in (LLAMA, QWEN2, QWEN3, QWEN3_MOE)}
 VOCAB = 250
 
 
@@ -69,6 +73,29 @@ def make_hf(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Any
 
 
 @pytest.fixture(scope="session")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    """Four processes for the ranks of small worlds."""
+    ranks = Ranks(4, tmp_path_factory.mktemp("ranks"))
+    yield ranks
+    ranks.close()
+
+
+@pytest.fixture(scope="session")
+def cut_models(make_hf: Callable[..., tuple[Any, Path]]) -> dict[str, Path]:
+    """Folders of a tiny dense model and one of experts; an odd vocabulary, so that tensor parallelism pads it."""
+    experts = {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 48,
+        "norm_topk_prob": True,
+    }
+    size = {"num_hidden_layers": 2, "vocab_size": VOCAB + 1, "head_dim": 32}
+    _, dense = make_hf("qwen3", **size)
+    _, moe = make_hf("qwen3_moe", tie_word_embeddings=False, **size, **experts)
+    return {"qwen3": dense, "qwen3_moe": moe}
+
+
+@pytest.fixture(scope="session")
 def qwen3(make_hf: Callable[..., tuple[Any, Path]]) -> tuple[Any, Path]:
     """A tiny Qwen 3, and its folder."""
     return make_hf("qwen3", head_dim=32)
@@ -95,7 +122,7 @@ def make_learner(qwen3: tuple[Any, Path]) -> Iterator[Callable[..., Any]]:
         close()
         settings = LearnerSettings(
             model_path=folder,
-            family=QWEN3,
+            family=FAMILIES[read_config(folder)["model_type"]],
             train=TrainSection(**{"bf16": False, "lr": 1e-3, "clip_grad": 0.0} | train),
             megatron=megatron or MegatronSection(),
             seed=1,

@@ -67,3 +67,23 @@ def test_a_second_backward_pass_is_refused():
     log_probs.sum().backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         log_probs.sum().backward()
+
+
+def test_columns_on_four_ranks_give_the_log_softmax_of_all_that_are_tokens(ranks):
+    """5 ids in 8 columns: the third rank has one id and padding, the fourth padding alone."""
+    generator = torch.Generator().manual_seed(3)
+    logits, gradients = torch.randn(6, 8, generator=generator) * 3, torch.randn(2, 6, generator=generator)
+    targets = torch.tensor([0, 1, 2, 3, 4, 2])
+    found = ranks.run(
+        "log_probs_of_columns", 4, logits=logits, targets=targets, vocab_size=5, gradients=gradients
+    )
+    theirs = logits.double().requires_grad_()
+    table = torch.log_softmax(theirs[:, :5] / 0.7, dim=-1)
+    wanted = table.gather(1, targets[:, None]).squeeze(1)
+    entropy = -(table.exp() * table).sum(dim=-1)
+    (wanted @ gradients[0].double() + entropy @ gradients[1].double()).backward()
+    for log_probs, entropies, _ in found:
+        torch.testing.assert_close(log_probs.double(), wanted.detach(), rtol=0, atol=1e-5)
+        torch.testing.assert_close(entropies.double(), entropy.detach(), rtol=0, atol=1e-5)
+    gradient = torch.cat([own for _, _, own in found], dim=1)
+    torch.testing.assert_close(gradient.double(), theirs.grad, rtol=0, atol=1e-5)

@@ -22,11 +22,14 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+EXPERTS = {"head_dim": 32, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama tied": ("llama", {}),
     "llama untied": ("llama", {"tie_word_embeddings": False}),
     "llama with llama3 rope": ("llama", {"rope_parameters": LLAMA3_ROPE}),
     "qwen2 with biases": ("qwen2", {}),
+    "qwen3_moe": ("qwen3_moe", EXPERTS | {"norm_topk_prob": True}),
+    "qwen3_moe with gates that do not sum to 1": ("qwen3_moe", EXPERTS | {"norm_topk_prob": False}),
     "qwen3 with qk-norm and wide heads": ("qwen3", {"head_dim": 32, "tie_word_embeddings": False}),
 }
 

@@ -9,11 +9,14 @@ import pytest
 from slime_models.families.llama import LLAMA
 from slime_models.families.qwen2 import QWEN2
 from slime_models.families.qwen3 import QWEN3
+from slime_models.families.qwen3_moe import QWEN3_MOE
 from slime_models.family import ModelFamily
 from slime_models.fetch import fetch
 
-FAMILIES = {family.model_type: family for family in (LLAMA, QWEN2, QWEN3)}
+FAMILIES = {family.model_type: family for family in (LLAMA, QWEN2, QWEN3, QWEN3_MOE)}
 
+#: Three experts of 10, of which a token passes two.
+EXPERTS = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 10, "norm_topk_prob": True}
 #: 4 query heads in 2 groups, heads of 6: no two sizes are equal by accident.
 TINY = {
     "vocab_size": 37,
@@ -34,6 +37,8 @@ def tiny_config(model_type: str, **changes: Any) -> dict[str, Any]:
     config = {"model_type": model_type, **TINY, **changes}
     if model_type == "qwen2":
         del config["head_dim"]
+    if model_type == "qwen3_moe":
+        config = {**config, **EXPERTS, **changes}
     return config
 
 

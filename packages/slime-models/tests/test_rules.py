@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,13 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from slime_core.errors import CheckpointError, WeightSyncError
 from slime_models.architecture import Architecture
+from slime_models.checkpoint import HfCheckpoint
 from slime_models.families.llama import LLAMA
 from slime_models.families.qwen2 import QWEN2
 from slime_models.families.qwen3 import QWEN3
+from slime_models.families.qwen3_moe import QWEN3_MOE
 from slime_models.family import ModelFamily
 from slime_models.rules import GATED, QKV, VOCAB
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
+
+from .conftest import tiny_config
 
 
 def hf_tensors(family: ModelFamily, architecture: Architecture) -> dict[str, Tensor]:
@@ -40,14 +45,12 @@ def assert_round_trip(family: ModelFamily, architecture: Architecture) -> None:
     assert all(torch.equal(back[name], hf[name]) for name in hf)
 
 
-def test_table_lists_exactly_the_tensors_of_the_transformers_model(
-    family: ModelFamily, config: dict[str, Any]
+def test_table_lists_exactly_the_tensors_that_transformers_saves(
+    family: ModelFamily, config: dict[str, Any], tmp_path: Path
 ) -> None:
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
-    wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    if config["tie_word_embeddings"]:
-        del wanted["lm_head.weight"]
+    AutoModelForCausalLM.from_config(AutoConfig.for_model(**config)).save_pretrained(tmp_path)
+    saved = HfCheckpoint(tmp_path)
+    wanted = {name: tuple(saved[name].shape) for name in saved}
     assert family.hf_shapes(family.architecture(config)) == wanted
 
 
@@ -57,7 +60,8 @@ def test_there_and_back_is_bit_exact(family: ModelFamily, config: dict[str, Any]
 
 @settings(max_examples=40, deadline=None)
 @given(
-    family=st.sampled_from([LLAMA, QWEN2, QWEN3]),
+    family=st.sampled_from([LLAMA, QWEN2, QWEN3, QWEN3_MOE]),
+    experts=st.integers(1, 4),
     layers=st.integers(1, 3),
     groups=st.integers(1, 4),
     heads_per_group=st.integers(1, 4),
@@ -79,12 +83,15 @@ def test_any_shape_goes_there_and_back(
     vocab: int,
     multiple: int,
     tied: bool,
+    experts: int,
 ) -> None:
     architecture = Architecture(
         model_type=family.model_type,
         num_layers=layers,
         hidden_size=hidden,
         ffn_hidden_size=ffn,
+        num_moe_experts=experts,
+        moe_ffn_hidden_size=ffn + 1,
         num_attention_heads=groups * heads_per_group,
         num_query_groups=groups,
         head_dim=head_dim,
@@ -183,6 +190,23 @@ def test_megatron_names_are_those_of_the_local_spec(six_heads: Architecture) -> 
         layer + "mlp.linear_fc2.weight",
         "decoder.final_layernorm.weight",
     )
+
+
+def test_experts_stand_after_their_router_one_by_one() -> None:
+    architecture = QWEN3_MOE.architecture(tiny_config("qwen3_moe", num_hidden_layers=1, num_experts=2))
+    mlp = "decoder.layers.0.mlp."
+    names = QWEN3_MOE.megatron_names(architecture)
+    assert names[names.index(mlp + "router.weight") :] == (
+        mlp + "router.weight",
+        mlp + "experts.local_experts.0.linear_fc1.weight",
+        mlp + "experts.local_experts.0.linear_fc2.weight",
+        mlp + "experts.local_experts.1.linear_fc1.weight",
+        mlp + "experts.local_experts.1.linear_fc2.weight",
+        "decoder.final_layernorm.weight",
+        "output_layer.weight",
+    )
+    numbers = [QWEN3_MOE.weight(name, architecture).expert for name in names[-7:-2]]
+    assert numbers == [None, 0, 0, 1, 1]
 
 
 def test_one_tensor_is_the_same_as_in_the_stream(six_heads: Architecture) -> None:

@@ -41,7 +41,7 @@ def test_qkv_rows_give_each_rank_the_qkv_of_its_groups() -> None:
     hf = {name: torch.arange(torch.Size(shape).numel()).reshape(shape) for name, shape in shapes.items()}
     attention = "model.layers.0.self_attn."
     name = "decoder.layers.0.self_attention.linear_qkv.weight"
-    parts = split(QWEN2.to_megatron_tensor(name, hf, whole), QWEN2.shard(name, whole), 2, whole)
+    parts = split(QWEN2.to_megatron_tensor(name, hf, whole), QWEN2.weight(name, whole).rule.shard, 2, whole)
     for rank, part in enumerate(parts):
         mine = {
             attention + f"{kind}_proj.weight": hf[attention + f"{kind}_proj.weight"].chunk(2)[rank]
@@ -55,7 +55,7 @@ def test_qkv_rows_give_each_rank_the_qkv_of_its_groups() -> None:
 def test_every_tensor_joins_to_what_was_split(size: int, scale: int) -> None:
     model = architecture(groups=4 * scale, ffn=4 * scale, vocab=7).with_padded_vocab(4)
     for name, shape in QWEN2.megatron_shapes(model).items():
-        tensor, shard = torch.randn(shape), QWEN2.shard(name, model)
+        tensor, shard = torch.randn(shape), QWEN2.weight(name, model).rule.shard
         parts = split(tensor, shard, size, model)
         assert len(parts) == size
         assert torch.equal(join(parts, shard), tensor)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 logger = logging.getLogger(__name__)
 
 
-def pack_micro_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+def pack_micro_batches(lengths: Sequence[int], max_tokens: int, *, multiple_of: int = 1) -> list[list[int]]:
     """Cut samples into as few micro-batches of at most `max_tokens` tokens as first-fit-decreasing finds.
 
     The tokens are then spread evenly over that many micro-batches where the limit allows it. A longer sample gets
@@ -18,6 +18,8 @@ def pack_micro_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int
     Args:
         lengths: [N] tokens of each sample, prompt included.
         max_tokens: most tokens of a micro-batch, at least 1.
+        multiple_of: there are as many micro-batches as a multiple of this, the number of data-parallel ranks, unless
+            there are too few samples: then each has a micro-batch of its own.
 
     Returns:
         Positions of the samples of each micro-batch, ascending; micro-batches by their first position. Together
@@ -38,6 +40,8 @@ def pack_micro_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int
         )
     fitting = by_length[len(oversize) :]
     packed = _first_fit(fitting, lengths, max_tokens)
+    wanted = -(-(len(oversize) + len(packed)) // multiple_of) * multiple_of
+    packed = _split(packed, lengths, min(wanted - len(oversize), len(fitting)))
     even = _spread(fitting, lengths, len(packed))
     if all(sum(lengths[i] for i in batch) <= max_tokens for batch in even):
         packed = even
@@ -57,6 +61,15 @@ def _first_fit(order: Sequence[int], lengths: Sequence[int], max_tokens: int) ->
         else:
             batches.append([i])
             room.append(max_tokens - lengths[i])
+    return batches
+
+
+def _split(batches: list[list[int]], lengths: Sequence[int], n_batches: int) -> list[list[int]]:
+    """Halve the micro-batches with the most samples until there are `n_batches`."""
+    while len(batches) < n_batches:
+        largest = max(batches, key=len)
+        batches.remove(largest)
+        batches += _spread(largest, lengths, 2)
     return batches
 
 

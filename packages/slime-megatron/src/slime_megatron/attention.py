@@ -11,6 +11,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 
+from slime_megatron.context import attend_zigzag
 from slime_megatron.packed import Layout, PackedSequences, Tails
 
 #: Batches of sequences below this length are attended to in float32 on a CPU, where torch's bfloat16 kernel takes
@@ -55,6 +56,8 @@ class PackedAttention(MegatronModule):
         query = _rotate(query, packed_seq_params)
         key = _rotate(key, packed_seq_params)
         packed, layout = packed_seq_params, packed_seq_params.layout
+        if packed.zigzag is not None:
+            return attend_zigzag(query, key, value, packed.zigzag, self._attend)
         if layout is not None:
             query, key, value = (_Spread.apply(x, layout) for x in (query, key, value))
         sizes = [batch.n_slots for batch in (*packed.stems, *packed.tails)]

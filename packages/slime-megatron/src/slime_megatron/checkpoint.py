@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from megatron.core import dist_checkpointing, tensor_parallel
+from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
 from megatron.core.distributed import DistributedDataParallel
-from megatron.core.optimizer import MegatronOptimizer
+from megatron.core.optimizer import ChainedOptimizer, MegatronOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from slime_core.errors import CheckpointError
 from slime_models.architecture import Architecture
@@ -37,17 +37,28 @@ class TrainerState:
     scheduler: OptimizerParamScheduler
 
     @property
+    def shares_optimizer(self) -> bool:
+        """Whether data-parallel ranks share the optimizer's state."""
+        return bool(self.model.ddp_config.use_distributed_optimizer)
+
+    @property
     def description(self) -> dict[str, Any]:
         """What a folder must agree on with the trainer that reads it."""
         return {
             "format": _FORMAT,
             "bf16": self.model.config.bf16,
-            "architecture": json.loads(json.dumps(dataclasses.asdict(self.architecture))),
+            "use_distributed_optimizer": self.shares_optimizer,
+            "architecture": json.loads(
+                json.dumps(dataclasses.asdict(self.architecture.with_padded_vocab(1)))
+            ),
         }
 
 
 def save(state: TrainerState, folder: Path) -> None:
-    """Write the state into an existing, empty folder. Collective over the world."""
+    """Write the state into an existing, empty folder that all ranks see. Collective over the world.
+
+    Random state is that of rank 0; training draws nothing that would differ by rank.
+    """
     with quiet():
         dist_checkpointing.save(
             _sharded(state, is_loading=False) | {"rng": _rng_state()}, str(folder), async_strategy="mcore"
@@ -62,7 +73,7 @@ def save(state: TrainerState, folder: Path) -> None:
 
 
 def load(state: TrainerState, folder: Path) -> None:
-    """Restore what `save` wrote. Collective over the world.
+    """Restore what `save` wrote, under this or another parallel layout. Collective over the world.
 
     Raises:
         CheckpointError: the folder is incomplete, or of another model or precision; names the field that differs.
@@ -80,15 +91,43 @@ def load(state: TrainerState, folder: Path) -> None:
         raise CheckpointError(f"{folder}: cannot be read: {type(cause).__name__}: {cause}") from error
     state.model.module.load_state_dict(loaded["model"])
     state.optimizer.load_state_dict(loaded["optimizer"])
+    if state.shares_optimizer:
+        for each in _adamws(
+            state.optimizer
+        ):  # Megatron gives all parameters one and the same counter of steps
+            for values in each.state.values():
+                values["step"] = values["step"].clone()
     state.scheduler.num_steps = description["optimizer_steps"]
     state.scheduler.step(0)
     _set_rng_state(loaded["rng"])
 
 
 def _sharded(state: TrainerState, *, is_loading: bool) -> dict[str, Any]:
-    model = state.model.module.sharded_state_dict(metadata=dict(_METADATA))
-    optimizer = state.optimizer.sharded_state_dict({"model": model}, is_loading=is_loading)
+    metadata = {
+        **_METADATA,
+        "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),
+    }
+    model = state.model.module.sharded_state_dict(metadata=metadata)
+    shared = {}
+    if state.shares_optimizer:
+        _fill(state.optimizer)
+        shared = {"metadata": metadata}
+    optimizer = state.optimizer.sharded_state_dict({"model": model}, is_loading=is_loading, **shared)
     return {"model": model, "optimizer": optimizer}
+
+
+def _fill(optimizer: MegatronOptimizer) -> None:
+    """Give AdamW the state that its first step would begin with; a distributed optimizer cannot be saved without."""
+    for each in _adamws(optimizer):
+        for parameter in (p for group in each.param_groups for p in group["params"]):
+            if not each.state[parameter]:
+                zeros = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+                each.state[parameter] = zeros | {"step": torch.zeros((), device=parameter.device)}
+
+
+def _adamws(optimizer: MegatronOptimizer) -> list[torch.optim.Optimizer]:
+    chained = optimizer.chained_optimizers if isinstance(optimizer, ChainedOptimizer) else [optimizer]
+    return [each.optimizer for each in chained]
 
 
 def _rng_state() -> dict[str, Any]:

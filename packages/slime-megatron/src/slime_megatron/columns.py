@@ -70,8 +70,8 @@ class Columns:
         return TokenView(
             offsets=micro.offsets,
             sample_of_token=micro.sample_of_token,
-            loss_mask=self.loss_mask[micro.columns],
-            weights=self.weights[micro.columns],
+            loss_mask=self.loss_mask[micro.columns] * micro.counted,
+            weights=self.weights[micro.columns] * micro.counted,
             rewards=self.rewards[micro.samples],
             old_log_probs=log_probs.detach()
             if self.old_log_probs is None

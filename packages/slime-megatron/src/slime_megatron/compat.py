@@ -12,12 +12,13 @@ import functools
 import importlib
 import importlib.metadata
 import logging
+import pkgutil
 import queue
 import sys
 import types
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,6 +56,8 @@ class Redirect:
     """(original, hit) -> replacement; calls `hit` when it answers otherwise than the original would."""
     with_cuda: bool = False
     """Whether it is wanted where CUDA exists, too."""
+    across_ranks: bool = False
+    """Whether it is taken only where there are several processes."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,94 @@ def _named_as_cuda(original: Any, hit: _Hit) -> Any:
     return replacement
 
 
+def _sizes_as_numbers(original: Any, hit: _Hit) -> Any:
+    """Let `maybe_move_tensor_to_cpu(as_numpy=True)` do so for a tensor that is on the CPU already."""
+
+    @functools.wraps(original)
+    def replacement(tensor: Any, as_numpy: bool = False, **kwargs: Any) -> Any:
+        if as_numpy and torch.is_tensor(tensor):
+            hit()
+            return tensor.numpy()
+        return original(tensor, as_numpy=as_numpy, **kwargs)
+
+    return replacement
+
+
+def _without_steps(original: Any, hit: _Hit) -> Any:
+    """Let a distributed optimizer load what has no number of steps for each parameter."""
+
+    @functools.wraps(original)
+    def replacement(self: Any, model_param: Any, tensors: dict[str, Any]) -> Any:
+        if "step" not in tensors:
+            hit()
+            tensors = {**tensors, "step": None}
+        return original(self, model_param, tensors)
+
+    return replacement
+
+
+def _stays(original: Any, hit: _Hit) -> Any:
+    """Let `tensor.cuda()` return the tensor when a module of Megatron asks."""
+
+    @functools.wraps(original)
+    def replacement(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if sys._getframe(1).f_globals.get("__name__", "").startswith("megatron."):
+            hit()
+            return self
+        return original(self, *args, **kwargs)
+
+    return replacement
+
+
+def _gather_uneven(original: Any, hit: _Hit) -> Any:
+    """Let ranks gather parts of different sizes over gloo, padded to the largest."""
+
+    @functools.wraps(original)
+    def replacement(
+        part: torch.Tensor, group: Any, output_split_sizes: Sequence[int] | None = None, *args: Any
+    ) -> Any:
+        if output_split_sizes is None:
+            return original(part, group, output_split_sizes, *args)
+        hit()
+        padded = part.new_zeros(max(output_split_sizes), *part.shape[1:])
+        padded[: len(part)] = part
+        parts = [torch.empty_like(padded) for _ in output_split_sizes]
+        torch.distributed.all_gather(parts, padded, group=group)
+        return torch.cat([each[:n] for each, n in zip(parts, output_split_sizes, strict=True)])
+
+    return replacement
+
+
+def _scatter_uneven(original: Any, hit: _Hit) -> Any:
+    """Let ranks reduce-scatter parts of different sizes over gloo: reduce all, and take the own part."""
+
+    @functools.wraps(original)
+    def replacement(
+        whole: torch.Tensor, group: Any, input_split_sizes: Sequence[int] | None = None, *args: Any
+    ) -> Any:
+        if input_split_sizes is None:
+            return original(whole, group, input_split_sizes, *args)
+        hit()
+        reduced = whole.clone()
+        torch.distributed.all_reduce(reduced, group=group)
+        return reduced.split(list(map(int, input_split_sizes)))[group.rank()].clone()
+
+    return replacement
+
+
+class _Stream:
+    """The one stream of a CPU: whatever was issued is done."""
+
+    def record_event(self) -> _Stream:
+        return self
+
+    def synchronize(self) -> None:
+        pass
+
+
+_STREAM = _Stream()
+
+
 def _set_rng_state(state: torch.Tensor, *_: Any, **__: Any) -> None:
     torch.set_rng_state(state)
 
@@ -123,7 +214,18 @@ REDIRECTS = (
     Redirect("torch.tensor", "optimizers: scalars with device='cuda'", _on_cpu),
     Redirect("torch.cuda.current_device", "buffers: is only passed on as device=", _answer(lambda: _CPU)),
     Redirect(
-        "torch.cuda.current_stream", "gradient sync: which stream to wait for", _answer(lambda *_: None)
+        "torch.cuda.current_stream",
+        "gradient sync, MoE dispatch: which stream to wait for",
+        _answer(lambda *_: _STREAM),
+    ),
+    Redirect(
+        "torch.cuda.Stream", "MoE dispatch: copies numbers of tokens to the host", _answer(lambda: _STREAM)
+    ),
+    Redirect("torch.cuda.stream", "MoE dispatch", _answer(lambda _: contextlib.nullcontext())),
+    Redirect(
+        "megatron.core.transformer.moe.token_dispatcher.maybe_move_tensor_to_cpu",
+        "MoE dispatch: all_to_all takes sizes as numbers, and only a CUDA tensor is turned into them",
+        _sizes_as_numbers,
     ),
     Redirect("torch.cuda.synchronize", "saving: waits for copies to the host", _answer(lambda *_: None)),
     Redirect(
@@ -144,6 +246,25 @@ REDIRECTS = (
         "torch.Tensor.type",
         "the mixed-precision optimizer tells dtypes by 'torch.cuda.FloatTensor'",
         _named_as_cuda,
+    ),
+    Redirect(
+        "megatron.core.tensor_parallel.mappings._gather_along_first_dim",
+        "expert tensor parallelism: ranks have different numbers of tokens, which gloo refuses",
+        _gather_uneven,
+        across_ranks=True,
+    ),
+    Redirect(
+        "megatron.core.tensor_parallel.mappings._reduce_scatter_along_first_dim",
+        "its backward pass",
+        _scatter_uneven,
+        across_ranks=True,
+    ),
+    Redirect("torch.Tensor.cuda", "distributed optimizer: gathers its state to save it", _stays),
+    Redirect(
+        "megatron.core.optimizer.distrib_optimizer.DistributedOptimizer._set_main_param_and_optimizer_states",
+        "torch's AdamW counts steps for each parameter, Megatron's checkpoint for all; without TE it looks for both",
+        _without_steps,
+        with_cuda=True,
     ),
     Redirect(
         "megatron.core.dist_checkpointing.strategies.filesystem_async.get_write_results_queue",
@@ -190,7 +311,7 @@ def _apply(redirects: list[Redirect], hits: Counter[str]) -> None:
     owners = {"torch": stand_in, "torch.cuda": stand_in_cuda, "torch.Tensor": torch.Tensor}
     for redirect in redirects:
         path, _, attribute = redirect.name.rpartition(".")
-        owner = owners.get(path) or sys.modules[path]
+        owner = owners.get(path) or pkgutil.resolve_name(path)
         hit = functools.partial(_count, hits, redirect.name)
         setattr(owner, attribute, redirect.replace(getattr(owner, attribute), hit))
     if all(redirect.with_cuda for redirect in redirects):

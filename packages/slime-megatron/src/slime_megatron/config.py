@@ -18,6 +18,18 @@ def transformer_config(
     `calculate_per_token_loss` makes Megatron add gradients up over micro-batches and ranks without dividing by
     their numbers: the weights of a `TokenView` already are shares of the whole step.
     """
+    if architecture.num_moe_experts is None:
+        experts = {}
+    else:
+        experts = {
+            "num_moe_experts": architecture.num_moe_experts,
+            "moe_ffn_hidden_size": architecture.moe_ffn_hidden_size,
+            "moe_router_topk": architecture.moe_router_topk,
+            "moe_router_pre_softmax": not architecture.moe_norm_topk_prob,
+            "moe_router_dtype": "fp32",
+            "moe_router_load_balancing_type": "none",
+            "moe_aux_loss_coeff": 0.0,
+        }
     return TransformerConfig(
         num_layers=architecture.num_layers,
         hidden_size=architecture.hidden_size,
@@ -56,4 +68,8 @@ def transformer_config(
         pipeline_model_parallel_size=section.pipeline_model_parallel_size,
         context_parallel_size=section.context_parallel_size,
         expert_model_parallel_size=section.expert_model_parallel_size,
+        expert_tensor_parallel_size=section.expert_tensor_parallel_size,
+        sequence_parallel=section.sequence_parallel,
+        batch_p2p_comm=torch.cuda.is_available(),  # gloo sends one by one
+        **experts,
     )

@@ -10,25 +10,28 @@ from slime_models.architecture import Architecture
 from slime_models.family import ModelFamily
 from torch import Tensor
 
+from slime_megatron.sharded import whole_tensors
+
 
 def hf_buckets(
     model: GPTModel, family: ModelFamily, architecture: Architecture, *, dtype: torch.dtype, bucket_bytes: int
 ) -> Iterator[list[tuple[str, Tensor]]]:
     """Yield all weights as (Hugging Face name, contiguous tensor of `dtype`), in the family's order.
 
-    A bucket holds at most `bucket_bytes`, or one tensor that is larger. Tensors that need neither a cast nor a cut
-    are the model's own: valid, and not to be written to, until the next bucket is asked for.
+    Collective over the world: every rank yields the same buckets, and holds no more than one of them and one
+    tensor. A bucket holds at most `bucket_bytes`, or one tensor that is larger. Tensors that need neither a cast,
+    a cut nor another rank are the model's own: valid, and not to be written to, until the next bucket is asked for.
     """
-    parameters = dict(model.named_parameters())
     bucket: list[tuple[str, Tensor]] = []
     held = 0
-    for name in family.megatron_names(architecture):
-        for hf_name, tensor in family.to_hf(name, parameters[name].detach(), architecture):
-            n_bytes = tensor.numel() * dtype.itemsize
+    whole = whole_tensors(model, family, architecture, lambda parameter: parameter.detach(), dtype=dtype)
+    for name, tensor in whole:
+        for hf_name, part in family.to_hf(name, tensor, architecture):
+            n_bytes = part.numel() * dtype.itemsize
             if bucket and held + n_bytes > bucket_bytes:
                 yield bucket
                 bucket, held = [], 0
-            bucket.append((hf_name, tensor.to(dtype).contiguous()))
+            bucket.append((hf_name, part.contiguous()))
             held += n_bytes
     if bucket:
         yield bucket

@@ -34,7 +34,7 @@ def slime_check_config(settings: Settings) -> list[Problem]:
 
 def _parallel_problems(run: RunSection, section: MegatronSection) -> Iterator[Problem]:
     for name in PARALLEL_SIZES:
-        size = getattr(section, name)
+        size = getattr(section, name) or 1
         if run.launcher == "local" and size > 1:
             yield Problem(f"megatron.{name}", str(size), "1: launcher local is one process")
 

@@ -18,7 +18,6 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from slime_core.batch import TrainBatch
 from slime_core.errors import TrainerError
 from slime_core.protocols import Metrics
-from slime_core.schedule import pack_micro_batches
 from slime_models.checkpoint import HfCheckpoint, read_config
 from torch import Tensor
 
@@ -26,11 +25,13 @@ from slime_megatron import checkpoint, world
 from slime_megatron.columns import Columns
 from slime_megatron.compat import quiet
 from slime_megatron.export import hf_buckets
+from slime_megatron.flops import forward_flops
+from slime_megatron.layout import check_model
 from slime_megatron.micro_batch import MicroBatch, make_micro_batch
 from slime_megatron.model import build_model, load_weights, response_log_probs, wrap_for_gradients
 from slime_megatron.optimizer import build_optimizer, build_scheduler, learning_rate, update
-from slime_megatron.prefix import family_of, prompt_families
 from slime_megatron.rotary import rotary_tables
+from slime_megatron.schedule import rank_schedule
 from slime_megatron.settings import LearnerSettings
 
 Step = Sequence[MicroBatch]
@@ -43,7 +44,9 @@ class Learner:
     def __init__(self, settings: LearnerSettings) -> None:
         train, section = settings.train, settings.megatron
         self._settings = settings
-        self._architecture = settings.family.architecture(read_config(settings.model_path))
+        architecture = settings.family.architecture(read_config(settings.model_path))
+        check_model(section, architecture)
+        self._architecture = architecture.with_padded_vocab(section.tensor_model_parallel_size)
         self._device = world.device()
         self._dtype = torch.bfloat16 if train.bf16 else torch.float32
         self._skipped_in_a_row = 0
@@ -52,8 +55,8 @@ class Learner:
             on_failure.callback(self._world.close)
             model = build_model(self._architecture, section, dtype=self._dtype, device=self._device)
             load_weights(model, HfCheckpoint(settings.model_path), settings.family, self._architecture)
-            self._model = wrap_for_gradients(model)
-            self._optimizer = build_optimizer(self._model, train)
+            self._model = wrap_for_gradients(model, section)
+            self._optimizer = build_optimizer(self._model, train, section)
             self._scheduler = build_scheduler(self._optimizer, train, total_steps=settings.total_steps)
             on_failure.pop_all()
         self._model.config.finalize_model_grads_func = _finish_gradients
@@ -64,7 +67,7 @@ class Learner:
         return self._model.module
 
     def train(self, batch: TrainBatch) -> Metrics:
-        """Run the batch's optimizer steps; see `Trainer.train`."""
+        """Run the batch's optimizer steps; see `Trainer.train`. Every rank is given the same whole batch."""
         start = time.perf_counter()
         steps = self._pack(batch)
         columns = Columns.of(batch, self._device)
@@ -75,20 +78,21 @@ class Learner:
         with torch.no_grad():
             advantages, _, *credited = self._settings.algorithm.estimator(columns.whole(batch))
         total: Counter[str] = Counter()
-        taken = 0
+        rates, norms = [], []
         for number, step in enumerate(steps):
-            metrics, trained = self._optimizer_step(step, columns, advantages)
+            rates.append(learning_rate(self._optimizer))
+            metrics, norm, trained = self._optimizer_step(step, columns, advantages)
             if number == 0 and before is None:
-                before = trained
-            taken += "grad_norm" in metrics
+                before = self._world.merge(trained)
+            norms.append(norm)
             total.update(metrics)
-        averages = {
-            f"train/{name}": value / len(steps) for name, value in total.items() if name != "grad_norm"
-        }
+        taken = [norm for norm in norms if math.isfinite(norm)]
+        averages = {f"train/{name}": value / len(steps) for name, value in self._world.add_up(total).items()}
+        averages["train/lr"] = sum(rates) / len(steps)
         if taken:
-            averages["train/grad_norm"] = total["grad_norm"] / taken
-        averages["train/skipped_steps"] = float(len(steps) - taken)
-        packed = [micro.packed for step in steps for micro in step]
+            averages["train/grad_norm"] = sum(taken) / len(taken)
+        averages["train/skipped_steps"] = float(len(steps) - len(taken))
+        forwarded = self._world.add_up(_forwarded(steps, self._settings.megatron.context_parallel_size))
         return (
             averages
             | _mismatch(columns, before)
@@ -97,8 +101,8 @@ class Learner:
                 "perf/train_tokens": float(len(batch.tokens)),
                 "perf/actor_train_time": time.perf_counter() - start - log_probs_time,
                 "perf/log_probs_time": log_probs_time,
-                "perf/forwarded_tokens": float(sum(p.n_tokens for p in packed)),
-                "perf/padding_frac": 1 - sum(p.n_tokens for p in packed) / sum(p.n_slots for p in packed),
+                "perf/forwarded_tokens": forwarded["tokens"],
+                "perf/padding_frac": 1 - forwarded["tokens"] / forwarded["slots"],
             }
         )
 
@@ -141,25 +145,37 @@ class Learner:
         return checkpoint.TrainerState(self._architecture, self._model, self._optimizer, self._scheduler)
 
     def _pack(self, batch: TrainBatch) -> list[Step]:
+        """Return the micro-batches of this data-parallel rank, for each optimizer step."""
         limit = self._architecture.max_position_embeddings
         longest = int(batch.lengths.max())
         if longest > limit:
             index = int(batch.sample_ids[int(batch.lengths.argmax())])
             raise TrainerError(f"sample {index}: has {longest} tokens; the model's limit is {limit}")
-        cos, sin = rotary_tables(self._architecture, longest, dtype=self._dtype)
+        section, cut = self._settings.megatron, self._world.row_cut
+        cos, sin = rotary_tables(self._architecture, longest + cut.most_padding, dtype=self._dtype)
         rotary = cos.to(self._device), sin.to(self._device)
-        with_entropy = "entropy" in self._settings.algorithm.needs
-        limit, share = self._settings.train.max_tokens_per_gpu, self._settings.megatron.share_prefix
         steps: list[Step] = []
         for samples in batch.optimizer_steps:
-            families = prompt_families(batch, samples.tolist(), max_tokens=limit, share=share)
-            cut = pack_micro_batches([family_of(batch, members).n_tokens for members in families], limit)
+            schedule = rank_schedule(
+                batch,
+                samples.tolist(),
+                n_ranks=self._world.data_parallel_size,
+                max_tokens=self._settings.train.max_tokens_per_gpu * section.context_parallel_size,
+                share=section.share_prefix and section.context_parallel_size == 1,
+                cost=partial(forward_flops, self._architecture) if section.balance_data else None,
+            )
             steps.append(
                 [
                     make_micro_batch(
-                        batch, [families[k] for k in members], rotary=rotary, with_entropy=with_entropy
+                        batch,
+                        members.families,
+                        rotary=rotary,
+                        vocab_size=self._architecture.vocab_size,
+                        cut=cut,
+                        with_entropy="entropy" in self._settings.algorithm.needs,
+                        counted=members.counted,
                     )
-                    for members in cut
+                    for members in schedule[self._world.data_parallel_rank]
                 ]
             )
         return steps
@@ -182,12 +198,17 @@ class Learner:
         with torch.no_grad():
             for step in steps:
                 self._run(step, keep, forward_only=True)
+        found = self._world.merge(found)
         return found, found
 
     def _optimizer_step(
         self, step: Step, columns: Columns, advantages: Tensor
-    ) -> tuple[dict[str, float], Tensor]:
-        """Take one optimizer step. Returns its metrics, and the log-probs [T] before it, NaN on others' tokens."""
+    ) -> tuple[dict[str, float], float, Tensor]:
+        """Take one optimizer step.
+
+        Returns its metrics of this rank's share, the gradient's norm, and the log-probs [T] before it, NaN on tokens
+        of other steps and ranks. A last pipeline stage alone has metrics and log-probs.
+        """
         trained = torch.full_like(columns.weights, math.nan)
 
         def loss(
@@ -203,16 +224,16 @@ class Learner:
         self._model.zero_grad_buffer()
         self._optimizer.zero_grad()
         shares = self._run(step, loss, forward_only=False)
-        metrics = {name: float(sum(share[name] for share in shares)) for name in shares[0]}
-        metrics["lr"] = learning_rate(self._optimizer)
+        metrics = {
+            name: float(sum(share[name] for share in shares)) for name in (shares[0] if shares else ())
+        }
         norm = update(self._optimizer, clip_grad=self._settings.train.clip_grad)
         if math.isfinite(norm):
             self._scheduler.step(1)
             self._skipped_in_a_row = 0
-            metrics["grad_norm"] = norm
         else:
             self._skip(norm)
-        return metrics, trained
+        return metrics, norm, trained
 
     def _run(self, step: Step, each: _ForEachMicroBatch, *, forward_only: bool) -> list[Any]:
         """Run the model, and its gradients unless `forward_only`, over micro-batches; return what `each` returned."""
@@ -264,6 +285,13 @@ def _call(
 ) -> Any:
     """Call `each`; Megatron adds `non_loss_data` where no gradient is wanted."""
     return each(micro, output)
+
+
+def _forwarded(steps: Sequence[Step], n_ranks: int) -> dict[str, float]:
+    """Return the tokens of all micro-batches, and the slots that attention computes for them, on so many ranks each."""
+    packed = [micro.packed for step in steps for micro in step]
+    numbers = {"tokens": sum(p.n_tokens for p in packed), "slots": sum(p.n_slots for p in packed)}
+    return {name: float(n_ranks * number) for name, number in numbers.items()}
 
 
 def _mismatch(columns: Columns, log_probs: Tensor | None) -> Metrics:

@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from numpy.typing import NDArray
 from slime_core.batch import TrainBatch
 from torch import Tensor
 
+from slime_megatron.context import ZigZag
 from slime_megatron.model import ResponseTokens
-from slime_megatron.packed import Family, PackedSequences, pack
+from slime_megatron.packed import Family, PackedSequences, pack, pack_zigzag
 from slime_megatron.prefix import family_of, family_tokens
+
+
+@dataclass(frozen=True)
+class RowCut:
+    """How the ranks of one model share the tokens of a packed row."""
+
+    context: dist.ProcessGroup | None = None
+    """Ranks that have a zigzag part of each sequence; None where there is no context parallelism."""
+    multiple: int = 1
+    """A rank's tokens must be a multiple of this: the tensor-parallel ranks that share them (sequence parallelism)."""
+
+    @property
+    def most_padding(self) -> int:
+        """Bound of the tokens by which a sequence grows, and of those of a sequence that is padding."""
+        return self.multiple * (1 if self.context is None else 2 * self.context.size())
 
 
 @dataclass(frozen=True)
@@ -21,7 +39,7 @@ class MicroBatch:
     """Packed samples, and where their response tokens belong in the columns of the batch."""
 
     tokens: Tensor
-    """int64 [1, t] ids of all samples, one family after another."""
+    """int64 [1, t] ids of all samples, one family after another; this rank's part of them."""
     packed: PackedSequences
     """Where each family begins and ends."""
     responses: ResponseTokens
@@ -34,6 +52,8 @@ class MicroBatch:
     """int64 [n + 1]: sample i owns the response tokens offsets[i]:offsets[i + 1]."""
     sample_of_token: Tensor
     """int64 [R]: which of the n samples a response token belongs to."""
+    counted: bool = True
+    """Whether it counts for the loss; another one is there so that all data-parallel ranks have as many."""
 
 
 def make_micro_batch(
@@ -41,15 +61,21 @@ def make_micro_batch(
     families: Sequence[Sequence[int]],
     *,
     rotary: tuple[Tensor, Tensor],
+    vocab_size: int,
+    cut: RowCut,
     with_entropy: bool = False,
+    counted: bool = True,
 ) -> MicroBatch:
     """Pack the samples of some families (see `prefix`), those with the longest sample first.
 
     Args:
         batch: the step's samples.
         families: their positions in it.
-        rotary: cosine and sine of at least as many positions as the longest sample has tokens.
+        rotary: cosine and sine of as many positions as the longest sample has tokens and `cut.most_padding`.
+        vocab_size: ids of the model.
+        cut: how ranks share the row; with context parallelism each family is one sample.
         with_entropy: whether entropies are wanted with the log-probs.
+        counted: whether it counts for the loss.
     """
     ordered = sorted(families, key=lambda members: (-max(batch.lengths[i] for i in members), members[0]))
     shapes = [family_of(batch, members) for members in ordered]
@@ -58,14 +84,22 @@ def make_micro_batch(
     tokens = np.concatenate([family_tokens(batch, members) for members in ordered])
     targets = _ranges(batch.offsets[order + 1] - batch.response_lengths[order], batch.offsets[order + 1])
     response_lengths = batch.response_lengths[order]
+    row = _whole_row if cut.context is None else _context_row
+    own_tokens, packed, rows, places = row(tokens, shapes, rotary, cut)
     return MicroBatch(
-        tokens=torch.from_numpy(tokens.astype(np.int64))[None].to(device),
-        packed=pack(shapes, rotary),
+        tokens=torch.from_numpy(own_tokens.astype(np.int64))[None].to(device),
+        packed=packed,
         responses=ResponseTokens(
-            rows=torch.from_numpy(_predicting_rows(shapes)).to(device),
-            targets=torch.from_numpy(batch.tokens[targets].astype(np.int64)).to(device),
+            rows=torch.from_numpy(rows).to(device),
+            targets=torch.from_numpy(
+                batch.tokens[targets if places is None else targets[places]].astype(np.int64)
+            ).to(device),
             temperature=batch.temperature,
             with_entropy=with_entropy,
+            vocab_size=vocab_size,
+            n_tokens=int(response_lengths.sum()),
+            places=None if places is None else torch.from_numpy(places).to(device),
+            context=cut.context,
         ),
         samples=torch.from_numpy(order).to(device),
         columns=torch.from_numpy(
@@ -73,7 +107,53 @@ def make_micro_batch(
         ).to(device),
         offsets=torch.from_numpy(np.concatenate([[0], np.cumsum(response_lengths)])).to(device),
         sample_of_token=torch.from_numpy(np.repeat(np.arange(len(order)), response_lengths)).to(device),
+        counted=counted,
     )
+
+
+#: A rank's tokens; what attention needs; the row before each of its response tokens; which of all those are its.
+_Row = tuple[NDArray[np.int32], PackedSequences, NDArray[np.int64], NDArray[np.int64] | None]
+
+
+def _whole_row(
+    tokens: NDArray[np.int32], shapes: list[Family], rotary: tuple[Tensor, Tensor], cut: RowCut
+) -> _Row:
+    """Return the row as it is, with a sequence of padding at its end if its tokens are no multiple."""
+    rows = _predicting_rows(shapes)
+    padding = -len(tokens) % cut.multiple
+    if padding:
+        tokens = np.append(tokens, np.zeros(padding, dtype=tokens.dtype))
+        shapes = [*shapes, Family(padding, ())]
+    return tokens, pack(shapes, rotary), rows, None
+
+
+def _context_row(
+    tokens: NDArray[np.int32], shapes: list[Family], rotary: tuple[Tensor, Tensor], cut: RowCut
+) -> _Row:
+    """Return this context-parallel rank's chunks of each sequence, and of one of padding if need be."""
+    assert cut.context is not None
+    lengths = [shape.n_tokens for shape in shapes]
+    unpadded = sum(2 * chunk for chunk in ZigZag.of(lengths, cut.context).chunks)
+    padding = -unpadded % math.lcm(2, cut.multiple) * cut.context.size()
+    zigzag = ZigZag.of([*lengths, padding] if padding else lengths, cut.context)
+    size = sum(zigzag.padded)
+    starts = np.cumsum([0, *zigzag.padded])[: len(lengths)]
+    place_of_token = _ranges(starts, starts + np.array(lengths))
+    own = zigzag.own_tokens().numpy()
+    own_row_of_place = _scattered(np.arange(len(own)), own, size, fill=-1)
+    rows = own_row_of_place[place_of_token[_predicting_rows(shapes)]]
+    places = np.flatnonzero(rows >= 0)
+    own_tokens = _scattered(tokens, place_of_token, size, fill=0)[own]
+    return own_tokens, pack_zigzag(zigzag, rotary), rows[places], places
+
+
+def _scattered[T: np.generic](
+    values: NDArray[T], places: NDArray[np.int64], size: int, *, fill: int
+) -> NDArray[T]:
+    """Return `values` at `places` of an array of `size` entries, `fill` elsewhere."""
+    whole = np.full(size, fill, dtype=values.dtype)
+    whole[places] = values
+    return whole
 
 
 def _predicting_rows(families: Sequence[Family]) -> NDArray[np.int64]:

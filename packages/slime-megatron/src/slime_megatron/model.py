@@ -7,31 +7,43 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from megatron.core import parallel_state
+import torch.distributed as dist
+from megatron.core import parallel_state, tensor_parallel
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.models.gpt import GPTModel
+from megatron.core.transformer.transformer_config import TransformerConfig
 from slime_models.architecture import Architecture
 from slime_models.family import ModelFamily
 from torch import Tensor
 
 from slime_megatron.config import transformer_config
-from slime_megatron.log_probs import token_log_probs
+from slime_megatron.context import Assemble
+from slime_megatron.log_probs import Vocabulary, token_log_probs
 from slime_megatron.section import MegatronSection
+from slime_megatron.sharded import global_parameters, own_part
 from slime_megatron.spec import block_spec
 
 
 @dataclass(frozen=True)
 class ResponseTokens:
-    """The tokens whose log-probs the model is to return."""
+    """The R tokens whose log-probs the model is to return. Context-parallel ranks have r of them each."""
 
     rows: Tensor
-    """int64 [R]: packed position whose hidden state predicts each token, that is the position before it."""
+    """int64 [r]: packed position whose hidden state predicts each token, that is the position before it."""
     targets: Tensor
-    """int64 [R]: their ids."""
+    """int64 [r]: their ids."""
     temperature: float
     """Divides the logits."""
     with_entropy: bool
     """Whether entropies are wanted, too."""
+    vocab_size: int
+    """Ids of the model; further columns of logits are padding."""
+    n_tokens: int
+    """R."""
+    places: Tensor | None = None
+    """int64 [r]: which of the R tokens this rank has; None where it has all."""
+    context: dist.ProcessGroup | None = None
+    """The ranks that have the others."""
 
 
 def build_model(
@@ -50,26 +62,35 @@ def build_model(
         share_embeddings_and_output_weights=architecture.tie_word_embeddings,
         position_embedding_type="none",  # `PackedAttention` rotates
     )
+    if model.post_process and section.sequence_parallel:
+        # `response_log_probs` gathers the sequence, to select rows before the layer and not after it.
+        model.output_layer.sequence_parallel = False
+        model.output_layer.allreduce_dgrad = True
     return model.to(device)
 
 
 def load_weights(
     model: GPTModel, hf: Mapping[str, Tensor], family: ModelFamily, architecture: Architecture
 ) -> None:
-    """Copy Hugging Face weights into the model, one tensor at a time, cast to its dtype.
+    """Copy this rank's part of Hugging Face weights into the model, one tensor at a time, cast to its dtype.
 
     Raises:
         CheckpointError: a tensor is missing, unknown, or of another shape; names it.
     """
     family.check_names(hf, architecture)
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(family.to_megatron_tensor(name, hf, architecture))
+        for name, parameter in global_parameters(model, architecture).items():
+            whole = family.to_megatron_tensor(name, hf, architecture)
+            parameter.copy_(own_part(whole, family.weight(name, architecture), architecture))
 
 
-def wrap_for_gradients(model: GPTModel) -> DistributedDataParallel:
+def wrap_for_gradients(model: GPTModel, section: MegatronSection) -> DistributedDataParallel:
     """Wrap the model so that gradients of all micro-batches and ranks add up in float32 buffers."""
-    config = DistributedDataParallelConfig(grad_reduce_in_fp32=True, overlap_grad_reduce=False)
+    config = DistributedDataParallelConfig(
+        grad_reduce_in_fp32=True,
+        overlap_grad_reduce=False,
+        use_distributed_optimizer=section.use_distributed_optimizer,
+    )
     return DistributedDataParallel(model.config, config, model)
 
 
@@ -79,6 +100,7 @@ def response_log_probs(
     output_layer: Any,
     output_weight: Tensor | None,
     context: ResponseTokens,
+    config: TransformerConfig,
     **_: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Return log-probs and entropies [R]: the `output_processor` of GPTModel, in place of logits of all tokens.
@@ -86,8 +108,29 @@ def response_log_probs(
     Selecting rows before the output layer saves the logits of prompt tokens, most of the layer's work when prompts
     are long.
     """
+    if config.sequence_parallel:
+        hidden_states = tensor_parallel.gather_from_sequence_parallel_region(
+            hidden_states, tensor_parallel_output_grad=False
+        )
     hidden = hidden_states.squeeze(1).index_select(0, context.rows)
     logits, _ = output_layer(hidden, weight=output_weight)
-    return token_log_probs(
-        logits, context.targets, temperature=context.temperature, with_entropy=context.with_entropy
+    ranks = parallel_state.get_tensor_model_parallel_group()
+    log_probs, entropy = token_log_probs(
+        logits,
+        context.targets,
+        vocabulary=Vocabulary(
+            size=context.vocab_size,
+            start=ranks.rank() * logits.shape[1],
+            group=ranks if ranks.size() > 1 else None,
+        ),
+        temperature=context.temperature,
+        with_entropy=context.with_entropy,
     )
+    if context.places is None:
+        return log_probs, entropy
+    return _assemble(log_probs, context), None if entropy is None else _assemble(entropy, context)
+
+
+def _assemble(own: Tensor, context: ResponseTokens) -> Tensor:
+    whole: Tensor = Assemble.apply(own, context.places, context.n_tokens, context.context)
+    return whole

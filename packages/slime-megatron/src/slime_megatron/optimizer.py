@@ -1,4 +1,4 @@
-"""AdamW with float32 master weights, and the schedule of its learning rate."""
+"""The optimizer with float32 master weights, and the schedule of its learning rate."""
 
 from __future__ import annotations
 
@@ -10,12 +10,18 @@ from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_mega
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from slime_core.config.sections import TrainSection
 
+from slime_megatron.section import MegatronSection
 
-def build_optimizer(model: DistributedDataParallel, train: TrainSection) -> MegatronOptimizer:
-    """Return AdamW over the model's parameters; their values now are those of the master weights."""
+
+def build_optimizer(
+    model: DistributedDataParallel, train: TrainSection, section: MegatronSection
+) -> MegatronOptimizer:
+    """Return the optimizer of the model's parameters; their values now are those of the master weights."""
     dtype = torch.bfloat16 if train.bf16 else torch.float32
     config = OptimizerConfig(
-        optimizer="adam",
+        optimizer=section.optimizer,
+        sgd_momentum=section.sgd_momentum,
+        use_distributed_optimizer=section.use_distributed_optimizer,
         lr=train.lr,
         min_lr=train.min_lr,
         weight_decay=train.weight_decay,
@@ -26,8 +32,8 @@ def build_optimizer(model: DistributedDataParallel, train: TrainSection) -> Mega
         bf16=train.bf16,
         params_dtype=dtype,
     )
-    optimizer = get_megatron_optimizer(config, [model])
-    for group in optimizer.param_groups:
+    optimizer = get_megatron_optimizer(config, [model], use_gloo_process_groups=False)
+    for group in optimizer.param_groups if section.optimizer == "adam" else ():
         group["fused"] = (
             True  # torch's plain loop, Megatron's choice without TransformerEngine, is 5 times as slow
         )

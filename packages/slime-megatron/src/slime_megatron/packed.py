@@ -10,6 +10,8 @@ import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 
+from slime_megatron.context import ZigZag
+
 #: Sequences are padded to the longest of their batch; a batch holds those of at least this share of its length.
 _LEAST_FILL = 0.75
 
@@ -90,8 +92,10 @@ class PackedSequences(PackedSeqParams):
     """Batches of what continues the shared prompts; their slots come after those of the stems."""
     layout: Layout | None = None
     """None where the padded batches are the packed row itself: nothing is padded or moved."""
+    zigzag: ZigZag | None = None
+    """Which chunks of the sequences are this rank's; None where it has all, in the batches above."""
     n_tokens: int = 0
-    """Tokens of the row."""
+    """Tokens of the row that this rank has."""
     cos: Tensor | None = None
     """[t, 1, head_dim] cosine of each token's rotary angles, in the compute dtype."""
     sin: Tensor | None = None
@@ -99,7 +103,9 @@ class PackedSequences(PackedSeqParams):
 
     @property
     def n_slots(self) -> int:
-        """Slots of all padded batches."""
+        """Slots of all padded batches, or this rank's tokens where it has chunks."""
+        if self.zigzag is not None:
+            return self.n_tokens
         return sum(batch.n_slots for batch in (*self.stems, *self.tails))
 
 
@@ -127,6 +133,25 @@ def pack(families: Sequence[Family], cos_sin: tuple[Tensor, Tensor]) -> PackedSe
         stems=stems,
         tails=tails,
         layout=_layout(tokens, len(positions), device),
+        n_tokens=len(positions),
+        cos=cos[positions][:, None],
+        sin=sin[positions][:, None],
+    )
+
+
+def pack_zigzag(zigzag: ZigZag, cos_sin: tuple[Tensor, Tensor]) -> PackedSequences:
+    """Describe this rank's chunks of sequences; see `pack` for `cos_sin`."""
+    cos, sin = cos_sin
+    ends = torch.tensor([0, *zigzag.padded]).cumsum(0).to(device=cos.device, dtype=torch.int32)
+    in_sequence = torch.cat([torch.arange(length) for length in zigzag.padded])
+    positions = in_sequence[zigzag.own_tokens()].to(cos.device)
+    return PackedSequences(
+        qkv_format="thd",
+        cu_seqlens_q=ends,
+        cu_seqlens_kv=ends,
+        max_seqlen_q=max(zigzag.padded),
+        max_seqlen_kv=max(zigzag.padded),
+        zigzag=zigzag,
         n_tokens=len(positions),
         cos=cos[positions][:, None],
         sin=sin[positions][:, None],

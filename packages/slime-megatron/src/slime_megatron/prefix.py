@@ -11,7 +11,7 @@ from slime_megatron.packed import Family
 
 
 def prompt_families(
-    batch: TrainBatch, samples: Sequence[int], *, max_tokens: int, share: bool
+    batch: TrainBatch, samples: Sequence[int], *, max_tokens: int, share: bool, at_least: int = 1
 ) -> list[list[int]]:
     """Put samples of one group with the same prompt ids together.
 
@@ -20,6 +20,7 @@ def prompt_families(
         samples: positions in it.
         max_tokens: a family of more tokens than this is cut, its prompt then stands in each part.
         share: whether to; without it every sample is a family of its own.
+        at_least: families that are wanted: the largest are halved until there are so many, or as many as samples.
 
     Returns:
         The positions of each family. Together they are `samples`, each once.
@@ -31,7 +32,12 @@ def prompt_families(
         start = batch.offsets[i]
         prompt = batch.tokens[start : start + _prompt_length(batch, i)]
         by_prompt.setdefault((int(batch.group_ids[i]), prompt.tobytes()), []).append(i)
-    return [part for members in by_prompt.values() for part in _cut(batch, members, max_tokens)]
+    families = [part for members in by_prompt.values() for part in _cut(batch, members, max_tokens)]
+    while len(families) < min(at_least, len(samples)):
+        largest = max(families, key=len)
+        families.remove(largest)
+        families += [largest[: len(largest) // 2], largest[len(largest) // 2 :]]
+    return families
 
 
 def family_of(batch: TrainBatch, members: Sequence[int]) -> Family:

@@ -11,7 +11,7 @@ Count = Annotated[int, Ge(1)]
 
 
 class MegatronSection(SectionModel):
-    """How Megatron cuts and recomputes the model."""
+    """How Megatron cuts, optimises and recomputes the model."""
 
     tensor_model_parallel_size: Count = 1
     """Ranks that share each layer's matrices."""
@@ -21,10 +21,22 @@ class MegatronSection(SectionModel):
     """Ranks that share the tokens of a sequence."""
     expert_model_parallel_size: Count = 1
     """Ranks that share the experts."""
+    expert_tensor_parallel_size: Count | None = None
+    """Ranks that share each expert's matrices; `tensor_model_parallel_size` when not given."""
+    sequence_parallel: bool = False
+    """Tensor-parallel ranks share the tokens, too, where they do not share matrices; experts need it."""
+    use_distributed_optimizer: bool = False
+    """Data-parallel ranks share the optimizer's state."""
+    optimizer: Literal["adam", "sgd"] = "adam"
+    """AdamW, or plain gradient descent with momentum."""
+    sgd_momentum: Annotated[float, Ge(0)] = 0.9
+    """Momentum of gradient descent."""
+    balance_data: bool = True
+    """Give data-parallel ranks micro-batches of like work (floating point operations); else in turn."""
     recompute_granularity: Literal["full", "selective"] | None = None
     """What is computed again in the backward pass instead of being kept: whole layers, or attention alone."""
     share_prefix: bool = True
-    """Forward the prompt that samples of a group share once for all of them."""
+    """Forward the prompt that samples of a group share once for all of them; not done under context parallelism."""
     update_weight_buffer_size: Count = 512 * 1024**2
     """Bytes of weights that are handed to the engine at once."""
     max_skipped_steps: Count = 3
@@ -37,4 +49,5 @@ PARALLEL_SIZES = (
     "pipeline_model_parallel_size",
     "context_parallel_size",
     "expert_model_parallel_size",
+    "expert_tensor_parallel_size",
 )

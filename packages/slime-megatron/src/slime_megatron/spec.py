@@ -20,7 +20,9 @@ def block_spec(config: TransformerConfig, *, vp_stage: int | None = None) -> Tra
 
 def layer_spec(config: TransformerConfig) -> ModuleSpec:
     """Return one decoder layer. Needs neither TransformerEngine nor Apex."""
-    submodules = get_gpt_layer_local_submodules(qk_layernorm=config.qk_layernorm, normalization="RMSNorm")
+    submodules = get_gpt_layer_local_submodules(
+        num_experts=config.num_moe_experts, qk_layernorm=config.qk_layernorm, normalization="RMSNorm"
+    )
     submodules.input_layernorm = submodules.pre_mlp_layernorm = RMSNorm
     attention = submodules.self_attention.submodules
     attention.core_attention = PackedAttention

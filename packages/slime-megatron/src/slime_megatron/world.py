@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import datetime
+import math
+from collections import Counter
+from collections.abc import Mapping
 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
+from torch import Tensor
 
+from slime_megatron.layout import check_processes
+from slime_megatron.micro_batch import RowCut
 from slime_megatron.section import MegatronSection
 
 _TIMEOUT = datetime.timedelta(minutes=30)
@@ -23,12 +29,17 @@ def device() -> torch.device:
 
 
 class World:
-    """Megatron's groups over the processes of the trainer: this one. Collective over the world.
+    """Megatron's groups over the processes of the trainer. Collective over the world.
 
-    torch.distributed is initialised here unless somebody else did so before, and ended by `close` in that case only.
+    Whoever starts several processes initialises torch.distributed in each before; where nobody did, the world is
+    this process, and `close` ends it.
+
+    Raises:
+        TrainerError: the sizes of `section` do not divide the number of processes.
     """
 
     def __init__(self, section: MegatronSection, *, seed: int) -> None:
+        check_processes(section, dist.get_world_size() if dist.is_initialized() else 1)
         self._owns = not dist.is_initialized()
         if self._owns:
             backend = "nccl" if torch.cuda.is_available() else "gloo"
@@ -38,9 +49,50 @@ class World:
             pipeline_model_parallel_size=section.pipeline_model_parallel_size,
             context_parallel_size=section.context_parallel_size,
             expert_model_parallel_size=section.expert_model_parallel_size,
+            expert_tensor_parallel_size=section.expert_tensor_parallel_size,
+            create_gloo_process_groups=False,
         )
         torch.manual_seed(seed)
         tensor_parallel.model_parallel_cuda_manual_seed(seed)
+        self.size = dist.get_world_size()
+        self.data_parallel_size = parallel_state.get_data_parallel_world_size()
+        self.data_parallel_rank = parallel_state.get_data_parallel_rank()
+        #: How ranks of one model share a micro-batch.
+        self.row_cut = RowCut(
+            context=parallel_state.get_context_parallel_group()
+            if section.context_parallel_size > 1
+            else None,
+            multiple=section.tensor_model_parallel_size if section.sequence_parallel else 1,
+        )
+        #: Whether this rank speaks for its data-parallel share: the others that compute the same keep silent.
+        self._speaks = (
+            parallel_state.is_pipeline_last_stage()
+            and parallel_state.get_tensor_model_parallel_rank() == 0
+            and parallel_state.get_context_parallel_rank() == 0
+        )
+
+    def merge(self, values: Tensor) -> Tensor:
+        """Return what data-parallel ranks of the last pipeline stage found, on every rank. Collective over the world.
+
+        Args:
+            values: float32, alike in shape on every rank; NaN where this rank found nothing. A value that several
+                found is the same on each.
+        """
+        if self.size == 1:
+            return values
+        known = values.isfinite() if self._speaks else torch.zeros_like(values, dtype=torch.bool)
+        both = torch.stack([values.where(known, 0.0), known.to(values.dtype)])
+        dist.all_reduce(both)
+        return both[0] / both[1]  # 0 / 0 is NaN: nobody found it
+
+    def add_up(self, values: Mapping[str, float]) -> Counter[str]:
+        """Return the sums over data-parallel ranks of the last stage's values, on every rank. Collective over the world."""
+        if self.size == 1:
+            return Counter(values)
+        found: list[Mapping[str, float]] = [{} for _ in range(self.size)]
+        dist.all_gather_object(found, dict(values) if self._speaks else {})
+        names = dict.fromkeys(name for each in found for name in each)
+        return Counter({name: math.fsum(each.get(name, 0.0) for each in found) for name in names})
 
     def close(self) -> None:
         """End the groups."""

@@ -60,6 +60,14 @@ class Architecture:
     """The query, key and value projections have a bias."""
     qk_layernorm: bool = False
     """Queries and keys pass an RMSNorm over each head."""
+    num_moe_experts: int | None = None
+    """Experts of each layer; None for a dense model."""
+    moe_ffn_hidden_size: int | None = None
+    """Width of each expert's MLP."""
+    moe_router_topk: int | None = None
+    """Experts that each token passes."""
+    moe_norm_topk_prob: bool = True
+    """The gates of a token's experts sum to 1."""
     vocab_padding: int = 0
     """Rows of zeros after the embedding in Megatron's tensors; see `with_padded_vocab`."""
 
@@ -87,6 +95,11 @@ class Architecture:
     def gated_size(self) -> int:
         """Rows of Megatron's fused gate and up projection."""
         return 2 * self.ffn_hidden_size
+
+    @property
+    def moe_gated_size(self) -> int:
+        """Rows of Megatron's fused gate and up projection of one expert; 0 for a dense model."""
+        return 2 * (self.moe_ffn_hidden_size or 0)
 
     @property
     def padded_vocab_size(self) -> int:

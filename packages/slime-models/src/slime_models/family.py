@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from slime_core.errors import CheckpointError, WeightSyncError
 
 from slime_models.architecture import Architecture
-from slime_models.rules import LAYER, Dims, Rule, Shard
+from slime_models.rules import EXPERT, LAYER, Dims, Rule
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,13 +21,15 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Weight:
-    """One rule in one layer: a Megatron tensor and its Hugging Face tensors, with full names and shapes."""
+    """One rule in one layer and expert: a Megatron tensor and its Hugging Face tensors, with names and shapes."""
 
     megatron: str
     shape: Shape
     hf: Mapping[str, Shape]
     """Name -> shape, in the order in which the rule's layout takes them."""
     rule: Rule
+    expert: int | None = None
+    """Which expert it belongs to; None outside of experts."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -63,9 +66,20 @@ class ModelFamily:
             name: shape for weight in self.weights(architecture).values() for name, shape in weight.hf.items()
         }
 
-    def shard(self, name: str, architecture: Architecture) -> Shard:
-        """Return how tensor parallelism cuts the Megatron tensor `name`."""
-        return self._weight(name, architecture).rule.shard
+    def weight(self, name: str, architecture: Architecture) -> Weight:
+        """Return what the Megatron tensor `name` is made of, and how parallelism cuts it.
+
+        Raises:
+            WeightSyncError: the model has no such tensor.
+        """
+        weight = self.weights(architecture).get(name)
+        if weight is None:
+            tied = " with tied embeddings" if architecture.tie_word_embeddings else ""
+            raise WeightSyncError(
+                f"{name}: no Megatron tensor of a {self.model_type} model"
+                f" of {architecture.num_layers} layers{tied}"
+            )
+        return weight
 
     def to_megatron(
         self, hf: Mapping[str, Tensor], architecture: Architecture
@@ -86,7 +100,7 @@ class ModelFamily:
             WeightSyncError: the model has no such tensor.
             CheckpointError: `hf` lacks a tensor, or has one of another shape; names it.
         """
-        weight = self._weight(name, architecture)
+        weight = self.weight(name, architecture)
         missing = [hf_name for hf_name in weight.hf if hf_name not in hf]
         if missing:
             raise CheckpointError(
@@ -100,7 +114,7 @@ class ModelFamily:
         Raises:
             WeightSyncError: the model has no such tensor, or its shape is another.
         """
-        weight = self._weight(name, architecture)
+        weight = self.weight(name, architecture)
         if tuple(tensor.shape) != weight.shape:
             raise WeightSyncError(
                 f"{name}: found shape {tuple(tensor.shape)}; wanted {weight.shape} "
@@ -116,7 +130,7 @@ class ModelFamily:
         """
         found, wanted = set(names), set(self.hf_shapes(architecture))
         layers = range(architecture.num_layers)
-        optional = {expanded for name in self.ignored for expanded in _expand(name, layers)}
+        optional = {name.replace(LAYER, str(layer)) for name in self.ignored for layer in layers}
         if architecture.tie_word_embeddings:
             optional |= {hf for rule in self.rules if not rule.when(architecture) for hf, _ in rule.hf}
         missing, unknown = sorted(wanted - found), sorted(found - wanted - optional)
@@ -130,16 +144,6 @@ class ModelFamily:
                 f"{self.model_type} weights: {'; '.join(parts)}; wanted the {len(wanted)} tensors of "
                 f"{architecture.num_layers} layers: config.json and the weights are not of one model"
             )
-
-    def _weight(self, name: str, architecture: Architecture) -> Weight:
-        weight = self.weights(architecture).get(name)
-        if weight is None:
-            tied = " with tied embeddings" if architecture.tie_word_embeddings else ""
-            raise WeightSyncError(
-                f"{name}: no Megatron tensor of a {self.model_type} model"
-                f" of {architecture.num_layers} layers{tied}"
-            )
-        return weight
 
     def _packed(self, weight: Weight, hf: Mapping[str, Tensor], architecture: Architecture) -> Tensor:
         parts = []
@@ -168,22 +172,24 @@ def _weights(family: ModelFamily, architecture: Architecture) -> Mapping[str, We
     for group in groups:
         layers = range(architecture.num_layers) if group and LAYER in group[0].megatron else range(1)
         for layer in layers:
-            for rule in group:
-                weight = _bound(rule, layer, architecture)
-                weights[weight.megatron] = weight
+            for experts, rules in itertools.groupby(group, key=lambda rule: rule.of_experts):
+                members = list(rules)
+                numbers = range(architecture.num_moe_experts or 0) if experts else (None,)
+                for expert in numbers:
+                    bound = [_bound(rule, layer, expert, architecture) for rule in members]
+                    weights |= {weight.megatron: weight for weight in bound}
     return weights
 
 
-def _bound(rule: Rule, layer: int, architecture: Architecture) -> Weight:
+def _bound(rule: Rule, layer: int, expert: int | None, architecture: Architecture) -> Weight:
+    def named(name: str) -> str:
+        return name.replace(LAYER, str(layer)).replace(EXPERT, str(expert))
+
     def shape(dims: Dims) -> Shape:
         return tuple(getattr(architecture, dim) for dim in dims)
 
-    hf = {name.replace(LAYER, str(layer)): shape(dims) for name, dims in rule.hf}
-    return Weight(rule.megatron.replace(LAYER, str(layer)), shape(rule.dims), hf, rule)
-
-
-def _expand(name: str, layers: range) -> Iterator[str]:
-    return (name.replace(LAYER, str(layer)) for layer in (layers if LAYER in name else range(1)))
+    hf = {named(name): shape(dims) for name, dims in rule.hf}
+    return Weight(named(rule.megatron), shape(rule.dims), hf, rule, expert)
 
 
 def _listing(names: list[str]) -> str:

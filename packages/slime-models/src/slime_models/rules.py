@@ -2,7 +2,7 @@
 
 A rule ties one Megatron tensor to the Hugging Face tensors that it holds. Each kind of rule is a `Layout`, a
 pair of functions that pack and unpack; because a family lists its rules once, the two directions cannot
-disagree. Megatron names are those of megatron-core's local layer spec, with global layer numbers.
+disagree. Megatron names are those of megatron-core's local layer spec, with global numbers of layers and experts.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 #: Where the layer's number stands in names.
 LAYER = "{layer}"
+#: Where the expert's number stands in names; Megatron's names carry it across all expert-parallel ranks.
+EXPERT = "{expert}"
 
 #: Shape by name: each entry is an integer attribute of `Architecture`.
 Dims = tuple[str, ...]
@@ -54,7 +56,7 @@ class Layout:
 class Rule:
     """One Megatron tensor, and the Hugging Face tensors that it holds.
 
-    Names with `{layer}` stand for one tensor in every layer.
+    Names with `{layer}` stand for one tensor in every layer, those with `{expert}` for one of every expert in it.
     """
 
     megatron: str
@@ -65,6 +67,11 @@ class Rule:
     shard: Shard
     when: Callable[[Architecture], bool]
     """Whether a model of this architecture has the tensor."""
+
+    @property
+    def of_experts(self) -> bool:
+        """Whether every expert has one: expert parallelism shares these out, whole experts a rank."""
+        return EXPERT in self.megatron
 
 
 def always(architecture: Architecture) -> bool:
@@ -111,12 +118,14 @@ def fused_qkv(megatron: str, query: str, key: str, value: str, *, bias: bool = F
     )
 
 
-def gated(megatron: str, gate: str, up: str) -> Rule:
-    """The gate and up projections of the MLP, one above the other."""
-    dims = ("ffn_hidden_size", "hidden_size")
+def gated(
+    megatron: str, gate: str, up: str, *, width: str = "ffn_hidden_size", fused: str = "gated_size"
+) -> Rule:
+    """The gate and up projections of an MLP, one above the other; `width` is the rows of each, `fused` of both."""
+    dims = (width, "hidden_size")
     return Rule(
         megatron=megatron,
-        dims=("gated_size", "hidden_size"),
+        dims=(fused, "hidden_size"),
         hf=((gate, dims), (up, dims)),
         layout=GATED,
         shard=Shard.GATED_ROWS,

@@ -55,8 +55,8 @@ OUTPUT = vocab("output_layer.weight", "lm_head.weight", when=untied)
 IGNORED = (_HF + "self_attn.rotary_emb.inv_freq",)
 
 
-def dense_rules(*attention: Rule) -> tuple[Rule, ...]:
-    """Return the table of a dense decoder; `attention` is what it has between fused qkv and output."""
+def dense_rules(*attention: Rule, mlp: tuple[Rule, ...] = (GATE_UP, DOWN)) -> tuple[Rule, ...]:
+    """Return the table of a decoder; `attention` is what it has between fused qkv and output, `mlp` after the norm."""
     return (
         EMBEDDING,
         INPUT_NORM,
@@ -64,8 +64,7 @@ def dense_rules(*attention: Rule) -> tuple[Rule, ...]:
         *attention,
         ATTENTION_OUTPUT,
         MLP_NORM,
-        GATE_UP,
-        DOWN,
+        *mlp,
         FINAL_NORM,
         OUTPUT,
     )

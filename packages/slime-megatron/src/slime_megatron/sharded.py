@@ -1,0 +1,144 @@
+"""This rank's parameters under the names of the whole model, and whole tensors from the parts of all ranks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.models.gpt import GPTModel
+from slime_models.architecture import Architecture
+from slime_models.family import ModelFamily, Weight
+from slime_models.sharding import join, split
+from torch import Tensor
+from torch.nn import Parameter
+
+_LAYER = re.compile(r"^decoder\.layers\.(\d+)\.")
+_EXPERT = re.compile(r"\.local_experts\.(\d+)\.")
+_EMBEDDING, _OUTPUT = "embedding.word_embeddings.weight", "output_layer.weight"
+
+
+def global_parameters(model: GPTModel, architecture: Architecture) -> dict[str, Parameter]:
+    """Return the parameters of this rank by the name of the tensor that they are (a part of).
+
+    Megatron numbers layers from 0 on each pipeline stage, and experts on each expert-parallel rank. A last stage
+    with a copy of the embedding as its output layer has it under the embedding's name.
+    """
+    first_expert = 0
+    if architecture.num_moe_experts is not None:
+        ranks = parallel_state.get_expert_model_parallel_world_size()
+        first_expert = architecture.num_moe_experts // ranks * parallel_state.get_expert_model_parallel_rank()
+
+    def layer(found: re.Match[str]) -> str:
+        return f"decoder.layers.{model.decoder.layers[int(found[1])].layer_number - 1}."
+
+    def expert(found: re.Match[str]) -> str:
+        return f".local_experts.{int(found[1]) + first_expert}."
+
+    return {
+        _EMBEDDING
+        if name == _OUTPUT and architecture.tie_word_embeddings
+        else _EXPERT.sub(expert, _LAYER.sub(layer, name)): parameter
+        for name, parameter in model.named_parameters()
+    }
+
+
+def own_part(tensor: Tensor, weight: Weight, architecture: Architecture) -> Tensor:
+    """Return this tensor-parallel rank's part of a whole tensor."""
+    group = _tensor_group(weight)
+    return split(tensor, weight.rule.shard, group.size(), architecture)[group.rank()]
+
+
+def whole_tensors(
+    model: GPTModel,
+    family: ModelFamily,
+    architecture: Architecture,
+    read: Callable[[Parameter], Tensor],
+    *,
+    dtype: torch.dtype,
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield (Megatron name, whole tensor) of every tensor of the model, on every rank. Collective over the world.
+
+    Args:
+        model: this rank's part.
+        family: of the model.
+        architecture: of the model.
+        read: what is wanted of a parameter: a tensor of its shape.
+        dtype: to which tensors are cast before they travel.
+    """
+    parameters = global_parameters(model, architecture)
+    stage_of = _stages(parameters)
+    for name, weight in family.weights(architecture).items():
+        parameter = parameters.get(name)
+        tensor = None if parameter is None else read(parameter).to(dtype)
+        stages = parallel_state.get_pipeline_model_parallel_group()
+        owner = stage_of[_place(name)]
+        if owner == stages.rank():
+            tensor = _whole_on_stage(tensor, weight, architecture, model, dtype=dtype)
+        yield name, _broadcast(tensor, weight.shape, owner, stages, like=model, dtype=dtype)
+
+
+def _whole_on_stage(
+    part: Tensor | None, weight: Weight, architecture: Architecture, model: GPTModel, *, dtype: torch.dtype
+) -> Tensor:
+    """Return the whole tensor on every rank of its stage."""
+    whole = None
+    if part is not None:
+        group = _tensor_group(weight)
+        parts = [part]
+        if group.size() > 1 and part.shape != weight.shape:
+            parts = [torch.empty_like(part) for _ in range(group.size())]
+            dist.all_gather(parts, part.contiguous(), group=group)
+        whole = join(parts, weight.rule.shard)
+    if weight.expert is None:
+        assert whole is not None
+        return whole
+    ranks = parallel_state.get_expert_model_parallel_group()
+    assert architecture.num_moe_experts is not None
+    owner = weight.expert // (architecture.num_moe_experts // ranks.size())
+    return _broadcast(whole, weight.shape, owner, ranks, like=model, dtype=dtype)
+
+
+def _broadcast(
+    tensor: Tensor | None,
+    shape: tuple[int, ...],
+    owner: int,
+    group: dist.ProcessGroup,
+    *,
+    like: GPTModel,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Return the owner's tensor on every rank of the group."""
+    if group.size() == 1:
+        assert tensor is not None
+        return tensor
+    if tensor is None or group.rank() != owner:
+        tensor = torch.empty(shape, dtype=dtype, device=next(like.parameters()).device)
+    tensor = tensor.contiguous()
+    dist.broadcast(tensor, dist.get_global_rank(group, owner), group=group)
+    return tensor
+
+
+def _tensor_group(weight: Weight) -> dist.ProcessGroup:
+    """Return the ranks among which tensor parallelism cuts a weight."""
+    if weight.expert is None:
+        return parallel_state.get_tensor_model_parallel_group()
+    return parallel_state.get_expert_tensor_parallel_group()
+
+
+def _stages(parameters: Mapping[str, Parameter]) -> dict[str, int]:
+    """Return place -> first pipeline stage that holds it. Collective over the pipeline group."""
+    stages = parallel_state.get_pipeline_model_parallel_group()
+    mine = {_place(name) for name in parameters}
+    found = [mine] * stages.size()
+    if stages.size() > 1:
+        dist.all_gather_object(found, mine, group=stages)
+    return {place: stage for stage, places in reversed(list(enumerate(found))) for place in places}
+
+
+def _place(name: str) -> str:
+    """Return what a stage holds whole or not at all: a layer, or the tensor itself outside of layers."""
+    found = _LAYER.match(name)
+    return name if found is None else found[0]

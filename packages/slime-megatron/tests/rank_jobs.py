@@ -1,0 +1,195 @@
+"""What tests ask of each rank. Every job builds a `Learner`, and returns what a test compares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from slime_core.assemble import Algorithm
+from slime_core.batch import TrainBatch
+from slime_core.config.sections import TrainSection
+from slime_core.errors import TrainerError
+from slime_megatron import compat
+from slime_megatron.learner import Learner
+from slime_megatron.log_probs import Vocabulary, token_log_probs
+from slime_megatron.section import MegatronSection
+from slime_megatron.settings import LearnerSettings
+from slime_megatron.sharded import whole_tensors
+from slime_models.checkpoint import read_config
+from torch import Tensor
+
+from conftest import FAMILIES, policy_gradient
+
+
+@contextmanager
+def learner_of(folder: Path, megatron: dict[str, Any], train: dict[str, Any]) -> Iterator[Learner]:
+    """Yield a learner on the model of `folder`, and end it."""
+    settings = LearnerSettings(
+        model_path=folder,
+        family=FAMILIES[read_config(folder)["model_type"]],
+        train=TrainSection(**{"bf16": False, "lr": 0.05, "clip_grad": 0.0} | train),
+        megatron=MegatronSection(**{"optimizer": "sgd"} | megatron),
+        seed=1,
+        algorithm=with_entropy_bonus(),
+    )
+    learner = Learner(settings)
+    try:
+        yield learner
+    finally:
+        learner.close()
+
+
+def with_entropy_bonus() -> Algorithm:
+    """Return the policy gradient of the other tests with a tenth of the entropy added to the objective."""
+    inner = policy_gradient("entropy")
+
+    def loss(view: Any, advantages: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        value, metrics = inner.loss(view, advantages)
+        entropy = view.reduce(view.entropy)
+        return value - 0.1 * entropy, metrics | {"entropy": entropy.detach()}
+
+    return replace(inner, loss=loss)
+
+
+def gradients_of(learner: Learner) -> dict[str, Tensor]:
+    """Return Hugging Face name -> gradient of the last optimizer step. Collective."""
+    if learner._settings.megatron.use_distributed_optimizer:  # each rank has summed up its share alone
+        for buffer in (*learner._model.buffers, *learner._model.expert_parallel_buffers):
+            group = buffer.data_parallel_group
+            for bucket in buffer.buckets:
+                own = bucket.grad_data.view(group.size(), -1)[group.rank()].clone()
+                dist.all_gather_into_tensor(bucket.grad_data, own, group=group)
+    return whole(learner, lambda parameter: parameter.main_grad)
+
+
+def whole(learner: Learner, read: Any) -> dict[str, Tensor]:
+    """Return Hugging Face name -> what `read` returns of a parameter, of the whole model. Collective."""
+    family, architecture = learner._settings.family, learner._architecture
+    tensors = whole_tensors(learner.model, family, architecture, read, dtype=torch.float32)
+    return {
+        hf_name: part.clone()
+        for name, tensor in tensors
+        for hf_name, part in family.to_hf(name, tensor, architecture)
+    }
+
+
+def moments_of(learner: Learner) -> dict[str, dict[str, Tensor]]:
+    """Return AdamW's two moments by Hugging Face name; not of a distributed optimizer, whose state is in shares."""
+    optimizers = getattr(learner._optimizer, "chained_optimizers", [learner._optimizer])
+    state = {parameter: values for each in optimizers for parameter, values in each.optimizer.state.items()}
+    return {
+        kind: whole(learner, lambda parameter, kind=kind: state[parameter][kind])
+        for kind in ("exp_avg", "exp_avg_sq")
+    }
+
+
+def weights_of(learner: Learner) -> dict[str, Tensor]:
+    """Return Hugging Face name -> weight. Collective."""
+    return {name: tensor.clone() for bucket in learner.weights("float32") for name, tensor in bucket}
+
+
+def train(
+    *, folder: Path, batch: TrainBatch, megatron: dict[str, Any], train: dict[str, Any], n_steps: int = 1
+) -> tuple[dict[str, float], dict[str, Tensor], dict[str, Tensor]]:
+    """Train `n_steps` times on a batch; return first metrics, first gradients, last weights; tensors from rank 0."""
+    with learner_of(folder, megatron, train) as learner:
+        metrics = learner.train(batch)
+        gradients = gradients_of(learner)
+        for _ in range(n_steps - 1):
+            learner.train(batch)
+        weights = weights_of(learner)
+    return (metrics, gradients, weights) if dist.get_rank() == 0 else (metrics, {}, {})
+
+
+def export(*, folder: Path, megatron: dict[str, Any], dtype: str) -> tuple[list[int], dict[str, Tensor]]:
+    """Return the bytes of each bucket of weights, and the weights; every rank checks that it got those of rank 0."""
+    with learner_of(folder, megatron, {}) as learner:
+        sizes, weights = [], {}
+        for bucket in learner.weights(dtype):
+            sizes.append(sum(tensor.nbytes for _, tensor in bucket))
+            weights |= {name: tensor.clone() for name, tensor in bucket}
+    for tensor in weights.values():
+        first = tensor.clone()
+        dist.broadcast(first, 0)
+        assert torch.equal(first, tensor)
+    return sizes, weights if dist.get_rank() == 0 else {}
+
+
+def save_and_go_on(
+    *, folder: Path, checkpoint: Path, batches: list[TrainBatch], megatron: dict[str, Any], moments: bool
+) -> dict[str, Any]:
+    """Train on the first two batches, save, and go on; return state when saved, and metrics after it."""
+    with learner_of(folder, megatron, {"lr": 1e-3}) as learner:
+        for batch in batches[:2]:
+            learner.train(batch)
+        learner.save(checkpoint)
+        state = {"weights": weights_of(learner), "moments": moments_of(learner) if moments else {}}
+        return state | {"metrics": [learner.train(batch) for batch in batches[2:]]}
+
+
+def resume(
+    *, folder: Path, checkpoint: Path, batches: list[TrainBatch], megatron: dict[str, Any], moments: bool
+) -> dict[str, Any]:
+    """Load, and go on; return state when loaded, and metrics after it."""
+    with learner_of(folder, megatron, {"lr": 1e-3}) as learner:
+        learner.load(checkpoint)
+        state = {"weights": weights_of(learner), "moments": moments_of(learner) if moments else {}}
+        return state | {"metrics": [learner.train(batch) for batch in batches[2:]]}
+
+
+def redirects_taken(*, folder: Path, batch: TrainBatch, megatron: dict[str, Any]) -> list[str]:
+    """Train once; return the redirects of `compat` that were taken."""
+    installed = compat.install()
+    installed.hits.clear()
+    with learner_of(folder, megatron, {}) as learner:
+        learner.train(batch)
+    return [name for name, taken in installed.hits.items() if taken]
+
+
+def bad_gradients(
+    *, folder: Path, batch: TrainBatch, megatron: dict[str, Any]
+) -> tuple[dict[str, float], bool, str]:
+    """Train with a NaN in one gradient of the last rank alone, as often as is allowed and once more.
+
+    Returns metrics of the first step, whether it left all weights alone, and the error.
+    """
+    with learner_of(folder, megatron, {}) as learner:
+        if dist.get_rank() == dist.get_world_size() - 1:
+            parameter = next(iter(learner.model.parameters()))
+            parameter.register_post_accumulate_grad_hook(lambda p: p.main_grad.fill_(float("nan")))
+        before = weights_of(learner)
+        metrics = learner.train(batch)
+        after = weights_of(learner)
+        try:
+            for _ in range(4):
+                learner.train(batch)
+        except TrainerError as error:
+            return metrics, all(before[name].equal(after[name]) for name in before), str(error)
+    raise AssertionError("no error after four steps with a bad gradient")
+
+
+def refusal(*, folder: Path, megatron: dict[str, Any]) -> str:
+    """Return the error with which a learner is refused."""
+    try:
+        with learner_of(folder, megatron, {}):
+            return "none"
+    except TrainerError as error:
+        return str(error)
+
+
+def log_probs_of_columns(
+    *, logits: Tensor, targets: Tensor, vocab_size: int, gradients: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return log-probs, entropies, and this rank's columns of the gradient; each rank is given its columns alone."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    columns = logits.shape[1] // n
+    own = logits[:, rank * columns : (rank + 1) * columns].clone().requires_grad_()
+    vocabulary = Vocabulary(vocab_size, start=rank * columns, group=dist.group.WORLD)
+    found, entropy = token_log_probs(own, targets, vocabulary=vocabulary, temperature=0.7, with_entropy=True)
+    (found @ gradients[0] + entropy @ gradients[1]).backward()
+    return found.detach(), entropy.detach(), own.grad

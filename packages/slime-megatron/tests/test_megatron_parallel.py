@@ -1,0 +1,226 @@
+"""Every layout against one process: gradients, steps, losses, weights out, checkpoints."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from slime_megatron import compat
+from slime_models.checkpoint import HfCheckpoint
+
+from .conftest import make_batch
+
+TENSOR, PIPELINE = {"tensor_model_parallel_size": 2}, {"pipeline_model_parallel_size": 2}
+CONTEXT, EXPERT = {"context_parallel_size": 2}, {"expert_model_parallel_size": 2}
+SEQUENCE, SHARED_STATE = {"sequence_parallel": True}, {"use_distributed_optimizer": True, "optimizer": "adam"}
+#: AdamW whose epsilon exceeds all gradients is descent, too: lr / epsilon as large as the others' rate.
+DESCENT = {"lr": 5e2, "adam_eps": 1e4}
+#: Name -> ranks, Megatron's settings. Where both kinds of model have it, that of experts adds SEQUENCE to TENSOR.
+LAYOUTS = {
+    "TP2": (2, TENSOR),
+    "TP2+SP": (2, TENSOR | SEQUENCE),
+    "PP2": (2, PIPELINE),
+    "CP2": (2, CONTEXT),
+    "DP2": (2, {}),
+    "DP2+distributed optimizer": (2, SHARED_STATE),
+    "EP2": (2, EXPERT),
+    "TP2xPP2": (4, TENSOR | PIPELINE),
+    "TP2xEP2xSP": (2, TENSOR | EXPERT | SEQUENCE | {"expert_tensor_parallel_size": 1}),
+    "TP2xCP2": (4, TENSOR | CONTEXT),
+    "TP2xDP2": (4, TENSOR),
+    "ETP2xDP2": (4, TENSOR | {"expert_tensor_parallel_size": 2}),
+    "PP2xCP2": (4, PIPELINE | CONTEXT),
+    "PP2xEP2": (4, PIPELINE | EXPERT),
+    "CP2xDP2+distributed optimizer": (4, CONTEXT | SHARED_STATE),
+}
+
+
+def settings_of(kind, layout):
+    """Return (ranks, Megatron's settings) of a layout for a kind of model; None where it has no such layout."""
+    n, megatron = LAYOUTS[layout]
+    if any(name.startswith("expert") for name in megatron) and kind == "qwen3":
+        return None
+    return n, megatron | (SEQUENCE if kind == "qwen3_moe" and "TP2" in layout else {})
+
+
+def largest_difference(found, wanted, *, relative):
+    assert found.keys() == wanted.keys()
+    return max(
+        ((found[n] - wanted[n]).abs().max() / (wanted[n].abs().max() if relative else 1)).item()
+        for n in wanted
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe"])
+def test_every_layout_takes_the_steps_of_one_process(ranks, cut_models, kind, capsys):
+    batch = make_batch()
+    common = {"folder": cut_models[kind], "batch": batch, "n_steps": 3}
+    wanted = {}
+    for optimizer, train in (("sgd", {}), ("adam", DESCENT)):
+        job = ranks.run(
+            "train", 1, megatron={"optimizer": optimizer}, train=train | {"max_tokens_per_gpu": 40}, **common
+        )
+        wanted[optimizer] = job[0]
+    rows = []
+    for layout in LAYOUTS:
+        if (settings := settings_of(kind, layout)) is None:
+            continue
+        n, megatron = settings
+        optimizer = megatron.get("optimizer", "sgd")
+        train = {"max_tokens_per_gpu": 40} | (DESCENT if optimizer == "adam" else {})
+        found = ranks.run("train", n, megatron=megatron, train=train, **common)
+        one, (metrics, gradients, weights) = wanted[optimizer], found[0]
+        rows.append(
+            (
+                layout,
+                largest_difference(gradients, one[1], relative=True),
+                largest_difference(weights, one[2], relative=False),
+                max(abs(metrics[name] - one[0][name]) for name in metrics if name.startswith("train/")),
+            )
+        )
+        for other, _, _ in found:
+            assert {k: v for k, v in other.items() if "time" not in k} == {
+                k: v for k, v in metrics.items() if "time" not in k
+            }
+    with capsys.disabled():
+        print(f"\n{kind:30} gradients  weights after 3 steps  metrics")
+        for layout, gradient, weight, metric in rows:
+            print(f"{layout:30} {gradient:9.1e}  {weight:21.1e}  {metric:7.1e}")
+    assert max(row[1] for row in rows) <= 1e-5
+    assert max(row[2] for row in rows) <= 1e-6
+    assert max(row[3] for row in rows) <= 1e-5
+
+
+def masked(batch, reduction):
+    """Return the batch with one sample masked whole, and weights of that reduction."""
+    mask = batch.loss_mask.copy()
+    mask[batch.response_offsets[2] : batch.response_offsets[3]] = 0
+    sample = np.repeat(np.arange(len(batch)), batch.response_lengths)
+    tokens = np.bincount(sample, mask)
+    weights = mask / mask.sum() if reduction == "token" else mask / np.maximum(tokens, 1)[sample] / len(batch)
+    return replace(batch, loss_mask=mask, weights=weights.astype(np.float32))
+
+
+#: Ranks, most tokens of a micro-batch, Megatron's settings.
+CUTS = [
+    (1, 1000, {}),
+    (1, 40, {}),
+    (1, 20, {}),
+    (1, 1000, {"share_prefix": False}),
+    (1, 20, {"share_prefix": False}),
+    (2, 1000, {}),
+    (2, 20, {}),
+    (2, 40, {"balance_data": False}),
+    (4, 40, {}),  # three micro-batches: some rank gets one that does not count
+    (2, 40, CONTEXT),
+    (2, 15, CONTEXT),
+    (4, 20, CONTEXT),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reduction", ["sample", "token"])
+def test_loss_and_gradient_norm_do_not_depend_on_the_cut(ranks, cut_models, reduction):
+    batch = masked(with_shared_prompts(), reduction)
+    found = []
+    for n, max_tokens, megatron in CUTS:
+        train = {"max_tokens_per_gpu": max_tokens}
+        job = ranks.run("train", n, folder=cut_models["qwen3"], batch=batch, megatron=megatron, train=train)
+        found.append(job[0][0])
+    assert abs(found[0]["train/loss"]) > 1e-2
+    for metrics in found:
+        assert metrics["train/loss"] == pytest.approx(found[0]["train/loss"], abs=1e-6)
+        assert metrics["train/grad_norm"] == pytest.approx(found[0]["train/grad_norm"], rel=1e-6)
+
+
+def with_shared_prompts():
+    """Return two pairs of samples with a prompt each, and three samples alone."""
+    lengths = ((5, 9), (5, 3), (4, 20), (7, 12), (7, 14), (5, 11), (6, 1))
+    batch = make_batch(lengths=lengths)
+    tokens = batch.tokens.copy()
+    for i, first in ((1, 0), (4, 3)):
+        start, n = batch.offsets[first], lengths[i][0]
+        tokens[batch.offsets[i] : batch.offsets[i] + n] = tokens[start : start + n]
+    return replace(batch, tokens=tokens, group_ids=np.array([0, 0, 1, 2, 2, 3, 4]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "n", "megatron"),
+    [
+        ("qwen3", 4, TENSOR | PIPELINE),
+        ("qwen3", 2, CONTEXT),
+        ("qwen3_moe", 4, TENSOR | SEQUENCE | EXPERT | {"expert_tensor_parallel_size": 1}),
+        ("qwen3_moe", 4, PIPELINE | EXPERT),
+    ],
+)
+def test_weights_come_out_of_every_layout_as_they_went_in(ranks, cut_models, kind, n, megatron):
+    size = 20_000
+    sizes, weights = ranks.run(
+        "export",
+        n,
+        folder=cut_models[kind],
+        megatron=megatron | {"update_weight_buffer_size": size},
+        dtype="float32",
+    )[0]
+    original = HfCheckpoint(cut_models[kind])
+    assert weights.keys() == set(original)
+    assert all(weights[name].equal(original[name]) for name in original)
+    largest = max(tensor.nbytes for tensor in weights.values())
+    assert len(sizes) > 10
+    assert max(sizes) <= max(size, largest)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe"])
+@pytest.mark.parametrize("shared", [False, True], ids=["", "distributed optimizer"])
+def test_a_checkpoint_goes_on_under_another_layout(ranks, cut_models, kind, shared, tmp_path):
+    adam = SHARED_STATE if shared else {"optimizer": "adam"}
+    batches = [make_batch(seed=seed) for seed in range(4)]
+    common = {"folder": cut_models[kind], "checkpoint": tmp_path, "batches": batches, "moments": not shared}
+    cut = adam | TENSOR | PIPELINE | (SEQUENCE if kind == "qwen3_moe" else {})
+    saved = ranks.run("save_and_go_on", 4, megatron=cut, **common)[0]
+    loaded = ranks.run("resume", 2, megatron=adam, **common)[0]
+    assert all(tensor.equal(loaded["weights"][name]) for name, tensor in saved["weights"].items())
+    for kind_of_moment, moments in saved["moments"].items():
+        assert all(tensor.equal(loaded["moments"][kind_of_moment][name]) for name, tensor in moments.items())
+    for one, other in zip(saved["metrics"], loaded["metrics"], strict=True):
+        assert other["train/loss"] == pytest.approx(one["train/loss"], abs=1e-6)
+
+
+def test_redirects_across_ranks_are_taken(ranks, cut_models):
+    taken = ranks.run(
+        "redirects_taken", 2, folder=cut_models["qwen3_moe"], batch=make_batch(), megatron=TENSOR | SEQUENCE
+    )[0]
+    assert {redirect.name for redirect in compat.REDIRECTS if redirect.across_ranks} <= set(taken)
+
+
+@pytest.mark.parametrize(("n", "megatron"), [(2, {}), (2, SHARED_STATE), (4, TENSOR | PIPELINE)])
+def test_a_bad_gradient_on_one_rank_skips_the_step_on_all(ranks, cut_models, n, megatron):
+    found = ranks.run("bad_gradients", n, folder=cut_models["qwen3"], batch=make_batch(), megatron=megatron)
+    for metrics, untouched, error in found:
+        assert metrics["train/skipped_steps"] == 1
+        assert "train/grad_norm" not in metrics
+        assert untouched
+        assert "4 optimizer steps in a row were skipped; max_skipped_steps is 3" in error
+
+
+@pytest.mark.parametrize(
+    ("megatron", "message"),
+    [
+        (
+            {"context_parallel_size": 3},
+            "2 processes cannot be cut into tensor_model_parallel_size x pipeline_model_parallel_size x "
+            "context_parallel_size = 3; wanted a divisor of 2",
+        ),
+        (
+            TENSOR | SEQUENCE | EXPERT,
+            "2 processes cannot be cut into expert_tensor_parallel_size x expert_model_parallel_size x "
+            "pipeline_model_parallel_size = 4; wanted a divisor of 2",
+        ),
+    ],
+)
+def test_sizes_that_do_not_divide_the_processes_are_refused(ranks, cut_models, megatron, message):
+    errors = ranks.run("refusal", 2, folder=cut_models["qwen3_moe"], megatron=megatron)
+    assert errors == [message] * 2
