@@ -210,6 +210,8 @@ class Algorithm:
     """Optional fields of `TokenView` that the two read."""
     reward_transform: str
     """Reward transform that the estimator wants."""
+    value_loss: Callable[[TokenView, Any], tuple[Any, Mapping[str, Any]]] | None = None
+    """(View, returns) -> (loss, metrics): the critic's loss; None where nothing reads values."""
 
 
 def algorithm(settings: Settings, registry: Registry) -> Algorithm:
@@ -233,7 +235,17 @@ def algorithm(settings: Settings, registry: Registry) -> Algorithm:
             f"slime.advantages: {picked.advantage!r} does not say which rewards it wants; set its attribute "
             "`reward_transform` to the name of a reward transform, such as 'group-norm' or 'raw'"
         )
-    return Algorithm(estimator, loss, needs, estimator.reward_transform)
+    value_loss = None
+    if "values" in needs:
+        value_loss = resolve_function(
+            settings,
+            registry,
+            "slime.losses",
+            section.value_loss_type,
+            where="algorithm.value_loss_args",
+            explicit=section.value_loss_args,
+        )
+    return Algorithm(estimator, loss, needs, estimator.reward_transform, value_loss)
 
 
 def _functions(settings: Settings, registry: Registry) -> dict[str, Any]:

@@ -324,7 +324,9 @@ class TokenView:
     teacher_log_probs: Any = None
     """float32 [T]: log-probs of the teacher."""
     values: Any = None
-    """float32 [T]: the critic's values."""
+    """float32 [T]: the critic's values when the step began, without gradient."""
+    new_values: Any = None
+    """float32 [T]: the critic's values under the weights being trained, with gradient. Only for a critic's loss."""
 
     def reduce(self, values: Any) -> Any:
         """Return the scalar share of `values` [T] in the whole optimizer step: sum(weights * values).
@@ -365,7 +367,8 @@ class LossFn(Protocol):
     """The loss of some response tokens.
 
     An optional attribute `needs` says which optional fields of the view it reads (see `needs_of`): entropy
-    only with an entropy term, reference log-probs only with a KL term.
+    only with an entropy term, reference log-probs only with a KL term. A critic's loss gets the estimator's
+    returns in the place of advantages.
     """
 
     def __call__(self, view: TokenView, advantages: Any, **options: Any) -> tuple[Any, Mapping[str, Any]]:

@@ -19,6 +19,8 @@ from slime_models.architecture import Architecture
 from torch.distributed.checkpoint.api import CheckpointException  # a BaseException
 
 from slime_megatron.compat import quiet
+from slime_megatron.roles import Roles
+from slime_megatron.section_roles import LoraSection
 
 #: Written last: a folder without it is incomplete.
 _DESCRIPTION = "trainer.json"
@@ -35,6 +37,9 @@ class TrainerState:
     model: DistributedDataParallel
     optimizer: MegatronOptimizer
     scheduler: OptimizerParamScheduler
+    roles: Roles | None = None
+    """Those that training changes are saved with the model."""
+    lora: LoraSection | None = None
 
     @property
     def description(self) -> dict[str, Any]:
@@ -43,6 +48,7 @@ class TrainerState:
             "format": _FORMAT,
             "bf16": self.model.config.bf16,
             "architecture": json.loads(json.dumps(dataclasses.asdict(self.architecture))),
+            "lora": None if self.lora is None or self.lora.rank is None else self.lora.model_dump(),
         }
 
 
@@ -56,6 +62,7 @@ def save(state: TrainerState, folder: Path) -> None:
         text = {
             **state.description,
             "optimizer_steps": state.scheduler.num_steps,
+            "roles": [] if state.roles is None else list(state.roles.changing),
             "versions": {name: version(name) for name in ("megatron-core", "torch", "slime-megatron")},
         }
         (folder / _DESCRIPTION).write_text(json.dumps(text, indent=2) + "\n")
@@ -69,6 +76,9 @@ def load(state: TrainerState, folder: Path) -> None:
     """
     description = _read_description(folder)
     _check_same("", description, state.description)
+    if state.roles is not None:
+        for role in description.get("roles", ()):
+            state.roles.keep(role, changing=True)  # makes room
     try:
         with quiet():
             loaded = dist_checkpointing.load(_sharded(state, is_loading=True), str(folder))
@@ -80,6 +90,9 @@ def load(state: TrainerState, folder: Path) -> None:
         raise CheckpointError(f"{folder}: cannot be read: {type(cause).__name__}: {cause}") from error
     state.model.module.load_state_dict(loaded["model"])
     state.optimizer.load_state_dict(loaded["optimizer"])
+    if state.roles is not None:
+        for role, weights in loaded.get("roles", {}).items():
+            state.roles.restore(role, weights)
     state.scheduler.num_steps = description["optimizer_steps"]
     state.scheduler.step(0)
     _set_rng_state(loaded["rng"])
@@ -88,7 +101,10 @@ def load(state: TrainerState, folder: Path) -> None:
 def _sharded(state: TrainerState, *, is_loading: bool) -> dict[str, Any]:
     model = state.model.module.sharded_state_dict(metadata=dict(_METADATA))
     optimizer = state.optimizer.sharded_state_dict({"model": model}, is_loading=is_loading)
-    return {"model": model, "optimizer": optimizer}
+    sharded = {"model": model, "optimizer": optimizer}
+    if state.roles is not None and state.roles.changing:
+        sharded["roles"] = {role: state.roles.sharded(role, model) for role in state.roles.changing}
+    return sharded
 
 
 def _rng_state() -> dict[str, Any]:

@@ -10,20 +10,22 @@ from slime_models.architecture import Architecture
 from slime_models.family import ModelFamily
 from torch import Tensor
 
+from slime_megatron.lora import MergedWeights
+
 
 def hf_buckets(
     model: GPTModel, family: ModelFamily, architecture: Architecture, *, dtype: torch.dtype, bucket_bytes: int
 ) -> Iterator[list[tuple[str, Tensor]]]:
     """Yield all weights as (Hugging Face name, contiguous tensor of `dtype`), in the family's order.
 
-    A bucket holds at most `bucket_bytes`, or one tensor that is larger. Tensors that need neither a cast nor a cut
+    Adapters come merged. A bucket holds at most `bucket_bytes`, or one tensor that is larger. Other tensors that need neither a cast nor a cut
     are the model's own: valid, and not to be written to, until the next bucket is asked for.
     """
-    parameters = dict(model.named_parameters())
+    parameters = MergedWeights(model)
     bucket: list[tuple[str, Tensor]] = []
     held = 0
     for name in family.megatron_names(architecture):
-        for hf_name, tensor in family.to_hf(name, parameters[name].detach(), architecture):
+        for hf_name, tensor in family.to_hf(name, parameters[name], architecture):
             n_bytes = tensor.numel() * dtype.itemsize
             if bucket and held + n_bytes > bucket_bytes:
                 yield bucket

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,12 +10,14 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.models.gpt import GPTModel
+from megatron.core.transformer.transformer_config import TransformerConfig
 from slime_models.architecture import Architecture
 from slime_models.family import ModelFamily
 from torch import Tensor
 
 from slime_megatron.config import transformer_config
 from slime_megatron.log_probs import token_log_probs
+from slime_megatron.lora import is_adapter
 from slime_megatron.section import MegatronSection
 from slime_megatron.spec import block_spec
 
@@ -35,28 +37,71 @@ class ResponseTokens:
 
 
 def build_model(
-    architecture: Architecture, section: MegatronSection, *, dtype: torch.dtype, device: torch.device
+    architecture: Architecture,
+    section: MegatronSection,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    provider: Callable[..., GPTModel] | None = None,
 ) -> GPTModel:
-    """Return this rank's part of the model, its weights not yet set."""
+    """Return this rank's part of the model, its weights not yet set.
+
+    Args:
+        architecture: of the model.
+        section: how it is cut.
+        dtype: of its parameters.
+        device: where they are.
+        provider: builds the model in the place of `provide_model`; takes the same arguments.
+    """
     config = transformer_config(architecture, section, dtype=dtype)
-    model = GPTModel(
+    return (provider or provide_model)(
+        config,
+        architecture,
+        pre_process=parallel_state.is_pipeline_first_stage(),
+        post_process=parallel_state.is_pipeline_last_stage(),
+    ).to(device)
+
+
+def provide_model(
+    config: TransformerConfig, architecture: Architecture, *, pre_process: bool, post_process: bool
+) -> GPTModel:
+    """Return a model on the CPU, its weights not yet set.
+
+    Args:
+        config: Megatron's.
+        architecture: what `config` follows from, and the sizes of the vocabulary.
+        pre_process: whether this pipeline stage has the embedding.
+        post_process: whether it has the output layer.
+    """
+    return GPTModel(
         config=config,
         transformer_layer_spec=block_spec(config),
         vocab_size=architecture.padded_vocab_size,
         max_sequence_length=architecture.max_position_embeddings,
-        pre_process=parallel_state.is_pipeline_first_stage(),
-        post_process=parallel_state.is_pipeline_last_stage(),
+        pre_process=pre_process,
+        post_process=post_process,
         parallel_output=True,
         share_embeddings_and_output_weights=architecture.tie_word_embeddings,
         position_embedding_type="none",  # `PackedAttention` rotates
     )
-    return model.to(device)
 
 
 def load_weights(
-    model: GPTModel, hf: Mapping[str, Tensor], family: ModelFamily, architecture: Architecture
+    model: GPTModel,
+    hf: Mapping[str, Tensor],
+    family: ModelFamily,
+    architecture: Architecture,
+    *,
+    skip: Collection[str] = (),
 ) -> None:
     """Copy Hugging Face weights into the model, one tensor at a time, cast to its dtype.
+
+    Args:
+        model: this rank's part.
+        hf: name -> tensor.
+        family: the table between both sides' names.
+        architecture: of the model.
+        skip: parameters that are left as they are, besides those of adapters.
 
     Raises:
         CheckpointError: a tensor is missing, unknown, or of another shape; names it.
@@ -64,7 +109,8 @@ def load_weights(
     family.check_names(hf, architecture)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.copy_(family.to_megatron_tensor(name, hf, architecture))
+            if name not in skip and not is_adapter(name):
+                parameter.copy_(family.to_megatron_tensor(name, hf, architecture))
 
 
 def wrap_for_gradients(model: GPTModel) -> DistributedDataParallel:

@@ -162,6 +162,8 @@ class AlgorithmSection(SectionModel):
     """Advantage estimator."""
     loss_type: str = "policy_loss"
     """Loss."""
+    value_loss_type: str = "value_loss"
+    """Loss of the critic, where the estimator reads values."""
     loss_reducer: str = "sample-mean"
     """How token losses become one number."""
     custom_advantage_function_path: str | None = None
@@ -176,6 +178,8 @@ class AlgorithmSection(SectionModel):
     """Options of the estimator, before those of its section."""
     loss_args: dict[str, Any] = {}
     """Options of the loss, before those of its section."""
+    value_loss_args: dict[str, Any] = {}
+    """Options of the critic's loss, before those of its section."""
     reducer_args: dict[str, Any] = {}
     """Options of the reducer, before those of its section."""
     reward_transform_args: dict[str, Any] = {}
