@@ -188,6 +188,14 @@ class Trainer(Protocol):
         """
         ...
 
+    async def save_hf(self, path: Path) -> None:
+        """Write the weights as a folder that other programs load: a Hugging Face folder, or adapters.
+
+        Raises:
+            CheckpointError: it cannot be written.
+        """
+        ...
+
     async def offload(self) -> None:
         """Give up device memory."""
         ...

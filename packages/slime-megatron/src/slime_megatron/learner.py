@@ -26,6 +26,7 @@ from slime_megatron.compat import quiet
 from slime_megatron.critic import Critic
 from slime_megatron.export import hf_buckets
 from slime_megatron.freezing import freeze
+from slime_megatron.hf_folder import save_adapter, save_model
 from slime_megatron.lora import add_adapters, clear_adapters
 from slime_megatron.micro_batch import MicroBatch, make_micro_batch
 from slime_megatron.model import build_model, load_weights, response_log_probs
@@ -142,6 +143,22 @@ class Learner:
         if self._critic is not None:
             checkpoint.load(self._critic_state(self._critic), folder / _CRITIC)
         checkpoint.load(self._policy_state, folder)
+
+    def save_hf(self, folder: Path) -> None:
+        """Write a Hugging Face folder, or a PEFT adapter folder with LoRA; see `hf_folder`."""
+        settings = self._settings
+        if settings.lora.rank is not None:
+            save_adapter(
+                folder,
+                self.model,
+                settings.family,
+                self._architecture,
+                section=settings.lora,
+                base=settings.model_path,
+            )
+        else:
+            buckets = self.weights(str(self._dtype).removeprefix("torch."))
+            save_model(folder, buckets, config_from=settings.model_path)
 
     def offload(self) -> None:
         """Move the optimizers' state to the host and free the gradients. Nothing to do on a CPU."""

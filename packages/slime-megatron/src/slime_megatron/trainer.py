@@ -98,6 +98,14 @@ class MegatronTrainer:
         """
         await self._on_thread(self._started.load, path)
 
+    async def save_hf(self, path: Path) -> None:
+        """Write the weights as a Hugging Face folder that transformers loads; with LoRA, as a PEFT adapter folder.
+
+        Raises:
+            CheckpointError: the folder is in the way of something else, or cannot be written.
+        """
+        await self._on_thread(self._started.save_hf, path)
+
     async def offload(self) -> None:
         """Move the optimizer's state to the host and free the gradients; the weights stay for sending."""
         await self._on_thread(self._started.offload)

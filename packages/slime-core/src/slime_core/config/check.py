@@ -8,6 +8,7 @@ from functools import partial
 from slime_core.config.derive import batch_sizes, choices
 from slime_core.config.sections import (
     AlgorithmSection,
+    CheckpointSection,
     DataSection,
     EvalSection,
     ModelSection,
@@ -27,6 +28,7 @@ def check_settings(settings: Settings, registry: Registry) -> list[Problem]:
     for check in (batch_sizes, choices):
         problems += _caught(partial(check, settings))
     problems += _lengths(settings)
+    problems += _save_hf(settings)
     problems += _required(settings)
     if not problems:
         problems += _names(settings, registry)
@@ -78,6 +80,20 @@ def _names(settings: Settings, registry: Registry) -> Iterator[Problem]:
                 "a plugin that imports",
                 broken[plugin.distribution],
             )
+
+
+def _save_hf(settings: Settings) -> Iterator[Problem]:
+    section = settings.section(CheckpointSection)
+    if section.save_hf is None:
+        return
+    try:
+        names = {section.save_hf.format(step=step, rollout_id=step) for step in (1, 2)}
+    except (KeyError, IndexError, ValueError):
+        names = set()
+    if len(names) != 2:
+        yield Problem("checkpoint.save_hf", repr(section.save_hf), "a path with {step} in it")
+    if section.save_interval is None:
+        yield Problem("checkpoint.save_hf", "it without save_interval", "checkpoint.save_interval")
 
 
 def _lengths(settings: Settings) -> Iterator[Problem]:

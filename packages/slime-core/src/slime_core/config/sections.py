@@ -236,6 +236,8 @@ class CheckpointSection(SectionModel):
     """Steps between checkpoints; the last step is always saved when given."""
     keep_checkpoints: Count = 2
     """Newest checkpoints that are kept."""
+    save_hf: str | None = None
+    """Folder for other programs, written with every checkpoint: `out/step_{step}`, by Hugging Face or PEFT."""
     load: str | None = None
     """Run folder to start from, when this run has no checkpoint of its own."""
 
