@@ -51,6 +51,7 @@ def chosen(settings: Settings) -> Iterator[tuple[str, str, str]]:
     yield "data.buffer", "slime.buffers", data.buffer
     yield "rollout.rollout_engine", "slime.engines", rollout.rollout_engine
     yield "rollout.rollout_function_path", "slime.rollouts", rollout.rollout_function_path
+    yield "data.loss_mask_type", "slime.loss_masks", data.loss_mask_type
     yield "rollout.custom_generate_function_path", "slime.generators", rollout.custom_generate_function_path
     if rollout.dynamic_sampling_filter_path is not None:
         yield "rollout.dynamic_sampling_filter_path", "slime.filters", rollout.dynamic_sampling_filter_path

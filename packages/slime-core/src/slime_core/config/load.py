@@ -44,6 +44,11 @@ class Flag:
         return repr(self.info.get_default(call_default_factory=True))
 
     @property
+    def optional(self) -> bool:
+        """Whether the value may be None."""
+        return type(None) in getattr(self.info.annotation, "__args__", ())
+
+    @property
     def kind(self) -> type:
         """`bool`, `list`, `dict`, or `str` for everything that is one word."""
         annotation = self.info.annotation
@@ -259,7 +264,7 @@ def _flag_value(flag: Flag, given: Sequence[str], *, negated: bool) -> Any:
             return json.loads(given[0])
         except json.JSONDecodeError as error:
             raise ValueError(f"a JSON object ({error})") from error
-    return None if given[0].lower() == "none" else given[0]
+    return None if given[0].lower() == "none" and flag.optional else given[0]
 
 
 def _problem(

@@ -70,6 +70,8 @@ class DataSection(SectionModel):
     """Render the prompt through the tokenizer's chat template."""
     apply_chat_template_kwargs: dict[str, Any] = {}
     """Extra arguments of the chat template."""
+    loss_mask_type: str = "template"
+    """How the rollout `sft` finds what to train on in a conversation."""
     rollout_shuffle: bool = False
     """Shuffle the prompts, anew each epoch."""
     rollout_max_prompt_len: Count | None = None

@@ -37,6 +37,12 @@ GROUPS: tuple[Group, ...] = (
         "one whole rollout",
     ),
     Group(
+        "slime.loss_masks",
+        ("--loss-mask-type",),
+        "(conversation: Conversation) -> list[TrainedText]",
+        "what of a conversation is trained on, by --rollout-function-path sft",
+    ),
+    Group(
         "slime.generators",
         ("--custom-generate-function-path",),
         "async (ctx: GenerateContext, sample: Sample, params: SamplingParams) -> Sample | list[Sample]",
