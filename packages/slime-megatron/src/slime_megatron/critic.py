@@ -75,8 +75,8 @@ class Critic:
         self.trained = TrainedModel(
             model.to(device),
             critic_train_section(settings.train, settings.roles),
+            settings.megatron,
             total_steps=settings.total_steps,
-            max_skipped_steps=settings.megatron.max_skipped_steps,
             output_processor=response_values,
         )
         self._loss = settings.algorithm.value_loss

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 
 from slime_core.config.sections import RunSection, TrainSection
 from slime_core.errors import Problem
-from slime_core.plugins.hooks import Section, hookimpl
+from slime_core.plugins.hooks import ForeignFlags, Section, hookimpl
 
+from slime_megatron import foreign
+from slime_megatron.foreign import known_flags
 from slime_megatron.section import PARALLEL_SIZES, MegatronSection
 from slime_megatron.section_roles import LoraSection, RolesSection
 
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 def slime_config_sections() -> list[Section]:
     """Return the sections `megatron`, `roles` and `lora`."""
     return [
-        Section("megatron", MegatronSection, prefix=""),
+        Section("megatron", MegatronSection, prefix="", foreign=ForeignFlags("megatron_args", known_flags())),
         Section("roles", RolesSection, prefix=""),
         Section("lora", LoraSection),
     ]
@@ -38,6 +40,7 @@ def slime_check_config(settings: Settings) -> list[Problem]:
         *_parallel_problems(run, section),
         *_schedule_problems(run, train),
         *_freezing_problems(section, settings.section(LoraSection)),
+        *foreign.problems(section.megatron_args),
     ]
 
 

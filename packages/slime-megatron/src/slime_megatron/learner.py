@@ -62,8 +62,8 @@ class Learner:
             self._policy = TrainedModel(
                 model,
                 train,
+                section,
                 total_steps=settings.total_steps,
-                max_skipped_steps=section.max_skipped_steps,
                 output_processor=response_log_probs,
             )
             self._critic: Critic | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from slime_models.family import ModelFamily
 from torch import Tensor
 
 from slime_megatron.config import transformer_config
+from slime_megatron.foreign import with_flags
 from slime_megatron.log_probs import token_log_probs
 from slime_megatron.lora import is_adapter
 from slime_megatron.section import MegatronSection
@@ -113,9 +115,14 @@ def load_weights(
                 parameter.copy_(family.to_megatron_tensor(name, hf, architecture))
 
 
-def wrap_for_gradients(model: GPTModel) -> DistributedDataParallel:
-    """Wrap the model so that gradients of all micro-batches and ranks add up in float32 buffers."""
-    config = DistributedDataParallelConfig(grad_reduce_in_fp32=True, overlap_grad_reduce=False)
+def wrap_for_gradients(model: GPTModel, megatron_args: Mapping[str, Any]) -> DistributedDataParallel:
+    """Wrap the model so that gradients of all micro-batches and ranks add up in float32 buffers.
+
+    Raises:
+        TrainerError: one of Megatron's own flags contradicts that; names both.
+    """
+    ours = partial(DistributedDataParallelConfig, grad_reduce_in_fp32=True, overlap_grad_reduce=False)
+    config = with_flags(ours, megatron_args, "ddp")
     return DistributedDataParallel(model.config, config, model)
 
 

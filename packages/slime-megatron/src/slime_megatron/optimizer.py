@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
 
 import torch
 from megatron.core.distributed import DistributedDataParallel
@@ -10,11 +13,20 @@ from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_mega
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from slime_core.config.sections import TrainSection
 
+from slime_megatron.foreign import with_flags
 
-def build_optimizer(model: DistributedDataParallel, train: TrainSection) -> MegatronOptimizer:
-    """Return AdamW over the model's parameters; their values now are those of the master weights."""
+
+def build_optimizer(
+    model: DistributedDataParallel, train: TrainSection, megatron_args: Mapping[str, Any]
+) -> MegatronOptimizer:
+    """Return AdamW over the model's parameters; their values now are those of the master weights.
+
+    Raises:
+        TrainerError: one of Megatron's own flags contradicts `train`; names both.
+    """
     dtype = torch.bfloat16 if train.bf16 else torch.float32
-    config = OptimizerConfig(
+    ours = partial(
+        OptimizerConfig,
         optimizer="adam",
         lr=train.lr,
         min_lr=train.min_lr,
@@ -24,8 +36,10 @@ def build_optimizer(model: DistributedDataParallel, train: TrainSection) -> Mega
         adam_eps=train.adam_eps,
         clip_grad=train.clip_grad,
         bf16=train.bf16,
+        fp16=False,
         params_dtype=dtype,
     )
+    config = with_flags(ours, megatron_args, "optimizer")
     optimizer = get_megatron_optimizer(config, [model])
     for group in optimizer.param_groups:
         group["fused"] = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge
 from slime_core.config.base import SectionModel
@@ -29,6 +29,8 @@ class MegatronSection(SectionModel):
     """Bytes of weights that are handed to the engine at once."""
     max_skipped_steps: Count = 3
     """Optimizer steps in a row that may be skipped, because their gradient is not finite, before the run stops."""
+    megatron_args: dict[str, Any] = {}
+    """Megatron's own flags by name, for what slime has no setting of; each can also be given as the flag itself."""
     only_train_params_name_list: list[str] = []
     """Regular expressions: of the policy's parameters only those are trained whose Megatron name one matches."""
     freeze_params_name_list: list[str] = []

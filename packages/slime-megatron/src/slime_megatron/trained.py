@@ -19,6 +19,7 @@ from torch import Tensor
 from slime_megatron.micro_batch import MicroBatch
 from slime_megatron.model import wrap_for_gradients
 from slime_megatron.optimizer import build_optimizer, build_scheduler, learning_rate, update
+from slime_megatron.section import MegatronSection
 
 #: The micro-batches of an optimizer step.
 Step = Sequence[MicroBatch]
@@ -34,8 +35,8 @@ class TrainedModel:
     Args:
         model: with its first weights; what is frozen is so already.
         train: settings of the optimizer.
+        section: Megatron's own flags, and how many optimizer steps in a row may be skipped.
         total_steps: optimizer steps of the run; see `build_scheduler`.
-        max_skipped_steps: optimizer steps in a row that may be skipped.
         output_processor: what the model's output becomes; see `response_log_probs`.
     """
 
@@ -43,17 +44,17 @@ class TrainedModel:
         self,
         model: GPTModel,
         train: TrainSection,
+        section: MegatronSection,
         *,
         total_steps: int | None,
-        max_skipped_steps: int,
         output_processor: Callable[..., Any],
     ) -> None:
-        self.model: DistributedDataParallel = wrap_for_gradients(model)
+        self.model: DistributedDataParallel = wrap_for_gradients(model, section.megatron_args)
         self.model.config.finalize_model_grads_func = _finish_gradients
-        self.optimizer = build_optimizer(self.model, train)
+        self.optimizer = build_optimizer(self.model, train, section.megatron_args)
         self.scheduler = build_scheduler(self.optimizer, train, total_steps=total_steps)
         self._clip_grad = train.clip_grad
-        self._max_skipped_steps = max_skipped_steps
+        self._max_skipped_steps = section.max_skipped_steps
         self._skipped_in_a_row = 0
         self._output_processor = output_processor
 

@@ -17,7 +17,7 @@ from slime_core.config.base import SectionModel
 from slime_core.config.sections import ALIASES, CORE_SECTIONS
 from slime_core.config.settings import Settings
 from slime_core.errors import ConfigError, Problem
-from slime_core.plugins.hooks import Section
+from slime_core.plugins.hooks import ForeignFlags, Section
 from slime_core.plugins.registry import Registry
 
 
@@ -66,6 +66,24 @@ class Schema:
     models: Mapping[str, type[SectionModel]]
     owners: Mapping[str, str]
     flags: Mapping[str, Flag]
+    foreign: Mapping[str, ForeignFlags]
+    """Table -> the flags of another program that it hands through."""
+
+    def find_foreign(self, name: str) -> tuple[str, str, str] | None:
+        """Return (table, field, name without its prefix) of a flag that belongs to another program."""
+        for table, flags in self.foreign.items():
+            bare = name.removeprefix(flags.prefix)
+            if name.startswith(flags.prefix) and bare in flags.names:
+                return table, flags.field, bare
+        return None
+
+    @property
+    def spellings(self) -> list[str]:
+        """Every flag as it is typed."""
+        names = [f"{flags.prefix}{name}" for flags in self.foreign.values() for name in flags.names]
+        return [flag.spelled for flag in self.flags.values()] + [
+            "--" + name.replace("_", "-") for name in names
+        ]
 
 
 def build_schema(registry: Registry) -> Schema:
@@ -82,6 +100,7 @@ def build_schema(registry: Registry) -> Schema:
     models: dict[str, type[SectionModel]] = {}
     owners: dict[str, str] = {}
     flags: dict[str, Flag] = {}
+    foreign: dict[str, ForeignFlags] = {}
     problems: list[Problem] = []
     for owner, section in declared:
         if section.name in models:
@@ -95,6 +114,8 @@ def build_schema(registry: Registry) -> Schema:
             )
             continue
         models[section.name], owners[section.name] = section.model, owner
+        if section.foreign is not None:
+            foreign[section.name] = section.foreign
         prefix = section.name if section.prefix is None else section.prefix
         for field, info in section.model.model_fields.items():
             flag = Flag(f"{prefix}_{field}" if prefix else field, section.name, field, info)
@@ -106,7 +127,7 @@ def build_schema(registry: Registry) -> Schema:
             flags[flag.name] = flag
     if problems:
         raise ConfigError(problems)
-    return Schema(models, owners, flags)
+    return Schema(models, owners, flags, foreign)
 
 
 def load_settings(
@@ -192,10 +213,15 @@ def _merge_flags(
             continue
         flag, negated = _lookup(word, schema)
         if flag is None:
-            spelled = [f.spelled for f in schema.flags.values()] + ["--set"]
-            problems.append(
-                Problem(word, "an unknown flag", _nearest(word, spelled), "see `slime config flags`")
-            )
+            theirs = schema.find_foreign(word[2:].replace("-", "_"))
+            if theirs is None:
+                near = _nearest(word, [*schema.spellings, "--set"])
+                problems.append(Problem(word, "an unknown flag", near, "see `slime config flags`"))
+                continue
+            table, field, name = theirs
+            held = values[table].get(field, {})
+            values[table][field] = {**held, name: _foreign_value(given)}
+            origins[table, field] = word
             continue
         try:
             values[flag.table][flag.field] = _flag_value(flag, given, negated=negated)
@@ -265,6 +291,11 @@ def _flag_value(flag: Flag, given: Sequence[str], *, negated: bool) -> Any:
         except json.JSONDecodeError as error:
             raise ValueError(f"a JSON object ({error})") from error
     return None if given[0].lower() == "none" and flag.optional else given[0]
+
+
+def _foreign_value(given: Sequence[str]) -> Any:
+    """Return a foreign flag's words as they are: only its own program knows what they mean."""
+    return True if not given else given[0] if len(given) == 1 else list(given)
 
 
 def _problem(
