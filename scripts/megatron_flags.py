@@ -5,12 +5,12 @@ Run after raising megatron-core: `uv run python scripts/megatron_flags.py`.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 from pathlib import Path
 
 from slime_megatron import compat
+from slime_megatron.foreign import megatron_parser
 
 TARGET = Path(__file__).parents[1] / "packages/slime-megatron/src/slime_megatron/megatron_flags.json"
 
@@ -21,10 +21,7 @@ def flags() -> dict[str, list[str]]:
     from megatron.core.distributed import DistributedDataParallelConfig
     from megatron.core.optimizer import OptimizerConfig
     from megatron.core.transformer.transformer_config import TransformerConfig
-    from megatron.training.arguments import add_megatron_arguments
 
-    parser = argparse.ArgumentParser(add_help=False)
-    add_megatron_arguments(parser)
     configs = {
         "transformer": TransformerConfig,
         "optimizer": OptimizerConfig,
@@ -33,7 +30,7 @@ def flags() -> dict[str, list[str]]:
     fields = {name: {f.name for f in dataclasses.fields(config)} for name, config in configs.items()}
     return {
         option.removeprefix("--").replace("-", "_"): [name for name in configs if action.dest in fields[name]]
-        for action in parser._actions
+        for action in megatron_parser()._actions
         for option in action.option_strings
         if option.startswith("--")
     }

@@ -42,6 +42,15 @@ def test_flags_of_megatron_are_taken_by_name_and_our_own_come_first():
     }  # fmt: skip
 
 
+def test_a_recipe_takes_them_beside_our_own(tmp_path):
+    recipe = tmp_path / "r.toml"
+    recipe.write_text('[megatron]\nshare_prefix = false\nrecompute_method = "block"\n')
+    settings = load_settings([str(recipe)], [*NEEDED, "--recompute-num-layers", "2"], registry=Registry())
+    section = settings.section(MegatronSection)
+    assert section.megatron_args == {"recompute_method": "block", "recompute_num_layers": "2"}
+    assert section.share_prefix is False
+
+
 def test_a_misspelt_flag_of_megatron_is_refused_with_the_nearest_name():
     with pytest.raises(
         ConfigError, match="--recompute-metod: found an unknown flag; wanted '--recompute-method'"

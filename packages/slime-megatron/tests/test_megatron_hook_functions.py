@@ -7,7 +7,6 @@ import torch
 from slime_core.errors import PluginError
 from slime_core.plugins.registry import Registry
 from slime_megatron.hook_functions import MegatronHooks, resolve_hooks
-from slime_megatron.model import provide_model
 from slime_megatron.section_roles import RolesSection
 
 from .conftest import make_batch, recording
@@ -50,6 +49,8 @@ def test_earlier_policies_are_called_old_actor(make_learner):
 
 
 def test_a_model_provider_builds_the_model(make_learner):
+    from slime_megatron.model import provide_model
+
     def frozen_embedding(config, architecture, *, pre_process, post_process):
         model = provide_model(config, architecture, pre_process=pre_process, post_process=post_process)
         model.embedding.word_embeddings.weight.requires_grad = False
@@ -62,6 +63,8 @@ def test_a_model_provider_builds_the_model(make_learner):
 
 
 def test_a_reference_that_is_no_function_is_refused():
+    from slime_megatron.model import provide_model
+
     hooks = resolve_hooks(Registry(), init="slime_megatron.model:provide_model", model_provider=None)
     assert hooks == MegatronHooks(init=provide_model)
     with pytest.raises(PluginError, match="wanted a function for before_log_prob"):

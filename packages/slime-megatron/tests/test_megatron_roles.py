@@ -151,6 +151,26 @@ def test_old_log_probs_are_those_of_the_weights_that_generated_each_sample(make_
     assert (by_one[:9] - now[:9]).abs().max() > 1e-2
 
 
+def test_the_weights_of_earlier_syncs_are_resumed(make_learner, tmp_path):
+    batch = make_batch(lengths=((5, 9),))
+    settings = {"roles": RolesSection(keep_old_actor=True)}
+    algorithm, views = recording()
+    learner = make_learner(algorithm, lr=1e-2, settings=settings)
+    learner.mark_sent("0")
+    learner.train(generated_by(batch, "0"))
+    learner.mark_sent("1")
+    learner.save(tmp_path)
+    learner = make_learner(algorithm, lr=1e-2, settings=settings)
+    learner.load(tmp_path)
+    learner.mark_sent("1")
+    learner.train(generated_by(batch, "0"))
+    assert torch.equal(views[1].old_log_probs, views[0].old_log_probs)
+    assert not torch.equal(views[1].log_probs, views[0].log_probs)
+    learner = make_learner(algorithm, lr=1e-2)
+    learner.load(tmp_path)
+    assert list(learner._roles) == []
+
+
 def test_a_version_that_is_no_longer_held_is_named(make_learner):
     learner = make_learner(settings={"roles": RolesSection(keep_old_actor=True)})
     for version in ("0", "1", "2"):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import warnings
 from collections.abc import Collection, Iterator, Mapping
 from importlib.resources import files
 from typing import Any, NoReturn
@@ -78,11 +77,7 @@ def parsed(given: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
     """
     if not given:
         return {}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of what is not installed
-        from megatron.training.arguments import add_megatron_arguments
-    parser = _Parser(allow_abbrev=False, add_help=False)
-    add_megatron_arguments(parser)
+    parser = megatron_parser()
     found = {}
     for name, value in given.items():
         flag = "--" + name.replace("_", "-")
@@ -92,6 +87,17 @@ def parsed(given: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
         action = parser._option_string_actions[flag]
         found[action.dest] = (flag, getattr(parser.parse_args([flag, *words]), action.dest))
     return found
+
+
+def megatron_parser() -> argparse.ArgumentParser:
+    """Return Megatron's own parser; it raises TrainerError where argparse would end the process."""
+    from slime_megatron import compat
+
+    with compat.importing():
+        from megatron.training.arguments import add_megatron_arguments
+    parser = _Parser(allow_abbrev=False, add_help=False)
+    add_megatron_arguments(parser)
+    return parser
 
 
 class _Parser(argparse.ArgumentParser):

@@ -33,7 +33,7 @@ from slime_megatron.model import build_model, load_weights, response_log_probs
 from slime_megatron.prefix import family_of, prompt_families
 from slime_megatron.roles import Roles, check_same_model
 from slime_megatron.rotary import rotary_tables
-from slime_megatron.sent import SentPolicies
+from slime_megatron.sent import SENT, SentPolicies
 from slime_megatron.settings import LearnerSettings
 from slime_megatron.trained import Step, TrainedModel, average
 
@@ -143,6 +143,9 @@ class Learner:
         if self._critic is not None:
             checkpoint.load(self._critic_state(self._critic), folder / _CRITIC)
         checkpoint.load(self._policy_state, folder)
+        for role in self._roles.changing:  # what the folder's run kept, and this one does not read
+            if self._sent is None if role.startswith(SENT) else "ref_log_probs" not in self._needs:
+                self._roles.drop(role)
 
     def save_hf(self, folder: Path) -> None:
         """Write a Hugging Face folder, or a PEFT adapter folder with LoRA; see `hf_folder`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -11,7 +12,8 @@ from torch import Tensor
 
 from slime_megatron.roles import Roles
 
-_PREFIX = "sent-"
+#: How the names of these roles begin; the version follows.
+SENT = "sent-"
 #: What a loop that trains one step behind its rollouts needs: the engine's weights now, and those before.
 _KEPT = 2
 
@@ -29,13 +31,13 @@ class SentPolicies:
     @property
     def versions(self) -> list[str]:
         """The versions whose weights are held, oldest first."""
-        return [role.removeprefix(_PREFIX) for role in self._roles if role.startswith(_PREFIX)]
+        return [role.removeprefix(SENT) for role in self._roles if role.startswith(SENT)]
 
     def sent(self, version: str) -> None:
         """Keep the weights as they are now: they are being sent as `version`."""
-        self._roles.keep(_PREFIX + version, changing=True)
+        self._roles.keep(SENT + version, changing=True)
         for old in self.versions[:-_KEPT]:
-            self._roles.drop(_PREFIX + old)
+            self._roles.drop(SENT + old)
 
     def log_probs(self, batch: TrainBatch, forward: Callable[[], Tensor]) -> Tensor:
         """Return the log-probs [T] of each sample under the weights that generated it, the newest if several did.
@@ -48,8 +50,7 @@ class SentPolicies:
             TrainerError: a sample's version is none of those held; names both.
         """
         versions = batch.extra.get("weight_version") or [None] * len(batch)
-        held = self.versions
-        found: Tensor | None = None
+        held, found = self.versions, torch.full((len(batch.weights),), math.nan)
         for version in sorted(set(versions), key=str):
             own = [i for i, other in enumerate(versions) if other == version]
             if version not in held:
@@ -58,11 +59,10 @@ class SentPolicies:
                     f"the weights of {', '.join(held) or 'no version'} are held: sync more often, train on fresher "
                     "samples, or use --use-rollout-logprobs"
                 )
-            with self._roles.playing(_PREFIX + version):
+            with self._roles.playing(SENT + version):
                 log_probs = forward()
-            if found is None:
-                found = log_probs
+            found = found.to(log_probs.device)
             for i in own:
                 span = slice(batch.response_offsets[i], batch.response_offsets[i + 1])
                 found[span] = log_probs[span]
-        return torch.empty(0) if found is None else found
+        return found

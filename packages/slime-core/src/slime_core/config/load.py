@@ -191,6 +191,11 @@ def _merge_recipe(
         fields = schema.models[name].model_fields
         for key, value in table.items():
             field = ALIASES.get(key, key)
+            theirs = schema.foreign.get(name)
+            if field not in fields and theirs is not None and key in theirs.names:
+                values[name][theirs.field] = {**values[name].get(theirs.field, {}), key: value}
+                origins[name, theirs.field] = recipe
+                continue
             if field not in fields:
                 elsewhere = [f"[{t}]" for t, m in schema.models.items() if field in m.model_fields]
                 wanted = f"it in {elsewhere[0]}" if elsewhere else _nearest(key, fields)
