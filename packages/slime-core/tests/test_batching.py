@@ -94,3 +94,9 @@ def test_transform_that_returns_nan_names_the_sample():
             0, [[sample(0), sample(1)]], global_batch_size=2, temperature=1.0,
             transform=lambda r, g: np.array([0.0, np.nan]), reducer=per_token,
         )  # fmt: skip
+
+
+def test_shaping_is_added_to_rewards_before_the_transform_and_not_to_raw_rewards():
+    b = batch([[sample(0, n=1, reward=2.0), sample(1, n=3)]], shaping=lambda lengths: -1.0 * lengths)
+    assert b.rewards.tolist() == [1.0, -2.0]
+    assert b.raw_rewards.tolist() == [2.0, 1.0]

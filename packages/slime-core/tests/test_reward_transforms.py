@@ -27,12 +27,12 @@ def test_population_variance_gives_ones():
 
 
 def test_without_std_rewards_are_centred():
-    assert transformed([1, 0, 0, 1], [0] * 4, grpo_std_normalization=False) == [0.5, -0.5, -0.5, 0.5]
+    assert transformed([1, 0, 0, 1], [0] * 4, disable_grpo_std_normalization=True) == [0.5, -0.5, -0.5, 0.5]
 
 
 def test_leave_one_out_compares_with_the_mean_of_the_others():
     # 3 against (0 + 0)/2, 0 against (3 + 0)/2
-    assert transformed([3, 0, 0], [0] * 3, grpo_std_normalization=False, leave_one_out=True) == [
+    assert transformed([3, 0, 0], [0] * 3, disable_grpo_std_normalization=True, leave_one_out=True) == [
         3,
         -1.5,
         -1.5,
@@ -40,11 +40,11 @@ def test_leave_one_out_compares_with_the_mean_of_the_others():
 
 
 def test_groups_are_told_apart_by_id_and_not_by_position():
-    assert transformed([1, 10, 3, 30], [5, 2, 5, 2], grpo_std_normalization=False) == [-1, -10, 1, 10]
+    assert transformed([1, 10, 3, 30], [5, 2, 5, 2], disable_grpo_std_normalization=True) == [-1, -10, 1, 10]
 
 
 def test_groups_may_differ_in_size():
-    rewards = transformed([0, 6, 1, 2, 3, 9], [1, 1, 2, 2, 2, 3], grpo_std_normalization=False)
+    rewards = transformed([0, 6, 1, 2, 3, 9], [1, 1, 2, 2, 2, 3], disable_grpo_std_normalization=True)
     assert rewards == [-3, 3, -1, 0, 1, 0]
 
 
@@ -103,3 +103,12 @@ def test_other_degrees_of_freedom_are_refused():
 def test_rewards_and_ids_of_different_lengths_are_refused():
     with pytest.raises(ValueError, match=r"\(2,\) rewards for \(3,\) group ids"):
         transformed([1, 2], [0, 0, 0])
+
+
+def test_standard_deviation_of_the_step_is_one_for_all_groups():
+    # centred by group: -1, 1, -3, 3; the variance of 0, 2, 4, 10 around 4 is 56/3
+    scale = (56 / 3) ** 0.5
+    expected = [-1 / scale, 1 / scale, -3 / scale, 3 / scale]
+    assert transformed([0, 2, 4, 10], [0, 0, 1, 1], std_over_batch=True, std_eps=0.0) == pytest.approx(
+        expected
+    )

@@ -2,15 +2,25 @@
 
 from types import SimpleNamespace
 
+import importlib_metadata
 import pytest
 from pydantic import ValidationError
 from slime_algos.hooks import slime_check_config, slime_config_sections
 from slime_algos.section import AlgosSection
+from slime_core.config.sections import AlgorithmSection, TrainSection
+from slime_core.plugins.bind import options_of
+
+GROUPS = ("slime.advantages", "slime.losses", "slime.reducers", "slime.reward_transforms")
 
 
 def check(**values):
-    section = AlgosSection(**values)
-    return list(slime_check_config(SimpleNamespace(section=lambda _: section)))
+    """Return the problems of some settings, given by section: algos, algorithm, train."""
+    sections = {
+        AlgosSection: AlgosSection(**values.get("algos", {})),
+        AlgorithmSection: AlgorithmSection(**values.get("algorithm", {})),
+        TrainSection: TrainSection(**values.get("train", {})),
+    }
+    return list(slime_check_config(SimpleNamespace(section=sections.__getitem__)))
 
 
 def test_flags_have_no_prefix():
@@ -21,7 +31,7 @@ def test_flags_have_no_prefix():
 @pytest.mark.parametrize(
     "values",
     [
-        {"eps_clip": 1.0},
+        {"eps_clip": 1.1},
         {"eps_clip": -0.1},
         {"eps_clip_c": 1.0},
         {"kl_loss_coef": -1.0},
@@ -34,11 +44,40 @@ def test_values_out_of_range_are_refused(values):
 
 
 def test_kl_weight_without_kl_is_a_problem():
-    (problem,) = check(kl_loss_coef=0.1)
+    (problem,) = check(algos={"kl_loss_coef": 0.1})
     assert problem.where == "algos.kl_loss_coef"
     assert problem.todo == "add --use-kl-loss"
 
 
 @pytest.mark.parametrize("values", [{}, {"use_kl_loss": True}, {"use_kl_loss": True, "kl_loss_coef": 0.1}])
 def test_kl_settings_that_agree_are_no_problem(values):
-    assert check(**values) == []
+    assert check(algos=values) == []
+
+
+def test_kl_in_reward_and_loss_is_a_problem():
+    (problem,) = check(algos={"kl_coef": 0.1, "kl_loss_coef": 0.1, "use_kl_loss": True})
+    assert problem.where == "algos.kl_coef and algos.kl_loss_coef"
+
+
+@pytest.mark.parametrize("name", ["reinforce_plus_plus", "reinforce_plus_plus_baseline"])
+def test_reinforce_plus_plus_wants_whitening(name):
+    (problem,) = check(algorithm={"advantage_estimator": name})
+    assert problem.todo == "add --normalize-advantages"
+    assert check(algorithm={"advantage_estimator": name}, algos={"normalize_advantages": True}) == []
+
+
+@pytest.mark.parametrize("option", ["use_tis", "use_rs"])
+def test_correction_of_a_policy_against_itself_is_a_problem(option):
+    (problem,) = check(algos={option: True}, train={"use_rollout_logprobs": True})
+    assert problem.where == "algos.use_tis and algos.use_rs"
+
+
+def test_options_have_one_default_and_each_setting_is_an_option():
+    points = importlib_metadata.entry_points()
+    functions = [p.load() for p in points if p.dist.name == "slime-algos" and p.group in GROUPS]
+    options = {}
+    for function in functions:
+        for name, parameter in options_of(function).items():
+            assert options.setdefault(name, parameter.default) == parameter.default, (function, name)
+    settings = AlgosSection().model_dump()
+    assert settings == {name: options[name] for name in settings}

@@ -1,13 +1,11 @@
 """The clipped policy loss: by hand, against a slow loop, and its gradient against finite differences."""
 
-import inspect
 import math
 
 import pytest
 import torch
 from slime_algos.kl import KL_ESTIMATORS
 from slime_algos.losses.policy import policy_loss
-from slime_algos.section import AlgosSection
 from slime_core.errors import TrainerError
 from slime_core.protocols import TokenView, needs_of
 
@@ -261,12 +259,3 @@ def test_field_that_the_trainer_left_empty_is_named(options, missing):
     view = view_of(log_probs=[-1.0], old_log_probs=[-1.0])
     with pytest.raises(TrainerError, match=f"TokenView has no {missing}"):
         policy_loss(view, torch.ones(1), **options)
-
-
-def test_section_has_the_loss_options_and_their_defaults():
-    options = {
-        name: parameter.default
-        for name, parameter in inspect.signature(policy_loss).parameters.items()
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
-    }
-    assert AlgosSection().model_dump() == options

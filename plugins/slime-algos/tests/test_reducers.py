@@ -1,5 +1,6 @@
 """Reducers: by hand, and against explicit loops over random ragged batches."""
 
+import functools
 import subprocess
 import sys
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slime_algos.reducers import sample_mean, token_mean
+from slime_algos.reducers import constant, sample_mean, sequence_sum, token_mean
 from slime_core.protocols import ReductionView
 
 
@@ -37,6 +38,20 @@ def slow_token_mean(masks, rollout_ids, values):
     return loss / sum(max(1.0, sum(mask)) for mask in masks)
 
 
+def slow_sequence_sum(masks, rollout_ids, values):
+    loss = sum(m * x for mask, row in zip(masks, values, strict=True) for m, x in zip(mask, row, strict=True))
+    return loss / len(set(rollout_ids))
+
+
+def slow_constant(masks, rollout_ids, values):
+    return slow_sequence_sum(masks, rollout_ids, values) / 30
+
+
+@functools.wraps(constant)
+def constant_30(view):
+    return constant(view, loss_scale_factor=30)
+
+
 @st.composite
 def ragged(draw):
     masks = draw(
@@ -50,7 +65,13 @@ def ragged(draw):
 
 
 @pytest.mark.parametrize(
-    ("reducer", "slow"), [(sample_mean, slow_sample_mean), (token_mean, slow_token_mean)]
+    ("reducer", "slow"),
+    [
+        (sample_mean, slow_sample_mean),
+        (token_mean, slow_token_mean),
+        (sequence_sum, slow_sequence_sum),
+        (constant_30, slow_constant),
+    ],
 )
 @given(case=ragged())
 def test_weights_give_what_an_explicit_loop_gives(reducer, slow, case):
@@ -86,3 +107,19 @@ def test_reducers_import_no_torch():
     code = "import sys, slime_algos.reducers, slime_algos.hooks; print('torch' in sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize(
+    ("reducer", "counted", "skipped"),
+    [(sample_mean, [1 / 4, 1 / 4], [1 / 2, 1 / 2]), (token_mean, [1 / 3, 1 / 3], [1 / 2, 1 / 2]),
+     (sequence_sum, [1 / 2, 1 / 2], [1, 1])],
+)  # fmt: skip
+def test_a_fully_masked_sample_counts_unless_it_is_skipped(reducer, counted, skipped):
+    view = view_of([[1, 1], [0]], [0, 1])
+    assert reducer(view).tolist() == pytest.approx([*counted, 0])
+    assert reducer(view, skip_masked=True).tolist() == pytest.approx([*skipped, 0])
+
+
+@pytest.mark.parametrize("reducer", [sample_mean, token_mean, sequence_sum])
+def test_a_step_of_masked_samples_alone_weighs_nothing(reducer):
+    assert reducer(view_of([[0], [0, 0]], [0, 1]), skip_masked=True).tolist() == [0, 0, 0]

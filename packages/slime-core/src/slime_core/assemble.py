@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slime_core import checkpoint
 from slime_core.batching import make_batch
@@ -32,10 +32,15 @@ from slime_core.openmp import release_threads
 from slime_core.plugins.bind import bind, choose_options
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import DataSource, TokenView, needs_of
+from slime_core.rewards.overlong import overlong_penalty
 from slime_core.rewards.pool import RewardPool
 from slime_core.run import Run, failure_of
 from slime_core.rundir import RunDir
 from slime_core.sample import Group
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 logger = logging.getLogger(__name__)
 
@@ -202,14 +207,14 @@ def reward_pool(settings: Settings, registry: Registry) -> RewardPool | None:
 class Algorithm:
     """What a trainer computes with, options bound."""
 
-    estimator: Callable[[TokenView], tuple[Any, Any]]
-    """View -> (advantages, returns); see `protocols.AdvantageEstimator`."""
+    estimator: Callable[[TokenView], tuple[Any, ...]]
+    """View -> (advantages, returns), and perhaps metrics; see `protocols.AdvantageEstimator`."""
     loss: Callable[[TokenView, Any], tuple[Any, Mapping[str, Any]]]
     """(View, advantages) -> (loss, metrics); see `protocols.LossFn`."""
     needs: frozenset[str]
     """Optional fields of `TokenView` that the two read."""
     reward_transform: str
-    """Reward transform that the estimator wants."""
+    """Reward transform that the estimator wants, or `raw`."""
     value_loss: Callable[[TokenView, Any], tuple[Any, Mapping[str, Any]]] | None = None
     """(View, returns) -> (loss, metrics): the critic's loss; None where nothing reads values."""
 
@@ -221,31 +226,37 @@ def algorithm(settings: Settings, registry: Registry) -> Algorithm:
         PluginError: one does not import, is not callable, or does not take its options.
     """
     section, picked = settings.section(AlgorithmSection), choices(settings)
-    bound, needs = [], frozenset[str]()
-    for group, reference, where, explicit in (
-        ("slime.advantages", picked.advantage, "algorithm.advantage_args", section.advantage_args),
-        ("slime.losses", picked.loss, "algorithm.loss_args", section.loss_args),
-    ):
-        function = resolve_function(settings, registry, group, reference, where=where, explicit=explicit)
-        needs |= needs_of(function, getattr(function, "keywords", {}))
-        bound.append(function)
-    estimator, loss = bound
+    resolve = functools.partial(resolve_function, settings, registry)
+    estimator: Any = resolve(
+        "slime.advantages",
+        picked.advantage,
+        where="algorithm.advantage_args",
+        explicit=section.advantage_args,
+    )
+    goes_with_it: str = getattr(estimator, "loss", "policy_loss")
+    loss = resolve(
+        "slime.losses",
+        picked.loss or goes_with_it,
+        where="algorithm.loss_args",
+        explicit=section.loss_args,
+    )
+    needs = [needs_of(function, getattr(function, "keywords", {})) for function in (estimator, loss)]
     if not hasattr(estimator, "reward_transform"):
         raise PluginError(
             f"slime.advantages: {picked.advantage!r} does not say which rewards it wants; set its attribute "
             "`reward_transform` to the name of a reward transform, such as 'group-norm' or 'raw'"
         )
+    wanted = frozenset().union(*needs)
     value_loss = None
-    if "values" in needs:
-        value_loss = resolve_function(
-            settings,
-            registry,
+    if "values" in wanted:
+        value_loss = resolve(
             "slime.losses",
             section.value_loss_type,
             where="algorithm.value_loss_args",
             explicit=section.value_loss_args,
         )
-    return Algorithm(estimator, loss, needs, estimator.reward_transform, value_loss)
+    transform = "raw" if section.disable_rewards_normalization else estimator.reward_transform
+    return Algorithm(estimator, loss, wanted, transform, value_loss)
 
 
 def _functions(settings: Settings, registry: Registry) -> dict[str, Any]:
@@ -276,8 +287,22 @@ def _functions(settings: Settings, registry: Registry) -> dict[str, Any]:
             transform=transform,
             reducer=reducer,
             reward_key=settings.section(RewardSection).reward_key,
+            shaping=_shaping(settings),
         ),
     }
+
+
+def _shaping(settings: Settings) -> Callable[[NDArray[np.int64]], NDArray[np.float64]] | None:
+    """Return what lengths add to rewards; None where nothing does."""
+    reward = settings.section(RewardSection)
+    if reward.overlong_buffer_len is None:
+        return None
+    return functools.partial(
+        overlong_penalty,
+        max_response_len=settings.section(RolloutSection).rollout_max_response_len,
+        overlong_buffer_len=reward.overlong_buffer_len,
+        overlong_penalty_factor=reward.overlong_penalty_factor,
+    )
 
 
 def _drop_reason(settings: Settings, registry: Registry) -> Callable[[Group], str | None]:

@@ -22,6 +22,7 @@ def make_batch(
     transform: Callable[[NDArray[np.float64], NDArray[np.int64]], NDArray[np.float64]],
     reducer: Callable[[ReductionView], NDArray[np.float64]],
     reward_key: str | None = None,
+    shaping: Callable[[NDArray[np.int64]], NDArray[np.float64]] | None = None,
 ) -> TrainBatch:
     """Lay out a step's groups for the trainer.
 
@@ -33,6 +34,7 @@ def make_batch(
         transform: reward transform, its options bound.
         reducer: loss reducer, its options bound.
         reward_key: entry of a reward dict that is the score.
+        shaping: from response lengths to what they add to the rewards, before `transform`.
 
     Raises:
         SampleError: a sample cannot be trained on, or the executions do not fill the optimizer steps.
@@ -41,7 +43,10 @@ def make_batch(
     if not samples:
         raise SampleError(f"step {step}: the rollout returned no samples")
     c = columns(samples, reward_key=reward_key)
-    rewards = np.asarray(transform(c.raw_rewards.astype(np.float64), c.group_ids), dtype=np.float64)
+    scored = c.raw_rewards.astype(np.float64)
+    if shaping is not None:
+        scored += shaping(np.diff(c.response_offsets))
+    rewards = np.asarray(transform(scored, c.group_ids), dtype=np.float64)
     _check_rewards(rewards, c.sample_ids)
     steps = optimizer_steps(c.rollout_ids, global_batch_size=global_batch_size)
     return TrainBatch(

@@ -334,6 +334,8 @@ class TokenView:
     """float32 [T]: log-probs of the reference model."""
     teacher_log_probs: Any = None
     """float32 [T]: log-probs of the teacher."""
+    group_ids: Any = None
+    """int64 [N]: prompt group of each sample. For estimators."""
     values: Any = None
     """float32 [T]: the critic's values when the step began, without gradient."""
     new_values: Any = None
@@ -364,13 +366,19 @@ def needs_of(function: Callable[..., Any], options: Mapping[str, Any]) -> frozen
 class AdvantageEstimator(Protocol):
     """Credits tokens. The attribute `reward_transform` names the reward transform it wants.
 
-    An optional attribute `needs` says which optional fields of the view it reads (see `needs_of`).
+    An optional attribute `needs` says which optional fields of the view it reads (see `needs_of`); an optional
+    attribute `loss` names the loss that goes with it, which is `policy_loss` otherwise.
     """
 
     reward_transform: str
 
-    def __call__(self, view: TokenView, **options: Any) -> tuple[Any, Any]:
-        """Return (advantages [T], returns [T]), float32, without gradient."""
+    def __call__(
+        self, view: TokenView, **options: Any
+    ) -> tuple[Any, Any] | tuple[Any, Any, Mapping[str, Any]]:
+        """Return (advantages [T], returns [T]), float32, without gradient.
+
+        Metrics (name -> scalar, over the whole batch) may follow as a third element.
+        """
         ...
 
 

@@ -58,6 +58,7 @@ class Columns:
             ref_log_probs=self.ref_log_probs,
             teacher_log_probs=self.teacher_log_probs,
             values=self.values,
+            group_ids=torch.from_numpy(batch.group_ids).to(device),
         )
 
     def view(

@@ -87,7 +87,7 @@ class Learner:
         columns = self._fill(replace(columns, old_log_probs=old), steps)
         log_probs_time = time.perf_counter() - log_probs_start
         with torch.no_grad():
-            advantages, returns = self._settings.algorithm.estimator(columns.whole(batch))
+            advantages, returns, *credited = self._settings.algorithm.estimator(columns.whole(batch))
         metrics: Metrics = {}
         if self._critic is not None:
             metrics |= self._critic.train(steps, columns, returns)
@@ -107,6 +107,7 @@ class Learner:
         return (
             metrics
             | _mismatch(columns, before)
+            | {f"train/{name}": float(value) for report in credited for name, value in report.items()}
             | {
                 "perf/train_tokens": float(len(batch.tokens)),
                 "perf/actor_train_time": time.perf_counter() - start - log_probs_time,

@@ -3,9 +3,40 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-from slime_core.plugins.hooks import hookimpl
+from slime_core.config.sections import RolloutSection
+from slime_core.config.settings import Settings
+from slime_core.errors import Problem
+from slime_core.plugins.hooks import Section, hookimpl
+
+from slime_sglang.section import SglangSection
+
+
+@hookimpl
+def slime_config_sections() -> Iterable[Section]:
+    """Return the section `sglang`."""
+    return [Section("sglang", SglangSection)]
+
+
+@hookimpl
+def slime_check_config(settings: Settings) -> Iterable[Problem]:
+    """Refuse training on log-probs that are not those of the distribution sampled from."""
+    rollout = settings.section(RolloutSection)
+    if rollout.rollout_engine != "sglang":
+        return
+    for name, value, neutral in (
+        ("rollout_top_p", rollout.rollout_top_p, 1.0),
+        ("rollout_top_k", rollout.rollout_top_k, -1),
+    ):
+        if value != neutral:
+            yield Problem(
+                f"rollout.{name}",
+                str(value),
+                str(neutral),
+                "SGLang reports log-probs from before top-p and top-k, which are not those of the tokens' distribution; "
+                "the engine torch reports the right ones",
+            )
 
 
 @hookimpl

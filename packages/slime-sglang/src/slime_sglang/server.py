@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from slime_sglang.cpu import PLATFORM_NAME
 
@@ -58,6 +59,26 @@ def server_environment(*, device: Device | None = None) -> dict[str, str]:
     if (device or visible_device()) == "cuda":
         return {}
     return {"SGLANG_PLATFORM": PLATFORM_NAME, "CUDA_VISIBLE_DEVICES": ""}
+
+
+def server_arguments(values: Mapping[str, Any]) -> list[str]:
+    """Return SGLang's own arguments as words of a command line: `{"mem_fraction_static": 0.8}`, for example.
+
+    True stands for a flag without a value, False and None for a flag that is not given; a list becomes several words,
+    and a table its JSON.
+    """
+    words: list[str] = []
+    for name, value in values.items():
+        if value is None or value is False:
+            continue
+        words.append("--" + name.replace("_", "-"))
+        if isinstance(value, Mapping):
+            words.append(json.dumps(value))
+        elif isinstance(value, list | tuple):
+            words += map(str, value)
+        elif value is not True:
+            words.append(str(value))
+    return words
 
 
 def visible_device() -> Device:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from slime_core.config.sections import AlgorithmSection, TrainSection
 from slime_core.errors import Problem
 from slime_core.plugins.hooks import Section, hookimpl
 
@@ -12,6 +13,10 @@ from slime_algos.section import AlgosSection
 
 if TYPE_CHECKING:
     from slime_core.config.settings import Settings
+
+
+WHITENED = ("reinforce_plus_plus", "reinforce_plus_plus_baseline")
+"""Estimators that mean nothing without whitening."""
 
 
 @hookimpl
@@ -22,15 +27,33 @@ def slime_config_sections() -> Iterable[Section]:
 
 @hookimpl
 def slime_check_config(settings: Settings) -> Iterable[Problem]:
-    """Refuse a KL weight that nothing would read."""
+    """Refuse settings that would have no effect, or would have one twice."""
     section = settings.section(AlgosSection)
     if section.kl_loss_coef != 0 and not section.use_kl_loss:
-        return [
-            Problem(
-                where="algos.kl_loss_coef",
-                found=f"{section.kl_loss_coef} without use_kl_loss, so it has no effect",
-                wanted="use_kl_loss = true, or kl_loss_coef = 0",
-                todo="add --use-kl-loss",
-            )
-        ]
-    return []
+        yield Problem(
+            where="algos.kl_loss_coef",
+            found=f"{section.kl_loss_coef} without use_kl_loss, so it has no effect",
+            wanted="use_kl_loss = true, or kl_loss_coef = 0",
+            todo="add --use-kl-loss",
+        )
+    if section.kl_coef != 0 and section.kl_loss_coef != 0:
+        yield Problem(
+            where="algos.kl_coef and algos.kl_loss_coef",
+            found=f"{section.kl_coef} and {section.kl_loss_coef}",
+            wanted="the KL divergence in the reward or in the loss, not in both",
+        )
+    chosen = settings.section(AlgorithmSection).advantage_estimator
+    if chosen in WHITENED and not section.normalize_advantages:
+        yield Problem(
+            where="algos.normalize_advantages",
+            found=f"false with the estimator {chosen!r}, whose advantages have the scale of the rewards",
+            wanted="true",
+            todo="add --normalize-advantages",
+        )
+    if settings.section(TrainSection).use_rollout_logprobs and (section.use_tis or section.use_rs):
+        yield Problem(
+            where="algos.use_tis and algos.use_rs",
+            found="a correction of π_old against the engine's policy with train.use_rollout_logprobs, "
+            "which makes them the same",
+            wanted="one of them",
+        )

@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-KlType = Literal["k1", "k2", "k3", "low_var_kl"]
+KlType = Literal["k1", "k2", "k3", "low_var_kl", "abs"]
 
 LOW_VAR_LIMIT = 10.0
 """`low_var_kl` is cut off here, nats."""
@@ -41,10 +41,16 @@ def low_var_kl(x: Tensor) -> Tensor:
     return k3(x.clamp(-20.0, 20.0)).clamp(max=LOW_VAR_LIMIT)
 
 
+def absolute(x: Tensor) -> Tensor:
+    """Return |x|: verl's `abs`; a distance, not an estimate of the divergence."""
+    return x.abs()
+
+
 KL_ESTIMATORS: dict[KlType, Callable[[Tensor], Tensor]] = {
     "k1": k1,
     "k2": k2,
     "k3": k3,
     "low_var_kl": low_var_kl,
+    "abs": absolute,
 }
 """Estimators by the names that `--kl-loss-type` takes."""

@@ -59,7 +59,8 @@ def chosen(settings: Settings) -> Iterator[tuple[str, str, str]]:
         yield "reward.rm_type", picked.reward_group, picked.reward
     yield "train.train_backend", "slime.trainers", settings.section(TrainSection).train_backend
     yield "algorithm.advantage_estimator", "slime.advantages", picked.advantage
-    yield "algorithm.loss_type", "slime.losses", picked.loss
+    if picked.loss is not None:
+        yield "algorithm.loss_type", "slime.losses", picked.loss
     yield "algorithm.loss_reducer", "slime.reducers", picked.reducer
     if evaluation.eval_data_source_path is not None:
         yield "eval.eval_data_source_path", "slime.sources", evaluation.eval_data_source_path

@@ -72,7 +72,8 @@ class Choices:
     reward_group: str
     reward: str | None
     advantage: str
-    loss: str
+    loss: str | None
+    """None for the loss that goes with the estimator."""
     reducer: str
 
 
@@ -89,6 +90,14 @@ def choices(settings: Settings) -> Choices:
             Problem(
                 "reward.rm_type and reward.custom_rm_path",
                 f"{reward.rm_type!r} and {reward.custom_rm_path!r}",
+                "one of them",
+            )
+        )
+    if algorithm.disable_rewards_normalization and reward.custom_reward_post_process_path is not None:
+        problems.append(
+            Problem(
+                "algorithm.disable_rewards_normalization and reward.custom_reward_post_process_path",
+                f"both, the second {reward.custom_reward_post_process_path!r}",
                 "one of them",
             )
         )

@@ -1,4 +1,4 @@
-"""Reading settings: defaults < recipes < flags. All problems are reported at once, each with where it stands."""
+"""Reading settings: defaults < numerics < recipes < flags. All problems are reported at once, each with where it stands."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 from slime_core.config.base import SectionModel
 from slime_core.config.sections import ALIASES, CORE_SECTIONS
 from slime_core.config.settings import Settings
-from slime_core.errors import ConfigError, Problem
+from slime_core.errors import ConfigError, PluginError, Problem
 from slime_core.plugins.hooks import ForeignFlags, Section
 from slime_core.plugins.registry import Registry
 
@@ -153,6 +153,7 @@ def load_settings(
     if any(problem.where in recipes for problem in problems):
         raise ConfigError(problems)  # a recipe that cannot be read: what it would have set is not missing
     _merge_flags(arguments, schema, values, origins, problems)
+    _merge_numerics(schema, values, origins, problems, registry)
     sections: dict[str, SectionModel] = {}
     for name, model in schema.models.items():
         try:
@@ -234,6 +235,33 @@ def _merge_flags(
             problems.append(Problem(word, f"{' '.join(given) or 'no value'}", str(error)))
             continue
         origins[flag.table, flag.field] = word
+
+
+def _merge_numerics(
+    schema: Schema,
+    values: dict[str, dict[str, Any]],
+    origins: dict[tuple[str, str], str],
+    problems: list[Problem],
+    registry: Registry,
+) -> None:
+    """Let the chosen conventions fill what recipes and flags leave open."""
+    name = values["algorithm"].get("numerics")
+    if name is None:
+        return
+    try:
+        conventions: Mapping[str, Mapping[str, Any]] = registry.resolve("slime.numerics", name)
+    except PluginError as error:
+        problems.append(Problem(origins["algorithm", "numerics"], repr(name), str(error)))
+        return
+    for table, fields in conventions.items():
+        for field, value in fields.items():
+            if table not in schema.models or field not in schema.models[table].model_fields:
+                problems.append(
+                    Problem(f"numerics {name}: {table}.{field}", "an unknown setting", "a known one")
+                )
+            elif field not in values[table]:
+                values[table][field] = value
+                origins[table, field] = f"numerics {name}"
 
 
 def _split_flags(arguments: Sequence[str], problems: list[Problem]) -> Iterable[tuple[str, list[str]]]:

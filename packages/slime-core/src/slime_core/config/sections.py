@@ -153,6 +153,10 @@ class RewardSection(SectionModel):
     """Most memory of a reward worker, GB; a reward that wants more fails with a MemoryError."""
     on_reward_error: Literal["stop", "drop"] = "stop"
     """What a reward error does: stop the run, or drop the sample's group and count it."""
+    overlong_buffer_len: Count | None = None
+    """Soft overlong punishment: the last tokens before `rollout_max_response_len` over which a reward falls."""
+    overlong_penalty_factor: Annotated[float, Ge(0)] = 1.0
+    """What a response of full length loses under the soft overlong punishment."""
     custom_reward_post_process_path: str | None = None
     """Transform from rewards to credited numbers; the estimator's own when not given."""
 
@@ -160,10 +164,13 @@ class RewardSection(SectionModel):
 class AlgorithmSection(SectionModel):
     """Which estimator, loss and reduction; their options are their own section's."""
 
+    numerics: str = "slime"
+    """Framework whose conventions hold where neither recipe nor flag says otherwise: standard deviation, reduction,
+    clipping, KL."""
     advantage_estimator: str = "grpo"
     """Advantage estimator."""
-    loss_type: str = "policy_loss"
-    """Loss."""
+    loss_type: str | None = None
+    """Loss; the estimator's own when not given."""
     value_loss_type: str = "value_loss"
     """Loss of the critic, where the estimator reads values."""
     loss_reducer: str = "sample-mean"
@@ -176,6 +183,18 @@ class AlgorithmSection(SectionModel):
     """Reducer, by `module:function`; takes the place of `loss_reducer`."""
     calculate_per_token_loss: bool = False
     """Same as `--loss-reducer token-mean`."""
+    disable_rewards_normalization: bool = False
+    """Credit rewards as they are: the transform `raw` in the place of the estimator's."""
+    disable_grpo_std_normalization: bool = False
+    """Do not divide by the standard deviation of rewards (Dr. GRPO)."""
+    std_ddof: Literal[0, 1] = 1
+    """1 for the unbiased variance of rewards, 0 for the population's."""
+    std_eps: Annotated[float, Ge(0)] = 1e-6
+    """Added to the standard deviation of rewards."""
+    std_over_batch: bool = False
+    """Take the standard deviation of all rewards of a step, not of each group's."""
+    leave_one_out: bool = False
+    """Compare a reward with the mean of the other rewards of its group."""
     advantage_args: dict[str, Any] = {}
     """Options of the estimator, before those of its section."""
     loss_args: dict[str, Any] = {}

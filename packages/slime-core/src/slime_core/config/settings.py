@@ -57,7 +57,7 @@ class Settings:
     def to_toml(self) -> str:
         """Return all values as a recipe; settings that are None are left out, as TOML has no such value."""
         tables = {
-            name: {key: value for key, value in section.model_dump().items() if value is not None}
+            name: {key: value for key, value in section.model_dump(mode="json").items() if value is not None}
             for name, section in self.sections.items()
         }
         return tomli_w.dumps({name: values for name, values in tables.items() if values})

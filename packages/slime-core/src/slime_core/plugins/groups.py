@@ -91,6 +91,12 @@ GROUPS: tuple[Group, ...] = (
         "share of each token in the loss of an optimizer step",
     ),
     Group(
+        "slime.numerics",
+        ("--numerics",),
+        "Mapping: section -> setting -> value",
+        "conventions of a framework: what settings are where nothing gives them",
+    ),
+    Group(
         "slime.sources",
         ("--data-source-path",),
         "(build: BuildContext) -> DataSource",

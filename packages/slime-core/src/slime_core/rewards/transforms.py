@@ -10,9 +10,10 @@ def group_norm(
     raw_rewards: NDArray[np.floating],
     group_ids: NDArray[np.int64],
     *,
-    grpo_std_normalization: bool = True,
+    disable_grpo_std_normalization: bool = False,
     std_ddof: int = 1,
     std_eps: float = 1e-6,
+    std_over_batch: bool = False,
     leave_one_out: bool = False,
 ) -> NDArray[np.float64]:
     """Return each reward's distance from its group's baseline, in standard deviations of the group.
@@ -23,9 +24,10 @@ def group_norm(
     Args:
         raw_rewards: [N] rewards as scored.
         group_ids: [N] prompt group of each reward.
-        grpo_std_normalization: divide by `std + std_eps`; off gives Dr. GRPO's centred rewards.
+        disable_grpo_std_normalization: do not divide by `std + std_eps`; gives Dr. GRPO's centred rewards.
         std_ddof: 1 for the unbiased variance (torch's), 0 for the population's (numpy's).
         std_eps: added to the standard deviation.
+        std_over_batch: take the standard deviation of all rewards of the step, not of the group's.
         leave_one_out: take the mean of the *other* rewards of the group as the baseline.
 
     Returns:
@@ -48,12 +50,16 @@ def group_norm(
     # Measured from one of its members, a group of equal rewards is all zeros without any rounding.
     rewards -= rewards[first][group]
     centred: NDArray[np.float64] = rewards - _group_sum(rewards, group)[group] / size[group]
-    variance = _group_sum(centred**2, group) / np.maximum(size - std_ddof, 1)
+    squares = _group_sum(centred**2, group)
     if leave_one_out:
         centred *= size[group] / np.maximum(size - 1, 1)[group]
-    if not grpo_std_normalization:
+    if disable_grpo_std_normalization:
         return centred
-    scale = (np.sqrt(variance) + std_eps)[group]
+    scale = std_eps + (
+        np.full_like(rewards, _std(raw_rewards.astype(np.float64), ddof=std_ddof))
+        if std_over_batch
+        else np.sqrt(squares / np.maximum(size - std_ddof, 1))[group]
+    )
     scaled: NDArray[np.float64] = np.divide(centred, scale, out=np.zeros_like(centred), where=scale > 0)
     return scaled
 
@@ -61,6 +67,12 @@ def group_norm(
 def raw(raw_rewards: NDArray[np.floating], group_ids: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return the rewards as they are, as a new float64 array [N]."""
     return raw_rewards.astype(np.float64)
+
+
+def _std(values: NDArray[np.float64], *, ddof: int) -> np.float64:
+    squares: np.float64 = np.square(values - values.mean()).sum()
+    deviation: np.float64 = np.sqrt(squares / max(len(values) - ddof, 1))
+    return deviation
 
 
 def _group_sum(values: NDArray[np.float64], group: NDArray[np.intp]) -> NDArray[np.float64]:

@@ -181,7 +181,7 @@ class TabularTrainer:
                 old_log_probs=log_probs,
                 log_probs=log_probs,
             )
-            advantages, _ = self._estimator(view)
+            advantages, *_ = self._estimator(view)
             loss, _ = self._loss(view, advantages)
             losses.append(float(loss))
             if batch.rollout_log_probs is not None and not diffs:

@@ -1,0 +1,84 @@
+"""HTTP calls to one SGLang server: deadlines on everything, and retries only of what may be sent again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
+from slime_core.errors import DeadlineError, EngineError
+
+#: Seconds before the first retry; each further one waits twice as long as the one before.
+_FIRST_WAIT_S = 0.2
+#: Answers of a server that is up but not able to serve now.
+_NOT_READY = frozenset({502, 503, 504})
+#: Characters of an error's answer that are shown.
+_SHOWN = 500
+
+
+class SglangClient:
+    """Calls one server. Use it on the event loop that made it.
+
+    Args:
+        url: `http://host:port`.
+        connections: most connections at once.
+        retries: how often a call is repeated that found no connection or a server that was not ready.
+    """
+
+    def __init__(self, url: str, *, connections: int, retries: int) -> None:
+        self.url, self._retries = url, retries
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=connections), timeout=aiohttp.ClientTimeout(total=None)
+        )
+
+    async def get(self, path: str, *, timeout_s: float) -> Any:
+        """Return the JSON answer to a GET; see `post`."""
+        return await self._call("GET", path, None, timeout_s=timeout_s)
+
+    async def post(self, path: str, body: Mapping[str, Any], *, timeout_s: float) -> Any:
+        """Return the JSON answer to a POST, None where it is empty.
+
+        Raises:
+            EngineError: no connection after all retries, or an answer that is an error or no JSON; says which.
+            DeadlineError: no answer within `timeout_s` seconds, retries included.
+        """
+        return await self._call("POST", path, body, timeout_s=timeout_s)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._session.close()
+
+    async def _call(self, method: str, path: str, body: Mapping[str, Any] | None, *, timeout_s: float) -> Any:
+        try:
+            async with asyncio.timeout(timeout_s):
+                for attempt in range(self._retries):
+                    try:
+                        return await self._once(method, path, body)
+                    except (aiohttp.ClientConnectionError, _NotReadyError):
+                        await asyncio.sleep(_FIRST_WAIT_S * 2**attempt)
+                return await self._once(method, path, body)
+        except TimeoutError as error:
+            raise DeadlineError(f"{self.url}{path}: no answer after {timeout_s:g} s") from error
+        except aiohttp.ClientError as error:
+            raise EngineError(f"{self.url}{path}: {type(error).__name__}: {error}") from error
+
+    async def _once(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
+        async with self._session.request(method, self.url + path, json=body) as reply:
+            text = await reply.text()
+            if reply.status in _NOT_READY:
+                raise _NotReadyError(f"{self.url}{path}: status {reply.status}: {text[:_SHOWN]}")
+            if reply.status >= 400:
+                raise EngineError(f"{self.url}{path}: status {reply.status}: {text[:_SHOWN]}")
+            if not text:
+                return None
+            try:
+                return await reply.json(content_type=None)
+            except ValueError as error:
+                raise EngineError(
+                    f"{self.url}{path}: the answer is no JSON ({error}): {text[:_SHOWN]}"
+                ) from error
+
+
+class _NotReadyError(EngineError):
+    """The server answered that it cannot serve now."""

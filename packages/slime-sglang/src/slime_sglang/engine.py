@@ -1,0 +1,309 @@
+"""Engine `sglang`: `RolloutEngine` over an SGLang server that is a child of this process."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import pickle
+import secrets
+from collections.abc import AsyncIterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from slime_core.build import BuildContext
+from slime_core.config.sections import ModelSection, TrainSection
+from slime_core.errors import DeadlineError, EngineError, WeightSyncError
+from slime_core.openmp import release_threads
+from slime_core.protocols import Completion, Fingerprint, SamplingParams, TransferPlan
+from slime_core.weights import Bucket, MemoryChannel
+from slime_models.checkpoint import read_config
+from slime_models.family import ModelFamily
+
+from slime_sglang.client import SglangClient
+from slime_sglang.messages import completion, generate_request
+from slime_sglang.process import ServerProcess, check_started, free_port
+from slime_sglang.section import SglangSection
+from slime_sglang.server import server_arguments, server_command, server_environment
+from slime_sglang.staging import Staging
+
+#: `load_format` of an update: the function that the server calls (see `loader`).
+LOADER = "slime_sglang.loader.load"
+#: Seconds between two looks at a server that is starting, or that is to get rid of its requests.
+_POLL_S = 0.25
+_TRAINER_DTYPES = {True: "bfloat16", False: "float32"}
+
+
+class SglangEngine:
+    """Generates by an SGLang server. All methods must be called on the event loop that `start` ran on.
+
+    Args:
+        model_path: Hugging Face folder.
+        family: of the model; says which tensors an update must hold.
+        dtype: storage and compute dtype, as torch spells it.
+        section: the engine's settings.
+        folder: for the server's log.
+    """
+
+    transports: tuple[str, ...] = ("memory",)
+
+    def __init__(
+        self, model_path: Path, family: ModelFamily, *, dtype: str, section: SglangSection, folder: Path
+    ) -> None:
+        self._path, self._dtype, self._section = model_path, dtype, section
+        self._shapes = family.hf_shapes(family.architecture(read_config(model_path)))
+        self._port = free_port()
+        self._server = ServerProcess(
+            server_command(
+                model_path,
+                port=self._port,
+                dtype=dtype,
+                arguments=["--custom-weight-loader", LOADER, *server_arguments(section.server_args)],
+            ),
+            environment=server_environment() | {"HF_HUB_OFFLINE": "1"},
+            log=folder / "server.log",
+        )
+        self._slots = asyncio.Semaphore(section.server_concurrency)
+        self._client: SglangClient | None = None
+        self._staging: Staging | None = None
+        # One thread for all of it: torch keeps a pool of workers for each thread that calls it.
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sglang-staging")
+        self.weight_version = "initial"
+        self._in_flight = 0
+        self._aborts = 0
+        self._updating = False
+        self._lost: str | None = None
+
+    async def start(self) -> None:
+        """Start the server, and wait until it is ready.
+
+        Raises:
+            EngineError: it ended instead; shows the end of its log.
+            DeadlineError: it was not ready after `start_timeout_s`.
+        """
+        section = self._section
+        await self._server.start()
+        self._client = SglangClient(
+            f"http://127.0.0.1:{self._port}",
+            connections=section.server_concurrency + 8,
+            retries=section.request_retries,
+        )
+        try:
+            async with asyncio.timeout(section.start_timeout_s):
+                while not await self._is_ready():
+                    check_started(self._server)
+                    await asyncio.sleep(_POLL_S)
+                _check_ranks(await self._client.get("/server_info", timeout_s=section.control_timeout_s))
+        except TimeoutError as error:
+            await self.close()
+            raise DeadlineError(
+                f"the SGLang server was not ready after {section.start_timeout_s:g} s; its log is {self._server.log}"
+            ) from error
+        except EngineError:
+            await self.close()
+            raise
+
+    async def generate(
+        self, tokens: Sequence[int], params: SamplingParams, *, session_id: str | None = None
+    ) -> Completion:
+        """Generate one response to the prompt ids `tokens`.
+
+        `min_new_tokens` forbids the tokens that would end the response earlier, as SGLang does.
+
+        Raises:
+            EngineError: the server refused the request, ended, or could not be reached.
+            DeadlineError: no answer within `request_timeout_s`.
+        """
+        self._check_usable()
+        aborts = self._aborts
+        async with self._slots:
+            if aborts != self._aborts:  # while it waited here
+                return Completion(
+                    tokens=[], log_probs=[], finish_reason="abort", weight_version=self.weight_version
+                )
+            self._in_flight += 1
+            try:
+                reply = await self._post(
+                    "/generate", generate_request(tokens, params), timeout_s=self._section.request_timeout_s
+                )
+            finally:
+                self._in_flight -= 1
+        return completion(reply)
+
+    async def abort(self) -> None:
+        """End every request under way; each answers with its partial output and `abort`."""
+        self._aborts += 1
+        async with asyncio.timeout(self._section.control_timeout_s):
+            while self._in_flight:  # one may have reached the server after the last call
+                await self._control("/abort_request", {"rid": "", "abort_all": True})
+                await asyncio.sleep(_POLL_S)
+
+    async def pause(self) -> None:
+        """Stop generating and keep the requests under way."""
+        await self._control("/pause_generation", {"mode": "retract"})
+
+    async def resume(self) -> None:
+        """Go on after `pause`."""
+        await self._control("/continue_generation", {})
+
+    async def offload(self) -> None:
+        """Release weights and cache; `onload` brings their memory back."""
+        await self._control("/release_memory_occupation", {})
+
+    async def onload(self) -> None:
+        """Take the memory back. Where weights were released, the next update brings them."""
+        await self._control("/resume_memory_occupation", {})
+
+    async def open_update(self, transport: str, version: str) -> TransferPlan:
+        """Agree on a weight update by `transport`."""
+        if transport not in self.transports:
+            raise WeightSyncError(
+                f"update to version {version}: transport {transport!r}; wanted one of {list(self.transports)}"
+            )
+        return TransferPlan(transport=transport, version=version, dtype=self._dtype, channel=MemoryChannel())
+
+    async def receive(self, plan: TransferPlan) -> Fingerprint:
+        """Stage the tensors in shared memory, and have the server load them when all are there and as they should be.
+
+        Raises:
+            WeightSyncError: a tensor is unknown, missing, misshapen or was damaged on its way; names it. The server
+                goes on with the old weights.
+            EngineError: the server ended or broke off while it was loading; it then serves no more.
+        """
+        self._check_usable()
+        if self._updating:
+            raise WeightSyncError(
+                f"update to version {plan.version}: another one is under way; await it first"
+            )
+        self._updating = True
+        try:
+            staging = self._staging = self._staging or self._make_staging()
+            staging.begin()
+            loop = asyncio.get_running_loop()
+            async for bucket in plan.channel.buckets():
+                await loop.run_in_executor(self._thread, _stage, staging, bucket, plan.version)
+            await loop.run_in_executor(self._thread, release_threads)
+            staging.seal(version=plan.version)
+            async with self._paused():
+                held = await self._load(staging, plan.version)
+            self.weight_version = plan.version
+            return held
+        finally:
+            self._updating = False
+
+    async def close(self) -> None:
+        """Stop the server, and free everything. May be called twice."""
+        if self._client is not None:
+            await self._client.close()
+            self._client = None
+        await self._server.stop()
+        if self._staging is not None:
+            self._staging.remove()
+            self._staging = None
+
+    def _make_staging(self) -> Staging:
+        folder = self._section.staging_dir / f"slime-weights-{secrets.token_hex(8)}"
+        return Staging(folder, shapes=self._shapes, dtype=getattr(torch, self._dtype))
+
+    @asynccontextmanager
+    async def _paused(self) -> AsyncIterator[None]:
+        await self._control("/pause_generation", {"mode": self._section.pause_mode})
+        try:
+            yield
+        finally:
+            if self._server.exit_status is None:
+                await self._control("/continue_generation", {})
+
+    async def _load(self, staging: Staging, version: str) -> Fingerprint:
+        """Have the server load what is staged, and return what it holds then."""
+        payload = pickle.dumps([(str(staging.folder), _EmptyTensor())])
+        update = {
+            "serialized_named_tensors": [base64.b64encode(payload).decode()],
+            "load_format": LOADER,
+        }
+        await self._control("/begin_weight_update", {})
+        try:
+            try:
+                await self._control("/update_weights_from_tensor", update)
+            finally:
+                await self._control("/end_weight_update", {})
+            verdict = staging.verdict()
+        except (EngineError, DeadlineError) as error:
+            self._lost = (
+                f"the update to version {version} broke off, and its weights may be a mixture: {error}"
+            )
+            raise
+        if verdict.error is not None:
+            raise WeightSyncError(f"update to version {version}: {verdict.error}")
+        await self._control("/update_weight_version", {"new_version": version, "abort_all_requests": False})
+        return dict(verdict.held)
+
+    async def _is_ready(self) -> bool:
+        assert self._client is not None
+        try:
+            await self._client.get("/health", timeout_s=_POLL_S * 8)
+        except (EngineError, DeadlineError):
+            return False
+        return True
+
+    async def _control(self, path: str, body: Mapping[str, Any]) -> Any:
+        return await self._post(path, body, timeout_s=self._section.control_timeout_s)
+
+    async def _post(self, path: str, body: Mapping[str, Any], *, timeout_s: float) -> Any:
+        """Call the server; as soon as it has ended, say so instead of waiting."""
+        self._check_usable()
+        assert self._client is not None
+        call = asyncio.ensure_future(self._client.post(path, body, timeout_s=timeout_s))
+        ended = asyncio.ensure_future(self._server.wait())
+        try:
+            await asyncio.wait({call, ended}, return_when=asyncio.FIRST_COMPLETED)
+            if not call.done():
+                check_started(self._server)
+            return await call
+        finally:
+            call.cancel()
+            ended.cancel()
+
+    def _check_usable(self) -> None:
+        if self._client is None:
+            raise EngineError(
+                "the SGLang engine is not started; call start() first, and nothing after close()"
+            )
+        if self._lost is not None:
+            raise EngineError(f"the SGLang engine cannot be used any more: {self._lost}")
+        check_started(self._server)
+
+
+class _EmptyTensor:
+    """Pickles as an empty tensor, without torch's reducers, which Megatron replaces by some that SGLang refuses."""
+
+    def __reduce__(self) -> tuple[Any, tuple[()]]:
+        return torch.Tensor, ()
+
+
+def create_engine(build: BuildContext) -> SglangEngine:
+    """Return the engine for a run. Entry point `sglang` of the group `slime.engines`."""
+    section = build.section(SglangSection)
+    model_type = build.section(ModelSection).model_name or read_config(build.model_path).get("model_type")
+    return SglangEngine(
+        build.model_path,
+        build.registry.resolve("slime.models", str(model_type)),
+        dtype=section.dtype if section.dtype != "auto" else _TRAINER_DTYPES[build.section(TrainSection).bf16],
+        section=section,
+        folder=build.run_dir / "sglang",
+    )
+
+
+def _stage(staging: Staging, bucket: Bucket, version: str) -> None:
+    for name, tensor in bucket:
+        staging.put(name, tensor, version=version)
+
+
+def _check_ranks(info: Mapping[str, Any]) -> None:
+    sizes = {name: int(info.get(name) or 1) for name in ("tp_size", "pp_size", "dp_size")}
+    if any(size != 1 for size in sizes.values()):
+        raise EngineError(
+            f"the SGLang server has {sizes}; weights that arrive are proven for one rank only: leave all three at 1"
+        )

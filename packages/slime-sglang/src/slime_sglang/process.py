@@ -1,0 +1,102 @@
+"""`ServerProcess`: one SGLang server as a child process, started, watched and stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from slime_core.errors import EngineError
+
+#: Seconds that a server gets to end by itself before it is killed.
+_GRACE_S = 10.0
+#: Bytes of the log's end that an error shows.
+_TAIL = 2000
+_PR_SET_PDEATHSIG = 1
+
+
+class ServerProcess:
+    """A server and its helpers, in a process group of their own that dies with this process.
+
+    Args:
+        command: command line.
+        environment: variables to add to this process's.
+        log: file that its output goes to.
+    """
+
+    def __init__(self, command: Sequence[str], *, environment: Mapping[str, str], log: Path) -> None:
+        self._command, self._environment, self.log = command, environment, log
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def exit_status(self) -> int | None:
+        """How it ended: its exit status, minus the signal's number, or None while it runs."""
+        return None if self._process is None else self._process.returncode
+
+    async def start(self) -> None:
+        """Start it."""
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("wb") as output:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command,
+                env={**os.environ, **self._environment},
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=asyncio.subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=_die_with_parent,
+            )
+
+    async def wait(self) -> int:
+        """Wait until it has ended, and return `exit_status`."""
+        assert self._process is not None, "wait before start"
+        return await self._process.wait()
+
+    async def stop(self) -> None:
+        """End it and its helpers; a stopped one stays stopped."""
+        if self._process is None:
+            return
+        self._signal(signal.SIGTERM)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._process.wait(), _GRACE_S)
+        self._signal(signal.SIGKILL)  # whoever of the group is left
+        await self._process.wait()
+
+    def log_tail(self) -> str:
+        """Return the end of its log."""
+        return self.log.read_bytes()[-_TAIL:].decode(errors="replace").strip()
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        with contextlib.suppress(ProcessLookupError):  # all of the group have ended
+            os.killpg(self._process.pid, number)
+
+
+def free_port() -> int:
+    """Return a TCP port of this host that was free a moment ago."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def check_started(process: ServerProcess) -> None:
+    """Check that a server has not ended.
+
+    Raises:
+        EngineError: it has; shows its status and the end of its log.
+    """
+    if process.exit_status is not None:
+        raise EngineError(
+            f"the SGLang server ended with status {process.exit_status}; its log is {process.log} and ends:\n"
+            f"{process.log_tail()}"
+        )
+
+
+def _die_with_parent() -> None:
+    """In the child: be killed when the parent ends, whatever ends it (Linux)."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,0 +1,119 @@
+"""`slime bench conformance`: one table of our numbers and the peers'."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import logging
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from slime_algos.conformance import openrlhf, trl, verl
+from slime_algos.conformance.rows import LIMIT, Difference, Row, compare
+
+PEERS = {"verl": verl.rows, "trl": trl.rows, "openrlhf": openrlhf.rows}
+GOLDEN_SEED = 1
+
+
+@dataclass(frozen=True)
+class Result:
+    """A row, worked out over all seeds."""
+
+    row: Row
+    worst: Difference
+    """In float64, on the seed where the two differ most."""
+    relative: float
+    """Largest relative difference in float64."""
+    relative_float32: float
+    """Largest relative difference of ours in float32."""
+
+    @property
+    def verdict(self) -> str:
+        """What the table's last column says."""
+        if max(self.relative, self.relative_float32) <= LIMIT:
+            return "same"
+        return self.row.differs or "DIFFERS"
+
+
+def conformance(argv: list[str]) -> int:
+    """Compare every estimator, loss, KL, correction and reduction with verl's, TRL's and OpenRLHF's own functions.
+
+    Inputs are random ragged batches; values and gradients both count. A row says `same` where the largest relative
+    difference is at most 1e-6 in float64 and in float32, or names the convention that differs. The exit status is 1 where neither holds. A peer that is not installed is named, and left out.
+    """
+    parser = argparse.ArgumentParser(prog="slime bench conformance", description=conformance.__doc__)
+    parser.add_argument("--peer", choices=list(PEERS), action="append", help="only this one; may be repeated")
+    parser.add_argument("--seeds", type=int, default=5, help="random batches")
+    parser.add_argument("--write-golden", type=Path, help="write the peers' numbers as JSON")
+    arguments = parser.parse_args(argv)
+    console = Console(width=160, highlight=False)
+    table = Table("peer", "quantity", "ours", "theirs", "float64", "float32", "", box=None, pad_edge=False)
+    golden: dict[str, list[float]] = {}
+    differing = 0
+    for peer in arguments.peer or PEERS:
+        try:
+            with _silence():
+                results = list(_results(peer, arguments.seeds))
+                if arguments.write_golden is not None:
+                    golden |= _golden(peer)
+        except ModuleNotFoundError as error:
+            console.print(f"{peer}: left out, {error}; see the README of slime-algos for what to install")
+            continue
+        console.print(f"{peer} {metadata.version(peer)}")
+        for result in results:
+            differing += result.verdict == "DIFFERS"
+            at = int((result.worst.ours - result.worst.theirs).abs().argmax())
+            table.add_row(
+                peer,
+                result.row.name,
+                f"{float(result.worst.ours[at]):.9g}",
+                f"{float(result.worst.theirs[at]):.9g}",
+                f"{result.relative:.1e}",
+                f"{result.relative_float32:.1e}",
+                result.verdict,
+            )
+    console.print(table)
+    if arguments.write_golden is not None:
+        arguments.write_golden.write_text(json.dumps({"seed": GOLDEN_SEED, "rows": golden}, indent=0) + "\n")
+    return 1 if differing else 0
+
+
+def _results(peer: str, seeds: int) -> Iterator[Result]:
+    for row in PEERS[peer]():
+        doubles = [compare(row, seed, torch.float64) for seed in range(seeds)]
+        singles = [compare(row, seed, torch.float32) for seed in range(seeds)]
+        worst = max(doubles, key=lambda difference: difference.relative)
+        yield Result(row, worst, worst.relative, max(single.relative for single in singles))
+
+
+def _golden(peer: str) -> dict[str, list[float]]:
+    """Return the peer's float64 numbers of the golden seed, for rows that must agree."""
+    return {
+        f"{peer}: {row.name}": [
+            float(f"{x:.10g}") for x in compare(row, GOLDEN_SEED, torch.float64).theirs.tolist()
+        ]
+        for row in PEERS[peer]()
+        if row.differs is None
+    }
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """Keep what the peers print and warn about while they are imported out of the table."""
+    level = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)

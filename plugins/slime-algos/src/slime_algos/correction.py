@@ -1,0 +1,112 @@
+"""Off-policy correction: the engine sampled from μ, the trainer's old policy is π_old.
+
+Importance weights w = π_old/μ (truncated importance sampling, IcePop, masked importance sampling, decoupled PPO)
+and rejection of tokens and samples whose ratio is out of bounds. Both are non-negative factors of the advantage:
+every policy objective is homogeneous in it, w · max(−ρA, −clip(ρ)A) = max(−ρwA, −clip(ρ)wA), so that they are
+worked out once, over the whole batch, and not in each micro-batch.
+
+The forms of the field, by `tis_level`, `tis_mode`, `tis_clip_low`, `tis_clip`:
+
+- TIS (fengyao.notion.site/off-policy-rl): token, clip, 0, 2; sequence-level TIS: sequence, clip, 0, 2;
+- IcePop (arXiv 2510.18855): token, mask, 0.5, 5;
+- MIS: sequence or geometric, mask;
+- decoupled PPO (arXiv 2505.24298): token, clip, 0, inf, with π_old its proximal policy.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from slime_core.protocols import TokenView
+from torch import Tensor
+
+from slime_algos.along import sample_means, sample_sums
+from slime_algos.ratio import importance_ratio, masked_log_ratio
+
+RatioLevel = Literal["token", "sequence", "geometric"]
+
+
+def ratio_at(log_ratio: Tensor, level: RatioLevel, view: TokenView) -> Tensor:
+    """Return each token's ratio [T]: its own, its sample's product, or its sample's geometric mean.
+
+    Args:
+        log_ratio: [T] nats, 0 where the mask is.
+        level: `token`, `sequence` (the product) or `geometric`.
+        view: reads `offsets`, `sample_of_token`, `loss_mask`.
+    """
+    if level == "sequence":
+        log_ratio = sample_sums(log_ratio, view.offsets)[view.sample_of_token]
+    elif level == "geometric":
+        log_ratio = sample_means(log_ratio, view.loss_mask, view.offsets)[view.sample_of_token]
+    return importance_ratio(log_ratio)
+
+
+def importance_weights(
+    view: TokenView,
+    *,
+    level: RatioLevel,
+    mode: Literal["clip", "mask"],
+    low: float,
+    high: float,
+    batch_normalize: bool,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return (w [T], metrics): the ratio π_old/μ at a level, held within [low, high] or 0 outside.
+
+    `batch_normalize` divides by the mean weight of the batch's trained tokens.
+
+    Args:
+        view: reads `old_log_probs`, `rollout_log_probs`, `loss_mask`, `offsets`, `sample_of_token`.
+        level: see `ratio_at`.
+        mode: `clip` to the bounds, or `mask`: 0 outside them.
+        low: lower bound; 0 for none.
+        high: upper bound.
+        batch_normalize: make the mean weight 1.
+
+    Returns:
+        Metrics over trained tokens: `tis` (mean weight), `tis_abs` (mean distance of the ratio from 1),
+        `tis_clipfrac` (share out of bounds), `tis_ess` (effective share of the tokens, (Σw)²/(nΣw²)).
+
+    Source: slime/backends/megatron_utils/loss.py `vanilla_tis_function`, `icepop_function`; verl
+    `compute_rollout_correction_weights`, whose `sequence` normalisation averages over samples, not tokens.
+    """
+    log_ratio = masked_log_ratio(view.old_log_probs, view.rollout_log_probs, view.loss_mask)
+    ratio = ratio_at(log_ratio, level, view)
+    outside = (ratio < low) | (ratio > high)
+    weights = (
+        ratio.clamp(low, high) if mode == "clip" else torch.where(outside, torch.zeros_like(ratio), ratio)
+    )
+    mean = _mean(weights, view.loss_mask)
+    metrics = {
+        "tis": mean,
+        "tis_abs": _mean((ratio - 1).abs(), view.loss_mask),
+        "tis_clipfrac": _mean(outside.to(ratio.dtype), view.loss_mask),
+        "tis_ess": mean.square() / _mean(weights.square(), view.loss_mask).clamp(min=1e-30),
+    }
+    if batch_normalize:
+        weights = torch.where(mean > 0, weights / mean.clamp(min=1e-30), weights)
+    return weights, metrics
+
+
+def kept(
+    view: TokenView, *, level: RatioLevel, low: float, high: float, veto: float
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return (1 where a token is kept and 0 where it is rejected [T], metrics `rs_rejected`: share of tokens).
+
+    A token is kept when its ratio π_old/μ at `level` is within [low, high], and no token of its sample has a
+    ratio below `veto`.
+
+    Source: examples/train_infer_mismatch_helper of the reference system; verl
+    `compute_rollout_rejection_mask`, `token_k1`, `seq_sum_k1` and `seq_mean_k1`, which bounds the inverse.
+    """
+    log_ratio = masked_log_ratio(view.old_log_probs, view.rollout_log_probs, view.loss_mask)
+    ratio = ratio_at(log_ratio, level, view)
+    keep = ((ratio >= low) & (ratio <= high)).to(ratio.dtype)
+    if veto > 0:
+        catastrophic = (importance_ratio(log_ratio) < veto).to(ratio.dtype)
+        keep = keep * (sample_sums(catastrophic, view.offsets) == 0).to(ratio.dtype)[view.sample_of_token]
+    return keep, {"rs_rejected": _mean(1 - keep, view.loss_mask)}
+
+
+def _mean(values: Tensor, mask: Tensor) -> Tensor:
+    return (values * mask).sum() / mask.sum().clamp(min=1)

@@ -1,0 +1,115 @@
+"""`estimator`: what every advantage estimator can do besides its own way of giving credit.
+
+An estimator is written as `credit(view, kl, *, its own options)` and decorated. It then takes these options too,
+which apply in this order:
+
+- `kl_coef`: −kl_coef · KL(π_old || π_ref) of each token in the reward, estimated by `kl_loss_type`;
+- `use_opd`: on-policy distillation, A_t − opd_kl_coef · (log π_old − log π_teacher);
+- `normalize_advantages`: whitening over the trained tokens of the batch;
+- `use_tis`, `use_rs`: importance weights and rejection against the engine's policy, see `correction`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal, cast
+
+import torch
+from slime_core.protocols import AdvantageEstimator, TokenView
+from torch import Tensor
+
+from slime_algos.correction import RatioLevel, importance_weights, kept
+from slime_algos.filled import check_filled
+from slime_algos.kl import KL_ESTIMATORS, KlType
+from slime_algos.options import joined_signature
+from slime_algos.ratio import masked_log_ratio
+from slime_algos.whitening import whiten
+
+Credit = Callable[..., tuple[Tensor, Tensor]]
+"""(view, kl [T], *, options) -> (advantages [T], returns [T]); `kl` is kl_coef · KL, 0 where the mask is."""
+
+_READS = {
+    "kl_coef": {"old_log_probs", "ref_log_probs"},
+    "use_opd": {"old_log_probs", "teacher_log_probs"},
+    "use_tis": {"old_log_probs", "rollout_log_probs"},
+    "use_rs": {"old_log_probs", "rollout_log_probs"},
+}
+
+
+def estimator(
+    *, reward_transform: str, loss: str = "policy_loss", reads: Iterable[str] = ()
+) -> Callable[[Credit], AdvantageEstimator]:
+    """Make an `AdvantageEstimator` of a function that gives credit.
+
+    Args:
+        reward_transform: reward transform that it wants.
+        loss: loss that goes with it, where `--loss-type` names none.
+        reads: optional fields of the view that the function itself reads.
+    """
+    own = frozenset(reads)
+
+    def needs(options: Mapping[str, Any]) -> frozenset[str]:
+        return own.union(*(fields for option, fields in _READS.items() if options.get(option)))
+
+    def decorate(credit: Credit) -> AdvantageEstimator:
+        def estimate(
+            view: TokenView,
+            *,
+            kl_coef: float = 0.0,
+            kl_loss_type: KlType = "k1",
+            use_opd: bool = False,
+            opd_kl_coef: float = 1.0,
+            normalize_advantages: bool = False,
+            use_tis: bool = False,
+            tis_level: RatioLevel = "token",
+            tis_mode: Literal["clip", "mask"] = "clip",
+            tis_clip_low: float = 0.0,
+            tis_clip: float = 2.0,
+            tis_batch_normalize: bool = False,
+            use_rs: bool = False,
+            rs_level: RatioLevel = "token",
+            rs_lower_bound: float = 0.5,
+            rs_upper_bound: float = 2.0,
+            rs_veto_threshold: float = 0.0,
+            **options: Any,
+        ) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, dict[str, Tensor]]:
+            used = {"kl_coef": kl_coef, "use_opd": use_opd, "use_tis": use_tis, "use_rs": use_rs}
+            check_filled(view, needs(used), name=credit.__name__)
+            metrics: dict[str, Tensor] = {}
+            advantages, returns = credit(view, _penalty(view, kl_coef, kl_loss_type), **options)
+            if use_opd:
+                log_ratio = masked_log_ratio(view.old_log_probs, view.teacher_log_probs, view.loss_mask)
+                advantages = advantages - opd_kl_coef * log_ratio
+            if normalize_advantages:
+                advantages = whiten(advantages, view.loss_mask)
+            if use_tis:
+                weights, found = importance_weights(
+                    view,
+                    level=tis_level,
+                    mode=tis_mode,
+                    low=tis_clip_low,
+                    high=tis_clip,
+                    batch_normalize=tis_batch_normalize,
+                )
+                advantages, metrics = advantages * weights, metrics | found
+            if use_rs:
+                keep, found = kept(
+                    view, level=rs_level, low=rs_lower_bound, high=rs_upper_bound, veto=rs_veto_threshold
+                )
+                advantages, metrics = advantages * keep, metrics | found
+            return (advantages, returns, metrics) if metrics else (advantages, returns)
+
+        made = cast(Any, functools.wraps(credit)(estimate))
+        made.__signature__ = joined_signature(credit, estimate, given="kl")
+        made.reward_transform, made.loss, made.needs = reward_transform, loss, needs
+        return cast(AdvantageEstimator, made)
+
+    return decorate
+
+
+def _penalty(view: TokenView, kl_coef: float, kl_type: KlType) -> Tensor:
+    if kl_coef == 0:
+        return torch.zeros_like(view.loss_mask)
+    log_ratio = masked_log_ratio(view.old_log_probs, view.ref_log_probs, view.loss_mask)
+    return kl_coef * KL_ESTIMATORS[kl_type](log_ratio)

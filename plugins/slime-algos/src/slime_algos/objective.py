@@ -1,0 +1,101 @@
+"""`policy_objective`: what every policy loss has besides its own objective.
+
+An objective is written as `objective(view, log_ratio, advantages, *, its own options)` and decorated. It then takes
+these options too:
+
+- `entropy_coef`: −entropy_coef · entropy; entropy is reported whenever it is there;
+- `use_kl_loss`: +kl_loss_coef · KL(π || π_ref), estimated by `kl_loss_type`; a coefficient of 0 only reports it.
+  `use_unbiased_kl` weighs it by π/π_old (DeepSeek-V3.2, arXiv 2512.02556, section 3.1), whose gradient is that of
+  the divergence itself where π_old is no longer π; `kl_straight_through` keeps the estimate's value and takes the
+  gradient of k2, which is that of the divergence where π_old is π;
+- `use_opsm`: off-policy sequence masking (the same, section 3.1): no loss from samples of negative advantage that
+  have moved by more than `opsm_delta` nats a token from π_old.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from slime_core.protocols import LossFn, TokenView
+from torch import Tensor
+
+from slime_algos.along import sample_means
+from slime_algos.filled import check_filled
+from slime_algos.kl import KL_ESTIMATORS, KlType, k2
+from slime_algos.options import joined_signature
+from slime_algos.ratio import importance_ratio, masked_log_ratio
+
+Objective = Callable[..., tuple[Tensor, dict[str, Tensor]]]
+"""(view, log_ratio [T], advantages [T], *, options) -> (loss [T], metrics: name -> [T] without gradient).
+
+`log_ratio` is log π − log π_old, with gradient; 0, without gradient, where the mask is 0.
+"""
+
+
+def policy_objective(objective: Objective) -> LossFn:
+    """Make a policy loss of an objective a token: reduced by `view.reduce`, with entropy, KL and masking."""
+
+    def loss(
+        view: TokenView,
+        advantages: Tensor,
+        *,
+        entropy_coef: float = 0.0,
+        use_kl_loss: bool = False,
+        kl_loss_coef: float = 0.0,
+        kl_loss_type: KlType = "k1",
+        use_unbiased_kl: bool = False,
+        kl_straight_through: bool = False,
+        use_opsm: bool = False,
+        opsm_delta: float = 1e-4,
+        **options: Any,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        wanted = needs({"entropy_coef": entropy_coef, "use_kl_loss": use_kl_loss, "use_opsm": use_opsm})
+        check_filled(view, wanted, name=objective.__name__)
+        log_ratio = masked_log_ratio(view.log_probs, view.old_log_probs, view.loss_mask)
+        token_loss, metrics = objective(view, log_ratio, advantages, **options)
+        if use_opsm:
+            stale = off_policy_samples(view, log_ratio, advantages, delta=opsm_delta)
+            token_loss, metrics = token_loss * ~stale, metrics | {"opsm_clipfrac": stale}
+        total: Tensor = view.reduce(token_loss)
+        reported = {"pg_loss": total.detach(), "ppo_kl": view.reduce(-log_ratio.detach())}
+        reported |= {name: view.reduce(value.to(token_loss.dtype)) for name, value in metrics.items()}
+        if view.entropy is not None:
+            entropy = view.reduce(view.entropy)
+            reported["entropy_loss"] = entropy.detach()
+            total = total - entropy_coef * entropy if entropy_coef != 0 else total
+        if use_kl_loss:
+            kl = view.reduce(_kl(view, log_ratio, kl_loss_type, use_unbiased_kl, kl_straight_through))
+            reported["kl_loss"] = kl.detach()
+            total = total + kl_loss_coef * kl if kl_loss_coef != 0 else total
+        return total, reported
+
+    def needs(options: Mapping[str, Any]) -> frozenset[str]:
+        wanted = {
+            "entropy": options.get("entropy_coef", 0.0) != 0,
+            "ref_log_probs": options.get("use_kl_loss", False),
+            "old_log_probs": options.get("use_opsm", False),
+        }
+        return frozenset(name for name, needed in wanted.items() if needed)
+
+    made = cast(Any, functools.wraps(objective)(loss))
+    made.__signature__ = joined_signature(objective, loss, given="log_ratio")
+    made.needs = needs
+    return cast(LossFn, made)
+
+
+def off_policy_samples(view: TokenView, log_ratio: Tensor, advantages: Tensor, *, delta: float) -> Tensor:
+    """Return bool [T]: tokens of negative advantage in samples whose mean of log π_old − log π exceeds `delta`."""
+    moved = sample_means(-log_ratio.detach(), view.loss_mask, view.offsets)
+    return (advantages < 0) & (moved > delta)[view.sample_of_token]
+
+
+def _kl(
+    view: TokenView, log_ratio: Tensor, kl_type: KlType, unbiased: bool, straight_through: bool
+) -> Tensor:
+    x = masked_log_ratio(view.log_probs, view.ref_log_probs, view.loss_mask)
+    kl = KL_ESTIMATORS[kl_type](x)
+    if straight_through:
+        kl = kl.detach() + k2(x) - k2(x).detach()
+    return importance_ratio(log_ratio) * kl if unbiased else kl
