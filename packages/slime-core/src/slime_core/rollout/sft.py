@@ -23,13 +23,18 @@ async def sft(run: Run, step: int) -> list[Group]:
     counts once.
 
     Raises:
-        DataError: names the sample that has nothing to train on, and why.
+        DataError: names the sample that has nothing to train on, and why; or the setting that cannot be meant.
     """
     data, rollout = run.settings.section(DataSection), run.settings.section(RolloutSection)
     if run.sizes.n_samples_per_prompt != 1:
         raise DataError(
             f"n_samples_per_prompt is {run.sizes.n_samples_per_prompt}; the rollout sft trains on each conversation "
             "once a pass: set it to 1"
+        )
+    if rollout.rollout_temperature != 1.0:
+        raise DataError(
+            f"rollout_temperature is {rollout.rollout_temperature}, by which the trainer divides its logits; answers "
+            "that nobody sampled are trained on at 1: set it to 1"
         )
     loss_mask: LossMask = run.registry.resolve("slime.loss_masks", data.loss_mask_type)
     return [
