@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +104,10 @@ def qwen3(make_hf: Callable[..., tuple[Any, Path]]) -> tuple[Any, Path]:
 
 @pytest.fixture
 def make_learner(qwen3: tuple[Any, Path]) -> Iterator[Callable[..., Any]]:
-    """Return a function that builds a learner on the tiny Qwen 3; a new one ends the one before."""
+    """Return a function that builds a learner on the tiny Qwen 3; a new one ends the one before.
+
+    `settings` are further fields of `LearnerSettings`, and what is left those of `TrainSection`.
+    """
     from slime_megatron.learner import Learner
 
     alive: list[Learner] = []
@@ -117,18 +121,23 @@ def make_learner(qwen3: tuple[Any, Path]) -> Iterator[Callable[..., Any]]:
         *,
         folder: Path = qwen3[1],
         megatron: MegatronSection | None = None,
+        settings: dict[str, Any] | None = None,
         **train: Any,
     ) -> Learner:
         close()
-        settings = LearnerSettings(
-            model_path=folder,
-            family=FAMILIES[read_config(folder)["model_type"]],
-            train=TrainSection(**{"bf16": False, "lr": 1e-3, "clip_grad": 0.0} | train),
-            megatron=megatron or MegatronSection(),
-            seed=1,
-            algorithm=algorithm or policy_gradient(),
+        alive.append(
+            Learner(
+                LearnerSettings(
+                    model_path=folder,
+                    family=FAMILIES[read_config(folder)["model_type"]],
+                    train=TrainSection(**{"bf16": False, "lr": 1e-3, "clip_grad": 0.0} | train),
+                    megatron=megatron or MegatronSection(),
+                    seed=1,
+                    algorithm=algorithm or policy_gradient(),
+                    **settings or {},
+                )
+            )
         )
-        alive.append(Learner(settings))
         return alive[-1]
 
     yield make
@@ -188,6 +197,17 @@ def make_batch(
         weights=weights,
         temperature=temperature,
     )
+
+
+def recording(*needs: str) -> tuple[Algorithm, list[Any]]:
+    """Return policy gradient, and the list to which its loss appends every view that it sees."""
+    inner, views = policy_gradient(*needs), []
+
+    def loss(view: Any, advantages: Any) -> Any:
+        views.append(view)
+        return inner.loss(view, advantages)
+
+    return replace(inner, loss=loss), views
 
 
 def hf_log_probs(model: Any, batch: TrainBatch) -> torch.Tensor:

@@ -16,7 +16,7 @@ from slime_megatron.section import MegatronSection
 from slime_models.checkpoint import read_config
 from slime_models.families.qwen3 import QWEN3
 
-from .conftest import hf_log_probs, make_batch, policy_gradient
+from .conftest import hf_log_probs, make_batch, policy_gradient, recording
 
 
 def gradients_of(learner, folder):
@@ -107,17 +107,6 @@ def test_recomputed_layers_give_the_same_gradients(make_learner, qwen3):
         learner.train(make_batch())
         found.append(gradients_of(learner, qwen3[1]))
     assert relative(found[1], found[0]) == relative(found[2], found[0]) == 0
-
-
-def recording(*needs):
-    """Return policy gradient, and the list to which its loss appends every view that it sees."""
-    inner, views = policy_gradient(*needs), []
-
-    def loss(view, advantages):
-        views.append(view)
-        return inner.loss(view, advantages)
-
-    return replace(inner, loss=loss), views
 
 
 def test_one_step_takes_its_own_log_probs_as_the_old_ones(make_learner):

@@ -112,9 +112,9 @@ def test_the_event_loop_runs_while_the_trainer_trains_and_training_changes_what_
 
 def test_what_the_trainer_cannot_fill_is_refused_before_it_starts(qwen3):
     with pytest.raises(
-        TrainerError, match="need ref_log_probs, values, which the trainer megatron does not compute"
+        TrainerError, match="need routing, taste, which the trainer megatron does not compute"
     ):
-        make_trainer(qwen3[1], "entropy", "ref_log_probs", "values")
+        make_trainer(qwen3[1], "entropy", "taste", "routing")
 
 
 def test_a_trainer_that_is_not_started_says_so(qwen3):

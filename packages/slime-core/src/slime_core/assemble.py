@@ -215,6 +215,8 @@ class Algorithm:
     """Optional fields of `TokenView` that the two read."""
     reward_transform: str
     """Reward transform that the estimator wants, or `raw`."""
+    value_loss: Callable[[TokenView, Any], tuple[Any, Mapping[str, Any]]] | None = None
+    """(View, returns) -> (loss, metrics): the critic's loss; None where nothing reads values."""
 
 
 def algorithm(settings: Settings, registry: Registry) -> Algorithm:
@@ -244,8 +246,17 @@ def algorithm(settings: Settings, registry: Registry) -> Algorithm:
             f"slime.advantages: {picked.advantage!r} does not say which rewards it wants; set its attribute "
             "`reward_transform` to the name of a reward transform, such as 'group-norm' or 'raw'"
         )
+    wanted = frozenset().union(*needs)
+    value_loss = None
+    if "values" in wanted:
+        value_loss = resolve(
+            "slime.losses",
+            section.value_loss_type,
+            where="algorithm.value_loss_args",
+            explicit=section.value_loss_args,
+        )
     transform = "raw" if section.disable_rewards_normalization else estimator.reward_transform
-    return Algorithm(estimator, loss, frozenset().union(*needs), transform)
+    return Algorithm(estimator, loss, wanted, transform, value_loss)
 
 
 def _functions(settings: Settings, registry: Registry) -> dict[str, Any]:

@@ -124,10 +124,20 @@ def columns(samples: Sequence[Sample], *, reward_key: str | None = None) -> Colu
         group_ids=np.array([s.group_index for s in samples], dtype=np.int64),
         rollout_ids=_execution_ids(samples),
         truncated=np.array([s.status is Status.TRUNCATED for s in samples], dtype=np.bool_),
-        extra={"train_metadata": [s.train_metadata for s in samples]}
-        if any(s.train_metadata is not None for s in samples)
-        else {},
+        extra=_extra(samples),
     )
+
+
+def _extra(samples: Sequence[Sample]) -> dict[str, Any]:
+    """Return the further columns that some sample has something for.
+
+    `train_metadata`: as the samples hold it. `weight_version`: of the weights that generated each, the newest.
+    """
+    extra: dict[str, list[Any]] = {
+        "train_metadata": [s.train_metadata for s in samples],
+        "weight_version": [s.weight_versions[-1] if s.weight_versions else None for s in samples],
+    }
+    return {name: column for name, column in extra.items() if any(value is not None for value in column)}
 
 
 def _check_trainable(sample: Sample) -> None:

@@ -39,7 +39,10 @@ class Tokenizer(Protocol):
     def apply_chat_template(
         self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Any] | None = None, **kwargs: Any
     ) -> str:
-        """Render chat messages to text that ends where the assistant is to speak."""
+        """Render chat messages to text that ends where the assistant is to speak.
+
+        `kwargs` are the template's variables; `add_generation_prompt=False` ends the text with the last message.
+        """
         ...
 
 
@@ -107,7 +110,7 @@ class RolloutEngine(Protocol):
     """Generates: token ids in, token ids and log-probs out."""
 
     transports: tuple[str, ...]
-    """Weight transports that it can receive by, best first."""
+    """Weight transports that it can receive by, best first; none if it generates nothing and takes no weights."""
 
     async def start(self) -> None:
         """Load the model and get ready to generate."""
@@ -185,6 +188,14 @@ class Trainer(Protocol):
 
         Raises:
             CheckpointError: the folder is of another model, or is incomplete.
+        """
+        ...
+
+    async def save_hf(self, path: Path) -> None:
+        """Write the weights as a folder that other programs load: a Hugging Face folder, or adapters.
+
+        Raises:
+            CheckpointError: it cannot be written.
         """
         ...
 

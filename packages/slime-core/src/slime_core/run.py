@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from slime_core import checkpoint
@@ -177,7 +178,12 @@ class Run:
         return metrics
 
     async def sync_weights(self, version: int) -> None:
-        """Bring the trainer's weights to the engine as version `version`, and prove that they arrived."""
+        """Bring the trainer's weights to the engine as version `version`, and prove that they arrived.
+
+        An engine that lists no transport takes none.
+        """
+        if not self.engine.transports:
+            return
         self.report("sync", 0, 1)
         with self.timed("update_weights"):
             timeout = self.settings.section(TrainSection).weight_sync_timeout_s
@@ -222,8 +228,11 @@ class Run:
         return metrics | {"perf/eval_time": time.perf_counter() - begin}
 
     async def save(self, next_step: int) -> None:
-        """Write a checkpoint from which `next_step` goes on exactly."""
+        """Write a checkpoint from which `next_step` goes on exactly, and before it the folder of `save_hf`."""
         self.report("save", 0, 1)
+        section = self.settings.section(CheckpointSection)
+        if section.save_hf is not None:
+            await self.trainer.save_hf(Path(section.save_hf.format(step=next_step, rollout_id=next_step)))
         await checkpoint.save(
             self.run_dir.checkpoints,
             next_step=next_step,
@@ -235,7 +244,7 @@ class Run:
                 "wall_s": self.wall_s,
             },
             save_trainer=self.trainer.save,
-            keep=self.settings.section(CheckpointSection).keep_checkpoints,
+            keep=section.keep_checkpoints,
         )
         self._saved_at = next_step
         self.report("save", 1, 1)

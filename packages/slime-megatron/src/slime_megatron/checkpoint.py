@@ -19,6 +19,8 @@ from slime_models.architecture import Architecture
 from torch.distributed.checkpoint.api import CheckpointException  # a BaseException
 
 from slime_megatron.compat import quiet
+from slime_megatron.roles import Roles
+from slime_megatron.section_roles import LoraSection
 
 #: Written last: a folder without it is incomplete.
 _DESCRIPTION = "trainer.json"
@@ -35,6 +37,9 @@ class TrainerState:
     model: DistributedDataParallel
     optimizer: MegatronOptimizer
     scheduler: OptimizerParamScheduler
+    roles: Roles | None = None
+    """Those that training changes are saved with the model."""
+    lora: LoraSection | None = None
 
     @property
     def shares_optimizer(self) -> bool:
@@ -51,6 +56,7 @@ class TrainerState:
             "architecture": json.loads(
                 json.dumps(dataclasses.asdict(self.architecture.with_padded_vocab(1)))
             ),
+            "lora": None if self.lora is None or self.lora.rank is None else self.lora.model_dump(),
         }
 
 
@@ -67,6 +73,7 @@ def save(state: TrainerState, folder: Path) -> None:
         text = {
             **state.description,
             "optimizer_steps": state.scheduler.num_steps,
+            "roles": [] if state.roles is None else list(state.roles.changing),
             "versions": {name: version(name) for name in ("megatron-core", "torch", "slime-megatron")},
         }
         (folder / _DESCRIPTION).write_text(json.dumps(text, indent=2) + "\n")
@@ -80,6 +87,9 @@ def load(state: TrainerState, folder: Path) -> None:
     """
     description = _read_description(folder)
     _check_same("", description, state.description)
+    if state.roles is not None:
+        for role in description.get("roles", ()):
+            state.roles.keep(role, changing=True)  # makes room
     try:
         with quiet():
             loaded = dist_checkpointing.load(_sharded(state, is_loading=True), str(folder))
@@ -97,6 +107,9 @@ def load(state: TrainerState, folder: Path) -> None:
         ):  # Megatron gives all parameters one and the same counter of steps
             for values in each.state.values():
                 values["step"] = values["step"].clone()
+    if state.roles is not None:
+        for role, weights in loaded.get("roles", {}).items():
+            state.roles.restore(role, weights)
     state.scheduler.num_steps = description["optimizer_steps"]
     state.scheduler.step(0)
     _set_rng_state(loaded["rng"])
@@ -113,7 +126,10 @@ def _sharded(state: TrainerState, *, is_loading: bool) -> dict[str, Any]:
         _fill(state.optimizer)
         shared = {"metadata": metadata}
     optimizer = state.optimizer.sharded_state_dict({"model": model}, is_loading=is_loading, **shared)
-    return {"model": model, "optimizer": optimizer}
+    sharded = {"model": model, "optimizer": optimizer}
+    if state.roles is not None and state.roles.changing:
+        sharded["roles"] = {role: state.roles.sharded(role, model) for role in state.roles.changing}
+    return sharded
 
 
 def _fill(optimizer: MegatronOptimizer) -> None:

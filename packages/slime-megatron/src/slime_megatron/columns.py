@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -24,10 +24,12 @@ class Columns:
     rollout_log_probs: Tensor | None
     teacher_log_probs: Tensor | None
     old_log_probs: Tensor | None = None
+    ref_log_probs: Tensor | None = None
+    values: Tensor | None = None
 
     @classmethod
     def of(cls, batch: TrainBatch, device: torch.device) -> Columns:
-        """Return the columns of a batch; `old_log_probs` is not among them."""
+        """Return the columns of a batch, without those that the trainer fills."""
 
         def column(values: NDArray[np.float32]) -> Tensor:
             return torch.as_tensor(values, dtype=torch.float32, device=device)
@@ -41,10 +43,6 @@ class Columns:
             teacher_log_probs=None if teacher is None else column(teacher),
         )
 
-    def with_old(self, old_log_probs: Tensor | None) -> Columns:
-        """Return a copy with the log-probs of the policy that the step started from."""
-        return replace(self, old_log_probs=old_log_probs)
-
     def whole(self, batch: TrainBatch) -> TokenView:
         """Return the view of all samples, in the batch's order, for an estimator."""
         device = self.weights.device
@@ -57,12 +55,17 @@ class Columns:
             rewards=self.rewards,
             old_log_probs=self.old_log_probs,
             rollout_log_probs=self.rollout_log_probs,
+            ref_log_probs=self.ref_log_probs,
             teacher_log_probs=self.teacher_log_probs,
+            values=self.values,
             group_ids=torch.from_numpy(batch.group_ids).to(device),
         )
 
-    def view(self, micro: MicroBatch, log_probs: Tensor, entropy: Tensor | None) -> TokenView:
+    def view(
+        self, micro: MicroBatch, log_probs: Tensor | None = None, entropy: Tensor | None = None
+    ) -> TokenView:
         """Return the view of a micro-batch; without old log-probs, the detached new ones stand in for them."""
+        old = self.old_log_probs
 
         def pick(column: Tensor | None) -> Tensor | None:
             return None if column is None else column[micro.columns]
@@ -73,11 +76,11 @@ class Columns:
             loss_mask=self.loss_mask[micro.columns] * micro.counted,
             weights=self.weights[micro.columns] * micro.counted,
             rewards=self.rewards[micro.samples],
-            old_log_probs=log_probs.detach()
-            if self.old_log_probs is None
-            else self.old_log_probs[micro.columns],
+            old_log_probs=log_probs.detach() if old is None and log_probs is not None else pick(old),
             log_probs=log_probs,
             entropy=entropy,
             rollout_log_probs=pick(self.rollout_log_probs),
+            ref_log_probs=pick(self.ref_log_probs),
             teacher_log_probs=pick(self.teacher_log_probs),
+            values=pick(self.values),
         )

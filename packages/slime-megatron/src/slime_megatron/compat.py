@@ -294,7 +294,7 @@ def install() -> Compat:
         raise TrainerError(
             "megatron.core was imported before slime_megatron.compat.install(); call install() first"
         )
-    with quiet(), contextlib.nullcontext() if cuda else _cpu_imports():
+    with importing():
         for name in _MODULES:
             importlib.import_module(name)
     for name in _DEPRECATIONS:
@@ -338,18 +338,23 @@ class _StandIn(types.ModuleType):
 
 
 @contextlib.contextmanager
-def _cpu_imports() -> Iterator[None]:
-    """Import Megatron without what cannot work on a CPU, which takes a fifth of the time.
+def importing() -> Iterator[None]:
+    """Import modules of Megatron, on a CPU without what cannot work there, which takes a fifth of the time.
 
     flash_mla raises OSError, not ImportError, without a driver; flash_attn and flashinfer take 14 and 6 s to import;
     and `torch.compile`, with which Megatron decorates its fused functions, takes 5 s and would compile C++ later.
     """
+    if torch.cuda.is_available():
+        with quiet():
+            yield
+        return
     masked = [name for name in ("flash_attn", "flash_mla", "flashinfer") if name not in sys.modules]
     compile_ = torch.compile
     try:
         sys.modules.update(dict.fromkeys(masked))
         torch.compile = _undecorated
-        yield
+        with quiet():
+            yield
     finally:
         torch.compile = compile_
         for name in masked:

@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from megatron.core.transformer.transformer_config import TransformerConfig
 from slime_models.architecture import Architecture
 
+from slime_megatron.foreign import with_flags
 from slime_megatron.section import MegatronSection
+
+#: What Megatron's own flags may change; all else follows from the model or from slime's settings.
+_DEFAULTS = frozenset(
+    {
+        "moe_token_dispatcher_type",
+        "bias_activation_fusion",
+        "bias_dropout_fusion",
+        "masked_softmax_fusion",
+        "gradient_accumulation_fusion",
+        "apply_rope_fusion",
+        "persist_layer_norm",
+        "recompute_method",
+        "recompute_num_layers",
+    }
+)
 
 
 def transformer_config(
@@ -17,6 +35,9 @@ def transformer_config(
 
     `calculate_per_token_loss` makes Megatron add gradients up over micro-batches and ranks without dividing by
     their numbers: the weights of a `TokenView` already are shares of the whole step.
+
+    Raises:
+        TrainerError: one of Megatron's own flags contradicts what is derived here; names both.
     """
     if architecture.num_moe_experts is None:
         experts = {}
@@ -30,7 +51,8 @@ def transformer_config(
             "moe_router_load_balancing_type": "none",
             "moe_aux_loss_coeff": 0.0,
         }
-    return TransformerConfig(
+    ours = partial(
+        TransformerConfig,
         num_layers=architecture.num_layers,
         hidden_size=architecture.hidden_size,
         ffn_hidden_size=architecture.ffn_hidden_size,
@@ -49,6 +71,7 @@ def transformer_config(
         params_dtype=dtype,
         pipeline_dtype=dtype,
         bf16=dtype is torch.bfloat16,
+        fp16=False,
         calculate_per_token_loss=True,
         variable_seq_lengths=True,
         moe_token_dispatcher_type="alltoall",  # the default one refuses variable_seq_lengths, experts or not
@@ -73,3 +96,4 @@ def transformer_config(
         batch_p2p_comm=torch.cuda.is_available(),  # gloo sends one by one
         **experts,
     )
+    return with_flags(ours, section.megatron_args, "transformer", defaults=_DEFAULTS)

@@ -10,6 +10,7 @@ from slime_models.architecture import Architecture
 from slime_models.family import ModelFamily
 from torch import Tensor
 
+from slime_megatron.lora import merged_weights
 from slime_megatron.sharded import whole_tensors
 
 
@@ -18,13 +19,14 @@ def hf_buckets(
 ) -> Iterator[list[tuple[str, Tensor]]]:
     """Yield all weights as (Hugging Face name, contiguous tensor of `dtype`), in the family's order.
 
-    Collective over the world: every rank yields the same buckets, and holds no more than one of them and one
-    tensor. A bucket holds at most `bucket_bytes`, or one tensor that is larger. Tensors that need neither a cast,
-    a cut nor another rank are the model's own: valid, and not to be written to, until the next bucket is asked for.
+    Adapters come merged. Collective over the world: every rank yields the same buckets, and holds no more than one
+    of them and one tensor. A bucket holds at most `bucket_bytes`, or one tensor that is larger. Other tensors that
+    need neither a cast, a cut nor another rank are the model's own: valid, and not to be written to, until the next
+    bucket is asked for.
     """
     bucket: list[tuple[str, Tensor]] = []
     held = 0
-    whole = whole_tensors(model, family, architecture, lambda parameter: parameter.detach(), dtype=dtype)
+    whole = whole_tensors(model, family, architecture, merged_weights(model), dtype=dtype)
     for name, tensor in whole:
         for hf_name, part in family.to_hf(name, tensor, architecture):
             n_bytes = part.numel() * dtype.itemsize

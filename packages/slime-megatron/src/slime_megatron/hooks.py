@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING
 
 from slime_core.config.sections import RunSection, TrainSection
 from slime_core.errors import Problem
-from slime_core.plugins.hooks import Section, hookimpl
+from slime_core.plugins.hooks import ForeignFlags, Section, hookimpl
 
+from slime_megatron import foreign
+from slime_megatron.foreign import known_flags
 from slime_megatron.section import PARALLEL_SIZES, MegatronSection
+from slime_megatron.section_roles import LoraSection, RolesSection
 
 if TYPE_CHECKING:
     from slime_core.config.settings import Settings
@@ -18,8 +21,12 @@ if TYPE_CHECKING:
 
 @hookimpl
 def slime_config_sections() -> list[Section]:
-    """Return the section `megatron`."""
-    return [Section("megatron", MegatronSection, prefix="")]
+    """Return the sections `megatron`, `roles` and `lora`."""
+    return [
+        Section("megatron", MegatronSection, prefix="", foreign=ForeignFlags("megatron_args", known_flags())),
+        Section("roles", RolesSection, prefix=""),
+        Section("lora", LoraSection),
+    ]
 
 
 @hookimpl
@@ -29,7 +36,12 @@ def slime_check_config(settings: Settings) -> list[Problem]:
     if train.train_backend not in ("megatron", "slime-megatron/megatron"):
         return []
     run, section = settings.section(RunSection), settings.section(MegatronSection)
-    return [*_parallel_problems(run, section), *_schedule_problems(run, train)]
+    return [
+        *_parallel_problems(run, section),
+        *_schedule_problems(run, train),
+        *_freezing_problems(section, settings.section(LoraSection)),
+        *foreign.problems(section.megatron_args),
+    ]
 
 
 def _parallel_problems(run: RunSection, section: MegatronSection) -> Iterator[Problem]:
@@ -37,6 +49,24 @@ def _parallel_problems(run: RunSection, section: MegatronSection) -> Iterator[Pr
         size = getattr(section, name) or 1
         if run.launcher == "local" and size > 1:
             yield Problem(f"megatron.{name}", str(size), "1: launcher local is one process")
+
+
+def _freezing_problems(section: MegatronSection, lora: LoraSection) -> Iterator[Problem]:
+    only, frozen = section.only_train_params_name_list, section.freeze_params_name_list
+    if only and frozen:
+        yield Problem(
+            "megatron.only_train_params_name_list", "it beside freeze_params_name_list", "one of them"
+        )
+    if lora.rank is not None and (only or frozen):
+        yield Problem(
+            "lora.rank", "it beside a list of frozen parameters", "one of them: LoRA freezes all others"
+        )
+    if lora.rank is not None and section.tensor_model_parallel_size > 1:
+        yield Problem(
+            "lora.rank",
+            f"it with tensor_model_parallel_size {section.tensor_model_parallel_size}",
+            "tensor_model_parallel_size 1: adapters are not cut",
+        )
 
 
 def _schedule_problems(run: RunSection, train: TrainSection) -> Iterator[Problem]:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import math
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from megatron.core.distributed import finalize_model_grads
 from megatron.core.models.gpt import GPTModel
-from megatron.core.pipeline_parallel import get_forward_backward_func
 from slime_core.batch import TrainBatch
 from slime_core.errors import TrainerError
 from slime_core.protocols import Metrics
@@ -24,77 +23,97 @@ from torch import Tensor
 from slime_megatron import checkpoint, world
 from slime_megatron.columns import Columns
 from slime_megatron.compat import quiet
+from slime_megatron.critic import Critic
 from slime_megatron.export import hf_buckets
 from slime_megatron.flops import forward_flops
+from slime_megatron.freezing import freeze
+from slime_megatron.hf_folder import save_adapter, save_model
 from slime_megatron.layout import check_model
+from slime_megatron.lora import add_adapters, clear_adapters
 from slime_megatron.micro_batch import MicroBatch, make_micro_batch
-from slime_megatron.model import build_model, load_weights, response_log_probs, wrap_for_gradients
-from slime_megatron.optimizer import build_optimizer, build_scheduler, learning_rate, update
+from slime_megatron.model import build_model, load_weights, response_log_probs
+from slime_megatron.roles import Roles, check_same_model
 from slime_megatron.rotary import rotary_tables
 from slime_megatron.schedule import rank_schedule
+from slime_megatron.sent import SENT, SentPolicies
 from slime_megatron.settings import LearnerSettings
+from slime_megatron.sharded import global_parameters
+from slime_megatron.trained import Step, TrainedModel, average
 
-Step = Sequence[MicroBatch]
-_ForEachMicroBatch = Callable[[MicroBatch, tuple[Tensor, Tensor | None]], Any]
+_CRITIC = "critic"
 
 
 class Learner:
-    """The model, its optimizer, and what is done with them. Methods are collective over the world."""
+    """The policy, its optimizer, the models beside it, and what is done with them. Collective over the world."""
 
     def __init__(self, settings: LearnerSettings) -> None:
         train, section = settings.train, settings.megatron
         self._settings = settings
+        self._needs = settings.algorithm.needs
         architecture = settings.family.architecture(read_config(settings.model_path))
         check_model(section, architecture)
         self._architecture = architecture.with_padded_vocab(section.tensor_model_parallel_size)
         self._device = world.device()
         self._dtype = torch.bfloat16 if train.bf16 else torch.float32
-        self._skipped_in_a_row = 0
         self._world = world.World(section, seed=settings.seed)
         with contextlib.ExitStack() as on_failure, quiet():
             on_failure.callback(self._world.close)
-            model = build_model(self._architecture, section, dtype=self._dtype, device=self._device)
-            load_weights(model, HfCheckpoint(settings.model_path), settings.family, self._architecture)
-            self._model = wrap_for_gradients(model, section)
-            self._optimizer = build_optimizer(self._model, train, section)
-            self._scheduler = build_scheduler(self._optimizer, train, total_steps=settings.total_steps)
+            if settings.hooks.init is not None:
+                settings.hooks.init(settings)
+            model = self._build_policy()
+            self._roles = Roles(model)
+            self._add_roles(model)
+            self._sent = SentPolicies(self._roles) if settings.roles.keep_old_actor else None
+            self._policy = TrainedModel(
+                model,
+                train,
+                section,
+                world=self._world,
+                total_steps=settings.total_steps,
+                output_processor=response_log_probs,
+            )
+            self._critic: Critic | None = None
+            if "values" in self._needs:
+                self._critic = Critic(
+                    settings, self._architecture, dtype=self._dtype, device=self._device, world=self._world
+                )
             on_failure.pop_all()
-        self._model.config.finalize_model_grads_func = _finish_gradients
 
     @property
     def model(self) -> GPTModel:
-        """This rank's part of the model; gradients of the last optimizer step are in `parameter.main_grad`."""
-        return self._model.module
+        """This rank's part of the policy; gradients of the last optimizer step are in `parameter.main_grad`."""
+        return self._policy.model.module
 
     def train(self, batch: TrainBatch) -> Metrics:
         """Run the batch's optimizer steps; see `Trainer.train`. Every rank is given the same whole batch."""
         start = time.perf_counter()
         steps = self._pack(batch)
         columns = Columns.of(batch, self._device)
+        critic_only = self._critic is not None and batch.step < self._settings.roles.num_critic_only_steps
         log_probs_start = time.perf_counter()
-        old, before = self._old_log_probs(columns, steps)
+        old, before = self._old_log_probs(batch, columns, steps, always=critic_only)
+        columns = self._fill(replace(columns, old_log_probs=old), steps)
         log_probs_time = time.perf_counter() - log_probs_start
-        columns = columns.with_old(old)
         with torch.no_grad():
-            advantages, _, *credited = self._settings.algorithm.estimator(columns.whole(batch))
-        total: Counter[str] = Counter()
-        rates, norms = [], []
-        for number, step in enumerate(steps):
-            rates.append(learning_rate(self._optimizer))
-            metrics, norm, trained = self._optimizer_step(step, columns, advantages)
-            if number == 0 and before is None:
-                before = self._world.merge(trained)
-            norms.append(norm)
-            total.update(metrics)
-        taken = [norm for norm in norms if math.isfinite(norm)]
-        averages = {f"train/{name}": value / len(steps) for name, value in self._world.add_up(total).items()}
-        averages["train/lr"] = sum(rates) / len(steps)
-        if taken:
-            averages["train/grad_norm"] = sum(taken) / len(taken)
-        averages["train/skipped_steps"] = float(len(steps) - len(taken))
+            advantages, returns, *credited = self._settings.algorithm.estimator(columns.whole(batch))
+        metrics: Metrics = {}
+        if self._critic is not None:
+            metrics |= self._critic.train(steps, columns, returns)
+        if not critic_only:
+            taken = []
+            for number, step in enumerate(steps):
+                self._before_train_step(batch.step, number)
+                one, trained = self._optimizer_step(step, columns, advantages)
+                taken.append(one)
+                if number == 0 and before is None:
+                    before = self._world.merge(trained)
+            metrics |= average(taken, prefix="train/")
+        interval = self._settings.roles.ref_update_interval
+        if "ref" in self._roles and interval is not None and (batch.step + 1) % interval == 0:
+            self._roles.keep("ref", changing=True)
         forwarded = self._world.add_up(_forwarded(steps, self._settings.megatron.context_parallel_size))
         return (
-            averages
+            metrics
             | _mismatch(columns, before)
             | {f"train/{name}": float(value) for report in credited for name, value in report.items()}
             | {
@@ -105,6 +124,11 @@ class Learner:
                 "perf/padding_frac": 1 - forwarded["tokens"] / forwarded["slots"],
             }
         )
+
+    def mark_sent(self, version: str) -> None:
+        """Note that the weights as they are go to the engines as `version`."""
+        if self._sent is not None:
+            self._sent.sent(version)
 
     def weights(self, dtype: str) -> Iterator[list[tuple[str, Tensor]]]:
         """Yield buckets of weights under their Hugging Face names; see `hf_buckets`."""
@@ -117,32 +141,108 @@ class Learner:
         )
 
     def save(self, folder: Path) -> None:
-        """Write all state; see `checkpoint.save`."""
-        checkpoint.save(self._state, folder)
+        """Write all state; see `checkpoint.save`. A critic's is in a folder of its own below."""
+        checkpoint.save(self._policy_state, folder)
+        if self._critic is not None:
+            (folder / _CRITIC).mkdir(exist_ok=True)
+            checkpoint.save(self._critic_state(self._critic), folder / _CRITIC)
 
     def load(self, folder: Path) -> None:
         """Restore all state; see `checkpoint.load`."""
-        checkpoint.load(self._state, folder)
+        if self._critic is not None:
+            checkpoint.load(self._critic_state(self._critic), folder / _CRITIC)
+        checkpoint.load(self._policy_state, folder)
+        for role in self._roles.changing:  # what the folder's run kept, and this one does not read
+            if self._sent is None if role.startswith(SENT) else "ref_log_probs" not in self._needs:
+                self._roles.drop(role)
+
+    def save_hf(self, folder: Path) -> None:
+        """Write a Hugging Face folder, or a PEFT adapter folder with LoRA; see `hf_folder`."""
+        settings = self._settings
+        if settings.lora.rank is not None:
+            save_adapter(
+                folder,
+                self.model,
+                settings.family,
+                self._architecture,
+                section=settings.lora,
+                base=settings.model_path,
+            )
+        else:
+            buckets = self.weights(str(self._dtype).removeprefix("torch."))
+            if self._world.rank == 0:
+                save_model(folder, buckets, config_from=settings.model_path)
+            else:
+                collections.deque(buckets, maxlen=0)  # takes its part in gathering them
 
     def offload(self) -> None:
-        """Move the optimizer's state to the host and free the gradients. Nothing to do on a CPU."""
-        if self._device.type == "cuda":
-            self._optimizer.offload_to_cpu()
-            self._model.offload_grad_buffers()
+        """Move the optimizers' state to the host and free the gradients. Nothing to do on a CPU."""
+        self._policy.offload()
+        if self._critic is not None:
+            self._critic.trained.offload()
 
     def onload(self) -> None:
         """Undo `offload`."""
-        if self._device.type == "cuda":
-            self._model.restore_grad_buffers()
-            self._optimizer.restore_from_cpu()
+        self._policy.onload()
+        if self._critic is not None:
+            self._critic.trained.onload()
 
     def close(self) -> None:
         """End the process groups."""
         self._world.close()
 
     @property
-    def _state(self) -> checkpoint.TrainerState:
-        return checkpoint.TrainerState(self._architecture, self._model, self._optimizer, self._scheduler)
+    def _policy_state(self) -> checkpoint.TrainerState:
+        p = self._policy
+        return checkpoint.TrainerState(
+            self._architecture, p.model, p.optimizer, p.scheduler, self._roles, self._settings.lora
+        )
+
+    def _critic_state(self, critic: Critic) -> checkpoint.TrainerState:
+        c = critic.trained
+        return checkpoint.TrainerState(self._architecture, c.model, c.optimizer, c.scheduler)
+
+    def _build_policy(self) -> GPTModel:
+        settings, section = self._settings, self._settings.megatron
+        model = build_model(
+            self._architecture,
+            section,
+            dtype=self._dtype,
+            device=self._device,
+            provider=settings.hooks.model_provider,
+        )
+        load_weights(model, HfCheckpoint(settings.model_path), settings.family, self._architecture)
+        if settings.lora.rank is not None:
+            add_adapters(model, settings.lora, seed=settings.seed)
+        freeze(
+            model,
+            global_parameters(model, self._architecture),
+            settings.family.megatron_names(self._architecture),
+            only_train=section.only_train_params_name_list,
+            frozen=section.freeze_params_name_list,
+        )
+        return model
+
+    def _add_roles(self, model: GPTModel) -> None:
+        """Give the policy's model a reference and a teacher, where estimator or loss read them."""
+        settings = self._settings
+        if "ref_log_probs" in self._needs:
+            if settings.ref_path is None:
+                self._roles.keep("ref", changing=False)
+            else:
+                self._load_role("ref", settings.ref_path, model)
+        if "teacher_log_probs" in self._needs and settings.teacher_path is not None:
+            self._load_role("teacher", settings.teacher_path, model)
+
+    def _load_role(self, role: str, folder: Path, model: GPTModel) -> None:
+        family, architecture = self._settings.family, self._architecture
+        check_same_model(folder, family, architecture, role=role)
+
+        def write() -> None:
+            load_weights(model, HfCheckpoint(folder), family, architecture)
+            clear_adapters(model)
+
+        self._roles.load(role, write)
 
     def _pack(self, batch: TrainBatch) -> list[Step]:
         """Return the micro-batches of this data-parallel rank, for each optimizer step."""
@@ -172,7 +272,7 @@ class Learner:
                         rotary=rotary,
                         vocab_size=self._architecture.vocab_size,
                         cut=cut,
-                        with_entropy="entropy" in self._settings.algorithm.needs,
+                        with_entropy="entropy" in self._needs,
                         counted=members.counted,
                     )
                     for members in schedule[self._world.data_parallel_rank]
@@ -180,111 +280,62 @@ class Learner:
             )
         return steps
 
-    def _old_log_probs(self, columns: Columns, steps: Sequence[Step]) -> tuple[Tensor | None, Tensor | None]:
-        """Return (log-probs of the old policy, log-probs under the weights as they are); None where not needed."""
+    def _old_log_probs(
+        self, batch: TrainBatch, columns: Columns, steps: Sequence[Step], *, always: bool
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Return (log-probs of the old policy, those to hold against the engine's); None where not needed.
+
+        Args:
+            batch: the samples.
+            columns: theirs.
+            steps: their micro-batches.
+            always: take them in any case.
+        """
         if self._settings.train.use_rollout_logprobs:
             if columns.rollout_log_probs is None:
                 raise TrainerError(
                     "use_rollout_logprobs: the batch has no rollout_log_probs; use an engine that returns them"
                 )
             return columns.rollout_log_probs, None
-        if len(steps) == 1 and "old_log_probs" not in self._settings.algorithm.needs:
+        if self._sent is not None:
+            old = self._sent.log_probs(batch, partial(self._log_probs, columns, steps, "old_actor"))
+            return old, old
+        if len(steps) == 1 and "old_log_probs" not in self._needs and not always:
             return None, None
-        found = torch.full_like(columns.weights, math.nan)
-
-        def keep(micro: MicroBatch, output: tuple[Tensor, Tensor | None]) -> None:
-            found[micro.columns] = output[0]
-
-        with torch.no_grad():
-            for step in steps:
-                self._run(step, keep, forward_only=True)
-        found = self._world.merge(found)
+        found = self._log_probs(columns, steps, "actor")
         return found, found
 
-    def _optimizer_step(
-        self, step: Step, columns: Columns, advantages: Tensor
-    ) -> tuple[dict[str, float], float, Tensor]:
-        """Take one optimizer step.
+    def _fill(self, columns: Columns, steps: Sequence[Step]) -> Columns:
+        """Return the columns with what reference, teacher and critic say."""
+        filled: dict[str, Tensor] = {}
+        for role in ("ref", "teacher"):
+            if role in self._roles:
+                with self._roles.playing(role):
+                    filled[f"{role}_log_probs"] = self._log_probs(columns, steps, role)
+        if self._critic is not None:
+            filled["values"] = self._critic.values(steps, columns.weights)
+        return replace(columns, **filled)
 
-        Returns its metrics of this rank's share, the gradient's norm, and the log-probs [T] before it, NaN on tokens
-        of other steps and ranks. A last pipeline stage alone has metrics and log-probs.
-        """
+    def _log_probs(self, columns: Columns, steps: Sequence[Step], role: str) -> Tensor:
+        """Return log-probs [T] without gradient, under the weights that are in the model: those of `role`."""
+        if self._settings.hooks.before_log_prob is not None:
+            self._settings.hooks.before_log_prob(self.model, role)
+        return self._policy.forward(steps, columns.weights, lambda output: output[0])
+
+    def _before_train_step(self, step: int, number: int) -> None:
+        if self._settings.hooks.before_train_step is not None:
+            p = self._policy
+            self._settings.hooks.before_train_step(step, number, self.model, p.optimizer, p.scheduler)
+
+    def _optimizer_step(self, step: Step, columns: Columns, advantages: Tensor) -> tuple[Metrics, Tensor]:
+        """Take one optimizer step. Returns its metrics, and the log-probs [T] before it, NaN on others' tokens."""
         trained = torch.full_like(columns.weights, math.nan)
 
-        def loss(
-            micro: MicroBatch, output: tuple[Tensor, Tensor | None]
-        ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        def loss(micro: MicroBatch, output: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Mapping[str, Any]]:
             trained[micro.columns] = output[0].detach()
-            value, metrics = self._settings.algorithm.loss(
-                columns.view(micro, *output), advantages[micro.columns]
-            )
-            shares = {"loss": value.detach(), **metrics}
-            return value, torch.tensor(micro.columns.numel(), dtype=torch.int), shares
+            return self._settings.algorithm.loss(columns.view(micro, *output), advantages[micro.columns])
 
-        self._model.zero_grad_buffer()
-        self._optimizer.zero_grad()
-        shares = self._run(step, loss, forward_only=False)
-        metrics = {
-            name: float(sum(share[name] for share in shares)) for name in (shares[0] if shares else ())
-        }
-        norm = update(self._optimizer, clip_grad=self._settings.train.clip_grad)
-        if math.isfinite(norm):
-            self._scheduler.step(1)
-            self._skipped_in_a_row = 0
-        else:
-            self._skip(norm)
-        return metrics, norm, trained
-
-    def _run(self, step: Step, each: _ForEachMicroBatch, *, forward_only: bool) -> list[Any]:
-        """Run the model, and its gradients unless `forward_only`, over micro-batches; return what `each` returned."""
-
-        def forward(micro_batches: Iterator[MicroBatch], model: Any) -> tuple[Any, Any]:
-            micro = next(micro_batches)
-            output = model(
-                input_ids=micro.tokens,
-                position_ids=None,
-                attention_mask=None,
-                packed_seq_params=micro.packed,
-                output_processor=response_log_probs,
-                output_processor_context=micro.responses,
-            )
-            return output, partial(_call, each, micro)
-
-        results: list[Any] = get_forward_backward_func()(
-            forward_step_func=forward,
-            data_iterator=iter(step),
-            model=self._model,
-            num_microbatches=len(step),
-            seq_length=self._architecture.max_position_embeddings,
-            micro_batch_size=1,
-            forward_only=forward_only,
-            collect_non_loss_data=forward_only,
-        )
-        return results
-
-    def _skip(self, norm: float) -> None:
-        self._skipped_in_a_row += 1
-        limit = self._settings.megatron.max_skipped_steps
-        if self._skipped_in_a_row > limit:
-            raise TrainerError(
-                f"the gradient norm is {norm} and {self._skipped_in_a_row} optimizer steps in a row were skipped; "
-                f"max_skipped_steps is {limit}; lower the learning rate, or look for bad samples in the last step"
-            )
-
-
-def _finish_gradients(model: list[Any], _num_tokens: Tensor | None, **groups: Any) -> None:
-    """Sum gradients over ranks. Without the number of tokens, by which Megatron would divide: shares add up."""
-    finalize_model_grads(model, None, **groups)
-
-
-def _call(
-    each: _ForEachMicroBatch,
-    micro: MicroBatch,
-    output: tuple[Tensor, Tensor | None],
-    non_loss_data: bool = False,
-) -> Any:
-    """Call `each`; Megatron adds `non_loss_data` where no gradient is wanted."""
-    return each(micro, output)
+        return self._policy.take_step(step, loss), trained
 
 
 def _forwarded(steps: Sequence[Step], n_ranks: int) -> dict[str, float]:

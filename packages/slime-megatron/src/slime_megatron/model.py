@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,9 +19,11 @@ from torch import Tensor
 
 from slime_megatron.config import transformer_config
 from slime_megatron.context import Assemble
+from slime_megatron.foreign import with_flags
 from slime_megatron.log_probs import Vocabulary, token_log_probs
+from slime_megatron.lora import is_adapter
 from slime_megatron.section import MegatronSection
-from slime_megatron.sharded import global_parameters, own_part
+from slime_megatron.sharded import global_names, own_part
 from slime_megatron.spec import block_spec
 
 
@@ -47,50 +50,101 @@ class ResponseTokens:
 
 
 def build_model(
-    architecture: Architecture, section: MegatronSection, *, dtype: torch.dtype, device: torch.device
+    architecture: Architecture,
+    section: MegatronSection,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    provider: Callable[..., GPTModel] | None = None,
 ) -> GPTModel:
-    """Return this rank's part of the model, its weights not yet set."""
+    """Return this rank's part of the model, its weights not yet set.
+
+    Args:
+        architecture: of the model.
+        section: how it is cut.
+        dtype: of its parameters.
+        device: where they are.
+        provider: builds the model in the place of `provide_model`; takes the same arguments.
+    """
     config = transformer_config(architecture, section, dtype=dtype)
-    model = GPTModel(
-        config=config,
-        transformer_layer_spec=block_spec(config),
-        vocab_size=architecture.padded_vocab_size,
-        max_sequence_length=architecture.max_position_embeddings,
+    model = (provider or provide_model)(
+        config,
+        architecture,
         pre_process=parallel_state.is_pipeline_first_stage(),
         post_process=parallel_state.is_pipeline_last_stage(),
-        parallel_output=True,
-        share_embeddings_and_output_weights=architecture.tie_word_embeddings,
-        position_embedding_type="none",  # `PackedAttention` rotates
     )
     if model.post_process and section.sequence_parallel:
-        # `response_log_probs` gathers the sequence, to select rows before the layer and not after it.
+        # `response_rows` gathers the sequence, to select rows before the output layer and not after it.
         model.output_layer.sequence_parallel = False
         model.output_layer.allreduce_dgrad = True
     return model.to(device)
 
 
+def provide_model(
+    config: TransformerConfig, architecture: Architecture, *, pre_process: bool, post_process: bool
+) -> GPTModel:
+    """Return a model on the CPU, its weights not yet set.
+
+    Args:
+        config: Megatron's.
+        architecture: what `config` follows from, and the sizes of the vocabulary.
+        pre_process: whether this pipeline stage has the embedding.
+        post_process: whether it has the output layer.
+    """
+    return GPTModel(
+        config=config,
+        transformer_layer_spec=block_spec(config),
+        vocab_size=architecture.padded_vocab_size,
+        max_sequence_length=architecture.max_position_embeddings,
+        pre_process=pre_process,
+        post_process=post_process,
+        parallel_output=True,
+        share_embeddings_and_output_weights=architecture.tie_word_embeddings,
+        position_embedding_type="none",  # `PackedAttention` rotates
+    )
+
+
 def load_weights(
-    model: GPTModel, hf: Mapping[str, Tensor], family: ModelFamily, architecture: Architecture
+    model: GPTModel,
+    hf: Mapping[str, Tensor],
+    family: ModelFamily,
+    architecture: Architecture,
+    *,
+    skip: Collection[str] = (),
 ) -> None:
     """Copy this rank's part of Hugging Face weights into the model, one tensor at a time, cast to its dtype.
+
+    Args:
+        model: this rank's part.
+        hf: name -> tensor.
+        family: the table between both sides' names.
+        architecture: of the model.
+        skip: parameters that are left as they are, besides those of adapters.
 
     Raises:
         CheckpointError: a tensor is missing, unknown, or of another shape; names it.
     """
     family.check_names(hf, architecture)
     with torch.no_grad():
-        for name, parameter in global_parameters(model, architecture).items():
+        own = {name: p for name, p in model.named_parameters() if name not in skip and not is_adapter(name)}
+        for name, parameter in global_names(own, model, architecture).items():
             whole = family.to_megatron_tensor(name, hf, architecture)
             parameter.copy_(own_part(whole, family.weight(name, architecture), architecture))
 
 
 def wrap_for_gradients(model: GPTModel, section: MegatronSection) -> DistributedDataParallel:
-    """Wrap the model so that gradients of all micro-batches and ranks add up in float32 buffers."""
-    config = DistributedDataParallelConfig(
+    """Wrap the model so that gradients of all micro-batches and ranks add up in float32 buffers.
+
+    Raises:
+        TrainerError: one of Megatron's own flags contradicts that; names both.
+    """
+    ours = partial(
+        DistributedDataParallelConfig,
         grad_reduce_in_fp32=True,
         overlap_grad_reduce=False,
         use_distributed_optimizer=section.use_distributed_optimizer,
     )
+    config = with_flags(ours, section.megatron_args, "ddp")
     return DistributedDataParallel(model.config, config, model)
 
 
@@ -108,12 +162,7 @@ def response_log_probs(
     Selecting rows before the output layer saves the logits of prompt tokens, most of the layer's work when prompts
     are long.
     """
-    if config.sequence_parallel:
-        hidden_states = tensor_parallel.gather_from_sequence_parallel_region(
-            hidden_states, tensor_parallel_output_grad=False
-        )
-    hidden = hidden_states.squeeze(1).index_select(0, context.rows)
-    logits, _ = output_layer(hidden, weight=output_weight)
+    logits, _ = output_layer(response_rows(hidden_states, context, config), weight=output_weight)
     ranks = parallel_state.get_tensor_model_parallel_group()
     log_probs, entropy = token_log_probs(
         logits,
@@ -126,11 +175,21 @@ def response_log_probs(
         temperature=context.temperature,
         with_entropy=context.with_entropy,
     )
+    return assembled(log_probs, context), None if entropy is None else assembled(entropy, context)
+
+
+def response_rows(hidden_states: Tensor, context: ResponseTokens, config: TransformerConfig) -> Tensor:
+    """Return the hidden states [r, hidden_size] of this rank's response tokens, from all of its micro-batch."""
+    if config.sequence_parallel:
+        hidden_states = tensor_parallel.gather_from_sequence_parallel_region(
+            hidden_states, tensor_parallel_output_grad=False
+        )
+    return hidden_states.squeeze(1).index_select(0, context.rows)
+
+
+def assembled(own: Tensor, context: ResponseTokens) -> Tensor:
+    """Return one number for each of the R response tokens, from those [r] of each context-parallel rank."""
     if context.places is None:
-        return log_probs, entropy
-    return _assemble(log_probs, context), None if entropy is None else _assemble(entropy, context)
-
-
-def _assemble(own: Tensor, context: ResponseTokens) -> Tensor:
+        return own
     whole: Tensor = Assemble.apply(own, context.places, context.n_tokens, context.context)
     return whole

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 from megatron.core.distributed import DistributedDataParallel
@@ -10,15 +11,21 @@ from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_mega
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from slime_core.config.sections import TrainSection
 
+from slime_megatron.foreign import with_flags
 from slime_megatron.section import MegatronSection
 
 
 def build_optimizer(
     model: DistributedDataParallel, train: TrainSection, section: MegatronSection
 ) -> MegatronOptimizer:
-    """Return the optimizer of the model's parameters; their values now are those of the master weights."""
+    """Return the optimizer of the model's parameters; their values now are those of the master weights.
+
+    Raises:
+        TrainerError: one of Megatron's own flags contradicts `train` or `section`; names both.
+    """
     dtype = torch.bfloat16 if train.bf16 else torch.float32
-    config = OptimizerConfig(
+    ours = partial(
+        OptimizerConfig,
         optimizer=section.optimizer,
         sgd_momentum=section.sgd_momentum,
         use_distributed_optimizer=section.use_distributed_optimizer,
@@ -30,8 +37,10 @@ def build_optimizer(
         adam_eps=train.adam_eps,
         clip_grad=train.clip_grad,
         bf16=train.bf16,
+        fp16=False,
         params_dtype=dtype,
     )
+    config = with_flags(ours, section.megatron_args, "optimizer")
     optimizer = get_megatron_optimizer(config, [model], use_gloo_process_groups=False)
     for group in optimizer.param_groups if section.optimizer == "adam" else ():
         group["fused"] = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge
 from slime_core.config.base import SectionModel
@@ -41,6 +41,20 @@ class MegatronSection(SectionModel):
     """Bytes of weights that are handed to the engine at once."""
     max_skipped_steps: Count = 3
     """Optimizer steps in a row that may be skipped, because their gradient is not finite, before the run stops."""
+    megatron_args: dict[str, Any] = {}
+    """Megatron's own flags by name, for what slime has no setting of; each can also be given as the flag itself."""
+    only_train_params_name_list: list[str] = []
+    """Regular expressions: of the policy's parameters only those are trained whose Megatron name one matches."""
+    freeze_params_name_list: list[str] = []
+    """Regular expressions: parameters of the policy whose Megatron name one matches are frozen."""
+    custom_megatron_init_path: str | None = None
+    """Function that is called once the process groups are there."""
+    custom_model_provider_path: str | None = None
+    """Function that builds the model."""
+    custom_megatron_before_log_prob_hook_path: str | None = None
+    """Function that is called before each pass for log-probs."""
+    custom_megatron_before_train_step_hook_path: str | None = None
+    """Function that is called before each optimizer step."""
 
 
 #: Fields that are sizes of parallel groups.

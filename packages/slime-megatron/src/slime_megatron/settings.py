@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slime_core.assemble import Algorithm
 from slime_core.config.sections import TrainSection
 
+from slime_megatron.hook_functions import MegatronHooks
 from slime_megatron.section import MegatronSection
+from slime_megatron.section_roles import LoraSection, RolesSection
 
 if TYPE_CHECKING:
     from slime_models.family import ModelFamily
@@ -33,3 +35,15 @@ class LearnerSettings:
     """Optimizer steps of the run; needed by a learning rate that decays without `lr_decay_iters`."""
     algorithm: Algorithm
     """Estimator and loss."""
+    roles: RolesSection = field(default_factory=RolesSection)
+    """Of the models beside the policy."""
+    lora: LoraSection = field(default_factory=LoraSection)
+    """Of adapters."""
+    hooks: MegatronHooks = field(default_factory=MegatronHooks)
+    """A user's own functions."""
+    ref_path: Path | None = None
+    """Hugging Face folder of the reference; the initial weights when None."""
+    teacher_path: Path | None = None
+    """Hugging Face folder of the teacher; samples carry its log-probs when None."""
+    critic_path: Path | None = None
+    """Hugging Face folder that the critic starts from; `model_path` when None."""

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from slime_core.assemble import algorithm
+from slime_core.assemble import algorithm, resolve_model
 from slime_core.batch import TrainBatch
 from slime_core.build import BuildContext
 from slime_core.config.derive import batch_sizes
@@ -17,7 +17,9 @@ from slime_core.errors import TrainerError
 from slime_core.openmp import release_threads
 from slime_core.protocols import Fingerprint, Metrics, TransferPlan
 
+from slime_megatron.hook_functions import resolve_hooks
 from slime_megatron.section import MegatronSection
+from slime_megatron.section_roles import LoraSection, RolesSection
 from slime_megatron.settings import LearnerSettings
 
 if TYPE_CHECKING:
@@ -26,7 +28,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 #: Optional fields of `TokenView` that this trainer can fill.
-_FILLED = frozenset({"entropy", "old_log_probs", "rollout_log_probs", "teacher_log_probs"})
+_FILLED = frozenset(
+    {"entropy", "old_log_probs", "rollout_log_probs", "ref_log_probs", "teacher_log_probs", "values"}
+)
 
 
 class MegatronTrainer:
@@ -71,6 +75,7 @@ class MegatronTrainer:
             raise TrainerError(
                 f"transport {plan.transport!r}: the trainer megatron sends by {list(self.transports)}"
             )
+        await self._on_thread(self._started.mark_sent, plan.version)
         buckets = self._started.weights(plan.dtype)
         fingerprints: Fingerprint = {}
         while (found := await self._on_thread(_next_bucket, buckets)) is not None:
@@ -92,6 +97,14 @@ class MegatronTrainer:
             CheckpointError: the folder is incomplete, or of another model; names the field that differs.
         """
         await self._on_thread(self._started.load, path)
+
+    async def save_hf(self, path: Path) -> None:
+        """Write the weights as a Hugging Face folder that transformers loads; with LoRA, as a PEFT adapter folder.
+
+        Raises:
+            CheckpointError: the folder is in the way of something else, or cannot be written.
+        """
+        await self._on_thread(self._started.save_hf, path)
 
     async def offload(self) -> None:
         """Move the optimizer's state to the host and free the gradients; the weights stay for sending."""
@@ -129,17 +142,33 @@ def create_trainer(build: BuildContext) -> MegatronTrainer:
     """
     from slime_models.checkpoint import read_config
 
+    def folder(name: str | None) -> Path | None:
+        return None if name is None else resolve_model(name, build.registry)
+
     model_name = build.section(ModelSection).model_name or read_config(build.model_path).get("model_type", "")
     num_rollout = build.section(RunSection).num_rollout
+    section, roles = build.section(MegatronSection), build.section(RolesSection)
     return MegatronTrainer(
         LearnerSettings(
             model_path=build.model_path,
             family=build.registry.resolve("slime.models", model_name),
             train=build.section(TrainSection),
-            megatron=build.section(MegatronSection),
+            megatron=section,
             algorithm=algorithm(build.settings, build.registry),
             seed=build.section(RunSection).seed,
             total_steps=num_rollout and num_rollout * batch_sizes(build.settings).num_steps_per_rollout,
+            roles=roles,
+            lora=build.section(LoraSection),
+            hooks=resolve_hooks(
+                build.registry,
+                init=section.custom_megatron_init_path,
+                model_provider=section.custom_model_provider_path,
+                before_log_prob=section.custom_megatron_before_log_prob_hook_path,
+                before_train_step=section.custom_megatron_before_train_step_hook_path,
+            ),
+            ref_path=folder(roles.ref_load),
+            teacher_path=folder(roles.opd_teacher_load),
+            critic_path=folder(roles.critic_load),
         )
     )
 

@@ -8,6 +8,7 @@ from functools import partial
 from slime_core.config.derive import batch_sizes, choices
 from slime_core.config.sections import (
     AlgorithmSection,
+    CheckpointSection,
     DataSection,
     EvalSection,
     ModelSection,
@@ -27,6 +28,7 @@ def check_settings(settings: Settings, registry: Registry) -> list[Problem]:
     for check in (batch_sizes, choices):
         problems += _caught(partial(check, settings))
     problems += _lengths(settings)
+    problems += _save_hf(settings)
     problems += _required(settings)
     if not problems:
         problems += _names(settings, registry)
@@ -49,6 +51,7 @@ def chosen(settings: Settings) -> Iterator[tuple[str, str, str]]:
     yield "data.buffer", "slime.buffers", data.buffer
     yield "rollout.rollout_engine", "slime.engines", rollout.rollout_engine
     yield "rollout.rollout_function_path", "slime.rollouts", rollout.rollout_function_path
+    yield "data.loss_mask_type", "slime.loss_masks", data.loss_mask_type
     yield "rollout.custom_generate_function_path", "slime.generators", rollout.custom_generate_function_path
     if rollout.dynamic_sampling_filter_path is not None:
         yield "rollout.dynamic_sampling_filter_path", "slime.filters", rollout.dynamic_sampling_filter_path
@@ -79,6 +82,20 @@ def _names(settings: Settings, registry: Registry) -> Iterator[Problem]:
                 "a plugin that imports",
                 broken[plugin.distribution],
             )
+
+
+def _save_hf(settings: Settings) -> Iterator[Problem]:
+    section = settings.section(CheckpointSection)
+    if section.save_hf is None:
+        return
+    try:
+        names = {section.save_hf.format(step=step, rollout_id=step) for step in (1, 2)}
+    except (KeyError, IndexError, ValueError):
+        names = set()
+    if len(names) != 2:
+        yield Problem("checkpoint.save_hf", repr(section.save_hf), "a path with {step} in it")
+    if section.save_interval is None:
+        yield Problem("checkpoint.save_hf", "it without save_interval", "checkpoint.save_interval")
 
 
 def _lengths(settings: Settings) -> Iterator[Problem]:

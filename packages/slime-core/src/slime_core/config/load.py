@@ -17,7 +17,7 @@ from slime_core.config.base import SectionModel
 from slime_core.config.sections import ALIASES, CORE_SECTIONS
 from slime_core.config.settings import Settings
 from slime_core.errors import ConfigError, PluginError, Problem
-from slime_core.plugins.hooks import Section
+from slime_core.plugins.hooks import ForeignFlags, Section
 from slime_core.plugins.registry import Registry
 
 
@@ -44,6 +44,11 @@ class Flag:
         return repr(self.info.get_default(call_default_factory=True))
 
     @property
+    def optional(self) -> bool:
+        """Whether the value may be None."""
+        return type(None) in getattr(self.info.annotation, "__args__", ())
+
+    @property
     def kind(self) -> type:
         """`bool`, `list`, `dict`, or `str` for everything that is one word."""
         annotation = self.info.annotation
@@ -61,6 +66,24 @@ class Schema:
     models: Mapping[str, type[SectionModel]]
     owners: Mapping[str, str]
     flags: Mapping[str, Flag]
+    foreign: Mapping[str, ForeignFlags]
+    """Table -> the flags of another program that it hands through."""
+
+    def find_foreign(self, name: str) -> tuple[str, str, str] | None:
+        """Return (table, field, name without its prefix) of a flag that belongs to another program."""
+        for table, flags in self.foreign.items():
+            bare = name.removeprefix(flags.prefix)
+            if name.startswith(flags.prefix) and bare in flags.names:
+                return table, flags.field, bare
+        return None
+
+    @property
+    def spellings(self) -> list[str]:
+        """Every flag as it is typed."""
+        names = [f"{flags.prefix}{name}" for flags in self.foreign.values() for name in flags.names]
+        return [flag.spelled for flag in self.flags.values()] + [
+            "--" + name.replace("_", "-") for name in names
+        ]
 
 
 def build_schema(registry: Registry) -> Schema:
@@ -77,6 +100,7 @@ def build_schema(registry: Registry) -> Schema:
     models: dict[str, type[SectionModel]] = {}
     owners: dict[str, str] = {}
     flags: dict[str, Flag] = {}
+    foreign: dict[str, ForeignFlags] = {}
     problems: list[Problem] = []
     for owner, section in declared:
         if section.name in models:
@@ -90,6 +114,8 @@ def build_schema(registry: Registry) -> Schema:
             )
             continue
         models[section.name], owners[section.name] = section.model, owner
+        if section.foreign is not None:
+            foreign[section.name] = section.foreign
         prefix = section.name if section.prefix is None else section.prefix
         for field, info in section.model.model_fields.items():
             flag = Flag(f"{prefix}_{field}" if prefix else field, section.name, field, info)
@@ -101,7 +127,7 @@ def build_schema(registry: Registry) -> Schema:
             flags[flag.name] = flag
     if problems:
         raise ConfigError(problems)
-    return Schema(models, owners, flags)
+    return Schema(models, owners, flags, foreign)
 
 
 def load_settings(
@@ -166,6 +192,11 @@ def _merge_recipe(
         fields = schema.models[name].model_fields
         for key, value in table.items():
             field = ALIASES.get(key, key)
+            theirs = schema.foreign.get(name)
+            if field not in fields and theirs is not None and key in theirs.names:
+                values[name][theirs.field] = {**values[name].get(theirs.field, {}), key: value}
+                origins[name, theirs.field] = recipe
+                continue
             if field not in fields:
                 elsewhere = [f"[{t}]" for t, m in schema.models.items() if field in m.model_fields]
                 wanted = f"it in {elsewhere[0]}" if elsewhere else _nearest(key, fields)
@@ -188,10 +219,15 @@ def _merge_flags(
             continue
         flag, negated = _lookup(word, schema)
         if flag is None:
-            spelled = [f.spelled for f in schema.flags.values()] + ["--set"]
-            problems.append(
-                Problem(word, "an unknown flag", _nearest(word, spelled), "see `slime config flags`")
-            )
+            theirs = schema.find_foreign(word[2:].replace("-", "_"))
+            if theirs is None:
+                near = _nearest(word, [*schema.spellings, "--set"])
+                problems.append(Problem(word, "an unknown flag", near, "see `slime config flags`"))
+                continue
+            table, field, name = theirs
+            held = values[table].get(field, {})
+            values[table][field] = {**held, name: _foreign_value(given)}
+            origins[table, field] = word
             continue
         try:
             values[flag.table][flag.field] = _flag_value(flag, given, negated=negated)
@@ -287,7 +323,12 @@ def _flag_value(flag: Flag, given: Sequence[str], *, negated: bool) -> Any:
             return json.loads(given[0])
         except json.JSONDecodeError as error:
             raise ValueError(f"a JSON object ({error})") from error
-    return None if given[0].lower() == "none" else given[0]
+    return None if given[0].lower() == "none" and flag.optional else given[0]
+
+
+def _foreign_value(given: Sequence[str]) -> Any:
+    """Return a foreign flag's words as they are: only its own program knows what they mean."""
+    return True if not given else given[0] if len(given) == 1 else list(given)
 
 
 def _problem(

@@ -70,6 +70,8 @@ class DataSection(SectionModel):
     """Render the prompt through the tokenizer's chat template."""
     apply_chat_template_kwargs: dict[str, Any] = {}
     """Extra arguments of the chat template."""
+    loss_mask_type: str = "template"
+    """How the rollout `sft` finds what to train on in a conversation."""
     rollout_shuffle: bool = False
     """Shuffle the prompts, anew each epoch."""
     rollout_max_prompt_len: Count | None = None
@@ -169,6 +171,8 @@ class AlgorithmSection(SectionModel):
     """Advantage estimator."""
     loss_type: str | None = None
     """Loss; the estimator's own when not given."""
+    value_loss_type: str = "value_loss"
+    """Loss of the critic, where the estimator reads values."""
     loss_reducer: str = "sample-mean"
     """How token losses become one number."""
     custom_advantage_function_path: str | None = None
@@ -195,6 +199,8 @@ class AlgorithmSection(SectionModel):
     """Options of the estimator, before those of its section."""
     loss_args: dict[str, Any] = {}
     """Options of the loss, before those of its section."""
+    value_loss_args: dict[str, Any] = {}
+    """Options of the critic's loss, before those of its section."""
     reducer_args: dict[str, Any] = {}
     """Options of the reducer, before those of its section."""
     reward_transform_args: dict[str, Any] = {}
@@ -251,6 +257,8 @@ class CheckpointSection(SectionModel):
     """Steps between checkpoints; the last step is always saved when given."""
     keep_checkpoints: Count = 2
     """Newest checkpoints that are kept."""
+    save_hf: str | None = None
+    """Folder for other programs, written with every checkpoint: `out/step_{step}`, by Hugging Face or PEFT."""
     load: str | None = None
     """Run folder to start from, when this run has no checkpoint of its own."""
 

@@ -37,6 +37,12 @@ GROUPS: tuple[Group, ...] = (
         "one whole rollout",
     ),
     Group(
+        "slime.loss_masks",
+        ("--loss-mask-type",),
+        "(conversation: Conversation) -> list[TrainedText]",
+        "what of a conversation is trained on, by --rollout-function-path sft",
+    ),
+    Group(
         "slime.generators",
         ("--custom-generate-function-path",),
         "async (ctx: GenerateContext, sample: Sample, params: SamplingParams) -> Sample | list[Sample]",
@@ -74,7 +80,7 @@ GROUPS: tuple[Group, ...] = (
     ),
     Group(
         "slime.losses",
-        ("--loss-type", "--custom-loss-function-path"),
+        ("--loss-type", "--custom-loss-function-path", "--value-loss-type"),
         "(view: TokenView, advantages_T, *, options) -> (loss, metrics)",
         "what the optimizer minimises",
     ),
@@ -107,6 +113,17 @@ GROUPS: tuple[Group, ...] = (
     ),
     Group(
         "slime.trackers", ("--tracker",), "(build: BuildContext) -> Tracker", "where metrics go; many at once"
+    ),
+    Group(
+        "slime.megatron_hooks",
+        (
+            "--custom-megatron-init-path",
+            "--custom-model-provider-path",
+            "--custom-megatron-before-log-prob-hook-path",
+            "--custom-megatron-before-train-step-hook-path",
+        ),
+        "see `slime_megatron.hook_functions.MegatronHooks`",
+        "functions of a user's own inside the Megatron trainer",
     ),
     Group("slime.benches", (), "(argv: list[str]) -> exit status", "a benchmark, run by `slime bench NAME`"),
 )

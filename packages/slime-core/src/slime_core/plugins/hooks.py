@@ -6,7 +6,7 @@ every `slime` command that reads settings.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,18 @@ hookimpl = pluggy.HookimplMarker("slime")
 
 
 @dataclass(frozen=True)
+class ForeignFlags:
+    """Flags of a program that a plugin drives, taken by name as if they were fields of a section."""
+
+    field: str
+    """Field of the section, `dict[str, Any]`, that holds those given: name -> text, list of texts, or True."""
+    names: Collection[str]
+    """Their names, dashes as underscores."""
+    prefix: str = ""
+    """Put before each name to make its flag: `sglang_`. A flag of slime's own that is spelled alike comes first."""
+
+
+@dataclass(frozen=True)
 class Section:
     """A table of settings that a plugin adds to recipes and flags."""
 
@@ -34,6 +46,8 @@ class Section:
     prefix: str | None = None
     """Put before each field's name to make its flag. None means the section's name; "" leaves the field's name
     alone, for words that the whole field uses."""
+    foreign: ForeignFlags | None = None
+    """Flags of another program that this section hands through."""
 
 
 @hookspec

@@ -211,6 +211,11 @@ class TabularTrainer:
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{path}: found {error}; wanted table.npy") from error
 
+    async def save_hf(self, path: Path) -> None:
+        """Write the table alone."""
+        path.mkdir(parents=True, exist_ok=True)
+        np.save(path / "table.npy", self.table)
+
     async def offload(self) -> None:
         """Nothing to do."""
 

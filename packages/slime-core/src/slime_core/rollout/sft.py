@@ -1,0 +1,116 @@
+"""The rollout `sft`: nothing is generated; samples are made of the data's own answers (supervised fine-tuning)."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from slime_core.config.sections import DataSection, RolloutSection
+from slime_core.errors import DataError
+from slime_core.protocols import Tokenizer
+from slime_core.rollout.conversations import Conversation, LossMask
+from slime_core.sample import Group, Sample, Status
+
+if TYPE_CHECKING:
+    from slime_core.run import Run
+
+
+async def sft(run: Run, step: int) -> list[Group]:
+    """Take `rollout_batch_size` conversations, and mask all but the assistant's turns (see `conversations`).
+
+    A prompt that is text instead of messages is answered by its label. A sequence beyond `rollout_max_context_len`
+    is cut there. A conversation that needs several texts becomes several samples of one execution, which the loss
+    counts once.
+
+    Raises:
+        DataError: names the sample that has nothing to train on, and why; or the setting that cannot be meant.
+    """
+    data, rollout = run.settings.section(DataSection), run.settings.section(RolloutSection)
+    if run.sizes.n_samples_per_prompt != 1:
+        raise DataError(
+            f"n_samples_per_prompt is {run.sizes.n_samples_per_prompt}; the rollout sft trains on each conversation "
+            "once a pass: set it to 1"
+        )
+    if rollout.rollout_temperature != 1.0:
+        raise DataError(
+            f"rollout_temperature is {rollout.rollout_temperature}, by which the trainer divides its logits; answers "
+            "that nobody sampled are trained on at 1: set it to 1"
+        )
+    loss_mask: LossMask = run.registry.resolve("slime.loss_masks", data.loss_mask_type)
+    return [
+        supervised(
+            group[0],
+            run.tokenizer,
+            loss_mask=loss_mask,
+            template_kwargs=data.apply_chat_template_kwargs,
+            max_tokens=rollout.rollout_max_context_len,
+        )
+        for group in run.take(run.sizes.rollout_batch_size)
+    ]
+
+
+def supervised(
+    sample: Sample,
+    tokenizer: Tokenizer,
+    *,
+    loss_mask: LossMask,
+    template_kwargs: dict[str, object] | None = None,
+    max_tokens: int | None = None,
+) -> list[Sample]:
+    """Return the finished samples of a pending one.
+
+    Args:
+        sample: its `prompt` is chat messages, or text with a `label`; tools are in `metadata["tools"]`.
+        tokenizer: renders and encodes.
+        loss_mask: from the group `slime.loss_masks`.
+        template_kwargs: of the chat template, before the sample's own.
+        max_tokens: most tokens of a sequence.
+
+    Raises:
+        DataError: there is nothing to train on; names the sample.
+    """
+    try:
+        if isinstance(sample.prompt, str):
+            sequences = [_answered(sample, tokenizer)]
+        else:
+            conversation = Conversation(
+                messages=sample.prompt,
+                tokenizer=tokenizer,
+                tools=sample.metadata.get("tools"),
+                template_kwargs={**(template_kwargs or {}), **sample.apply_chat_template_kwargs},
+            )
+            sequences = [text.encode(tokenizer) for text in loss_mask(conversation)]
+    except DataError as error:
+        raise DataError(f"{sample.name}: {error}") from error
+    return [_finished(sample, ids, mask, tokenizer, max_tokens) for ids, mask in sequences]
+
+
+def _answered(sample: Sample, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+    if sample.label is None:
+        raise DataError("the prompt is text and has no label; wanted chat messages, or a label (--label-key)")
+    answer = tokenizer.encode(sample.label)
+    if tokenizer.eos_token_id is not None:
+        answer.append(tokenizer.eos_token_id)
+    return sample.tokens + answer, [0] * len(sample.tokens) + [1] * len(answer)
+
+
+def _finished(
+    sample: Sample, ids: list[int], mask: list[int], tokenizer: Tokenizer, max_tokens: int | None
+) -> Sample:
+    kept, n_prompt = mask[:max_tokens], mask.index(1)
+    if 1 not in kept or n_prompt == 0:
+        raise DataError(
+            f"{sample.name}: no answer begins within {len(kept)} tokens and after the first; raise "
+            "--rollout-max-context-len, or drop the conversation"
+        )
+    response = ids[n_prompt : len(kept)]
+    return dataclasses.replace(
+        sample,
+        rollout_id=sample.index,
+        tokens=ids[: len(kept)],
+        response=tokenizer.decode(response, skip_special_tokens=False),
+        response_length=len(response),
+        loss_mask=kept[n_prompt:],
+        reward=0.0,
+        status=Status.COMPLETED if len(kept) == len(ids) else Status.TRUNCATED,
+    )

@@ -1,0 +1,142 @@
+"""`Critic`: the value model of PPO. A model of its own: its weights, optimizer and schedule are not the policy's."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.transformer_config import TransformerConfig
+from slime_core.config.sections import TrainSection
+from slime_core.protocols import Metrics
+from slime_models.architecture import Architecture
+from slime_models.checkpoint import HfCheckpoint
+from torch import Tensor
+
+from slime_megatron.columns import Columns
+from slime_megatron.micro_batch import MicroBatch
+from slime_megatron.model import ResponseTokens, assembled, build_model, load_weights, response_rows
+from slime_megatron.roles import check_same_model
+from slime_megatron.section_roles import RolesSection
+from slime_megatron.settings import LearnerSettings
+from slime_megatron.trained import Step, TrainedModel, average
+from slime_megatron.world import World
+
+#: The head's tensor in folders of transformers' sequence and token classifiers.
+_HF_HEAD = "score.weight"
+_HEAD = "output_layer.weight"
+
+
+class ValueHead(MegatronModule):
+    """In the place of the output layer: one number a token, float32. Every tensor-parallel rank holds all of it."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__(config=config)
+        self.weight = torch.nn.Parameter(torch.zeros(1, config.hidden_size, dtype=config.params_dtype))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return [R] of hidden states [R, hidden_size]."""
+        return (hidden.float() @ self.weight.float().t()).squeeze(1)
+
+
+class Critic:
+    """Predicts, before each response token, the return from there on. Methods are collective over the world.
+
+    Its trunk begins as the folder `critic_path`, its head as that folder's `score.weight` [1, hidden_size], or as
+    zero: values then begin at 0.
+
+    Raises:
+        CheckpointError: the folder's weights are of another architecture than the policy's; names the field.
+    """
+
+    def __init__(
+        self,
+        settings: LearnerSettings,
+        architecture: Architecture,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        world: World,
+    ) -> None:
+        folder = settings.critic_path or settings.model_path
+        check_same_model(folder, settings.family, architecture, role="critic")
+        # Untied, so that the head may take the output layer's place; tied for reading, so that none is asked for.
+        untied, tied = (dataclasses.replace(architecture, tie_word_embeddings=tie) for tie in (False, True))
+        model = build_model(
+            untied, settings.megatron, dtype=dtype, device="cpu", provider=settings.hooks.model_provider
+        )
+        if model.post_process:
+            model.output_layer = ValueHead(model.config)
+        hf = HfCheckpoint(folder)
+        load_weights(model, _Trunk(hf), settings.family, tied, skip={_HEAD})
+        if model.post_process and _HF_HEAD in hf:
+            with torch.no_grad():
+                model.output_layer.weight.copy_(hf[_HF_HEAD])
+        self.trained = TrainedModel(
+            model.to(device),
+            critic_train_section(settings.train, settings.roles),
+            settings.megatron,
+            world=world,
+            total_steps=settings.total_steps,
+            output_processor=response_values,
+        )
+        self._loss = settings.algorithm.value_loss
+
+    def values(self, steps: Sequence[Step], like: Tensor) -> Tensor:
+        """Return the value [T] of the state before each response token, without gradient."""
+        return self.trained.forward(steps, like, lambda values: values)
+
+    def train(self, steps: Sequence[Step], columns: Columns, returns: Tensor) -> Metrics:
+        """Take the optimizer steps of a batch; returns `train/critic/*` metrics.
+
+        Args:
+            steps: the micro-batches of each optimizer step.
+            columns: of the batch, `values` among them.
+            returns: [T], what the values are to become.
+        """
+
+        def loss(micro: MicroBatch, values: Tensor) -> tuple[Tensor, Mapping[str, Any]]:
+            view = dataclasses.replace(columns.view(micro), new_values=values)
+            return self._loss(view, returns[micro.columns])
+
+        return average([self.trained.take_step(step, loss) for step in steps], prefix="train/critic/")
+
+
+def response_values(
+    *,
+    hidden_states: Tensor,
+    output_layer: ValueHead,
+    context: ResponseTokens,
+    config: TransformerConfig,
+    **_: Any,
+) -> Tensor:
+    """Return values [R]: the `output_processor` of a critic."""
+    return assembled(output_layer(response_rows(hidden_states, context, config)), context)
+
+
+def critic_train_section(train: TrainSection, roles: RolesSection) -> TrainSection:
+    """Return the settings of the critic's optimizer: the policy's, with a learning rate and warm-up of its own."""
+    lr = train.lr if roles.critic_lr is None else roles.critic_lr
+    own = {"lr": lr, "min_lr": min(train.min_lr, lr), "lr_warmup_iters": roles.critic_lr_warmup_iters}
+    return train.model_copy(update=own)
+
+
+class _Trunk(Mapping[str, Tensor]):
+    """A folder's weights without a classifier's head."""
+
+    def __init__(self, hf: HfCheckpoint) -> None:
+        self._hf = hf
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._hf[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name != _HF_HEAD and name in self._hf
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self._hf if name != _HF_HEAD)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)

@@ -1,0 +1,105 @@
+"""Megatron's own flags: their names without importing Megatron, and their values by Megatron's own parser.
+
+`megatron_flags.json` holds, for every flag of the megatron-core release that this package is written for, the
+configurations that it reaches: `transformer`, `optimizer`, `ddp`. Made by `scripts/megatron_flags.py`; a test
+compares it with what is installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+from collections.abc import Collection, Iterator, Mapping
+from importlib.resources import files
+from typing import Any, NoReturn
+
+from slime_core.errors import Problem, TrainerError
+
+#: Flag, dashes as underscores -> the configurations that it reaches.
+Reach = Mapping[str, tuple[str, ...]]
+
+
+@functools.cache
+def known_flags() -> Reach:
+    """Return all flags of Megatron."""
+    text = (files("slime_megatron") / "megatron_flags.json").read_text(encoding="utf-8")
+    return {name: tuple(reached) for name, reached in json.loads(text).items()}
+
+
+def problems(given: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yield what is wrong with flags, as far as it can be known without Megatron."""
+    known = known_flags()
+    for name in given:
+        if name not in known:
+            yield Problem(
+                f"megatron.megatron_args.{name}", "no flag of Megatron", "one that megatron-core has"
+            )
+        elif not known[name]:
+            yield Problem(
+                f"megatron.megatron_args.{name}",
+                "a flag of Megatron's own training script",
+                "one that reaches Megatron's model, optimizer or gradient buffers: slime has its own loop",
+                "look for a setting of slime by `slime config flags`",
+            )
+
+
+def with_flags[T](
+    ours: functools.partial[T], given: Mapping[str, Any], reach: str, *, defaults: Collection[str] = ()
+) -> T:
+    """Return one of Megatron's configurations: with our values, and with those of the flags that reach it.
+
+    Args:
+        ours: the configuration's class, and what follows from slime's settings and the model.
+        given: flag -> value, as text.
+        reach: `transformer`, `optimizer` or `ddp`.
+        defaults: fields of ours that a flag may change.
+
+    Raises:
+        TrainerError: Megatron's parser refuses a value, or a flag contradicts what slime derives; names both.
+    """
+    theirs = parsed({name: value for name, value in given.items() if reach in known_flags().get(name, ())})
+    for field, (flag, value) in theirs.items():
+        own = ours.keywords.get(field, value)
+        if field not in defaults and own != value:
+            raise TrainerError(
+                f"{flag} makes Megatron's {field} {value!r}, and slime derives {own!r} from its own settings and "
+                "the model's config.json; drop the flag, or change the setting that it follows from"
+            )
+    return ours(**{field: value for field, (_, value) in theirs.items()})
+
+
+def parsed(given: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
+    """Return Megatron's field -> (flag, typed value), by Megatron's own parser. Imports Megatron if there are any.
+
+    Raises:
+        TrainerError: the parser refuses one; says why.
+    """
+    if not given:
+        return {}
+    parser = megatron_parser()
+    found = {}
+    for name, value in given.items():
+        flag = "--" + name.replace("_", "-")
+        if value is False:
+            continue
+        words = [] if value is True else [str(v) for v in (value if isinstance(value, list) else [value])]
+        action = parser._option_string_actions[flag]
+        found[action.dest] = (flag, getattr(parser.parse_args([flag, *words]), action.dest))
+    return found
+
+
+def megatron_parser() -> argparse.ArgumentParser:
+    """Return Megatron's own parser; it raises TrainerError where argparse would end the process."""
+    from slime_megatron import compat
+
+    with compat.importing():
+        from megatron.training.arguments import add_megatron_arguments
+    parser = _Parser(allow_abbrev=False, add_help=False)
+    add_megatron_arguments(parser)
+    return parser
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise TrainerError(f"Megatron's parser: {message}")

@@ -1,0 +1,94 @@
+"""What `--save-hf` writes: a Hugging Face folder of the whole model, or a PEFT adapter folder with LoRA."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from slime_models.architecture import Architecture
+from slime_models.checkpoint import new_folder, save_hf
+from slime_models.family import ModelFamily
+from torch import Tensor
+from torch.nn import Module
+
+from slime_megatron.lora import A, B
+from slime_megatron.section_roles import LoraSection
+
+#: Either file says that a folder is one that `--save-hf` wrote, and may be written again.
+_MARKS = ("config.json", "adapter_config.json")
+
+
+def save_model(folder: Path, buckets: Iterable[list[tuple[str, Tensor]]], *, config_from: Path) -> None:
+    """Write safetensors of at most 5 GB each, and config and tokenizer of `config_from`; holds one file's worth.
+
+    An earlier folder of the same name, from a step that is being run again, is replaced.
+
+    Raises:
+        CheckpointError: the folder is another thing, or cannot be written.
+    """
+    _remove_earlier(folder)
+    tensors = ((name, tensor.to("cpu", copy=True)) for bucket in buckets for name, tensor in bucket)
+    save_hf(folder, tensors, config_from=config_from)
+
+
+def save_adapter(
+    folder: Path,
+    model: Module,
+    family: ModelFamily,
+    architecture: Architecture,
+    *,
+    section: LoraSection,
+    base: Path,
+) -> None:
+    """Write a folder that PEFT loads onto the Hugging Face model `base`, with the same result as here.
+
+    Where Megatron fuses projections (qkv; gate and up), each gets the same A and its own rows of B.
+
+    Raises:
+        CheckpointError: the folder is another thing, or cannot be written.
+    """
+    _remove_earlier(folder)
+    tensors = dict(peft_tensors(model, family, architecture))
+    modules = {name.removesuffix(".lora_A.weight").rpartition(".")[2] for name in tensors if "lora_A" in name}
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": str(base),
+        "r": section.rank,
+        "lora_alpha": section.alpha,
+        "lora_dropout": 0.0,
+        "target_modules": sorted(modules),
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+    }
+    with new_folder(folder) as partial:
+        save_file(tensors, partial / "adapter_model.safetensors", metadata={"format": "pt"})
+        (partial / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def peft_tensors(
+    model: Module, family: ModelFamily, architecture: Architecture
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield every adapter's matrices under PEFT's names, on the CPU, each in memory of its own."""
+    parameters = dict(model.named_parameters())
+    with torch.no_grad():
+        for name, weight in family.weights(architecture).items():
+            layer = name.removesuffix(".weight")
+            if f"{layer}.{A}" not in parameters:
+                continue
+            parts = weight.rule.layout.unpack(parameters[f"{layer}.{B}"], architecture)
+            for hf_name, rows in zip(weight.hf, parts, strict=True):
+                stem = f"base_model.model.{hf_name.removesuffix('.weight')}"
+                a = parameters[f"{layer}.{A}"]
+                yield f"{stem}.lora_A.weight", a.detach().to("cpu", copy=True).contiguous()
+                yield f"{stem}.lora_B.weight", rows.detach().to("cpu", copy=True).contiguous()
+
+
+def _remove_earlier(folder: Path) -> None:
+    if any((folder / mark).is_file() for mark in _MARKS):
+        shutil.rmtree(folder)

@@ -1,0 +1,148 @@
+"""`Roles`: named sets of weights over one model. Only one set is in the model at a time; the others wait on the host."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from slime_core.errors import CheckpointError
+from slime_models.architecture import Architecture
+from slime_models.checkpoint import read_config
+from slime_models.family import ModelFamily
+from torch import Tensor
+from torch.nn import Module
+
+#: A parameter's name -> its values in another role.
+WeightSet = dict[str, Tensor]
+
+
+class Roles:
+    """The weights of a model's other roles: reference, teacher, earlier policies.
+
+    A role that is taken from the model holds the trained parameters only: the frozen ones are the same in all of
+    them, so that with LoRA a role is the size of its adapters. On CUDA the sets lie in pinned memory.
+
+    Args:
+        model: this rank's part of the model, on its device, with the policy's weights; what is frozen is so already.
+    """
+
+    def __init__(self, model: Module) -> None:
+        self._parameters = dict(model.named_parameters())
+        self._sets: dict[str, WeightSet] = {}
+        self._changing: set[str] = set()
+
+    def __contains__(self, role: str) -> bool:
+        """Return whether there is such a role."""
+        return role in self._sets
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the roles, oldest first."""
+        return iter(self._sets)
+
+    @property
+    def changing(self) -> tuple[str, ...]:
+        """The roles that follow from training, and so belong into a checkpoint, oldest first."""
+        return tuple(role for role in self._sets if role in self._changing)
+
+    def keep(self, role: str, *, changing: bool) -> None:
+        """Copy the model's trained weights, as they are now, into a role; it becomes the newest.
+
+        Args:
+            role: its name.
+            changing: whether training has a part in what the weights now are.
+        """
+        if changing:
+            self._changing.add(role)
+        self._sets[role] = self._sets.pop(role, None) or self._empty()
+        for name, held in self._sets[role].items():
+            held.copy_(self._parameters[name].detach())
+
+    def load(self, role: str, write: Callable[[], None]) -> None:
+        """Make a role of what `write` puts into the model; the model's own weights are back afterwards."""
+        self._sets[role] = _on_host(self._parameters)
+        try:
+            with self.playing(role):
+                write()
+        except BaseException:
+            del self._sets[role]
+            raise
+
+    def drop(self, role: str) -> None:
+        """Forget a role."""
+        del self._sets[role]
+        self._changing.discard(role)
+
+    @contextlib.contextmanager
+    def playing(self, role: str) -> Iterator[None]:
+        """Put a role's weights into the model, and the model's own back when the block ends, bit for bit.
+
+        The optimizer's master weights and moments are not touched. Must not be nested.
+        """
+        self._exchange(self._sets[role])
+        try:
+            yield
+        finally:
+            self._exchange(self._sets[role])
+
+    def sharded(self, role: str, model_state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the role's part of a checkpoint.
+
+        Args:
+            role: an existing role.
+            model_state: the model's own `sharded_state_dict`, which knows how each tensor is cut.
+        """
+        return {
+            name: dataclasses.replace(
+                model_state[name], key=f"roles.{role}.{model_state[name].key}", data=held
+            )
+            for name, held in self._sets[role].items()
+        }
+
+    def restore(self, role: str, state: Mapping[str, Tensor]) -> None:
+        """Fill an existing role with what a checkpoint holds of it."""
+        for name, held in self._sets[role].items():
+            held.copy_(state[name])
+
+    def _empty(self) -> WeightSet:
+        return _on_host({name: p for name, p in self._parameters.items() if p.requires_grad})
+
+    def _exchange(self, held: WeightSet) -> None:
+        """Swap the model's weights with a set's: by their storage where both share a device, else by content."""
+        for name, values in held.items():
+            parameter = self._parameters[name]
+            if values.device == parameter.device:
+                held[name], parameter.data = parameter.data, values
+            else:
+                own = parameter.detach().clone()  # one tensor more than the model, for a moment
+                parameter.data.copy_(values, non_blocking=True)
+                values.copy_(own, non_blocking=True)
+        if torch.cuda.is_available():
+            torch.cuda.current_stream().synchronize()
+
+
+def check_same_model(folder: Path, family: ModelFamily, wanted: Architecture, *, role: str) -> None:
+    """Check that a Hugging Face folder's weights fit the policy's model.
+
+    Raises:
+        CheckpointError: names the first field of the architecture that differs.
+    """
+    found = family.architecture(read_config(folder))
+    for field in dataclasses.fields(Architecture):
+        mine, theirs = getattr(wanted, field.name), getattr(found, field.name)
+        if mine != theirs and field.name != "max_position_embeddings":
+            raise CheckpointError(
+                f"{role} {folder}: {field.name} is {theirs!r}, the policy's is {mine!r}; a role shares the "
+                "policy's model: give weights of the same architecture"
+            )
+
+
+def _on_host(parameters: Mapping[str, Tensor]) -> WeightSet:
+    """Return copies on the host, pinned where the originals are on CUDA."""
+    return {
+        name: torch.empty_like(p, device="cpu", pin_memory=p.is_cuda, requires_grad=False).copy_(p.detach())
+        for name, p in parameters.items()
+    }

@@ -1,0 +1,185 @@
+"""`TrainedModel`: a model with its optimizer, running micro-batches and taking optimizer steps: policy or critic."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
+from megatron.core.models.gpt import GPTModel
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from slime_core.config.sections import TrainSection
+from slime_core.errors import TrainerError
+from slime_core.protocols import Metrics
+from torch import Tensor
+
+from slime_megatron.micro_batch import MicroBatch
+from slime_megatron.model import wrap_for_gradients
+from slime_megatron.optimizer import build_optimizer, build_scheduler, learning_rate, update
+from slime_megatron.section import MegatronSection
+from slime_megatron.world import World
+
+#: The micro-batches of an optimizer step.
+Step = Sequence[MicroBatch]
+#: (micro-batch, what the output processor made of the model's output) -> anything.
+ForEachMicroBatch = Callable[[MicroBatch, Any], Any]
+
+
+class TrainedModel:
+    """This rank's part of a model, wrapped for gradients, its optimizer and the schedule of its learning rate.
+
+    Methods are collective over the world.
+
+    Args:
+        model: with its first weights; what is frozen is so already.
+        train: settings of the optimizer.
+        section: Megatron's own flags, and how many optimizer steps in a row may be skipped.
+        world: the ranks that train it.
+        total_steps: optimizer steps of the run; see `build_scheduler`.
+        output_processor: what the model's output becomes; see `response_log_probs`.
+    """
+
+    def __init__(
+        self,
+        model: GPTModel,
+        train: TrainSection,
+        section: MegatronSection,
+        *,
+        world: World,
+        total_steps: int | None,
+        output_processor: Callable[..., Any],
+    ) -> None:
+        self.model: DistributedDataParallel = wrap_for_gradients(model, section)
+        self.model.config.finalize_model_grads_func = _finish_gradients
+        self.optimizer = build_optimizer(self.model, train, section)
+        self.scheduler = build_scheduler(self.optimizer, train, total_steps=total_steps)
+        self._world = world
+        self._clip_grad = train.clip_grad
+        self._max_skipped_steps = section.max_skipped_steps
+        self._skipped_in_a_row = 0
+        self._output_processor = output_processor
+
+    @torch.no_grad()
+    def forward(self, steps: Sequence[Step], like: Tensor, output: Callable[[Any], Tensor]) -> Tensor:
+        """Return one number for each response token [T] of the batch, under the weights as they are.
+
+        Args:
+            steps: this rank's; those of all ranks cover every token.
+            like: a column [T] of the batch.
+            output: picks the numbers [R] of a micro-batch from what the output processor returned.
+        """
+        found = torch.full_like(like, math.nan)
+
+        def keep(micro: MicroBatch, made: Any) -> None:
+            found[micro.columns] = output(made)
+
+        for step in steps:
+            self._run(step, keep, forward_only=True)
+        return self._world.merge(found)
+
+    def take_step(self, step: Step, loss: ForEachMicroBatch) -> Metrics:
+        """Take one optimizer step, unless its gradient is not finite.
+
+        Args:
+            step: this rank's micro-batches of it.
+            loss: (micro-batch, output) -> (scalar share of the loss with gradient, shares of metrics).
+
+        Returns:
+            Shares of metrics summed over micro-batches and ranks, `loss` among them, `lr`, and `grad_norm` if the
+            step was taken.
+
+        Raises:
+            TrainerError: more steps in a row were skipped than allowed.
+        """
+
+        def share(micro: MicroBatch, output: Any) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+            value, metrics = loss(micro, output)
+            n_tokens = torch.tensor(micro.columns.numel(), dtype=torch.int)
+            return value, n_tokens, {"loss": value.detach(), **metrics}
+
+        self.model.zero_grad_buffer()
+        self.optimizer.zero_grad()
+        shares = self._run(step, share, forward_only=False)
+        own = {name: float(sum(share[name] for share in shares)) for name in (shares[0] if shares else ())}
+        metrics = dict(self._world.add_up(own))
+        metrics["lr"] = learning_rate(self.optimizer)
+        norm = update(self.optimizer, clip_grad=self._clip_grad)
+        if math.isfinite(norm):
+            self.scheduler.step(1)
+            self._skipped_in_a_row = 0
+            metrics["grad_norm"] = norm
+        else:
+            self._skip(norm)
+        return metrics
+
+    def offload(self) -> None:
+        """Move the optimizer's state to the host and free the gradients. Nothing to do on a CPU."""
+        if torch.cuda.is_available():
+            self.optimizer.offload_to_cpu()
+            self.model.offload_grad_buffers()
+
+    def onload(self) -> None:
+        """Undo `offload`."""
+        if torch.cuda.is_available():
+            self.model.restore_grad_buffers()
+            self.optimizer.restore_from_cpu()
+
+    def _run(self, step: Step, each: ForEachMicroBatch, *, forward_only: bool) -> list[Any]:
+        """Run the model, and its gradients unless `forward_only`, over micro-batches; return what `each` returned."""
+
+        def forward(micro_batches: Iterator[MicroBatch], model: Any) -> tuple[Any, Any]:
+            micro = next(micro_batches)
+            output = model(
+                input_ids=micro.tokens,
+                position_ids=None,
+                attention_mask=None,
+                packed_seq_params=micro.packed,
+                output_processor=self._output_processor,
+                output_processor_context=micro.responses,
+            )
+            return output, partial(_call, each, micro)
+
+        results: list[Any] = get_forward_backward_func()(
+            forward_step_func=forward,
+            data_iterator=iter(step),
+            model=self.model,
+            num_microbatches=len(step),
+            seq_length=self.model.module.max_sequence_length,
+            micro_batch_size=1,
+            forward_only=forward_only,
+            collect_non_loss_data=forward_only,
+        )
+        return results
+
+    def _skip(self, norm: float) -> None:
+        self._skipped_in_a_row += 1
+        if self._skipped_in_a_row > self._max_skipped_steps:
+            raise TrainerError(
+                f"the gradient norm is {norm} and {self._skipped_in_a_row} optimizer steps in a row were skipped; "
+                f"max_skipped_steps is {self._max_skipped_steps}; lower the learning rate, or look for bad samples "
+                "in the last step"
+            )
+
+
+def average(steps: Sequence[Metrics], *, prefix: str) -> Metrics:
+    """Return each metric's mean over the optimizer steps that have it, and how many steps were skipped."""
+    names = dict.fromkeys(name for step in steps for name in step)
+    means = {
+        name: sum(step[name] for step in steps if name in step) / sum(name in step for step in steps)
+        for name in names
+    }
+    means["skipped_steps"] = float(sum("grad_norm" not in step for step in steps))
+    return {f"{prefix}{name}": value for name, value in means.items()}
+
+
+def _finish_gradients(model: list[Any], _num_tokens: Tensor | None, **groups: Any) -> None:
+    """Sum gradients over ranks. Without the number of tokens, by which Megatron would divide: shares add up."""
+    finalize_model_grads(model, None, **groups)
+
+
+def _call(each: ForEachMicroBatch, micro: MicroBatch, output: Any, non_loss_data: bool = False) -> Any:
+    """Call `each`; Megatron adds `non_loss_data` where no gradient is wanted."""
+    return each(micro, output)
