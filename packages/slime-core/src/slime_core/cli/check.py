@@ -7,7 +7,7 @@ import dataclasses
 
 from rich.console import Console
 
-from slime_core.assemble import algorithm, make_build, reward_pool
+from slime_core.assemble import algorithm, make_build, make_scorer
 from slime_core.cli.arguments import read_settings, wants_help
 from slime_core.config.check import check_settings, chosen
 from slime_core.config.derive import batch_sizes
@@ -86,7 +86,7 @@ def _lengths(console: Console, settings: Settings, samples: list[Sample], total:
 async def _gold(console: Console, settings: Settings, registry: Registry, samples: list[Sample]) -> int:
     """Say whether the reward gives each label, written as an answer, full marks."""
     labelled = [sample for sample in samples if sample.label is not None]
-    pool = reward_pool(settings, registry)
+    pool = make_scorer(settings, registry)
     if pool is None or not labelled or settings.section(RewardSection).group_rm:
         return 0
     key, threshold = (

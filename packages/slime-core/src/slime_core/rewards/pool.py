@@ -14,7 +14,15 @@ from typing import Any
 from slime_core.errors import PluginError, RewardError
 from slime_core.rewards.calling import explain, load_reward
 from slime_core.rewards.process import WorkerDied, WorkerProcess, done_within
-from slime_core.rewards.results import Failed, Outcome, Reward, RewardFailure, group_values, plain_value
+from slime_core.rewards.results import (
+    Failed,
+    Outcome,
+    Reward,
+    RewardFailure,
+    group_values,
+    plain_value,
+    score_of,
+)
 from slime_core.sample import Group, Sample
 
 _CANCEL_S = 1.0
@@ -126,7 +134,7 @@ class RewardPool:
             return RewardFailure(
                 kind=outcome.kind, message=f"{name}: reward {self._reference} {outcome.what}"
             )
-        return Reward(score=outcome if isinstance(outcome, float) else None, value=outcome, seconds=seconds)
+        return Reward(score=score_of(outcome), value=outcome, seconds=seconds)
 
     async def _run(self, subject: Sample | Group, count: int) -> tuple[list[Outcome], float]:
         """Return one outcome a sample, and the seconds that the call took."""
