@@ -34,7 +34,7 @@ def equivalent(label: str, answer: str) -> bool:
 
     Uses no signals, so it runs in any thread; who needs a hard deadline must run it in a process of its own.
     """
-    if not (_is_parsable(label) and _is_parsable(answer)):
+    if not (is_parsable(label) and is_parsable(answer)):
         return False
     wanted, given = _parsed(label), _parsed(answer)
     if not wanted or not given or not all(map(is_tractable, [*wanted, *given])):
@@ -42,7 +42,15 @@ def equivalent(label: str, answer: str) -> bool:
     # A timeout of None turns off math-verify's own, which uses signals and so fails outside the main thread.
     if not verify(wanted, given, timeout_seconds=None):
         return False
+    if "=" not in label and _contradicts_itself(answer):
+        return False
     return "%" in label + answer or not _far_apart(wanted[0], given[0])
+
+
+def is_parsable(answer: str) -> bool:
+    """Return whether brackets nest at most `MAX_DEPTH` deep."""
+    depths = accumulate(1 if bracket[0] in "{([" else -1 for bracket in _BRACKET.finditer(answer))
+    return max(depths, default=0) <= MAX_DEPTH
 
 
 def _parsed(answer: str) -> list[Any]:
@@ -50,9 +58,13 @@ def _parsed(answer: str) -> list[Any]:
     return found
 
 
-def _is_parsable(answer: str) -> bool:
-    depths = accumulate(1 if bracket[0] in "{([" else -1 for bracket in _BRACKET.finditer(answer))
-    return max(depths, default=0) <= MAX_DEPTH
+def _contradicts_itself(answer: str) -> bool:
+    """Return whether an answer such as `4=5` equates a number with another, of which only the last would count."""
+    first, *others = answer.split("=")
+    numbers = _parsed(first) if others else []
+    if not numbers or not isinstance(numbers[0], Basic) or not numbers[0].is_number:
+        return False
+    return not verify(numbers, _parsed(others[-1]), timeout_seconds=None)
 
 
 def _far_apart(one: Any, other: Any) -> bool:

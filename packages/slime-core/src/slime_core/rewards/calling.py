@@ -11,6 +11,19 @@ from slime_core.errors import PluginError
 from slime_core.plugins.importing import IMPORT_FAILURES, import_object
 
 
+def preloads[F: Callable[..., Any]](*modules: str) -> Callable[[F], F]:
+    """Mark a reward with the modules that it imports late, for workers to import before they need them.
+
+    A worker that takes the place of one that was killed is a copy of a process that has them already.
+    """
+
+    def mark(function: F) -> F:
+        function.preload = modules  # type: ignore[attr-defined]  # functions take attributes
+        return function
+
+    return mark
+
+
 def load_reward(reference: str, options: Mapping[str, Any]) -> Callable[..., Any]:
     """Import `module:attr` and check that it can be called as `reward(sample, **options)`.
 
