@@ -6,11 +6,11 @@ import re
 from itertools import accumulate
 from typing import Any
 
-from math_verify import parse, verify
 from math_verify.parser import LatexExtractionConfig
 from sympy import Basic, Float
 
 from slime_rm.magnitude import is_tractable
+from slime_rm.unlimited import parse, verify
 
 MAX_DEPTH = 12
 """Deepest nesting of brackets that is parsed; the parser's time grows fast with it."""
@@ -39,8 +39,7 @@ def equivalent(label: str, answer: str) -> bool:
     wanted, given = _parsed(label), _parsed(answer)
     if not wanted or not given or not all(map(is_tractable, [*wanted, *given])):
         return False
-    # A timeout of None turns off math-verify's own, which uses signals and so fails outside the main thread.
-    if not verify(wanted, given, timeout_seconds=None):
+    if not verify(wanted, given):
         return False
     if "=" not in label and _contradicts_itself(answer):
         return False
@@ -54,8 +53,7 @@ def is_parsable(answer: str) -> bool:
 
 
 def _parsed(answer: str) -> list[Any]:
-    found: list[Any] = parse(rf"\boxed{{{answer}}}", _EXTRACTION, parsing_timeout=None)
-    return found
+    return parse(rf"\boxed{{{answer}}}", _EXTRACTION)
 
 
 def _contradicts_itself(answer: str) -> bool:
@@ -64,7 +62,7 @@ def _contradicts_itself(answer: str) -> bool:
     numbers = _parsed(first) if others else []
     if not numbers or not isinstance(numbers[0], Basic) or not numbers[0].is_number:
         return False
-    return not verify(numbers, _parsed(others[-1]), timeout_seconds=None)
+    return not verify(numbers, _parsed(others[-1]))
 
 
 def _far_apart(one: Any, other: Any) -> bool:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from math_verify import parse, verify
 from math_verify.parser import ExprExtractionConfig, LatexExtractionConfig
 from slime_core.errors import SampleError
 
 from slime_rm.equivalence import is_parsable
 from slime_rm.magnitude import is_tractable
+from slime_rm.unlimited import parse, verify
 
 _GOLD = (LatexExtractionConfig(), ExprExtractionConfig())
 _GIVEN = (LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig())
@@ -21,9 +21,7 @@ def gold_answers(label: str, *, name: str) -> list[Any]:
     Raises:
         SampleError: it reads nothing; `name` is the sample's.
     """
-    gold: list[Any] = parse(label, _GOLD, parsing_timeout=None) or parse(
-        f"${label}$", _GOLD, parsing_timeout=None
-    )
+    gold: list[Any] = parse(label, _GOLD) or parse(f"${label}$", _GOLD)
     if all(isinstance(answer, str) for answer in gold):  # text that it could not read is returned as it was
         raise SampleError(
             f"{name}: label is {label[:200]!r}; wanted mathematics that math-verify can read (use the reward `exact` for text)"
@@ -35,12 +33,11 @@ def found_answers(text: str) -> list[Any]:
     """Return the answers in `text` as math-verify reads them; none where brackets nest too deep to be parsed."""
     if not is_parsable(text):
         return []
-    found: list[Any] = parse(text, _GIVEN, parsing_timeout=None)
-    return found
+    return parse(text, _GIVEN)
 
 
 def matches(gold: list[Any], found: list[Any]) -> bool:
     """Return whether an answer equals the label; one too large to be worked out equals nothing."""
     if not found or not all(map(is_tractable, [*gold, *found])):
         return False
-    return bool(verify(gold, found, timeout_seconds=None))
+    return verify(gold, found)
