@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from slime_core.errors import PluginError
+from slime_core.errors import ConfigError, PluginError
 from slime_core.plugins.importing import IMPORT_FAILURES, import_object
 
 
@@ -24,34 +25,56 @@ def preloads[F: Callable[..., Any]](*modules: str) -> Callable[[F], F]:
     return mark
 
 
-def load_reward(reference: str, options: Mapping[str, Any]) -> Callable[..., Any]:
-    """Import `module:attr` and check that it can be called as `reward(sample, **options)`.
+def import_reward(reference: str, options: Mapping[str, Any]) -> Callable[..., Any]:
+    """Import `module:attr`, a function `reward(sample, **options)` or a class that is built from the options.
 
     Raises:
         PluginError: it does not import, or does not take the options.
     """
     try:
-        function = import_object(reference)
+        target = import_object(reference)
     except IMPORT_FAILURES as error:
         raise PluginError(f"reward {reference}: does not import: {explain(error)}") from error
-    if not callable(function):
-        raise PluginError(f"reward {reference}: found {type(function).__name__}; wanted a function")
+    if not callable(target):
+        raise PluginError(f"reward {reference}: found {type(target).__name__}; wanted a function or a class")
     try:
-        inspect.signature(function).bind(None, **options)
+        inspect.signature(target).bind(*([] if inspect.isclass(target) else [None]), **options)
     except TypeError as error:
-        signature = inspect.signature(function)
+        signature = inspect.signature(target)
         raise PluginError(
             f"reward {reference}: is called with a sample and the options {sorted(options)}, but its "
             f"signature is {signature} ({error}); options come from rm_args and the plugin's section"
         ) from error
     except ValueError:
         pass  # a builtin without a signature; the call will tell
-    return function  # type: ignore[no-any-return]  # checked to be callable above
+    return target  # type: ignore[no-any-return]  # checked to be callable above
 
 
-def is_async(function: Any) -> bool:
-    """Return whether calling `function` gives a coroutine."""
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(function.__call__)
+def build_reward(target: Callable[..., Any], options: Mapping[str, Any]) -> Callable[[Any], Any]:
+    """Return what scores a sample or a group: the function with its options, or an object of the class.
+
+    Raises:
+        PluginError: the class cannot be built.
+    """
+    if not inspect.isclass(target):
+        return functools.partial(target, **options)
+    try:
+        scorer = target(**options)
+    except ConfigError:  # names the setting already
+        raise
+    except IMPORT_FAILURES as error:
+        raise PluginError(f"reward {target.__qualname__}: cannot be built: {explain(error)}") from error
+    if not callable(scorer):
+        raise PluginError(
+            f"reward {target.__qualname__}: its objects cannot be called; wanted a method __call__"
+        )
+    return scorer
+
+
+def is_async(target: Any) -> bool:
+    """Return whether scoring with what `import_reward` returned gives a coroutine."""
+    call = target.__call__ if not inspect.isroutine(target) else target
+    return inspect.iscoroutinefunction(target) or inspect.iscoroutinefunction(call)
 
 
 def explain(error: BaseException) -> str:
