@@ -12,8 +12,8 @@ MAX_CHARACTERS = 500
 """Longest answer that is read as mathematics; a longer one must be written as the label is."""
 LIMIT_S = 5.0
 """Computing time after which two answers count as different, seconds."""
-PRELOAD = ("slime_rm.equivalence",)
-"""What graders that call `compare` import late."""
+PRELOAD = ("slime_rm.equivalence:warm_up",)
+"""What graders that call `compare` do first: sympy is imported late, and slow at its first answer."""
 
 Comparison = Literal[
     "same writing", "same words", "same meaning", "different", "empty", "not settled in time"

@@ -46,6 +46,11 @@ def equivalent(label: str, answer: str) -> bool:
     return "%" in label + answer or not _far_apart(wanted[0], given[0])
 
 
+def warm_up() -> None:
+    """Compare what takes the parser and sympy through their first steps, which cost a second once a process."""
+    equivalent(r"\frac{1}{2}+\sqrt{8}", r"2\sqrt{2}+0.5")
+
+
 def is_parsable(answer: str) -> bool:
     """Return whether brackets nest at most `MAX_DEPTH` deep."""
     depths = accumulate(1 if bracket[0] in "{([" else -1 for bracket in _BRACKET.finditer(answer))

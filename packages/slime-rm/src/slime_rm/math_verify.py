@@ -6,12 +6,12 @@ from slime_core.rewards.calling import preloads
 from slime_core.rewards.results import Grade
 from slime_core.sample import Sample
 
-from slime_rm.answers import LIMIT_S
+from slime_rm.answers import LIMIT_S, PRELOAD
 from slime_rm.labels import label_of
 from slime_rm.limit import LimitExceeded, cpu_limit
 
 
-@preloads("slime_rm.extraction")
+@preloads("slime_rm.extraction", *PRELOAD)
 def math_verify(sample: Sample, *, window_characters: int = 2000, limit_s: float = LIMIT_S) -> Grade:
     r"""Score 1.0 when math-verify finds the label in the response, boxed, in a formula or as plain numbers.
 

@@ -10,16 +10,18 @@ from typing import Any
 
 from slime_core.errors import ConfigError, PluginError
 from slime_core.plugins.importing import IMPORT_FAILURES, import_object
+from slime_core.rewards.frames import Setup
 
 
-def preloads[F: Callable[..., Any]](*modules: str) -> Callable[[F], F]:
-    """Mark a reward with the modules that it imports late, for workers to import before they need them.
+def preloads[F: Callable[..., Any]](*steps: str) -> Callable[[F], F]:
+    """Mark a reward with what workers do as they start, so that it takes no call's time.
 
-    A worker that takes the place of one that was killed is a copy of a process that has them already.
+    Args:
+        steps: `module` to import, or `module:function` to call without arguments, as to fill caches.
     """
 
     def mark(function: F) -> F:
-        function.preload = modules  # type: ignore[attr-defined]  # functions take attributes
+        function.preload = steps  # type: ignore[attr-defined]  # functions take attributes
         return function
 
     return mark
@@ -48,6 +50,25 @@ def import_reward(reference: str, options: Mapping[str, Any]) -> Callable[..., A
     except ValueError:
         pass  # a builtin without a signature; the call will tell
     return target  # type: ignore[no-any-return]  # checked to be callable above
+
+
+def load(setup: Setup) -> Callable[..., Any]:
+    """Import the reward of a worker, and do what it `preloads`.
+
+    Raises:
+        PluginError: something does not import, or the reward does not take its options.
+    """
+    target = import_reward(setup.reference, setup.options)
+    for step in getattr(target, "preload", ()):
+        try:
+            found = import_object(step)
+            if ":" in step:
+                found()
+        except IMPORT_FAILURES as error:
+            raise PluginError(
+                f"reward {setup.reference}: {step}, which it preloads, fails: {explain(error)}"
+            ) from error
+    return target
 
 
 def build_reward(target: Callable[..., Any], options: Mapping[str, Any]) -> Callable[[Any], Any]:

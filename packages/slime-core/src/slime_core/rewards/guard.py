@@ -14,6 +14,7 @@ import resource
 import select
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
@@ -73,6 +74,14 @@ def cause_of_death(code: int) -> str:
         return f"ended with exit status {code}"
     name = signal.Signals(-code).name
     return f"was killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
+
+
+def threads() -> int:
+    """Return the number of threads of this process, also of those that are not Python's."""
+    try:
+        return len(os.listdir("/proc/self/task"))
+    except OSError:  # no /proc
+        return threading.active_count()
 
 
 def wake_on_child() -> int:

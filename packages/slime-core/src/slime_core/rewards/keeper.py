@@ -1,25 +1,25 @@
 """The process between guard and reward: it times each call, and puts a fresh worker in the place of a dead one.
 
-A worker that crashes, hangs or leaves processes behind costs a fork, not a new interpreter: with the first death
-the keeper imports the reward itself, and from then on forks workers that have it.
+A worker that crashes or hangs costs a fork, not a new interpreter: the keeper imports the reward, and forks workers
+that have it. Only where the import leaves threads running, which a fork would lose, does each worker import by itself.
 """
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import json
 import os
 import pickle
 import select
+import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, BinaryIO, NoReturn
 
 from slime_core.errors import PluginError
 from slime_core.rewards import worker
-from slime_core.rewards.calling import import_reward
+from slime_core.rewards.calling import load
 from slime_core.rewards.frames import HEADER, MAX_REPLY_BYTES, Setup, frame, read_frame
 from slime_core.rewards.guard import (
     adopt_orphans,
@@ -28,7 +28,14 @@ from slime_core.rewards.guard import (
     kill_all,
     reap,
     run_below,
+    threads,
     wake_on_child,
+)
+
+#: What the interpreter of a cold keeper runs: a descriptor, then the import path as its arguments.
+_COLD = (
+    "import sys; sys.path[:] = sys.argv[2:]; "
+    "from slime_core.rewards import keeper; keeper.keep_cold(int(sys.argv[1]))"
 )
 
 
@@ -64,7 +71,6 @@ class Keeper:
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
         self._awake = wake_on_child()
-        self._warm = False
         self._number = 0
         self._life: _Life | None = None
 
@@ -103,9 +109,7 @@ class Keeper:
         """Fork a worker and wait until it has the reward."""
         jobs, replies = os.pipe(), os.pipe()
         parent = os.getpid()
-        pid = (
-            os.fork()
-        )  # this process has one thread: a reward whose import starts more is never imported here
+        pid = os.fork()  # this process has one thread
         if pid == 0:
             run_below(parent, self._worker(jobs[0], replies[1]))
         os.close(jobs[0])
@@ -130,12 +134,6 @@ class Keeper:
         kill_all(life.pid)
         os.close(life.jobs)
         os.close(life.replies)
-        if not self._warm and life.hello.get("threads") == 1:
-            self._warm = True
-            with contextlib.suppress(PluginError, ImportError):  # the worker will say so, if it meets it too
-                function = import_reward(self._setup.reference, self._setup.options)
-                for module in getattr(function, "preload", ()):
-                    importlib.import_module(module)
 
     def _ask(self, life: _Life, payload: bytes, timeout_s: float) -> dict[str, Any]:
         deadline = time.monotonic() + timeout_s
@@ -191,24 +189,61 @@ class Keeper:
 
 def keep() -> None:
     """Answer the jobs of a pool on descriptors 0 and 1 until it closes them. The first frame says what to run."""
-    adopt_orphans()
-    jobs, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.dup2(2, 1)
+    jobs, replies = _private_pipes()
     first = read_frame(jobs)
     if first is None:
         return
-    keeper = Keeper(pickle.loads(first[1]))
-    number, answer = first[0], keeper.start()
-    while True:
-        replies.write(frame(number, json.dumps(answer).encode()))
-        replies.flush()
-        job = read_frame(jobs)
-        if job is None:
-            return
-        number = job[0]
-        answer = {"answers": [keeper.answer(payload) for payload in pickle.loads(job[1])]}
+    number, payload = first
+    setup: Setup = pickle.loads(payload)
+    try:
+        load(setup)
+    except PluginError as error:
+        _reply(replies, number, {"error": str(error)})
+        return
+    if threads() > 1:
+        _restart_cold(payload, jobs, replies)
+    _serve(setup, number, jobs, replies)
+
+
+def keep_cold(setup: int) -> None:
+    """Go on as a keeper that has not imported the reward; `setup` is a descriptor of a file with the first frame."""
+    with os.fdopen(setup, "rb") as file:
+        _serve(pickle.load(file), 0, *_private_pipes())
+
+
+def _restart_cold(setup: bytes, jobs: BinaryIO, replies: BinaryIO) -> NoReturn:
+    """Replace this process, whose threads a fork would lose, by a fresh interpreter on the same pipes."""
+    descriptor, name = tempfile.mkstemp()
+    os.unlink(name)
+    os.write(descriptor, setup)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    os.set_inheritable(descriptor, True)
+    os.dup2(jobs.fileno(), 0)
+    os.dup2(replies.fileno(), 1)
+    path = (folder or "." for folder in sys.path)
+    os.execv(sys.executable, [sys.executable, "-c", _COLD, str(descriptor), *path])
+
+
+def _private_pipes() -> tuple[BinaryIO, BinaryIO]:
+    """Return the pipes of jobs and replies, away from where a reward reads and prints."""
+    jobs, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+    return jobs, replies
+
+
+def _serve(setup: Setup, number: int, jobs: BinaryIO, replies: BinaryIO) -> None:
+    adopt_orphans()
+    keeper = Keeper(setup)
+    _reply(replies, number, keeper.start())
+    while (job := read_frame(jobs)) is not None:
+        number, payload = job
+        _reply(replies, number, {"answers": [keeper.answer(entry) for entry in pickle.loads(payload)]})
+
+
+def _reply(replies: BinaryIO, number: int, answer: dict[str, Any]) -> None:
+    replies.write(frame(number, json.dumps(answer).encode()))
+    replies.flush()
 
 
 def _failed(kind: str, what: str) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from slime_core.errors import SlimeError
-from slime_core.rewards.calling import build_reward, explain, import_reward, is_async
+from slime_core.rewards.calling import build_reward, explain, is_async, load
 from slime_core.rewards.frames import Setup, frame, read_frame
 from slime_core.rewards.results import Failed, Outcome, group_values, plain_value
 from slime_core.sample import Group, Sample
@@ -36,7 +36,7 @@ def serve(setup: Setup, jobs: BinaryIO, replies: BinaryIO, *, number: int) -> No
     with contextlib.suppress(RuntimeError):  # there may be no standard error
         faulthandler.enable()
     try:
-        target = import_reward(setup.reference, setup.options)
+        target = load(setup)
         asynchronous = is_async(target)
         score = None if asynchronous else build_reward(target, setup.options)
     except SlimeError as error:
@@ -44,7 +44,7 @@ def serve(setup: Setup, jobs: BinaryIO, replies: BinaryIO, *, number: int) -> No
         return
     if setup.memory_bytes is not None:
         resource.setrlimit(resource.RLIMIT_AS, (setup.memory_bytes, setup.memory_bytes))
-    _reply(replies, number, {"is_async": asynchronous, "threads": _threads()})
+    _reply(replies, number, {"is_async": asynchronous})
     if score is not None:
         _answer(score, jobs, replies)
 
@@ -82,11 +82,3 @@ def _call(score: Callable[[Any], Any], payload: bytes) -> list[Outcome]:
         return group_values(returned, count) if isinstance(subject, list) else [plain_value(returned)]
     except BaseException as error:  # SystemExit and KeyboardInterrupt of a reward must not end its worker
         return [Failed("raised", f"raised {explain(error)}")] * count
-
-
-def _threads() -> int:
-    """Return the number of threads of this process; 0 where it cannot be known."""
-    try:
-        return len(os.listdir("/proc/self/task"))
-    except OSError:
-        return 0
