@@ -6,14 +6,12 @@ import argparse
 import asyncio
 import os
 import random
-import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -23,32 +21,7 @@ from slime_core.rewards.pool import RewardPool
 from slime_core.rewards.results import RewardFailure
 from slime_core.sample import Sample
 
-MARK = "86399.25"
-"""Seconds that the processes sleep which a hanging response leaves behind; by it they are found."""
-
-
-@dataclass(frozen=True)
-class Trap:
-    """What springs when a worker unpickles the sample that holds it, so that any reward can be measured."""
-
-    kind: str
-
-    def __reduce__(self) -> tuple[Callable[[str], Any], tuple[str]]:
-        """Spring instead of being copied."""
-        return spring, (self.kind,)
-
-
-def spring(kind: str) -> NoReturn:
-    """Hang beside an orphan, ask for a terabyte, or crash the interpreter."""
-    if kind == "hang":
-        subprocess.Popen(["sleep", MARK], start_new_session=True)
-        time.sleep(float(MARK))
-    elif kind == "memory":
-        bytearray(1 << 40)
-    os.abort()
-
-
-KINDS = ("hang", "memory", "crash")
+from slime_bench.traps import KINDS, MARK, Trap
 
 
 def rewards(argv: list[str]) -> int:
