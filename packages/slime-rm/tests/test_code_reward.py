@@ -79,5 +79,5 @@ def test_only_the_first_tests_run_when_so_asked():
     ],
 )
 def test_a_label_that_is_no_tests_is_an_error_that_names_the_sample(label):
-    with pytest.raises(SampleError, match="^sample 6: label is .* wanted tests as JSON"):
+    with pytest.raises(SampleError, match=r"^sample 6: label is .* wanted tests as JSON"):
         code(Sample(index=6, response="```\nx\n```", label=label))

@@ -11,6 +11,7 @@ import pytest
 from slime_rm.sandbox.running import Limits, run
 
 pytestmark = pytest.mark.timeout(120)
+CLONE = {"x86_64": 56, "aarch64": 220}[os.uname().machine]
 
 
 def ran(source, *, stdin="", **limits):
@@ -29,7 +30,7 @@ def attempts(*expressions, setup=""):
     for expression in expressions:
         lines += [
             "try:",
-            f"    print(repr({expression}))",
+            f"    print(repr(({expression})))",
             "except BaseException as e:",
             "    print(type(e).__name__)",
         ]
@@ -100,7 +101,7 @@ def test_no_power_can_be_had_again():
         "libc.unshare(0x10000000), ctypes.get_errno()",
         "libc.mount(b'none', b'/work', b'tmpfs', 0, None), ctypes.get_errno()",
         "libc.ptrace(16, 1, 0, 0), ctypes.get_errno()",
-        "libc.syscall(56, 0x10000000 | 17, 0, 0, 0, 0), ctypes.get_errno()",
+        f"libc.syscall({CLONE}, 0x10000000 | 17, 0, 0, 0, 0), ctypes.get_errno()",
         "libc.chroot(b'/work'), ctypes.get_errno()",
         "os.setuid(0)",
         "os.setgid(0)",
@@ -201,12 +202,9 @@ def test_small_files_cannot_fill_the_disk():
     assert 0 < int(said(source, disk_bytes=1 << 22)) <= 1 << 22
 
 
-@pytest.mark.parametrize("source", ["while True: pass", "import time; time.sleep(1000)", "input(); input()"])
+@pytest.mark.parametrize("source", ["while True: pass", "import time; time.sleep(1000)"])
 def test_a_program_is_stopped_at_its_time(source):
-    result = (
-        ran(source, wall_s=0.5) if "input" not in source else ran("import time; time.sleep(9)", wall_s=0.3)
-    )
-    assert result.ending == "time"
+    assert ran(source, wall_s=0.5).ending == "time"
 
 
 def test_computing_time_is_limited_by_itself():
