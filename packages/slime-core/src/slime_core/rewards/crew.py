@@ -43,6 +43,7 @@ class Crew:
         self._setup = setup
         self._size = size
         self._line: deque[_Job] = deque()
+        self._suspects: deque[_Job] = deque()
         self._filled = asyncio.Condition()
         self._alive: set[WorkerProcess] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -81,17 +82,17 @@ class Crew:
             self._retire(worker)
         if self._tasks:
             await asyncio.wait(self._tasks)
-        for job in self._line:
+        for job in [*self._line, *self._suspects]:
             job.answer.cancel()
         self._line.clear()
+        self._suspects.clear()
         if self._ending:
             await asyncio.wait(self._ending)
 
     async def _work(self, worker: WorkerProcess | None) -> None:
         """Serve jobs by one worker at a time, for as long as the crew is open."""
-        alone = False
         while True:
-            jobs = await self._take(1 if alone else MAX_BATCH)
+            jobs = await self._take()
             try:
                 if worker is None:
                     worker, _ = await self._spawn()
@@ -106,22 +107,23 @@ class Crew:
                     for job in jobs:
                         job.answer.cancel()
                     raise asyncio.CancelledError from None
-                alone = len(jobs) > 1
-                if alone:
-                    self._line.extendleft(reversed(jobs))
+                if len(jobs) > 1:
+                    self._suspects.extend(jobs)
                 elif not isinstance(end, asyncio.CancelledError):  # nobody waits for what was given up
                     _settle(jobs, [Failed("crashed", f"crashed: its process {end or 'does not answer'}")])
             else:
-                alone = False
                 _settle(jobs, answers)
 
-    async def _take(self, most: int) -> list[_Job]:
-        """Wait for jobs and return a worker's share of them."""
+    async def _take(self) -> list[_Job]:
+        """Wait for jobs and return one suspect of having killed a keeper, or a worker's share of the line."""
         while True:
             async with self._filled:
-                await self._filled.wait_for(lambda: self._line)
-            share = max(1, min(most, len(self._line) // (2 * self._size)))
-            jobs = [self._line.popleft() for _ in range(min(share, len(self._line)))]
+                await self._filled.wait_for(lambda: self._line or self._suspects)
+            if self._suspects:
+                jobs = [self._suspects.popleft()]
+            else:
+                share = max(1, min(MAX_BATCH, len(self._line) // (2 * self._size)))
+                jobs = [self._line.popleft() for _ in range(share)]
             if wanted := [job for job in jobs if not job.answer.done()]:
                 return wanted
 

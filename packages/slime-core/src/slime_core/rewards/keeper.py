@@ -66,10 +66,12 @@ class Keeper:
 
     Args:
         setup: what the pool wants run.
+        target: the reward, where a fork of this process may use it; None where each worker is to import it.
     """
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: Setup, target: Callable[..., Any] | None) -> None:
         self._setup = setup
+        self._target = target
         self._awake = wake_on_child()
         self._number = 0
         self._life: _Life | None = None
@@ -123,7 +125,7 @@ class Keeper:
 
     def _worker(self, jobs: int, replies: int) -> Callable[[], None]:
         return lambda: worker.serve(
-            self._setup, os.fdopen(jobs, "rb"), os.fdopen(replies, "wb"), number=self._number
+            self._setup, self._target, os.fdopen(jobs, "rb"), os.fdopen(replies, "wb"), number=self._number
         )
 
     def _end(self) -> None:
@@ -196,19 +198,19 @@ def keep() -> None:
     number, payload = first
     setup: Setup = pickle.loads(payload)
     try:
-        load(setup)
+        target = load(setup)
     except PluginError as error:
         _reply(replies, number, {"error": str(error)})
         return
     if threads() > 1:
         _restart_cold(payload, jobs, replies)
-    _serve(setup, number, jobs, replies)
+    _serve(setup, target, number, jobs, replies)
 
 
 def keep_cold(setup: int) -> None:
     """Go on as a keeper that has not imported the reward; `setup` is a descriptor of a file with the first frame."""
     with os.fdopen(setup, "rb") as file:
-        _serve(pickle.load(file), 0, *_private_pipes())
+        _serve(pickle.load(file), None, 0, *_private_pipes())
 
 
 def _restart_cold(setup: bytes, jobs: BinaryIO, replies: BinaryIO) -> NoReturn:
@@ -232,9 +234,11 @@ def _private_pipes() -> tuple[BinaryIO, BinaryIO]:
     return jobs, replies
 
 
-def _serve(setup: Setup, number: int, jobs: BinaryIO, replies: BinaryIO) -> None:
+def _serve(
+    setup: Setup, target: Callable[..., Any] | None, number: int, jobs: BinaryIO, replies: BinaryIO
+) -> None:
     adopt_orphans()
-    keeper = Keeper(setup)
+    keeper = Keeper(setup, target)
     _reply(replies, number, keeper.start())
     while (job := read_frame(jobs)) is not None:
         number, payload = job

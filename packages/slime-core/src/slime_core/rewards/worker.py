@@ -26,8 +26,23 @@ from slime_core.rewards.results import Failed, Outcome, group_values, plain_valu
 from slime_core.sample import Group, Sample
 
 
-def serve(setup: Setup, jobs: BinaryIO, replies: BinaryIO, *, number: int) -> None:
-    """Import the reward, say what it is in reply to `number`, and answer jobs until the stream ends."""
+def serve(
+    setup: Setup,
+    target: Callable[..., Any] | None,
+    jobs: BinaryIO,
+    replies: BinaryIO,
+    *,
+    number: int,
+) -> None:
+    """Say in reply to `number` what the reward is, and answer jobs until the stream ends.
+
+    Args:
+        setup: what to run.
+        target: the reward; None to import it here.
+        jobs: frames of one sample or group each.
+        replies: frames of what became of them.
+        number: of the first reply.
+    """
     sys.stdout = sys.stderr
     sys.argv = ["slime-reward"]
     # When memory runs out, the kernel is to take this process, not the trainer.
@@ -36,7 +51,7 @@ def serve(setup: Setup, jobs: BinaryIO, replies: BinaryIO, *, number: int) -> No
     with contextlib.suppress(RuntimeError):  # there may be no standard error
         faulthandler.enable()
     try:
-        target = load(setup)
+        target = target or load(setup)
         asynchronous = is_async(target)
         score = None if asynchronous else build_reward(target, setup.options)
     except SlimeError as error:
