@@ -63,10 +63,28 @@ def test_a_number_is_the_score():
     assert 0 <= result.seconds < 1
 
 
-def test_a_dict_has_no_score_of_its_own():
+def test_the_score_of_a_dict_is_its_entry_score():
     (result,) = scores("returned", ["{'score': 1, 'parts': (0.5, True, None), 'pred': 'x'}"])
-    assert result.score is None
+    assert result.score == 1.0
     assert result.value == {"score": 1, "parts": [0.5, True, None], "pred": "x"}
+
+
+def test_a_dict_without_the_entry_score_has_no_score_of_its_own():
+    (result,) = scores("returned", ["{'accuracy': 1}"])
+    assert result.score is None
+
+
+def test_a_grade_becomes_a_dict_of_score_parts_and_details():
+    from slime_core.rewards.results import Grade, plain_value
+
+    assert plain_value(Grade(score=0.5, parts={"f1": 0.5}, details={"answer": ("7", None)})) == {
+        "score": 0.5,
+        "f1": 0.5,
+        "details": {"answer": ["7", None]},
+    }
+    assert plain_value(Grade(score=True)) == {"score": True}
+    assert "the part 'details'" in plain_value(Grade(score=1.0, parts={"details": 1.0})).what
+    assert "returned nan at ['score']" in plain_value(Grade(score=float("nan"))).what
 
 
 @pytest.mark.parametrize(

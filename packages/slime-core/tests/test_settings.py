@@ -131,7 +131,7 @@ def test_cross_checks_name_what_is_missing(load, registry_of):
 
 def test_two_rewards_are_refused(load, registry_of):
     found = [str(p) for p in check_settings(load("--rm-type", "a", "--custom-rm-path", "b:c"), registry_of())]
-    assert any("found 'a' and 'b:c'; wanted one of them" in p for p in found)
+    assert any("found 'a', 'b:c' and {}; wanted one of them" in p for p in found)
 
 
 def test_settings_cannot_be_changed(load):

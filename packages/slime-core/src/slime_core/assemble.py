@@ -34,6 +34,7 @@ from slime_core.plugins.registry import Registry
 from slime_core.protocols import DataSource, TokenView, needs_of
 from slime_core.rewards.overlong import overlong_penalty
 from slime_core.rewards.pool import RewardPool
+from slime_core.rewards.scorer import Scorer
 from slime_core.run import Run, failure_of
 from slime_core.rundir import RunDir
 from slime_core.sample import Group
@@ -107,7 +108,7 @@ async def assemble(settings: Settings, registry: Registry) -> Run:
     )
     eval_source = _eval_source(settings, registry, build)
     num_steps = _num_steps(settings, source)
-    scorer = reward_pool(settings, registry)
+    scorer = make_scorer(settings, registry)
     functions = _functions(settings, registry)
     run_dir = RunDir(build.run_dir)
     run = Run(
@@ -182,16 +183,31 @@ def make_build(settings: Settings, registry: Registry, *, evaluation: bool = Fal
     )
 
 
-def reward_pool(settings: Settings, registry: Registry) -> RewardPool | None:
-    """Return the pool that scores samples with the chosen reward; None when no reward is chosen."""
+def make_scorer(settings: Settings, registry: Registry) -> Scorer | None:
+    """Return what scores samples with the chosen rewards; None when none is chosen."""
     section, picked = settings.section(RewardSection), choices(settings)
-    if picked.reward is None:
+    if not picked.rewards:
         return None
-    plugin = registry.find(picked.reward_group, picked.reward)
+    return Scorer(
+        picked.rewards,
+        pool_of=functools.partial(reward_pool, settings, registry),
+        forced=section.custom_rm_path is not None,
+    )
+
+
+def reward_pool(settings: Settings, registry: Registry, reference: str) -> RewardPool:
+    """Return the pool of one reward, its options from `rm_args`, `rm_args_of` and its distribution's section.
+
+    Raises:
+        PluginError: it is not installed, does not import, or does not take its options.
+    """
+    section, picked = settings.section(RewardSection), choices(settings)
+    plugin = registry.find(picked.reward_group, reference)
+    main = not section.rm_weights and reference in picked.rewards and reference not in section.rm_args_of
     options = choose_options(
         registry.load(plugin),
-        where="reward.rm_args",
-        explicit=section.rm_args,
+        where="reward.rm_args" if main else f"reward.rm_args_of.{reference}",
+        explicit=section.rm_args if main else section.rm_args_of.get(reference, {}),
         section=settings.section_of(plugin.distribution),
     )
     return RewardPool(

@@ -275,7 +275,8 @@ class GenerateFn(Protocol):
         ...
 
 
-#: Scores one sample; sync or async. Keyword-only parameters are options, filled from `rm_args`.
+#: Scores one sample; sync or async. Keyword-only parameters are options, filled from `rm_args`. Or a class that takes the
+#: options, whose objects score. Returns a number, a `rewards.results.Grade`, or a dict of JSON values.
 RewardFn = Callable[..., Any]
 #: Scores a whole group at once, in order; sync or async.
 GroupRewardFn = Callable[..., Any]

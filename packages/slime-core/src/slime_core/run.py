@@ -40,8 +40,8 @@ from slime_core.protocols import (
     Tracker,
     Trainer,
 )
-from slime_core.rewards.pool import RewardPool
 from slime_core.rewards.results import RewardFailure
+from slime_core.rewards.scorer import Scorer
 from slime_core.rollout.driver import fail, reset
 from slime_core.rundir import RunDir
 from slime_core.sample import Group, Sample, Status
@@ -66,7 +66,7 @@ class Run:
     engine: RolloutEngine
     trainer: Trainer
     generate: GenerateFn
-    scorer: RewardPool | None
+    scorer: Scorer | None
     trackers: Sequence[Tracker]
     sizes: BatchSizes
     num_steps: int

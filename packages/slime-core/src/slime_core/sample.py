@@ -57,7 +57,7 @@ class Sample:
     label: str | None = None
     """Ground truth, as the reward wants it."""
     reward: float | dict[str, Any] | None = None
-    """The score, or a dict of scores from which `reward_key` picks one."""
+    """The score, or a dict of scores from which `reward_key` picks one, `score` when it is not given."""
     loss_mask: list[int] | None = None
     """1 where a response token is trained on, else 0. None means all ones."""
     weight_versions: list[str] = field(default_factory=list)
@@ -128,19 +128,20 @@ class Sample:
         return self.response_length if self.loss_mask is None else sum(self.loss_mask)
 
     def reward_value(self, reward_key: str | None = None) -> float:
-        """Return the score as a float.
+        """Return the score as a float: of a dict, its entry `reward_key`, or `score` when that is None.
 
         Raises:
             SampleError: there is no reward, or `reward_key` and the reward's form do not agree.
         """
         reward = self.reward
         if isinstance(reward, dict):
-            if reward_key is None or reward_key not in reward:
+            key = "score" if reward_key is None else reward_key
+            if not isinstance(reward.get(key), int | float):
                 raise SampleError(
                     f"{self.name}: reward is a dict with keys {sorted(reward)}, reward_key is {reward_key!r}; "
-                    "set --reward-key to one of the keys"
+                    "set --reward-key to one whose value is a number"
                 )
-            reward = reward[reward_key]
+            reward = reward[key]
         elif reward_key is not None and reward is not None:
             raise SampleError(
                 f"{self.name}: reward is {reward!r}, not a dict with the key {reward_key!r}; "

@@ -1,5 +1,5 @@
-"""Rewards for slime.
+"""Rewards for slime: a module a reward, each named like what `--rm-type` chooses; the README has the table.
 
-`math` grades boxed answers, `exact` compares text, `chance` ignores the response. sympy is imported only when two
-answers are written differently.
+`answers` compares mathematics for all of them, `choice` reads options, `sandbox` runs programs, `posting` asks servers,
+`adapters` calls rewards of other frameworks. sympy is imported only when two answers are written differently.
 """

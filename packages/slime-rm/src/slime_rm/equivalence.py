@@ -6,11 +6,11 @@ import re
 from itertools import accumulate
 from typing import Any
 
-from math_verify import parse, verify
 from math_verify.parser import LatexExtractionConfig
 from sympy import Basic, Float
 
 from slime_rm.magnitude import is_tractable
+from slime_rm.unlimited import parse, verify
 
 MAX_DEPTH = 12
 """Deepest nesting of brackets that is parsed; the parser's time grows fast with it."""
@@ -34,25 +34,40 @@ def equivalent(label: str, answer: str) -> bool:
 
     Uses no signals, so it runs in any thread; who needs a hard deadline must run it in a process of its own.
     """
-    if not (_is_parsable(label) and _is_parsable(answer)):
+    if not (is_parsable(label) and is_parsable(answer)):
         return False
     wanted, given = _parsed(label), _parsed(answer)
     if not wanted or not given or not all(map(is_tractable, [*wanted, *given])):
         return False
-    # A timeout of None turns off math-verify's own, which uses signals and so fails outside the main thread.
-    if not verify(wanted, given, timeout_seconds=None):
+    if not verify(wanted, given):
+        return False
+    if "=" not in label and _contradicts_itself(answer):
         return False
     return "%" in label + answer or not _far_apart(wanted[0], given[0])
 
 
-def _parsed(answer: str) -> list[Any]:
-    found: list[Any] = parse(rf"\boxed{{{answer}}}", _EXTRACTION, parsing_timeout=None)
-    return found
+def warm_up() -> None:
+    """Compare what takes the parser and sympy through their first steps, which cost a second once a process."""
+    equivalent(r"\frac{1}{2}+\sqrt{8}", r"2\sqrt{2}+0.5")
 
 
-def _is_parsable(answer: str) -> bool:
+def is_parsable(answer: str) -> bool:
+    """Return whether brackets nest at most `MAX_DEPTH` deep."""
     depths = accumulate(1 if bracket[0] in "{([" else -1 for bracket in _BRACKET.finditer(answer))
     return max(depths, default=0) <= MAX_DEPTH
+
+
+def _parsed(answer: str) -> list[Any]:
+    return parse(rf"\boxed{{{answer}}}", _EXTRACTION)
+
+
+def _contradicts_itself(answer: str) -> bool:
+    """Return whether an answer such as `4=5` equates a number with another, of which only the last would count."""
+    first, *others = answer.split("=")
+    numbers = _parsed(first) if others else []
+    if not numbers or not isinstance(numbers[0], Basic) or not numbers[0].is_number:
+        return False
+    return not verify(numbers, _parsed(others[-1]))
 
 
 def _far_apart(one: Any, other: Any) -> bool:

@@ -48,7 +48,7 @@ def plain(answer: str) -> str:
 
 
 def same_writing(one: str, other: str) -> bool:
-    """Return whether two answers in plain writing are the same but for blanks."""
+    """Return whether two answers in plain writing are the same but for blanks that part no digits."""
     return _without_blanks(one) == _without_blanks(other)
 
 
@@ -67,7 +67,8 @@ def words(answer: str) -> str | None:
 
 
 def _without_blanks(text: str) -> str:
-    return re.sub(r"\s", "", text)
+    # Between two digits a blank is not how a number is typed, but what parts two numbers.
+    return re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", text)
 
 
 def _as_fraction(number: re.Match[str]) -> str:

@@ -7,7 +7,7 @@ import dataclasses
 
 from rich.console import Console
 
-from slime_core.assemble import algorithm, make_build, reward_pool
+from slime_core.assemble import algorithm, make_build, make_scorer
 from slime_core.cli.arguments import read_settings, wants_help
 from slime_core.config.check import check_settings, chosen
 from slime_core.config.derive import batch_sizes
@@ -17,6 +17,7 @@ from slime_core.errors import ConfigError, DataError
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import DataSource
 from slime_core.rewards.results import RewardFailure
+from slime_core.rewards.scorer import Scorer
 from slime_core.sample import Sample, Status
 
 HELP = """usage: slime check RECIPE.toml ... [--flag value ...]
@@ -27,7 +28,9 @@ reward gives gold answers full marks. Starts no engine and no trainer. Exit stat
 #: Prompts that are looked at.
 PROMPTS = 32
 #: Ways to write a gold answer that a reward may expect.
-FORMS = ("{label}", "\\boxed{{{label}}}", "Answer: {label}")
+FORMS = ("{label}", "\\boxed{{{label}}}", "Answer: {label}", "#### {label}")
+#: Gold answers that are shown of those that fail.
+SHOWN = 5
 
 
 def main(argv: list[str]) -> int:
@@ -86,33 +89,52 @@ def _lengths(console: Console, settings: Settings, samples: list[Sample], total:
 async def _gold(console: Console, settings: Settings, registry: Registry, samples: list[Sample]) -> int:
     """Say whether the reward gives each label, written as an answer, full marks."""
     labelled = [sample for sample in samples if sample.label is not None]
-    pool = reward_pool(settings, registry)
+    pool = make_scorer(settings, registry)
     if pool is None or not labelled or settings.section(RewardSection).group_rm:
         return 0
-    key, threshold = (
-        settings.section(RewardSection).reward_key,
-        settings.section(EvalSection).eval_pass_threshold,
-    )
     await pool.start()
     try:
-        for form in FORMS:
-            for sample in labelled:
-                sample.response, sample.status = form.format(label=sample.label), Status.COMPLETED
-            results = await asyncio.gather(*(pool.score(sample) for sample in labelled))
-            passed = 0
-            for sample, result in zip(labelled, results, strict=True):
-                if not isinstance(result, RewardFailure):
-                    sample.reward = result.value
-                    passed += sample.reward_value(key) >= threshold
-            if passed == len(labelled):
-                console.print(
-                    f"[green]ok[/green]  the reward accepts all {passed} gold answers written as {form!r}"
-                )
-                return 0
-        console.print(
-            f"[yellow]warning[/yellow]  in no form did the reward accept all gold answers; {labelled[0].name} has the "
-            f"label {labelled[0].label!r}; look at it with the reward's own documentation"
-        )
+        attempts = [(form, await _wrong(settings, pool, labelled, form)) for form in FORMS]
     finally:
         await pool.close()
+    form, wrong = min(attempts, key=lambda attempt: len(attempt[1]))
+    right, written = len(labelled) - len(wrong), form.format(label="LABEL")
+    if not wrong:
+        console.print(
+            f"[green]ok[/green]  the reward accepts all {right} gold answers written as {written!r}"
+        )
+        return 0
+    failures = [reason for reason in wrong if isinstance(reason, RewardFailure)]
+    if failures:
+        raise DataError(
+            f"the reward cannot score {len(failures)} of {len(labelled)} gold answers written as {written!r}: "
+            f"{failures[0].message}"
+        )
+    console.print(
+        f"[yellow]warning[/yellow]  the reward accepts {right} of {len(labelled)} gold answers written as {written!r}, "
+        "and no more in any other form; `slime rm try` shows why it refuses one:"
+    )
+    for reason in wrong[:SHOWN]:
+        console.print(f"  {reason}", markup=False)
     return 0
+
+
+async def _wrong(
+    settings: Settings, scorer: Scorer, labelled: list[Sample], form: str
+) -> list[str | RewardFailure]:
+    """Return what is wrong with each gold answer, written in one form, that does not get full marks."""
+    key = settings.section(RewardSection).reward_key
+    threshold = settings.section(EvalSection).eval_pass_threshold
+    for sample in labelled:
+        sample.response, sample.status = form.format(label=sample.label), Status.COMPLETED
+    results = await asyncio.gather(*(scorer.score(sample) for sample in labelled))
+    wrong: list[str | RewardFailure] = []
+    for sample, result in zip(labelled, results, strict=True):
+        if isinstance(result, RewardFailure):
+            wrong.append(result)
+            continue
+        sample.reward = result.value
+        if sample.reward_value(key) < threshold:
+            details = result.value.get("details", "") if isinstance(result.value, dict) else ""
+            wrong.append(f"{sample.name}: label {sample.label!r} gets {sample.reward_value(key):g} {details}")
+    return wrong

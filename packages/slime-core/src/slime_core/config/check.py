@@ -42,6 +42,7 @@ def chosen(settings: Settings) -> Iterator[tuple[str, str, str]]:
     run, model = settings.section(RunSection), settings.section(ModelSection)
     data, rollout = settings.section(DataSection), settings.section(RolloutSection)
     evaluation, picked = settings.section(EvalSection), choices(settings)
+    reward = settings.section(RewardSection)
     yield "run.loop", "slime.loops", run.loop
     yield "run.launcher", "slime.launchers", run.launcher
     for tracker in run.tracker:
@@ -55,8 +56,10 @@ def chosen(settings: Settings) -> Iterator[tuple[str, str, str]]:
     yield "rollout.custom_generate_function_path", "slime.generators", rollout.custom_generate_function_path
     if rollout.dynamic_sampling_filter_path is not None:
         yield "rollout.dynamic_sampling_filter_path", "slime.filters", rollout.dynamic_sampling_filter_path
-    if picked.reward is not None:
-        yield "reward.rm_type", picked.reward_group, picked.reward
+    for reference in picked.rewards:
+        yield "reward.rm_weights" if reward.rm_weights else "reward.rm_type", picked.reward_group, reference
+    for reference in reward.rm_args_of:
+        yield "reward.rm_args_of", picked.reward_group, reference
     yield "train.train_backend", "slime.trainers", settings.section(TrainSection).train_backend
     yield "algorithm.advantage_estimator", "slime.advantages", picked.advantage
     if picked.loss is not None:
@@ -140,9 +143,11 @@ def _required(settings: Settings) -> Iterator[Problem]:
         )
     reward = settings.section(RewardSection)
     if settings.section(AlgorithmSection).loss_type != "sft_loss" and not (
-        reward.rm_type or reward.custom_rm_path
+        reward.rm_type or reward.custom_rm_path or reward.rm_weights
     ):
-        yield Problem("reward.rm_type", "nothing", "a reward", "give --rm-type or --custom-rm-path")
+        yield Problem(
+            "reward.rm_type", "nothing", "a reward", "give --rm-type, --custom-rm-path or --rm-weights"
+        )
 
 
 def _caught(function: Callable[[], object]) -> Iterable[Problem]:

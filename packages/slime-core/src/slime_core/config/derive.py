@@ -70,7 +70,8 @@ class Choices:
     """The references that choose plugins, after the `custom_*` spellings have taken their places."""
 
     reward_group: str
-    reward: str | None
+    rewards: dict[str, float]
+    """Rewards by name, and the weight of each; empty when none is chosen."""
     advantage: str
     loss: str | None
     """None for the loss that goes with the estimator."""
@@ -85,11 +86,12 @@ def choices(settings: Settings) -> Choices:
     """
     reward, algorithm = settings.section(RewardSection), settings.section(AlgorithmSection)
     problems = []
-    if reward.rm_type is not None and reward.custom_rm_path is not None:
+    named = [name for name in (reward.custom_rm_path, reward.rm_type) if name is not None]
+    if len(named) + bool(reward.rm_weights) > 1:
         problems.append(
             Problem(
-                "reward.rm_type and reward.custom_rm_path",
-                f"{reward.rm_type!r} and {reward.custom_rm_path!r}",
+                "reward.rm_type, reward.custom_rm_path and reward.rm_weights",
+                f"{reward.rm_type!r}, {reward.custom_rm_path!r} and {reward.rm_weights}",
                 "one of them",
             )
         )
@@ -99,6 +101,14 @@ def choices(settings: Settings) -> Choices:
                 "algorithm.disable_rewards_normalization and reward.custom_reward_post_process_path",
                 f"both, the second {reward.custom_reward_post_process_path!r}",
                 "one of them",
+            )
+        )
+    if reward.rm_weights and reward.rm_args:
+        problems.append(
+            Problem(
+                "reward.rm_args",
+                "options beside reward.rm_weights",
+                "reward.rm_args_of, by the reward's name",
             )
         )
     reducer = algorithm.custom_pg_loss_reducer_function_path or algorithm.loss_reducer
@@ -114,7 +124,7 @@ def choices(settings: Settings) -> Choices:
         raise ConfigError(problems)
     return Choices(
         reward_group="slime.group_rewards" if reward.group_rm else "slime.rewards",
-        reward=reward.custom_rm_path or reward.rm_type,
+        rewards={named[0]: 1.0} if named else dict(reward.rm_weights),
         advantage=algorithm.custom_advantage_function_path or algorithm.advantage_estimator,
         loss=algorithm.custom_loss_function_path or algorithm.loss_type,
         reducer=reducer,

@@ -136,11 +136,15 @@ class RewardSection(SectionModel):
     rm_type: str | None = None
     """Reward, by name."""
     custom_rm_path: str | None = None
-    """Reward, by `module:function`; takes the place of `rm_type`."""
+    """Reward, by `module:function`; takes the place of `rm_type`, also where a row's metadata has its own."""
     rm_args: dict[str, Any] = {}
     """Options of the reward: its keyword-only parameters."""
+    rm_weights: dict[str, float] = {}
+    """Several rewards, by name, and the weight of each in the score; takes the place of `rm_type`."""
+    rm_args_of: dict[str, dict[str, Any]] = {}
+    """Options of rewards other than the one of `rm_type`, by name: those of `rm_weights` and of rows' metadata."""
     reward_key: str | None = None
-    """Which entry of a reward dict is the score."""
+    """Which entry of a reward dict is the score; `score` when not given."""
     eval_reward_key: str | None = None
     """Which entry of a reward dict is the evaluation score; `reward_key` when not given."""
     group_rm: bool = False

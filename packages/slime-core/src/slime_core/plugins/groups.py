@@ -51,13 +51,13 @@ GROUPS: tuple[Group, ...] = (
     Group(
         "slime.rewards",
         ("--rm-type", "--custom-rm-path"),
-        "(sample: Sample, *, options) -> float | dict, sync or async",
+        "(sample: Sample, *, options) -> float | Grade | dict, sync or async; or a class built from the options",
         "the score of one sample",
     ),
     Group(
         "slime.group_rewards",
         ("--rm-type", "--custom-rm-path"),
-        "(group: list[Sample], *, options) -> list[float | dict], sync or async",
+        "(group: list[Sample], *, options) -> list[float | Grade | dict], sync or async; or such a class",
         "the scores of one group, under --group-rm",
     ),
     Group(

@@ -2,43 +2,100 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from slime_core.errors import PluginError
+from slime_core.errors import ConfigError, PluginError
 from slime_core.plugins.importing import IMPORT_FAILURES, import_object
+from slime_core.rewards.frames import Setup
 
 
-def load_reward(reference: str, options: Mapping[str, Any]) -> Callable[..., Any]:
-    """Import `module:attr` and check that it can be called as `reward(sample, **options)`.
+def preloads[F: Callable[..., Any]](*steps: str) -> Callable[[F], F]:
+    """Mark a reward with what workers do as they start, so that it takes no call's time.
+
+    Args:
+        steps: `module` to import, or `module:function` to call without arguments, as to fill caches.
+    """
+
+    def mark(function: F) -> F:
+        function.preload = steps  # type: ignore[attr-defined]  # functions take attributes
+        return function
+
+    return mark
+
+
+def import_reward(reference: str, options: Mapping[str, Any]) -> Callable[..., Any]:
+    """Import `module:attr`, a function `reward(sample, **options)` or a class that is built from the options.
 
     Raises:
         PluginError: it does not import, or does not take the options.
     """
     try:
-        function = import_object(reference)
+        target = import_object(reference)
     except IMPORT_FAILURES as error:
         raise PluginError(f"reward {reference}: does not import: {explain(error)}") from error
-    if not callable(function):
-        raise PluginError(f"reward {reference}: found {type(function).__name__}; wanted a function")
+    if not callable(target):
+        raise PluginError(f"reward {reference}: found {type(target).__name__}; wanted a function or a class")
     try:
-        inspect.signature(function).bind(None, **options)
+        inspect.signature(target).bind(*([] if inspect.isclass(target) else [None]), **options)
     except TypeError as error:
-        signature = inspect.signature(function)
+        signature = inspect.signature(target)
         raise PluginError(
             f"reward {reference}: is called with a sample and the options {sorted(options)}, but its "
             f"signature is {signature} ({error}); options come from rm_args and the plugin's section"
         ) from error
     except ValueError:
         pass  # a builtin without a signature; the call will tell
-    return function  # type: ignore[no-any-return]  # checked to be callable above
+    return target  # type: ignore[no-any-return]  # checked to be callable above
 
 
-def is_async(function: Any) -> bool:
-    """Return whether calling `function` gives a coroutine."""
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(function.__call__)
+def load(setup: Setup) -> Callable[..., Any]:
+    """Import the reward of a worker, and do what it `preloads`.
+
+    Raises:
+        PluginError: something does not import, or the reward does not take its options.
+    """
+    target = import_reward(setup.reference, setup.options)
+    for step in getattr(target, "preload", ()):
+        try:
+            found = import_object(step)
+            if ":" in step:
+                found()
+        except IMPORT_FAILURES as error:
+            raise PluginError(
+                f"reward {setup.reference}: {step}, which it preloads, fails: {explain(error)}"
+            ) from error
+    return target
+
+
+def build_reward(target: Callable[..., Any], options: Mapping[str, Any]) -> Callable[[Any], Any]:
+    """Return what scores a sample or a group: the function with its options, or an object of the class.
+
+    Raises:
+        PluginError: the class cannot be built.
+    """
+    if not inspect.isclass(target):
+        return functools.partial(target, **options)
+    try:
+        scorer = target(**options)
+    except ConfigError:  # names the setting already
+        raise
+    except IMPORT_FAILURES as error:
+        raise PluginError(f"reward {target.__qualname__}: cannot be built: {explain(error)}") from error
+    if not callable(scorer):
+        raise PluginError(
+            f"reward {target.__qualname__}: its objects cannot be called; wanted a method __call__"
+        )
+    return scorer
+
+
+def is_async(target: Any) -> bool:
+    """Return whether scoring with what `import_reward` returned gives a coroutine."""
+    call = target.__call__ if not inspect.isroutine(target) else target
+    return inspect.iscoroutinefunction(target) or inspect.iscoroutinefunction(call)
 
 
 def explain(error: BaseException) -> str:

@@ -5,15 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import pickle
 import signal
 import sys
 from typing import Any
 
 from slime_core.errors import PluginError
-from slime_core.rewards.frames import HEADER, MAX_REPLY_BYTES, frame
+from slime_core.rewards.frames import HEADER, MAX_REPLY_BYTES, Setup, frame
+from slime_core.rewards.guard import cause_of_death
 
 #: What the interpreter of a worker runs, with this process's import path as its arguments.
-_BOOT = "import sys; sys.path[:] = sys.argv[1:]; from slime_core.rewards.worker import main; main()"
+_BOOT = (
+    "import sys; sys.path[:] = sys.argv[1:]; "
+    "from slime_core.rewards import guard, keeper; guard.main(keeper.keep)"
+)
 _LAST_LOOK_S = 0.05
 _GUARD_S = 5.0
 
@@ -35,7 +40,7 @@ async def done_within(task: asyncio.Task[Any], timeout_s: float) -> bool:
 
 
 class WorkerProcess:
-    """A process that calls one reward, one job at a time. Belongs to the event loop that started it."""
+    """A process that calls one reward, one frame of jobs at a time. Belongs to the event loop that started it."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -43,13 +48,8 @@ class WorkerProcess:
         self._reading: asyncio.Task[dict[str, Any]] | None = None
 
     @classmethod
-    async def start(cls, reference: str, setup: bytes, *, timeout_s: float) -> tuple[WorkerProcess, bool]:
+    async def start(cls, setup: Setup) -> tuple[WorkerProcess, bool]:
         """Start a process, wait until it has imported the reward, and say whether the reward is async.
-
-        Args:
-            reference: the reward, for messages.
-            setup: pickled (reference, options, memory limit in bytes or None).
-            timeout_s: deadline of start and import.
 
         Raises:
             PluginError: the reward does not import, does not take its options, or ends its process on import.
@@ -65,15 +65,17 @@ class WorkerProcess:
         )
         worker = cls(process)
         try:
-            answer = await worker.call(setup, timeout_s=timeout_s)
+            answer = await worker.call(pickle.dumps(setup), timeout_s=setup.start_timeout_s)
             if "error" in answer:
                 raise PluginError(answer["error"])
         except WorkerDied as death:
-            raise PluginError(f"reward {reference}: its process {death} while importing it") from None
+            raise PluginError(f"reward {setup.reference}: its process {death} while importing it") from None
         except BaseException as error:
             await worker.kill()
             if isinstance(error, TimeoutError):
-                raise PluginError(f"reward {reference}: does not import within {timeout_s:g} s") from None
+                raise PluginError(
+                    f"reward {setup.reference}: does not import within {setup.start_timeout_s:g} s"
+                ) from None
             raise
         return worker, answer["is_async"]
 
@@ -93,7 +95,7 @@ class WorkerProcess:
         try:
             return self._reading.result()
         except (EOFError, ConnectionError):
-            raise WorkerDied(_cause_of_death(await self.kill())) from None
+            raise WorkerDied(cause_of_death(await self.kill())) from None
         except ValueError as error:
             await self.kill()
             raise WorkerDied(f"sent garbage ({error})") from None
@@ -137,10 +139,3 @@ class WorkerProcess:
         while await self._process.stdout.read(1 << 16):
             pass
         return await self._process.wait()
-
-
-def _cause_of_death(status: int) -> str:
-    if status >= 0:
-        return f"ended with exit status {status}"
-    name = signal.Signals(-status).name
-    return f"was killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")

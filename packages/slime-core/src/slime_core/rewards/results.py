@@ -5,12 +5,28 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 FailureKind = Literal["raised", "deadline", "crashed", "invalid"]
 
-_WANTED = "a reward returns a finite number, or a dict of JSON values"
+_WANTED = "a reward returns a finite number, a Grade, or a dict of JSON values"
+
+
+SCORE = "score"
+"""Entry of a reward dict that is the score, unless `reward_key` names another."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grade:
+    """What a reward may return to say more than a number; becomes the dict `{score, **parts, details}`."""
+
+    score: float
+    """The score."""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Further numbers, which `--reward-key` can choose and whose means are metrics."""
+    details: Mapping[str, Any] = field(default_factory=dict)
+    """Why: JSON values for people, such as the answer that was found."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +34,7 @@ class Reward:
     """A score."""
 
     score: float | None
-    """The number; None when the reward returned a dict, of which `reward_key` picks an entry."""
+    """The number; None when the reward returned a dict without `score`, of which `reward_key` picks an entry."""
     value: float | dict[str, Any]
     """What the reward returned: a finite float, or a dict of JSON values without NaN and infinity."""
     seconds: float
@@ -54,6 +70,8 @@ def plain_value(returned: Any) -> Outcome:
     1.0; inside a dict ints and bools stay, and tuples become lists.
     """
     try:
+        if isinstance(returned, Grade):
+            returned = _as_dict(returned)
         if isinstance(returned, Mapping):
             return {_key(key): _plain(value, f"[{key!r}]") for key, value in returned.items()}
         value = _plain(returned, "")
@@ -76,6 +94,20 @@ def group_values(returned: Any, count: int) -> list[Outcome]:
     else:
         return [plain_value(item) for item in items]
     return [failed] * count
+
+
+def score_of(value: float | dict[str, Any]) -> float | None:
+    """Return the number that a plain value is, or that its `score` is; None for any other dict."""
+    number = value.get(SCORE) if isinstance(value, dict) else value
+    return float(number) if isinstance(number, int | float) else None
+
+
+def _as_dict(grade: Grade) -> dict[str, Any]:
+    reserved = {SCORE, "details"} & set(grade.parts)
+    if reserved:
+        raise ValueError(f"a Grade with the part {sorted(reserved)[0]!r}, a name that is taken")
+    why = {"details": dict(grade.details)} if grade.details else {}
+    return {SCORE: grade.score, **grade.parts, **why}
 
 
 def _key(key: Any) -> str:

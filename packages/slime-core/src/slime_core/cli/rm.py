@@ -1,0 +1,93 @@
+"""`slime rm`: a reward on one response, outside of any run."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from typing import Any
+
+from slime_core.errors import ConfigError, Problem, RewardError
+from slime_core.plugins.bind import choose_options
+from slime_core.plugins.registry import Registry
+from slime_core.rewards.pool import RewardPool
+from slime_core.rewards.results import Reward, RewardFailure
+from slime_core.sample import Sample, Status
+
+DESCRIPTION = """Score one response as a run would, in a worker with a deadline, and print the score and why.
+Exit status 0 when there is a score, whatever it is; 2 when the input or the reward is at fault."""
+
+
+def main(argv: list[str]) -> int:
+    """Run the subcommand."""
+    arguments = _parse(argv)
+    options, metadata = _object("--rm-args", arguments.rm_args), _object("--metadata", arguments.metadata)
+    sample = Sample(
+        index=0,
+        prompt=arguments.prompt,
+        response=sys.stdin.read() if arguments.response == "-" else arguments.response,
+        label=arguments.label,
+        metadata=metadata,
+        status=Status.COMPLETED,
+    )
+    registry = Registry.from_environment()
+    plugin = registry.find("slime.rewards", arguments.type)
+    options = choose_options(registry.load(plugin), where="--rm-args", explicit=options)
+    pool = RewardPool(plugin.value, options, workers=1, timeout_s=arguments.timeout_s)
+    result = asyncio.run(_score(pool, sample))
+    if isinstance(result, RewardFailure):
+        raise RewardError(result.message)
+    print(json.dumps(result.value, indent=2) if arguments.json else _shown(result))
+    return 0
+
+
+async def _score(pool: RewardPool, sample: Sample) -> Reward | RewardFailure:
+    async with pool:
+        return await pool.score(sample)
+
+
+def _shown(result: Reward) -> str:
+    value: dict[str, Any] = result.value if isinstance(result.value, dict) else {"score": result.value}
+    lines = [f"{key}: {_text(entry)}" for key, entry in value.items() if key != "details"]
+    details = value.get("details", {})
+    lines += [f"  {key}: {_text(entry)}" for key, entry in details.items()]
+    return "\n".join(lines)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _object(flag: str, text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(
+            [Problem(flag, f"{text[:60]!r}, which is not JSON ({error.msg})", "a JSON object")]
+        ) from error
+    if not isinstance(value, dict):
+        raise ConfigError([Problem(flag, repr(text[:60]), "a JSON object")])
+    return value
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"found {text}; wanted more than 0")
+    return value
+
+
+def _parse(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="slime rm", description="Rewards, outside of any run.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    trial = commands.add_parser("try", help="score one response", description=DESCRIPTION)
+    trial.add_argument("type", metavar="TYPE", help="reward: a name, or module:function")
+    trial.add_argument("--response", required=True, help="text to score; - reads standard input")
+    trial.add_argument("--label", help="ground truth, as the reward wants it")
+    trial.add_argument("--prompt", default="", help="prompt, for rewards that read it")
+    trial.add_argument("--metadata", default="{}", metavar="JSON", help="metadata of the row")
+    trial.add_argument("--rm-args", default="{}", metavar="JSON", help="options of the reward")
+    trial.add_argument("--timeout-s", type=_seconds, default=30.0, help="deadline, seconds")
+    trial.add_argument("--json", action="store_true", help="print JSON")
+    return parser.parse_args(argv)

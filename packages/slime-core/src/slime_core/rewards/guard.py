@@ -1,0 +1,157 @@
+"""The process at the top of a worker, which never runs foreign code, and what it kills with.
+
+Below it runs the keeper (`keeper`), and below that the process that calls the reward (`worker`). The guard adopts
+every process that the reward starts (also those that leave the worker's session, or whose parents die), and kills
+them all as soon as the keeper ends, the pool closes the pipe, or the trainer is gone, however hard it was killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+import select
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_ORPHAN_CHECK_MS = 1000
+
+
+def main(keep: Callable[[], None]) -> NoReturn:
+    """Run the guard and, in a fork of it, `keep`. Descriptors 0 and 1 are pipes of jobs and replies."""
+    trainer = os.getppid()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    adopt_orphans()
+    guard = os.getpid()
+    keeper = os.fork()  # this process has one thread
+    if keeper == 0:
+        run_below(guard, keep)
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)  # the pool reads the end of the replies when the keeper has ended
+    ended = _watch(keeper, trainer)
+    killed = kill_all(keeper)  # a keeper that was ending by itself has its own status, not that of the kill
+    end_like(killed if ended is None else ended)
+
+
+def run_below(parent: int, run: Callable[[], None]) -> NoReturn:
+    """Call `run` in this fresh fork, in a session of its own, bound to die with its parent; then exit."""
+    status = 1
+    try:
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() == parent:
+            os.setsid()
+            run()
+            status = 0
+    except BrokenPipeError:  # whoever was to read has gone
+        pass
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        os._exit(status)  # without the exit handlers of foreign modules, which may hang
+
+
+def adopt_orphans() -> None:
+    """Become the parent of all processes below that lose theirs."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def end_like(status: int) -> NoReturn:
+    """End this process as another ended, of which `status` is the wait status."""
+    if os.WIFSIGNALED(status):
+        os.kill(os.getpid(), os.WTERMSIG(status))
+    os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+
+
+def cause_of_death(code: int) -> str:
+    """Say how a process ended; `code` is its exit status, or minus the signal that killed it."""
+    if code >= 0:
+        return f"ended with exit status {code}"
+    name = signal.Signals(-code).name
+    return f"was killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
+
+
+def threads() -> int:
+    """Return the number of threads of this process, also of those that are not Python's."""
+    try:
+        return len(os.listdir("/proc/self/task"))
+    except OSError:  # no /proc
+        return threading.active_count()
+
+
+def wake_on_child() -> int:
+    """Return a descriptor that becomes readable whenever a child has ended. Once a process."""
+    awake, wake = os.pipe()
+    os.set_blocking(awake, False)
+    os.set_blocking(wake, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    return awake
+
+
+def reap(child: int) -> int | None:
+    """Collect whatever children have ended; return the wait status of `child` when it is among them."""
+    status = None
+    with contextlib.suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            status = ended[1] if ended[0] == child else status
+    return status
+
+
+def kill_all(child: int) -> int:
+    """Kill the group of `child`, then whatever is or becomes a child here. Returns the wait status of `child`."""
+    status = 0
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child, signal.SIGKILL)
+    while True:
+        try:
+            for below in _children(os.getpid()):
+                os.kill(below, signal.SIGKILL)
+            ended = os.waitpid(-1, 0)
+            status = ended[1] if ended[0] == child else status
+        except ProcessLookupError:
+            continue
+        except (ChildProcessError, PermissionError):
+            return status
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def _watch(keeper: int, trainer: int) -> int | None:
+    """Wait for the keeper's end and return its wait status; None when the pool or trainer ends first."""
+    awake = wake_on_child()
+    poll = select.poll()
+    poll.register(0, 0)  # only "hung up" is reported: the jobs are the keeper's to read
+    poll.register(awake, select.POLLIN)
+    while True:
+        status = reap(keeper)
+        if status is not None:
+            return status
+        events = dict(poll.poll(_ORPHAN_CHECK_MS))
+        if 0 in events or os.getppid() != trainer:
+            return None
+        if awake in events:
+            os.read(awake, 4096)
+
+
+def _children(parent: int) -> list[int]:
+    """Return the children of a process, from /proc; none where there is no /proc."""
+    try:
+        return [int(child) for child in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
+    except OSError:  # a kernel built without that file
+        pass
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            _, _, after_name = stat.read_text(errors="replace").rpartition(")")
+            if int(after_name.split()[1]) == parent:
+                found.append(int(stat.parent.name))
+    return found

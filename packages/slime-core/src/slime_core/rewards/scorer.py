@@ -1,0 +1,129 @@
+"""`Scorer`: each sample to the reward that it is to be scored by, and several weighted rewards to one score."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from slime_core.errors import PluginError
+from slime_core.rewards.pool import RewardPool
+from slime_core.rewards.results import Reward, RewardFailure
+from slime_core.sample import Group, Sample
+
+Result = Reward | RewardFailure
+
+
+class Scorer:
+    """Scores samples, each with its own reward or else with the run's.
+
+    A sample chooses by its `custom_rm_path`, then, unless `forced`, by the name in its `metadata["rm_type"]`. The
+    pool of a reward that only samples choose is started by the first of them.
+
+    Args:
+        weights: the run's rewards, by name, and the weight of each in the score. One with weight 1 is that
+            reward itself; several give a dict with their weighted sum as `score` beside each one's score.
+        pool_of: builds the pool of a reward; raises PluginError for a name that is not installed.
+        forced: whether the run's reward takes the place of `metadata["rm_type"]`, as `--custom-rm-path` does.
+    """
+
+    def __init__(
+        self, weights: Mapping[str, float], *, pool_of: Callable[[str], RewardPool], forced: bool = False
+    ) -> None:
+        self._weights = dict(weights)
+        self._forced = forced
+        self._pool_of = pool_of
+        self._pools = {reference: pool_of(reference) for reference in weights}
+        self._started: dict[str, asyncio.Task[None]] = {}
+
+    async def start(self) -> None:
+        """Start the pools of the run's own rewards.
+
+        Raises:
+            PluginError: a reward does not import, or does not take its options.
+        """
+        try:
+            await asyncio.gather(*(self._start(reference) for reference in self._weights))
+        except BaseException:
+            await self.close()
+            raise
+
+    async def score(self, sample: Sample) -> Result:
+        """Score one sample."""
+        (result,) = await self._score([sample], lambda pool: self._alone(pool, sample))
+        return result
+
+    async def score_group(self, group: Group) -> list[Result]:
+        """Score a whole group with one call of a group reward; one result a sample, in order."""
+        return await self._score(group, lambda pool: pool.score_group(group))
+
+    async def close(self) -> None:
+        """Close every pool; may be called twice."""
+        for starting in self._started.values():
+            starting.cancel()
+        await asyncio.gather(*(pool.close() for pool in self._pools.values()))
+
+    async def _score(self, group: Sequence[Sample], call: Callable[[RewardPool], Any]) -> list[Result]:
+        try:
+            weights = self._weights_of(group)
+            pools = [await self._start(reference) for reference in weights]
+        except PluginError as error:
+            return [RewardFailure(kind="invalid", message=f"{s.name}: {error}") for s in group]
+        results = await asyncio.gather(*(call(pool) for pool in pools))
+        if list(weights.values()) == [1.0]:
+            return list(results[0])
+        return [
+            _weighted(sample, weights, parts)
+            for sample, parts in zip(group, zip(*results, strict=True), strict=True)
+        ]
+
+    @staticmethod
+    async def _alone(pool: RewardPool, sample: Sample) -> list[Result]:
+        return [await pool.score(sample)]
+
+    def _weights_of(self, group: Sequence[Sample]) -> Mapping[str, float]:
+        own = {self._own(sample) for sample in group}
+        if len(own) > 1:
+            raise PluginError(
+                f"its group chooses several rewards, {sorted(map(str, own))}; a group is scored by one"
+            )
+        reference = own.pop() if own else None
+        return self._weights if reference is None else {reference: 1.0}
+
+    def _own(self, sample: Sample) -> str | None:
+        if sample.custom_rm_path is not None:
+            return sample.custom_rm_path
+        own = None if self._forced else sample.metadata.get("rm_type")
+        if own is not None and not isinstance(own, str):
+            raise PluginError(f"metadata['rm_type'] is {own!r}; wanted the name of a reward")
+        return own
+
+    async def _start(self, reference: str) -> RewardPool:
+        if reference not in self._pools:
+            self._pools[reference] = self._pool_of(reference)
+        if reference not in self._started:
+            self._started[reference] = asyncio.create_task(self._pools[reference].start())
+        # Shielded: one caller that gives up must not stop the start that others wait for.
+        await asyncio.shield(self._started[reference])
+        return self._pools[reference]
+
+
+def _weighted(sample: Sample, weights: Mapping[str, float], results: Sequence[Result]) -> Result:
+    """Return the weighted sum of what several rewards gave one sample; the first failure when one failed."""
+    value: dict[str, Any] = {"score": 0.0}
+    details: dict[str, Any] = {}
+    for (reference, weight), result in zip(weights.items(), results, strict=True):
+        if isinstance(result, RewardFailure):
+            return result
+        if result.score is None:
+            return RewardFailure(
+                kind="invalid",
+                message=f"{sample.name}: reward {reference} returned a dict without 'score', which cannot be weighted",
+            )
+        value["score"] += weight * result.score
+        value[reference] = result.score
+        details[reference] = result.value
+    value["details"] = details
+    return Reward(
+        score=value["score"], value=value, seconds=sum(r.seconds for r in results if isinstance(r, Reward))
+    )

@@ -1,0 +1,1 @@
+"""Rewards that were written for other frameworks, as they are."""

@@ -1,0 +1,15 @@
+"""What slime-rm tells core: its section of settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from slime_core.plugins.hooks import Section, hookimpl
+
+from slime_rm.section import RmSection
+
+
+@hookimpl
+def slime_config_sections() -> Iterable[Section]:
+    """Add `[rm]`."""
+    return [Section("rm", RmSection, prefix="")]

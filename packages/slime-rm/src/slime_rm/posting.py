@@ -1,0 +1,93 @@
+"""`JsonClient`: JSON to a server and back, with retries where another try can help."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import httpx
+from slime_core.errors import RewardError
+
+#: Statuses after which the same request may succeed.
+TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 30.0
+_SHOWN_CHARACTERS = 200
+
+
+class JsonClient:
+    """Posts JSON to one server over a pool of connections. Belongs to one event loop.
+
+    Args:
+        url: where to post.
+        connections: most requests at once; further ones wait.
+        request_timeout_s: deadline of one try, seconds.
+        tries: how often a request is sent before it fails; waits of 0.5 s, 1 s, 2 s, ... up to 30 s lie between,
+            each shortened by chance by up to a half. Only failures that another try may mend are tried again.
+        headers: of every request.
+        first_wait_s: wait before the second try, seconds.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        connections: int,
+        request_timeout_s: float,
+        tries: int,
+        headers: dict[str, str] | None = None,
+        first_wait_s: float = _FIRST_WAIT_S,
+    ) -> None:
+        self._url = url
+        self._tries = tries
+        self._first_wait_s = first_wait_s
+        self._slots = asyncio.Semaphore(connections)
+        self._request_timeout_s = request_timeout_s
+        self._client = httpx.AsyncClient(
+            timeout=request_timeout_s,
+            headers=headers,
+            limits=httpx.Limits(max_connections=connections),
+            trust_env=False,  # a proxy of the environment is for the internet, not for a server of the run
+        )
+
+    async def post(self, body: Any) -> Any:
+        """Post `body` and return the reply, both as JSON values.
+
+        Raises:
+            RewardError: no reply after all tries, a refusal, or a reply that is not JSON; says what came.
+        """
+        for attempt in range(1, self._tries + 1):
+            try:
+                async with self._slots, asyncio.timeout(self._request_timeout_s):
+                    reply = await self._client.post(self._url, json=body)
+            except (httpx.TransportError, TimeoutError) as error:
+                what = f"{type(error).__name__} {error}".strip()
+            else:
+                if reply.status_code not in TRANSIENT:
+                    return self._read(reply)
+                what = f"status {reply.status_code}, {_shown(reply.text)}"
+            if attempt < self._tries:
+                await asyncio.sleep(self._wait_s(attempt))
+        raise RewardError(
+            f"{self._url}: no answer after {self._tries} tries (the last: {what}); is the server up?"
+        )
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()
+
+    def _wait_s(self, attempt: int) -> float:
+        longest = min(self._first_wait_s * 2.0 ** (attempt - 1), _LONGEST_WAIT_S)
+        return longest * random.uniform(0.5, 1.0)  # so that many clients do not come back at once
+
+    def _read(self, reply: httpx.Response) -> Any:
+        if not reply.is_success:
+            raise RewardError(f"{self._url}: refused with status {reply.status_code}, {_shown(reply.text)}")
+        try:
+            return reply.json()
+        except ValueError as error:
+            raise RewardError(f"{self._url}: answered {_shown(reply.text)}; wanted JSON") from error
+
+
+def _shown(text: str) -> str:
+    return repr(text[:_SHOWN_CHARACTERS]) + ("..." if len(text) > _SHOWN_CHARACTERS else "")

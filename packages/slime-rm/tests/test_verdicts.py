@@ -1,0 +1,30 @@
+"""Every grader against verdicts decided by hand: `verdicts.jsonl`, one case a line."""
+
+import json
+from pathlib import Path
+
+import importlib_metadata
+import pytest
+from slime_core.rewards.results import plain_value, score_of
+from slime_core.sample import Sample
+
+CASES = [json.loads(line) for line in Path(__file__).with_name("verdicts.jsonl").read_text().splitlines()]
+GRADERS = {
+    point.name: point.load()
+    for point in importlib_metadata.entry_points(group="slime.rewards")
+    if point.dist.name == "slime-rm" and point.name in {case["grader"] for case in CASES}
+}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['grader']}-{case['kind']}")
+def test_verdict_is_the_one_decided_by_hand(case):
+    sample = Sample(
+        index=0, response=case["response"], label=case["label"], metadata=case.get("metadata", {})
+    )
+    value = plain_value(GRADERS[case["grader"]](sample, **case.get("options", {})))
+    assert score_of(value) == pytest.approx(case["verdict"], abs=1e-12), value
+
+
+def test_there_are_three_hundred_different_cases_of_every_kind():
+    different = {json.dumps(case | {"verdict": None}, sort_keys=True) for case in CASES}
+    assert len(different) == len(CASES) >= 300

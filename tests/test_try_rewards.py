@@ -1,0 +1,107 @@
+"""Rewards before a run: `slime rm try` and the gold answers of `slime check`; and a row that chooses its reward."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def test_trying_a_reward_prints_the_score_and_why(slime):
+    tried = slime("rm", "try", "math", "--response", r"so \boxed{0.5}", "--label", r"\frac12")
+    assert tried.returncode == 0, tried.stderr
+    assert tried.stdout.splitlines() == ["score: 1.0", "  answer: 0.5", "  why: same meaning"]
+    assert tried.stderr == ""
+
+
+def test_trying_a_reward_reads_metadata_options_and_standard_input(slime):
+    constraints = json.dumps({"instruction_id_list": ["punctuation:no_comma"]})
+    tried = slime(
+        "rm", "try", "ifbench", "--response", "-", "--metadata", constraints, "--json", input="a, b"
+    )
+    assert json.loads(tried.stdout)["score"] == 0.0
+    flexible = json.dumps({"method": "flexible"})
+    tried = slime("rm", "try", "gsm8k", "--response", "it is 7", "--label", "7", "--rm-args", flexible)
+    assert tried.stdout.startswith("score: 1.0\nacc: 1.0\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("mth", "--response", "x"), "no plugin is named 'mth'; did you mean 'math'?"),
+        (("math", "--response", "x"), "sample 0: label is None, wanted the ground truth"),
+        (("math", "--response", "x", "--metadata", "[1"), "--metadata: found '[1', which is not JSON"),
+        (("math", "--response", "x", "--metadata", "[1]"), "--metadata: found '[1]'; wanted a JSON object"),
+        (("math", "--response", "x", "--timeout-s", "0"), "found 0; wanted more than 0"),
+        (("gsm8k", "--response", "x", "--rm-args", '{"methd": 1}'), "did you mean 'method'?"),
+        (("math",), "--response"),
+        ((), "TYPE"),
+    ],
+)
+def test_bad_input_to_a_trial_is_refused(slime, words, message):
+    refused = slime("rm", "try", *words)
+    assert refused.returncode == 2
+    assert message in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+def labels(tmp_path, *values):
+    rows = [json.dumps({"input": "a", "label": value}) + "\n" for value in values]
+    (tmp_path / "letters.jsonl").write_text("".join(rows))
+
+
+def test_check_accepts_gold_answers_in_the_form_that_the_reward_wants(slime, letters, tmp_path):
+    labels(tmp_path, r"\frac12", "7")
+    checked = slime("check", letters, "--rm-type", "math")
+    assert r"the reward accepts all 2 gold answers written as '\\boxed{LABEL}'" in checked.stdout
+    assert checked.returncode == 0
+
+
+def test_check_shows_a_gold_answer_that_fails_its_own_reward(slime, letters, tmp_path):
+    labels(tmp_path, "7", "$$")
+    checked = slime("check", letters, "--rm-type", "math")
+    assert "accepts 1 of 2 gold answers" in checked.stdout
+    assert "label '$$' gets 0 {'answer': '$$', 'why': 'empty'}" in checked.stdout
+
+
+def test_check_refuses_gold_answers_that_the_reward_cannot_score(slime, letters, tmp_path):
+    labels(tmp_path, "7", "seven")
+    checked = slime("check", letters, "--rm-type", "gsm8k")
+    assert checked.returncode == 2
+    assert "cannot score 1 of 2 gold answers" in checked.stderr
+    assert "label is 'seven'; wanted a number" in checked.stderr
+
+
+def test_rows_of_one_data_set_choose_their_rewards(slime, letters, tmp_path):
+    rows = [
+        {"input": "a", "label": "b", "metadata": {"rm_type": "exact"}},
+        {"input": "b", "label": "c"},
+        {"input": "c", "label": "d", "metadata": {"rm_type": "boxed_exact"}},
+        {"input": "d", "label": "e", "metadata": {"rm_type": "f1"}},
+    ]
+    (tmp_path / "letters.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    flags = ["--metadata-key", "metadata", "--num-rollout", "1", "--eval-interval", "none"]
+    ran = slime("train", letters, *flags)
+    assert ran.returncode == 0, ran.stderr
+    text = (tmp_path / "runs/letters/rollouts/step_000000.jsonl").read_text()
+    forms = {}
+    for sample in map(json.loads, text.splitlines()):
+        forms[sample["metadata"].get("rm_type")] = sample["reward"]
+    assert isinstance(forms[None], float)
+    assert isinstance(forms["exact"], float)
+    assert forms["boxed_exact"] == {"score": 0.0, "details": {"answer": None, "why": "no closed box"}}
+    assert set(forms["f1"]) == {"score", "precision", "recall"}
+
+
+def test_weighted_rewards_train_on_their_sum(slime, letters, tmp_path):
+    weights = json.dumps({"slime_core.testing.tabular:next_letter": 1.0, "random": 0.5})
+    text = letters.read_text().replace('rm_type = "slime_core.testing.tabular:next_letter"', "")
+    letters.write_text(text)
+    ran = slime("train", letters, "--rm-weights", weights, "--num-rollout", "1", "--eval-interval", "none")
+    assert ran.returncode == 0, ran.stderr
+    lines = (tmp_path / "runs/letters/rollouts/step_000000.jsonl").read_text().splitlines()
+    for reward in (json.loads(line)["reward"] for line in lines):
+        parts = reward["slime_core.testing.tabular:next_letter"], reward["random"]
+        assert reward["score"] == parts[0] + 0.5 * parts[1]
