@@ -66,6 +66,14 @@ def test_reinforce_plus_plus_wants_whitening(name):
     assert check(algorithm={"advantage_estimator": name}, algos={"normalize_advantages": True}) == []
 
 
+@pytest.mark.parametrize(
+    "bounds", [{"tis_clip_low": 3.0, "tis_clip": 2.0}, {"rs_lower_bound": 3.0, "rs_upper_bound": 2.0}]
+)
+def test_bounds_the_wrong_way_round_are_a_problem(bounds):
+    (problem,) = check(algos=bounds)
+    assert problem.found == "3.0 and 2.0"
+
+
 @pytest.mark.parametrize("option", ["use_tis", "use_rs"])
 def test_correction_of_a_policy_against_itself_is_a_problem(option):
     (problem,) = check(algos={option: True}, train={"use_rollout_logprobs": True})

@@ -8,6 +8,8 @@ import torch
 from slime_algos.kl import KL_ESTIMATORS
 from slime_algos.losses.cispo import cispo_loss
 from slime_algos.losses.covariance import clip_cov_loss, kl_cov_loss
+from slime_algos.losses.dppo import dppo_loss
+from slime_algos.losses.dro import dro_loss
 from slime_algos.losses.geo_mean import geo_mean_loss
 from slime_algos.losses.gspo import gspo_loss
 from slime_algos.losses.policy import policy_loss
@@ -18,7 +20,7 @@ from slime_algos.testing import random_view, view_of
 from slime_core.protocols import TokenView, needs_of
 
 KL = {"use_kl_loss": True, "kl_loss_coef": 0.3}
-# Left out: `cispo_loss` and `use_unbiased_kl` with a stopped gradient have tests of their own.
+# Left out: losses with a stopped gradient (`cispo_loss`, `dppo_loss`, straight-through KL) have tests of their own.
 DIFFERENTIABLE = {
     "policy_loss": (policy_loss, {}),
     "policy_loss, dual clip": (policy_loss, {"eps_clip_high": 0.3, "eps_clip_c": 1.5}),
@@ -29,6 +31,7 @@ DIFFERENTIABLE = {
     "sapo_loss": (sapo_loss, {"sapo_tau_neg": 2.0}),
     "geo_mean_loss": (geo_mean_loss, {"eps_clip": 0.1}),
     "policy_gradient_loss": (policy_gradient_loss, {}),
+    "dro_loss": (dro_loss, {"dro_beta": 0.5}),
     "clip_cov_loss": (clip_cov_loss, {"clip_cov_ratio": 0.1, "clip_cov_low": 0.2}),
     "kl_cov_loss": (kl_cov_loss, {"kl_cov_ratio": 0.1}),
 } | {f"KL {kind}": (policy_loss, KL | {"kl_loss_type": kind}) for kind in KL_ESTIMATORS}
@@ -41,6 +44,8 @@ LOSSES = [
     policy_gradient_loss,
     clip_cov_loss,
     kl_cov_loss,
+    dppo_loss,
+    dro_loss,
 ]
 
 
@@ -71,6 +76,23 @@ def test_cispo_has_the_gradient_of_a_weighted_policy_gradient():
     (gradient,) = torch.autograd.grad(loss, view.log_probs)
     clipped = (view.log_probs - view.old_log_probs).exp().clamp(0.8, 1.3)
     assert gradient.tolist() == pytest.approx((-view.weights * clipped * advantages).tolist(), rel=1e-12)
+
+
+@pytest.mark.parametrize("divergence", ["tv", "kl"])
+def test_dppo_drops_tokens_that_are_pushed_further_out(divergence):
+    # Probabilities from 0.2 to 0.6, pushed up and pushed back; from 0.5 to 0.52; from 0.6 to 0.2, pushed down.
+    # Total variation 0.4, 0.4, 0.02, 0.4; KL 0.33, 0.33, 8e-4, 0.38.
+    old = torch.tensor([0.2, 0.2, 0.5, 0.6], dtype=torch.float64)
+    new = torch.tensor([0.6, 0.6, 0.52, 0.2], dtype=torch.float64)
+    log_probs = new.log().requires_grad_()
+    view = view_of([[1, 1, 1, 1]], log_probs=log_probs, old_log_probs=old.log())
+    advantages = torch.tensor([1.0, -1.0, 1.0, -1.0], dtype=torch.float64)
+    loss, metrics = dppo_loss(
+        view, advantages, eps_clip=0.3, dppo_divergence=divergence, dppo_ratio_limit=2.0
+    )
+    loss.backward()
+    assert metrics["pg_clipfrac"].item() == 0.5
+    assert log_probs.grad.tolist() == pytest.approx([0, 2 / 4, -1.04 / 4, 0])  # ratio 3 is held at 2
 
 
 def test_straight_through_kl_has_the_value_of_its_estimator_and_the_gradient_of_k2():

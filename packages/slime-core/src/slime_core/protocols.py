@@ -367,19 +367,14 @@ def needs_of(function: Callable[..., Any], options: Mapping[str, Any]) -> frozen
 class AdvantageEstimator(Protocol):
     """Credits tokens. The attribute `reward_transform` names the reward transform it wants.
 
-    An optional attribute `needs` says which optional fields of the view it reads (see `needs_of`); an optional
-    attribute `loss` names the loss that goes with it, which is `policy_loss` otherwise.
+    Optional attributes: `needs`, the optional fields of the view that it reads (see `needs_of`); `loss`, the name
+    of the loss that goes with it, `policy_loss` otherwise.
     """
 
     reward_transform: str
 
-    def __call__(
-        self, view: TokenView, **options: Any
-    ) -> tuple[Any, Any] | tuple[Any, Any, Mapping[str, Any]]:
-        """Return (advantages [T], returns [T]), float32, without gradient.
-
-        Metrics (name -> scalar, over the whole batch) may follow as a third element.
-        """
+    def __call__(self, view: TokenView, **options: Any) -> tuple[Any, ...]:
+        """Return (advantages [T], returns [T]), float32, without gradient; metrics, name -> scalar, may follow."""
         ...
 
 

@@ -53,59 +53,65 @@ def estimator(
         return own.union(*(fields for option, fields in _READS.items() if options.get(option)))
 
     def decorate(credit: Credit) -> AdvantageEstimator:
-        def estimate(
-            view: TokenView,
-            *,
-            kl_coef: float = 0.0,
-            kl_loss_type: KlType = "k1",
-            use_opd: bool = False,
-            opd_kl_coef: float = 1.0,
-            normalize_advantages: bool = False,
-            use_tis: bool = False,
-            tis_level: RatioLevel = "token",
-            tis_mode: Literal["clip", "mask"] = "clip",
-            tis_clip_low: float = 0.0,
-            tis_clip: float = 2.0,
-            tis_batch_normalize: bool = False,
-            use_rs: bool = False,
-            rs_level: RatioLevel = "token",
-            rs_lower_bound: float = 0.5,
-            rs_upper_bound: float = 2.0,
-            rs_veto_threshold: float = 0.0,
-            **options: Any,
-        ) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, dict[str, Tensor]]:
-            used = {"kl_coef": kl_coef, "use_opd": use_opd, "use_tis": use_tis, "use_rs": use_rs}
-            check_filled(view, needs(used), name=credit.__name__)
-            metrics: dict[str, Tensor] = {}
-            advantages, returns = credit(view, _penalty(view, kl_coef, kl_loss_type), **options)
-            if use_opd:
-                log_ratio = masked_log_ratio(view.old_log_probs, view.teacher_log_probs, view.loss_mask)
-                advantages = advantages - opd_kl_coef * log_ratio
-            if normalize_advantages:
-                advantages = whiten(advantages, view.loss_mask)
-            if use_tis:
-                weights, found = importance_weights(
-                    view,
-                    level=tis_level,
-                    mode=tis_mode,
-                    low=tis_clip_low,
-                    high=tis_clip,
-                    batch_normalize=tis_batch_normalize,
-                )
-                advantages, metrics = advantages * weights, metrics | found
-            if use_rs:
-                keep, found = kept(
-                    view, level=rs_level, low=rs_lower_bound, high=rs_upper_bound, veto=rs_veto_threshold
-                )
-                advantages, metrics = advantages * keep, metrics | found
-            return (advantages, returns, metrics) if metrics else (advantages, returns)
+        @functools.wraps(credit)
+        def estimate(view: TokenView, **options: Any) -> tuple[Any, ...]:
+            check_filled(view, needs(options), name=credit.__name__)
+            return _estimate(credit, view, **options)
 
-        made = cast(Any, functools.wraps(credit)(estimate))
-        made.__signature__ = joined_signature(credit, estimate, given="kl")
+        made = cast(Any, estimate)
+        made.__signature__ = joined_signature(credit, _estimate, given="kl")
         made.reward_transform, made.loss, made.needs = reward_transform, loss, needs
         return cast(AdvantageEstimator, made)
 
     return decorate
+
+
+def _estimate(
+    credit: Credit,
+    /,
+    view: TokenView,
+    *,
+    kl_coef: float = 0.0,
+    kl_loss_type: KlType = "k1",
+    use_opd: bool = False,
+    opd_kl_coef: float = 1.0,
+    normalize_advantages: bool = False,
+    use_tis: bool = False,
+    tis_level: RatioLevel = "token",
+    tis_mode: Literal["clip", "mask"] = "clip",
+    tis_clip_low: float = 0.0,
+    tis_clip: float = 2.0,
+    tis_batch_normalize: bool = False,
+    use_rs: bool = False,
+    rs_level: RatioLevel = "token",
+    rs_lower_bound: float = 0.5,
+    rs_upper_bound: float = 2.0,
+    rs_veto_threshold: float = 0.0,
+    **options: Any,
+) -> tuple[Any, ...]:
+    metrics: dict[str, Tensor] = {}
+    advantages, returns = credit(view, _penalty(view, kl_coef, kl_loss_type), **options)
+    if use_opd:
+        log_ratio = masked_log_ratio(view.old_log_probs, view.teacher_log_probs, view.loss_mask)
+        advantages = advantages - opd_kl_coef * log_ratio
+    if normalize_advantages:
+        advantages = whiten(advantages, view.loss_mask)
+    if use_tis:
+        weights, found = importance_weights(
+            view,
+            level=tis_level,
+            mode=tis_mode,
+            low=tis_clip_low,
+            high=tis_clip,
+            batch_normalize=tis_batch_normalize,
+        )
+        advantages, metrics = advantages * weights, metrics | found
+    if use_rs:
+        keep, found = kept(
+            view, level=rs_level, low=rs_lower_bound, high=rs_upper_bound, veto=rs_veto_threshold
+        )
+        advantages, metrics = advantages * keep, metrics | found
+    return (advantages, returns, metrics) if metrics else (advantages, returns)
 
 
 def _penalty(view: TokenView, kl_coef: float, kl_type: KlType) -> Tensor:

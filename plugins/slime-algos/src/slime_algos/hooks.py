@@ -42,6 +42,14 @@ def slime_check_config(settings: Settings) -> Iterable[Problem]:
             found=f"{section.kl_coef} and {section.kl_loss_coef}",
             wanted="the KL divergence in the reward or in the loss, not in both",
         )
+    for names in (("tis_clip_low", "tis_clip"), ("rs_lower_bound", "rs_upper_bound")):
+        low, high = (getattr(section, name) for name in names)
+        if low > high:
+            yield Problem(
+                where=f"algos.{names[0]} and algos.{names[1]}",
+                found=f"{low} and {high}",
+                wanted="a lower bound that is not above the upper one",
+            )
     chosen = settings.section(AlgorithmSection).advantage_estimator
     if chosen in WHITENED and not section.normalize_advantages:
         yield Problem(

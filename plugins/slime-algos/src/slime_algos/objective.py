@@ -37,52 +37,59 @@ Objective = Callable[..., tuple[Tensor, dict[str, Tensor]]]
 def policy_objective(objective: Objective) -> LossFn:
     """Make a policy loss of an objective a token: reduced by `view.reduce`, with entropy, KL and masking."""
 
-    def loss(
-        view: TokenView,
-        advantages: Tensor,
-        *,
-        entropy_coef: float = 0.0,
-        use_kl_loss: bool = False,
-        kl_loss_coef: float = 0.0,
-        kl_loss_type: KlType = "k1",
-        use_unbiased_kl: bool = False,
-        kl_straight_through: bool = False,
-        use_opsm: bool = False,
-        opsm_delta: float = 1e-4,
-        **options: Any,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        wanted = needs({"entropy_coef": entropy_coef, "use_kl_loss": use_kl_loss, "use_opsm": use_opsm})
-        check_filled(view, wanted, name=objective.__name__)
-        log_ratio = masked_log_ratio(view.log_probs, view.old_log_probs, view.loss_mask)
-        token_loss, metrics = objective(view, log_ratio, advantages, **options)
-        if use_opsm:
-            stale = off_policy_samples(view, log_ratio, advantages, delta=opsm_delta)
-            token_loss, metrics = token_loss * ~stale, metrics | {"opsm_clipfrac": stale}
-        total: Tensor = view.reduce(token_loss)
-        reported = {"pg_loss": total.detach(), "ppo_kl": view.reduce(-log_ratio.detach())}
-        reported |= {name: view.reduce(value.to(token_loss.dtype)) for name, value in metrics.items()}
-        if view.entropy is not None:
-            entropy = view.reduce(view.entropy)
-            reported["entropy_loss"] = entropy.detach()
-            total = total - entropy_coef * entropy if entropy_coef != 0 else total
-        if use_kl_loss:
-            kl = view.reduce(_kl(view, log_ratio, kl_loss_type, use_unbiased_kl, kl_straight_through))
-            reported["kl_loss"] = kl.detach()
-            total = total + kl_loss_coef * kl if kl_loss_coef != 0 else total
-        return total, reported
+    @functools.wraps(objective)
+    def loss(view: TokenView, advantages: Tensor, **options: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        check_filled(view, _needs(options), name=objective.__name__)
+        return _loss(objective, view, advantages, **options)
 
-    def needs(options: Mapping[str, Any]) -> frozenset[str]:
-        wanted = {
-            "entropy": options.get("entropy_coef", 0.0) != 0,
-            "ref_log_probs": options.get("use_kl_loss", False),
-            "old_log_probs": options.get("use_opsm", False),
-        }
-        return frozenset(name for name, needed in wanted.items() if needed)
-
-    made = cast(Any, functools.wraps(objective)(loss))
-    made.__signature__ = joined_signature(objective, loss, given="log_ratio")
-    made.needs = needs
+    made = cast(Any, loss)
+    made.__signature__ = joined_signature(objective, _loss, given="log_ratio")
+    made.needs = _needs
     return cast(LossFn, made)
+
+
+def _needs(options: Mapping[str, Any]) -> frozenset[str]:
+    wanted = {
+        "entropy": options.get("entropy_coef", 0.0) != 0,
+        "ref_log_probs": options.get("use_kl_loss", False),
+        "old_log_probs": options.get("use_opsm", False),
+    }
+    return frozenset(name for name, needed in wanted.items() if needed)
+
+
+def _loss(
+    objective: Objective,
+    /,
+    view: TokenView,
+    advantages: Tensor,
+    *,
+    entropy_coef: float = 0.0,
+    use_kl_loss: bool = False,
+    kl_loss_coef: float = 0.0,
+    kl_loss_type: KlType = "k1",
+    use_unbiased_kl: bool = False,
+    kl_straight_through: bool = False,
+    use_opsm: bool = False,
+    opsm_delta: float = 1e-4,
+    **options: Any,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    log_ratio = masked_log_ratio(view.log_probs, view.old_log_probs, view.loss_mask)
+    token_loss, metrics = objective(view, log_ratio, advantages, **options)
+    if use_opsm:
+        stale = off_policy_samples(view, log_ratio, advantages, delta=opsm_delta)
+        token_loss, metrics = token_loss * ~stale, metrics | {"opsm_clipfrac": stale}
+    total: Tensor = view.reduce(token_loss)
+    reported = {"pg_loss": total.detach(), "ppo_kl": view.reduce(-log_ratio.detach())}
+    reported |= {name: view.reduce(value.to(token_loss.dtype)) for name, value in metrics.items()}
+    if view.entropy is not None:
+        entropy = view.reduce(view.entropy)
+        reported["entropy_loss"] = entropy.detach()
+        total = total - entropy_coef * entropy if entropy_coef != 0 else total
+    if use_kl_loss:
+        kl = view.reduce(_kl(view, log_ratio, kl_loss_type, use_unbiased_kl, kl_straight_through))
+        reported["kl_loss"] = kl.detach()
+        total = total + kl_loss_coef * kl if kl_loss_coef != 0 else total
+    return total, reported
 
 
 def off_policy_samples(view: TokenView, log_ratio: Tensor, advantages: Tensor, *, delta: float) -> Tensor:

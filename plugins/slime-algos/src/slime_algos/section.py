@@ -91,6 +91,12 @@ class AlgosSection(SectionModel):
     """Tokens that KL-Cov holds back, as a share of the trained ones; at least one."""
     kl_cov_coef: Annotated[float, Ge(0)] = 1.0
     """Weight of KL-Cov's penalty."""
+    dppo_divergence: Literal["tv", "kl"] = "tv"
+    """DPPO's measure of how far a token's probability has moved."""
+    dppo_ratio_limit: Annotated[float, Gt(0)] = 20.0
+    """Largest ratio by which DPPO weighs a token."""
+    dro_beta: Annotated[float, Gt(0)] = 0.1
+    """Weight of DRO's squared log-ratio."""
     passk_std_normalization: bool = False
     """Divide pass@k credit by the group's standard deviation."""
     passk_std_eps: Annotated[float, Ge(0)] = 1e-6

@@ -168,8 +168,8 @@ class RewardSection(SectionModel):
 class AlgorithmSection(SectionModel):
     """Which estimator, loss and reduction; their options are their own section's."""
 
-    numerics: str = "slime"
-    """Framework whose conventions hold where neither recipe nor flag says otherwise: standard deviation, reduction,
+    numerics: str | None = None
+    """Framework whose conventions hold where neither recipe nor flag gives a value: standard deviation, reduction,
     clipping, KL."""
     advantage_estimator: str = "grpo"
     """Advantage estimator."""

@@ -16,7 +16,8 @@ GROUPS = (3, 3, 3, 3, 3, 8, 8, 8, 8, 8, 5, 5, 5, 5, 5)
 
 @dataclass(frozen=True)
 class Case:
-    """The same batch in both layouts. Every sample has a trained token; masks have holes; some ratios are large."""
+    """The same batch in both layouts. Every sample has a trained token; masks have holes; some ratios are
+    large, and the reference model holds some tokens likely that the policy does not."""
 
     view: TokenView
     """Flat. `log_probs` and `new_values` want gradients; `rewards` are as scored."""
@@ -39,12 +40,16 @@ class Case:
         def column(scale: float = 1.0) -> Tensor:
             return torch.as_tensor(rng.normal(size=total) * scale, dtype=dtype)
 
-        log_probs = -column().abs() - 0.1
-        far = torch.as_tensor(np.where(rng.random(total) < 0.1, rng.normal(size=total) * 3, 0.0), dtype=dtype)
+        def seldom(scale: float) -> Tensor:
+            """Return a tenth of the tokens far from 0, the others 0."""
+            return column(scale) * torch.as_tensor(rng.random(total) < 0.1)
+
+        unlikely = seldom(3.0).abs()
+        log_probs = -column().abs() - 0.1 - unlikely
         sample = torch.repeat_interleave(torch.arange(n), torch.as_tensor(lengths))
         credits = torch.as_tensor(rng.normal(size=n), dtype=dtype)[sample]
         mask = torch.as_tensor(np.concatenate(masks), dtype=dtype)
-        old = log_probs + column(0.2) + far
+        old = (log_probs + column(0.2) + seldom(3.0)).clamp(max=-0.01)
         view = TokenView(
             offsets=torch.cat([torch.zeros(1, dtype=torch.int64), torch.as_tensor(lengths).cumsum(0)]),
             sample_of_token=sample,
@@ -54,8 +59,8 @@ class Case:
             old_log_probs=old,
             log_probs=log_probs.clone().requires_grad_(),
             entropy=column().abs(),
-            rollout_log_probs=old + column(0.3),
-            ref_log_probs=log_probs + column(0.4) + far,
+            rollout_log_probs=(old + column(0.3)).clamp(max=-0.01),
+            ref_log_probs=(log_probs + column(0.4) + unlikely).clamp(max=-0.01),
             group_ids=torch.tensor(GROUPS),
             values=column(),
             new_values=column().requires_grad_(),

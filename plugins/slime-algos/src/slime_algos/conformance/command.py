@@ -76,12 +76,12 @@ def conformance(argv: list[str]) -> int:
         console.print(f"{peer} {metadata.version(peer)}")
         for result in results:
             differing += result.verdict == "DIFFERS"
-            at = int((result.worst.ours - result.worst.theirs).abs().argmax())
+            ours, theirs = result.worst.shown
             table.add_row(
                 peer,
                 result.row.name,
-                f"{float(result.worst.ours[at]):.9g}",
-                f"{float(result.worst.theirs[at]):.9g}",
+                f"{ours:.9g}",
+                f"{theirs:.9g}",
                 f"{result.relative:.1e}",
                 f"{result.relative_float32:.1e}",
                 result.verdict,

@@ -43,9 +43,11 @@ class Difference:
         return float((self.ours.double() - self.theirs.double()).abs().max()) / scale
 
     @property
-    def agrees(self) -> bool:
-        """Whether the two are the same."""
-        return self.relative <= LIMIT
+    def shown(self) -> tuple[float, float]:
+        """Our and their entry where they differ most; the largest where they do not differ at all."""
+        gap = (self.ours - self.theirs).abs()
+        at = int(gap.argmax() if gap.any() else self.theirs.abs().argmax())
+        return float(self.ours[at]), float(self.theirs[at])
 
 
 def compare(row: Row, seed: int, dtype: torch.dtype) -> Difference:

@@ -30,6 +30,8 @@ from slime_algos.correction import importance_weights, kept
 from slime_algos.kl import KL_ESTIMATORS, KlType
 from slime_algos.losses.cispo import cispo_loss
 from slime_algos.losses.covariance import clip_cov_loss, kl_cov_loss
+from slime_algos.losses.dppo import dppo_loss
+from slime_algos.losses.dro import dro_loss
 from slime_algos.losses.geo_mean import geo_mean_loss
 from slime_algos.losses.gspo import gspo_loss
 from slime_algos.losses.policy import policy_loss
@@ -175,6 +177,9 @@ def _losses() -> Iterator[Row]:
     yield row("sapo_loss", sapo_loss, "sapo", "seq-mean-token-mean")
     yield row("geo_mean_loss", geo_mean_loss, "geo_mean", "seq-mean-token-mean", **clip)
     yield row("policy_gradient_loss", policy_gradient_loss, "gpg")
+    yield row("dppo_loss, tv", dppo_loss, "dppo_tv", dppo_ratio_limit=3.0, **clip)
+    yield row("dppo_loss, kl", dppo_loss, "dppo_kl", dppo_ratio_limit=3.0, dppo_divergence="kl", **clip)
+    yield row("dro_loss", dro_loss, "dro", dro_beta=0.3)
     yield row("clip_cov_loss", clip_cov_loss, "clip_cov", clip_cov_ratio=0.5, clip_cov_low=0.3, **clip)
     yield row("kl_cov_loss", kl_cov_loss, "kl_cov", kl_cov_ratio=0.1, kl_cov_coef=0.5)
 
@@ -200,7 +205,7 @@ def _actor_config(*, clip_ratio_high: float = 0.28) -> Any:
     config = configs.ActorConfig(
         strategy="fsdp", rollout_n=1, ppo_mini_batch_size=8, ppo_micro_batch_size_per_gpu=8,
         clip_ratio=0.2, clip_ratio_low=0.2, clip_ratio_high=clip_ratio_high, clip_ratio_c=3.0,
-        policy_loss=configs.PolicyLossConfig(clip_cov_ratio=0.5, clip_cov_lb=0.3, kl_cov_ratio=0.1, ppo_kl_coef=0.5),
+        policy_loss=configs.PolicyLossConfig(clip_cov_ratio=0.5, clip_cov_lb=0.3, kl_cov_ratio=0.1, ppo_kl_coef=0.5, dro_beta=0.3),
     )  # fmt: skip
     config.global_batch_info["loss_scale_factor"] = 20.0
     return config
