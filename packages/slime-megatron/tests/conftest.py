@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -22,7 +22,8 @@ from slime_models.families.qwen2 import QWEN2
 from slime_models.families.qwen3 import QWEN3
 from slime_models.families.qwen3_moe import QWEN3_MOE
 
-from .ranks import Ranks
+if TYPE_CHECKING:
+    from .ranks import Ranks
 
 FAMILIES = {family.model_type: family for family in (LLAMA, QWEN2, QWEN3, QWEN3_MOE)}
 VOCAB = 250
@@ -76,6 +77,8 @@ def make_hf(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Any
 @pytest.fixture(scope="session")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
     """Four processes for the ranks of small worlds."""
+    from .ranks import Ranks  # not above: the processes import this file too, by itself
+
     ranks = Ranks(4, tmp_path_factory.mktemp("ranks"))
     yield ranks
     ranks.close()

@@ -1,4 +1,4 @@
-"""`python rank_processes.py ADDRESS N`: import Megatron, fork N processes, and let each serve jobs of `rank_jobs`."""
+"""`python rank_processes.py FD ...`: import Megatron, fork a process for each pipe, and let it serve jobs of `rank_jobs`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import signal
 import sys
 import traceback
 import warnings
-from multiprocessing.connection import Client
+from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
@@ -17,19 +17,15 @@ import torch.distributed as dist
 from slime_megatron import compat
 
 
-def serve(address: str) -> None:
-    """Answer jobs until the connection is closed."""
+def serve(connection: Connection) -> None:
+    """Answer jobs until the pipe is closed."""
     import rank_jobs
 
-    with (
-        Client(address, family="AF_UNIX") as connection,
-        contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError),
-    ):
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
             meeting, rank, name, world_size, arguments = pickle.loads(connection.recv_bytes())
-            connection.send_bytes(
-                pickle.dumps(answer(meeting, rank, world_size, getattr(rank_jobs, name), arguments))
-            )
+            job = getattr(rank_jobs, name)
+            connection.send_bytes(pickle.dumps(answer(meeting, rank, world_size, job, arguments)))
 
 
 def answer(
@@ -47,18 +43,23 @@ def answer(
             dist.destroy_process_group()
 
 
-def main(address: str, n: int) -> None:
+def main(pipes: list[int]) -> None:
     """Fork the processes; end them when this one is told to end."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     compat.install()
     children = []
-    for _ in range(n):
+    for own in pipes:
         child = os.fork()
         if child == 0:
-            serve(address)
+            for other in pipes:
+                if other != own:
+                    os.close(other)
+            serve(Connection(own))
             os._exit(0)
         children.append(child)
+    for pipe in pipes:
+        os.close(pipe)
 
     def end(*_: object) -> None:
         for child in children:
@@ -71,4 +72,4 @@ def main(address: str, n: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main([int(pipe) for pipe in sys.argv[1:]])

@@ -8,7 +8,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from multiprocessing.connection import Connection, Listener, wait
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +30,7 @@ class Ranks:
 
     Args:
         n: number of processes.
-        folder: where processes and worlds meet.
+        folder: where worlds meet.
     """
 
     def __init__(self, n: int, folder: Path) -> None:
@@ -41,13 +42,17 @@ class Ranks:
         return self.run_all([Job(name, world_size, arguments)])[0]
 
     def _start(self) -> None:
-        with Listener(tempfile.mktemp(dir=self._folder), family="AF_UNIX") as listener:
-            script = Path(__file__).with_name("rank_processes.py")
-            self._parent = subprocess.Popen(
-                [sys.executable, str(script), str(listener.address), str(self._n)],
-                env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-            )
-            self._connections: list[Connection] = [listener.accept() for _ in range(self._n)]
+        pairs = [Pipe() for _ in range(self._n)]
+        script = Path(__file__).with_name("rank_processes.py")
+        ends = [theirs.fileno() for _, theirs in pairs]
+        self._parent = subprocess.Popen(
+            [sys.executable, str(script), *map(str, ends)],
+            pass_fds=ends,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        )
+        self._connections = [ours for ours, _ in pairs]
+        for _, theirs in pairs:
+            theirs.close()
 
     def run_all(self, jobs: list[Job]) -> list[list[Any]]:
         """Run jobs at the same time, each in a world of its own; return what each rank of each job returned.
@@ -76,7 +81,10 @@ class Ranks:
             ready = wait(waiting, timeout=deadline - time.monotonic())
             assert ready, f"{len(waiting)} ranks did not answer within {DEADLINE_S} s"
             for connection in ready:
-                error, answers[connection] = pickle.loads(connection.recv_bytes())
+                try:
+                    error, answers[connection] = pickle.loads(connection.recv_bytes())
+                except EOFError:
+                    error = "its process ended"
                 assert error is None, f"a rank raised:\n{error}"
                 waiting.remove(connection)
         return [[answers[connection] for connection in span] for span in spans]

@@ -113,7 +113,7 @@ CUTS = [
     (2, 1000, {}),
     (2, 20, {}),
     (2, 40, {"balance_data": False}),
-    (4, 40, {}),  # three micro-batches: some rank gets one that does not count
+    (4, 12, {"share_prefix": False}),  # seven samples that fit alone: one of four ranks runs one uncounted
     (2, 40, CONTEXT),
     (2, 15, CONTEXT),
     (4, 20, CONTEXT),

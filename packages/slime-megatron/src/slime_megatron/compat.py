@@ -226,6 +226,7 @@ REDIRECTS = (
         "megatron.core.transformer.moe.token_dispatcher.maybe_move_tensor_to_cpu",
         "MoE dispatch: all_to_all takes sizes as numbers, and only a CUDA tensor is turned into them",
         _sizes_as_numbers,
+        across_ranks=True,
     ),
     Redirect("torch.cuda.synchronize", "saving: waits for copies to the host", _answer(lambda *_: None)),
     Redirect(
