@@ -246,7 +246,8 @@ def _serve(
     _reply(replies, number, keeper.start())
     while (job := read_frame(jobs)) is not None:
         number, payload = job
-        _reply(replies, number, {"answers": [keeper.answer(entry) for entry in pickle.loads(payload)]})
+        for entry in pickle.loads(payload):
+            _reply(replies, number, keeper.answer(entry))
 
 
 def _reply(replies: BinaryIO, number: int, answer: dict[str, Any]) -> None:
