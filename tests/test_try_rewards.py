@@ -6,6 +6,8 @@ import json
 
 import pytest
 from slime_core.cli import main
+from slime_core.sample import Sample
+from slime_rm.chance import random
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -107,13 +109,16 @@ def test_rows_of_one_data_set_choose_their_rewards(slime, letters, tmp_path):
     assert set(forms["f1"]) == {"score", "precision", "recall"}
 
 
-def test_weighted_rewards_train_on_their_sum(slime, letters, tmp_path):
+def test_weighted_rewards_train_on_their_sum_each_with_its_own_options(slime, letters, tmp_path):
     weights = json.dumps({"slime_core.testing.tabular:next_letter": 1.0, "random": 0.5})
     text = letters.read_text().replace('rm_type = "slime_core.testing.tabular:next_letter"', "")
     letters.write_text(text)
-    ran = slime("train", letters, "--rm-weights", weights, "--num-rollout", "1", "--eval-interval", "none")
+    flags = ["--rm-weights", weights, "--rm-args-of", '{"random": {"seed": 3}}', "--num-rollout", "1"]
+    ran = slime("train", letters, *flags, "--eval-interval", "none")
     assert ran.returncode == 0, ran.stderr
     lines = (tmp_path / "runs/letters/rollouts/step_000000.jsonl").read_text().splitlines()
-    for reward in (json.loads(line)["reward"] for line in lines):
+    for sample in map(json.loads, lines):
+        reward = sample["reward"]
+        assert reward["random"] == random(Sample(index=sample["index"]), seed=3)
         parts = reward["slime_core.testing.tabular:next_letter"], reward["random"]
         assert reward["score"] == parts[0] + 0.5 * parts[1]
