@@ -134,6 +134,14 @@ def test_two_rewards_are_refused(load, registry_of):
     assert any("found 'a', 'b:c' and {}; wanted one of them" in p for p in found)
 
 
+def test_weights_beside_a_reward_or_its_options_are_refused(load, registry_of):
+    weights = ["--rm-weights", '{"a": 1.0}']
+    found = [str(p) for p in check_settings(load("--rm-type", "b", *weights), registry_of())]
+    assert any("found 'b', None and {'a': 1.0}; wanted one of them" in p for p in found)
+    found = [str(p) for p in check_settings(load("--rm-args", '{"x": 1}', *weights), registry_of())]
+    assert any(p.startswith("reward.rm_args: found options beside reward.rm_weights") for p in found)
+
+
 def test_settings_cannot_be_changed(load):
     with pytest.raises(ValueError, match="frozen"):
         load().section(TrainSection).lr = 1.0

@@ -112,6 +112,19 @@ def test_no_power_can_be_had_again():
     assert reached[5:] == ["PermissionError"] * 4
 
 
+def test_a_program_has_no_capability():
+    source = """
+        import ctypes
+
+        class Header(ctypes.Structure):
+            _fields_ = [("version", ctypes.c_uint32), ("process", ctypes.c_int)]
+
+        sets = (ctypes.c_uint32 * 6)(*[7] * 6)
+        print(ctypes.CDLL(None).capget(ctypes.byref(Header(0x20080522, 0)), sets), list(sets))
+    """
+    assert said(source) == "0 [0, 0, 0, 0, 0, 0]"
+
+
 def test_no_other_process_can_be_seen_or_signalled():
     witness = subprocess.Popen(["sleep", "1000"])
     try:

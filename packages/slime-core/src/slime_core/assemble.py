@@ -203,11 +203,11 @@ def reward_pool(settings: Settings, registry: Registry, reference: str) -> Rewar
     """
     section, picked = settings.section(RewardSection), choices(settings)
     plugin = registry.find(picked.reward_group, reference)
-    main = not section.rm_weights and reference in picked.rewards and reference not in section.rm_args_of
+    main = not section.rm_weights and reference in picked.rewards
     options = choose_options(
         registry.load(plugin),
         where="reward.rm_args" if main else f"reward.rm_args_of.{reference}",
-        explicit=section.rm_args if main else section.rm_args_of.get(reference, {}),
+        explicit=(section.rm_args if main else {}) | section.rm_args_of.get(reference, {}),
         section=settings.section_of(plugin.distribution),
     )
     return RewardPool(

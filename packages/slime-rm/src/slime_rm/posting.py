@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import httpx
-from slime_core.errors import RewardError
+from slime_core.errors import PluginError, RewardError
+
+if TYPE_CHECKING:
+    import httpx
 
 #: Statuses after which the same request may succeed.
 TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
@@ -26,6 +29,9 @@ class JsonClient:
             each shortened by chance by up to a half. Only failures that another try may mend are tried again.
         headers: of every request.
         first_wait_s: wait before the second try, seconds.
+
+    Raises:
+        PluginError: httpx, which only rewards that ask servers need, is not installed.
     """
 
     def __init__(
@@ -38,15 +44,19 @@ class JsonClient:
         headers: dict[str, str] | None = None,
         first_wait_s: float = _FIRST_WAIT_S,
     ) -> None:
+        try:
+            self._httpx: Any = importlib.import_module("httpx")
+        except ImportError as error:
+            raise PluginError("rewards that ask a server need httpx; install slime-rm[remote]") from error
         self._url = url
         self._tries = tries
         self._first_wait_s = first_wait_s
         self._slots = asyncio.Semaphore(connections)
         self._request_timeout_s = request_timeout_s
-        self._client = httpx.AsyncClient(
+        self._client = self._httpx.AsyncClient(
             timeout=request_timeout_s,
             headers=headers,
-            limits=httpx.Limits(max_connections=connections),
+            limits=self._httpx.Limits(max_connections=connections),
             trust_env=False,  # a proxy of the environment is for the internet, not for a server of the run
         )
 
@@ -60,7 +70,7 @@ class JsonClient:
             try:
                 async with self._slots, asyncio.timeout(self._request_timeout_s):
                     reply = await self._client.post(self._url, json=body)
-            except (httpx.TransportError, TimeoutError) as error:
+            except (self._httpx.TransportError, TimeoutError) as error:
                 what = f"{type(error).__name__} {error}".strip()
             else:
                 if reply.status_code not in TRANSIENT:

@@ -94,47 +94,51 @@ async def _gold(console: Console, settings: Settings, registry: Registry, sample
         return 0
     await pool.start()
     try:
-        attempts = [(form, await _wrong(settings, pool, labelled, form)) for form in FORMS]
+        attempts: list[dict[int, str | RewardFailure]] = []
+        while len(attempts) < len(FORMS) and (not attempts or attempts[-1]):
+            attempts.append(await _wrong(settings, pool, labelled, FORMS[len(attempts)]))
     finally:
         await pool.close()
-    form, wrong = min(attempts, key=lambda attempt: len(attempt[1]))
-    right, written = len(labelled) - len(wrong), form.format(label="LABEL")
-    if not wrong:
-        console.print(
-            f"[green]ok[/green]  the reward accepts all {right} gold answers written as {written!r}"
+    written, wrong = min(zip(FORMS, attempts, strict=False), key=lambda attempt: len(attempt[1]))
+    in_every_form = [i for i in wrong if all(i in attempt for attempt in attempts)]
+    if not in_every_form:
+        how = (
+            ", each in a form that its own reward wants"
+            if wrong
+            else f" written as {written.format(label='LABEL')!r}"
         )
+        console.print(f"[green]ok[/green]  the reward accepts all {len(labelled)} gold answers{how}")
         return 0
-    failures = [reason for reason in wrong if isinstance(reason, RewardFailure)]
+    failures = [why for i in in_every_form if isinstance(why := wrong[i], RewardFailure)]
     if failures:
         raise DataError(
-            f"the reward cannot score {len(failures)} of {len(labelled)} gold answers written as {written!r}: "
-            f"{failures[0].message}"
+            f"the reward cannot score {len(failures)} of {len(labelled)} gold answers in any form: {failures[0].message}"
         )
     console.print(
-        f"[yellow]warning[/yellow]  the reward accepts {right} of {len(labelled)} gold answers written as {written!r}, "
-        "and no more in any other form; `slime rm try` shows why it refuses one:"
+        f"[yellow]warning[/yellow]  the reward refuses {len(in_every_form)} of {len(labelled)} gold answers in every "
+        f"form that was tried; written as {written.format(label='LABEL')!r} (`slime rm try` shows more):"
     )
-    for reason in wrong[:SHOWN]:
-        console.print(f"  {reason}", markup=False)
+    for i in in_every_form[:SHOWN]:
+        console.print(f"  {wrong[i]}", markup=False)
     return 0
 
 
 async def _wrong(
     settings: Settings, scorer: Scorer, labelled: list[Sample], form: str
-) -> list[str | RewardFailure]:
-    """Return what is wrong with each gold answer, written in one form, that does not get full marks."""
+) -> dict[int, str | RewardFailure]:
+    """Return by position what is wrong with each gold answer, written in one form, that does not get full marks."""
     key = settings.section(RewardSection).reward_key
     threshold = settings.section(EvalSection).eval_pass_threshold
     for sample in labelled:
         sample.response, sample.status = form.format(label=sample.label), Status.COMPLETED
     results = await asyncio.gather(*(scorer.score(sample) for sample in labelled))
-    wrong: list[str | RewardFailure] = []
-    for sample, result in zip(labelled, results, strict=True):
+    wrong: dict[int, str | RewardFailure] = {}
+    for i, (sample, result) in enumerate(zip(labelled, results, strict=True)):
         if isinstance(result, RewardFailure):
-            wrong.append(result)
+            wrong[i] = result
             continue
         sample.reward = result.value
         if sample.reward_value(key) < threshold:
             details = result.value.get("details", "") if isinstance(result.value, dict) else ""
-            wrong.append(f"{sample.name}: label {sample.label!r} gets {sample.reward_value(key):g} {details}")
+            wrong[i] = f"{sample.name}: label {sample.label!r} gets {sample.reward_value(key):g} {details}"
     return wrong

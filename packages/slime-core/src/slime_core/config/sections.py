@@ -142,7 +142,7 @@ class RewardSection(SectionModel):
     rm_weights: dict[str, float] = {}
     """Several rewards, by name, and the weight of each in the score; takes the place of `rm_type`."""
     rm_args_of: dict[str, dict[str, Any]] = {}
-    """Options of rewards other than the one of `rm_type`, by name: those of `rm_weights` and of rows' metadata."""
+    """Options by the name of their reward, for those of `rm_weights` and of rows' metadata."""
     reward_key: str | None = None
     """Which entry of a reward dict is the score; `score` when not given."""
     eval_reward_key: str | None = None

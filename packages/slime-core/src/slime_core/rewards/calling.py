@@ -81,7 +81,7 @@ def build_reward(target: Callable[..., Any], options: Mapping[str, Any]) -> Call
         return functools.partial(target, **options)
     try:
         scorer = target(**options)
-    except ConfigError:  # names the setting already
+    except (ConfigError, PluginError):  # say what to do already
         raise
     except IMPORT_FAILURES as error:
         raise PluginError(f"reward {target.__qualname__}: cannot be built: {explain(error)}") from error

@@ -31,8 +31,9 @@ class Crew:
     """Processes that answer jobs, each one call at a time. Belongs to one event loop.
 
     Jobs wait in one line. A free worker takes an even share of it, at most `MAX_BATCH`, so that the trip to another
-    process is paid for once. Its keeper times each call by itself and survives what a call does; should the
-    keeper go as well, the jobs of its batch are tried again one by one, and the guilty one fails alone.
+    process is paid for once; each answer comes as soon as there is one. A worker's keeper times each call by itself
+    and survives what a call does; should the keeper go as well, the job that was under way fails, and those behind
+    it go to another worker.
 
     Args:
         setup: what the workers run.
@@ -43,7 +44,6 @@ class Crew:
         self._setup = setup
         self._size = size
         self._line: deque[_Job] = deque()
-        self._suspects: deque[_Job] = deque()
         self._filled = asyncio.Condition()
         self._alive: set[WorkerProcess] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -82,10 +82,9 @@ class Crew:
             self._retire(worker)
         if self._tasks:
             await asyncio.wait(self._tasks)
-        for job in [*self._line, *self._suspects]:
+        for job in self._line:
             job.answer.cancel()
         self._line.clear()
-        self._suspects.clear()
         if self._ending:
             await asyncio.wait(self._ending)
 
@@ -96,9 +95,10 @@ class Crew:
             try:
                 if worker is None:
                     worker, _ = await self._spawn()
-                answers = await self._call(worker, jobs)
+                await self._call(worker, jobs)
             except PluginError as error:
-                _settle(jobs, [Failed("crashed", f"could not be started again: {error}")] * len(jobs))
+                for job in jobs:
+                    _settle(job, Failed("crashed", f"could not be started again: {error}"))
             except (TimeoutError, WorkerDied, asyncio.CancelledError) as end:
                 if worker is not None:
                     self._retire(worker)
@@ -107,45 +107,51 @@ class Crew:
                     for job in jobs:
                         job.answer.cancel()
                     raise asyncio.CancelledError from None
-                if len(jobs) > 1:
-                    self._suspects.extend(jobs)
-                elif not isinstance(end, asyncio.CancelledError):  # nobody waits for what was given up
-                    _settle(jobs, [Failed("crashed", f"crashed: its process {end or 'does not answer'}")])
-            else:
-                _settle(jobs, answers)
+                if jobs:
+                    _settle(
+                        jobs.popleft(), Failed("crashed", f"crashed: its process {end or 'does not answer'}")
+                    )
+                    self._line.extendleft(reversed(jobs))
 
-    async def _take(self) -> list[_Job]:
-        """Wait for jobs and return one suspect of having killed a keeper, or a worker's share of the line."""
+    async def _take(self) -> deque[_Job]:
+        """Wait for jobs and return a worker's share of the line."""
         while True:
             async with self._filled:
-                await self._filled.wait_for(lambda: self._line or self._suspects)
-            if self._suspects:
-                jobs = [self._suspects.popleft()]
-            else:
-                share = max(1, min(MAX_BATCH, len(self._line) // (2 * self._size)))
-                jobs = [self._line.popleft() for _ in range(share)]
-            if wanted := [job for job in jobs if not job.answer.done()]:
+                await self._filled.wait_for(lambda: self._line)
+            share = max(1, min(MAX_BATCH, len(self._line) // (2 * self._size)))
+            jobs = [self._line.popleft() for _ in range(share)]
+            if wanted := deque(job for job in jobs if not job.answer.done()):
                 return wanted
 
-    async def _call(self, worker: WorkerProcess, jobs: list[_Job]) -> list[Answer]:
-        """Return the worker's answers; CancelledError when all jobs were given up meanwhile."""
+    async def _call(self, worker: WorkerProcess, jobs: deque[_Job]) -> None:
+        """Have the worker answer jobs in order, and take each that is answered off; the first is under way.
+
+        Raises:
+            CancelledError: all that were left have been given up.
+        """
         payload = pickle.dumps([job.payload for job in jobs], protocol=pickle.HIGHEST_PROTOCOL)
         longest = self._setup.timeout_s + self._setup.start_timeout_s
-        call = asyncio.create_task(worker.call(payload, timeout_s=len(jobs) * longest + _GRACE_S))
+        given = tuple(jobs)
+
+        def hear(reply: dict[str, Any]) -> None:
+            _settle(jobs.popleft(), Failed(*reply["failed"]) if "failed" in reply else reply)
+
+        call = asyncio.create_task(
+            worker.stream(payload, len(jobs), hear, timeout_s=len(jobs) * longest + _GRACE_S)
+        )
 
         def give_up(_: asyncio.Future[Answer]) -> None:
-            if all(job.answer.done() for job in jobs):
+            if jobs and all(job.answer.done() for job in jobs):
                 call.cancel()
 
-        for job in jobs:
+        for job in given:
             job.answer.add_done_callback(give_up)
         try:
-            answers = (await call)["answers"]
+            await call
         finally:
             call.cancel()
-            for job in jobs:
+            for job in given:
                 job.answer.remove_done_callback(give_up)
-        return [Failed(*answer["failed"]) if "failed" in answer else answer for answer in answers]
 
     async def _spawn(self) -> tuple[WorkerProcess, bool]:
         worker, is_async = await WorkerProcess.start(self._setup)
@@ -164,7 +170,6 @@ class Crew:
             task.add_done_callback(self._ending.discard)
 
 
-def _settle(jobs: list[_Job], answers: list[Answer]) -> None:
-    for job, answer in zip(jobs, answers, strict=True):
-        with contextlib.suppress(asyncio.InvalidStateError):  # given up meanwhile
-            job.answer.set_result(answer)
+def _settle(job: _Job, answer: Answer) -> None:
+    with contextlib.suppress(asyncio.InvalidStateError):  # given up meanwhile
+        job.answer.set_result(answer)

@@ -15,12 +15,14 @@ import select
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _ORPHAN_CHECK_MS = 1000
+_LOOK_AGAIN_S = 0.001
 
 
 def main(keep: Callable[[], None]) -> NoReturn:
@@ -46,6 +48,8 @@ def run_below(parent: int, run: Callable[[], None]) -> NoReturn:
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() == parent:
             os.setsid()
+            signal.set_wakeup_fd(-1)  # what the parent waits with is not this process's
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             run()
             status = 0
     except BrokenPipeError:  # whoever was to read has gone
@@ -112,8 +116,10 @@ def kill_all(child: int) -> int:
         try:
             for below in _children(os.getpid()):
                 os.kill(below, signal.SIGKILL)
-            ended = os.waitpid(-1, 0)
+            ended = os.waitpid(-1, os.WNOHANG)
             status = ended[1] if ended[0] == child else status
+            if not ended[0]:
+                time.sleep(_LOOK_AGAIN_S)  # not a wait without end: the next look may find more
         except ProcessLookupError:
             continue
         except (ChildProcessError, PermissionError):

@@ -13,7 +13,7 @@ import select
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, NoReturn
 
@@ -67,11 +67,13 @@ class Keeper:
     Args:
         setup: what the pool wants run.
         target: the reward, where a fork of this process may use it; None where each worker is to import it.
+        private: descriptors of this process that a worker must not have.
     """
 
-    def __init__(self, setup: Setup, target: Callable[..., Any] | None) -> None:
+    def __init__(self, setup: Setup, target: Callable[..., Any] | None, *, private: Sequence[int]) -> None:
         self._setup = setup
         self._target = target
+        self._private = private
         self._awake = wake_on_child()
         self._number = 0
         self._life: _Life | None = None
@@ -113,6 +115,8 @@ class Keeper:
         parent = os.getpid()
         pid = os.fork()  # this process has one thread
         if pid == 0:
+            for descriptor in (*self._private, self._awake, jobs[1], replies[0]):
+                os.close(descriptor)
             run_below(parent, self._worker(jobs[0], replies[1]))
         os.close(jobs[0])
         os.close(replies[1])
@@ -185,7 +189,7 @@ class Keeper:
             status = reap(life.pid)
             if status is not None and descriptor not in ready:
                 raise _Ended(status)
-        elif not ready and left <= 0:
+        if left <= 0 and descriptor not in ready:
             raise _Late
 
 
@@ -238,11 +242,12 @@ def _serve(
     setup: Setup, target: Callable[..., Any] | None, number: int, jobs: BinaryIO, replies: BinaryIO
 ) -> None:
     adopt_orphans()
-    keeper = Keeper(setup, target)
+    keeper = Keeper(setup, target, private=(jobs.fileno(), replies.fileno()))
     _reply(replies, number, keeper.start())
     while (job := read_frame(jobs)) is not None:
         number, payload = job
-        _reply(replies, number, {"answers": [keeper.answer(entry) for entry in pickle.loads(payload)]})
+        for entry in pickle.loads(payload):
+            _reply(replies, number, keeper.answer(entry))
 
 
 def _reply(replies: BinaryIO, number: int, answer: dict[str, Any]) -> None:

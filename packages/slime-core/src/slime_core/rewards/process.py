@@ -8,6 +8,7 @@ import json
 import pickle
 import signal
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from slime_core.errors import PluginError
@@ -45,7 +46,7 @@ class WorkerProcess:
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
         self._jobs = 0
-        self._reading: asyncio.Task[dict[str, Any]] | None = None
+        self._reading: asyncio.Task[None] | None = None
 
     @classmethod
     async def start(cls, setup: Setup) -> tuple[WorkerProcess, bool]:
@@ -80,20 +81,28 @@ class WorkerProcess:
         return worker, answer["is_async"]
 
     async def call(self, payload: bytes, *, timeout_s: float) -> dict[str, Any]:
-        """Send a job and return its reply.
+        """Send a job of one reply, and return it; raises as `stream` does."""
+        replies: list[dict[str, Any]] = []
+        await self.stream(payload, 1, replies.append, timeout_s=timeout_s)
+        return replies[0]
+
+    async def stream(
+        self, payload: bytes, count: int, hear: Callable[[dict[str, Any]], None], *, timeout_s: float
+    ) -> None:
+        """Send a job of `count` replies, and call `hear` with each as it comes.
 
         Raises:
             TimeoutError: no reply in time. The process still runs: kill it.
             WorkerDied: the process ended, or sent garbage and was killed.
         """
         number, self._jobs = self._jobs, self._jobs + 1
-        self._reading = asyncio.create_task(self._exchange(number, payload))
+        self._reading = asyncio.create_task(self._exchange(number, payload, count, hear))
         if not await done_within(self._reading, timeout_s):
             raise TimeoutError
         if self._reading.cancelled():
             raise WorkerDied("was ended by its pool")
         try:
-            return self._reading.result()
+            self._reading.result()
         except (EOFError, ConnectionError):
             raise WorkerDied(cause_of_death(await self.kill())) from None
         except ValueError as error:
@@ -122,16 +131,18 @@ class WorkerProcess:
                 return -signal.SIGKILL
         return ended.result()
 
-    async def _exchange(self, number: int, payload: bytes) -> dict[str, Any]:
+    async def _exchange(
+        self, number: int, payload: bytes, count: int, hear: Callable[[dict[str, Any]], None]
+    ) -> None:
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None and stdout is not None
         stdin.write(frame(number, payload))
         await stdin.drain()
-        length, answered = HEADER.unpack(await stdout.readexactly(HEADER.size))
-        if answered != number or length > MAX_REPLY_BYTES:
-            raise ValueError(f"a reply to job {answered} of {length} bytes; wanted one to job {number}")
-        answer: dict[str, Any] = json.loads(await stdout.readexactly(length))
-        return answer
+        for _ in range(count):
+            length, answered = HEADER.unpack(await stdout.readexactly(HEADER.size))
+            if answered != number or length > MAX_REPLY_BYTES:
+                raise ValueError(f"a reply to job {answered} of {length} bytes; wanted one to job {number}")
+            hear(json.loads(await stdout.readexactly(length)))
 
     async def _drain(self) -> int:
         """Read what is left, so that the end is seen behind it, and wait for the process."""

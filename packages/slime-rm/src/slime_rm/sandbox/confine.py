@@ -113,8 +113,7 @@ def _build_root(order: dict[str, Any]) -> None:
     """Make a root of nothing but what the interpreter needs, read-only, and a small folder `/work`."""
     root = order["root"]
     _mount(None, "/", None, _MS_REC | _MS_PRIVATE)
-    size = f"size={order['disk_bytes']},nr_inodes=2048,mode=755"
-    _mount("tmpfs", root, "tmpfs", _MS_NOSUID | _MS_NODEV, size)
+    _mount("tmpfs", root, "tmpfs", _MS_NOSUID | _MS_NODEV, "size=1m,nr_inodes=1024,mode=755")
     for path in order["visible"]:
         inside = Path(root + path)
         inside.parent.mkdir(parents=True, exist_ok=True)
@@ -129,6 +128,8 @@ def _build_root(order: dict[str, Any]) -> None:
         _bind(f"/dev/{name}", f"{root}/dev/{name}")
     work = Path(root, "work")
     work.mkdir()
+    size = f"size={order['disk_bytes']},nr_inodes=1024,mode=755"
+    _mount("tmpfs", str(work), "tmpfs", _MS_NOSUID | _MS_NODEV, size)
     for name, text in order["files"].items():
         (work / name).write_text(text)
     if os.getuid() == 0:
@@ -139,6 +140,7 @@ def _build_root(order: dict[str, Any]) -> None:
     os.chdir("/work")
     _check(libc.umount2(b"/old", _MNT_DETACH), "umount2")
     os.rmdir("/old")
+    _seal("/", recursive=False)
 
 
 def _become(order: dict[str, Any], starting: int) -> NoReturn:
@@ -167,10 +169,14 @@ def _become(order: dict[str, Any], starting: int) -> NoReturn:
 def _bind(source: str, target: str) -> None:
     """Show `source` at `target`, read-only, with all that is mounted below it."""
     _mount(source, target, None, _MS_BIND | _MS_REC)
+    _seal(target, recursive=True)
+
+
+def _seal(target: str, *, recursive: bool) -> None:
+    """Make what is mounted at `target` read-only, and deaf to set-user-id bits."""
     attributes = struct.pack("=QQQQ", _READ_ONLY_NO_SETUID, 0, 0, 0)
-    result = libc.syscall(
-        _SYS_MOUNT_SETATTR, _AT_FDCWD, target.encode(), _AT_RECURSIVE, attributes, len(attributes)
-    )
+    flags = _AT_RECURSIVE if recursive else 0
+    result = libc.syscall(_SYS_MOUNT_SETATTR, _AT_FDCWD, target.encode(), flags, attributes, len(attributes))
     _check(result, f"mount_setattr({target})")
 
 
