@@ -18,6 +18,7 @@ from slime_megatron import compat
 from slime_megatron.learner import Learner
 from slime_megatron.log_probs import Vocabulary, token_log_probs
 from slime_megatron.section import MegatronSection
+from slime_megatron.section_roles import RolesSection
 from slime_megatron.settings import LearnerSettings
 from slime_megatron.sharded import whole_tensors
 from slime_models.checkpoint import read_config
@@ -59,7 +60,7 @@ def with_entropy_bonus() -> Algorithm:
 def gradients_of(learner: Learner) -> dict[str, Tensor]:
     """Return Hugging Face name -> gradient of the last optimizer step. Collective."""
     if learner._settings.megatron.use_distributed_optimizer:  # each rank has summed up its share alone
-        for buffer in (*learner._model.buffers, *learner._model.expert_parallel_buffers):
+        for buffer in (*learner._policy.model.buffers, *learner._policy.model.expert_parallel_buffers):
             group = buffer.data_parallel_group
             for bucket in buffer.buckets:
                 own = bucket.grad_data.view(group.size(), -1)[group.rank()].clone()
@@ -80,7 +81,7 @@ def whole(learner: Learner, read: Any) -> dict[str, Tensor]:
 
 def moments_of(learner: Learner) -> dict[str, dict[str, Tensor]]:
     """Return AdamW's two moments by Hugging Face name; not of a distributed optimizer, whose state is in shares."""
-    optimizers = getattr(learner._optimizer, "chained_optimizers", [learner._optimizer])
+    optimizers = getattr(learner._policy.optimizer, "chained_optimizers", [learner._policy.optimizer])
     state = {parameter: values for each in optimizers for parameter, values in each.optimizer.state.items()}
     return {
         kind: whole(learner, lambda parameter, kind=kind: state[parameter][kind])
@@ -180,6 +181,51 @@ def refusal(*, folder: Path, megatron: dict[str, Any]) -> str:
             return "none"
     except TrainerError as error:
         return str(error)
+
+
+def actor_critic() -> Algorithm:
+    """Return returns less values, a penalty for leaving the reference, and squared errors of values."""
+    inner = policy_gradient("values", "ref_log_probs", "old_log_probs")
+
+    def estimator(view: Any) -> tuple[Tensor, Tensor]:
+        returns = view.rewards[view.sample_of_token]
+        return returns - view.values, returns
+
+    def loss(view: Any, advantages: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        value, metrics = inner.loss(view, advantages)
+        distance = view.reduce((view.log_probs - view.ref_log_probs).square())
+        return value + 0.1 * distance, metrics | {"distance": distance.detach()}
+
+    def value_loss(view: Any, returns: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        return view.reduce((view.new_values - returns).square()), {"old_value": view.reduce(view.values)}
+
+    return replace(inner, estimator=estimator, loss=loss, value_loss=value_loss)
+
+
+def learn_with_a_critic(
+    *, folder: Path, batch: TrainBatch, megatron: dict[str, Any], save: Path | None, load: Path | None
+) -> list[dict[str, float]]:
+    """Train three steps with reference and critic; save before the last, or begin with the last; return metrics."""
+    settings = LearnerSettings(
+        model_path=folder,
+        family=FAMILIES[read_config(folder)["model_type"]],
+        train=TrainSection(bf16=False, lr=0.05, clip_grad=0.0, max_tokens_per_gpu=40),
+        megatron=MegatronSection(**{"optimizer": "sgd"} | megatron),
+        seed=1,
+        algorithm=actor_critic(),
+        roles=RolesSection(ref_update_interval=2),
+    )
+    learner = Learner(settings)
+    try:
+        if load is not None:
+            learner.load(load)
+            return [learner.train(replace(batch, step=2))]
+        metrics = [learner.train(replace(batch, step=step)) for step in range(2)]
+        if save is not None:
+            learner.save(save)
+        return [*metrics, learner.train(replace(batch, step=2))]
+    finally:
+        learner.close()
 
 
 def log_probs_of_columns(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -55,22 +55,24 @@ class Critic:
         self,
         settings: LearnerSettings,
         architecture: Architecture,
+        world: World,
         *,
         dtype: torch.dtype,
         device: torch.device,
-        world: World,
     ) -> None:
         folder = settings.critic_path or settings.model_path
         check_same_model(folder, settings.family, architecture, role="critic")
-        # Untied, so that the head may take the output layer's place; tied for reading, so that none is asked for.
-        untied, tied = (dataclasses.replace(architecture, tie_word_embeddings=tie) for tie in (False, True))
+        untied = dataclasses.replace(
+            architecture, tie_word_embeddings=False
+        )  # the head takes its output layer's place
         model = build_model(
             untied, settings.megatron, dtype=dtype, device="cpu", provider=settings.hooks.model_provider
         )
         if model.post_process:
             model.output_layer = ValueHead(model.config)
         hf = HfCheckpoint(folder)
-        load_weights(model, _Trunk(hf), settings.family, tied, skip={_HEAD})
+        unread = settings.family.weight(_HEAD, untied).hf
+        load_weights(model, _Trunk(hf, unread), settings.family, untied, skip={_HEAD})
         if model.post_process and _HF_HEAD in hf:
             with torch.no_grad():
                 model.output_layer.weight.copy_(hf[_HF_HEAD])
@@ -78,7 +80,7 @@ class Critic:
             model.to(device),
             critic_train_section(settings.train, settings.roles),
             settings.megatron,
-            world=world,
+            world,
             total_steps=settings.total_steps,
             output_processor=response_values,
         )
@@ -124,19 +126,20 @@ def critic_train_section(train: TrainSection, roles: RolesSection) -> TrainSecti
 
 
 class _Trunk(Mapping[str, Tensor]):
-    """A folder's weights without a classifier's head."""
+    """A folder's weights without a classifier's head, and as if it had an output layer, which nobody reads."""
 
-    def __init__(self, hf: HfCheckpoint) -> None:
+    def __init__(self, hf: HfCheckpoint, unread: Collection[str]) -> None:
         self._hf = hf
+        self._names = (set(hf) - {_HF_HEAD}) | set(unread)
 
     def __getitem__(self, name: str) -> Tensor:
         return self._hf[name]
 
     def __contains__(self, name: object) -> bool:
-        return name != _HF_HEAD and name in self._hf
+        return name in self._names
 
     def __iter__(self) -> Iterator[str]:
-        return (name for name in self._hf if name != _HF_HEAD)
+        return iter(self._names)
 
     def __len__(self) -> int:
-        return sum(1 for _ in self)
+        return len(self._names)

@@ -11,7 +11,7 @@ from torch.nn import Module, Parameter
 
 def freeze(
     model: Module,
-    parameters: Mapping[str, Parameter],
+    own: Mapping[str, Parameter],
     names: Collection[str],
     *,
     only_train: Sequence[str] = (),
@@ -24,7 +24,7 @@ def freeze(
 
     Args:
         model: this rank's part of the model; parameters that are frozen already stay so.
-        parameters: the parameters of `model`, by their names in the whole model.
+        own: this rank's parameters, by their names in the whole model.
         names: names of the whole model's parameters.
         only_train: when given, parameters that none of these matches are frozen.
         frozen: parameters that one of these matches are frozen.
@@ -38,7 +38,7 @@ def freeze(
     trained -= _matched(frozen, names, setting="freeze_params_name_list")
     if not trained:
         raise TrainerError("freeze_params_name_list matches every parameter; leave some to train")
-    for name, parameter in parameters.items():
+    for name, parameter in own.items():
         if name in names and name not in trained:
             parameter.requires_grad = False
     embedding = getattr(model, "embedding", None)

@@ -25,11 +25,16 @@ _MARKS = ("config.json", "adapter_config.json")
 def save_model(folder: Path, buckets: Iterable[list[tuple[str, Tensor]]], *, config_from: Path) -> None:
     """Write safetensors of at most 5 GB each, and config and tokenizer of `config_from`; holds one file's worth.
 
-    An earlier folder of the same name, from a step that is being run again, is replaced.
+    Collective over the world; the first rank writes. An earlier folder of the same name, from a step that is being run
+    again, is replaced.
 
     Raises:
         CheckpointError: the folder is another thing, or cannot be written.
     """
+    if torch.distributed.get_rank() != 0:
+        for _ in buckets:  # every rank has a part in every bucket
+            pass
+        return
     _remove_earlier(folder)
     tensors = ((name, tensor.to("cpu", copy=True)) for bucket in buckets for name, tensor in bucket)
     save_hf(folder, tensors, config_from=config_from)
@@ -44,13 +49,15 @@ def save_adapter(
     section: LoraSection,
     base: Path,
 ) -> None:
-    """Write a folder that PEFT loads onto the Hugging Face model `base`, with the same result as here.
+    """Write a folder that PEFT loads onto the Hugging Face model `base`, with the same result as here. Rank 0 writes.
 
     Where Megatron fuses projections (qkv; gate and up), each gets the same A and its own rows of B.
 
     Raises:
         CheckpointError: the folder is another thing, or cannot be written.
     """
+    if torch.distributed.get_rank() != 0:
+        return
     _remove_earlier(folder)
     tensors = dict(peft_tensors(model, family, architecture))
     modules = {name.removesuffix(".lora_A.weight").rpartition(".")[2] for name in tensors if "lora_A" in name}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import math
 import time
@@ -68,14 +67,14 @@ class Learner:
                 model,
                 train,
                 section,
-                world=self._world,
+                self._world,
                 total_steps=settings.total_steps,
                 output_processor=response_log_probs,
             )
             self._critic: Critic | None = None
             if "values" in self._needs:
                 self._critic = Critic(
-                    settings, self._architecture, dtype=self._dtype, device=self._device, world=self._world
+                    settings, self._architecture, self._world, dtype=self._dtype, device=self._device
                 )
             on_failure.pop_all()
 
@@ -144,7 +143,7 @@ class Learner:
         """Write all state; see `checkpoint.save`. A critic's is in a folder of its own below."""
         checkpoint.save(self._policy_state, folder)
         if self._critic is not None:
-            (folder / _CRITIC).mkdir(exist_ok=True)
+            (folder / _CRITIC).mkdir(exist_ok=True)  # every rank does
             checkpoint.save(self._critic_state(self._critic), folder / _CRITIC)
 
     def load(self, folder: Path) -> None:
@@ -170,10 +169,7 @@ class Learner:
             )
         else:
             buckets = self.weights(str(self._dtype).removeprefix("torch."))
-            if self._world.rank == 0:
-                save_model(folder, buckets, config_from=settings.model_path)
-            else:
-                collections.deque(buckets, maxlen=0)  # takes its part in gathering them
+            save_model(folder, buckets, config_from=settings.model_path)
 
     def offload(self) -> None:
         """Move the optimizers' state to the host and free the gradients. Nothing to do on a CPU."""
@@ -328,7 +324,7 @@ class Learner:
             self._settings.hooks.before_train_step(step, number, self.model, p.optimizer, p.scheduler)
 
     def _optimizer_step(self, step: Step, columns: Columns, advantages: Tensor) -> tuple[Metrics, Tensor]:
-        """Take one optimizer step. Returns its metrics, and the log-probs [T] before it, NaN on others' tokens."""
+        """Take one optimizer step. Returns its metrics, and the log-probs [T] before it that this rank computed."""
         trained = torch.full_like(columns.weights, math.nan)
 
         def loss(micro: MicroBatch, output: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Mapping[str, Any]]:

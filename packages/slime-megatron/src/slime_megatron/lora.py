@@ -75,18 +75,19 @@ def is_adapter(name: str) -> bool:
     return name.rpartition(".")[2] in (A, B)
 
 
-def merged_weights(model: Module) -> Callable[[Parameter], Tensor]:
-    """Return a function from a parameter of the model to its value, the adapter beside it merged, without gradient.
+def merged_weights(model: Module) -> Callable[[Tensor], Tensor]:
+    """Return a function from a parameter to its values, its adapter merged in if it is a layer's that has one.
 
-    W + (alpha / rank) B A is computed in float32 and rounded once. A weight without an adapter is the model's own.
+    W + (alpha / rank) B A is computed in float32 and rounded once. Other values are the model's own.
     """
-    adapted = {id(layer.weight): layer for layer in model.modules() if hasattr(layer, A)}
+    layers: dict[int, Any] = {id(layer.weight): layer for layer in model.modules() if hasattr(layer, A)}
 
-    def read(parameter: Parameter) -> Tensor:
-        weight, layer = parameter.detach(), adapted.get(id(parameter))
+    def merged(parameter: Tensor) -> Tensor:
+        layer = layers.get(id(parameter))
         if layer is None:
-            return weight
-        a, b = (getattr(layer, part).detach().float() for part in (A, B))
-        return torch.addmm(weight.float(), b, a, alpha=layer.lora_scale).to(weight.dtype)
+            return parameter.detach()
+        a, b = layer.lora_a.detach().float(), layer.lora_b.detach().float()
+        whole = torch.addmm(parameter.detach().float(), b, a, alpha=layer.lora_scale)
+        return whole.to(parameter.dtype)
 
-    return read
+    return merged

@@ -23,7 +23,7 @@ from slime_megatron.foreign import with_flags
 from slime_megatron.log_probs import Vocabulary, token_log_probs
 from slime_megatron.lora import is_adapter
 from slime_megatron.section import MegatronSection
-from slime_megatron.sharded import global_names, own_part
+from slime_megatron.sharded import global_parameters, own_part
 from slime_megatron.spec import block_spec
 
 
@@ -74,7 +74,7 @@ def build_model(
         post_process=parallel_state.is_pipeline_last_stage(),
     )
     if model.post_process and section.sequence_parallel:
-        # `response_rows` gathers the sequence, to select rows before the output layer and not after it.
+        # `response_rows` gathers the sequence, to select rows before the layer and not after it.
         model.output_layer.sequence_parallel = False
         model.output_layer.allreduce_dgrad = True
     return model.to(device)
@@ -126,10 +126,10 @@ def load_weights(
     """
     family.check_names(hf, architecture)
     with torch.no_grad():
-        own = {name: p for name, p in model.named_parameters() if name not in skip and not is_adapter(name)}
-        for name, parameter in global_names(own, model, architecture).items():
-            whole = family.to_megatron_tensor(name, hf, architecture)
-            parameter.copy_(own_part(whole, family.weight(name, architecture), architecture))
+        for name, parameter in global_parameters(model, architecture).items():
+            if name not in skip and not is_adapter(name):
+                whole = family.to_megatron_tensor(name, hf, architecture)
+                parameter.copy_(own_part(whole, family.weight(name, architecture), architecture))
 
 
 def wrap_for_gradients(model: GPTModel, section: MegatronSection) -> DistributedDataParallel:
@@ -162,7 +162,8 @@ def response_log_probs(
     Selecting rows before the output layer saves the logits of prompt tokens, most of the layer's work when prompts
     are long.
     """
-    logits, _ = output_layer(response_rows(hidden_states, context, config), weight=output_weight)
+    hidden = response_rows(hidden_states, context, config)
+    logits, _ = output_layer(hidden, weight=output_weight)
     ranks = parallel_state.get_tensor_model_parallel_group()
     log_probs, entropy = token_log_probs(
         logits,
@@ -179,7 +180,13 @@ def response_log_probs(
 
 
 def response_rows(hidden_states: Tensor, context: ResponseTokens, config: TransformerConfig) -> Tensor:
-    """Return the hidden states [r, hidden_size] of this rank's response tokens, from all of its micro-batch."""
+    """Return the hidden states [r, hidden_size] from which this rank's response tokens are predicted.
+
+    Args:
+        hidden_states: [t, 1, hidden_size]; this rank's part of t under sequence parallelism.
+        context: the tokens.
+        config: the model's.
+    """
     if config.sequence_parallel:
         hidden_states = tensor_parallel.gather_from_sequence_parallel_region(
             hidden_states, tensor_parallel_output_grad=False
@@ -188,7 +195,7 @@ def response_rows(hidden_states: Tensor, context: ResponseTokens, config: Transf
 
 
 def assembled(own: Tensor, context: ResponseTokens) -> Tensor:
-    """Return one number for each of the R response tokens, from those [r] of each context-parallel rank."""
+    """Return numbers of all R tokens from this rank's [r]; context-parallel ranks put theirs together."""
     if context.places is None:
         return own
     whole: Tensor = Assemble.apply(own, context.places, context.n_tokens, context.context)

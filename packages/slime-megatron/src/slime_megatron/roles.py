@@ -130,7 +130,7 @@ def check_same_model(folder: Path, family: ModelFamily, wanted: Architecture, *,
     Raises:
         CheckpointError: names the first field of the architecture that differs.
     """
-    found = family.architecture(read_config(folder))
+    found, wanted = family.architecture(read_config(folder)), wanted.with_padded_vocab(1)
     for field in dataclasses.fields(Architecture):
         mine, theirs = getattr(wanted, field.name), getattr(found, field.name)
         if mine != theirs and field.name != "max_position_embeddings":

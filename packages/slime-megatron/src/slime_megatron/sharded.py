@@ -21,14 +21,7 @@ _EMBEDDING, _OUTPUT = "embedding.word_embeddings.weight", "output_layer.weight"
 
 
 def global_parameters(model: GPTModel, architecture: Architecture) -> dict[str, Parameter]:
-    """Return the parameters of this rank by the name of the tensor that they are (a part of)."""
-    return global_names(dict(model.named_parameters()), model, architecture)
-
-
-def global_names(
-    parameters: Mapping[str, Parameter], model: GPTModel, architecture: Architecture
-) -> dict[str, Parameter]:
-    """Return some parameters of this rank, given by the model's own names, by the name of the tensor that they are.
+    """Return the parameters of this rank by the name of the tensor that they are (a part of).
 
     Megatron numbers layers from 0 on each pipeline stage, and experts on each expert-parallel rank. A last stage
     with a copy of the embedding as its output layer has it under the embedding's name.
@@ -48,7 +41,7 @@ def global_names(
         _EMBEDDING
         if name == _OUTPUT and architecture.tie_word_embeddings
         else _EXPERT.sub(expert, _LAYER.sub(layer, name)): parameter
-        for name, parameter in parameters.items()
+        for name, parameter in model.named_parameters()
     }
 
 

@@ -36,8 +36,8 @@ class TrainedModel:
     Args:
         model: with its first weights; what is frozen is so already.
         train: settings of the optimizer.
-        section: Megatron's own flags, and how many optimizer steps in a row may be skipped.
-        world: the ranks that train it.
+        section: how the optimizer's state is shared, and how many optimizer steps in a row may be skipped.
+        world: of the ranks.
         total_steps: optimizer steps of the run; see `build_scheduler`.
         output_processor: what the model's output becomes; see `response_log_probs`.
     """
@@ -47,8 +47,8 @@ class TrainedModel:
         model: GPTModel,
         train: TrainSection,
         section: MegatronSection,
-        *,
         world: World,
+        *,
         total_steps: int | None,
         output_processor: Callable[..., Any],
     ) -> None:
@@ -56,18 +56,18 @@ class TrainedModel:
         self.model.config.finalize_model_grads_func = _finish_gradients
         self.optimizer = build_optimizer(self.model, train, section)
         self.scheduler = build_scheduler(self.optimizer, train, total_steps=total_steps)
-        self._world = world
         self._clip_grad = train.clip_grad
         self._max_skipped_steps = section.max_skipped_steps
         self._skipped_in_a_row = 0
         self._output_processor = output_processor
+        self._world = world
 
     @torch.no_grad()
     def forward(self, steps: Sequence[Step], like: Tensor, output: Callable[[Any], Tensor]) -> Tensor:
         """Return one number for each response token [T] of the batch, under the weights as they are.
 
         Args:
-            steps: this rank's; those of all ranks cover every token.
+            steps: this rank's micro-batches; those of all ranks cover every token.
             like: a column [T] of the batch.
             output: picks the numbers [R] of a micro-batch from what the output processor returned.
         """
@@ -84,12 +84,11 @@ class TrainedModel:
         """Take one optimizer step, unless its gradient is not finite.
 
         Args:
-            step: this rank's micro-batches of it.
+            step: its micro-batches.
             loss: (micro-batch, output) -> (scalar share of the loss with gradient, shares of metrics).
 
         Returns:
-            Shares of metrics summed over micro-batches and ranks, `loss` among them, `lr`, and `grad_norm` if the
-            step was taken.
+            Sums of all ranks' shares of metrics, `loss` among them, `lr`, and `grad_norm` if the step was taken.
 
         Raises:
             TrainerError: more steps in a row were skipped than allowed.
@@ -103,8 +102,9 @@ class TrainedModel:
         self.model.zero_grad_buffer()
         self.optimizer.zero_grad()
         shares = self._run(step, share, forward_only=False)
-        own = {name: float(sum(share[name] for share in shares)) for name in (shares[0] if shares else ())}
-        metrics = dict(self._world.add_up(own))
+        names = shares[0] if shares else ()  # the last pipeline stage has them
+        own = {name: float(sum(share[name] for share in shares)) for name in names}
+        metrics: Metrics = dict(self._world.add_up(own))
         metrics["lr"] = learning_rate(self.optimizer)
         norm = update(self.optimizer, clip_grad=self._clip_grad)
         if math.isfinite(norm):

@@ -54,7 +54,7 @@ class World:
         )
         torch.manual_seed(seed)
         tensor_parallel.model_parallel_cuda_manual_seed(seed)
-        self.size, self.rank = dist.get_world_size(), dist.get_rank()
+        self.size = dist.get_world_size()
         self.data_parallel_size = parallel_state.get_data_parallel_world_size()
         self.data_parallel_rank = parallel_state.get_data_parallel_rank()
         #: How ranks of one model share a micro-batch.
