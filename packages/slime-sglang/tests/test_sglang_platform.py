@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib.metadata import entry_points
+from pathlib import Path
 
 import pytest
 import torch
-from slime_core.errors import EngineError
+from slime_core.config.load import load_settings
+from slime_core.errors import ConfigError, EngineError
+from slime_core.plugins.registry import Registry
 from slime_sglang import compat, cpu, hooks
-from slime_sglang.server import server_command, server_environment
+from slime_sglang.section import SglangSection, known_arguments
+from slime_sglang.server import server_arguments, server_command, server_environment
+
+SCRIPT = Path(__file__).parents[3] / "scripts/sglang_flags.py"
 
 #: Calls `install` in one fresh process under each condition, and prints which names of PyTorch it changed.
 INSTALL = """
@@ -96,3 +104,50 @@ def test_command_on_a_cpu_bounds_the_cache_and_takes_pytorch() -> None:
         "--max-total-tokens 32768 --max-running-requests 64 --max-total-tokens 9"
     )
     assert server_environment(device="cpu") == {"SGLANG_PLATFORM": "cpu_torch", "CUDA_VISIBLE_DEVICES": ""}
+
+
+def test_the_list_of_arguments_is_that_of_the_installed_sglang() -> None:
+    spec = importlib.util.spec_from_file_location("sglang_flags", SCRIPT)
+    assert spec is not None and spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    assert sorted(known_arguments()) == script.flags()
+
+
+def problems_of(*flags: str, recipes: Sequence[str] = ()) -> list[str]:
+    settings = load_settings(recipes, [*flags, "--hf-checkpoint", "m"], registry=Registry.from_environment())
+    return [str(problem) for problem in hooks.slime_check_config(settings=settings)]
+
+
+REQUIRED = ("--rollout-batch-size", "1", "--rollout-max-response-len", "8", "--rollout-engine", "sglang")
+
+
+def test_an_argument_of_sglang_is_a_flag_with_its_prefix() -> None:
+    settings = load_settings(
+        [],
+        [*REQUIRED, "--hf-checkpoint", "m", "--sglang-mem-fraction-static", "0.8", "--sglang-enable-metrics"],
+        registry=Registry.from_environment(),
+    )
+    given = settings.section(SglangSection).server_args
+    assert server_arguments(given) == ["--mem-fraction-static", "0.8", "--enable-metrics"]
+
+
+def test_an_argument_that_sglang_has_not_is_refused_with_the_nearest_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--sglang-mem-fraction-statik: .*--sglang-mem-fraction-static"):
+        problems_of(*REQUIRED, "--sglang-mem-fraction-statik", "0.8")
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text("[sglang.server_args]\nmem_fraction_statik = 0.8\n")
+    (problem,) = problems_of(*REQUIRED, recipes=[str(recipe)])
+    assert "did you mean 'mem_fraction_static'?" in problem
+    (problem,) = problems_of(*REQUIRED, "--sglang-port", "80")
+    assert "slime gives the server itself" in problem
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [("--rollout-top-p", "0.9"), ("--rollout-top-k", "5"), ("--rollout-min-new-tokens", "2")],
+)
+def test_what_would_make_log_probs_not_the_policys_is_refused(flag: str, value: str) -> None:
+    (problem,) = problems_of(*REQUIRED, flag, value)
+    assert flag[2:].replace("-", "_") in problem
+    assert problems_of(*REQUIRED[:-1], "torch", flag, value) == []

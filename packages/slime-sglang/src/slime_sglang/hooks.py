@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib.metadata
 from collections.abc import Iterable, Mapping
 
 from slime_core.config.sections import RolloutSection
 from slime_core.config.settings import Settings
 from slime_core.errors import Problem
-from slime_core.plugins.hooks import Section, hookimpl
+from slime_core.plugins.hooks import ForeignFlags, Section, hookimpl
 
-from slime_sglang.section import SglangSection
+from slime_sglang.section import DERIVED, SglangSection, known_arguments
 
 
 @hookimpl
 def slime_config_sections() -> Iterable[Section]:
     """Return the section `sglang`."""
-    return [Section("sglang", SglangSection)]
+    return [
+        Section(
+            "sglang", SglangSection, foreign=ForeignFlags("server_args", known_arguments(), prefix="sglang_")
+        )
+    ]
 
 
 @hookimpl
 def slime_check_config(settings: Settings) -> Iterable[Problem]:
-    """Refuse training on log-probs that are not those of the distribution sampled from."""
+    """Refuse arguments that SGLang does not have, and log-probs that are not those of the distribution sampled from."""
+    for name in settings.section(SglangSection).server_args:
+        where = f"sglang.server_args.{name}"
+        if name in DERIVED:
+            yield Problem(where, "an argument that slime gives the server itself", DERIVED[name])
+        elif name not in known_arguments():
+            near = difflib.get_close_matches(name, known_arguments(), n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            yield Problem(where, "no argument of SGLang's server", f"one that it has{hint}")
     rollout = settings.section(RolloutSection)
     if rollout.rollout_engine != "sglang":
         return
