@@ -59,6 +59,13 @@ class _Life:
     jobs: int
     replies: int
     hello: dict[str, Any]
+    status: int | None = None
+    """Wait status, once it has been collected."""
+
+    def end(self) -> _Ended:
+        """Kill what is left, and return how the worker ended."""
+        killed = kill_all(self.pid)
+        return _Ended(killed if self.status is None else self.status)
 
 
 class Keeper:
@@ -151,7 +158,7 @@ class Keeper:
             except BlockingIOError:
                 self._wait(life, life.jobs, select.POLLOUT, deadline)
             except BrokenPipeError:
-                raise _Ended(kill_all(life.pid)) from None
+                raise life.end() from None
         return self._receive(life, deadline)
 
     def _receive(self, life: _Life, deadline: float) -> dict[str, Any]:
@@ -175,7 +182,7 @@ class Keeper:
                 self._wait(life, life.replies, select.POLLIN, deadline)
                 continue
             if not chunk:
-                raise _Ended(kill_all(life.pid))
+                raise life.end()
             chunks += chunk
         return bytes(chunks)
 
@@ -189,8 +196,9 @@ class Keeper:
         if self._awake in ready:
             os.read(self._awake, 4096)
             status = reap(life.pid)
-            if status is not None and descriptor not in ready:
-                raise _Ended(status)
+            life.status = life.status if status is None else status
+            if life.status is not None and descriptor not in ready:
+                raise life.end()
         if left <= 0 and descriptor not in ready:
             raise _Late
 
