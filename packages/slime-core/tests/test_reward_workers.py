@@ -12,7 +12,7 @@ pytestmark = pytest.mark.timeout(60)
 
 #: Writes down that it was imported, and does what the response says.
 RECORDING = """
-import os, signal, threading, time
+import os, signal, struct, threading, time
 with open({log!r}, "a") as log:
     log.write("imported\\n")
 {more}
@@ -25,6 +25,13 @@ def reward(sample):
     if sample.response == "kill keeper":
         os.kill(os.getppid(), signal.SIGKILL)
         threading.Event().wait()
+    if sample.response.startswith("forge"):
+        reply = sample.response.removeprefix("forge").encode()
+        for fd in range(3, 64):
+            try:
+                os.write(fd, struct.pack("<QQ", len(reply), int(sample.metadata["job"])) + reply)
+            except OSError:
+                pass
     return float(sample.index)
 """
 
@@ -71,6 +78,31 @@ def test_who_kills_the_keeper_fails_alone(record):
     assert [i for i, result in enumerate(results) if isinstance(result, RewardFailure)] == [20]
     assert results[20].kind == "crashed"
     assert "was killed by SIGKILL" in results[20].message
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "[1]",
+        "{}",
+        '{"failed": 3}',
+        '{"seconds": 1.0, "outcomes": 3}',
+        '{"seconds": 1.0, "outcomes": [{"value": "x"}]}',
+        "?",
+    ],
+)
+def test_a_reply_that_a_reward_forges_is_garbage_and_the_next_sample_is_scored(record, reply):
+    record()
+
+    async def main():
+        async with RewardPool("recording:reward", {}, workers=1, timeout_s=20.0) as pool:
+            forged = await pool.score(Sample(index=0, response="forge" + reply, metadata={"job": 1}))
+            return forged, await pool.score(Sample(index=1))
+
+    forged, after = asyncio.run(main())
+    assert forged.kind == "crashed"
+    assert "sent garbage" in forged.message
+    assert after.score == 1.0
 
 
 def test_a_replacement_has_the_reward_without_importing_it_again(record):

@@ -59,6 +59,13 @@ class _Life:
     jobs: int
     replies: int
     hello: dict[str, Any]
+    status: int | None = None
+    """Wait status, once it has been collected."""
+
+    def end(self) -> _Ended:
+        """Kill what is left, and return how the worker ended."""
+        killed = kill_all(self.pid)
+        return _Ended(killed if self.status is None else self.status)
 
 
 class Keeper:
@@ -97,7 +104,7 @@ class Keeper:
                     error = self._life.hello["error"]
                     self._end()
                     return _failed("crashed", f"could not be started again: {error}")
-            return self._ask(self._life, payload, self._setup.timeout_s)
+            return _checked(self._ask(self._life, payload, self._setup.timeout_s))
         except _Late:
             self._end()
             return _failed("deadline", f"gave no result within {self._setup.timeout_s:g} s and was killed")
@@ -151,7 +158,7 @@ class Keeper:
             except BlockingIOError:
                 self._wait(life, life.jobs, select.POLLOUT, deadline)
             except BrokenPipeError:
-                raise _Ended(kill_all(life.pid)) from None
+                raise life.end() from None
         return self._receive(life, deadline)
 
     def _receive(self, life: _Life, deadline: float) -> dict[str, Any]:
@@ -159,9 +166,11 @@ class Keeper:
         if number != self._number or length > MAX_REPLY_BYTES:
             raise _Garbage(f"a reply to job {number} of {length} bytes; wanted one to job {self._number}")
         try:
-            answer: dict[str, Any] = json.loads(self._read(life, length, deadline))
+            answer: Any = json.loads(self._read(life, length, deadline))
         except ValueError as error:
             raise _Garbage(str(error)) from None
+        if not isinstance(answer, dict):
+            raise _Garbage(f"a reply that is {type(answer).__name__}")
         return answer
 
     def _read(self, life: _Life, size: int, deadline: float) -> bytes:
@@ -173,7 +182,7 @@ class Keeper:
                 self._wait(life, life.replies, select.POLLIN, deadline)
                 continue
             if not chunk:
-                raise _Ended(kill_all(life.pid))
+                raise life.end()
             chunks += chunk
         return bytes(chunks)
 
@@ -187,8 +196,9 @@ class Keeper:
         if self._awake in ready:
             os.read(self._awake, 4096)
             status = reap(life.pid)
-            if status is not None and descriptor not in ready:
-                raise _Ended(status)
+            life.status = life.status if status is None else status
+            if life.status is not None and descriptor not in ready:
+                raise life.end()
         if left <= 0 and descriptor not in ready:
             raise _Late
 
@@ -253,6 +263,22 @@ def _serve(
 def _reply(replies: BinaryIO, number: int, answer: dict[str, Any]) -> None:
     replies.write(frame(number, json.dumps(answer).encode()))
     replies.flush()
+
+
+def _checked(answer: dict[str, Any]) -> dict[str, Any]:
+    """Return a worker's answer when it has the form of one: a reward can write to the pipe behind its back."""
+    seconds, outcomes = answer.get("seconds"), answer.get("outcomes")
+    if isinstance(seconds, float) and isinstance(outcomes, list) and all(map(_is_outcome, outcomes)):
+        return {"seconds": seconds, "outcomes": outcomes}
+    raise _Garbage("a reply without outcomes")
+
+
+def _is_outcome(entry: Any) -> bool:
+    if not isinstance(entry, dict):
+        return False
+    if set(entry) == {"value"}:
+        return isinstance(entry["value"], float | dict)
+    return set(entry) == {"kind", "what"} and all(isinstance(text, str) for text in entry.values())
 
 
 def _failed(kind: str, what: str) -> dict[str, Any]:

@@ -142,7 +142,10 @@ class WorkerProcess:
             length, answered = HEADER.unpack(await stdout.readexactly(HEADER.size))
             if answered != number or length > MAX_REPLY_BYTES:
                 raise ValueError(f"a reply to job {answered} of {length} bytes; wanted one to job {number}")
-            hear(json.loads(await stdout.readexactly(length)))
+            reply = json.loads(await stdout.readexactly(length))
+            if not isinstance(reply, dict):
+                raise ValueError(f"a reply that is {type(reply).__name__}")
+            hear(reply)
 
     async def _drain(self) -> int:
         """Read what is left, so that the end is seen behind it, and wait for the process."""
