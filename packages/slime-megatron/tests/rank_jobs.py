@@ -152,6 +152,11 @@ def redirects_taken(*, folder: Path, batch: TrainBatch, megatron: dict[str, Any]
     return [name for name, taken in installed.hits.items() if taken]
 
 
+def spoil(parameter: Tensor) -> None:
+    """Put a NaN into a parameter's gradient."""
+    parameter.main_grad.view(-1)[0] = float("nan")
+
+
 def bad_gradients(
     *, folder: Path, batch: TrainBatch, megatron: dict[str, Any]
 ) -> tuple[dict[str, float], bool, str]:
@@ -162,7 +167,7 @@ def bad_gradients(
     with learner_of(folder, megatron, {}) as learner:
         if dist.get_rank() == dist.get_world_size() - 1:
             parameter = next(iter(learner.model.parameters()))
-            parameter.register_post_accumulate_grad_hook(lambda p: p.main_grad.fill_(float("nan")))
+            parameter.register_post_accumulate_grad_hook(spoil)
         before = weights_of(learner)
         metrics = learner.train(batch)
         after = weights_of(learner)

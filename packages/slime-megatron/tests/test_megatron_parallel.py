@@ -63,6 +63,8 @@ def test_every_layout_takes_the_steps_of_one_process(ranks, cut_models, kind, ca
             "train", 1, megatron={"optimizer": optimizer}, train=train | {"max_tokens_per_gpu": 40}, **common
         )
         wanted[optimizer] = job[0]
+        before = HfCheckpoint(cut_models[kind])
+        assert all((tensor - before[name]).abs().max() > 1e-5 for name, tensor in job[0][2].items())
     rows = []
     for layout in LAYOUTS:
         if (settings := settings_of(kind, layout)) is None:
@@ -91,6 +93,31 @@ def test_every_layout_takes_the_steps_of_one_process(ranks, cut_models, kind, ca
     assert max(row[1] for row in rows) <= 1e-5
     assert max(row[2] for row in rows) <= 1e-6
     assert max(row[3] for row in rows) <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("kind", "layouts"),
+    [
+        ("qwen3", ["TP2xPP2", "PP2xCP2", "CP2xDP2+distributed optimizer"]),
+        ("qwen3_moe", ["PP2xEP2", "PP2xCP2", "TP2xDP2"]),
+    ],
+)
+def test_later_steps_know_the_log_probs_from_before_the_first(ranks, cut_models, kind, layouts):
+    """Three optimizer steps of one batch: old log-probs come from a forward pass of their own, over all ranks."""
+    batch = make_batch(n_steps=3)
+    wanted = {}
+    for layout in layouts:
+        n, megatron = settings_of(kind, layout)
+        train = DESCENT if megatron.get("optimizer") == "adam" else {}
+        optimizer = megatron.get("optimizer", "sgd")
+        common = {"folder": cut_models[kind], "batch": batch, "train": train | {"max_tokens_per_gpu": 40}}
+        if optimizer not in wanted:
+            wanted[optimizer] = ranks.run("train", 1, megatron={"optimizer": optimizer}, **common)[0]
+        one, found = wanted[optimizer], ranks.run("train", n, megatron=megatron, **common)[0]
+        assert found[0]["train/loss"] == pytest.approx(one[0]["train/loss"], abs=1e-6)
+        mismatch = "train/train_rollout_logprob_abs_diff"
+        assert found[0][mismatch] == pytest.approx(one[0][mismatch], abs=1e-5)
+        assert largest_difference(found[1], one[1], relative=True) <= 1e-5
 
 
 def masked(batch, reduction):

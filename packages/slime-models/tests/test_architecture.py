@@ -9,6 +9,7 @@ from slime_models.architecture import RopeScaling
 from slime_models.families.llama import LLAMA
 from slime_models.families.qwen2 import QWEN2
 from slime_models.families.qwen3 import QWEN3
+from slime_models.families.qwen3_moe import QWEN3_MOE
 
 LLAMA_3_2_1B = {
     "model_type": "llama",
@@ -126,3 +127,30 @@ def test_what_is_not_supported_is_refused_by_the_name_of_its_field(
 ) -> None:
     with pytest.raises(DataError, match=re.escape(message)):
         QWEN3.architecture({"model_type": "qwen3", **QWEN, **changes})
+
+
+QWEN_MOE = {"model_type": "qwen3_moe", **QWEN, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
+
+
+def test_qwen3_moe_counts_experts_under_either_name() -> None:
+    """Folders on the hub say num_experts, those that transformers 5 writes num_local_experts."""
+    for field in ("num_experts", "num_local_experts"):
+        read = QWEN3_MOE.architecture({**QWEN_MOE, field: 128, "norm_topk_prob": True})
+        assert (read.num_moe_experts, read.moe_router_topk, read.moe_ffn_hidden_size) == (128, 8, 768)
+        assert (read.moe_gated_size, read.moe_norm_topk_prob, read.head_dim) == (1536, True, 64)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, "num_experts: found None; wanted a whole number of at least 1"),
+        ({"num_experts": 4}, "num_experts_per_tok: found 8; wanted at most num_experts, 4"),
+        ({"num_experts": 8, "mlp_only_layers": [0]}, "mlp_only_layers: found [0]; wanted []"),
+        ({"num_experts": 8, "decoder_sparse_step": 2}, "decoder_sparse_step: found 2; wanted 1"),
+    ],
+)
+def test_experts_that_are_not_supported_are_refused_by_the_name_of_their_field(
+    changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(DataError, match=re.escape(message)):
+        QWEN3_MOE.architecture({**QWEN_MOE, **changes})

@@ -63,7 +63,7 @@ class TrainerState:
 def save(state: TrainerState, folder: Path) -> None:
     """Write the state into an existing, empty folder that all ranks see. Collective over the world.
 
-    Random state is that of rank 0; training draws nothing that would differ by rank.
+    Of several ranks only the CPU's random state is written, which is the same on all: training draws nothing.
     """
     with quiet():
         dist_checkpointing.save(
@@ -147,15 +147,17 @@ def _adamws(optimizer: MegatronOptimizer) -> list[torch.optim.Optimizer]:
 
 
 def _rng_state() -> dict[str, Any]:
-    return {
-        "cpu": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
-        "tracker": tensor_parallel.get_cuda_rng_tracker().get_states(),
-    }
+    states: dict[str, Any] = {"cpu": torch.get_rng_state()}
+    if torch.distributed.get_world_size() == 1:
+        states["cuda"] = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
+        states["tracker"] = tensor_parallel.get_cuda_rng_tracker().get_states()
+    return states
 
 
 def _set_rng_state(states: dict[str, Any]) -> None:
     torch.set_rng_state(states["cpu"])
+    if torch.distributed.get_world_size() > 1 or "tracker" not in states:
+        return
     if states["cuda"] is not None and torch.cuda.is_available():
         torch.cuda.set_rng_state(states["cuda"])
     tensor_parallel.get_cuda_rng_tracker().set_states(states["tracker"])

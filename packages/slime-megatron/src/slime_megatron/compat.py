@@ -38,8 +38,13 @@ _MODULES = (
     "megatron.core.dist_checkpointing.strategies.filesystem_async",
     "megatron.core.dist_checkpointing.strategies.state_dict_saver",  # imported by save when it is called
 )
-#: Loggers that warn of nothing but what is deprecated inside Megatron: GPTModel, its own writer of checkpoints.
-_DEPRECATIONS = ("megatron.core.models.gpt.gpt_model", "megatron.core.dist_checkpointing.strategies.torch")
+#: Loggers that warn of nothing but Megatron's insides: what is deprecated there (GPTModel, its own writer of
+#: checkpoints), and that DDP lays its buffers out by itself.
+_OWN_AFFAIRS = (
+    "megatron.core.models.gpt.gpt_model",
+    "megatron.core.dist_checkpointing.strategies.torch",
+    "megatron.core.distributed.distributed_data_parallel",
+)
 _CPU = torch.device("cpu")
 _Hit = Callable[[], None]
 
@@ -298,7 +303,7 @@ def install() -> Compat:
     with importing():
         for name in _MODULES:
             importlib.import_module(name)
-    for name in _DEPRECATIONS:
+    for name in _OWN_AFFAIRS:
         logging.getLogger(name).setLevel(logging.ERROR)
     wanted = [redirect for redirect in REDIRECTS if redirect.with_cuda or not cuda]
     compat = Compat(tuple(redirect.name for redirect in wanted))
