@@ -18,8 +18,9 @@ def hf_buckets(
 ) -> Iterator[list[tuple[str, Tensor]]]:
     """Yield all weights as (Hugging Face name, contiguous tensor of `dtype`), in the family's order.
 
-    Adapters come merged. A bucket holds at most `bucket_bytes`, or one tensor that is larger. Other tensors that need neither a cast nor a cut
-    are the model's own: valid, and not to be written to, until the next bucket is asked for.
+    Adapters come merged. A bucket holds at most `bucket_bytes`, or one tensor that is larger. Other tensors that
+    need neither a cast nor a cut are the model's own: valid, and not to be written to, until the next bucket is
+    asked for.
     """
     parameters = MergedWeights(model)
     bucket: list[tuple[str, Tensor]] = []
