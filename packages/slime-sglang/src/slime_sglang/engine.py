@@ -22,6 +22,7 @@ from slime_core.weights import Bucket, MemoryChannel
 from slime_models.checkpoint import read_config
 from slime_models.family import ModelFamily
 
+from slime_sglang import loader
 from slime_sglang.client import SglangClient
 from slime_sglang.messages import completion, generate_request
 from slime_sglang.process import ServerProcess, check_started, free_port
@@ -29,8 +30,6 @@ from slime_sglang.section import SglangSection
 from slime_sglang.server import server_arguments, server_command, server_environment
 from slime_sglang.staging import Staging
 
-#: `load_format` of an update: the function that the server calls (see `loader`).
-LOADER = "slime_sglang.loader.load"
 #: Seconds between two looks at a server that is starting, or that is to get rid of its requests.
 _POLL_S = 0.25
 _TRAINER_DTYPES = {True: "bfloat16", False: "float32"}
@@ -60,7 +59,12 @@ class SglangEngine:
                 model_path,
                 port=self._port,
                 dtype=dtype,
-                arguments=["--custom-weight-loader", LOADER, *server_arguments(section.server_args)],
+                arguments=[
+                    "--custom-weight-loader",
+                    loader.CHECK,
+                    loader.LOAD,
+                    *server_arguments(section.server_args),
+                ],
             ),
             environment=server_environment() | {"HF_HUB_OFFLINE": "1"},
             log=folder / "server.log",
@@ -217,16 +221,14 @@ class SglangEngine:
                 await self._control("/continue_generation", {})
 
     async def _load(self, staging: Staging, version: str) -> Fingerprint:
-        """Have the server load what is staged, and return what it holds then."""
-        payload = pickle.dumps([(str(staging.folder), _EmptyTensor())])
-        update = {
-            "serialized_named_tensors": [base64.b64encode(payload).decode()],
-            "load_format": LOADER,
-        }
-        await self._control("/begin_weight_update", {})
+        """Have the server check what is staged, then load it, and return what it holds then."""
         try:
+            await self._control("/begin_weight_update", {})
             try:
-                await self._control("/update_weights_from_tensor", update)
+                await self._call_loader(loader.CHECK, staging, {"flush_cache": False})
+                refused = staging.verdict().error
+                if refused is None:
+                    await self._call_loader(loader.LOAD, staging, {"weight_version": version})
             finally:
                 await self._control("/end_weight_update", {})
             verdict = staging.verdict()
@@ -235,10 +237,21 @@ class SglangEngine:
                 f"the update to version {version} broke off, and its weights may be a mixture: {error}"
             )
             raise
-        if verdict.error is not None:
-            raise WeightSyncError(f"update to version {version}: {verdict.error}")
-        await self._control("/update_weight_version", {"new_version": version, "abort_all_requests": False})
+        if refused is not None:
+            raise WeightSyncError(f"update to version {version}: {refused}")
         return dict(verdict.held)
+
+    async def _call_loader(self, function: str, staging: Staging, options: Mapping[str, Any]) -> None:
+        """Have the server call a function of `loader` with the folder of what is staged."""
+        payload = pickle.dumps([(str(staging.folder), _EmptyTensor())])
+        await self._control(
+            "/update_weights_from_tensor",
+            {
+                "serialized_named_tensors": [base64.b64encode(payload).decode()],
+                "load_format": function,
+                **options,
+            },
+        )
 
     async def _is_ready(self) -> bool:
         assert self._client is not None

@@ -25,17 +25,18 @@ def slime_check_config(settings: Settings) -> Iterable[Problem]:
     rollout = settings.section(RolloutSection)
     if rollout.rollout_engine != "sglang":
         return
-    for name, value, neutral in (
-        ("rollout_top_p", rollout.rollout_top_p, 1.0),
-        ("rollout_top_k", rollout.rollout_top_k, -1),
+    for name, value, neutral, why in (
+        ("rollout_top_p", rollout.rollout_top_p, 1.0, "reports log-probs from before top-p"),
+        ("rollout_top_k", rollout.rollout_top_k, -1, "reports log-probs from before top-k"),
+        ("rollout_min_new_tokens", rollout.rollout_min_new_tokens, 0, "forbids the tokens that would end it"),
     ):
         if value != neutral:
             yield Problem(
                 f"rollout.{name}",
                 str(value),
                 str(neutral),
-                "SGLang reports log-probs from before top-p and top-k, which are not those of the tokens' distribution; "
-                "the engine torch reports the right ones",
+                f"SGLang {why}, and its log-probs would not be those of the policy that is trained; "
+                "the engine torch has no such limit",
             )
 
 

@@ -1,7 +1,7 @@
-"""SGLang's custom weight loader (`--custom-weight-loader`): takes a staged update in, and proves what it did.
+"""SGLang's custom weight loaders (`--custom-weight-loader`): check a staged update, take it in, prove what was done.
 
-Runs inside the server. SGLang ends the whole server when a loader raises, so this one answers through the
-staging folder instead. It checks every tensor before it writes any: a refused update leaves the old weights whole.
+They run inside the server. SGLang ends the whole server when a loader raises, so these answer through the staging
+folder. Checking is a call of its own, because SGLang counts a version as reached when the call that names it returns.
 """
 
 from __future__ import annotations
@@ -20,22 +20,32 @@ from slime_sglang.staging import Staged, Verdict
 _STACKED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 
 
-def load(model: Any, named_tensors: Sequence[tuple[str, Tensor]]) -> None:
-    """Load the update whose folder is the name of the one (empty) tensor given."""
-    (folder, _), *_ = named_tensors
-    staged = Staged(Path(folder))
-    staged.answer(_take(model, staged))
+CHECK, LOAD = f"{__name__}.check", f"{__name__}.load"
 
 
-def _take(model: Any, staged: Staged) -> Verdict:
+def check(model: Any, named_tensors: Sequence[tuple[str, Tensor]]) -> None:
+    """Check the bytes of the update whose folder is the name of the one (empty) tensor given; writes no weight."""
+    staged = _staged(named_tensors)
     changed = [name for name, t in staged.tensors() if fingerprint(t) != staged.entries[name].fingerprint]
-    if changed:
-        return Verdict(f"{', '.join(changed[:5])}: the bytes that arrived are not those that were sent", {})
+    error = (
+        f"{', '.join(changed[:5])}: the bytes that arrived are not those that were sent" if changed else None
+    )
+    staged.answer(Verdict(error, {}))
+
+
+def load(model: Any, named_tensors: Sequence[tuple[str, Tensor]]) -> None:
+    """Load the update, and answer with fingerprints of what the model's parameters hold then."""
+    staged = _staged(named_tensors)
     with torch.no_grad():
         model.load_weights(staged.tensors())
         shapes = {name: entry.shape for name, entry in staged.entries.items()}
         held = {name: fingerprint(tensor) for name, tensor in held_tensors(model, shapes) if name in shapes}
-    return Verdict(None, held)
+    staged.answer(Verdict(None, held))
+
+
+def _staged(named_tensors: Sequence[tuple[str, Tensor]]) -> Staged:
+    (folder, _), *_ = named_tensors
+    return Staged(Path(folder))
 
 
 def held_tensors(model: Any, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, Tensor]]:

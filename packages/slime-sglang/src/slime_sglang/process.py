@@ -15,6 +15,7 @@ from slime_core.errors import EngineError
 
 #: Seconds that a server gets to end by itself before it is killed.
 _GRACE_S = 10.0
+_POLL_S = 0.05
 #: Bytes of the log's end that an error shows.
 _TAIL = 2000
 _PR_SET_PDEATHSIG = 1
@@ -66,15 +67,23 @@ class ServerProcess:
             await asyncio.wait_for(self._process.wait(), _GRACE_S)
         self._signal(signal.SIGKILL)  # whoever of the group is left
         await self._process.wait()
+        with contextlib.suppress(TimeoutError):  # a host whose first process reaps nobody keeps their entries
+            async with asyncio.timeout(_GRACE_S):
+                while self._signal(0):  # until their memory is free
+                    await asyncio.sleep(_POLL_S)
 
     def log_tail(self) -> str:
         """Return the end of its log."""
         return self.log.read_bytes()[-_TAIL:].decode(errors="replace").strip()
 
-    def _signal(self, number: signal.Signals) -> None:
+    def _signal(self, number: int) -> bool:
+        """Send a signal to the group, 0 for none; returns whether anybody is in it."""
         assert self._process is not None
-        with contextlib.suppress(ProcessLookupError):  # all of the group have ended
+        try:
             os.killpg(self._process.pid, number)
+        except ProcessLookupError:
+            return False
+        return True
 
 
 def free_port() -> int:

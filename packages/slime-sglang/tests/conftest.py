@@ -1,0 +1,124 @@
+"""One real SGLang server on the CPU for all tests, driven through the engine, and the model that it serves."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from slime_models.families.llama import LLAMA
+from slime_sglang.engine import SglangEngine
+from slime_sglang.section import SglangSection
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+VOCAB, EOS = 128, 127
+SERVER_ARGS = {"max_total_tokens": 1024, "max_running_requests": 4}
+
+
+class Serving:
+    """An engine and the event loop, on a thread of its own, that it lives on."""
+
+    def __init__(self, engine: SglangEngine, *, log: Path, staging: Path) -> None:
+        self.engine, self.log, self.staging = engine, log, staging
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, daemon=True).start()
+
+    def run(self, work: Coroutine[Any, Any, Any], *, timeout_s: float = 120) -> Any:
+        """Run a coroutine on the loop and return what it returns."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
+
+    def post(self, path: str, body: dict[str, Any]) -> Any:
+        """Call the server itself."""
+        return self.run(self.engine._client.post(path, body, timeout_s=60))
+
+
+def _tiny_llama(seed: int) -> LlamaForCausalLM:
+    """A llama of two layers with random float32 weights, wide enough apart that no two tokens tie."""
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        initializer_range=0.2,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=EOS,
+        dtype="float32",
+    )
+    torch.manual_seed(seed)
+    return LlamaForCausalLM(config).eval()
+
+
+def _new_engine(model_path: Path, folder: Path, **settings: Any) -> SglangEngine:
+    section = SglangSection(**{"server_args": SERVER_ARGS, "start_timeout_s": 300, **settings})
+    return SglangEngine(model_path, LLAMA, dtype="float32", section=section, folder=folder)
+
+
+@torch.no_grad()
+def _log_probs_of(
+    model: LlamaForCausalLM, prompt: list[int], tokens: list[int], *, temperature: float = 1.0
+) -> tuple[list[float], list[int]]:
+    logits = model(torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1 : -1] / temperature
+    log_probs = logits.log_softmax(-1).gather(1, torch.tensor(tokens)[:, None])[:, 0]
+    return log_probs.tolist(), logits.argmax(-1).tolist()
+
+
+@pytest.fixture(scope="session")
+def tiny_llama() -> Callable[[int], LlamaForCausalLM]:
+    """Makes the model of a seed."""
+    return _tiny_llama
+
+
+@pytest.fixture(scope="session")
+def new_engine() -> Callable[..., SglangEngine]:
+    """Makes an engine that is not started, from a model's folder, a folder for the log, and settings."""
+    return _new_engine
+
+
+@pytest.fixture(scope="session")
+def log_probs_of() -> Callable[..., tuple[list[float], list[int]]]:
+    """Log-probs of tokens after a prompt, and the likeliest token at each place, by one pass of transformers."""
+    return _log_probs_of
+
+
+@pytest.fixture(scope="session")
+def eos() -> int:
+    """The id that ends a response."""
+    return EOS
+
+
+@pytest.fixture(scope="session")
+def model() -> LlamaForCausalLM:
+    """The model that servers start with."""
+    return _tiny_llama(0)
+
+
+@pytest.fixture(scope="session")
+def model_path(model: LlamaForCausalLM, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its folder; id i is the word `ti`."""
+    folder = tmp_path_factory.mktemp("sglang-model")
+    model.save_pretrained(folder)
+    words = WordLevel({f"t{i}": i for i in range(VOCAB)}, unk_token="t0")
+    PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words), eos_token=f"t{EOS}").save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def serving(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    """A started engine. Whoever updates its weights brings those of `model` back."""
+    folder = tmp_path_factory.mktemp("sglang-server")
+    staging = tmp_path_factory.mktemp("sglang-staging")
+    engine = _new_engine(model_path, folder, staging_dir=staging, server_concurrency=4)
+    serving = Serving(engine, log=folder / "server.log", staging=staging)
+    serving.run(serving.engine.start(), timeout_s=320)
+    yield serving
+    serving.run(serving.engine.close())

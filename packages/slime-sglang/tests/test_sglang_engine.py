@@ -1,0 +1,134 @@
+"""The engine over a real server: what it generates, against transformers, and how it refuses, ends and fails."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from slime_core.errors import EngineError
+from slime_core.protocols import SamplingParams
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
+
+PROMPTS = [[5, 6, 7, 8], [9], [100, 3, 77, 12, 64, 31, 2]]
+GREEDY = SamplingParams(max_new_tokens=12, temperature=0)
+
+
+def test_greedy_tokens_and_log_probs_are_those_of_transformers(serving, model, log_probs_of):
+    async def scenario():
+        return await asyncio.gather(*(serving.engine.generate(prompt, GREEDY) for prompt in PROMPTS))
+
+    for prompt, answer in zip(PROMPTS, serving.run(scenario()), strict=True):
+        log_probs, likeliest = log_probs_of(model, prompt, answer.tokens)
+        assert (answer.tokens, answer.finish_reason) == (likeliest, "length")
+        assert answer.log_probs == pytest.approx(log_probs, abs=1e-5, rel=0)
+
+
+def test_log_probs_of_sampled_tokens_are_at_the_temperature(serving, model, log_probs_of):
+    params = SamplingParams(max_new_tokens=20, temperature=0.7)
+    answer = serving.run(serving.engine.generate(PROMPTS[0], params))
+    log_probs, _ = log_probs_of(model, PROMPTS[0], answer.tokens, temperature=0.7)
+    assert answer.log_probs == pytest.approx(log_probs, abs=1e-5, rel=0)
+
+
+def test_a_stop_token_ends_the_response_and_stays_in_it(serving):
+    whole = serving.run(serving.engine.generate(PROMPTS[0], GREEDY))
+    third = whole.tokens[2]
+    params = SamplingParams(max_new_tokens=12, temperature=0, stop_token_ids=(third,))
+    answer = serving.run(serving.engine.generate(PROMPTS[0], params))
+    assert (answer.tokens, answer.finish_reason) == (
+        whole.tokens[: whole.tokens.index(third) + 1],
+        "stop",
+    )
+
+
+def test_a_stop_string_ends_the_response_and_its_tokens_stay_in_it(serving):
+    whole = serving.run(serving.engine.generate(PROMPTS[0], GREEDY))
+    third = whole.tokens[2]
+    params = SamplingParams(max_new_tokens=12, temperature=0, stop=(f"t{third}",))
+    answer = serving.run(serving.engine.generate(PROMPTS[0], params))
+    assert answer.finish_reason == "stop"
+    assert answer.tokens == whole.tokens[: len(answer.tokens)]
+    assert f"t{third}" in f"t{answer.tokens[-1]}"
+
+
+def test_abort_answers_with_what_there_is_and_to_those_who_wait_here(serving):
+    params = SamplingParams(max_new_tokens=200, min_new_tokens=200, temperature=0)
+
+    async def scenario():
+        tasks = [asyncio.ensure_future(serving.engine.generate([i, 5], params)) for i in range(6)]
+        await asyncio.sleep(1.0)  # four are at the server, two wait for a slot
+        await serving.engine.abort()
+        return await asyncio.gather(*tasks)
+
+    answers = serving.run(scenario())
+    assert [answer.finish_reason for answer in answers] == ["abort"] * 6
+    assert all(0 < len(answer.tokens) < 200 for answer in answers[:4])
+    assert [answer.tokens for answer in answers[4:]] == [[], []]
+
+
+def test_a_paused_request_goes_on_where_it_was(serving):
+    params = SamplingParams(max_new_tokens=100, min_new_tokens=100, temperature=0)
+
+    async def scenario():
+        whole = await serving.engine.generate(PROMPTS[0], params)
+        task = asyncio.ensure_future(serving.engine.generate(PROMPTS[0], params))
+        await asyncio.sleep(0.3)
+        await serving.engine.pause()
+        await asyncio.sleep(1.0)
+        done_early = task.done()
+        await serving.engine.resume()
+        return whole, done_early, await task
+
+    whole, done_early, answer = serving.run(scenario())
+    assert not done_early
+    assert answer.tokens == whole.tokens
+
+
+def test_a_request_that_the_server_refuses_is_an_error_at_once(serving):
+    begin = time.monotonic()
+    with pytest.raises(EngineError, match=r"/generate.*(longer|exceed|length)"):
+        serving.run(serving.engine.generate([5] * 300, GREEDY))
+    assert time.monotonic() - begin < 10  # not tried again: it would be refused again
+
+
+def test_a_model_that_cannot_be_served_ends_the_start_with_the_log(new_engine, model_path, tmp_path):
+    engine = new_engine(model_path, tmp_path, server_args={"attention_backend": "no-such-backend"})
+    with pytest.raises(EngineError, match=r"(?s)ended with status.*server\.log.*no-such-backend"):
+        asyncio.run(engine.start())
+
+
+def test_a_killed_server_is_noticed_at_once_and_leaves_nobody_behind(new_engine, model_path, tmp_path):
+    params = SamplingParams(max_new_tokens=200, min_new_tokens=200)
+
+    async def scenario():
+        engine = new_engine(model_path, tmp_path)
+        await engine.start()
+        try:
+            group = engine._server._process.pid
+            task = asyncio.ensure_future(engine.generate([5, 6], params))
+            await asyncio.sleep(0.3)
+            os.kill(group, signal.SIGKILL)
+            begin = time.monotonic()
+            with pytest.raises(EngineError, match=r"server ended with status -9.*server\.log"):
+                await task
+            noticed = time.monotonic() - begin
+            with pytest.raises(EngineError, match="ended with status -9"):
+                await engine.generate([5, 6], params)
+        finally:
+            await engine.close()
+        return noticed, group
+
+    noticed, group = asyncio.run(scenario())
+    assert noticed < 5
+    assert living(group) == []
+
+
+def living(group: int) -> list[list[str]]:
+    """What /proc says of the members of a process group that have not ended."""
+    stats = [stat.read_text().rpartition(")")[2].split() for stat in Path("/proc").glob("[0-9]*/stat")]
+    return [stat for stat in stats if int(stat[2]) == group and stat[0] != "Z"]
