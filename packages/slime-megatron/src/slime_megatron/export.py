@@ -19,9 +19,10 @@ def hf_buckets(
 ) -> Iterator[list[tuple[str, Tensor]]]:
     """Yield all weights as (Hugging Face name, contiguous tensor of `dtype`), in the family's order.
 
-    Adapters come merged. Collective over the world: every rank yields the same buckets, and holds no more than one of them and one
-    tensor. A bucket holds at most `bucket_bytes`, or one tensor that is larger. Tensors that need neither a cast,
-    a cut nor another rank are the model's own: valid, and not to be written to, until the next bucket is asked for.
+    Adapters come merged. Collective over the world: every rank yields the same buckets, and holds no more than one
+    of them and one tensor. A bucket holds at most `bucket_bytes`, or one tensor that is larger. Other tensors that
+    need neither a cast, a cut nor another rank are the model's own: valid, and not to be written to, until the next
+    bucket is asked for.
     """
     bucket: list[tuple[str, Tensor]] = []
     held = 0
