@@ -248,6 +248,8 @@ class Learner:
                 output_processor=response_log_probs,
                 output_processor_context=micro.responses,
             )
+            if isinstance(output, tuple):  # the last stage's; a schedule asks the output for its device
+                output = torch.stack([part for part in output if part is not None])
             return output, partial(_call, each, micro)
 
         results: list[Any] = get_forward_backward_func()(
@@ -280,11 +282,12 @@ def _finish_gradients(model: list[Any], _num_tokens: Tensor | None, **groups: An
 def _call(
     each: _ForEachMicroBatch,
     micro: MicroBatch,
-    output: tuple[Tensor, Tensor | None],
+    output: Tensor,
     non_loss_data: bool = False,
 ) -> Any:
-    """Call `each`; Megatron adds `non_loss_data` where no gradient is wanted."""
-    return each(micro, output)
+    """Call `each` with log-probs and entropies; Megatron adds `non_loss_data` where no gradient is wanted."""
+    log_probs, *entropy = output.unbind()
+    return each(micro, (log_probs, entropy[0] if entropy else None))
 
 
 def _forwarded(steps: Sequence[Step], n_ranks: int) -> dict[str, float]:
