@@ -327,7 +327,7 @@ class Learner:
         """Take one optimizer step. Returns its metrics, and the log-probs [T] before it that this rank computed."""
         trained = torch.full_like(columns.weights, math.nan)
 
-        def loss(micro: MicroBatch, output: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Mapping[str, Any]]:
+        def loss(micro: MicroBatch, output: Tensor) -> tuple[Tensor, Mapping[str, Any]]:
             trained[micro.columns] = output[0].detach()
             return self._settings.algorithm.loss(columns.view(micro, *output), advantages[micro.columns])
 

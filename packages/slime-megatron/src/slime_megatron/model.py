@@ -156,8 +156,10 @@ def response_log_probs(
     context: ResponseTokens,
     config: TransformerConfig,
     **_: Any,
-) -> tuple[Tensor, Tensor | None]:
-    """Return log-probs and entropies [R]: the `output_processor` of GPTModel, in place of logits of all tokens.
+) -> Tensor:
+    """Return log-probs [1, R], or with entropies below [2, R]: the `output_processor` of GPTModel, in place of logits.
+
+    One tensor, because Megatron's schedules ask the output for its device.
 
     Selecting rows before the output layer saves the logits of prompt tokens, most of the layer's work when prompts
     are long.
@@ -176,7 +178,8 @@ def response_log_probs(
         temperature=context.temperature,
         with_entropy=context.with_entropy,
     )
-    return assembled(log_probs, context), None if entropy is None else assembled(entropy, context)
+    parts = [log_probs] if entropy is None else [log_probs, entropy]
+    return torch.stack([assembled(part, context) for part in parts])
 
 
 def response_rows(hidden_states: Tensor, context: ResponseTokens, config: TransformerConfig) -> Tensor:

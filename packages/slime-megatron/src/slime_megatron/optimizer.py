@@ -6,11 +6,13 @@ import math
 from functools import partial
 
 import torch
+import torch.distributed as dist
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from slime_core.config.sections import TrainSection
 
+from slime_megatron import world
 from slime_megatron.foreign import with_flags
 from slime_megatron.section import MegatronSection
 
@@ -42,11 +44,21 @@ def build_optimizer(
     )
     config = with_flags(ours, section.megatron_args, "optimizer")
     optimizer = get_megatron_optimizer(config, [model], use_gloo_process_groups=False)
+    for each in optimizer.chained_optimizers:
+        if each.init_state_fn is None:  # Megatron 0.19.2 gives plain descent none, and calls it when it loads
+            each.init_state_fn = _fill_momentum
     for group in optimizer.param_groups if section.optimizer == "adam" else ():
         group["fused"] = (
             True  # torch's plain loop, Megatron's choice without TransformerEngine, is 5 times as slow
         )
     return optimizer
+
+
+def _fill_momentum(optimizer: torch.optim.Optimizer, _config: OptimizerConfig) -> None:
+    """Give descent the momentum that its first step would begin with, so that a checkpoint can be read into it."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"] if group["momentum"] else ():
+            optimizer.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter))
 
 
 def build_scheduler(
@@ -82,7 +94,7 @@ def learning_rate(optimizer: MegatronOptimizer) -> float:
 
 
 def update(optimizer: MegatronOptimizer, *, clip_grad: float) -> float:
-    """Take one optimizer step, unless the gradient is not finite. Collective over the model-parallel group.
+    """Take one optimizer step, unless a gradient is not finite on some rank. Collective over the world.
 
     Args:
         optimizer: with gradients of the whole step in the model's buffers.
@@ -92,12 +104,21 @@ def update(optimizer: MegatronOptimizer, *, clip_grad: float) -> float:
         The gradient's norm before clipping; the step was taken if and only if it is finite.
     """
     optimizer.prepare_grads()
+    gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     norm = float(optimizer.get_grad_norm())
+    if dist.get_world_size() > 1 and not _finite_on_all(gradients):
+        norm = math.nan
     if math.isfinite(norm):
         if 0 < clip_grad < norm:
-            gradients = [
-                p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None
-            ]
             torch._foreach_mul_(gradients, clip_grad / (norm + 1e-6))
         optimizer.step_with_ready_grads()
     return norm
+
+
+def _finite_on_all(gradients: list[torch.Tensor]) -> bool:
+    """Return whether gradients are finite on every rank: the norm leaves out what tensor-parallel ranks hold alike."""
+    bad = torch.zeros((), device=world.device())
+    if gradients:  # a rank of a distributed optimizer may have none
+        bad += ~torch.stack([gradient.sum() for gradient in gradients]).isfinite().all()
+    dist.all_reduce(bad)
+    return float(bad) == 0.0
