@@ -136,7 +136,7 @@ class Learner:
         """Write all state; see `checkpoint.save`. A critic's is in a folder of its own below."""
         checkpoint.save(self._policy_state, folder)
         if self._critic is not None:
-            (folder / _CRITIC).mkdir()
+            (folder / _CRITIC).mkdir(exist_ok=True)  # every rank does
             checkpoint.save(self._critic_state(self._critic), folder / _CRITIC)
 
     def load(self, folder: Path) -> None:
