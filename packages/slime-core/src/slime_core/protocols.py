@@ -169,19 +169,15 @@ class Trainer(Protocol):
 
     async def start(self) -> None:
         """Build the model from the Hugging Face folder, and the optimizer."""
-        ...
 
     async def train(self, batch: TrainBatch) -> Metrics:
         """Run the batch's optimizer steps; return `train/*` metrics averaged over them."""
-        ...
 
     async def send(self, plan: TransferPlan) -> Fingerprint:
         """Put every tensor into the plan's channel, cast to its dtype, and return their fingerprint."""
-        ...
 
     async def save(self, path: Path) -> None:
         """Write all state that training needs to go on exactly (weights, optimizer, scheduler, RNG)."""
-        ...
 
     async def load(self, path: Path) -> None:
         """Restore what `save` wrote.
@@ -189,27 +185,18 @@ class Trainer(Protocol):
         Raises:
             CheckpointError: the folder is of another model, or is incomplete.
         """
-        ...
 
     async def save_hf(self, path: Path) -> None:
-        """Write the weights as a folder that other programs load: a Hugging Face folder, or adapters.
-
-        Raises:
-            CheckpointError: it cannot be written.
-        """
-        ...
+        """Write the weights as a folder that other programs load: a Hugging Face folder, or adapters."""
 
     async def offload(self) -> None:
         """Give up device memory."""
-        ...
 
     async def onload(self) -> None:
         """Take device memory back."""
-        ...
 
     async def close(self) -> None:
         """Free everything. May be called twice."""
-        ...
 
 
 class DataSource(Protocol):
@@ -217,19 +204,15 @@ class DataSource(Protocol):
 
     def __len__(self) -> int:
         """Return the number of prompts of an epoch; 0 when there is no end."""
-        ...
 
     def take(self, n_groups: int) -> list[Group]:
         """Return the next `n_groups` groups, each with `n_samples_per_prompt` fresh samples."""
-        ...
 
     def state(self) -> dict[str, Any]:
         """Return the position, as JSON values."""
-        ...
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go back to a position that `state` returned."""
-        ...
 
 
 class Buffer(Protocol):
@@ -237,23 +220,18 @@ class Buffer(Protocol):
 
     def __len__(self) -> int:
         """Return the number of groups held."""
-        ...
 
     def put(self, groups: Sequence[Group]) -> None:
         """Add groups."""
-        ...
 
     def take(self, n_groups: int) -> list[Group]:
         """Remove and return at most `n_groups` groups."""
-        ...
 
     def state(self) -> dict[str, Any]:
         """Return the content, as JSON values."""
-        ...
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go back to a content that `state` returned."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
