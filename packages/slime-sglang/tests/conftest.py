@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from slime_core.protocols import Completion, SamplingParams
 from slime_models.families.llama import LLAMA
 from slime_sglang.engine import SglangEngine
 from slime_sglang.section import SglangSection
@@ -88,6 +89,13 @@ def new_engine() -> Callable[..., SglangEngine]:
 def log_probs_of() -> Callable[..., tuple[list[float], list[int]]]:
     """Log-probs of tokens after a prompt, and the likeliest token at each place, by one pass of transformers."""
     return _log_probs_of
+
+
+@pytest.fixture(scope="session")
+def starting_gun() -> Callable[[SglangEngine], Coroutine[Any, Any, Completion]]:
+    """Returns once a server has generated a few tokens: what was asked of it before is under way then."""
+    params = SamplingParams(max_new_tokens=4, temperature=0)
+    return lambda engine: engine.generate([1, 2, 3], params)
 
 
 @pytest.fixture(scope="session")

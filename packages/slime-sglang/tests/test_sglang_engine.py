@@ -16,6 +16,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 
 PROMPTS = [[5, 6, 7, 8], [9], [100, 3, 77, 12, 64, 31, 2]]
 GREEDY = SamplingParams(max_new_tokens=12, temperature=0)
+LONG = SamplingParams(max_new_tokens=240, min_new_tokens=240, temperature=0)
 
 
 def test_greedy_tokens_and_log_probs_are_those_of_transformers(serving, model, log_probs_of):
@@ -56,36 +57,32 @@ def test_a_stop_string_ends_the_response_and_its_tokens_stay_in_it(serving):
     assert f"t{third}" in f"t{answer.tokens[-1]}"
 
 
-def test_abort_answers_with_what_there_is_and_to_those_who_wait_here(serving):
-    params = SamplingParams(max_new_tokens=200, min_new_tokens=200, temperature=0)
-
+def test_abort_answers_with_what_there_is_and_to_those_who_wait_here(serving, starting_gun):
     async def scenario():
-        tasks = [asyncio.ensure_future(serving.engine.generate([i, 5], params)) for i in range(6)]
-        await asyncio.sleep(1.0)  # four are at the server, two wait for a slot
+        gun = asyncio.ensure_future(starting_gun(serving.engine))  # it and three others are at the server
+        tasks = [asyncio.ensure_future(serving.engine.generate([i, 5], LONG)) for i in range(6)]
+        await gun
         await serving.engine.abort()
         return await asyncio.gather(*tasks)
 
     answers = serving.run(scenario())
     assert [answer.finish_reason for answer in answers] == ["abort"] * 6
-    assert all(0 < len(answer.tokens) < 200 for answer in answers[:4])
+    assert all(0 < len(answer.tokens) < LONG.max_new_tokens for answer in answers[:3])
     assert [answer.tokens for answer in answers[4:]] == [[], []]
 
 
-def test_a_paused_request_goes_on_where_it_was(serving):
-    params = SamplingParams(max_new_tokens=100, min_new_tokens=100, temperature=0)
-
+def test_a_paused_request_goes_on_where_it_was(serving, starting_gun):
     async def scenario():
-        whole = await serving.engine.generate(PROMPTS[0], params)
-        task = asyncio.ensure_future(serving.engine.generate(PROMPTS[0], params))
-        await asyncio.sleep(0.3)
+        whole = await serving.engine.generate(PROMPTS[0], LONG)
+        task = asyncio.ensure_future(serving.engine.generate(PROMPTS[0], LONG))
+        await starting_gun(serving.engine)
         await serving.engine.pause()
-        await asyncio.sleep(1.0)
-        done_early = task.done()
+        done, _ = await asyncio.wait([task], timeout=1.0)
         await serving.engine.resume()
-        return whole, done_early, await task
+        return whole, done, await task
 
-    whole, done_early, answer = serving.run(scenario())
-    assert not done_early
+    whole, done, answer = serving.run(scenario())
+    assert not done
     assert answer.tokens == whole.tokens
 
 
@@ -102,23 +99,23 @@ def test_a_model_that_cannot_be_served_ends_the_start_with_the_log(new_engine, m
         asyncio.run(engine.start())
 
 
-def test_a_killed_server_is_noticed_at_once_and_leaves_nobody_behind(new_engine, model_path, tmp_path):
-    params = SamplingParams(max_new_tokens=200, min_new_tokens=200)
-
+def test_a_killed_server_is_noticed_at_once_and_leaves_nobody_behind(
+    new_engine, starting_gun, model_path, tmp_path
+):
     async def scenario():
         engine = new_engine(model_path, tmp_path)
         await engine.start()
         try:
             group = engine._server._process.pid
-            task = asyncio.ensure_future(engine.generate([5, 6], params))
-            await asyncio.sleep(0.3)
+            task = asyncio.ensure_future(engine.generate([5, 6], LONG))
+            await starting_gun(engine)
             os.kill(group, signal.SIGKILL)
             begin = time.monotonic()
             with pytest.raises(EngineError, match=r"server ended with status -9.*server\.log"):
                 await task
             noticed = time.monotonic() - begin
             with pytest.raises(EngineError, match="ended with status -9"):
-                await engine.generate([5, 6], params)
+                await engine.generate([5, 6], LONG)
         finally:
             await engine.close()
         return noticed, group

@@ -71,12 +71,14 @@ def test_after_twenty_updates_the_server_is_the_newest_model(restored, tiny_llam
     assert answer.weight_version == "19"
 
 
-def test_requests_under_way_go_on_with_the_new_weights(restored, model, tiny_llama, log_probs_of, eos):
-    params = SamplingParams(max_new_tokens=150, min_new_tokens=150, temperature=0)
+def test_requests_under_way_go_on_with_the_new_weights(
+    restored, model, tiny_llama, log_probs_of, eos, starting_gun
+):
+    params = SamplingParams(max_new_tokens=240, min_new_tokens=240, temperature=0)
 
     async def scenario():
         task = asyncio.ensure_future(restored.engine.generate(PROMPT, params))
-        await asyncio.sleep(0.5)
+        await starting_gun(restored.engine)
         await sync_weights(Sender(tensors_of(tiny_llama(1))), restored.engine, version="mid", timeout_s=60)
         return await task
 
@@ -84,7 +86,7 @@ def test_requests_under_way_go_on_with_the_new_weights(restored, model, tiny_lla
     spans = answer.metadata["weight_versions"]
     assert [span["version"] for span in spans][-1] == "mid"
     begin = spans[-1]["start"]
-    assert 0 < begin < 150
+    assert 0 < begin < 240
     _, old = log_probs_of(model, PROMPT, answer.tokens)
     _, new = log_probs_of(tiny_llama(1), PROMPT, answer.tokens)
     for span, likeliest in ((slice(0, begin - 1), old), (slice(begin + 1, None), new)):
