@@ -100,7 +100,7 @@ def test_command_on_a_cpu_bounds_the_cache_and_takes_pytorch() -> None:
         "m", port=8000, dtype="float32", device="cpu", arguments=["--max-total-tokens", "9"]
     )
     assert " ".join(command).endswith(
-        "--device cpu --attention-backend torch_native --disable-cuda-graph --skip-server-warmup "
+        "--device cpu --attention-backend torch_native --disable-cuda-graph --skip-server-warmup --sleep-on-idle "
         "--max-total-tokens 32768 --max-running-requests 64 --max-total-tokens 9"
     )
     assert server_environment(device="cpu") == {"SGLANG_PLATFORM": "cpu_torch", "CUDA_VISIBLE_DEVICES": ""}

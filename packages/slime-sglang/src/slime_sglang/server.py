@@ -43,7 +43,8 @@ def server_command(
         max_total_tokens = max_total_tokens or 32768
         max_running_requests = max_running_requests or 64
         command += ["--device", "cpu", "--attention-backend", "torch_native"]
-        command += ["--disable-cuda-graph", "--skip-server-warmup"]
+        # Without --sleep-on-idle an idle scheduler keeps a core busy, of which there are few, and the trainer wants them.
+        command += ["--disable-cuda-graph", "--skip-server-warmup", "--sleep-on-idle"]
     if max_total_tokens is not None:
         command += ["--max-total-tokens", str(max_total_tokens)]
     if max_running_requests is not None:
