@@ -75,9 +75,9 @@ def make_hf(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Any
     return make
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    """Four processes for the ranks of small worlds."""
+    """Four processes for the ranks of small worlds. A module's own: gloo's threads outlive its worlds, and spin."""
     from .ranks import Ranks  # not above: the processes import this file too, by itself
 
     ranks = Ranks(4, tmp_path_factory.mktemp("ranks"))
