@@ -57,7 +57,7 @@ def test_no_file_of_the_machine_can_be_read(tmp_path):
     reached = attempts(
         f"open({str(secret)!r}).read()",
         "open('/etc/passwd').read()",
-        "open('/work/../../etc/passwd').read()",
+        "open('/box/../../etc/passwd').read()",
         "os.listdir('/home')",
         "os.listdir('/tmp')",
         "os.listdir('/proc')",
@@ -73,7 +73,7 @@ def test_nothing_can_be_written_but_in_the_programs_folder():
         "open('/usr/bin/x', 'w')", "open('/bin/sh', 'a')", "open('/x', 'w')", "os.mkdir('/usr/lib/x')"
     )
     assert set(reached) <= {"PermissionError", "OSError"}
-    assert said("open('mine', 'w').write('x'); print(open('/work/mine').read())") == "x"
+    assert said("open('mine', 'w').write('x'); print(open('/box/mine').read())") == "x"
 
 
 def test_symbolic_links_lead_nowhere(tmp_path):
@@ -99,14 +99,14 @@ def test_there_is_no_network():
 def test_no_power_can_be_had_again():
     reached = attempts(
         "libc.unshare(0x10000000), ctypes.get_errno()",
-        "libc.mount(b'none', b'/work', b'tmpfs', 0, None), ctypes.get_errno()",
+        "libc.mount(b'none', b'/box', b'tmpfs', 0, None), ctypes.get_errno()",
         "libc.ptrace(16, 1, 0, 0), ctypes.get_errno()",
         f"libc.syscall({CLONE}, 0x10000000 | 17, 0, 0, 0, 0), ctypes.get_errno()",
-        "libc.chroot(b'/work'), ctypes.get_errno()",
+        "libc.chroot(b'/box'), ctypes.get_errno()",
         "os.setuid(0)",
         "os.setgid(0)",
-        "os.chroot('/work')",
-        "os.mknod('/work/disk', 0o60666, os.makedev(8, 0))",
+        "os.chroot('/box')",
+        "os.mknod('/box/disk', 0o60666, os.makedev(8, 0))",
     )
     assert reached[:5] == ["(-1, 1)"] * 5
     assert reached[5:] == ["PermissionError"] * 4

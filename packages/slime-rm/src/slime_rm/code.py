@@ -22,7 +22,7 @@ _CALL = """\
 import json, os, sys
 answer = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
-with open("/work/solution.py") as file:
+with open("/box/solution.py") as file:
     source = file.read()
 name, arguments = json.load(sys.stdin)
 names = {"__name__": "solution"}

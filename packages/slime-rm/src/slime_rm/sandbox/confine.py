@@ -110,7 +110,7 @@ def _be_first(order: dict[str, Any]) -> NoReturn:
 
 
 def _build_root(order: dict[str, Any]) -> None:
-    """Make a root of nothing but what the interpreter needs, read-only, and a small folder `/work`."""
+    """Make a root of nothing but what the interpreter needs, read-only, and a small folder `/box`."""
     root = order["root"]
     _mount(None, "/", None, _MS_REC | _MS_PRIVATE)
     _mount("tmpfs", root, "tmpfs", _MS_NOSUID | _MS_NODEV, "size=1m,nr_inodes=1024,mode=755")
@@ -126,18 +126,18 @@ def _build_root(order: dict[str, Any]) -> None:
     for name in _DEVICES:
         Path(root, "dev", name).touch()
         _bind(f"/dev/{name}", f"{root}/dev/{name}")
-    work = Path(root, "work")
-    work.mkdir()
+    box = Path(root, "box")
+    box.mkdir()
     size = f"size={order['disk_bytes']},nr_inodes=1024,mode=755"
-    _mount("tmpfs", str(work), "tmpfs", _MS_NOSUID | _MS_NODEV, size)
+    _mount("tmpfs", str(box), "tmpfs", _MS_NOSUID | _MS_NODEV, size)
     for name, text in order["files"].items():
-        (work / name).write_text(text)
+        (box / name).write_text(text)
     if os.getuid() == 0:
-        os.chown(work, NOBODY, NOBODY)
+        os.chown(box, NOBODY, NOBODY)
     old = Path(root, "old")
     old.mkdir()
     _check(libc.syscall(_PIVOT_ROOT[os.uname().machine], root.encode(), str(old).encode()), "pivot_root")
-    os.chdir("/work")
+    os.chdir("/box")
     _check(libc.umount2(b"/old", _MNT_DETACH), "umount2")
     os.rmdir("/old")
     _seal("/", recursive=False)

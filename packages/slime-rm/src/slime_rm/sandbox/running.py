@@ -125,8 +125,8 @@ def _order(root: str, files: Mapping[str, str], main: str, limits: Limits) -> di
         "visible": [*(path for path in _SYSTEM if os.path.isdir(path)), sys.base_prefix],
         "files": dict(files),
         "disk_bytes": limits.disk_bytes,
-        "argv": [interpreter, "-I", "-B", f"/work/{main}"],
-        "environment": {"PATH": "/usr/bin:/bin", "HOME": "/work", "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1"},
+        "argv": [interpreter, "-I", "-B", f"/box/{main}"],
+        "environment": {"PATH": "/usr/bin:/bin", "HOME": "/box", "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1"},
         "limits": {
             "RLIMIT_AS": limits.memory_bytes,
             "RLIMIT_CPU": limits.cpu_s,
