@@ -11,10 +11,16 @@ from slime_core.errors import DeadlineError, EngineError
 
 #: Seconds before the first retry; each further one waits twice as long as the one before.
 _FIRST_WAIT_S = 0.2
+#: Seconds that an idle connection is kept: less than the 5 after which SGLang's web server closes it.
+_KEEP_ALIVE_S = 2.0
 #: Answers of a server that is up but not able to serve now.
 _NOT_READY = frozenset({502, 503, 504})
 #: Characters of an error's answer that are shown.
 _SHOWN = 500
+
+
+class ConnectionLostError(EngineError):
+    """No connection, or one that ended before the answer: perhaps the server did too."""
 
 
 class SglangClient:
@@ -29,7 +35,8 @@ class SglangClient:
     def __init__(self, url: str, *, connections: int, retries: int) -> None:
         self.url, self._retries = url, retries
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=connections), timeout=aiohttp.ClientTimeout(total=None)
+            connector=aiohttp.TCPConnector(limit=connections, keepalive_timeout=_KEEP_ALIVE_S),
+            timeout=aiohttp.ClientTimeout(total=None),
         )
 
     async def get(self, path: str, *, timeout_s: float) -> Any:
@@ -40,7 +47,8 @@ class SglangClient:
         """Return the JSON answer to a POST, None where it is empty.
 
         Raises:
-            EngineError: no connection after all retries, or an answer that is an error or no JSON; says which.
+            ConnectionLostError: no connection after all retries, or one that ended before the answer.
+            EngineError: an answer that is an error or no JSON; says which.
             DeadlineError: no answer within `timeout_s` seconds, retries included.
         """
         return await self._call("POST", path, body, timeout_s=timeout_s)
@@ -55,13 +63,13 @@ class SglangClient:
                 for attempt in range(self._retries):
                     try:
                         return await self._once(method, path, body)
-                    except (aiohttp.ClientConnectionError, _NotReadyError):
+                    except (aiohttp.ClientConnectorError, _NotReadyError):  # in neither case it was taken
                         await asyncio.sleep(_FIRST_WAIT_S * 2**attempt)
                 return await self._once(method, path, body)
         except TimeoutError as error:
             raise DeadlineError(f"{self.url}{path}: no answer after {timeout_s:g} s") from error
         except aiohttp.ClientError as error:
-            raise EngineError(f"{self.url}{path}: {type(error).__name__}: {error}") from error
+            raise ConnectionLostError(f"{self.url}{path}: {type(error).__name__}: {error}") from error
 
     async def _once(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
         async with self._session.request(method, self.url + path, json=body) as reply:

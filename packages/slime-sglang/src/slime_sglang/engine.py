@@ -23,7 +23,7 @@ from slime_models.checkpoint import read_config
 from slime_models.family import ModelFamily
 
 from slime_sglang import loader
-from slime_sglang.client import SglangClient
+from slime_sglang.client import ConnectionLostError, SglangClient
 from slime_sglang.messages import completion, generate_request
 from slime_sglang.process import ServerProcess, check_started, free_port
 from slime_sglang.section import SglangSection
@@ -32,6 +32,8 @@ from slime_sglang.staging import Staging
 
 #: Seconds between two looks at a server that is starting, or that is to get rid of its requests.
 _POLL_S = 0.25
+#: Seconds that a server gets to end after a lost connection: its sockets close before its exit status is known.
+_LAST_BREATH_S = 1.0
 _TRAINER_DTYPES = {True: "bfloat16", False: "float32"}
 
 
@@ -139,10 +141,16 @@ class SglangEngine:
     async def abort(self) -> None:
         """End every request under way; each answers with its partial output and `abort`."""
         self._aborts += 1
-        async with asyncio.timeout(self._section.control_timeout_s):
-            while self._in_flight:  # one may have reached the server after the last call
-                await self._control("/abort_request", {"rid": "", "abort_all": True})
-                await asyncio.sleep(_POLL_S)
+        limit = self._section.control_timeout_s
+        try:
+            async with asyncio.timeout(limit):
+                while self._in_flight:  # one may have reached the server after the last call
+                    await self._control("/abort_request", {"rid": "", "abort_all": True})
+                    await asyncio.sleep(_POLL_S)
+        except TimeoutError as error:
+            raise DeadlineError(
+                f"abort: {self._in_flight} requests still under way after {limit:g} s"
+            ) from error
 
     async def pause(self) -> None:
         """Stop generating and keep the requests under way."""
@@ -203,6 +211,7 @@ class SglangEngine:
             await self._client.close()
             self._client = None
         await self._server.stop()
+        self._thread.shutdown()
         if self._staging is not None:
             self._staging.remove()
             self._staging = None
@@ -226,19 +235,20 @@ class SglangEngine:
             await self._control("/begin_weight_update", {})
             try:
                 await self._call_loader(loader.CHECK, staging, {"flush_cache": False})
-                refused = staging.verdict().error
-                if refused is None:
+                verdict = staging.verdict()
+                if verdict.error is None:
                     await self._call_loader(loader.LOAD, staging, {"weight_version": version})
+                    verdict = staging.verdict()
             finally:
                 await self._control("/end_weight_update", {})
-            verdict = staging.verdict()
         except (EngineError, DeadlineError) as error:
             self._lost = (
                 f"the update to version {version} broke off, and its weights may be a mixture: {error}"
             )
+            await self._server.stop()  # so that requests under way fail, and none goes on with a mixture
             raise
-        if refused is not None:
-            raise WeightSyncError(f"update to version {version}: {refused}")
+        if verdict.error is not None:
+            raise WeightSyncError(f"update to version {version}: {verdict.error}")
         return dict(verdict.held)
 
     async def _call_loader(self, function: str, staging: Staging, options: Mapping[str, Any]) -> None:
@@ -275,6 +285,10 @@ class SglangEngine:
             if not call.done():
                 check_started(self._server)
             return await call
+        except ConnectionLostError:
+            await asyncio.wait({ended}, timeout=_LAST_BREATH_S)
+            check_started(self._server)
+            raise
         finally:
             call.cancel()
             ended.cancel()

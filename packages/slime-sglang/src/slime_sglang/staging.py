@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from slime_core.errors import WeightSyncError
+from slime_core.errors import EngineError, WeightSyncError
 from slime_models.fingerprint import fingerprint
 from torch import Tensor
 
@@ -121,15 +121,17 @@ class Staging:
         (self.folder / _MANIFEST).write_text(json.dumps(manifest))
 
     def verdict(self) -> Verdict:
-        """Return what the server said.
+        """Return what the server said since this was last asked.
 
         Raises:
-            WeightSyncError: it said nothing.
+            EngineError: it said nothing.
         """
         path = self.folder / _VERDICT
         if not path.exists():
-            raise WeightSyncError(f"{self.folder}: the server did not say what became of the update")
-        return Verdict(**json.loads(path.read_text()))
+            raise EngineError(f"{self.folder}: the server did not say what became of the update")
+        verdict = Verdict(**json.loads(path.read_text()))
+        path.unlink()
+        return verdict
 
     def remove(self) -> None:
         """Free the memory."""

@@ -1,0 +1,107 @@
+"""What the client makes of answers that a good server does not give, by a server of the test's own on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from aiohttp import web
+from slime_core.errors import DeadlineError, EngineError
+from slime_sglang.client import SglangClient
+from slime_sglang.process import free_port
+
+
+def ask(answer: Callable, *, retries: int = 3, timeout_s: float = 10):
+    """Post to a server that answers the n-th request by `answer(n, request)`; return (answer or error, requests)."""
+    seen = []
+
+    async def handle(request):
+        seen.append(request.path)
+        return await answer(len(seen), request)
+
+    async def scenario():
+        app = web.Application()
+        app.router.add_post("/generate", handle)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        port = free_port()
+        await web.TCPSite(runner, "127.0.0.1", port).start()
+        client = SglangClient(f"http://127.0.0.1:{port}", connections=2, retries=retries)
+        try:
+            return await client.post("/generate", {}, timeout_s=timeout_s)
+        except (EngineError, DeadlineError) as error:
+            return error
+        finally:
+            await client.close()
+            await runner.cleanup()
+
+    return asyncio.run(scenario()), len(seen)
+
+
+async def torn(number, request):
+    response = web.StreamResponse(headers={"Content-Length": "100"})
+    await response.prepare(request)
+    await response.write(b'{"half":')
+    request.transport.close()
+    return response
+
+
+async def slow(number, request):
+    await asyncio.sleep(30)
+
+
+def saying(status, text):
+    async def answer(number, request):
+        return web.Response(status=status, text=text)
+
+    return answer
+
+
+def test_a_server_that_is_not_ready_is_asked_again():
+    async def answer(number, request):
+        return web.Response(status=503) if number < 3 else web.json_response({"ok": number})
+
+    assert ask(answer) == ({"ok": 3}, 3)
+
+
+def test_a_server_that_never_gets_ready_is_an_error_after_all_retries():
+    error, requests = ask(saying(503, "warming up"), retries=2)
+    assert requests == 3
+    assert "status 503: warming up" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (saying(400, "no such thing"), "status 400: no such thing"),
+        (saying(500, "a traceback"), "status 500: a traceback"),
+        (saying(200, "<html>"), "the answer is no JSON"),
+        (torn, "ClientPayloadError"),
+    ],
+    ids=["refused", "broken", "nonsense", "torn"],
+)
+def test_what_was_taken_is_not_sent_again(answer, message):
+    error, requests = ask(answer)
+    assert isinstance(error, EngineError)
+    assert message in str(error)
+    assert requests == 1
+
+
+def test_a_slow_answer_misses_its_deadline():
+    error, requests = ask(slow, timeout_s=0.2)
+    assert isinstance(error, DeadlineError)
+    assert "no answer after 0.2 s" in str(error)
+    assert requests == 1
+
+
+def test_a_closed_port_is_an_error_after_all_retries():
+    async def scenario():
+        client = SglangClient(f"http://127.0.0.1:{free_port()}", connections=1, retries=1)
+        try:
+            await client.post("/generate", {}, timeout_s=10)
+        finally:
+            await client.close()
+
+    with pytest.raises(EngineError, match="ClientConnectorError"):
+        asyncio.run(scenario())
