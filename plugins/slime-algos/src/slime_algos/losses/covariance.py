@@ -44,9 +44,8 @@ def clip_cov_loss(
     Source: arXiv 2505.22617, eq. 8 and 9. Where more tokens qualify the paper draws among them; we take every
     n-th, so that a run can be repeated.
     """
-    high = eps_clip if eps_clip_high is None else eps_clip_high
     ratio = importance_ratio(log_ratio)
-    loss, metrics = clipped_objective(ratio, advantages, eps_low=eps_clip, eps_high=high)
+    loss, metrics = clipped_objective(ratio, advantages, eps_clip=eps_clip, eps_clip_high=eps_clip_high)
     cov = covariance(view, advantages)
     candidates = ((cov > clip_cov_low) & (cov < clip_cov_high) & ~metrics["pg_clipfrac"]).nonzero().squeeze(1)
     few = max(int(clip_cov_ratio * int((view.loss_mask > 0).sum())), 1)

@@ -32,7 +32,7 @@ def gspo_loss(
     return clipped_objective(
         importance_ratio(mean),
         advantages,
-        eps_low=eps_clip,
-        eps_high=eps_clip if eps_clip_high is None else eps_clip_high,
-        eps_c=eps_clip_c,
+        eps_clip=eps_clip,
+        eps_clip_high=eps_clip_high,
+        eps_clip_c=eps_clip_c,
     )

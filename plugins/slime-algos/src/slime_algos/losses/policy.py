@@ -33,19 +33,25 @@ def policy_loss(
     return clipped_objective(
         importance_ratio(log_ratio),
         advantages,
-        eps_low=eps_clip,
-        eps_high=eps_clip if eps_clip_high is None else eps_clip_high,
-        eps_c=eps_clip_c,
+        eps_clip=eps_clip,
+        eps_clip_high=eps_clip_high,
+        eps_clip_c=eps_clip_c,
     )
 
 
 def clipped_objective(
-    ratio: Tensor, advantages: Tensor, *, eps_low: float, eps_high: float, eps_c: float | None = None
+    ratio: Tensor,
+    advantages: Tensor,
+    *,
+    eps_clip: float,
+    eps_clip_high: float | None,
+    eps_clip_c: float | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return (loss [T], `pg_clipfrac`: bool [T], where the clipped surrogate is the larger, and so counts)."""
+    """Return (loss [T], `pg_clipfrac`: bool [T], where the clipped surrogate is the larger); see `policy_loss`."""
+    high = eps_clip if eps_clip_high is None else eps_clip_high
     plain = -ratio * advantages
-    clipped = -ratio.clamp(1 - eps_low, 1 + eps_high) * advantages
+    clipped = -ratio.clamp(1 - eps_clip, 1 + high) * advantages
     loss = torch.maximum(plain, clipped)
-    if eps_c is not None:
-        loss = torch.where(advantages < 0, torch.minimum(loss, -eps_c * advantages), loss)
+    if eps_clip_c is not None:
+        loss = torch.where(advantages < 0, torch.minimum(loss, -eps_clip_c * advantages), loss)
     return loss, {"pg_clipfrac": clipped > plain}
