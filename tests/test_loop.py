@@ -15,6 +15,7 @@ from pathlib import Path
 from slime_core.assemble import assemble
 from slime_core.config.load import load_settings
 from slime_core.launchers.local import drive
+from slime_core.plugins.hooks import hookimpl
 from slime_core.plugins.registry import Registry
 
 
@@ -134,3 +135,32 @@ def test_custom_loop_stops_early(letters, tmp_path, monkeypatch):
     ]
     assert min(rewards[-3:]) >= 0.95
     assert min(rewards[-4:-1]) < 0.95
+
+
+def test_plugins_hear_of_each_rollout_before_it_is_trained_on(letters, tmp_path):
+    heard: list[tuple[str, int]] = []
+
+    class Listener:
+        @hookimpl
+        def slime_rollout_end(self, step, groups):
+            assert all(sample.reward is not None for group in groups for sample in group)
+            heard.append((f"rollout of {len(groups)} groups", step))
+
+        @hookimpl
+        def slime_step_end(self, step):
+            heard.append(("step", step))
+
+    registry = Registry()
+    registry.hook_manager.register(Listener())
+    settings = load_settings([str(letters)], ["--num-rollout", "2"], registry=registry)
+
+    async def main() -> None:
+        await drive(await assemble(settings, registry))
+
+    asyncio.run(main())
+    assert heard == [
+        ("rollout of 4 groups", 0),
+        ("step", 0),
+        ("rollout of 4 groups", 1),
+        ("step", 1),
+    ]

@@ -14,7 +14,7 @@ from slime_core import checkpoint
 from slime_core.batching import make_batch
 from slime_core.build import BuildContext
 from slime_core.config.check import check_settings
-from slime_core.config.derive import batch_sizes, choices
+from slime_core.config.derive import batch_sizes, choices, trackers
 from slime_core.config.sections import (
     AlgorithmSection,
     CheckpointSection,
@@ -123,7 +123,7 @@ async def assemble(settings: Settings, registry: Registry) -> Run:
         engine=registry.resolve("slime.engines", settings.section(RolloutSection).rollout_engine)(build),
         trainer=registry.resolve("slime.trainers", settings.section(TrainSection).train_backend)(build),
         scorer=scorer,
-        trackers=[registry.resolve("slime.trackers", name)(build) for name in run_section.tracker],
+        trackers=[registry.resolve("slime.trackers", name)(build) for name in trackers(run_section)],
         sizes=batch_sizes(settings),
         num_steps=num_steps,
         **functions,

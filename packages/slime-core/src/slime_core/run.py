@@ -147,6 +147,7 @@ class Run:
         self._drops.clear()
         with self.timed("dump"):
             self.run_dir.write_samples(step, groups)
+        self.registry.hooks.slime_rollout_end(run=self, step=step, groups=groups)
         return groups
 
     def batch(self, step: int, groups: Sequence[Group]) -> TrainBatch:

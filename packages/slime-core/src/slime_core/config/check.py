@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
-from slime_core.config.derive import batch_sizes, choices
+from slime_core.config.derive import batch_sizes, choices, trackers
 from slime_core.config.sections import (
     AlgorithmSection,
     CheckpointSection,
@@ -45,7 +45,7 @@ def chosen(settings: Settings) -> Iterator[tuple[str, str, str]]:
     reward = settings.section(RewardSection)
     yield "run.loop", "slime.loops", run.loop
     yield "run.launcher", "slime.launchers", run.launcher
-    for tracker in run.tracker:
+    for tracker in trackers(run):
         yield "run.tracker", "slime.trackers", tracker
     yield "model.tokenizer", "slime.tokenizers", model.tokenizer
     yield "data.data_source_path", "slime.sources", data.data_source_path

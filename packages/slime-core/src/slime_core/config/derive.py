@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slime_core.config.sections import AlgorithmSection, RewardSection, RolloutSection, TrainSection
+from slime_core.config.sections import (
+    AlgorithmSection,
+    RewardSection,
+    RolloutSection,
+    RunSection,
+    TrainSection,
+)
 from slime_core.config.settings import Settings
 from slime_core.errors import ConfigError, Problem
 
@@ -23,6 +29,12 @@ class BatchSizes:
     """Optimizer steps of a step."""
     over_sampling_batch_size: int
     """Prompts taken in each wave of sampling."""
+
+
+def trackers(run: RunSection) -> list[str]:
+    """Return the names of the trackers, each once."""
+    added = {"wandb": run.use_wandb, "tensorboard": run.use_tensorboard}
+    return list(dict.fromkeys([*run.tracker, *(name for name, wanted in added.items() if wanted)]))
 
 
 def batch_sizes(settings: Settings) -> BatchSizes:

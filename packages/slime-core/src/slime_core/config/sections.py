@@ -28,6 +28,10 @@ class RunSection(SectionModel):
     """Where the processes of the run live."""
     tracker: list[str] = ["console", "jsonl", "plot"]
     """Trackers, several at once."""
+    use_wandb: bool = False
+    """Add the tracker `wandb`."""
+    use_tensorboard: bool = False
+    """Add the tracker `tensorboard`."""
     seed: int = 1234
     """Seed of everything random in training."""
     num_rollout: Count | None = None

@@ -6,7 +6,7 @@ every `slime` command that reads settings.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from slime_core.config.settings import Settings
     from slime_core.errors import Problem
     from slime_core.run import Run
+    from slime_core.sample import Group
 
 hookspec = pluggy.HookspecMarker("slime")
 #: Marks a function of a plugin's hook module as its answer to the hook of the same name.
@@ -78,6 +79,11 @@ def slime_list_models() -> Iterable[tuple[str, str]]:  # type: ignore[empty-body
 @hookspec
 def slime_run_start(run: Run) -> None:
     """The run is assembled; its first step is about to begin."""
+
+
+@hookspec
+def slime_rollout_end(run: Run, step: int, groups: Sequence[Group]) -> None:
+    """The groups of a step are generated and scored, and are about to be laid out for the trainer."""
 
 
 @hookspec

@@ -1,0 +1,41 @@
+"""Answers to slime's hooks."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from slime_core.config.derive import trackers
+from slime_core.config.sections import RunSection
+from slime_core.errors import Problem
+from slime_core.plugins.hooks import Section, hookimpl
+
+from slime_trackers.section import TensorboardSection, WandbSection
+
+if TYPE_CHECKING:
+    from slime_core.config.settings import Settings
+
+#: Tracker -> the module that it needs.
+_NEEDS = {"wandb": "wandb", "tensorboard": "tensorboardX"}
+
+
+@hookimpl
+def slime_config_sections() -> Iterable[Section]:
+    """Add `[wandb]` and `[tb]`."""
+    return [Section("wandb", WandbSection), Section("tb", TensorboardSection)]
+
+
+@hookimpl
+def slime_check_config(settings: Settings) -> Iterable[Problem]:
+    """Refuse a tracker whose program is not installed."""
+    return [
+        Problem(
+            "run.tracker",
+            repr(name),
+            f"the module {module}, which is not installed",
+            f"pip install 'slime-trackers[{name}]'",
+        )
+        for name in trackers(settings.section(RunSection))
+        if (module := _NEEDS.get(name)) is not None and importlib.util.find_spec(module) is None
+    ]

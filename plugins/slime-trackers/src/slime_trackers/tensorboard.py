@@ -1,0 +1,56 @@
+"""Tracker `tensorboard`: metrics as TensorBoard's event files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from slime_core.build import BuildContext
+
+from slime_trackers.section import TensorboardSection
+
+if TYPE_CHECKING:
+    from slime_core.run import Run
+
+
+class TensorboardTracker:
+    """Writes each metric over the number of steps done; a resumed run hides what it computes again."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._writer: Any = None
+
+    def run_start(self, run: Run) -> None:
+        """Open the event file, and write the configuration."""
+        from tensorboardX import SummaryWriter
+
+        first = run.start_step + 1 if run.start_step else None
+        self._writer = SummaryWriter(str(self._folder), purge_step=first)
+        self._writer.add_text(
+            "config", "\n".join(f"    {line}" for line in run.settings.to_toml().splitlines())
+        )
+
+    def phase(self, step: int, phase: str, done: int, total: int) -> None:
+        """Nothing to do."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write a step's metrics."""
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, step + 1)
+        self._writer.flush()
+
+    def run_end(self, summary: Mapping[str, Any]) -> None:
+        """Close the event file."""
+        if self._writer is not None:
+            self._writer.close()
+
+
+def create_tracker(build: BuildContext) -> TensorboardTracker:
+    """Return the tracker for a run."""
+    section = build.section(TensorboardSection)
+    if section.project_name is None:
+        return TensorboardTracker(build.run_dir / "tensorboard")
+    root = Path(os.environ.get("TENSORBOARD_DIR", "runs/tensorboard"))
+    return TensorboardTracker(root / section.project_name / (section.experiment_name or build.run_dir.name))
