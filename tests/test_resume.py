@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -64,15 +65,17 @@ def test_run_killed_three_times_equals_one_left_alone(root, tiny_llama, tmp_path
     ]  # fmt: skip
     command = [sys.executable, "-m", "slime_core", "train", str(root / "recipes/quickstart.toml"), *common]
     left_alone, killed = tmp_path / "left-alone", tmp_path / "killed"
-    whole = subprocess.run(
-        [*command, "--run-name", "left-alone", "--tracker", "jsonl"], env=env, capture_output=True, text=True
-    )
-    assert whole.returncode == 0, whole.stdout + whole.stderr
-    command += ["--run-name", "killed", "--tracker", "jsonl", "phase_file:create_tracker"]
-    for phase, step in (("rollout", 3), ("train", 5), ("save", 7)):
-        kill_during(command, killed, phase, step=step, env=env)
-    ended = subprocess.run(command, env=env, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    with ThreadPoolExecutor(1) as beside:
+        whole = beside.submit(
+            subprocess.run,
+            [*command, "--run-name", "left-alone", "--tracker", "jsonl"], env=env, capture_output=True, text=True,
+        )  # fmt: skip
+        command += ["--run-name", "killed", "--tracker", "jsonl", "phase_file:create_tracker"]
+        for phase, step in (("rollout", 3), ("train", 5), ("save", 7)):
+            kill_during(command, killed, phase, step=step, env=env)
+        ended = subprocess.run(command, env=env, capture_output=True, text=True)
+    for one in (ended, whole.result()):
+        assert one.returncode == 0, one.stdout + one.stderr
     assert steps(killed) == steps(left_alone)
     assert samples(killed) == samples(left_alone)
     assert (
