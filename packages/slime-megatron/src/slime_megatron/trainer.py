@@ -29,7 +29,8 @@ T = TypeVar("T")
 
 #: Optional fields of `TokenView` that this trainer can fill.
 _FILLED = frozenset(
-    {"entropy", "old_log_probs", "rollout_log_probs", "ref_log_probs", "teacher_log_probs", "values"}
+    {"entropy", "old_log_probs", "rollout_log_probs", "ref_log_probs", "teacher_log_probs", "sum_pi_squared"}
+    | {"values"}
 )
 
 
