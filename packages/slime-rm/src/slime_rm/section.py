@@ -10,6 +10,8 @@ class RmSection(SectionModel):
 
     rm_url: str | None = None
     """Where the reward `remote_rm` posts samples."""
+    reward_model_url: str | None = None
+    """Server of the model that the reward `reward_model` asks, such as `http://localhost:30000`."""
     judge_url: str | None = None
     """Base of the OpenAI-compatible server that the reward `judge` asks, such as `http://localhost:30000/v1`."""
     judge_model: str | None = None
