@@ -82,10 +82,15 @@ def test_a_conversation_is_put_into_the_models_own_template_once(server, chat_fo
     server.answer = by_length
     messages = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi"}]
     samples = [Sample(prompt=messages, response="Ho"), Sample(prompt="Hi", response="Ho")]
+    rendered = Sample(prompt="<|user|>Hi", response="Ho", metadata={"chat": messages})
     scores(server, samples, chat_template_from=str(chat_folder))
     ((_, body, _),) = server.requests
     assert body["text"] == ["<system>Be kind.<user>Hi<assistant>Ho", "<user>Hi<assistant>Ho"]
+    scores(server, [rendered], chat_template_from=str(chat_folder), messages_key="chat")
+    assert server.requests[1][1]["text"] == ["<system>Be kind.<user>Hi<assistant>Ho"]
     assert messages[-1]["role"] == "user"
+    (error,) = scores(server, [Sample(prompt="x")], chat_template_from=str(chat_folder), messages_key="chat")
+    assert "metadata has no list of messages under 'chat'" in str(error)
 
 
 def test_a_conversation_without_a_template_is_an_error(server):

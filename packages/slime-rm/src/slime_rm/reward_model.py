@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from slime_core.errors import ConfigError, PluginError, Problem, RewardError
+from slime_core.errors import ConfigError, PluginError, Problem, RewardError, SampleError
 from slime_core.sample import Sample
 
 from slime_rm.batches import Batches
@@ -25,7 +25,8 @@ class RewardModel:
         api: what the server speaks.
         output: which of the model's outputs, or of its classes, is the score.
         chat_template_from: folder of the reward model's tokenizer, whose chat template the conversation is put into;
-            without, the text is the prompt and then the response, and the prompt must be text.
+            without, the text is the prompt and then the response. A prompt that is text becomes a user's message.
+        messages_key: key of the metadata that has the messages, where `apply_chat_template` has made text of the prompt.
         model: name of the model, for `openai`.
         batch_size: most samples of a request.
         batch_wait_s: longest that a sample waits for others to fill its batch, seconds.
@@ -44,6 +45,7 @@ class RewardModel:
         api: Literal["sglang", "openai"] = "sglang",
         output: int = 0,
         chat_template_from: str | None = None,
+        messages_key: str | None = None,
         model: str = "default",
         batch_size: int = 16,
         batch_wait_s: float = 0.02,
@@ -82,7 +84,7 @@ class RewardModel:
             headers=headers,
             first_wait_s=first_wait_s,
         )
-        self._output, self._model = output, model
+        self._output, self._model, self._messages_key = output, model, messages_key
         self._tokenizer = None if chat_template_from is None else _tokenizer(chat_template_from)
         self._batches = Batches(self._post, size=batch_size, wait_s=batch_wait_s)
 
@@ -90,8 +92,8 @@ class RewardModel:
         """Return the model's score.
 
         Raises:
-            RewardError: the server is down or refuses, or answers with anything but scores; or the prompt is chat
-                messages and there is no chat template.
+            RewardError: the server is down or refuses, or answers with anything but scores.
+            SampleError: there are no messages under the key; or the prompt is messages, and there is no template.
         """
         score: float = await self._batches.answer(self._text(sample))
         return score
@@ -105,8 +107,11 @@ class RewardModel:
         if self._tokenizer is None:
             if isinstance(sample.prompt, str):
                 return sample.prompt + sample.response
-            raise RewardError("the prompt is chat messages; set chat_template_from in rm_args")
-        prompt = sample.prompt
+            raise SampleError("the prompt is chat messages; set chat_template_from in rm_args")
+        key = self._messages_key
+        if key is not None and not isinstance(sample.metadata.get(key), list):
+            raise SampleError(f"metadata has no list of messages under {key!r}, which messages_key names")
+        prompt = sample.prompt if key is None else sample.metadata[key]
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
         messages.append({"role": "assistant", "content": sample.response})
         text: str = self._tokenizer.apply_chat_template(messages, tokenize=False)
