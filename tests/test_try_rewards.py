@@ -30,9 +30,21 @@ def test_trying_a_reward_reads_metadata_options_and_standard_input(slime):
     assert tried.stdout.startswith("score: 1.0\nacc: 1.0\n")
 
 
+def test_trying_a_group_reward_scores_each_response_beside_the_others(slime):
+    responses = [word for answer in ("1/2", "0.5", "3") for word in ("--response", rf"\boxed{{{answer}}}")]
+    tried = slime("rm", "try", "majority", "--group-rm", *responses, "--json")
+    assert tried.returncode == 0, tried.stderr
+    assert [entry["score"] for entry in json.loads(tried.stdout)] == [1.0, 1.0, 0.0]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (
+            ("exact", "--response", "x", "--response", "y"),
+            "--response: found 2 responses; wanted one; or --group-rm",
+        ),
+        (("majority", "--response", "x"), "'majority' exists in slime.group_rewards"),
         (("mth", "--response", "x"), "no plugin is named 'mth'; did you mean 'math'?"),
         (("math", "--response", "x"), "sample 0: label is None, wanted the ground truth"),
         (("math", "--response", "x", "--metadata", "[1"), "--metadata: found '[1', which is not JSON"),
@@ -86,6 +98,28 @@ def test_check_refuses_gold_answers_that_the_reward_cannot_score(slime, letters,
     assert checked.returncode == 2
     assert "cannot score 1 of 2 gold answers in any form" in checked.stderr
     assert "label is 'seven'; wanted a number" in checked.stderr
+
+
+def test_check_gives_a_group_reward_groups_in_which_all_answer_right(slime, letters, tmp_path):
+    labels(tmp_path, "b", "c")
+    (tmp_path / "loud.py").write_text(
+        "def shares(completions, solution, **columns):\n"
+        "    return [float(solution[0] != 'c') if len(completions) == 4 else 0.0 for _ in completions]\n"
+    )
+    options = json.dumps({"path": str(tmp_path / "loud.py"), "function": "shares"})
+    checked = slime(
+        "check",
+        letters,
+        "--group-rm",
+        "--rm-type",
+        "trl",
+        "--rm-args",
+        options,
+        "--n-samples-per-prompt",
+        "4",
+    )
+    assert "refuses 1 of 2 gold answers in every form" in checked.stdout, checked.stderr
+    assert "label 'c' gets 0" in checked.stdout
 
 
 def test_rows_of_one_data_set_choose_their_rewards(slime, letters, tmp_path):

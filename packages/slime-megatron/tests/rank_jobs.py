@@ -16,7 +16,7 @@ from slime_core.config.sections import TrainSection
 from slime_core.errors import TrainerError
 from slime_megatron import compat
 from slime_megatron.learner import Learner
-from slime_megatron.log_probs import Vocabulary, token_log_probs
+from slime_megatron.log_probs import Vocabulary, sum_pi_squared, token_log_probs
 from slime_megatron.section import MegatronSection
 from slime_megatron.section_roles import RolesSection
 from slime_megatron.settings import LearnerSettings
@@ -235,12 +235,16 @@ def learn_with_a_critic(
 
 def log_probs_of_columns(
     *, logits: Tensor, targets: Tensor, vocab_size: int, gradients: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return log-probs, entropies, and this rank's columns of the gradient; each rank is given its columns alone."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return log-probs, entropies, sums of squared probabilities, and this rank's columns of the gradient.
+
+    Each rank is given its columns alone.
+    """
     rank, n = dist.get_rank(), dist.get_world_size()
     columns = logits.shape[1] // n
     own = logits[:, rank * columns : (rank + 1) * columns].clone().requires_grad_()
     vocabulary = Vocabulary(vocab_size, start=rank * columns, group=dist.group.WORLD)
+    squares = sum_pi_squared(own, vocabulary=vocabulary, temperature=0.7)
     found, entropy = token_log_probs(own, targets, vocabulary=vocabulary, temperature=0.7, with_entropy=True)
     (found @ gradients[0] + entropy @ gradients[1]).backward()
-    return found.detach(), entropy.detach(), own.grad
+    return found.detach(), entropy.detach(), squares, own.grad

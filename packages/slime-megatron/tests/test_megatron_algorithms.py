@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from functools import partial, update_wrapper
+from importlib.metadata import entry_points
+from inspect import signature
 
 import pytest
 from slime_algos.advantages.grpo import grpo
@@ -14,12 +16,21 @@ from slime_algos.losses.policy import policy_loss
 from slime_algos.losses.sapo import sapo_loss
 from slime_core.assemble import Algorithm
 from slime_core.protocols import needs_of
+from slime_megatron.trainer import FILLED
 
 from .conftest import make_batch
 
 
 def chosen(function, **options):
     return update_wrapper(partial(function, **options), function), needs_of(function, options)
+
+
+def test_the_trainer_fills_what_every_estimator_and_loss_reads():
+    for group in ("slime.advantages", "slime.losses"):
+        for plugin in entry_points(group=group):
+            function = plugin.load()
+            everything_on = dict.fromkeys(signature(function).parameters, True)
+            assert needs_of(function, everything_on) <= FILLED | {"new_values"}, plugin.name
 
 
 @pytest.mark.parametrize(

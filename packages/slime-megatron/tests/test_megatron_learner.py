@@ -155,6 +155,30 @@ def test_an_estimator_that_needs_old_log_probs_gets_those_of_the_whole_batch(mak
     assert view.sample_of_token.tolist() == np.repeat(np.arange(len(batch)), batch.response_lengths).tolist()
 
 
+@pytest.mark.parametrize("from_engine", [False, True])
+def test_an_estimator_gets_the_sum_of_squared_probabilities_if_it_reads_it(make_learner, qwen3, from_engine):
+    batch = make_batch(n_steps=2)
+    seen = []
+
+    def estimator(view):
+        seen.append(view)
+        return torch.zeros_like(view.loss_mask), torch.zeros_like(view.loss_mask)
+
+    for needs in ({"old_log_probs"}, {"old_log_probs", "sum_pi_squared"}):
+        algorithm = Algorithm(estimator, policy_gradient("entropy").loss, frozenset(needs), "raw")
+        make_learner(algorithm, use_rollout_logprobs=from_engine, max_tokens_per_gpu=30).train(batch)
+    assert seen[0].sum_pi_squared is None
+    wanted = []
+    for i in range(len(batch)):
+        tokens = torch.from_numpy(batch.tokens[batch.offsets[i] : batch.offsets[i + 1]].astype(np.int64))
+        squares = torch.softmax(qwen3[0](tokens[None]).logits[0].double(), dim=-1).square().sum(-1)
+        wanted.append(squares[len(tokens) - 1 - int(batch.response_lengths[i]) : -1])
+    torch.testing.assert_close(
+        seen[1].sum_pi_squared.double(), torch.cat(wanted).detach(), rtol=1e-4, atol=1e-6
+    )
+    assert torch.equal(seen[0].old_log_probs, seen[1].old_log_probs)
+
+
 def test_an_estimators_metrics_are_the_steps_and_it_sees_the_groups(make_learner):
     batch = make_batch(lengths=((5, 9),))
     seen = []

@@ -47,6 +47,16 @@ def test_without_entropy_none_is_computed_and_the_gradient_is_right(inputs):
     torch.testing.assert_close(ours.grad.double(), theirs.grad, rtol=1e-4, atol=5e-6)
 
 
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_squared_probabilities_add_up_to_those_of_softmax(inputs, temperature):
+    from slime_megatron.log_probs import Vocabulary, sum_pi_squared
+
+    logits = inputs[0]
+    found = sum_pi_squared(logits, vocabulary=Vocabulary(logits.shape[1]), temperature=temperature)
+    wanted = torch.softmax(logits.double() / temperature, dim=-1).square().sum(-1)
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=0)
+
+
 def test_bfloat16_logits_are_taken_as_they_are():
     from slime_megatron.log_probs import token_log_probs
 
@@ -82,8 +92,9 @@ def test_columns_on_four_ranks_give_the_log_softmax_of_all_that_are_tokens(ranks
     wanted = table.gather(1, targets[:, None]).squeeze(1)
     entropy = -(table.exp() * table).sum(dim=-1)
     (wanted @ gradients[0].double() + entropy @ gradients[1].double()).backward()
-    for log_probs, entropies, _ in found:
+    for log_probs, entropies, squares, _ in found:
         torch.testing.assert_close(log_probs.double(), wanted.detach(), rtol=0, atol=1e-5)
         torch.testing.assert_close(entropies.double(), entropy.detach(), rtol=0, atol=1e-5)
-    gradient = torch.cat([own for _, _, own in found], dim=1)
+        torch.testing.assert_close(squares.double(), table.detach().exp().square().sum(-1), rtol=0, atol=1e-6)
+    gradient = torch.cat([own for *_, own in found], dim=1)
     torch.testing.assert_close(gradient.double(), theirs.grad, rtol=0, atol=1e-5)

@@ -7,10 +7,12 @@ import pytest
 from pydantic import ValidationError
 from slime_algos.hooks import slime_check_config, slime_config_sections
 from slime_algos.section import AlgosSection
-from slime_core.config.sections import AlgorithmSection, TrainSection
+from slime_core.config.sections import AlgorithmSection, RolloutSection, TrainSection
 from slime_core.plugins.bind import options_of
 
 GROUPS = ("slime.advantages", "slime.losses", "slime.reducers", "slime.reward_transforms")
+
+SIZES = {"rollout_batch_size": 4, "rollout_max_response_len": 8}
 
 
 def check(**values):
@@ -18,6 +20,7 @@ def check(**values):
     sections = {
         AlgosSection: AlgosSection(**values.get("algos", {})),
         AlgorithmSection: AlgorithmSection(**values.get("algorithm", {})),
+        RolloutSection: RolloutSection(**SIZES | values.get("rollout", {})),
         TrainSection: TrainSection(**values.get("train", {})),
     }
     return list(slime_check_config(SimpleNamespace(section=sections.__getitem__)))
@@ -52,6 +55,17 @@ def test_kl_weight_without_kl_is_a_problem():
 @pytest.mark.parametrize("values", [{}, {"use_kl_loss": True}, {"use_kl_loss": True, "kl_loss_coef": 0.1}])
 def test_kl_settings_that_agree_are_no_problem(values):
     assert check(algos=values) == []
+
+
+def test_an_adaptive_coefficient_begins_somewhere_and_moves_slowly():
+    (problem,) = check(algos={"kl_target": 0.1})
+    assert problem.where == "algos.kl_target"
+    samples = {"rollout_batch_size": 16, "n_samples_per_prompt": 8}
+    adaptive = {"kl_target": 0.1, "kl_coef": 0.05}
+    (problem,) = check(algos=adaptive | {"kl_horizon": 100.0}, rollout=samples)
+    assert problem.where == "algos.kl_horizon"
+    assert "128 samples" in problem.found
+    assert check(algos=adaptive | {"kl_horizon": 128.0}, rollout=samples) == []
 
 
 def test_kl_in_reward_and_loss_is_a_problem():

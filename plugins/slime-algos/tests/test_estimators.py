@@ -1,5 +1,6 @@
 """Estimators, beyond PPO: by hand, and the options that all of them take."""
 
+import dataclasses
 import inspect
 import math
 
@@ -12,6 +13,7 @@ from slime_algos.advantages.grpo_passk import grpo_passk
 from slime_algos.advantages.gspo import gspo
 from slime_algos.advantages.multi_turn import multi_turn
 from slime_algos.advantages.opo import opo
+from slime_algos.advantages.optimal_token_baseline import optimal_token_baseline
 from slime_algos.advantages.ppo import ppo
 from slime_algos.advantages.reinforce_plus_plus import reinforce_plus_plus, reinforce_plus_plus_baseline
 from slime_algos.advantages.rloo import rloo
@@ -20,7 +22,9 @@ from slime_core.errors import TrainerError
 from slime_core.protocols import TokenView, needs_of
 
 OUTCOME = [grpo, gspo, cispo, rloo, gpg, grpo_passk, multi_turn, reinforce_plus_plus_baseline]
-ALL = [*OUTCOME, opo, ppo, reinforce_plus_plus]
+ALL = [*OUTCOME, opo, optimal_token_baseline, ppo, reinforce_plus_plus]
+BASELINES_OF_PENALTIES = (ppo, optimal_token_baseline)
+"""Others' penalties move a sample's own credit."""
 EVERY = pytest.mark.parametrize("estimate", ALL, ids=lambda estimate: estimate.__name__)
 
 
@@ -47,6 +51,7 @@ def test_each_token_gets_its_samples_reward(estimate):
         (gpg, "gpg", "policy_gradient_loss"),
         (grpo_passk, "pass-at-k", "policy_loss"),
         (opo, "raw", "policy_loss"),
+        (optimal_token_baseline, "raw", "policy_loss"),
         (ppo, "raw", "policy_loss"),
         (reinforce_plus_plus, "raw", "policy_loss"),
         (reinforce_plus_plus_baseline, "group-centre", "policy_loss"),
@@ -60,6 +65,45 @@ def test_opo_weighs_the_baseline_by_length():
     # group 0: (1·2 + 4·1)/3 = 2; group 1: alone; the masked token does not count
     view = view_of([[1, 1], [1, 0], [1]], rewards=[1.0, 4.0, 9.0], group_ids=torch.tensor([0, 0, 5]))
     assert opo(view)[0].tolist() == [-1.0, -1.0, 2.0, 2.0, 0.0]
+
+
+def probable(masks, rewards, groups, likely, squares):
+    """A view by the probability of each token, and the sum of its distribution's squared probabilities."""
+    return view_of(
+        masks,
+        rewards=rewards,
+        group_ids=torch.tensor(groups),
+        old_log_probs=[[math.log(p) for p in row] for row in likely],
+        sum_pi_squared=squares,
+    )
+
+
+def test_the_token_baseline_is_weighed_by_the_squared_gradients_so_far():
+    # 1 - 2p + s is 1/2, 1/2 and 1/4, 3/4, which add up to 1/2, 1 and 1/4, 1. Baselines of the two places:
+    # (1/2 · 6 + 1/4 · 0) / (3/4) = 4, and (1 · 6 + 1 · 0) / 2 = 3
+    view = probable(
+        [[1, 1], [1, 1]], [6.0, 0.0], [3, 3],
+        [[0.5, 0.5], [0.5, 0.25]], [[0.5, 0.5], [0.25, 0.25]],
+    )  # fmt: skip
+    advantages, returns = optimal_token_baseline(view)
+    assert advantages.tolist() == pytest.approx([2.0, 3.0, -4.0, -3.0])
+    assert returns.tolist() == [6.0, 6.0, 0.0, 0.0]
+
+
+def test_the_token_baseline_counts_trained_tokens_and_is_0_where_a_sample_is_alone():
+    half = ([[0.5] * 4, [0.5] * 2, [0.5]], [[0.5] * 4, [0.5] * 2, [0.5]])
+    view = probable([[1, 0, 1, 1], [1, 1], [1]], [6.0, 0.0, 7.0], [0, 0, 1], *half)
+    # first and second trained token of both: mean 3; the third has no peer; the last sample is alone in its group
+    assert optimal_token_baseline(view)[0].tolist() == pytest.approx([3.0, 0.0, 3.0, 6.0, -3.0, -3.0, 7.0])
+
+
+def test_equal_rewards_have_a_token_baseline_of_exactly_the_reward():
+    view = grouped(5)
+    equal = dataclasses.replace(
+        view, loss_mask=torch.ones_like(view.loss_mask), rewards=torch.full_like(view.rewards, 0.1)
+    )
+    advantages, _ = optimal_token_baseline(equal)
+    assert set(advantages.tolist()) <= {0.0, 0.1}
 
 
 def test_reinforce_plus_plus_discounts_over_trained_tokens():
@@ -88,7 +132,7 @@ def test_a_token_answers_for_the_penalties_after_it():
         ref_log_probs=[[-1.0, -2.0, -torch.inf, -4.0]],
     )
     assert grpo(view, kl_coef=0.5)[0].tolist() == [6.5, 7.0, 8.0, 8.0]
-    own, _ = reinforce_plus_plus_baseline(view, kl_coef=0.5)
+    own, *_ = reinforce_plus_plus_baseline(view, kl_coef=0.5)
     assert own.tolist() == [9.5, 9.0, 10.0, 8.0]
 
 
@@ -98,7 +142,7 @@ def test_kl_in_the_reward_changes_every_estimator(estimate):
     plain, penalised = estimate(view)[0], estimate(view, kl_coef=0.1, kl_loss_type="k2")[0]
     trained = view.loss_mask > 0
     assert not torch.equal(plain[trained], penalised[trained])
-    assert (penalised[trained] <= plain[trained] + 1e-12).all() or estimate is ppo
+    assert (penalised[trained] <= plain[trained] + 1e-12).all() or estimate in BASELINES_OF_PENALTIES
 
 
 @EVERY
@@ -129,9 +173,8 @@ def test_importance_weights_multiply_every_estimators_advantages(estimate):
 
 @EVERY
 def test_a_fully_masked_batch_gives_finite_advantages(estimate):
-    view = view_of(
-        [[0, 0], [0]], rewards=[1.0, 2.0], values=[[1.0, 1.0], [1.0]], group_ids=torch.tensor([0, 0])
-    )
+    filled = {"values": [[1.0, 1.0], [1.0]], "sum_pi_squared": [[1.0, 1.0], [1.0]]}
+    view = view_of([[0, 0], [0]], rewards=[1.0, 2.0], group_ids=torch.tensor([0, 0]), **filled)
     for column in estimate(view, normalize_advantages=True):
         assert torch.isfinite(column).all()
 

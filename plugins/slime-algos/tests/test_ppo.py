@@ -93,7 +93,7 @@ def test_kl_in_the_reward_is_a_cost_of_each_token():
         old_log_probs=[[0.0, 0.0]],
         ref_log_probs=[[-1.0, -3.0]],
     )
-    advantages, _ = ppo(view, kl_coef=0.5)
+    advantages, *_ = ppo(view, kl_coef=0.5)
     assert advantages.tolist() == [2.0, 2.5]
 
 

@@ -223,8 +223,8 @@ def reward_pool(settings: Settings, registry: Registry, reference: str) -> Rewar
 class Algorithm:
     """What a trainer computes with, options bound."""
 
-    estimator: Callable[[TokenView], tuple[Any, ...]]
-    """View -> (advantages, returns), and perhaps metrics; see `protocols.AdvantageEstimator`."""
+    estimator: Callable[..., tuple[Any, ...]]
+    """View -> (advantages, returns), and perhaps metrics and a state; see `protocols.AdvantageEstimator`."""
     loss: Callable[[TokenView, Any], tuple[Any, Mapping[str, Any]]]
     """(View, advantages) -> (loss, metrics); see `protocols.LossFn`."""
     needs: frozenset[str]

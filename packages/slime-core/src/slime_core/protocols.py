@@ -315,6 +315,8 @@ class TokenView:
     """float32 [T]: log-probs of the teacher."""
     group_ids: Any = None
     """int64 [N]: prompt group of each sample. For estimators."""
+    sum_pi_squared: Any = None
+    """float32 [T]: sum over the vocabulary of each token's squared probabilities under the old policy. For estimators."""
     values: Any = None
     """float32 [T]: the critic's values when the step began, without gradient."""
     new_values: Any = None
@@ -352,7 +354,11 @@ class AdvantageEstimator(Protocol):
     reward_transform: str
 
     def __call__(self, view: TokenView, **options: Any) -> tuple[Any, ...]:
-        """Return (advantages [T], returns [T]), float32, without gradient; metrics, name -> scalar, may follow."""
+        """Return (advantages [T], returns [T]), float32, without gradient; metrics, name -> scalar, may follow.
+
+        An estimator that remembers something from batch to batch takes the keyword `state`, an empty mapping at
+        first, and returns the next state, of JSON values, after the metrics. The trainer saves it with its own.
+        """
         ...
 
 

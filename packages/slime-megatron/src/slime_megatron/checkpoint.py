@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,8 @@ class TrainerState:
     roles: Roles | None = None
     """Those that training changes are saved with the model."""
     lora: LoraSection | None = None
+    estimator: dict[str, Any] = field(default_factory=dict)
+    """What the advantage estimator remembers: JSON values."""
 
     @property
     def shares_optimizer(self) -> bool:
@@ -73,6 +75,7 @@ def save(state: TrainerState, folder: Path) -> None:
         text = {
             **state.description,
             "optimizer_steps": state.scheduler.num_steps,
+            "estimator": state.estimator,
             "roles": [] if state.roles is None else list(state.roles.changing),
             "versions": {name: version(name) for name in ("megatron-core", "torch", "slime-megatron")},
         }
@@ -110,6 +113,8 @@ def load(state: TrainerState, folder: Path) -> None:
     if state.roles is not None:
         for role, weights in loaded.get("roles", {}).items():
             state.roles.restore(role, weights)
+    state.estimator.clear()
+    state.estimator.update(description.get("estimator", {}))
     state.scheduler.num_steps = description["optimizer_steps"]
     state.scheduler.step(0)
     _set_rng_state(loaded["rng"])

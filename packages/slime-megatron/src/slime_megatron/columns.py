@@ -25,6 +25,7 @@ class Columns:
     teacher_log_probs: Tensor | None
     old_log_probs: Tensor | None = None
     ref_log_probs: Tensor | None = None
+    sum_pi_squared: Tensor | None = None
     values: Tensor | None = None
 
     @classmethod
@@ -57,6 +58,7 @@ class Columns:
             rollout_log_probs=self.rollout_log_probs,
             ref_log_probs=self.ref_log_probs,
             teacher_log_probs=self.teacher_log_probs,
+            sum_pi_squared=self.sum_pi_squared,
             values=self.values,
             group_ids=torch.from_numpy(batch.group_ids).to(device),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ import torch
 from megatron.core.models.gpt import GPTModel
 from slime_core.batch import TrainBatch
 from slime_core.errors import TrainerError
-from slime_core.protocols import Metrics
+from slime_core.protocols import Metrics, TokenView
 from slime_models.checkpoint import HfCheckpoint, read_config
 from torch import Tensor
 
@@ -49,6 +50,7 @@ class Learner:
         train, section = settings.train, settings.megatron
         self._settings = settings
         self._needs = settings.algorithm.needs
+        self._estimator_state: dict[str, Any] = {}
         architecture = settings.family.architecture(read_config(settings.model_path))
         check_model(section, architecture)
         self._architecture = architecture.with_padded_vocab(section.tensor_model_parallel_size)
@@ -90,11 +92,11 @@ class Learner:
         columns = Columns.of(batch, self._device)
         critic_only = self._critic is not None and batch.step < self._settings.roles.num_critic_only_steps
         log_probs_start = time.perf_counter()
-        old, before = self._old_log_probs(batch, columns, steps, always=critic_only)
-        columns = self._fill(replace(columns, old_log_probs=old), steps)
+        columns, before = self._with_old_policy(batch, columns, steps, always=critic_only)
+        columns = self._fill(columns, steps)
         log_probs_time = time.perf_counter() - log_probs_start
         with torch.no_grad():
-            advantages, returns, *credited = self._settings.algorithm.estimator(columns.whole(batch))
+            advantages, returns, credited = self._estimate(columns.whole(batch))
         metrics: Metrics = {}
         if self._critic is not None:
             metrics |= self._critic.train(steps, columns, returns)
@@ -114,7 +116,7 @@ class Learner:
         return (
             metrics
             | _mismatch(columns, before)
-            | {f"train/{name}": float(value) for report in credited for name, value in report.items()}
+            | {f"train/{name}": float(value) for name, value in credited.items()}
             | {
                 "perf/train_tokens": float(len(batch.tokens)),
                 "perf/actor_train_time": time.perf_counter() - start - log_probs_time,
@@ -191,8 +193,9 @@ class Learner:
     def _policy_state(self) -> checkpoint.TrainerState:
         p = self._policy
         return checkpoint.TrainerState(
-            self._architecture, p.model, p.optimizer, p.scheduler, self._roles, self._settings.lora
-        )
+            self._architecture, p.model, p.optimizer, p.scheduler, self._roles, self._settings.lora,
+            self._estimator_state,
+        )  # fmt: skip
 
     def _critic_state(self, critic: Critic) -> checkpoint.TrainerState:
         c = critic.trained
@@ -269,6 +272,7 @@ class Learner:
                         vocab_size=self._architecture.vocab_size,
                         cut=cut,
                         with_entropy="entropy" in self._needs,
+                        with_sum_pi_squared="sum_pi_squared" in self._needs,
                         counted=members.counted,
                     )
                     for members in schedule[self._world.data_parallel_rank]
@@ -276,10 +280,12 @@ class Learner:
             )
         return steps
 
-    def _old_log_probs(
+    def _with_old_policy(
         self, batch: TrainBatch, columns: Columns, steps: Sequence[Step], *, always: bool
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """Return (log-probs of the old policy, those to hold against the engine's); None where not needed.
+    ) -> tuple[Columns, Tensor | None]:
+        """Return (the columns with what the old policy says, its log-probs to hold against the engine's).
+
+        Either lacks log-probs where they are not needed.
 
         Args:
             batch: the samples.
@@ -287,19 +293,21 @@ class Learner:
             steps: their micro-batches.
             always: take them in any case.
         """
-        if self._settings.train.use_rollout_logprobs:
-            if columns.rollout_log_probs is None:
-                raise TrainerError(
-                    "use_rollout_logprobs: the batch has no rollout_log_probs; use an engine that returns them"
-                )
-            return columns.rollout_log_probs, None
+        from_engine, squares = self._settings.train.use_rollout_logprobs, "sum_pi_squared" in self._needs
+        if from_engine and columns.rollout_log_probs is None:
+            raise TrainerError(
+                "use_rollout_logprobs: the batch has no rollout_log_probs; use an engine that returns them"
+            )
+        if from_engine and not squares:
+            return replace(columns, old_log_probs=columns.rollout_log_probs), None
         if self._sent is not None:
-            old = self._sent.log_probs(batch, partial(self._log_probs, columns, steps, "old_actor"))
-            return old, old
-        if len(steps) == 1 and "old_log_probs" not in self._needs and not always:
-            return None, None
-        found = self._log_probs(columns, steps, "actor")
-        return found, found
+            found = self._sent.log_probs(batch, partial(self._forward, columns, steps, "old_actor"))
+        elif len(steps) > 1 or squares or "old_log_probs" in self._needs or always:
+            found = self._forward(columns, steps, "actor")
+        else:
+            return columns, None
+        old = columns.rollout_log_probs if from_engine else found[0]
+        return replace(columns, old_log_probs=old, sum_pi_squared=found[1] if squares else None), found[0]
 
     def _fill(self, columns: Columns, steps: Sequence[Step]) -> Columns:
         """Return the columns with what reference, teacher and critic say."""
@@ -307,16 +315,31 @@ class Learner:
         for role in ("ref", "teacher"):
             if role in self._roles:
                 with self._roles.playing(role):
-                    filled[f"{role}_log_probs"] = self._log_probs(columns, steps, role)
+                    filled[f"{role}_log_probs"] = self._forward(columns, steps, role)[0]
         if self._critic is not None:
             filled["values"] = self._critic.values(steps, columns.weights)
         return replace(columns, **filled)
 
-    def _log_probs(self, columns: Columns, steps: Sequence[Step], role: str) -> Tensor:
-        """Return log-probs [T] without gradient, under the weights that are in the model: those of `role`."""
+    def _forward(self, columns: Columns, steps: Sequence[Step], role: str) -> Tensor:
+        """Return log-probs, and sums of squared probabilities if the estimator reads them, [1 or 2, T].
+
+        Without gradient, under the weights that are in the model: those of `role`.
+        """
         if self._settings.hooks.before_log_prob is not None:
             self._settings.hooks.before_log_prob(self.model, role)
-        return self._policy.forward(steps, columns.weights, lambda output: output[0])
+        rows = [0, -1] if "sum_pi_squared" in self._needs else [0]
+        return self._policy.forward(steps, columns.weights.expand(len(rows), -1), lambda output: output[rows])
+
+    def _estimate(self, view: TokenView) -> tuple[Tensor, Tensor, Mapping[str, Any]]:
+        """Return (advantages, returns, metrics) of the whole batch, and keep the state that the estimator returns."""
+        estimator: Any = self._settings.algorithm.estimator
+        remembers = "state" in inspect.signature(estimator).parameters
+        given = {"state": dict(self._estimator_state)} if remembers else {}
+        advantages, returns, *more = estimator(view, **given)
+        metrics, state = [*more, {}, {}][:2]
+        self._estimator_state.clear()
+        self._estimator_state.update(state)
+        return advantages, returns, metrics
 
     def _before_train_step(self, step: int, number: int) -> None:
         if self._settings.hooks.before_train_step is not None:

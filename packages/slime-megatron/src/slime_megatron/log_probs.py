@@ -1,4 +1,5 @@
-"""Log-probs and entropies of response tokens from logits, in float32, without a float32 copy of all logits.
+"""Log-probs, entropies and sums of squared probabilities of response tokens from logits, in float32, without a
+float32 copy of all logits.
 
 Under tensor parallelism each rank has the logits of its part of the vocabulary. Three numbers a token go between the
 ranks: its largest logit, then the sums over the vocabulary and the target's logit; the logits themselves stay.
@@ -56,6 +57,29 @@ def token_log_probs(
     vocabulary = vocabulary or Vocabulary(logits.shape[1])
     log_probs, entropy = _TokenLogProbs.apply(logits, targets, vocabulary, temperature, with_entropy)
     return log_probs, entropy if with_entropy else None
+
+
+@torch.no_grad()
+def sum_pi_squared(logits: Tensor, *, vocabulary: Vocabulary, temperature: float = 1.0) -> Tensor:
+    """Return the sum over the vocabulary of squared probabilities, float32 [R]; `logits` stay as they are.
+
+    Collective over the vocabulary's group: all of its ranks get the same answer. Arguments are those of
+    `token_log_probs`.
+    """
+    peaks = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
+    sums = peaks.new_empty(2, len(logits))  # of exp(z - peak), and of its square
+    for rows, scaled in _chunks(logits, vocabulary, temperature):
+        torch.amax(scaled, dim=-1, out=peaks[rows])
+        weights = scaled.sub_(peaks[rows, None]).exp_()
+        torch.sum(weights, dim=-1, out=sums[0, rows])
+        torch.sum(weights.square_(), dim=-1, out=sums[1, rows])
+    if vocabulary.group is not None:
+        highest = peaks.clone()
+        dist.all_reduce(highest, op=dist.ReduceOp.MAX, group=vocabulary.group)
+        share = (peaks - highest).exp_()
+        sums.mul_(torch.stack([share, share.square()]))
+        dist.all_reduce(sums, group=vocabulary.group)
+    return sums[1] / sums[0].square()
 
 
 class _TokenLogProbs(torch.autograd.Function):

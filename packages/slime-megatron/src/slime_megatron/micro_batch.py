@@ -64,6 +64,7 @@ def make_micro_batch(
     vocab_size: int,
     cut: RowCut,
     with_entropy: bool = False,
+    with_sum_pi_squared: bool = False,
     counted: bool = True,
 ) -> MicroBatch:
     """Pack the samples of some families (see `prefix`), those with the longest sample first.
@@ -75,6 +76,7 @@ def make_micro_batch(
         vocab_size: ids of the model.
         cut: how ranks share the row; with context parallelism each family is one sample.
         with_entropy: whether entropies are wanted with the log-probs.
+        with_sum_pi_squared: whether sums of squared probabilities are.
         counted: whether it counts for the loss.
     """
     ordered = sorted(families, key=lambda members: (-max(batch.lengths[i] for i in members), members[0]))
@@ -96,6 +98,7 @@ def make_micro_batch(
             ).to(device),
             temperature=batch.temperature,
             with_entropy=with_entropy,
+            with_sum_pi_squared=with_sum_pi_squared,
             vocab_size=vocab_size,
             n_tokens=int(response_lengths.sum()),
             places=None if places is None else torch.from_numpy(places).to(device),

@@ -20,7 +20,7 @@ from torch import Tensor
 from slime_megatron.config import transformer_config
 from slime_megatron.context import Assemble
 from slime_megatron.foreign import with_flags
-from slime_megatron.log_probs import Vocabulary, token_log_probs
+from slime_megatron.log_probs import Vocabulary, sum_pi_squared, token_log_probs
 from slime_megatron.lora import is_adapter
 from slime_megatron.section import MegatronSection
 from slime_megatron.sharded import global_parameters, own_part
@@ -39,6 +39,8 @@ class ResponseTokens:
     """Divides the logits."""
     with_entropy: bool
     """Whether entropies are wanted, too."""
+    with_sum_pi_squared: bool
+    """Whether sums of squared probabilities are wanted, too, where no gradient is."""
     vocab_size: int
     """Ids of the model; further columns of logits are padding."""
     n_tokens: int
@@ -157,9 +159,10 @@ def response_log_probs(
     config: TransformerConfig,
     **_: Any,
 ) -> Tensor:
-    """Return log-probs [1, R], or with entropies below [2, R]: the `output_processor` of GPTModel, in place of logits.
+    """Return log-probs, then entropies, then sums of squared probabilities, as far as wanted: [1 to 3, R].
 
-    One tensor, because Megatron's schedules ask the output for its device.
+    The `output_processor` of GPTModel, in place of logits. One tensor, because Megatron's schedules ask the output for
+    its device.
 
     Selecting rows before the output layer saves the logits of prompt tokens, most of the layer's work when prompts
     are long.
@@ -167,18 +170,21 @@ def response_log_probs(
     hidden = response_rows(hidden_states, context, config)
     logits, _ = output_layer(hidden, weight=output_weight)
     ranks = parallel_state.get_tensor_model_parallel_group()
+    vocabulary = Vocabulary(
+        size=context.vocab_size,
+        start=ranks.rank() * logits.shape[1],
+        group=ranks if ranks.size() > 1 else None,
+    )
     log_probs, entropy = token_log_probs(
         logits,
         context.targets,
-        vocabulary=Vocabulary(
-            size=context.vocab_size,
-            start=ranks.rank() * logits.shape[1],
-            group=ranks if ranks.size() > 1 else None,
-        ),
+        vocabulary=vocabulary,
         temperature=context.temperature,
         with_entropy=context.with_entropy,
     )
     parts = [log_probs] if entropy is None else [log_probs, entropy]
+    if context.with_sum_pi_squared and not torch.is_grad_enabled():
+        parts.append(sum_pi_squared(logits, vocabulary=vocabulary, temperature=context.temperature))
     return torch.stack([assembled(part, context) for part in parts])
 
 

@@ -40,17 +40,17 @@ class SentPolicies:
             self._roles.drop(SENT + old)
 
     def log_probs(self, batch: TrainBatch, forward: Callable[[], Tensor]) -> Tensor:
-        """Return the log-probs [T] of each sample under the weights that generated it, the newest if several did.
+        """Return the log-probs of each sample under the weights that generated it, the newest if several did.
 
         Args:
             batch: the samples.
-            forward: log-probs [T] of all of them under the weights that are in the model.
+            forward: log-probs of all of them under the weights that are in the model, [T], or [k, T] with more numbers.
 
         Raises:
             TrainerError: a sample's version is none of those held; names both.
         """
         versions = batch.extra.get("weight_version") or [None] * len(batch)
-        held, found = self.versions, torch.full((len(batch.weights),), math.nan)
+        held, found = self.versions, torch.empty(0)
         for version in sorted(set(versions), key=str):
             own = [i for i, other in enumerate(versions) if other == version]
             if version not in held:
@@ -61,8 +61,9 @@ class SentPolicies:
                 )
             with self._roles.playing(SENT + version):
                 log_probs = forward()
-            found = found.to(log_probs.device)
+            if not found.numel():
+                found = torch.full_like(log_probs, math.nan)
             for i in own:
                 span = slice(batch.response_offsets[i], batch.response_offsets[i + 1])
-                found[span] = log_probs[span]
+                found[..., span] = log_probs[..., span]
         return found

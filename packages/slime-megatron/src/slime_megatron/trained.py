@@ -64,17 +64,17 @@ class TrainedModel:
 
     @torch.no_grad()
     def forward(self, steps: Sequence[Step], like: Tensor, output: Callable[[Any], Tensor]) -> Tensor:
-        """Return one number for each response token [T] of the batch, under the weights as they are.
+        """Return numbers for each response token of the batch, under the weights as they are, in the shape of `like`.
 
         Args:
             steps: this rank's micro-batches; those of all ranks cover every token.
-            like: a column [T] of the batch.
-            output: picks the numbers [R] of a micro-batch from what the output processor returned.
+            like: a column [T] of the batch, or k of them.
+            output: picks the numbers of a micro-batch, [R] or [k, R], from what the output processor returned.
         """
         found = torch.full_like(like, math.nan)
 
         def keep(micro: MicroBatch, made: Any) -> None:
-            found[micro.columns] = output(made)
+            found[..., micro.columns] = output(made)
 
         for step in steps:
             self._run(step, keep, forward_only=True)

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 #: Optional fields of `TokenView` that this trainer can fill.
-_FILLED = frozenset(
-    {"entropy", "old_log_probs", "rollout_log_probs", "ref_log_probs", "teacher_log_probs", "values"}
+FILLED = frozenset(
+    {"entropy", "group_ids", "old_log_probs", "rollout_log_probs", "ref_log_probs", "teacher_log_probs"}
+    | {"sum_pi_squared", "values"}
 )
 
 
@@ -43,11 +44,11 @@ class MegatronTrainer:
     transports: tuple[str, ...] = ("memory",)
 
     def __init__(self, settings: LearnerSettings) -> None:
-        lacking = settings.algorithm.needs - _FILLED
+        lacking = settings.algorithm.needs - FILLED
         if lacking:
             raise TrainerError(
                 f"estimator and loss need {', '.join(sorted(lacking))}, which the trainer megatron does not "
-                f"compute; it fills {', '.join(sorted(_FILLED))}"
+                f"compute; it fills {', '.join(sorted(FILLED))}"
             )
         self._settings = settings
         self._learner: Learner | None = None

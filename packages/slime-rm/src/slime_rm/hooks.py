@@ -1,4 +1,4 @@
-"""What slime-rm tells core: its section of settings."""
+"""What slime-rm tells core: its sections of settings."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 from slime_core.plugins.hooks import Section, hookimpl
 
-from slime_rm.section import RmSection
+from slime_rm.section import RmSection, VerifiersSection
 
 
 @hookimpl
 def slime_config_sections() -> Iterable[Section]:
-    """Add `[rm]`."""
-    return [Section("rm", RmSection, prefix="")]
+    """Add `[rm]` and `[verifiers]`."""
+    return [Section("rm", RmSection, prefix=""), Section("verifiers", VerifiersSection)]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from slime_core.errors import ConfigError, Problem, RewardError
 from slime_core.sample import Sample
 
+from slime_rm.batches import Batches
 from slime_rm.posting import JsonClient
 
 
@@ -57,11 +57,8 @@ class RemoteReward:
         )
         self._url = rm_url
         self._batch_size = batch_size
-        self._batch_wait_s = batch_wait_s
+        self._batches = Batches(self._post, size=batch_size, wait_s=batch_wait_s)
         self._send_metadata = send_metadata
-        self._waiting: list[tuple[dict[str, Any], asyncio.Future[Any]]] = []
-        self._flush: asyncio.TimerHandle | None = None
-        self._posting: set[asyncio.Task[None]] = set()
 
     async def __call__(self, sample: Sample) -> float | dict[str, Any]:
         """Return the server's reward for a sample.
@@ -72,51 +69,21 @@ class RemoteReward:
         body: dict[str, Any] = {"prompt": sample.prompt, "response": sample.response, "label": sample.label}
         if self._send_metadata:
             body["metadata"] = sample.metadata
-        answer = await (self._client.post(body) if self._batch_size == 1 else self._in_batch(body))
+        answer = await (self._client.post(body) if self._batch_size == 1 else self._batches.answer(body))
         if isinstance(answer, bool | int | float | dict):
             return answer
         raise RewardError(f"{self._url}: answered {str(answer)[:200]!r}; wanted a number or an object")
 
     async def aclose(self) -> None:
         """Close the connections."""
-        for task in self._posting:
-            task.cancel()
+        self._batches.close()
         await self._client.aclose()
 
-    async def _in_batch(self, body: dict[str, Any]) -> Any:
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[Any] = loop.create_future()
-        self._waiting.append((body, answer))
-        if len(self._waiting) >= self._batch_size:
-            self._send()
-        elif self._flush is None:
-            self._flush = loop.call_later(self._batch_wait_s, self._send)
-        return await answer
-
-    def _send(self) -> None:
-        if self._flush is not None:
-            self._flush.cancel()
-            self._flush = None
-        batch = [(body, answer) for body, answer in self._waiting if not answer.done()]
-        self._waiting = []
-        if batch:
-            task = asyncio.create_task(self._post(batch))
-            self._posting.add(task)
-            task.add_done_callback(self._posting.discard)
-
-    async def _post(self, batch: list[tuple[dict[str, Any], asyncio.Future[Any]]]) -> None:
-        try:
-            answers = await self._client.post([body for body, _ in batch])
-            if not isinstance(answers, list) or len(answers) != len(batch):
-                found = f"{len(answers)} rewards" if isinstance(answers, list) else repr(str(answers)[:200])
-                raise RewardError(
-                    f"{self._url}: answered {found} to {len(batch)} samples; wanted a list of one each"
-                )
-        except RewardError as error:
-            for _, future in batch:
-                if not future.done():
-                    future.set_exception(RewardError(str(error)))
-            return
-        for (_, future), answer in zip(batch, answers, strict=True):
-            if not future.done():
-                future.set_result(answer)
+    async def _post(self, bodies: list[Any]) -> list[Any]:
+        answers = await self._client.post(bodies)
+        if not isinstance(answers, list) or len(answers) != len(bodies):
+            found = f"{len(answers)} rewards" if isinstance(answers, list) else repr(str(answers)[:200])
+            raise RewardError(
+                f"{self._url}: answered {found} to {len(bodies)} samples; wanted a list of one each"
+            )
+        return answers

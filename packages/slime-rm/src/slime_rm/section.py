@@ -1,7 +1,10 @@
-"""Settings of rewards that ask a server; each is also an option in `rm_args`."""
+"""Settings of rewards that ask a server, and of verifiers; each is also an option in `rm_args`."""
 
 from __future__ import annotations
 
+from typing import Annotated, Any
+
+from annotated_types import Ge
 from slime_core.config.base import SectionModel
 
 
@@ -10,7 +13,22 @@ class RmSection(SectionModel):
 
     rm_url: str | None = None
     """Where the reward `remote_rm` posts samples."""
+    reward_model_url: str | None = None
+    """Server of the model that the reward `reward_model` asks, such as `http://localhost:30000`."""
     judge_url: str | None = None
     """Base of the OpenAI-compatible server that the reward `judge` asks, such as `http://localhost:30000/v1`."""
     judge_model: str | None = None
     """Model that the reward `judge` asks for."""
+
+
+class VerifiersSection(SectionModel):
+    """A taskset of verifiers, for the source and the reward `verifiers`."""
+
+    taskset: str | None = None
+    """Id of the taskset: the name of the installed module that exports it."""
+    taskset_args: dict[str, Any] = {}
+    """Options of the taskset, as its configuration class names them."""
+    size: Annotated[int, Ge(1)] | None = None
+    """Most tasks that are trained on; all when not given, which a taskset without end does not allow."""
+    eval_size: Annotated[int, Ge(0)] = 0
+    """Tasks at the beginning that are held out for evaluation, and not trained on."""

@@ -28,6 +28,11 @@ def discounted_sums(values: Tensor, offsets: Tensor, *, discount: float) -> Tens
     return sums
 
 
+def running_sums(values: Tensor, offsets: Tensor) -> Tensor:
+    """Return y [T] with y_t = Σ_{k ≤ t} values_k, over the k of t's own sample."""
+    return discounted_sums(values.flip(0), len(values) - offsets.flip(0), discount=1.0).flip(0)
+
+
 def sample_sums(values: Tensor, offsets: Tensor) -> Tensor:
     """Return the sum of each sample's tokens [N]; 0 for a sample without tokens. Differentiable, and
     deterministic on every device, unlike `index_add`."""

@@ -3,7 +3,8 @@
 An estimator is written as `credit(view, kl, *, its own options)` and decorated. It then takes these options too,
 which apply in this order:
 
-- `kl_coef`: −kl_coef · KL(π_old || π_ref) of each token in the reward, estimated by `kl_loss_type`;
+- `kl_coef`: −kl_coef · KL(π_old || π_ref) of each token in the reward, estimated by `kl_loss_type`; with `kl_target`
+  the coefficient is where the first batch begins, and changes from batch to batch, see `adaptive_kl`;
 - `use_opd`: on-policy distillation, A_t − opd_kl_coef · (log π_old − log π_teacher);
 - `normalize_advantages`: whitening over the trained tokens of the batch;
 - `use_tis`, `use_rs`: importance weights and rejection against the engine's policy, see `correction`.
@@ -19,6 +20,8 @@ import torch
 from slime_core.protocols import AdvantageEstimator, TokenView
 from torch import Tensor
 
+from slime_algos.adaptive_kl import next_kl_coef
+from slime_algos.along import sample_sums
 from slime_algos.correction import RatioLevel, importance_weights, kept
 from slime_algos.filled import check_filled
 from slime_algos.kl import KL_ESTIMATORS, KlType
@@ -73,6 +76,9 @@ def _estimate(
     *,
     kl_coef: float = 0.0,
     kl_loss_type: KlType = "k1",
+    kl_target: float | None = None,
+    kl_horizon: float = 10_000.0,
+    state: Mapping[str, float] | None = None,
     use_opd: bool = False,
     opd_kl_coef: float = 1.0,
     normalize_advantages: bool = False,
@@ -89,8 +95,15 @@ def _estimate(
     rs_veto_threshold: float = 0.0,
     **options: Any,
 ) -> tuple[Any, ...]:
-    metrics: dict[str, Tensor] = {}
-    advantages, returns = credit(view, _penalty(view, kl_coef, kl_loss_type), **options)
+    metrics: dict[str, Any] = {}
+    penalty = torch.zeros_like(view.loss_mask)
+    if kl_coef != 0:
+        kl = _divergence(view, kl_loss_type)
+        if kl_target is not None and state:
+            kl_coef = state["kl_coef"]
+        metrics = {"reward_kl": _mean_of_samples(kl, view), "kl_coef": kl_coef}
+        penalty = kl_coef * kl
+    advantages, returns = credit(view, penalty, **options)
     if use_opd:
         log_ratio = masked_log_ratio(view.old_log_probs, view.teacher_log_probs, view.loss_mask)
         advantages = advantages - opd_kl_coef * log_ratio
@@ -111,11 +124,20 @@ def _estimate(
             view, level=rs_level, low=rs_lower_bound, high=rs_upper_bound, veto=rs_veto_threshold
         )
         advantages, metrics = advantages * keep, metrics | found
+    if kl_coef != 0 and kl_target is not None:
+        kl_now, n_samples = float(metrics["reward_kl"]), len(view.rewards)
+        after = next_kl_coef(kl_coef, kl_now, target=kl_target, horizon=kl_horizon, n_samples=n_samples)
+        return advantages, returns, metrics, {"kl_coef": after}
     return (advantages, returns, metrics) if metrics else (advantages, returns)
 
 
-def _penalty(view: TokenView, kl_coef: float, kl_type: KlType) -> Tensor:
-    if kl_coef == 0:
-        return torch.zeros_like(view.loss_mask)
-    log_ratio = masked_log_ratio(view.old_log_probs, view.ref_log_probs, view.loss_mask)
-    return kl_coef * KL_ESTIMATORS[kl_type](log_ratio)
+def _divergence(view: TokenView, kl_type: KlType) -> Tensor:
+    """Return the estimate of KL(π_old || π_ref) at each token [T], 0 where the mask is."""
+    return KL_ESTIMATORS[kl_type](masked_log_ratio(view.old_log_probs, view.ref_log_probs, view.loss_mask))
+
+
+def _mean_of_samples(values: Tensor, view: TokenView) -> Tensor:
+    """Return the mean over samples of the mean over their trained tokens; NaN where there are none."""
+    counts = sample_sums(view.loss_mask, view.offsets)
+    having = counts > 0
+    return (sample_sums(values * view.loss_mask, view.offsets)[having] / counts[having]).mean()

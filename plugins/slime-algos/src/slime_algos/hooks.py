@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from slime_core.config.sections import AlgorithmSection, TrainSection
+from slime_core.config.sections import AlgorithmSection, RolloutSection, TrainSection
 from slime_core.errors import Problem
 from slime_core.plugins.hooks import Section, hookimpl
 
@@ -42,6 +42,7 @@ def slime_check_config(settings: Settings) -> Iterable[Problem]:
             found=f"{section.kl_coef} and {section.kl_loss_coef}",
             wanted="the KL divergence in the reward or in the loss, not in both",
         )
+    yield from _check_adaptive_kl(settings, section)
     for names in (("tis_clip_low", "tis_clip"), ("rs_lower_bound", "rs_upper_bound")):
         low, high = (getattr(section, name) for name in names)
         if low > high:
@@ -64,4 +65,24 @@ def slime_check_config(settings: Settings) -> Iterable[Problem]:
             found="a correction of π_old against the engine's policy with train.use_rollout_logprobs, "
             "which makes them the same",
             wanted="one of them",
+        )
+
+
+def _check_adaptive_kl(settings: Settings, section: AlgosSection) -> Iterable[Problem]:
+    if section.kl_target is None:
+        return
+    if section.kl_coef == 0:
+        yield Problem(
+            where="algos.kl_target",
+            found=f"{section.kl_target:g} with kl_coef = 0, which no factor changes",
+            wanted="the coefficient to begin with",
+            todo="add --kl-coef 0.05",
+        )
+    rollout = settings.section(RolloutSection)
+    samples = rollout.rollout_batch_size * rollout.n_samples_per_prompt
+    if section.kl_horizon < samples:
+        yield Problem(
+            where="algos.kl_horizon",
+            found=f"{section.kl_horizon:g} with {samples} samples a step, so that kl_coef would swing",
+            wanted="at least the samples of a step",
         )

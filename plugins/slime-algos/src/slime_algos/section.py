@@ -33,6 +33,10 @@ class AlgosSection(SectionModel):
     """Discount of a turn beside the one after it, for the estimator `multi_turn`."""
     kl_coef: Annotated[float, Ge(0)] = 0.0
     """Weight of the KL divergence from the reference model in the reward, estimated by `kl_loss_type`."""
+    kl_target: Annotated[float, Gt(0)] | None = None
+    """KL divergence from the reference model, nats a token, towards which `kl_coef` is steered; fixed when not given."""
+    kl_horizon: Annotated[float, Gt(0)] = 10_000.0
+    """Samples over which a divergence 10% off `kl_target` changes `kl_coef` by 10%."""
     normalize_advantages: bool = False
     """Whiten advantages over the trained tokens of a rollout."""
     use_opd: bool = False

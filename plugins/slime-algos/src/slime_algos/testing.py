@@ -60,6 +60,7 @@ def random_view(seed: int, *, n_samples: int = 8, longest: int = 9, masked: floa
         entropy=normal().abs(),
         values=normal(),
         new_values=normal().requires_grad_(),
+        sum_pi_squared=log_probs.exp().square(),
         **{name: log_probs + normal(0.5) for name in near},
     )
 

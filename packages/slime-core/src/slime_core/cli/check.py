@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import Sequence
 
 from rich.console import Console
 
@@ -16,8 +17,8 @@ from slime_core.config.settings import Settings
 from slime_core.errors import ConfigError, DataError
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import DataSource
-from slime_core.rewards.results import RewardFailure
-from slime_core.rewards.scorer import Scorer
+from slime_core.rewards.results import Reward, RewardFailure
+from slime_core.rewards.scorer import Result, Scorer
 from slime_core.sample import Sample, Status
 
 HELP = """usage: slime check RECIPE.toml ... [--flag value ...]
@@ -90,7 +91,7 @@ async def _gold(console: Console, settings: Settings, registry: Registry, sample
     """Say whether the reward gives each label, written as an answer, full marks."""
     labelled = [sample for sample in samples if sample.label is not None]
     pool = make_scorer(settings, registry)
-    if pool is None or not labelled or settings.section(RewardSection).group_rm:
+    if pool is None or not labelled:
         return 0
     await pool.start()
     try:
@@ -126,12 +127,20 @@ async def _gold(console: Console, settings: Settings, registry: Registry, sample
 async def _wrong(
     settings: Settings, scorer: Scorer, labelled: list[Sample], form: str
 ) -> dict[int, str | RewardFailure]:
-    """Return by position what is wrong with each gold answer, written in one form, that does not get full marks."""
+    """Return by position what is wrong with each gold answer, written in one form, that does not get full marks.
+
+    To a group reward each is given as a group in which everybody answers so.
+    """
     key = settings.section(RewardSection).reward_key
     threshold = settings.section(EvalSection).eval_pass_threshold
     for sample in labelled:
         sample.response, sample.status = form.format(label=sample.label), Status.COMPLETED
-    results = await asyncio.gather(*(scorer.score(sample) for sample in labelled))
+    if settings.section(RewardSection).group_rm:
+        n = settings.section(RolloutSection).n_samples_per_prompt
+        groups = ([dataclasses.replace(sample) for _ in range(n)] for sample in labelled)
+        results = [_lowest(each) for each in await asyncio.gather(*map(scorer.score_group, groups))]
+    else:
+        results = await asyncio.gather(*map(scorer.score, labelled))
     wrong: dict[int, str | RewardFailure] = {}
     for i, (sample, result) in enumerate(zip(labelled, results, strict=True)):
         if isinstance(result, RewardFailure):
@@ -142,3 +151,10 @@ async def _wrong(
             details = result.value.get("details", "") if isinstance(result.value, dict) else ""
             wrong[i] = f"{sample.name}: label {sample.label!r} gets {sample.reward_value(key):g} {details}"
     return wrong
+
+
+def _lowest(results: Sequence[Result]) -> Result:
+    """Return the failure among the results of a group, or the lowest score."""
+    failures = [result for result in results if isinstance(result, RewardFailure)]
+    scores = [result for result in results if isinstance(result, Reward)]
+    return failures[0] if failures else min(scores, key=lambda result: result.score or 0.0)

@@ -13,38 +13,52 @@ from slime_core.plugins.bind import choose_options
 from slime_core.plugins.registry import Registry
 from slime_core.rewards.pool import RewardPool
 from slime_core.rewards.results import Reward, RewardFailure
-from slime_core.sample import Sample, Status
+from slime_core.sample import Group, Sample, Status
 
-DESCRIPTION = """Score one response as a run would, in a worker with a deadline, and print the score and why.
-Exit status 0 when there is a score, whatever it is; 2 when the input or the reward is at fault."""
+DESCRIPTION = """Score one response as a run would, in a worker with a deadline, and print the score and why; with
+--group-rm several, the samples of one prompt, by a group reward. Exit status 0 when there is a score, whatever it is; 2 when the input or the reward is at fault."""
 
 
 def main(argv: list[str]) -> int:
     """Run the subcommand."""
     arguments = _parse(argv)
     options, metadata = _object("--rm-args", arguments.rm_args), _object("--metadata", arguments.metadata)
-    sample = Sample(
-        index=0,
-        prompt=arguments.prompt,
-        response=sys.stdin.read() if arguments.response == "-" else arguments.response,
-        label=arguments.label,
-        metadata=metadata,
-        status=Status.COMPLETED,
-    )
+    given = [sys.stdin.read() if text == "-" else text for text in arguments.response]
+    if len(given) > 1 and not arguments.group_rm:
+        wanted = "one; or --group-rm, which scores them as a group"
+        raise ConfigError([Problem("--response", f"{len(given)} responses", wanted)])
+    group = [
+        Sample(
+            index=index,
+            group_index=0,
+            prompt=arguments.prompt,
+            response=response,
+            label=arguments.label,
+            metadata=dict(metadata),
+            status=Status.COMPLETED,
+        )
+        for index, response in enumerate(given)
+    ]
     registry = Registry.from_environment()
-    plugin = registry.find("slime.rewards", arguments.type)
+    plugin = registry.find("slime.group_rewards" if arguments.group_rm else "slime.rewards", arguments.type)
     options = choose_options(registry.load(plugin), where="--rm-args", explicit=options)
     pool = RewardPool(plugin.value, options, workers=1, timeout_s=arguments.timeout_s)
-    result = asyncio.run(_score(pool, sample))
-    if isinstance(result, RewardFailure):
-        raise RewardError(result.message)
-    print(json.dumps(result.value, indent=2) if arguments.json else _shown(result))
+    results = asyncio.run(_score(pool, group, as_group=arguments.group_rm))
+    rewards = [result for result in results if isinstance(result, Reward)]
+    for result in results:
+        if isinstance(result, RewardFailure):
+            raise RewardError(result.message)
+    if arguments.json:
+        values = [reward.value for reward in rewards]
+        print(json.dumps(values if arguments.group_rm else values[0], indent=2))
+    else:
+        print("\n".join(map(_shown, rewards)))
     return 0
 
 
-async def _score(pool: RewardPool, sample: Sample) -> Reward | RewardFailure:
+async def _score(pool: RewardPool, group: Group, *, as_group: bool) -> list[Reward | RewardFailure]:
     async with pool:
-        return await pool.score(sample)
+        return await pool.score_group(group) if as_group else [await pool.score(group[0])]
 
 
 def _shown(result: Reward) -> str:
@@ -83,7 +97,13 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     trial = commands.add_parser("try", help="score one response", description=DESCRIPTION)
     trial.add_argument("type", metavar="TYPE", help="reward: a name, or module:function")
-    trial.add_argument("--response", required=True, help="text to score; - reads standard input")
+    trial.add_argument(
+        "--response",
+        required=True,
+        action="append",
+        help="text to score, - for standard input; with --group-rm once for each sample of the group",
+    )
+    trial.add_argument("--group-rm", action="store_true", help="TYPE is a group reward")
     trial.add_argument("--label", help="ground truth, as the reward wants it")
     trial.add_argument("--prompt", default="", help="prompt, for rewards that read it")
     trial.add_argument("--metadata", default="{}", metavar="JSON", help="metadata of the row")

@@ -60,6 +60,7 @@ class Case:
             log_probs=log_probs.clone().requires_grad_(),
             entropy=column().abs(),
             rollout_log_probs=(old + column(0.3)).clamp(max=-0.01),
+            sum_pi_squared=old.exp() ** 2 + (1 - old.exp()) ** 2 / 4,  # four other ids, equally likely
             ref_log_probs=(log_probs + column(0.4) + unlikely).clamp(max=-0.01),
             group_ids=torch.tensor(GROUPS),
             values=column(),

@@ -19,6 +19,7 @@ from slime_algos.advantages.gpg import gpg
 from slime_algos.advantages.grpo import grpo
 from slime_algos.advantages.grpo_passk import grpo_passk
 from slime_algos.advantages.opo import opo
+from slime_algos.advantages.optimal_token_baseline import optimal_token_baseline
 from slime_algos.advantages.ppo import ppo
 from slime_algos.advantages.reinforce_plus_plus import reinforce_plus_plus, reinforce_plus_plus_baseline
 from slime_algos.advantages.remax import remax
@@ -50,6 +51,9 @@ REDUCTIONS: dict[str, Reducer] = {
     "seq-mean-token-sum": reducers.sequence_sum,
     "seq-mean-token-sum-norm": partial(reducers.constant, loss_scale_factor=20.0),
 }
+
+KL_TARGETS = (0.05, 0.9, 1.05, 5.0)
+KL_HORIZON = 100.0
 
 
 def rows() -> Iterator[Row]:
@@ -109,6 +113,11 @@ def _estimators() -> Iterator[Row]:
     yield row("reinforce_plus_plus_baseline", reinforce_plus_plus_baseline,
               "compute_reinforce_plus_plus_baseline_outcome_advantage", group_centre, whitened)  # fmt: skip
     yield Row("verl", "remax", _our_remax, _their_remax)
+    for form, whole in (("compute_optimal_token_baseline_advantage", True),
+                        ("compute_multi_turn_optimal_token_baseline_advantage", False)):  # fmt: skip
+        yield Row("verl", f"optimal_token_baseline, {'one turn' if whole else 'several turns'}",
+                  partial(_our_token_baseline, whole), partial(_their_token_baseline, form, whole))  # fmt: skip
+    yield Row("verl", "adaptive KL coefficient, four batches", _our_adaptive_kl, _their_adaptive_kl)
 
 
 def _our_advantages(
@@ -147,6 +156,53 @@ def _their_remax(case: Case) -> Tensor:
     masked, baselines = _without_the_first(case)
     advantages, _ = _core("compute_remax_outcome_advantage")(masked.token_rewards, baselines, masked.mask)
     return masked.trained(masked.flat(advantages))
+
+
+def _as_one_turn(case: Case, whole: bool) -> Case:
+    """Return the case; if `whole`, every token is trained on: verl's form for one turn knows no holes."""
+    ones = torch.ones_like(case.view.loss_mask)
+    return replace(case, view=replace(case.view, loss_mask=ones)) if whole else case
+
+
+def _our_token_baseline(whole: bool, case: Case) -> Tensor:
+    case = _as_one_turn(case, whole)
+    return torch.cat([case.trained(column) for column in optimal_token_baseline(case.view)])
+
+
+def _their_token_baseline(name: str, whole: bool, case: Case) -> Tensor:
+    case = _as_one_turn(case, whole)
+    found = _core(name)(
+        case.token_rewards,
+        case.mask,
+        case.view.group_ids.numpy(),
+        case.padded(case.view.old_log_probs),
+        case.padded(case.view.sum_pi_squared),
+    )
+    return torch.cat([case.trained(case.flat(column)) for column in found])
+
+
+def _our_adaptive_kl(case: Case) -> Tensor:
+    found: list[float] = []
+    state: dict[str, float] = {}
+    for target in KL_TARGETS:
+        options = {"kl_coef": 0.2, "kl_target": target, "kl_horizon": KL_HORIZON, "kl_loss_type": "k2"}
+        *_, metrics, state = rloo(case.view, state=state, **options)
+        found += [float(metrics["reward_kl"]), metrics["kl_coef"], state["kl_coef"]]
+    return torch.tensor(found, dtype=torch.float64)
+
+
+def _their_adaptive_kl(case: Case) -> Tensor:
+    controller = _core("AdaptiveKLController")(0.2, 0.0, KL_HORIZON)
+    masked_mean = importlib.import_module("verl.utils.torch_functional").masked_mean
+    old, ref = (case.padded(getattr(case.view, name)) for name in ("old_log_probs", "ref_log_probs"))
+    found: list[float] = []
+    for target in KL_TARGETS:
+        controller.target = target
+        kl = float(masked_mean(_core("kl_penalty")(old, ref, "mse") * case.mask, case.mask, axis=-1).mean())
+        before = controller.value
+        controller.update(kl, len(case.view.rewards))
+        found += [kl, before, float(controller.value)]
+    return torch.tensor(found, dtype=torch.float64)
 
 
 # Losses.
