@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slime_core.config.sections import AlgorithmSection, RewardSection, RolloutSection, TrainSection
+from slime_core.config.sections import (
+    AlgorithmSection,
+    ClusterSection,
+    RewardSection,
+    RolloutSection,
+    TrainSection,
+)
 from slime_core.config.settings import Settings
 from slime_core.errors import ConfigError, Problem
 
@@ -63,6 +69,12 @@ def batch_sizes(settings: Settings) -> BatchSizes:
     if problems:
         raise ConfigError(problems)
     return BatchSizes(prompts, n, size, steps, over)
+
+
+def num_ranks(settings: Settings) -> int:
+    """Return how many processes the trainer is."""
+    section = settings.section(ClusterSection)
+    return section.actor_num_nodes * section.actor_num_gpus_per_node
 
 
 @dataclass(frozen=True)
