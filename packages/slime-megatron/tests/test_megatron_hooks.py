@@ -26,8 +26,20 @@ def test_defaults_are_fine():
 @pytest.mark.parametrize("kind", ["tensor-model", "pipeline-model", "context", "expert-model"])
 def test_parallel_sizes_must_be_1_in_one_process(kind):
     name = f"{kind.replace('-', '_')}_parallel_size"
-    assert problems(f"--{kind}-parallel-size", "2") == [
-        f"megatron.{name}: found 2; wanted 1: launcher local is one process"
+    (problem,) = problems(f"--{kind}-parallel-size", "2")
+    assert problem.startswith(f"megatron.{name}: found 2 and 1 process; wanted a divisor of 1; ")
+
+
+def test_sizes_that_do_not_divide_the_ranks_are_reported_all_at_once():
+    found = problems(
+        *("--launcher", "ray", "--actor-num-nodes", "2", "--actor-num-gpus-per-node", "3"),
+        *("--tensor-model-parallel-size", "2", "--context-parallel-size", "2", "--expert-model-parallel-size", "5"),
+    )  # fmt: skip
+    assert [problem.partition("; the number")[0] for problem in found] == [
+        "megatron.tensor_model_parallel_size x megatron.context_parallel_size: found 2 x 2 = 4 and 6 processes; "
+        "wanted a divisor of 6",
+        "megatron.expert_tensor_parallel_size x megatron.expert_model_parallel_size: found 2 x 5 = 10 and 6 processes; "
+        "wanted a divisor of 6",
     ]
 
 

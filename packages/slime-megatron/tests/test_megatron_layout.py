@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from slime_core.errors import TrainerError
-from slime_megatron.layout import check_model
+from slime_megatron.layout import check_model, model_problems
 from slime_megatron.section import MegatronSection
 from slime_models.architecture import Architecture
 
@@ -33,41 +33,52 @@ MOE = replace(DENSE, model_type="qwen3_moe", num_moe_experts=6, moe_ffn_hidden_s
         (
             DENSE,
             {"pipeline_model_parallel_size": 4},
-            "pipeline_model_parallel_size is 4; the model's 6 layers",
+            "megatron.pipeline_model_parallel_size: found 4; wanted a divisor of 6, the model's layers",
         ),
         (
             DENSE,
             {"tensor_model_parallel_size": 5},
-            "tensor_model_parallel_size is 5; the model's 12 attention heads",
+            "megatron.tensor_model_parallel_size: found 5; wanted a divisor of 12, the model's attention heads",
         ),
         (
             DENSE,
             {"tensor_model_parallel_size": 2},
-            "tensor_model_parallel_size is 2; the model's 3 query groups",
+            "megatron.tensor_model_parallel_size: found 2; wanted a divisor of 3, the model's query groups",
         ),
         (
             replace(DENSE, ffn_hidden_size=10),
             {"tensor_model_parallel_size": 3},
-            "tensor_model_parallel_size is 3; the model's 10 MLP columns cannot be cut into 3 equal parts, "
-            "choose a divisor of 10",
+            "megatron.tensor_model_parallel_size: found 3; wanted a divisor of 10, the model's MLP columns",
         ),
         (
             DENSE,
             {"expert_model_parallel_size": 2},
-            "expert_model_parallel_size is 2; a qwen3 model has no experts",
+            "megatron.expert_model_parallel_size: found 2; wanted 1: a qwen3 model has no experts",
         ),
-        (MOE, {"expert_model_parallel_size": 4}, "expert_model_parallel_size is 4; the model's 6 experts"),
+        (
+            MOE,
+            {"expert_model_parallel_size": 4},
+            "megatron.expert_model_parallel_size: found 4; wanted a divisor of 6, the model's experts",
+        ),
         (
             MOE,
             {"expert_tensor_parallel_size": 2},
-            "expert_tensor_parallel_size is 2; the model's 9 columns of an expert",
+            "megatron.expert_tensor_parallel_size: found 2; wanted a divisor of 9, the model's columns of an expert",
         ),
-        (MOE, {"tensor_model_parallel_size": 3}, "for a model with experts; add sequence_parallel"),
-        (DENSE, {"sequence_parallel": True}, "tensor_model_parallel_size is 1"),
+        (
+            MOE,
+            {"tensor_model_parallel_size": 3},
+            "found 3 for a model with experts; wanted sequence_parallel with it",
+        ),
+        (
+            DENSE,
+            {"sequence_parallel": True},
+            "megatron.sequence_parallel: found it with tensor_model_parallel_size 1",
+        ),
         (
             DENSE,
             {"use_distributed_optimizer": True, "optimizer": "sgd"},
-            "use_distributed_optimizer with optimizer sgd",
+            "megatron.use_distributed_optimizer: found it with optimizer sgd",
         ),
     ],
 )
@@ -83,3 +94,13 @@ def test_sizes_that_divide_are_allowed():
         MegatronSection(tensor_model_parallel_size=3, expert_model_parallel_size=6, sequence_parallel=True),
         MOE,
     )
+
+
+def test_everything_that_the_model_does_not_allow_is_reported_at_once():
+    section = MegatronSection(tensor_model_parallel_size=5, pipeline_model_parallel_size=4)
+    assert [problem.wanted for problem in model_problems(section, DENSE)] == [
+        "a divisor of 6, the model's layers",
+        "a divisor of 12, the model's attention heads",
+        "a divisor of 3, the model's query groups",
+        "a divisor of 9, the model's MLP columns",
+    ]

@@ -238,16 +238,15 @@ def test_a_bad_gradient_on_one_rank_skips_the_step_on_all(ranks, cut_models, n, 
     [
         (
             {"context_parallel_size": 3},
-            "2 processes cannot be cut into tensor_model_parallel_size x pipeline_model_parallel_size x "
-            "context_parallel_size = 3; wanted a divisor of 2",
+            "megatron.context_parallel_size: found 3 and 2 processes; wanted a divisor of 2; ",
         ),
         (
             TENSOR | SEQUENCE | EXPERT,
-            "2 processes cannot be cut into expert_tensor_parallel_size x expert_model_parallel_size x "
-            "pipeline_model_parallel_size = 4; wanted a divisor of 2",
+            "megatron.expert_tensor_parallel_size x megatron.expert_model_parallel_size: found 2 x 2 = 4 and "
+            "2 processes; wanted a divisor of 2; ",
         ),
     ],
 )
 def test_sizes_that_do_not_divide_the_processes_are_refused(ranks, cut_models, megatron, message):
     errors = ranks.run("refusal", 2, folder=cut_models["qwen3_moe"], megatron=megatron)
-    assert errors == [message] * 2
+    assert [error.startswith(message) for error in errors] == [True] * 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import logging
@@ -12,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from slime_core import checkpoint
 from slime_core.batching import make_batch
-from slime_core.build import BuildContext
-from slime_core.config.check import check_settings
+from slime_core.build import BuildContext, Rank
+from slime_core.config.check import check_build, check_settings
 from slime_core.config.derive import batch_sizes, choices, trackers
 from slime_core.config.sections import (
     AlgorithmSection,
@@ -31,7 +32,7 @@ from slime_core.errors import CheckpointError, ConfigError, PluginError, Problem
 from slime_core.openmp import release_threads
 from slime_core.plugins.bind import bind, choose_options
 from slime_core.plugins.registry import Registry
-from slime_core.protocols import DataSource, TokenView, needs_of
+from slime_core.protocols import DataSource, TokenView, Trainer, needs_of
 from slime_core.rewards.overlong import overlong_penalty
 from slime_core.rewards.pool import RewardPool
 from slime_core.rewards.scorer import Scorer
@@ -91,8 +92,18 @@ def resolve_function(
     return bind(function, options)
 
 
-async def assemble(settings: Settings, registry: Registry) -> Run:
-    """Check the settings, build and start every part, and go to the newest checkpoint.
+async def assemble(
+    settings: Settings,
+    registry: Registry,
+    *,
+    create_trainer: Callable[[BuildContext], Trainer] | None = None,
+) -> Run:
+    """Check the settings and build every part.
+
+    Args:
+        settings: of the run.
+        registry: the installed plugins.
+        create_trainer: builds the trainer in the place of the chosen one's factory, for a launcher that has it elsewhere.
 
     Raises:
         ConfigError: carries every problem that can be known before anything starts.
@@ -103,6 +114,8 @@ async def assemble(settings: Settings, registry: Registry) -> Run:
         raise ConfigError(problems)
     run_section = settings.section(RunSection)
     build = make_build(settings, registry)
+    if create_trainer is None:
+        create_trainer = registry.resolve("slime.trainers", settings.section(TrainSection).train_backend)
     source: DataSource = registry.resolve("slime.sources", settings.section(DataSection).data_source_path)(
         build
     )
@@ -121,7 +134,7 @@ async def assemble(settings: Settings, registry: Registry) -> Run:
         eval_start=eval_source.state() if eval_source is not None else {},
         buffer=registry.resolve("slime.buffers", settings.section(DataSection).buffer)(build),
         engine=registry.resolve("slime.engines", settings.section(RolloutSection).rollout_engine)(build),
-        trainer=registry.resolve("slime.trainers", settings.section(TrainSection).train_backend)(build),
+        trainer=create_trainer(build),
         scorer=scorer,
         trackers=[registry.resolve("slime.trackers", name)(build) for name in trackers(run_section)],
         sizes=batch_sizes(settings),
@@ -129,7 +142,7 @@ async def assemble(settings: Settings, registry: Registry) -> Run:
         **functions,
     )
     run_dir.create(overwrite=run_section.overwrite)  # after everything that can refuse: nothing half-written
-    run_dir.write_text("config.toml", settings.to_toml())
+    run_dir.write_text(run_dir.config.name, settings.to_toml())
     run_dir.write_json("plugins.lock.json", registry.lock())
     return run
 
@@ -169,18 +182,26 @@ async def restore(run: Run, found: checkpoint.Checkpoint) -> None:
     logger.info("resumed from %s: next step is %d", found.path, found.next_step)
 
 
-def make_build(settings: Settings, registry: Registry, *, evaluation: bool = False) -> BuildContext:
-    """Resolve model and tokenizer, and return what the factories build from."""
+def make_build(settings: Settings, registry: Registry, *, rank: Rank | None = None) -> BuildContext:
+    """Resolve model and tokenizer, and return what the factories build from.
+
+    Raises:
+        ConfigError: carries every problem between settings, model and chosen plugins.
+    """
     run, model = settings.section(RunSection), settings.section(ModelSection)
     path = resolve_model(model.hf_checkpoint, registry)
-    return BuildContext(
+    build = BuildContext(
         settings=settings,
         registry=registry,
         tokenizer=registry.resolve("slime.tokenizers", model.tokenizer)(path),
         model_path=path,
         run_dir=Path(run.output_dir) / run.run_name,
-        evaluation=evaluation,
+        rank=rank or Rank(),
     )
+    problems = check_build(build)
+    if problems:
+        raise ConfigError(problems)
+    return build
 
 
 def make_scorer(settings: Settings, registry: Registry) -> Scorer | None:
@@ -341,14 +362,7 @@ def _eval_source(settings: Settings, registry: Registry, build: BuildContext) ->
     section = settings.section(EvalSection)
     if section.eval_interval is None:
         return None
-    held_out = BuildContext(
-        settings=settings,
-        registry=registry,
-        tokenizer=build.tokenizer,
-        model_path=build.model_path,
-        run_dir=build.run_dir,
-        evaluation=True,
-    )
+    held_out = dataclasses.replace(build, evaluation=True)
     source: DataSource = registry.resolve("slime.sources", section.eval_data_source_path or "file")(held_out)
     return source
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -13,6 +13,23 @@ if TYPE_CHECKING:
     from slime_core.plugins.registry import Registry
 
 SectionT = TypeVar("SectionT")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rank:
+    """Which of the trainer's processes this one is, and where all of them meet.
+
+    Whoever starts several processes gives each its own, and shows each the one device that it computes on.
+    """
+
+    number: int = 0
+    """0 to `count` - 1; on one machine in a row."""
+    count: int = 1
+    """Processes of the trainer."""
+    address: str = "127.0.0.1"
+    """IP address of rank 0, that every rank can reach."""
+    port: int = 0
+    """TCP port at that address that was free when the ranks were numbered; 0 where there is one rank."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +51,8 @@ class BuildContext:
     """Folder of this run."""
     evaluation: bool = False
     """Whether the component is for evaluation: a data source then hands out its held-out prompts."""
+    rank: Rank = field(default_factory=Rank)
+    """For a trainer's factory: which rank it builds. One with `ranked = True` as attribute may build one of several."""
 
     def section(self, section_type: type[SectionT]) -> SectionT:
         """Return the settings of the section that `section_type` declares."""

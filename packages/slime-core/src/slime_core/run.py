@@ -360,7 +360,10 @@ class Run:
             async with asyncio.timeout(seconds):
                 return await work
         except TimeoutError as error:
-            raise DeadlineError(f"{what}: not done after {seconds:g} s") from error
+            missed = DeadlineError(f"{what}: not done after {seconds:g} s")
+            for note in getattr(error.__cause__, "__notes__", ()):  # of the work that was cancelled
+                missed.add_note(note)
+            raise missed from error
 
 
 def _due(step: int, interval: int | None, *, last: bool) -> bool:

@@ -35,6 +35,15 @@ class RunDir:
         """How the run ended."""
         return self.path / "summary.json"
 
+    @property
+    def config(self) -> Path:
+        """The resolved settings, as a recipe."""
+        return self.path / "config.toml"
+
+    def rank_log(self, number: int) -> Path:
+        """What a rank of the trainer printed, where it is a process of its own."""
+        return self.path / "ranks" / f"rank_{number:03d}.log"
+
     def rollout_file(self, step: int, *, evaluation: bool = False) -> Path:
         """Every sample of a step, one JSON object a line."""
         return self.path / "rollouts" / f"{'eval_' if evaluation else ''}step_{step:06d}.jsonl"

@@ -6,17 +6,23 @@ import importlib.metadata
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from slime_core.config.derive import num_ranks
 from slime_core.config.sections import RunSection, TrainSection
 from slime_core.errors import Problem
 from slime_core.plugins.hooks import ForeignFlags, Section, hookimpl
 
-from slime_megatron import foreign
+from slime_megatron import foreign, layout
 from slime_megatron.foreign import known_flags
-from slime_megatron.section import PARALLEL_SIZES, MegatronSection
+from slime_megatron.section import MegatronSection
 from slime_megatron.section_roles import LoraSection, RolesSection
 
 if TYPE_CHECKING:
+    from slime_core.build import BuildContext
     from slime_core.config.settings import Settings
+
+
+#: Names of our trainer.
+_OURS = ("megatron", "slime-megatron/megatron")
 
 
 @hookimpl
@@ -33,22 +39,26 @@ def slime_config_sections() -> list[Section]:
 def slime_check_config(settings: Settings) -> list[Problem]:
     """Return what the trainer cannot do under these settings."""
     train = settings.section(TrainSection)
-    if train.train_backend not in ("megatron", "slime-megatron/megatron"):
+    if train.train_backend not in _OURS:
         return []
     run, section = settings.section(RunSection), settings.section(MegatronSection)
     return [
-        *_parallel_problems(run, section),
+        *layout.process_problems(section, num_ranks(settings)),
         *_schedule_problems(run, train),
         *_freezing_problems(section, settings.section(LoraSection)),
         *foreign.problems(section.megatron_args),
     ]
 
 
-def _parallel_problems(run: RunSection, section: MegatronSection) -> Iterator[Problem]:
-    for name in PARALLEL_SIZES:
-        size = getattr(section, name) or 1
-        if run.launcher == "local" and size > 1:
-            yield Problem(f"megatron.{name}", str(size), "1: launcher local is one process")
+@hookimpl
+def slime_check_build(build: BuildContext) -> list[Problem]:
+    """Return the settings that the model cannot be cut by."""
+    if build.section(TrainSection).train_backend not in _OURS:
+        return []
+    from slime_megatron.settings import family_of  # with core's assembly
+
+    family, config = family_of(build)
+    return list(layout.model_problems(build.section(MegatronSection), family.architecture(config)))
 
 
 def _freezing_problems(section: MegatronSection, lora: LoraSection) -> Iterator[Problem]:

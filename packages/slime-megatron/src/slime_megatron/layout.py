@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from slime_core.errors import TrainerError
+from slime_core.errors import Problem, TrainerError
 
 from slime_megatron.section import MegatronSection
 
@@ -18,22 +19,7 @@ def check_processes(section: MegatronSection, n_processes: int) -> None:
     Raises:
         TrainerError: names the sizes.
     """
-    tensor, pipeline = section.tensor_model_parallel_size, section.pipeline_model_parallel_size
-    expert_tensor = section.expert_tensor_parallel_size or tensor
-    products = {
-        ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"): (
-            tensor * pipeline * section.context_parallel_size
-        ),
-        ("expert_tensor_parallel_size", "expert_model_parallel_size", "pipeline_model_parallel_size"): (
-            expert_tensor * section.expert_model_parallel_size * pipeline
-        ),
-    }
-    for names, product in products.items():
-        if n_processes % product:
-            raise TrainerError(
-                f"{n_processes} processes cannot be cut into {' x '.join(names)} = {product}; "
-                f"wanted a divisor of {n_processes}"
-            )
+    _refuse(process_problems(section, n_processes))
 
 
 def check_model(section: MegatronSection, architecture: Architecture) -> None:
@@ -42,9 +28,50 @@ def check_model(section: MegatronSection, architecture: Architecture) -> None:
     Raises:
         TrainerError: names the setting, and what of the model it does not divide.
     """
+    _refuse(model_problems(section, architecture))
+
+
+def process_problems(section: MegatronSection, n_processes: int) -> Iterator[Problem]:
+    """Yield each product of sizes that does not divide the number of processes."""
+    tensor, expert_tensor = section.tensor_model_parallel_size, section.expert_tensor_parallel_size
+    pipeline, experts = section.pipeline_model_parallel_size, section.expert_model_parallel_size
+    products = [
+        {
+            "tensor_model_parallel_size": tensor,
+            "pipeline_model_parallel_size": pipeline,
+            "context_parallel_size": section.context_parallel_size,
+        }
+    ]
+    if experts > 1 or expert_tensor is not None:  # else this product divides the one above
+        products.append(
+            {
+                "expert_tensor_parallel_size": expert_tensor or tensor,
+                "expert_model_parallel_size": experts,
+                "pipeline_model_parallel_size": pipeline,
+            }
+        )
+    for sizes in products:
+        product = 1
+        for size in sizes.values():
+            product *= size
+        if n_processes % product:
+            given = {name: size for name, size in sizes.items() if size > 1}
+            yield Problem(
+                " x ".join(f"megatron.{name}" for name in given),
+                f"{' x '.join(map(str, given.values()))}{f' = {product}' if len(given) > 1 else ''} "
+                f"and {n_processes} {'process' if n_processes == 1 else 'processes'}",
+                f"a divisor of {n_processes}",
+                "the number of processes is actor_num_nodes x actor_num_gpus_per_node, of --launcher ray",
+            )
+
+
+def model_problems(section: MegatronSection, architecture: Architecture) -> Iterator[Problem]:
+    """Yield each setting that the model cannot be cut by."""
     if section.use_distributed_optimizer and section.optimizer != "adam":
-        raise TrainerError(
-            f"use_distributed_optimizer with optimizer {section.optimizer}; Megatron shares the state of adam alone"
+        yield Problem(
+            "megatron.use_distributed_optimizer",
+            f"it with optimizer {section.optimizer}",
+            "optimizer adam, whose state alone Megatron shares",
         )
     tensor, experts = section.tensor_model_parallel_size, architecture.num_moe_experts
     divided = [
@@ -58,7 +85,7 @@ def check_model(section: MegatronSection, architecture: Architecture) -> None:
         ("tensor_model_parallel_size", tensor, "query groups", architecture.num_query_groups),
     ]
     if experts is None:
-        _refuse_expert_sizes(section, architecture)
+        yield from _expert_sizes(section, architecture)
         divided.append(("tensor_model_parallel_size", tensor, "MLP columns", architecture.ffn_hidden_size))
     else:
         expert_tensor = section.expert_tensor_parallel_size or tensor
@@ -66,27 +93,32 @@ def check_model(section: MegatronSection, architecture: Architecture) -> None:
         divided.append(("expert_model_parallel_size", section.expert_model_parallel_size, "experts", experts))
         divided.append(("expert_tensor_parallel_size", expert_tensor, "columns of an expert", columns))
         if tensor > 1 and not section.sequence_parallel:
-            raise TrainerError(
-                f"tensor_model_parallel_size is {tensor} for a model with experts; add sequence_parallel, "
-                "without which every rank would route every token"
+            yield Problem(
+                "megatron.tensor_model_parallel_size",
+                f"{tensor} for a model with experts",
+                "sequence_parallel with it, without which every rank would route every token",
             )
     if section.sequence_parallel and tensor == 1:
-        raise TrainerError(
-            "sequence_parallel shares tokens among tensor-parallel ranks, and tensor_model_parallel_size is 1; "
-            "leave it out, or raise the size"
+        yield Problem(
+            "megatron.sequence_parallel",
+            "it with tensor_model_parallel_size 1",
+            "a size of 2 or more: tensor-parallel ranks are those that share tokens",
         )
     for name, size, what, number in divided:
         if number % size:
-            raise TrainerError(
-                f"{name} is {size}; the model's {number} {what} cannot be cut into {size} equal parts, "
-                f"choose a divisor of {number}"
-            )
+            yield Problem(f"megatron.{name}", str(size), f"a divisor of {number}, the model's {what}")
 
 
-def _refuse_expert_sizes(section: MegatronSection, architecture: Architecture) -> None:
+def _expert_sizes(section: MegatronSection, architecture: Architecture) -> Iterator[Problem]:
     for name in ("expert_model_parallel_size", "expert_tensor_parallel_size"):
         size = getattr(section, name)
         if size not in (None, 1):
-            raise TrainerError(
-                f"{name} is {size}; a {architecture.model_type} model has no experts, leave it out"
+            yield Problem(
+                f"megatron.{name}", str(size), f"1: a {architecture.model_type} model has no experts"
             )
+
+
+def _refuse(problems: Iterable[Problem]) -> None:
+    found = [str(problem) for problem in problems]
+    if found:
+        raise TrainerError("\n".join(found))

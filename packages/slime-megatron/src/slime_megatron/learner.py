@@ -56,7 +56,7 @@ class Learner:
         self._architecture = architecture.with_padded_vocab(section.tensor_model_parallel_size)
         self._device = world.device()
         self._dtype = torch.bfloat16 if train.bf16 else torch.float32
-        self._world = world.World(section, seed=settings.seed)
+        self._world = world.World(section, seed=settings.seed, rank=settings.rank)
         with contextlib.ExitStack() as on_failure, quiet():
             on_failure.callback(self._world.close)
             if settings.hooks.init is not None:

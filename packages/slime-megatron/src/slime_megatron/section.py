@@ -55,13 +55,3 @@ class MegatronSection(SectionModel):
     """Function that is called before each pass for log-probs."""
     custom_megatron_before_train_step_hook_path: str | None = None
     """Function that is called before each optimizer step."""
-
-
-#: Fields that are sizes of parallel groups.
-PARALLEL_SIZES = (
-    "tensor_model_parallel_size",
-    "pipeline_model_parallel_size",
-    "context_parallel_size",
-    "expert_model_parallel_size",
-    "expert_tensor_parallel_size",
-)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from slime_core.assemble import Algorithm
-from slime_core.config.sections import TrainSection
+from slime_core.build import BuildContext, Rank
+from slime_core.config.sections import ModelSection, TrainSection
 
 from slime_megatron.hook_functions import MegatronHooks
 from slime_megatron.section import MegatronSection
@@ -45,5 +46,20 @@ class LearnerSettings:
     """Hugging Face folder of the reference; the initial weights when None."""
     teacher_path: Path | None = None
     """Hugging Face folder of the teacher; samples carry its log-probs when None."""
+    rank: Rank = field(default_factory=Rank)
+    """Which of the trainer's processes this is."""
     critic_path: Path | None = None
     """Hugging Face folder that the critic starts from; `model_path` when None."""
+
+
+def family_of(build: BuildContext) -> tuple[ModelFamily, dict[str, Any]]:
+    """Return the family of the model, and its config.json.
+
+    Raises:
+        PluginError: no installed family has its model_type; names it.
+    """
+    from slime_models.checkpoint import read_config  # imports torch
+
+    config = read_config(build.model_path)
+    name = build.section(ModelSection).model_name or config.get("model_type", "")
+    return build.registry.resolve("slime.models", name), config

@@ -12,7 +12,7 @@ from slime_core.assemble import algorithm, resolve_model
 from slime_core.batch import TrainBatch
 from slime_core.build import BuildContext
 from slime_core.config.derive import batch_sizes
-from slime_core.config.sections import ModelSection, RunSection, TrainSection
+from slime_core.config.sections import RunSection, TrainSection
 from slime_core.errors import TrainerError
 from slime_core.openmp import release_threads
 from slime_core.protocols import Fingerprint, Metrics, TransferPlan
@@ -20,7 +20,7 @@ from slime_core.protocols import Fingerprint, Metrics, TransferPlan
 from slime_megatron.hook_functions import resolve_hooks
 from slime_megatron.section import MegatronSection
 from slime_megatron.section_roles import LoraSection, RolesSection
-from slime_megatron.settings import LearnerSettings
+from slime_megatron.settings import LearnerSettings, family_of
 
 if TYPE_CHECKING:
     from slime_megatron.learner import Learner
@@ -35,7 +35,7 @@ FILLED = frozenset(
 
 
 class MegatronTrainer:
-    """Trains with megatron-core, in this process.
+    """Trains with megatron-core, in this process: the only one, or one rank of several that all get the same calls.
 
     Raises:
         TrainerError: estimator or loss needs what this trainer has not.
@@ -141,22 +141,22 @@ def create_trainer(build: BuildContext) -> MegatronTrainer:
         PluginError: no installed family has the model's model_type; names it.
         TrainerError: estimator or loss needs what this trainer has not.
     """
-    from slime_models.checkpoint import read_config
 
     def folder(name: str | None) -> Path | None:
         return None if name is None else resolve_model(name, build.registry)
 
-    model_name = build.section(ModelSection).model_name or read_config(build.model_path).get("model_type", "")
+    family, _ = family_of(build)
     num_rollout = build.section(RunSection).num_rollout
     section, roles = build.section(MegatronSection), build.section(RolesSection)
     return MegatronTrainer(
         LearnerSettings(
             model_path=build.model_path,
-            family=build.registry.resolve("slime.models", model_name),
+            family=family,
             train=build.section(TrainSection),
             megatron=section,
             algorithm=algorithm(build.settings, build.registry),
             seed=build.section(RunSection).seed,
+            rank=build.rank,
             total_steps=num_rollout and num_rollout * batch_sizes(build.settings).num_steps_per_rollout,
             roles=roles,
             lora=build.section(LoraSection),
@@ -172,6 +172,9 @@ def create_trainer(build: BuildContext) -> MegatronTrainer:
             critic_path=folder(roles.critic_load),
         )
     )
+
+
+create_trainer.ranked = True  # type: ignore[attr-defined]  # see `BuildContext.rank`
 
 
 def _released[T](function: Callable[..., T], *args: Any) -> T:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
+from slime_core.build import Rank
 from torch import Tensor
 
 from slime_megatron.layout import check_processes
@@ -28,22 +29,33 @@ def device() -> torch.device:
     )
 
 
+def _meet(rank: Rank) -> None:
+    """Initialise torch.distributed, without a server where there is one process."""
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    if rank.count == 1:
+        store: dist.Store = dist.HashStore()
+    else:
+        first = rank.number == 0
+        store = dist.TCPStore(rank.address, rank.port, rank.count, is_master=first, timeout=_TIMEOUT)
+    dist.init_process_group(backend, store=store, rank=rank.number, world_size=rank.count, timeout=_TIMEOUT)
+
+
 class World:
     """Megatron's groups over the processes of the trainer. Collective over the world.
 
-    Whoever starts several processes initialises torch.distributed in each before; where nobody did, the world is
-    this process, and `close` ends it.
+    Where torch.distributed is initialised already, its processes are the world; else those that `rank` counts, which
+    meet here, and `close` ends it.
 
     Raises:
         TrainerError: the sizes of `section` do not divide the number of processes.
     """
 
-    def __init__(self, section: MegatronSection, *, seed: int) -> None:
-        check_processes(section, dist.get_world_size() if dist.is_initialized() else 1)
+    def __init__(self, section: MegatronSection, *, seed: int, rank: Rank | None = None) -> None:
+        rank = rank or Rank()
+        check_processes(section, dist.get_world_size() if dist.is_initialized() else rank.count)
         self._owns = not dist.is_initialized()
         if self._owns:
-            backend = "nccl" if torch.cuda.is_available() else "gloo"
-            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=_TIMEOUT)
+            _meet(rank)
         parallel_state.initialize_model_parallel(
             tensor_model_parallel_size=section.tensor_model_parallel_size,
             pipeline_model_parallel_size=section.pipeline_model_parallel_size,

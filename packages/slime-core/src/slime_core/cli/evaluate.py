@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 
-from slime_core.assemble import assemble, start
+from slime_core.assemble import start
 from slime_core.cli.arguments import read_settings, wants_help
-from slime_core.config.sections import EvalSection
-from slime_core.config.settings import Settings
+from slime_core.config.sections import EvalSection, RunSection
 from slime_core.errors import ConfigError, Problem
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import Metrics
+from slime_core.run import Run
 
 HELP = """usage: slime eval RECIPE.toml ... [--flag value ...]
 
@@ -30,12 +29,12 @@ def main(argv: list[str]) -> int:
         raise ConfigError([Problem("eval.eval_interval", "nothing", "an evaluation set and its interval")])
     name = f"{settings.sections['run'].run_name}-eval"  # type: ignore[attr-defined]  # the table is RunSection
     settings = read_settings([*argv, "--run-name", name, "--overwrite", "--tracker", "jsonl"], registry)
-    print(json.dumps(asyncio.run(_evaluate(settings, registry)), indent=2))
+    launch = registry.resolve("slime.launchers", settings.section(RunSection).launcher)
+    print(json.dumps(launch(settings, registry, _evaluate), indent=2))
     return 0
 
 
-async def _evaluate(settings: Settings, registry: Registry) -> Metrics:
-    run = await assemble(settings, registry)
+async def _evaluate(run: Run) -> Metrics:
     try:
         await start(run)
         await run.sync_weights(run.start_step)

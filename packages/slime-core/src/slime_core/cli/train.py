@@ -8,6 +8,7 @@ from slime_core.cli.arguments import read_settings, wants_help
 from slime_core.config.check import check_settings
 from slime_core.config.sections import RunSection
 from slime_core.errors import ConfigError
+from slime_core.launchers.local import drive
 from slime_core.plugins.registry import Registry
 
 HELP = """usage: slime train RECIPE.toml [RECIPE.toml ...] [--flag value ...] [--set section.key=value ...]
@@ -33,7 +34,7 @@ def main(argv: list[str]) -> int:
     if problems:
         raise ConfigError(problems)
     launch = registry.resolve("slime.launchers", settings.section(RunSection).launcher)
-    report(launch(settings, registry), settings.section(RunSection))
+    report(launch(settings, registry, drive), settings.section(RunSection))
     return 0
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
-from slime_core.config.derive import batch_sizes, choices, trackers
+from slime_core.build import BuildContext
+from slime_core.config.derive import batch_sizes, choices, num_ranks, trackers
 from slime_core.config.sections import (
     AlgorithmSection,
     CheckpointSection,
+    ClusterSection,
     DataSection,
     EvalSection,
     ModelSection,
@@ -30,9 +32,28 @@ def check_settings(settings: Settings, registry: Registry) -> list[Problem]:
     problems += _lengths(settings)
     problems += _save_hf(settings)
     problems += _required(settings)
+    problems += _processes(settings)
     if not problems:
         problems += _names(settings, registry)
     for answer in registry.hooks.slime_check_config(settings=settings):
+        problems += answer
+    return problems
+
+
+def check_build(build: BuildContext) -> list[Problem]:
+    """Return what is wrong between settings, model and chosen plugins; imports the plugins, and builds nothing."""
+    problems: list[Problem] = []
+    backend, n = build.section(TrainSection).train_backend, num_ranks(build.settings)
+    factory = build.registry.resolve("slime.trainers", backend)
+    if n > 1 and not getattr(factory, "ranked", False):
+        problems.append(
+            Problem(
+                "cluster.actor_num_nodes x cluster.actor_num_gpus_per_node",
+                f"{n} with the trainer {backend!r}",
+                "1: this trainer is one process",
+            )
+        )
+    for answer in build.registry.hooks.slime_check_build(build=build):
         problems += answer
     return problems
 
@@ -109,6 +130,25 @@ def _lengths(settings: Settings) -> Iterator[Problem]:
             "data.rollout_max_prompt_len",
             f"{prompt} with rollout.rollout_max_context_len {context}",
             f"at most {context - 1}",
+        )
+
+
+def _processes(settings: Settings) -> Iterator[Problem]:
+    if settings.section(RunSection).launcher not in ("local", "slime-core/local"):
+        return
+    section = settings.section(ClusterSection)
+    for name in ("actor_num_nodes", "actor_num_gpus_per_node"):
+        number = getattr(section, name)
+        if number > 1:
+            yield Problem(
+                f"cluster.{name}", str(number), "1: launcher local is one process", "give --launcher ray"
+            )
+    if section.train_env_vars:
+        yield Problem(
+            "cluster.train_env_vars",
+            f"{', '.join(section.train_env_vars)} with launcher local",
+            "nothing: it starts no process of the trainer",
+            "set them in the shell",
         )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from slime_core.config.sections import (
     AlgorithmSection,
+    ClusterSection,
     RewardSection,
     RolloutSection,
     RunSection,
@@ -75,6 +76,12 @@ def batch_sizes(settings: Settings) -> BatchSizes:
     if problems:
         raise ConfigError(problems)
     return BatchSizes(prompts, n, size, steps, over)
+
+
+def num_ranks(settings: Settings) -> int:
+    """Return how many processes the trainer is."""
+    section = settings.section(ClusterSection)
+    return section.actor_num_nodes * section.actor_num_gpus_per_node
 
 
 @dataclass(frozen=True)

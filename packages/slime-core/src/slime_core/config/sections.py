@@ -258,6 +258,17 @@ class TrainSection(SectionModel):
     """Deadline of one step's training, seconds."""
 
 
+class ClusterSection(SectionModel):
+    """How many processes train, and where. Launcher `local` is one process."""
+
+    actor_num_nodes: Count = 1
+    """Machines that train."""
+    actor_num_gpus_per_node: Count = 1
+    """Ranks of the trainer on each machine: a GPU each, or a process on the CPU where no machine has GPUs."""
+    train_env_vars: dict[str, str] = {}
+    """Environment variables of the trainer's processes, set before they import anything."""
+
+
 class CheckpointSection(SectionModel):
     """When the run is saved, and what is kept."""
 
@@ -307,6 +318,7 @@ CORE_SECTIONS: dict[str, type[SectionModel]] = {
     "reward": RewardSection,
     "algorithm": AlgorithmSection,
     "train": TrainSection,
+    "cluster": ClusterSection,
     "checkpoint": CheckpointSection,
     "eval": EvalSection,
 }

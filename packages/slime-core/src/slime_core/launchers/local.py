@@ -4,32 +4,47 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from slime_core.assemble import assemble, start
+from slime_core.build import BuildContext
 from slime_core.config.sections import RunSection
 from slime_core.config.settings import Settings
 from slime_core.plugins.registry import Registry
+from slime_core.protocols import Trainer
 from slime_core.run import Run
 from slime_core.rundir import log_to_file
 
 logger = logging.getLogger(__name__)
 
 
-def launch(settings: Settings, registry: Registry) -> dict[str, Any]:
-    """Run to the end in this process and return the summary, which `summary.json` holds too.
+def launch[T](settings: Settings, registry: Registry, use: Callable[[Run], Awaitable[T]]) -> T:
+    """Assemble the run with all its parts in this process, and return what `use` makes of it.
+
+    Args:
+        settings: of the run.
+        registry: the installed plugins.
+        use: starts the run, does something with it, and closes it: `drive`, or an evaluation.
 
     Raises:
-        SlimeError: the run could not be started or failed; `summary.json` then says `failed`.
+        SlimeError: the run could not be assembled, or what `use` raises.
     """
-    return asyncio.run(_launch(settings, registry))
+    return asyncio.run(assemble_and(use, settings, registry))
 
 
-async def _launch(settings: Settings, registry: Registry) -> dict[str, Any]:
-    run = await assemble(settings, registry)
+async def assemble_and[T](
+    use: Callable[[Run], Awaitable[T]],
+    settings: Settings,
+    registry: Registry,
+    *,
+    create_trainer: Callable[[BuildContext], Trainer] | None = None,
+) -> T:
+    """Assemble a run, log to its folder while `use` has it, and return what `use` returns. For launchers."""
+    run = await assemble(settings, registry, create_trainer=create_trainer)
     handler = log_to_file(run.run_dir)
     try:
-        return await drive(run)
+        return await use(run)
     finally:
         logging.getLogger().removeHandler(handler)
         handler.close()
@@ -38,7 +53,10 @@ async def _launch(settings: Settings, registry: Registry) -> dict[str, Any]:
 async def drive(run: Run) -> dict[str, Any]:
     """Start an assembled run, drive it by its loop to its last step, and close it; returns the summary.
 
-    A run that was completed before is left as it is.
+    `summary.json` holds it too. A run that was completed before is left as it is.
+
+    Raises:
+        SlimeError: the run could not be started or failed; `summary.json` then says `failed`.
     """
     previous = run.run_dir.read_summary()
     if previous.get("status") == "completed" and previous["steps"] >= run.num_steps:

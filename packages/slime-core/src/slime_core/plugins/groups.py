@@ -24,7 +24,7 @@ GROUPS: tuple[Group, ...] = (
     Group(
         "slime.launchers",
         ("--launcher",),
-        "(settings: Settings, registry: Registry) -> summary",
+        "(settings: Settings, registry: Registry, use: async (run: Run) -> T) -> T",
         "where the processes of a run live",
     ),
     Group("slime.trainers", ("--train-backend",), "(build: BuildContext) -> Trainer", "what learns"),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 if TYPE_CHECKING:
+    from slime_core.build import BuildContext
     from slime_core.config.settings import Settings
     from slime_core.errors import Problem
     from slime_core.run import Run
@@ -59,6 +60,12 @@ def slime_config_sections() -> Iterable[Section]:  # type: ignore[empty-body]  #
 @hookspec
 def slime_check_config(settings: Settings) -> Iterable[Problem]:  # type: ignore[empty-body]  # as above
     """Return what is wrong across settings. Must not change anything."""
+
+
+@hookspec
+def slime_check_build(build: BuildContext) -> Iterable[Problem]:  # type: ignore[empty-body]  # as above
+    """Return what settings ask of the model's folder that it does not allow. Asked before anything is built; must not
+    change anything."""
 
 
 @hookspec
