@@ -3,32 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import pickle
-import secrets
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from slime_core.build import BuildContext
 from slime_core.config.sections import ModelSection, TrainSection
-from slime_core.errors import DeadlineError, EngineError, WeightSyncError
-from slime_core.openmp import release_threads
+from slime_core.errors import DeadlineError, EngineError
 from slime_core.protocols import Completion, Fingerprint, SamplingParams, TransferPlan
-from slime_core.weights import Bucket, MemoryChannel
 from slime_models.checkpoint import read_config
 from slime_models.family import ModelFamily
+from slime_models.transfer.channels import Encoding
 
 from slime_sglang import loader
 from slime_sglang.client import ConnectionLostError, SglangClient
+from slime_sglang.inlets import Place
 from slime_sglang.messages import completion, generate_request
 from slime_sglang.process import ServerProcess, check_started, free_port
-from slime_sglang.section import SglangSection
+from slime_sglang.section import TRANSPORTS, SglangSection
 from slime_sglang.server import server_arguments, server_command, server_environment
-from slime_sglang.staging import Staging
+from slime_sglang.updates import Updates
 
 #: Seconds between two looks at a server that is starting, or that is to get rid of its requests.
 _POLL_S = 0.25
@@ -46,15 +41,26 @@ class SglangEngine:
         dtype: storage and compute dtype, as torch spells it.
         section: the engine's settings.
         folder: for the server's log.
+        disk_dir: where transports write that go by the disk; `weights` in `folder` if None.
+        keep_files: keep what they wrote for earlier versions.
+        encoding: of changes.
     """
 
-    transports: tuple[str, ...] = ("memory",)
+    transports: tuple[str, ...] = TRANSPORTS
 
     def __init__(
-        self, model_path: Path, family: ModelFamily, *, dtype: str, section: SglangSection, folder: Path
+        self,
+        model_path: Path,
+        family: ModelFamily,
+        *,
+        dtype: str,
+        section: SglangSection,
+        folder: Path,
+        disk_dir: Path | None = None,
+        keep_files: bool = False,
+        encoding: Encoding = "xor",
     ) -> None:
         self._path, self._dtype, self._section = model_path, dtype, section
-        self._shapes = family.hf_shapes(family.architecture(read_config(model_path)))
         self._port = free_port()
         self._server = ServerProcess(
             server_command(
@@ -63,8 +69,7 @@ class SglangEngine:
                 dtype=dtype,
                 arguments=[
                     "--custom-weight-loader",
-                    loader.CHECK,
-                    loader.LOAD,
+                    *loader.LOADERS,
                     *server_arguments(section.server_args),
                 ],
             ),
@@ -73,13 +78,27 @@ class SglangEngine:
         )
         self._slots = asyncio.Semaphore(section.server_concurrency)
         self._client: SglangClient | None = None
-        self._staging: Staging | None = None
         # One thread for all of it: torch keeps a pool of workers for each thread that calls it.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sglang-staging")
-        self.weight_version = "initial"
+        self._updates = Updates(
+            self,
+            Place(
+                shapes=family.hf_shapes(family.architecture(read_config(model_path))),
+                dtype=dtype,
+                model_path=model_path,
+                staging_dir=section.staging_dir,
+                disk_dir=disk_dir or folder / "weights",
+                keep_files=keep_files,
+                encoding=encoding,
+                answer=folder.absolute() / "verdict.json",
+                timeout_s=section.control_timeout_s
+                / 2,  # so that the server can say so before its own is over
+                on_thread=self._on_thread,
+            ),
+            pause_mode=section.pause_mode,
+        )
         self._in_flight = 0
         self._aborts = 0
-        self._updating = False
         self._lost: str | None = None
 
     async def start(self) -> None:
@@ -145,7 +164,7 @@ class SglangEngine:
         try:
             async with asyncio.timeout(limit):
                 while self._in_flight:  # one may have reached the server after the last call
-                    await self._control("/abort_request", {"rid": "", "abort_all": True})
+                    await self.control("/abort_request", {"rid": "", "abort_all": True})
                     await asyncio.sleep(_POLL_S)
         except TimeoutError as error:
             raise DeadlineError(
@@ -154,56 +173,34 @@ class SglangEngine:
 
     async def pause(self) -> None:
         """Stop generating and keep the requests under way."""
-        await self._control("/pause_generation", {"mode": "retract"})
+        await self.control("/pause_generation", {"mode": "retract"})
 
     async def resume(self) -> None:
         """Go on after `pause`."""
-        await self._control("/continue_generation", {})
+        await self.control("/continue_generation", {})
 
     async def offload(self) -> None:
         """Release weights and cache; `onload` brings their memory back."""
-        await self._control("/release_memory_occupation", {})
+        await self.control("/release_memory_occupation", {})
 
     async def onload(self) -> None:
         """Take the memory back. Where weights were released, the next update brings them."""
-        await self._control("/resume_memory_occupation", {})
+        await self.control("/resume_memory_occupation", {})
 
     async def open_update(self, transport: str, version: str) -> TransferPlan:
         """Agree on a weight update by `transport`."""
-        if transport not in self.transports:
-            raise WeightSyncError(
-                f"update to version {version}: transport {transport!r}; wanted one of {list(self.transports)}"
-            )
-        return TransferPlan(transport=transport, version=version, dtype=self._dtype, channel=MemoryChannel())
+        return self._updates.open(transport, version)
 
     async def receive(self, plan: TransferPlan) -> Fingerprint:
-        """Stage the tensors in shared memory, and have the server load them when all are there and as they should be.
+        """Bring the tensors to the server, and have it load them when all are there and as they should be.
 
         Raises:
-            WeightSyncError: a tensor is unknown, missing, misshapen or was damaged on its way; names it. The server
-                goes on with the old weights.
+            WeightSyncError: it is not the update agreed on, or a tensor is unknown, missing, misshapen or was damaged
+                on its way; names it. The server goes on with the old weights.
             EngineError: the server ended or broke off while it was loading; it then serves no more.
         """
         self._check_usable()
-        if self._updating:
-            raise WeightSyncError(
-                f"update to version {plan.version}: another one is under way; await it first"
-            )
-        self._updating = True
-        try:
-            staging = self._staging = self._staging or self._make_staging()
-            staging.begin()
-            loop = asyncio.get_running_loop()
-            async for bucket in plan.channel.buckets():
-                await loop.run_in_executor(self._thread, _stage, staging, bucket, plan.version)
-            await loop.run_in_executor(self._thread, release_threads)
-            staging.seal(version=plan.version)
-            async with self._paused():
-                held = await self._load(staging, plan.version)
-            self.weight_version = plan.version
-            return held
-        finally:
-            self._updating = False
+        return await self._updates.receive(plan)
 
     async def close(self) -> None:
         """Stop the server, and free everything. May be called twice."""
@@ -212,56 +209,38 @@ class SglangEngine:
             self._client = None
         await self._server.stop()
         self._thread.shutdown()
-        if self._staging is not None:
-            self._staging.remove()
-            self._staging = None
+        self._updates.close()
 
-    def _make_staging(self) -> Staging:
-        folder = self._section.staging_dir / f"slime-weights-{secrets.token_hex(8)}"
-        return Staging(folder, shapes=self._shapes, dtype=getattr(torch, self._dtype))
+    @property
+    def weight_version(self) -> str:
+        """Version of the weights that the server has."""
+        return self._updates.version
 
-    @asynccontextmanager
-    async def _paused(self) -> AsyncIterator[None]:
-        await self._control("/pause_generation", {"mode": self._section.pause_mode})
-        try:
-            yield
-        finally:
-            if self._server.exit_status is None:
-                await self._control("/continue_generation", {})
+    @property
+    def is_running(self) -> bool:
+        """Whether the server has not ended."""
+        return self._server.exit_status is None
 
-    async def _load(self, staging: Staging, version: str) -> Fingerprint:
-        """Have the server check what is staged, then load it, and return what it holds then."""
-        try:
-            await self._control("/begin_weight_update", {})
-            try:
-                await self._call_loader(loader.CHECK, staging, {"flush_cache": False})
-                verdict = staging.verdict()
-                if verdict.error is None:
-                    await self._call_loader(loader.LOAD, staging, {"weight_version": version})
-                    verdict = staging.verdict()
-            finally:
-                await self._control("/end_weight_update", {})
-        except (EngineError, DeadlineError) as error:
-            self._lost = (
-                f"the update to version {version} broke off, and its weights may be a mixture: {error}"
-            )
-            await self._server.stop()  # so that requests under way fail, and none goes on with a mixture
-            raise
-        if verdict.error is not None:
-            raise WeightSyncError(f"update to version {version}: {verdict.error}")
-        return dict(verdict.held)
+    async def control(self, path: str, body: Mapping[str, Any]) -> Any:
+        """Call the server for something other than generation."""
+        return await self._post(path, body, timeout_s=self._section.control_timeout_s)
 
-    async def _call_loader(self, function: str, staging: Staging, options: Mapping[str, Any]) -> None:
-        """Have the server call a function of `loader` with the folder of what is staged."""
-        payload = pickle.dumps([(str(staging.folder), _EmptyTensor())])
-        await self._control(
-            "/update_weights_from_tensor",
-            {
-                "serialized_named_tensors": [base64.b64encode(payload).decode()],
-                "load_format": function,
-                **options,
-            },
+    async def model_info(self) -> Mapping[str, Any]:
+        """Return what the server says about its model."""
+        self._check_usable()
+        assert self._client is not None
+        info: Mapping[str, Any] = await self._client.get(
+            "/model_info", timeout_s=self._section.control_timeout_s
         )
+        return info
+
+    async def lose(self, why: str) -> None:
+        """End the server: requests under way fail, and none goes on with weights that cannot be trusted."""
+        self._lost = why
+        await self._server.stop()
+
+    async def _on_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
 
     async def _is_ready(self) -> bool:
         assert self._client is not None
@@ -270,9 +249,6 @@ class SglangEngine:
         except (EngineError, DeadlineError):
             return False
         return True
-
-    async def _control(self, path: str, body: Mapping[str, Any]) -> Any:
-        return await self._post(path, body, timeout_s=self._section.control_timeout_s)
 
     async def _post(self, path: str, body: Mapping[str, Any], *, timeout_s: float) -> Any:
         """Call the server; as soon as it has ended, say so instead of waiting."""
@@ -303,29 +279,20 @@ class SglangEngine:
         check_started(self._server)
 
 
-class _EmptyTensor:
-    """Pickles as an empty tensor, without torch's reducers, which Megatron replaces by some that SGLang refuses."""
-
-    def __reduce__(self) -> tuple[Any, tuple[()]]:
-        return torch.Tensor, ()
-
-
 def create_engine(build: BuildContext) -> SglangEngine:
     """Return the engine for a run. Entry point `sglang` of the group `slime.engines`."""
-    section = build.section(SglangSection)
+    section, train = build.section(SglangSection), build.section(TrainSection)
     model_type = build.section(ModelSection).model_name or read_config(build.model_path).get("model_type")
     return SglangEngine(
         build.model_path,
         build.registry.resolve("slime.models", str(model_type)),
-        dtype=section.dtype if section.dtype != "auto" else _TRAINER_DTYPES[build.section(TrainSection).bf16],
+        dtype=section.dtype if section.dtype != "auto" else _TRAINER_DTYPES[train.bf16],
         section=section,
         folder=build.run_dir / "sglang",
+        disk_dir=Path(train.update_weight_disk_dir or build.run_dir / "weights"),
+        keep_files=train.update_weight_disk_keep_files,
+        encoding=train.update_weight_delta_encoding,
     )
-
-
-def _stage(staging: Staging, bucket: Bucket, version: str) -> None:
-    for name, tensor in bucket:
-        staging.put(name, tensor, version=version)
 
 
 def _check_ranks(info: Mapping[str, Any]) -> None:

@@ -6,12 +6,13 @@ import difflib
 import importlib.metadata
 from collections.abc import Iterable, Mapping
 
-from slime_core.config.sections import RolloutSection
+from slime_core.config.sections import RolloutSection, TrainSection
 from slime_core.config.settings import Settings
 from slime_core.errors import Problem
 from slime_core.plugins.hooks import ForeignFlags, Section, hookimpl
+from slime_core.weights import transport_problems
 
-from slime_sglang.section import DERIVED, SglangSection, known_arguments
+from slime_sglang.section import DERIVED, TRANSPORTS, SglangSection, known_arguments
 
 
 @hookimpl
@@ -26,7 +27,7 @@ def slime_config_sections() -> Iterable[Section]:
 
 @hookimpl
 def slime_check_config(settings: Settings) -> Iterable[Problem]:
-    """Refuse arguments that SGLang does not have, and log-probs that are not those of the distribution sampled from."""
+    """Refuse arguments and transports that are not there, and log-probs that are not of what is sampled from."""
     for name in settings.section(SglangSection).server_args:
         where = f"sglang.server_args.{name}"
         if name in DERIVED:
@@ -38,6 +39,7 @@ def slime_check_config(settings: Settings) -> Iterable[Problem]:
     rollout = settings.section(RolloutSection)
     if rollout.rollout_engine != "sglang":
         return
+    yield from transport_problems(settings.section(TrainSection), "engine sglang", TRANSPORTS)
     for name, value, neutral, why in (
         ("rollout_top_p", rollout.rollout_top_p, 1.0, "reports log-probs from before top-p"),
         ("rollout_top_k", rollout.rollout_top_k, -1, "reports log-probs from before top-k"),

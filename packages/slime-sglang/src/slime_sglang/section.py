@@ -11,6 +11,9 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Gt
 from slime_core.config.base import SectionModel
 
+#: Weight transports that the engine receives by, best first.
+TRANSPORTS = ("memory", "distributed", "disk-delta", "disk")
+
 #: Arguments of SGLang's that follow from slime's own settings, and where those are.
 DERIVED = {
     "model_path": "model.hf_checkpoint",
