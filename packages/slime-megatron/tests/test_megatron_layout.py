@@ -56,6 +56,7 @@ MOE = replace(DENSE, model_type="qwen3_moe", num_moe_experts=6, moe_ffn_hidden_s
             {"expert_model_parallel_size": 2},
             "expert_model_parallel_size is 2; a qwen3 model has no experts",
         ),
+        (DENSE, {"use_routing_replay": True}, "a qwen3 model has none, leave it out"),
         (MOE, {"expert_model_parallel_size": 4}, "expert_model_parallel_size is 4; the model's 6 experts"),
         (
             MOE,

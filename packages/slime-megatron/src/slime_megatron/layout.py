@@ -47,6 +47,11 @@ def check_model(section: MegatronSection, architecture: Architecture) -> None:
             f"use_distributed_optimizer with optimizer {section.optimizer}; Megatron shares the state of adam alone"
         )
     tensor, experts = section.tensor_model_parallel_size, architecture.num_moe_experts
+    for name in ("use_routing_replay", "use_rollout_routing_replay"):
+        if getattr(section, name) and experts is None:
+            raise TrainerError(
+                f"{name} replays the experts of each token; a {architecture.model_type} model has none, leave it out"
+            )
     divided = [
         (
             "pipeline_model_parallel_size",

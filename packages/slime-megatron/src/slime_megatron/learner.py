@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from megatron.core.models.gpt import GPTModel
+from megatron.core.transformer.moe.router_replay import RouterReplayAction
 from slime_core.batch import TrainBatch
 from slime_core.errors import TrainerError
 from slime_core.protocols import Metrics
@@ -33,6 +34,8 @@ from slime_megatron.micro_batch import MicroBatch, make_micro_batch
 from slime_megatron.model import build_model, load_weights, response_log_probs
 from slime_megatron.roles import Roles, check_same_model
 from slime_megatron.rotary import rotary_tables
+from slime_megatron.routed import Routes, StepRouting, engine_routes
+from slime_megatron.router import RECORD, REPLAY, replay
 from slime_megatron.schedule import rank_schedule
 from slime_megatron.sent import SENT, SentPolicies
 from slime_megatron.settings import LearnerSettings
@@ -250,6 +253,7 @@ class Learner:
         section, cut = self._settings.megatron, self._world.row_cut
         cos, sin = rotary_tables(self._architecture, longest + cut.most_padding, dtype=self._dtype)
         rotary = cos.to(self._device), sin.to(self._device)
+        routes = self._engine_routes(batch)
         steps: list[Step] = []
         for samples in batch.optimizer_steps:
             schedule = rank_schedule(
@@ -259,7 +263,10 @@ class Learner:
                 max_tokens=self._settings.train.max_tokens_per_gpu * section.context_parallel_size,
                 share=section.share_prefix and section.context_parallel_size == 1,
                 cost=partial(forward_flops, self._architecture) if section.balance_data else None,
+                routes=routes,
             )
+            forwarded = int((batch.lengths[samples] - 1).sum())
+            routing = StepRouting(n_tokens=forwarded, n_samples=len(samples), routes=routes)
             steps.append(
                 [
                     make_micro_batch(
@@ -270,11 +277,22 @@ class Learner:
                         cut=cut,
                         with_entropy="entropy" in self._needs,
                         counted=members.counted,
+                        routing=None if self._architecture.num_moe_experts is None else routing,
                     )
                     for members in schedule[self._world.data_parallel_rank]
                 ]
             )
         return steps
+
+    def _engine_routes(self, batch: TrainBatch) -> list[Routes] | None:
+        """Return the engine's routes of each sample, where they are to be replayed."""
+        if not self._settings.megatron.use_rollout_routing_replay:
+            return None
+        a = self._architecture
+        assert a.num_moe_experts is not None and a.moe_router_topk is not None  # `check_model`
+        return engine_routes(
+            batch, n_layers=a.num_layers, n_experts=a.num_moe_experts, topk=a.moe_router_topk
+        )
 
     def _old_log_probs(
         self, batch: TrainBatch, columns: Columns, steps: Sequence[Step], *, always: bool
@@ -292,6 +310,8 @@ class Learner:
                 raise TrainerError(
                     "use_rollout_logprobs: the batch has no rollout_log_probs; use an engine that returns them"
                 )
+            if len(steps) > 1 and self._settings.megatron.use_routing_replay:
+                self._log_probs(columns, steps, "actor")  # for its routes
             return columns.rollout_log_probs, None
         if self._sent is not None:
             old = self._sent.log_probs(batch, partial(self._log_probs, columns, steps, "old_actor"))
@@ -316,7 +336,15 @@ class Learner:
         """Return log-probs [T] without gradient, under the weights that are in the model: those of `role`."""
         if self._settings.hooks.before_log_prob is not None:
             self._settings.hooks.before_log_prob(self.model, role)
-        return self._policy.forward(steps, columns.weights, lambda output: output[0])
+        with replay(self._policy.routers, self._replay_before(role)):
+            return self._policy.forward(steps, columns.weights, lambda output: output[0])
+
+    def _replay_before(self, role: str) -> RouterReplayAction | None:
+        """Return what routers do in a pass for log-probs; see `replay`."""
+        section = self._settings.megatron
+        if section.use_rollout_routing_replay and role in ("actor", "old_actor"):
+            return REPLAY
+        return RECORD if section.use_routing_replay and role == "actor" else None
 
     def _before_train_step(self, step: int, number: int) -> None:
         if self._settings.hooks.before_train_step is not None:
@@ -331,7 +359,10 @@ class Learner:
             trained[micro.columns] = output[0].detach()
             return self._settings.algorithm.loss(columns.view(micro, *output), advantages[micro.columns])
 
-        return self._policy.take_step(step, loss), trained
+        # With one optimizer step there may be no pass before it, whose routes would be those of the step itself.
+        routed = step[0].packed.routed
+        with replay(self._policy.routers, REPLAY if routed is not None and routed.routes else None):
+            return self._policy.take_step(step, loss), trained
 
 
 def _forwarded(steps: Sequence[Step], n_ranks: int) -> dict[str, float]:
