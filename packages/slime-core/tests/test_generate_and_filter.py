@@ -62,6 +62,11 @@ def test_a_response_is_appended_token_by_token():
     assert sample.prefix_cache_info == {"cached_tokens": 1, "total_prompt_tokens": 2}
 
 
+def test_the_engines_routes_go_with_the_sample():
+    routes = [[[0]], [[1]], [[0]]]
+    assert generate(ScriptedEngine(b"cd", routed_experts=routes), prompt()).rollout_routed_experts is routes
+
+
 @pytest.mark.parametrize(("reason", "status"), [("length", Status.TRUNCATED), ("abort", Status.ABORTED)])
 def test_the_finish_reason_sets_the_status(reason, status):
     assert generate(ScriptedEngine(b"c", finish_reason=reason), prompt()).status is status

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from slime_core.errors import SampleError
 from slime_core.sample import Sample, Status
@@ -69,3 +70,18 @@ def test_reward_key_must_fit_the_reward():
         Sample(index=1, reward=1.0).reward_value("acc")
     with pytest.raises(SampleError, match="sample 1: has no reward"):
         Sample(index=1).reward_value()
+
+
+def test_routes_of_the_engine_are_those_of_the_last_call():
+    sample = Sample(index=1, tokens=[1, 2])
+    first, second = np.zeros((3, 2, 1)), np.ones((6, 2, 1))
+    sample.append_response([3, 4], log_probs=[-0.5, -0.5], routed_experts=first)
+    assert sample.rollout_routed_experts is first
+    sample.append_response([5], trainable=False)
+    assert sample.rollout_routed_experts is None
+    sample.append_response([6, 7], log_probs=[-0.5, -0.5], routed_experts=second)
+    assert sample.rollout_routed_experts is second
+    sample.check()
+    with pytest.raises(SampleError, match="sample 1: routed_experts has 6 rows for 8 tokens; wanted 7"):
+        sample.append_response([8], log_probs=[-0.5], routed_experts=second)
+    assert len(sample.tokens) == 7

@@ -107,6 +107,27 @@ def train(
     return (metrics, gradients, weights) if dist.get_rank() == 0 else (metrics, {}, {})
 
 
+def routes_of_passes(
+    *, folder: Path, batch: TrainBatch, megatron: dict[str, Any]
+) -> tuple[list[Tensor], list[Tensor], float]:
+    """Train on a batch of several optimizer steps; return where its routers sent tokens before, and in training.
+
+    And the largest entry of this rank's gradients of routers in the last step.
+    """
+    before: list[Tensor] = []
+    after: list[Tensor] = []
+
+    def keep(_router: Any, _arguments: Any, output: tuple[Tensor, Tensor]) -> None:
+        (after if torch.is_grad_enabled() else before).append(output[1].clone())
+
+    with learner_of(folder, megatron, {"lr": 1.0, "max_tokens_per_gpu": 20}) as learner:
+        routers = learner._policy.routers
+        for router in routers:
+            router.register_forward_hook(keep)
+        learner.train(batch)
+        return before, after, max(float(router.weight.main_grad.abs().max()) for router in routers)
+
+
 def export(*, folder: Path, megatron: dict[str, Any], dtype: str) -> tuple[list[int], dict[str, Tensor]]:
     """Return the bytes of each bucket of weights, and the weights; every rank checks that it got those of rank 0."""
     with learner_of(folder, megatron, {}) as learner:

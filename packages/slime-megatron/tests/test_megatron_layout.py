@@ -61,6 +61,11 @@ MOE = replace(DENSE, model_type="qwen3_moe", num_moe_experts=6, moe_ffn_hidden_s
             "megatron.expert_model_parallel_size: found 4; wanted a divisor of 6, the model's experts",
         ),
         (
+            DENSE,
+            {"use_routing_replay": True},
+            "megatron.use_routing_replay: found it with a qwen3 model, which has no experts",
+        ),
+        (
             MOE,
             {"expert_tensor_parallel_size": 2},
             "megatron.expert_tensor_parallel_size: found 2; wanted a divisor of 9, the model's columns of an expert",

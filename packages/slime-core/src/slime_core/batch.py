@@ -131,10 +131,12 @@ def columns(samples: Sequence[Sample], *, reward_key: str | None = None) -> Colu
 def _extra(samples: Sequence[Sample]) -> dict[str, Any]:
     """Return the further columns that some sample has something for.
 
-    `train_metadata`: as the samples hold it. `weight_version`: of the weights that generated each, the newest.
+    `train_metadata` and `rollout_routed_experts`: as the samples hold them. `weight_version`: of the weights that
+    generated each, the newest.
     """
     extra: dict[str, list[Any]] = {
         "train_metadata": [s.train_metadata for s in samples],
+        "rollout_routed_experts": [s.rollout_routed_experts for s in samples],
         "weight_version": [s.weight_versions[-1] if s.weight_versions else None for s in samples],
     }
     return {name: column for name, column in extra.items() if any(value is not None for value in column)}

@@ -98,8 +98,10 @@ class RunDir:
                 file.unlink()
 
     def write_samples(self, step: int, groups: Iterable[Group], *, evaluation: bool = False) -> None:
-        """Write every sample of a step."""
-        lines = [json.dumps(sample.to_dict(), default=_plain) + "\n" for group in groups for sample in group]
+        """Write every sample of a step, without the engine's routes, which may be hundreds of numbers a token."""
+        without: dict[str, Any] = {"rollout_routed_experts": None}
+        samples = (sample.to_dict() | without for group in groups for sample in group)
+        lines = [json.dumps(sample, default=_plain) + "\n" for sample in samples]
         write_atomic(self.rollout_file(step, evaluation=evaluation), "".join(lines))
 
 

@@ -16,6 +16,8 @@ from slime_megatron.section import MegatronSection
 _DEFAULTS = frozenset(
     {
         "moe_token_dispatcher_type",
+        "moe_router_load_balancing_type",
+        "moe_aux_loss_coeff",
         "bias_activation_fusion",
         "bias_dropout_fusion",
         "masked_softmax_fusion",
@@ -47,9 +49,11 @@ def transformer_config(
             "moe_ffn_hidden_size": architecture.moe_ffn_hidden_size,
             "moe_router_topk": architecture.moe_router_topk,
             "moe_router_pre_softmax": not architecture.moe_norm_topk_prob,
+            "moe_router_score_function": "softmax",
             "moe_router_dtype": "fp32",
-            "moe_router_load_balancing_type": "none",
+            "moe_router_load_balancing_type": "aux_loss",  # Megatron's own; without a coefficient it is none
             "moe_aux_loss_coeff": 0.0,
+            "moe_enable_routing_replay": section.use_routing_replay or section.use_rollout_routing_replay,
         }
     ours = partial(
         TransformerConfig,

@@ -16,6 +16,8 @@ from typing import Any, NoReturn
 
 from slime_core.errors import Problem, TrainerError
 
+#: Fields that are one value or a list; the parser makes lists, and Megatron's training script takes the only one out.
+_ALSO_ONE = frozenset({"moe_router_load_balancing_type", "moe_aux_loss_coeff"})
 #: Flag, dashes as underscores -> the configurations that it reaches.
 Reach = Mapping[str, tuple[str, ...]]
 
@@ -85,7 +87,10 @@ def parsed(given: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
             continue
         words = [] if value is True else [str(v) for v in (value if isinstance(value, list) else [value])]
         action = parser._option_string_actions[flag]
-        found[action.dest] = (flag, getattr(parser.parse_args([flag, *words]), action.dest))
+        parsed_value = getattr(parser.parse_args([flag, *words]), action.dest)
+        if action.dest in _ALSO_ONE and len(parsed_value) == 1:
+            parsed_value = parsed_value[0]
+        found[action.dest] = (flag, parsed_value)
     return found
 
 

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from slime_core.build import BuildContext
     from slime_core.config.settings import Settings
 
+#: What balances experts and is right for packed rows of several sizes.
+_BALANCING = ("aux_loss", "seq_aux_loss", "global_aux_loss", "none")
+
 
 #: Names of our trainer.
 _OURS = ("megatron", "slime-megatron/megatron")
@@ -50,6 +53,7 @@ def slime_check_config(settings: Settings) -> list[Problem]:
         *_schedule_problems(run, train),
         *_freezing_problems(section, settings.section(LoraSection)),
         *foreign.problems(section.megatron_args),
+        *_routing_problems(settings.section(RolesSection), section),
     ]
 
 
@@ -62,6 +66,56 @@ def slime_check_build(build: BuildContext) -> list[Problem]:
 
     family, config = family_of(build)
     return list(layout.model_problems(build.section(MegatronSection), family.architecture(config)))
+
+
+def _routing_problems(roles: RolesSection, section: MegatronSection) -> Iterator[Problem]:
+    if section.use_routing_replay and roles.keep_old_actor:
+        yield Problem(
+            "megatron.use_routing_replay",
+            "it beside roles.keep_old_actor",
+            "one of them: the old actor's passes are under several weights, each with routes of its own",
+        )
+    flags = section.megatron_args
+    if flags.get("moe_router_enable_expert_bias"):
+        yield Problem(
+            "megatron.megatron_args.moe_router_enable_expert_bias",
+            "it",
+            "no such flag: the bias is for routers with sigmoid scores, and no installed model family has them",
+            "balance the experts by --moe-aux-loss-coeff",
+        )
+    kinds, coefficients = (
+        value if isinstance(value, list) else [value]
+        for value in (
+            flags.get("moe_router_load_balancing_type", "aux_loss"),
+            flags.get("moe_aux_loss_coeff", 0.0),
+        )
+    )
+    for kind in kinds:
+        if kind not in _BALANCING:
+            yield Problem(
+                "megatron.megatron_args.moe_router_load_balancing_type", kind, f"of {', '.join(_BALANCING)}"
+            )
+    if "moe_aux_loss_coeff" in flags and len(coefficients) != len(kinds):
+        yield Problem(
+            "megatron.megatron_args.moe_aux_loss_coeff",
+            f"{len(coefficients)} for {len(kinds)} of moe_router_load_balancing_type",
+            "as many",
+        )
+    replayed = section.use_routing_replay or section.use_rollout_routing_replay
+    modules = flags.get("recompute_modules", [])
+    again = "moe_layer_recompute" if flags.get("moe_layer_recompute") else "recompute_modules"
+    stages = section.pipeline_model_parallel_size
+    if (
+        stages > 1
+        and (replayed or {"moe_aux_loss_coeff", "moe_z_loss_coeff"} & set(flags))
+        and (flags.get("moe_layer_recompute") or "moe" in modules)
+    ):
+        yield Problem(
+            f"megatron.megatron_args.{again}",
+            f"it beside pipeline_model_parallel_size {stages} and losses or replayed routes of routers",
+            "whole layers: a router alone, computed again, would not know of which micro-batch",
+            "use --recompute-granularity full",
+        )
 
 
 def _freezing_problems(section: MegatronSection, lora: LoraSection) -> Iterator[Problem]:

@@ -74,6 +74,13 @@ def model_problems(section: MegatronSection, architecture: Architecture) -> Iter
             "optimizer adam, whose state alone Megatron shares",
         )
     tensor, experts = section.tensor_model_parallel_size, architecture.num_moe_experts
+    for name in ("use_routing_replay", "use_rollout_routing_replay"):
+        if getattr(section, name) and experts is None:
+            yield Problem(
+                f"megatron.{name}",
+                f"it with a {architecture.model_type} model, which has no experts",
+                "a model that routes tokens, or to leave it out",
+            )
     divided = [
         (
             "pipeline_model_parallel_size",

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from megatron.core.models.gpt import GPTModel
+from megatron.core.transformer.moe.router_replay import RouterReplayAction
 from slime_core.batch import TrainBatch
 from slime_core.errors import TrainerError
 from slime_core.protocols import Metrics, TokenView
@@ -34,6 +35,8 @@ from slime_megatron.micro_batch import MicroBatch, make_micro_batch
 from slime_megatron.model import build_model, load_weights, response_log_probs
 from slime_megatron.roles import Roles, check_same_model
 from slime_megatron.rotary import rotary_tables
+from slime_megatron.routed import Routes, StepRouting, engine_routes
+from slime_megatron.router import RECORD, REPLAY, replay
 from slime_megatron.schedule import rank_schedule
 from slime_megatron.sent import SENT, SentPolicies
 from slime_megatron.settings import LearnerSettings
@@ -253,6 +256,7 @@ class Learner:
         section, cut = self._settings.megatron, self._world.row_cut
         cos, sin = rotary_tables(self._architecture, longest + cut.most_padding, dtype=self._dtype)
         rotary = cos.to(self._device), sin.to(self._device)
+        routes = self._engine_routes(batch)
         steps: list[Step] = []
         for samples in batch.optimizer_steps:
             schedule = rank_schedule(
@@ -262,7 +266,10 @@ class Learner:
                 max_tokens=self._settings.train.max_tokens_per_gpu * section.context_parallel_size,
                 share=section.share_prefix and section.context_parallel_size == 1,
                 cost=partial(forward_flops, self._architecture) if section.balance_data else None,
+                routes=routes,
             )
+            forwarded = int((batch.lengths[samples] - 1).sum())
+            routing = StepRouting(n_tokens=forwarded, n_samples=len(samples), routes=routes)
             steps.append(
                 [
                     make_micro_batch(
@@ -274,11 +281,22 @@ class Learner:
                         with_entropy="entropy" in self._needs,
                         with_sum_pi_squared="sum_pi_squared" in self._needs,
                         counted=members.counted,
+                        routing=None if self._architecture.num_moe_experts is None else routing,
                     )
                     for members in schedule[self._world.data_parallel_rank]
                 ]
             )
         return steps
+
+    def _engine_routes(self, batch: TrainBatch) -> list[Routes] | None:
+        """Return the engine's routes of each sample, where they are to be replayed."""
+        if not self._settings.megatron.use_rollout_routing_replay:
+            return None
+        a = self._architecture
+        assert a.num_moe_experts is not None and a.moe_router_topk is not None  # `check_model`
+        return engine_routes(
+            batch, n_layers=a.num_layers, n_experts=a.num_moe_experts, topk=a.moe_router_topk
+        )
 
     def _with_old_policy(
         self, batch: TrainBatch, columns: Columns, steps: Sequence[Step], *, always: bool
@@ -298,7 +316,8 @@ class Learner:
             raise TrainerError(
                 "use_rollout_logprobs: the batch has no rollout_log_probs; use an engine that returns them"
             )
-        if from_engine and not squares:
+        routes = len(steps) > 1 and self._settings.megatron.use_routing_replay
+        if from_engine and not squares and not routes:
             return replace(columns, old_log_probs=columns.rollout_log_probs), None
         if self._sent is not None:
             found = self._sent.log_probs(batch, partial(self._forward, columns, steps, "old_actor"))
@@ -328,7 +347,17 @@ class Learner:
         if self._settings.hooks.before_log_prob is not None:
             self._settings.hooks.before_log_prob(self.model, role)
         rows = [0, -1] if "sum_pi_squared" in self._needs else [0]
-        return self._policy.forward(steps, columns.weights.expand(len(rows), -1), lambda output: output[rows])
+        with replay(self._policy.routers, self._replay_before(role)):
+            return self._policy.forward(
+                steps, columns.weights.expand(len(rows), -1), lambda output: output[rows]
+            )
+
+    def _replay_before(self, role: str) -> RouterReplayAction | None:
+        """Return what routers do in a pass for log-probs; see `replay`."""
+        section = self._settings.megatron
+        if section.use_rollout_routing_replay and role in ("actor", "old_actor"):
+            return REPLAY
+        return RECORD if section.use_routing_replay and role == "actor" else None
 
     def _estimate(self, view: TokenView) -> tuple[Tensor, Tensor, Mapping[str, Any]]:
         """Return (advantages, returns, metrics) of the whole batch, and keep the state that the estimator returns."""
@@ -354,7 +383,10 @@ class Learner:
             trained[micro.columns] = output[0].detach()
             return self._settings.algorithm.loss(columns.view(micro, *output), advantages[micro.columns])
 
-        return self._policy.take_step(step, loss), trained
+        # With one optimizer step there may be no pass before it, whose routes would be those of the step itself.
+        routed = step[0].packed.routed
+        with replay(self._policy.routers, REPLAY if routed is not None and routed.routes else None):
+            return self._policy.take_step(step, loss), trained
 
 
 def _forwarded(steps: Sequence[Step], n_ranks: int) -> dict[str, float]:

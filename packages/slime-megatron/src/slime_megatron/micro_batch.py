@@ -17,6 +17,7 @@ from slime_megatron.context import ZigZag
 from slime_megatron.model import ResponseTokens
 from slime_megatron.packed import Family, PackedSequences, pack, pack_zigzag
 from slime_megatron.prefix import family_of, family_tokens
+from slime_megatron.routed import StepRouting, routed_tokens
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,13 @@ class RowCut:
     """Ranks that have a zigzag part of each sequence; None where there is no context parallelism."""
     multiple: int = 1
     """A rank's tokens must be a multiple of this: the tensor-parallel ranks that share them (sequence parallelism)."""
+    part: int = 0
+    """Which of so many equal parts this rank has."""
+
+    def own_part(self, row: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the part of a row that this rank has outside of matrices that are shared."""
+        size = len(row) // self.multiple
+        return row[self.part * size : (self.part + 1) * size]
 
     @property
     def most_padding(self) -> int:
@@ -66,6 +74,7 @@ def make_micro_batch(
     with_entropy: bool = False,
     with_sum_pi_squared: bool = False,
     counted: bool = True,
+    routing: StepRouting | None = None,
 ) -> MicroBatch:
     """Pack the samples of some families (see `prefix`), those with the longest sample first.
 
@@ -78,6 +87,7 @@ def make_micro_batch(
         with_entropy: whether entropies are wanted with the log-probs.
         with_sum_pi_squared: whether sums of squared probabilities are.
         counted: whether it counts for the loss.
+        routing: what routers are told of the optimizer step; None for a model without experts.
     """
     ordered = sorted(families, key=lambda members: (-max(batch.lengths[i] for i in members), members[0]))
     shapes = [family_of(batch, members) for members in ordered]
@@ -87,9 +97,12 @@ def make_micro_batch(
     targets = _ranges(batch.offsets[order + 1] - batch.response_lengths[order], batch.offsets[order + 1])
     response_lengths = batch.response_lengths[order]
     row = _whole_row if cut.context is None else _context_row
-    own_tokens, packed, rows, places = row(tokens, shapes, rotary, cut)
+    source, packed, rows, places = row(len(tokens), shapes, rotary, cut)
+    if routing is not None:
+        own = cut.own_part(source)
+        packed.routed = routed_tokens(shapes, ordered, own, routing, counted=counted, device=device)
     return MicroBatch(
-        tokens=torch.from_numpy(own_tokens.astype(np.int64))[None].to(device),
+        tokens=torch.from_numpy(np.where(source < 0, 0, tokens[source]).astype(np.int64))[None].to(device),
         packed=packed,
         responses=ResponseTokens(
             rows=torch.from_numpy(rows).to(device),
@@ -114,25 +127,20 @@ def make_micro_batch(
     )
 
 
-#: A rank's tokens; what attention needs; the row before each of its response tokens; which of all those are its.
-_Row = tuple[NDArray[np.int32], PackedSequences, NDArray[np.int64], NDArray[np.int64] | None]
+#: The token of the packed row that each of a rank's is, -1 for padding; what attention needs; the row before each of its
+#: response tokens; which of all those are its.
+_Row = tuple[NDArray[np.int64], PackedSequences, NDArray[np.int64], NDArray[np.int64] | None]
 
 
-def _whole_row(
-    tokens: NDArray[np.int32], shapes: list[Family], rotary: tuple[Tensor, Tensor], cut: RowCut
-) -> _Row:
+def _whole_row(n_tokens: int, shapes: list[Family], rotary: tuple[Tensor, Tensor], cut: RowCut) -> _Row:
     """Return the row as it is, with a sequence of padding at its end if its tokens are no multiple."""
     rows = _predicting_rows(shapes)
-    padding = -len(tokens) % cut.multiple
-    if padding:
-        tokens = np.append(tokens, np.zeros(padding, dtype=tokens.dtype))
-        shapes = [*shapes, Family(padding, ())]
-    return tokens, pack(shapes, rotary), rows, None
+    padding = -n_tokens % cut.multiple
+    source = np.concatenate([np.arange(n_tokens), np.full(padding, -1)])
+    return source, pack([*shapes, Family(padding, ())] if padding else shapes, rotary), rows, None
 
 
-def _context_row(
-    tokens: NDArray[np.int32], shapes: list[Family], rotary: tuple[Tensor, Tensor], cut: RowCut
-) -> _Row:
+def _context_row(n_tokens: int, shapes: list[Family], rotary: tuple[Tensor, Tensor], cut: RowCut) -> _Row:
     """Return this context-parallel rank's chunks of each sequence, and of one of padding if need be."""
     assert cut.context is not None
     lengths = [shape.n_tokens for shape in shapes]
@@ -143,18 +151,16 @@ def _context_row(
     starts = np.cumsum([0, *zigzag.padded])[: len(lengths)]
     place_of_token = _ranges(starts, starts + np.array(lengths))
     own = zigzag.own_tokens().numpy()
-    own_row_of_place = _scattered(np.arange(len(own)), own, size, fill=-1)
+    own_row_of_place = _scattered(np.arange(len(own)), own, size)
     rows = own_row_of_place[place_of_token[_predicting_rows(shapes)]]
     places = np.flatnonzero(rows >= 0)
-    own_tokens = _scattered(tokens, place_of_token, size, fill=0)[own]
-    return own_tokens, pack_zigzag(zigzag, rotary), rows[places], places
+    source = _scattered(np.arange(n_tokens), place_of_token, size)[own]
+    return source, pack_zigzag(zigzag, rotary), rows[places], places
 
 
-def _scattered[T: np.generic](
-    values: NDArray[T], places: NDArray[np.int64], size: int, *, fill: int
-) -> NDArray[T]:
-    """Return `values` at `places` of an array of `size` entries, `fill` elsewhere."""
-    whole = np.full(size, fill, dtype=values.dtype)
+def _scattered(values: NDArray[np.int64], places: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+    """Return `values` at `places` of an array of `size` entries, -1 elsewhere."""
+    whole = np.full(size, -1, dtype=np.int64)
     whole[places] = values
     return whole
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 
 from slime_megatron.context import ZigZag
+
+if TYPE_CHECKING:
+    from slime_megatron.routed import RoutedTokens
 
 #: Sequences are padded to the longest of their batch; a batch holds those of at least this share of its length.
 _LEAST_FILL = 0.75
@@ -100,6 +104,8 @@ class PackedSequences(PackedSeqParams):
     """[t, 1, head_dim] cosine of each token's rotary angles, in the compute dtype."""
     sin: Tensor | None = None
     """[t, 1, head_dim] sine of the same."""
+    routed: RoutedTokens | None = None
+    """What routers are told; None for a model without experts."""
 
     @property
     def n_slots(self) -> int:

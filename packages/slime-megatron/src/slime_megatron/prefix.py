@@ -8,10 +8,17 @@ import numpy as np
 from slime_core.batch import TrainBatch
 
 from slime_megatron.packed import Family
+from slime_megatron.routed import Routes
 
 
 def prompt_families(
-    batch: TrainBatch, samples: Sequence[int], *, max_tokens: int, share: bool, at_least: int = 1
+    batch: TrainBatch,
+    samples: Sequence[int],
+    *,
+    max_tokens: int,
+    share: bool,
+    at_least: int = 1,
+    routes: Sequence[Routes] | None = None,
 ) -> list[list[int]]:
     """Put samples of one group with the same prompt ids together.
 
@@ -20,6 +27,8 @@ def prompt_families(
         samples: positions in it.
         max_tokens: a family of more tokens than this is cut, its prompt then stands in each part.
         share: whether to; without it every sample is a family of its own.
+        routes: of each sample of the batch; a prompt is shared by samples that route it alike. None where they choose
+            freely.
         at_least: families that are wanted: the largest are halved until there are so many, or as many as samples.
 
     Returns:
@@ -27,11 +36,12 @@ def prompt_families(
     """
     if not share:
         return [[i] for i in samples]
-    by_prompt: dict[tuple[int, bytes], list[int]] = {}
+    by_prompt: dict[tuple[int, bytes, bytes], list[int]] = {}
     for i in samples:
-        start = batch.offsets[i]
-        prompt = batch.tokens[start : start + _prompt_length(batch, i)]
-        by_prompt.setdefault((int(batch.group_ids[i]), prompt.tobytes()), []).append(i)
+        start, n = batch.offsets[i], _prompt_length(batch, i)
+        prompt = batch.tokens[start : start + n].tobytes()
+        path = b"" if routes is None else routes[i][:n].tobytes()
+        by_prompt.setdefault((int(batch.group_ids[i]), prompt, path), []).append(i)
     families = [part for members in by_prompt.values() for part in _cut(batch, members, max_tokens)]
     while len(families) < min(at_least, len(samples)):
         largest = max(families, key=len)

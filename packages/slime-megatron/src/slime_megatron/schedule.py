@@ -11,6 +11,7 @@ from slime_core.schedule import pack_micro_batches
 
 from slime_megatron.packed import Family
 from slime_megatron.prefix import family_of, prompt_families
+from slime_megatron.routed import Routes
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ def rank_schedule(
     max_tokens: int,
     share: bool,
     cost: Callable[[Family], int] | None,
+    routes: Sequence[Routes] | None = None,
 ) -> list[list[Members]]:
     """Cut the samples of an optimizer step into as many micro-batches for each data-parallel rank.
 
@@ -44,11 +46,14 @@ def rank_schedule(
         max_tokens: most tokens of a micro-batch.
         share: whether samples share prompts.
         cost: work of a family, by which ranks are balanced; None deals micro-batches out in turn.
+        routes: see `prompt_families`.
 
     Returns:
         The micro-batches of each rank; together the counted ones cover every sample once.
     """
-    families = prompt_families(batch, samples, max_tokens=max_tokens, share=share, at_least=n_ranks)
+    families = prompt_families(
+        batch, samples, max_tokens=max_tokens, share=share, at_least=n_ranks, routes=routes
+    )
     shapes = [family_of(batch, members) for members in families]
     cut = pack_micro_batches([shape.n_tokens for shape in shapes], max_tokens, multiple_of=n_ranks)
     micros = [Members([families[k] for k in members]) for members in cut]

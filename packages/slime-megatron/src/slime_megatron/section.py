@@ -41,6 +41,11 @@ class MegatronSection(SectionModel):
     """Bytes of weights that are handed to the engine at once."""
     max_skipped_steps: Count = 3
     """Optimizer steps in a row that may be skipped, because their gradient is not finite, before the run stops."""
+    use_routing_replay: bool = False
+    """Send each token to the experts that it had in the pass for log-probs, in all optimizer steps of a rollout (R2)."""
+    use_rollout_routing_replay: bool = False
+    """Send each token to the experts that the engine sent it to, for log-probs and in training (R3); samples carry
+    them as `rollout_routed_experts`."""
     megatron_args: dict[str, Any] = {}
     """Megatron's own flags by name, for what slime has no setting of; each can also be given as the flag itself."""
     only_train_params_name_list: list[str] = []

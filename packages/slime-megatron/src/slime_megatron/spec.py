@@ -10,6 +10,7 @@ from megatron.core.transformer.transformer_layer import TransformerLayer
 
 from slime_megatron.attention import PackedAttention
 from slime_megatron.norm import RMSNorm
+from slime_megatron.router import RoutedLayer, with_router
 
 
 def block_spec(config: TransformerConfig, *, vp_stage: int | None = None) -> TransformerBlockSubmodules:
@@ -28,4 +29,7 @@ def layer_spec(config: TransformerConfig) -> ModuleSpec:
     attention.core_attention = PackedAttention
     if config.qk_layernorm:
         attention.q_layernorm = attention.k_layernorm = RMSNorm
-    return ModuleSpec(module=TransformerLayer, submodules=submodules)
+    if config.num_moe_experts is None:
+        return ModuleSpec(module=TransformerLayer, submodules=submodules)
+    submodules.mlp = with_router(submodules.mlp)
+    return ModuleSpec(module=RoutedLayer, submodules=submodules)

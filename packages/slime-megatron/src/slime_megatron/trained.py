@@ -19,6 +19,7 @@ from torch import Tensor
 from slime_megatron.micro_batch import MicroBatch
 from slime_megatron.model import wrap_for_gradients
 from slime_megatron.optimizer import build_optimizer, build_scheduler, learning_rate, update
+from slime_megatron.router import routers_of, take_losses
 from slime_megatron.section import MegatronSection
 from slime_megatron.world import World
 
@@ -54,6 +55,8 @@ class TrainedModel:
     ) -> None:
         self.model: DistributedDataParallel = wrap_for_gradients(model, section)
         self.model.config.finalize_model_grads_func = _finish_gradients
+        #: This rank's routers, none in a model without experts.
+        self.routers = routers_of(model)
         self.optimizer = build_optimizer(self.model, train, section)
         self.scheduler = build_scheduler(self.optimizer, train, total_steps=total_steps)
         self._clip_grad = train.clip_grad
@@ -88,7 +91,8 @@ class TrainedModel:
             loss: (micro-batch, output) -> (scalar share of the loss with gradient, shares of metrics).
 
         Returns:
-            Sums of all ranks' shares of metrics, `loss` among them, `lr`, and `grad_norm` if the step was taken.
+            Sums of all ranks' shares of metrics, `loss` among them, the losses of routers, `lr`, and `grad_norm` if the
+            step was taken.
 
         Raises:
             TrainerError: more steps in a row were skipped than allowed.
@@ -105,6 +109,7 @@ class TrainedModel:
         names = shares[0] if shares else ()  # the last pipeline stage has them
         own = {name: float(sum(share[name] for share in shares)) for name in names}
         metrics: Metrics = dict(self._world.add_up(own))
+        metrics |= take_losses(self.routers, n_layers=self.model.config.num_layers)
         metrics["lr"] = learning_rate(self.optimizer)
         norm = update(self.optimizer, clip_grad=self._clip_grad)
         if math.isfinite(norm):

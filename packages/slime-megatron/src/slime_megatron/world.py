@@ -75,6 +75,7 @@ class World:
             if section.context_parallel_size > 1
             else None,
             multiple=section.tensor_model_parallel_size if section.sequence_parallel else 1,
+            part=parallel_state.get_tensor_model_parallel_rank() if section.sequence_parallel else 0,
         )
         #: Whether this rank speaks for its data-parallel share: the others that compute the same keep silent.
         self._speaks = (

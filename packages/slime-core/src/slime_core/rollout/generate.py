@@ -66,6 +66,7 @@ def _append(
         log_probs=completion.log_probs,
         finish_reason=completion.finish_reason,
         weight_version=completion.weight_version,
+        routed_experts=completion.metadata.get("routed_experts"),
     )
     sample.response = text
     if "cached_tokens" in completion.metadata:

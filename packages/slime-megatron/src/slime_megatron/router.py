@@ -1,0 +1,172 @@
+"""Megatron's router, for packed sequences: its losses as shares of the whole optimizer step, and its routes kept or given.
+
+The losses are Megatron's own flags. With N the tokens of the optimizer step's samples, p a token's softmax over the E
+experts, and f the shares of a set of tokens that its top-k choices send to each expert:
+
+    aux_loss         coefficient * E / N * sum over tokens and experts of f * p; f of the token's micro-batch
+    global_aux_loss  the same; f of all tokens that all ranks have routed in this optimizer step so far
+    seq_aux_loss     coefficient * mean over samples of E * sum over experts of f * (mean of p); both of the sample
+    z loss           coefficient / N * sum over tokens of logsumexp(logits) ** 2
+
+A token that several samples share counts once for each, padding and micro-batches that do not count never: but for the
+f of the first two, none of them depends on how a step is cut. Megatron's own scaling is for micro-batches of one size
+and a loss that is divided by tokens later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
+from megatron.core.transformer.moe.router import TopKRouter
+from megatron.core.transformer.moe.router_replay import RouterReplay, RouterReplayAction
+from megatron.core.transformer.transformer_layer import TransformerLayer
+from torch import Tensor
+from torch.nn import Module
+
+from slime_megatron.routed import RoutedTokens
+
+RECORD, REPLAY = RouterReplayAction.RECORD, RouterReplayAction.REPLAY_FORWARD
+
+
+class PackedRouter(TopKRouter):
+    """Megatron's router, its losses as defined above."""
+
+    #: Of the micro-batch that is forwarded; set by `RoutedLayer`.
+    tokens: RoutedTokens
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        #: This rank's shares of losses, without their coefficients, since they were last taken.
+        self.losses: dict[str, Tensor] = {}
+        RouterReplay.clear_global_router_replay_instances()  # Megatron's list of all of them would keep them for ever
+
+    def routing(self, logits: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return Megatron's (probabilities, map); routes are recorded or replayed where `replay` says so."""
+        replay = self.router_replay
+        action = None if replay is None else replay.router_replay_action
+        if action is REPLAY:
+            given = self.tokens.routes[self.layer_number]
+            replay.set_target_indices(given.to(logits.device, torch.int64, non_blocking=True))
+        found: tuple[Tensor, Tensor] = super().routing(logits, padding_mask)
+        if action is RECORD:
+            self.tokens.routes[self.layer_number] = replay.get_recorded_indices().to("cpu", torch.int16)
+        if action is not None:
+            replay.clear_indices()
+        return found
+
+    def apply_z_loss(self, logits: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+        """Return the logits with the gradient of the z loss."""
+        coefficient = self.config.moe_z_loss_coeff
+        if coefficient is None or not (self.training and torch.is_grad_enabled()):
+            return logits
+        squares = self.tokens.copies @ torch.logsumexp(logits.float(), dim=-1).square()
+        return self._attach(logits, "z_loss", coefficient, squares / self.tokens.step.n_tokens)
+
+    def _apply_aux_loss(self, probs: Tensor, scores: Tensor, routing_map: Tensor, **_: Any) -> Tensor:
+        coefficient = self.get_aux_loss_coeff("aux_loss")
+        if coefficient == 0:
+            return probs
+        counts = _summed(self._per_token(routing_map), self.tp_cp_group)
+        return self._attach(probs, "load_balancing_loss", coefficient, self._balance(counts, scores))
+
+    def _apply_global_aux_loss(self, probs: Tensor, scores: Tensor, routing_map: Tensor, **_: Any) -> Tensor:
+        coefficient = self.get_aux_loss_coeff("global_aux_loss")
+        if coefficient == 0:
+            return probs
+        self.global_tokens_per_expert += _summed(self._per_token(routing_map), self.tp_dp_cp_group)
+        loss = self._balance(self.global_tokens_per_expert.clone(), scores)
+        return self._attach(probs, "global_load_balancing_loss", coefficient, loss)
+
+    def _apply_seq_aux_loss(
+        self, probs: Tensor, scores: Tensor, routing_map: Tensor, *_: Any, **__: Any
+    ) -> Tensor:
+        coefficient = self.get_aux_loss_coeff("seq_aux_loss")
+        if coefficient == 0:
+            return probs
+        counts = _summed(self._per_sample(routing_map), self.tp_cp_group)
+        chosen = counts.sum(-1, keepdim=True).clamp(min=1)
+        means = self._per_sample(scores) / (chosen / self.topk)
+        loss = self.num_experts * (counts / chosen * means).sum() / self.tokens.step.n_samples
+        return self._attach(probs, "seq_load_balancing_loss", coefficient, loss)
+
+    def _balance(self, counts: Tensor, scores: Tensor) -> Tensor:
+        """Return this rank's share of E / N * sum(f * p); `counts` [E] are those that f is made of."""
+        shares = counts / counts.sum().clamp(min=1)
+        return self.num_experts * (shares @ self._per_token(scores)) / self.tokens.step.n_tokens
+
+    def _per_token(self, values: Tensor) -> Tensor:
+        """Return the sum [E] of `values` [t, E] over all samples' tokens."""
+        return self.tokens.copies @ values.float()
+
+    def _per_sample(self, values: Tensor) -> Tensor:
+        """Return the sums [n, E] of `values` [t, E] over each sample's tokens."""
+        tokens = self.tokens
+        real = values.float() * (tokens.copies > 0)[:, None]
+        stretches = real.new_zeros(tokens.n_stretches, values.shape[1]).index_add(0, tokens.stretch, real)
+        return stretches[tokens.prompts] + stretches[tokens.continuations]
+
+    def _attach(self, activation: Tensor, name: str, coefficient: float, loss: Tensor) -> Tensor:
+        """Return `activation` with the gradient of a loss, of which this rank has a share, and report the share."""
+        self.losses[name] = self.losses.get(name, 0.0) + loss.detach()
+        attached: Tensor = MoEAuxLossAutoScaler.apply(activation, coefficient * loss)
+        return attached
+
+
+class RoutedLayer(TransformerLayer):
+    """Megatron's layer, which tells its router whose tokens it routes, also when it is computed again for gradients."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what Megatron's layer does."""
+        self.mlp.router.tokens = kwargs["packed_seq_params"].routed
+        return super().forward(*args, **kwargs)
+
+
+def with_router(mlp: partial[Any]) -> partial[Any]:
+    """Return Megatron's builder of a layer's experts with `PackedRouter` as their router."""
+    submodules = mlp.keywords["submodules"]
+    return partial(mlp, submodules=type(submodules)(**{**vars(submodules), "router": PackedRouter}))
+
+
+def routers_of(model: Module) -> list[PackedRouter]:
+    """Return the routers of this rank's part of a model."""
+    return [module for module in model.modules() if isinstance(module, PackedRouter)]
+
+
+@contextlib.contextmanager
+def replay(routers: Iterable[PackedRouter], action: RouterReplayAction | None) -> Iterator[None]:
+    """Let routers RECORD their routes in the micro-batches that pass, REPLAY those that are there, or choose freely."""
+    if action is None:
+        yield
+        return
+    for router in routers:
+        router.router_replay.set_router_replay_action(action)
+    try:
+        yield
+    finally:
+        for router in routers:
+            router.router_replay.clear_router_replay_action()
+
+
+def take_losses(routers: list[PackedRouter], *, n_layers: int) -> dict[str, float]:
+    """Return each router loss of the optimizer step, the mean over layers, and forget it. Collective over the world."""
+    if not routers or not routers[0].losses:
+        return {}
+    names = sorted(routers[0].losses)
+    own = torch.stack([sum(router.losses[name] for router in routers) for name in names])
+    for router in routers:
+        router.losses = {}
+    dist.all_reduce(own)
+    return dict(zip(names, (own / n_layers).tolist(), strict=True))
+
+
+def _summed(counts: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Return counts of all ranks of a group; they have no gradient."""
+    if group.size() > 1:
+        dist.all_reduce(counts, group=group)
+    return counts
