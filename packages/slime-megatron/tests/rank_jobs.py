@@ -234,13 +234,27 @@ def learn_with_a_critic(
 
 
 def log_probs_of_columns(
-    *, logits: Tensor, targets: Tensor, vocab_size: int, gradients: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return log-probs, entropies, and this rank's columns of the gradient; each rank is given its columns alone."""
+    *,
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    vocab_size: int,
+    gradients: Tensor,
+    chunk_tokens: int,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Return log-probs, entropies, and this rank's gradients; each rank is given its rows of the weight alone."""
     rank, n = dist.get_rank(), dist.get_world_size()
-    columns = logits.shape[1] // n
-    own = logits[:, rank * columns : (rank + 1) * columns].clone().requires_grad_()
-    vocabulary = Vocabulary(vocab_size, start=rank * columns, group=dist.group.WORLD)
-    found, entropy = token_log_probs(own, targets, vocabulary=vocabulary, temperature=0.7, with_entropy=True)
+    columns = len(weight) // n
+    states = hidden.clone().requires_grad_()
+    own = weight[rank * columns : (rank + 1) * columns].clone().requires_grad_()
+    found, entropy = token_log_probs(
+        states,
+        own,
+        targets,
+        vocabulary=Vocabulary(vocab_size, start=rank * columns, group=dist.group.WORLD),
+        temperature=0.7,
+        with_entropy=True,
+        chunk_tokens=chunk_tokens,
+    )
     (found @ gradients[0] + entropy @ gradients[1]).backward()
-    return found.detach(), entropy.detach(), own.grad
+    return found.detach(), entropy.detach(), states.grad, own.grad
