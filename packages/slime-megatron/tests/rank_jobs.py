@@ -255,17 +255,28 @@ def learn_with_a_critic(
 
 
 def log_probs_of_columns(
-    *, logits: Tensor, targets: Tensor, vocab_size: int, gradients: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return log-probs, entropies, sums of squared probabilities, and this rank's columns of the gradient.
+    *,
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    vocab_size: int,
+    gradients: Tensor,
+    chunk_tokens: int,
+) -> tuple[Tensor | None, ...]:
+    """Return log-probs, entropies, sums of squared probabilities, and this rank's gradients.
 
-    Each rank is given its columns alone.
+    Each rank is given its rows of the weight alone.
     """
     rank, n = dist.get_rank(), dist.get_world_size()
-    columns = logits.shape[1] // n
-    own = logits[:, rank * columns : (rank + 1) * columns].clone().requires_grad_()
-    vocabulary = Vocabulary(vocab_size, start=rank * columns, group=dist.group.WORLD)
-    squares = sum_pi_squared(own, vocabulary=vocabulary, temperature=0.7)
-    found, entropy = token_log_probs(own, targets, vocabulary=vocabulary, temperature=0.7, with_entropy=True)
+    columns = len(weight) // n
+    states = hidden.clone().requires_grad_()
+    own = weight[rank * columns : (rank + 1) * columns].clone().requires_grad_()
+    options = {
+        "vocabulary": Vocabulary(vocab_size, start=rank * columns, group=dist.group.WORLD),
+        "temperature": 0.7,
+        "chunk_tokens": chunk_tokens,
+    }
+    squares = sum_pi_squared(states, own, **options)
+    found, entropy = token_log_probs(states, own, targets, with_entropy=True, **options)
     (found @ gradients[0] + entropy @ gradients[1]).backward()
-    return found.detach(), entropy.detach(), squares, own.grad
+    return found.detach(), entropy.detach(), squares, states.grad, own.grad

@@ -6,95 +6,175 @@ import pytest
 import torch
 
 
-@pytest.fixture(params=[(7, 50), (70, 1 << 16)], ids=["one chunk", "three chunks"])
+@pytest.fixture(params=[(7, 50), (70, 1 << 16)], ids=["one chunk in float32", "three chunks in float32"])
 def inputs(request):
+    """Return hidden states [R, 12], a weight [V, 12], targets [R], and gradients of log-probs and entropies [2, R]."""
     generator = torch.Generator().manual_seed(3)
     rows, vocab = request.param
-    logits = torch.randn(rows, vocab, generator=generator) * 3
     return (
-        logits,
+        torch.randn(rows, 12, generator=generator),
+        torch.randn(vocab, 12, generator=generator),
         torch.randint(0, vocab, (rows,), generator=generator),
         torch.randn(2, rows, generator=generator),
     )
 
 
+def reference(hidden, weight, targets, gradients, *, temperature=1.0):
+    """Return log-probs, entropies, and the gradients of hidden states and weight, by log_softmax in float64."""
+    hidden, weight = (t.detach().double().requires_grad_() for t in (hidden, weight))
+    table = torch.log_softmax(hidden @ weight.t() / temperature, dim=-1)
+    log_probs = table.gather(1, targets[:, None]).squeeze(1)
+    entropy = -(table.exp() * table).sum(dim=-1)
+    (log_probs @ gradients[0].double() + entropy @ gradients[1].double()).backward()
+    return log_probs.detach(), entropy.detach(), hidden.grad, weight.grad
+
+
+def assert_near(found, wanted):
+    """Assert that float32 numbers are those of float64, but for rounding relative to the largest."""
+    torch.testing.assert_close(found.double(), wanted, rtol=0, atol=5e-5 * wanted.abs().max().item())
+
+
+@pytest.mark.parametrize("chunk_tokens", [4096, 3], ids=["whole", "chunks of 3 tokens"])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_values_and_gradients_are_those_of_log_softmax(inputs, temperature):
+def test_values_and_gradients_are_those_of_log_softmax(inputs, temperature, chunk_tokens):
     from slime_megatron.log_probs import token_log_probs
 
-    logits, targets, (d_log_probs, d_entropy) = inputs
-    ours, theirs = logits.clone().requires_grad_(), logits.double().requires_grad_()
-    log_probs, entropy = token_log_probs(ours, targets, temperature=temperature, with_entropy=True)
-    table = torch.log_softmax(theirs / temperature, dim=-1)
-    wanted = table.gather(1, targets[:, None]).squeeze(1)
-    wanted_entropy = -(table.exp() * table).sum(dim=-1)
-    torch.testing.assert_close(log_probs.double(), wanted, rtol=1e-6, atol=3e-5)
-    torch.testing.assert_close(entropy.double(), wanted_entropy, rtol=1e-6, atol=3e-5)
-    (log_probs @ d_log_probs + entropy @ d_entropy).backward()
-    (wanted @ d_log_probs.double() + wanted_entropy @ d_entropy.double()).backward()
-    torch.testing.assert_close(ours.grad.double(), theirs.grad, rtol=1e-4, atol=5e-6)
+    hidden, weight, targets, gradients = inputs
+    wanted = reference(hidden, weight, targets, gradients, temperature=temperature)
+    ours = [t.clone().requires_grad_() for t in (hidden, weight)]
+    found = token_log_probs(
+        *ours, targets, temperature=temperature, with_entropy=True, chunk_tokens=chunk_tokens
+    )
+    (found[0] @ gradients[0] + found[1] @ gradients[1]).backward()
+    for one, other in zip((*found, *(t.grad for t in ours)), wanted, strict=True):
+        assert_near(one, other)
 
 
-def test_without_entropy_none_is_computed_and_the_gradient_is_right(inputs):
+def test_chunks_of_tokens_change_nothing_beyond_rounding():
     from slime_megatron.log_probs import token_log_probs
 
-    logits, targets, (weights, _) = inputs
-    ours, theirs = logits.clone().requires_grad_(), logits.double().requires_grad_()
-    log_probs, entropy = token_log_probs(ours, targets)
-    assert entropy is None
-    (log_probs @ weights).backward()
-    (torch.log_softmax(theirs, dim=-1).gather(1, targets[:, None]).squeeze(1) @ weights.double()).backward()
-    torch.testing.assert_close(ours.grad.double(), theirs.grad, rtol=1e-4, atol=5e-6)
+    generator = torch.Generator().manual_seed(3)
+    hidden, weight = torch.randn(70, 12, generator=generator), torch.randn(500, 12, generator=generator)
+    targets, gradient = torch.arange(70), torch.randn(70, generator=generator)
+    found = []
+    for chunk_tokens in (4096, 5):
+        ours = [t.clone().requires_grad_() for t in (hidden, weight)]
+        log_probs, entropy = token_log_probs(*ours, targets, chunk_tokens=chunk_tokens)
+        assert entropy is None
+        (log_probs @ gradient).backward()
+        found.append((log_probs.detach(), *(t.grad for t in ours)))
+    for whole, chunked in zip(*found, strict=True):
+        torch.testing.assert_close(chunked, whole, rtol=1e-6, atol=1e-6 * whole.abs().max().item())
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_squared_probabilities_add_up_to_those_of_softmax(inputs, temperature):
-    from slime_megatron.log_probs import Vocabulary, sum_pi_squared
+@pytest.mark.parametrize("chunk_tokens", [4096, 3], ids=["whole", "chunks of 3 tokens"])
+def test_squared_probabilities_add_up_to_those_of_softmax(inputs, chunk_tokens):
+    from slime_megatron.log_probs import sum_pi_squared
 
-    logits = inputs[0]
-    found = sum_pi_squared(logits, vocabulary=Vocabulary(logits.shape[1]), temperature=temperature)
-    wanted = torch.softmax(logits.double() / temperature, dim=-1).square().sum(-1)
-    torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=0)
+    hidden, weight, *_ = inputs
+    found = sum_pi_squared(hidden, weight, temperature=0.7, chunk_tokens=chunk_tokens)
+    wanted = torch.softmax(hidden.double() @ weight.double().t() / 0.7, dim=-1).square().sum(-1)
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=0)
 
 
-def test_bfloat16_logits_are_taken_as_they_are():
+def test_without_entropy_the_gradient_is_right(inputs):
     from slime_megatron.log_probs import token_log_probs
 
-    logits = torch.tensor([[1.0, 2.0, 3.0]], dtype=torch.bfloat16, requires_grad=True)
-    log_probs, _ = token_log_probs(logits, torch.tensor([2]))
+    hidden, weight, targets, gradients = inputs
+    gradients = gradients * torch.tensor([[1.0], [0.0]])
+    wanted = reference(hidden, weight, targets, gradients)
+    ours = [t.clone().requires_grad_() for t in (hidden, weight)]
+    log_probs, _ = token_log_probs(*ours, targets)
+    (log_probs @ gradients[0]).backward()
+    for one, other in zip((log_probs, *(t.grad for t in ours)), (wanted[0], *wanted[2:]), strict=True):
+        assert_near(one, other)
+
+
+def test_a_frozen_weight_gets_no_gradient_and_hidden_states_the_same(inputs):
+    from slime_megatron.log_probs import token_log_probs
+
+    hidden, weight, targets, (gradient, _) = inputs
+    found = []
+    for trained in (True, False):
+        ours = hidden.clone().requires_grad_()
+        own_weight = weight.clone().requires_grad_(trained)
+        log_probs, _ = token_log_probs(ours, own_weight, targets)
+        (log_probs @ gradient).backward()
+        found.append(ours.grad)
+    assert own_weight.grad is None
+    assert torch.equal(*found)
+
+
+def test_logits_of_all_tokens_are_never_held():
+    """1000 tokens x 5000 ids: no memory that is taken holds more than 10 tokens' logits."""
+    from slime_megatron.log_probs import token_log_probs
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    largest = []
+
+    class Sizes(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            result = function(*args, **kwargs or {})
+            largest.extend(t.untyped_storage().nbytes() for t in [result] if isinstance(t, torch.Tensor))
+            return result
+
+    generator = torch.Generator().manual_seed(3)
+    hidden = torch.randn(1000, 2, generator=generator).requires_grad_()
+    weight = torch.randn(5000, 2, generator=generator).requires_grad_()
+    with Sizes():
+        log_probs, _ = token_log_probs(hidden, weight, torch.zeros(1000, dtype=torch.int64), chunk_tokens=10)
+        log_probs.sum().backward()
+    assert max(largest) == 10 * 5000 * 4
+
+
+def test_bfloat16_states_are_taken_as_they_are():
+    from slime_megatron.log_probs import token_log_probs
+
+    hidden = torch.tensor([[1.0]], dtype=torch.bfloat16, requires_grad=True)
+    weight = torch.tensor([[1.0], [2.0], [3.0]], dtype=torch.bfloat16, requires_grad=True)
+    log_probs, _ = token_log_probs(hidden, weight, torch.tensor([2]))
     # ln(e^3 / (e + e^2 + e^3)) = -ln(1 + e^-1 + e^-2)
     assert log_probs.dtype == torch.float32
     assert log_probs.item() == pytest.approx(-0.40760596, abs=1e-6)
     log_probs.sum().backward()
-    assert logits.grad.dtype == torch.bfloat16
+    assert hidden.grad.dtype == weight.grad.dtype == torch.bfloat16
 
 
 def test_a_second_backward_pass_is_refused():
     from slime_megatron.log_probs import token_log_probs
 
-    weight = torch.randn(3, 4, requires_grad=True)
-    log_probs, _ = token_log_probs(torch.randn(5, 3) @ weight, torch.tensor([0, 1, 2, 3, 0]))
+    weight = torch.randn(4, 3, requires_grad=True)
+    log_probs, _ = token_log_probs(torch.randn(5, 3), weight, torch.tensor([0, 1, 2, 3, 0]))
     log_probs.sum().backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         log_probs.sum().backward()
 
 
-def test_columns_on_four_ranks_give_the_log_softmax_of_all_that_are_tokens(ranks):
+@pytest.mark.parametrize("chunk_tokens", [4096, 4], ids=["whole", "chunks of 4 tokens"])
+def test_columns_on_four_ranks_give_the_log_softmax_of_all_that_are_tokens(ranks, chunk_tokens):
     """5 ids in 8 columns: the third rank has one id and padding, the fourth padding alone."""
     generator = torch.Generator().manual_seed(3)
-    logits, gradients = torch.randn(6, 8, generator=generator) * 3, torch.randn(2, 6, generator=generator)
+    hidden, weight = torch.randn(6, 7, generator=generator), torch.randn(8, 7, generator=generator)
+    gradients = torch.randn(2, 6, generator=generator)
     targets = torch.tensor([0, 1, 2, 3, 4, 2])
     found = ranks.run(
-        "log_probs_of_columns", 4, logits=logits, targets=targets, vocab_size=5, gradients=gradients
+        "log_probs_of_columns",
+        4,
+        hidden=hidden,
+        weight=weight,
+        targets=targets,
+        vocab_size=5,
+        gradients=gradients,
+        chunk_tokens=chunk_tokens,
     )
-    theirs = logits.double().requires_grad_()
-    table = torch.log_softmax(theirs[:, :5] / 0.7, dim=-1)
-    wanted = table.gather(1, targets[:, None]).squeeze(1)
-    entropy = -(table.exp() * table).sum(dim=-1)
-    (wanted @ gradients[0].double() + entropy @ gradients[1].double()).backward()
-    for log_probs, entropies, squares, _ in found:
-        torch.testing.assert_close(log_probs.double(), wanted.detach(), rtol=0, atol=1e-5)
-        torch.testing.assert_close(entropies.double(), entropy.detach(), rtol=0, atol=1e-5)
-        torch.testing.assert_close(squares.double(), table.detach().exp().square().sum(-1), rtol=0, atol=1e-6)
-    gradient = torch.cat([own for *_, own in found], dim=1)
-    torch.testing.assert_close(gradient.double(), theirs.grad, rtol=0, atol=1e-5)
+    wanted = reference(hidden, weight[:5], targets, gradients, temperature=0.7)
+    squares = torch.softmax(hidden.double() @ weight[:5].double().t() / 0.7, dim=-1).square().sum(-1)
+    for log_probs, entropies, sums, _, _ in found:
+        torch.testing.assert_close(log_probs.double(), wanted[0], rtol=0, atol=1e-5)
+        torch.testing.assert_close(entropies.double(), wanted[1], rtol=0, atol=1e-5)
+        torch.testing.assert_close(sums.double(), squares, rtol=0, atol=1e-6)
+    of_hidden = sum(own for *_, own, _ in found)
+    torch.testing.assert_close(of_hidden.double(), wanted[2], rtol=0, atol=1e-5)
+    of_weight = torch.cat([own for *_, own in found])
+    torch.testing.assert_close(of_weight[:5].double(), wanted[3], rtol=0, atol=1e-5)
+    assert (of_weight[5:] == 0).all()

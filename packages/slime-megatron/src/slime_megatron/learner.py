@@ -74,7 +74,7 @@ class Learner:
                 section,
                 self._world,
                 total_steps=settings.total_steps,
-                output_processor=response_log_probs,
+                output_processor=partial(response_log_probs, chunk_tokens=section.log_probs_chunk_size),
             )
             self._critic: Critic | None = None
             if "values" in self._needs:

@@ -1,8 +1,8 @@
-"""Log-probs, entropies and sums of squared probabilities of response tokens from logits, in float32, without a
-float32 copy of all logits.
+"""Log-probs, entropies and sums of squared probabilities of response tokens, without the logits of all of them.
 
-Under tensor parallelism each rank has the logits of its part of the vocabulary. Three numbers a token go between the
-ranks: its largest logit, then the sums over the vocabulary and the target's logit; the logits themselves stay.
+The output layer is applied to a chunk of tokens at a time, and its logits are taken apart in float32 in still smaller
+chunks. Under tensor parallelism each rank has its part of the vocabulary. Three numbers a token go between the ranks: its
+largest logit, then the sums over the vocabulary and the target's logit; the logits themselves stay.
 """
 
 from __future__ import annotations
@@ -35,44 +35,61 @@ class Vocabulary:
 
 
 def token_log_probs(
-    logits: Tensor,
+    hidden: Tensor,
+    weight: Tensor,
     targets: Tensor,
     *,
     vocabulary: Vocabulary | None = None,
     temperature: float = 1.0,
     with_entropy: bool = False,
+    chunk_tokens: int = 4096,
 ) -> tuple[Tensor, Tensor | None]:
     """Return (log-prob of each target, entropy of each distribution or None), in nats, float32 [R].
 
-    Collective over the vocabulary's group: all of its ranks get the same answer.
+    Collective over the vocabulary's group: all of its ranks get the same answer. The gradient of `hidden` is this rank's
+    share, to be added up over the group.
 
     Args:
-        logits: [R, columns], any floating dtype; kept for the backward pass, which overwrites them with their gradient,
-            so that nothing else may need them, and no second backward pass is possible.
+        hidden: [R, hidden_size], any floating dtype.
+        weight: [columns, hidden_size] of the output layer, same dtype; logits are `hidden @ weight.t()`.
         targets: int64 [R].
         vocabulary: which ids the columns are; all of them, one by one, when None.
         temperature: divides the logits.
         with_entropy: whether to compute entropies.
+        chunk_tokens: tokens whose logits are held at once. The backward pass computes those of all but the last chunk
+            again; those of the last were kept, and become its gradient, so that no second backward pass is possible.
     """
-    vocabulary = vocabulary or Vocabulary(logits.shape[1])
-    log_probs, entropy = _TokenLogProbs.apply(logits, targets, vocabulary, temperature, with_entropy)
+    vocabulary = vocabulary or Vocabulary(len(weight))
+    log_probs, entropy = _TokenLogProbs.apply(
+        hidden, weight, targets, vocabulary, temperature, with_entropy, chunk_tokens
+    )
     return log_probs, entropy if with_entropy else None
 
 
 @torch.no_grad()
-def sum_pi_squared(logits: Tensor, *, vocabulary: Vocabulary, temperature: float = 1.0) -> Tensor:
-    """Return the sum over the vocabulary of squared probabilities, float32 [R]; `logits` stay as they are.
+def sum_pi_squared(
+    hidden: Tensor,
+    weight: Tensor,
+    *,
+    vocabulary: Vocabulary | None = None,
+    temperature: float = 1.0,
+    chunk_tokens: int = 4096,
+) -> Tensor:
+    """Return the sum over the vocabulary of squared probabilities, float32 [R].
 
     Collective over the vocabulary's group: all of its ranks get the same answer. Arguments are those of
     `token_log_probs`.
     """
-    peaks = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
-    sums = peaks.new_empty(2, len(logits))  # of exp(z - peak), and of its square
-    for rows, scaled in _chunks(logits, vocabulary, temperature):
-        torch.amax(scaled, dim=-1, out=peaks[rows])
-        weights = scaled.sub_(peaks[rows, None]).exp_()
-        torch.sum(weights, dim=-1, out=sums[0, rows])
-        torch.sum(weights.square_(), dim=-1, out=sums[1, rows])
+    vocabulary = vocabulary or Vocabulary(len(weight))
+    peaks = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
+    sums = peaks.new_empty(2, len(hidden))  # of exp(z - peak), and of its square
+    for rows in _slices(len(hidden), chunk_tokens):
+        logits = hidden[rows] @ weight.t()
+        for chunk, scaled in _chunks(logits, rows.start, vocabulary, temperature):
+            torch.amax(scaled, dim=-1, out=peaks[chunk])
+            weights = scaled.sub_(peaks[chunk, None]).exp_()
+            torch.sum(weights, dim=-1, out=sums[0, chunk])
+            torch.sum(weights.square_(), dim=-1, out=sums[1, chunk])
     if vocabulary.group is not None:
         highest = peaks.clone()
         dist.all_reduce(highest, op=dist.ReduceOp.MAX, group=vocabulary.group)
@@ -83,7 +100,7 @@ def sum_pi_squared(logits: Tensor, *, vocabulary: Vocabulary, temperature: float
 
 
 class _TokenLogProbs(torch.autograd.Function):
-    """Keeps logits and log-normalisers, and computes probabilities again, a chunk of rows at a time.
+    """Keeps log-normalisers and the last chunk's logits.
 
     With z = logits / T, lse = logsumexp(z), p = exp(z - lse) and H = lse - sum(p z):
     d logp_y / dz_j = [j = y] - p_j and dH / dz_j = -p_j (z_j - lse + H). Gradients of other ranks' logits need nothing
@@ -93,53 +110,73 @@ class _TokenLogProbs(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        logits: Tensor,
+        hidden: Tensor,
+        weight: Tensor,
         targets: Tensor,
         vocabulary: Vocabulary,
         temperature: float,
         with_entropy: bool,
+        chunk_tokens: int,
     ) -> tuple[Tensor, Tensor]:
-        rows = logits.shape[0]
-        peaks = torch.empty(rows, dtype=torch.float32, device=logits.device)
+        peaks = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
         # Of each row: the target's logit, sum(exp(z - peak)), and sum(exp(z - peak) z) where entropies are wanted.
-        sums = peaks.new_empty(3 if with_entropy else 2, rows)
-        columns, mine = _own_targets(targets, vocabulary, logits.shape[1])
-        for chunk, scaled in _chunks(logits, vocabulary, temperature):
-            sums[0, chunk] = scaled.gather(1, columns[chunk, None]).squeeze(1)
-            torch.amax(scaled, dim=-1, out=peaks[chunk])
-            peak = peaks[chunk, None]
-            weights = (scaled - peak).exp_() if with_entropy else scaled.sub_(peak).exp_()
-            torch.sum(weights, dim=-1, out=sums[1, chunk])
-            if with_entropy:
-                torch.sum(weights.mul_(scaled), dim=-1, out=sums[2, chunk])
+        sums = peaks.new_empty(3 if with_entropy else 2, len(hidden))
+        columns, mine = _own_targets(targets, vocabulary, len(weight))
+        memory = hidden.new_empty(min(chunk_tokens, len(hidden)), len(weight))
+        for rows in _slices(len(hidden), chunk_tokens):
+            logits = torch.mm(hidden[rows], weight.t(), out=memory[: rows.stop - rows.start])
+            for chunk, scaled in _chunks(logits, rows.start, vocabulary, temperature):
+                sums[0, chunk] = scaled.gather(1, columns[chunk, None]).squeeze(1)
+                torch.amax(scaled, dim=-1, out=peaks[chunk])
+                peak = peaks[chunk, None]
+                weights = (scaled - peak).exp_() if with_entropy else scaled.sub_(peak).exp_()
+                torch.sum(weights, dim=-1, out=sums[1, chunk])
+                if with_entropy:
+                    torch.sum(weights.mul_(scaled), dim=-1, out=sums[2, chunk])
         if mine is not None:
             peaks = _add_up(peaks, sums, mine, vocabulary)
         normalisers = peaks + sums[1].log()
         log_probs = sums[0] - normalisers
         entropy = normalisers - sums[2] / sums[1] if with_entropy else normalisers.new_empty(0)
-        ctx.save_for_backward(logits, columns, mine, normalisers, entropy)
+        ctx.save_for_backward(hidden, weight, memory, columns, mine, normalisers, entropy)
         ctx.vocabulary, ctx.temperature, ctx.with_entropy = vocabulary, temperature, with_entropy
+        ctx.chunk_tokens = chunk_tokens
         if not with_entropy:
             ctx.mark_non_differentiable(entropy)
         return log_probs, entropy
 
     @staticmethod
-    def backward(ctx: Any, d_log_probs: Tensor, d_entropy: Tensor) -> tuple[Tensor, None, None, None, None]:
-        logits, columns, mine, normalisers, entropy = ctx.saved_tensors
+    def backward(ctx: Any, d_log_probs: Tensor, d_entropy: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, memory, columns, mine, normalisers, entropy = ctx.saved_tensors
         hits = d_log_probs / ctx.temperature
         hits = hits if mine is None else hits * mine
-        for rows, scaled in _chunks(logits, ctx.vocabulary, ctx.temperature):
-            shifted = scaled.sub_(normalisers[rows, None])
-            outer = -d_log_probs[rows, None] / ctx.temperature
-            if ctx.with_entropy:
-                probabilities = shifted.exp()
-                shifted.add_(entropy[rows, None]).mul_(-d_entropy[rows, None] / ctx.temperature).add_(outer)
-                chunk = shifted.mul_(probabilities)
-            else:
-                chunk = shifted.exp_().mul_(outer)
-            chunk.scatter_add_(1, columns[rows, None], hits[rows, None])
-            logits[rows] = chunk
-        return logits, None, None, None, None
+        d_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
+        d_weight: Tensor | None = None
+        chunks = _slices(len(hidden), ctx.chunk_tokens)
+        for rows in reversed(chunks):
+            logits = memory[: rows.stop - rows.start]
+            if rows is not chunks[-1]:
+                torch.mm(hidden[rows], weight.t(), out=logits)
+            for chunk, scaled in _chunks(logits, rows.start, ctx.vocabulary, ctx.temperature):
+                shifted = scaled.sub_(normalisers[chunk, None])
+                outer = -d_log_probs[chunk, None] / ctx.temperature
+                if ctx.with_entropy:
+                    probabilities = shifted.exp()
+                    shifted.add_(entropy[chunk, None]).mul_(-d_entropy[chunk, None] / ctx.temperature)
+                    gradient = shifted.add_(outer).mul_(probabilities)
+                else:
+                    gradient = shifted.exp_().mul_(outer)
+                gradient.scatter_add_(1, columns[chunk, None], hits[chunk, None])
+                logits[chunk.start - rows.start : chunk.stop - rows.start] = gradient
+            if d_hidden is not None:
+                torch.mm(logits, weight, out=d_hidden[rows])
+            if ctx.needs_input_grad[1]:
+                part = logits.t() @ hidden[rows]
+                if len(chunks) == 1:
+                    d_weight = part
+                else:  # in float32: rounded once, however many chunks there are
+                    d_weight = part.float() if d_weight is None else d_weight.add_(part)
+        return d_hidden, None if d_weight is None else d_weight.to(weight), None, None, None, None, None
 
 
 def _own_targets(targets: Tensor, vocabulary: Vocabulary, columns: int) -> tuple[Tensor, Tensor | None]:
@@ -161,17 +198,30 @@ def _add_up(peaks: Tensor, sums: Tensor, mine: Tensor, vocabulary: Vocabulary) -
     return highest
 
 
-def _chunks(logits: Tensor, vocabulary: Vocabulary, temperature: float) -> Iterator[tuple[slice, Tensor]]:
-    """Yield rows, and logits / temperature of those rows in float32, each time in the same memory."""
+def _slices(n: int, size: int) -> list[slice]:
+    """Return slices that cover n: the last ones of `size`, the first of what is left."""
+    return [slice(max(0, stop - size), stop) for stop in range(n, 0, -size)][::-1]
+
+
+def _chunks(
+    logits: Tensor, first: int, vocabulary: Vocabulary, temperature: float
+) -> Iterator[tuple[slice, Tensor]]:
+    """Yield rows, and logits / temperature of those rows in float32, each time in the same memory.
+
+    Args:
+        logits: [rows, columns].
+        first: number of their first row; rows are yielded from there on.
+        vocabulary: which ids the columns are.
+        temperature: divides the logits.
+    """
     columns = logits.shape[1]
-    step = max(1, _CHUNK_ELEMENTS[logits.device.type] // columns)
+    step = min(len(logits), max(1, _CHUNK_ELEMENTS[logits.device.type] // columns))
     real = min(columns, max(0, vocabulary.size - vocabulary.start))
     buffer = torch.empty(step, columns, dtype=torch.float32, device=logits.device)
-    for start in range(0, len(logits), step):
-        rows = slice(start, min(start + step, len(logits)))
-        scaled = buffer[: rows.stop - start].copy_(logits[rows])
+    for rows in _slices(len(logits), step):
+        scaled = buffer[: rows.stop - rows.start].copy_(logits[rows])
         if temperature != 1.0:
             scaled.div_(temperature)
         if real < columns:
             scaled[:, real:] = _NEVER
-        yield rows, scaled
+        yield slice(first + rows.start, first + rows.stop), scaled

@@ -13,6 +13,7 @@ from megatron.core import parallel_state, tensor_parallel
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer.transformer_config import TransformerConfig
+from slime_core.errors import TrainerError
 from slime_models.architecture import Architecture
 from slime_models.family import ModelFamily
 from torch import Tensor
@@ -75,11 +76,18 @@ def build_model(
         pre_process=parallel_state.is_pipeline_first_stage(),
         post_process=parallel_state.is_pipeline_last_stage(),
     )
-    if model.post_process and section.sequence_parallel:
-        # `response_rows` gathers the sequence, to select rows before the layer and not after it.
-        model.output_layer.sequence_parallel = False
-        model.output_layer.allreduce_dgrad = True
+    if model.post_process:
+        _check_output_layer(model.output_layer)
     return model.to(device)
+
+
+def _check_output_layer(layer: object) -> None:
+    """Check that logits are hidden states times the layer's weight: `response_log_probs` does not call it."""
+    if type(layer) is not tensor_parallel.ColumnParallelLinear or layer.bias is not None:
+        raise TrainerError(
+            f"custom_model_provider_path: the model's output_layer is a {type(layer).__name__}; wanted Megatron's "
+            "ColumnParallelLinear without a bias: log-probs are computed from its weight, a chunk of tokens at a time"
+        )
 
 
 def provide_model(
@@ -157,6 +165,7 @@ def response_log_probs(
     output_weight: Tensor | None,
     context: ResponseTokens,
     config: TransformerConfig,
+    chunk_tokens: int,
     **_: Any,
 ) -> Tensor:
     """Return log-probs, then entropies, then sums of squared probabilities, as far as wanted: [1 to 3, R].
@@ -167,24 +176,34 @@ def response_log_probs(
     Selecting rows before the output layer saves the logits of prompt tokens, most of the layer's work when prompts
     are long.
     """
-    hidden = response_rows(hidden_states, context, config)
-    logits, _ = output_layer(hidden, weight=output_weight)
     ranks = parallel_state.get_tensor_model_parallel_group()
+    hidden = response_rows(hidden_states, context, config)
+    weight = output_layer.weight if output_weight is None else output_weight
     vocabulary = Vocabulary(
         size=context.vocab_size,
-        start=ranks.rank() * logits.shape[1],
+        start=ranks.rank() * len(weight),
         group=ranks if ranks.size() > 1 else None,
     )
     log_probs, entropy = token_log_probs(
-        logits,
+        tensor_parallel.copy_to_tensor_model_parallel_region(hidden),  # adds the gradient up over the ranks
+        weight,
         context.targets,
         vocabulary=vocabulary,
         temperature=context.temperature,
         with_entropy=context.with_entropy,
+        chunk_tokens=chunk_tokens,
     )
     parts = [log_probs] if entropy is None else [log_probs, entropy]
     if context.with_sum_pi_squared and not torch.is_grad_enabled():
-        parts.append(sum_pi_squared(logits, vocabulary=vocabulary, temperature=context.temperature))
+        parts.append(
+            sum_pi_squared(
+                hidden,
+                weight,
+                vocabulary=vocabulary,
+                temperature=context.temperature,
+                chunk_tokens=chunk_tokens,
+            )
+        )
     return torch.stack([assembled(part, context) for part in parts])
 
 
