@@ -25,6 +25,7 @@ COMBINATIONS = {
         ("sglang", "ray"),
     ),
     "slime-sglang": (set(), ("megatron",)),
+    "slime-ray": ({"slime.launchers ray"}, ("megatron", "transformers", "sglang")),
 }
 #: Combinations light enough for pip itself; the others go through uv's cache.
 LIGHT = ("slime-core", "slime-core slime-rm")

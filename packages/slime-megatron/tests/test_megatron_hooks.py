@@ -35,7 +35,7 @@ def test_sizes_that_do_not_divide_the_ranks_are_reported_all_at_once():
         *("--launcher", "ray", "--actor-num-nodes", "2", "--actor-num-gpus-per-node", "3"),
         *("--tensor-model-parallel-size", "2", "--context-parallel-size", "2", "--expert-model-parallel-size", "5"),
     )  # fmt: skip
-    assert [problem.partition("; the number")[0] for problem in found] == [
+    assert [problem.partition("; lower it")[0] for problem in found] == [
         "megatron.tensor_model_parallel_size x megatron.context_parallel_size: found 2 x 2 = 4 and 6 processes; "
         "wanted a divisor of 6",
         "megatron.expert_tensor_parallel_size x megatron.expert_model_parallel_size: found 2 x 5 = 10 and 6 processes; "

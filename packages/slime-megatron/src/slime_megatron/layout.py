@@ -61,7 +61,7 @@ def process_problems(section: MegatronSection, n_processes: int) -> Iterator[Pro
                 f"{' x '.join(map(str, given.values()))}{f' = {product}' if len(given) > 1 else ''} "
                 f"and {n_processes} {'process' if n_processes == 1 else 'processes'}",
                 f"a divisor of {n_processes}",
-                "the number of processes is actor_num_nodes x actor_num_gpus_per_node, of --launcher ray",
+                "lower it, or raise --actor-num-gpus-per-node or --actor-num-nodes (--launcher ray)",
             )
 
 

@@ -1,0 +1,1 @@
+"""The launcher `ray`: the ranks of a trainer as Ray actors."""

@@ -1,0 +1,174 @@
+"""`RankProcess`: what runs in the process of one rank. The class of the Ray actors."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import faulthandler
+import functools
+import logging
+import os
+import pickle
+import socket
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Concatenate
+
+from slime_core.assemble import make_build
+from slime_core.build import Rank
+from slime_core.config.load import load_settings
+from slime_core.config.sections import TrainSection
+from slime_core.errors import PluginError
+from slime_core.plugins.registry import Registry
+from slime_core.protocols import Fingerprint, Metrics, Trainer, TransferPlan
+from slime_core.weights import Bucket, MemoryChannel
+
+from slime_ray.failure import Failure
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a rank's process takes over from the driver's, so that names mean the same in both."""
+
+    folder: Path
+    """Working directory."""
+    import_path: tuple[str, ...]
+    environment: Mapping[str, str]
+    """Variables that are set before anything is imported."""
+    log: Path
+    """File that the rank's output goes to."""
+    ranks_of_machine: int
+    """Ranks that share the cores of this machine."""
+
+
+def answering[**P, T](
+    method: Callable[Concatenate[RankProcess, P], Awaitable[T]],
+) -> Callable[Concatenate[RankProcess, P], Awaitable[T | Failure]]:
+    """Make a method return its error as a `Failure`: Ray would wrap it into a class and a text of its own."""
+
+    @functools.wraps(method)
+    async def answer(self: RankProcess, /, *args: P.args, **kwargs: P.kwargs) -> T | Failure:
+        try:
+            return await method(self, *args, **kwargs)
+        except Exception as error:
+            logging.getLogger(__name__).exception("%s failed", method.__name__)
+            return Failure.of(error)
+
+    return answer
+
+
+class RankProcess:
+    """One rank of the chosen trainer. All methods but `next_bucket` are called on every rank."""
+
+    def __init__(self, surroundings: Surroundings) -> None:
+        _move_in(surroundings)
+        self._trainer: Trainer
+        self._rank: Rank
+        self._outgoing: asyncio.Queue[MemoryChannel] = asyncio.Queue()
+        self._buckets: AsyncIterator[Bucket] | None = None
+
+    async def whereabouts(self) -> tuple[str, int, int]:
+        """Return the IP address of this machine, the process id, and a TCP port that was free a moment ago."""
+        import ray
+
+        with socket.socket() as listener:
+            listener.bind(("", 0))
+            return ray.util.get_node_ip_address(), os.getpid(), int(listener.getsockname()[1])
+
+    @answering
+    async def start(self, recipe: Path, rank: Rank, lock: Sequence[Mapping[str, str]]) -> None:
+        """Build this rank of the trainer from the run's resolved settings, and start it.
+
+        Args:
+            recipe: the settings.
+            rank: which rank this is.
+            lock: plugins that the driver resolved.
+        """
+        self._rank = rank
+        registry = Registry.from_environment()
+        settings = load_settings([str(recipe)], [], registry=registry)
+        build = make_build(settings, registry, rank=rank)
+        backend = settings.section(TrainSection).train_backend
+        self._trainer = registry.resolve("slime.trainers", backend)(build)
+        _check_lock(registry.lock(), lock)
+        await self._trainer.start()
+
+    @answering
+    async def train(self, pickled: bytes) -> Metrics:
+        """Train on a pickled batch, which is this rank's own copy: an estimator may write into it."""
+        return await self._trainer.train(pickle.loads(pickled))
+
+    @answering
+    async def send(self, plan: TransferPlan) -> Fingerprint:
+        """Take part in sending the weights. By `memory`, those of rank 0 wait for `next_bucket`; others keep none."""
+        if plan.transport != "memory":
+            return await self._trainer.send(plan)
+        channel = MemoryChannel()
+        sending = asyncio.ensure_future(self._trainer.send(dataclasses.replace(plan, channel=channel)))
+        if self._rank.number == 0:
+            self._outgoing.put_nowait(channel)
+            return await sending
+        emptying = asyncio.ensure_future(_empty(channel))
+        try:
+            return await sending
+        finally:
+            emptying.cancel()
+
+    @answering
+    async def next_bucket(self) -> Any:
+        """Return the next bucket of `send`, packed; None after the last. Of rank 0."""
+        from slime_ray.buckets import pack  # imports torch
+
+        if self._buckets is None:
+            self._buckets = (await self._outgoing.get()).buckets()
+        bucket = await anext(self._buckets, None)
+        if bucket is None:
+            self._buckets = None
+            return None
+        return pack(bucket)
+
+    @answering
+    async def call(self, method: str, *args: Any) -> Any:
+        """Call a method of the trainer as it is."""
+        return await getattr(self._trainer, method)(*args)
+
+
+async def _empty(channel: MemoryChannel) -> None:
+    async for _ in channel.buckets():
+        pass
+
+
+def _move_in(surroundings: Surroundings) -> None:
+    """Give this process the driver's surroundings, threads of its own, and a log."""
+    log = surroundings.log
+    log.parent.mkdir(parents=True, exist_ok=True)
+    output = log.open("a", buffering=1)
+    for stream in (1, 2):
+        os.dup2(output.fileno(), stream)
+    sys.stdout = sys.stderr = output
+    faulthandler.enable(output)
+    logging.basicConfig(stream=output, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
+    cores = len(os.sched_getaffinity(0))
+    os.environ["OMP_NUM_THREADS"] = str(max(1, cores // surroundings.ranks_of_machine))
+    os.environ.update(surroundings.environment)
+    os.chdir(surroundings.folder)
+    sys.path += [entry for entry in surroundings.import_path if entry not in sys.path]
+
+
+def _check_lock(own: Sequence[Mapping[str, str]], driver: Sequence[Mapping[str, str]]) -> None:
+    """Check that the plugins that this rank uses are those of the driver.
+
+    Raises:
+        PluginError: one is of another version; names both.
+    """
+    versions = {(plugin["group"], plugin["name"]): plugin for plugin in driver}
+    for plugin in own:
+        other = versions.get((plugin["group"], plugin["name"]), plugin)
+        if other != plugin:
+            raise PluginError(
+                f"{plugin['group']}: {plugin['name']!r} is {plugin['distribution']} {plugin['version']} on "
+                f"{socket.gethostname()} and {other['distribution']} {other['version']} where the run was started; "
+                "install the same on every machine"
+            )

@@ -1,0 +1,172 @@
+"""`Ranks`: the processes of a trainer as seen by the driver: asked all at once, and ended when one of them fails."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from slime_core.errors import TrainerError
+
+from slime_ray.failure import Failure
+
+logger = logging.getLogger(__name__)
+
+#: What a rank is asked first. Until it has answered, its process may not be there, and Ray alone knows why.
+FIRST_CALL = "whereabouts"
+#: Seconds that the other ranks get to say what is wrong with them, when one has failed.
+_GRACE_S = 5.0
+_POLL_S = 0.02
+#: Bytes of a log's end that an error shows.
+_TAIL = 2000
+
+
+@dataclass(frozen=True)
+class Member:
+    """One rank."""
+
+    actor: Any
+    """Handle of its `RankProcess`."""
+    name: str
+    """How messages call it: `rank 1 of 2 (process 123 on 10.0.0.1)`."""
+    log: Path
+    pid_here: int | None = None
+    """Its process, where that is on the driver's machine."""
+
+
+class RankDied(TrainerError):
+    """The process of a rank ended by itself, or was killed from outside."""
+
+
+class Ranks:
+    """All ranks of a trainer. They live and die together: after the first error or cancelled call none is left."""
+
+    def __init__(self, members: Sequence[Member]) -> None:
+        self._members = list(members)
+
+    @property
+    def alive(self) -> bool:
+        """Whether they can be asked."""
+        return bool(self._members)
+
+    async def ask(self, method: str, *args: Any) -> list[Any]:
+        """Call a method of every rank with the same arguments; see `ask_each`."""
+        return await self.ask_each(method, [args] * len(self._members))
+
+    async def ask_each(self, method: str, args: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Call a method of every rank, and return their answers.
+
+        Raises:
+            RankDied: the process of a rank ended; names it, and shows the end of its log.
+            Exception: what a rank raised, the first one's.
+        """
+        failed: list[Exception] = []
+
+        async def one(member: Member, own: tuple[Any, ...]) -> Any:
+            try:
+                return await self._answer(member, method, own)
+            except Exception as error:
+                failed.append(error)
+                raise
+
+        calls = {
+            asyncio.ensure_future(one(member, own)): member
+            for member, own in zip(self._alive(method), args, strict=True)
+        }
+        try:
+            await asyncio.wait(calls, return_when=asyncio.FIRST_EXCEPTION)
+            if failed:
+                await asyncio.wait(calls, timeout=_GRACE_S)
+                raise _cause(failed)
+        except BaseException as error:
+            silent = [member.name for call, member in calls.items() if not call.done()]
+            if isinstance(error, asyncio.CancelledError) and silent:
+                error.add_note(f"no answer to {method} from {', '.join(silent)}")
+                logger.error("%s: no answer from %s", method, ", ".join(silent))
+            for call in calls:
+                call.cancel()
+            await self.kill()
+            raise
+        return [call.result() for call in calls]
+
+    async def ask_first(self, method: str, *args: Any) -> Any:
+        """Call a method of rank 0 beside what all ranks are asked; an error here is no end of the others."""
+        return await self._answer(self._alive(method)[0], method, args)
+
+    async def kill(self) -> None:
+        """End every process, and wait for those of this machine."""
+        members, self._members = self._members, []
+        here = [pid for member in members if (pid := member.pid_here) is not None and _is_rank(pid)]
+        for member in members:
+            with contextlib.suppress(RayError):
+                ray.kill(member.actor)
+        for pid in here:  # Ray asks a process to end, which one that is stopped or stuck does not hear
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_GRACE_S):
+                while any(_runs(pid) for pid in here):
+                    await asyncio.sleep(_POLL_S)
+
+    def _alive(self, method: str) -> list[Member]:
+        if not self._members:
+            raise TrainerError(f"{method}: the ranks have ended, after an earlier error or close()")
+        return self._members
+
+    @staticmethod
+    async def _answer(member: Member, method: str, args: tuple[Any, ...]) -> Any:
+        try:
+            answer = await getattr(member.actor, method).remote(*args)
+        except RayError as error:
+            died = _died(member, method)
+            if method == FIRST_CALL:
+                died.add_note(str(error))
+            raise died from error
+        if isinstance(answer, Failure):
+            raise answer.error(member.name)
+        return answer
+
+
+def _cause(failed: Sequence[Exception]) -> Exception:
+    """Return the error that the others follow from: of a rank that died, else the first; the others are noted on it."""
+    dead = [error for error in failed if isinstance(error, RankDied)]
+    cause = (dead or failed)[0]
+    for error in failed:
+        if error is not cause and str(error) != str(cause):
+            where = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+            cause.add_note(f"after it: {type(error).__name__}: {error}{where}")
+    return cause
+
+
+def _died(member: Member, method: str) -> RankDied:
+    tail = b""
+    with contextlib.suppress(OSError):
+        tail = member.log.read_bytes()[-_TAIL:]
+    shown = f" and ends:\n{tail.decode(errors='replace').strip()}" if tail.strip() else " and is empty"
+    return RankDied(
+        f"{member.name} died during {method}: it crashed, ran out of memory or was killed; its log is {member.log}{shown}"
+    )
+
+
+def _is_rank(pid: int) -> bool:
+    """Say whether the process of this number is a rank: another one may have its number by now."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::RankProcess")
+    except OSError:
+        return False
+
+
+def _runs(pid: int) -> bool:
+    """Say whether a process is there, and no zombie: it has its files until then."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

@@ -1,0 +1,208 @@
+"""`RayTrainer`: the `Trainer` protocol over ranks that are Ray actors."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import os
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+import ray
+from slime_core.batch import TrainBatch
+from slime_core.build import BuildContext, Rank
+from slime_core.config.derive import num_ranks
+from slime_core.config.sections import ClusterSection, TrainSection
+from slime_core.errors import DeadlineError, TrainerError
+from slime_core.plugins.registry import ALLOW_LIST
+from slime_core.protocols import Fingerprint, Metrics, Trainer, TransferPlan
+from slime_core.rundir import RunDir
+
+from slime_ray.buckets import unpack
+from slime_ray.cluster import Places, connect
+from slime_ray.rank import RankProcess, Surroundings
+from slime_ray.ranks import FIRST_CALL, Member, RankDied, Ranks
+from slime_ray.section import RaySection
+
+logger = logging.getLogger(__name__)
+
+#: Seconds that ranks get to close by themselves before they are killed.
+_CLOSE_S = 60.0
+
+
+class RayTrainer:
+    """Every rank of a trainer as one: all get the same calls, and rank 0 speaks for all.
+
+    A call that fails or is cancelled ends all ranks, because those that wait for each other cannot be called again.
+
+    Args:
+        build: of the run; ranks build themselves from its settings.
+        transports: of the trainer.
+    """
+
+    def __init__(self, build: BuildContext, *, transports: tuple[str, ...]) -> None:
+        self.transports = transports
+        self._build = build
+        self._run_dir = RunDir(build.run_dir.absolute())
+        self._ranks: Ranks | None = None
+        self._places: Places | None = None
+        self._connected = False
+
+    async def start(self) -> None:
+        """Join or start the cluster, and build the trainer on every rank.
+
+        Raises:
+            ConfigError: the cluster is too small.
+            DeadlineError: it is not up in time; names the ranks that are not.
+            TrainerError: no cluster is found, or what the trainer raises.
+        """
+        cluster, limit = self._build.section(ClusterSection), self._build.section(RaySection).start_timeout_s
+        count = num_ranks(self._build.settings)
+        self._connected = connect(count)
+        try:
+            async with asyncio.timeout(limit):
+                self._places = Places.reserve(cluster)
+                await self._places.group.ready()
+                await self._start_ranks(self._places, count)
+        except TimeoutError as error:
+            missed = DeadlineError(
+                f"launcher ray: {count} ranks are not up after {limit:g} s (--ray-start-timeout-s)"
+            )
+            for note in getattr(error.__cause__, "__notes__", ()):
+                missed.add_note(note)
+            raise missed from error
+
+    async def train(self, batch: TrainBatch) -> Metrics:
+        """Run the batch's optimizer steps; every rank is given the whole batch."""
+        batch_ref = ray.put(pickle.dumps(batch, protocol=pickle.HIGHEST_PROTOCOL))
+        metrics: Metrics = (await self._started.ask("train", batch_ref))[0]
+        return metrics
+
+    async def send(self, plan: TransferPlan) -> Fingerprint:
+        """Send by the plan's channel what rank 0 sends; by a channel that is not of this process, ranks do it themselves."""
+        if plan.transport != "memory":
+            answers: list[Fingerprint] = await self._started.ask("send", plan)
+            return answers[0]
+        sending = asyncio.ensure_future(self._started.ask("send", dataclasses.replace(plan, channel=None)))
+        handing = asyncio.ensure_future(self._hand_over(plan.channel))
+        try:
+            for task in (await asyncio.wait((sending, handing), return_when=asyncio.FIRST_EXCEPTION))[0]:
+                task.result()  # raises the error of the one that failed
+        finally:
+            for task in (sending, handing):
+                task.cancel()
+            await asyncio.gather(sending, handing, return_exceptions=True)
+        fingerprint: Fingerprint = sending.result()[0]
+        return fingerprint
+
+    async def save(self, path: Path) -> None:
+        """Write all state into a folder that every rank's machine sees."""
+        await self._started.ask("call", "save", path.absolute())
+
+    async def load(self, path: Path) -> None:
+        """Restore what `save` wrote.
+
+        Raises:
+            CheckpointError: the folder is of another model, or is incomplete.
+        """
+        await self._started.ask("call", "load", path.absolute())
+
+    async def save_hf(self, path: Path) -> None:
+        """Write the weights as a folder that other programs load."""
+        await self._started.ask("call", "save_hf", path.absolute())
+
+    async def offload(self) -> None:
+        """Give up device memory, on every rank."""
+        await self._started.ask("call", "offload")
+
+    async def onload(self) -> None:
+        """Take device memory back, on every rank."""
+        await self._started.ask("call", "onload")
+
+    async def close(self) -> None:
+        """End the ranks, give their places back, and leave the cluster: one that was started for the run ends."""
+        ranks, self._ranks = self._ranks, None
+        try:
+            if ranks is not None and ranks.alive:
+                async with asyncio.timeout(_CLOSE_S):
+                    await ranks.ask("call", "close")
+        except TimeoutError:
+            logger.warning("close: the ranks were killed, which had not closed after %g s", _CLOSE_S)
+        finally:
+            if ranks is not None:
+                await ranks.kill()
+            self._leave()
+
+    @property
+    def _started(self) -> Ranks:
+        if self._ranks is None:
+            raise TrainerError("the ranks are not started; call start() first, and nothing after close()")
+        return self._ranks
+
+    async def _start_ranks(self, places: Places, count: int) -> None:
+        actors = [
+            ray.remote(RankProcess).options(**places.options(number)).remote(self._surroundings(number))
+            for number in range(count)
+        ]
+        members = [
+            Member(actor, f"rank {number} of {count}", self._run_dir.rank_log(number))
+            for number, actor in enumerate(actors)
+        ]
+        self._ranks = Ranks(members)
+        found = await self._ranks.ask(FIRST_CALL)
+        own_address = ray.util.get_node_ip_address()
+        self._ranks = Ranks(
+            [
+                dataclasses.replace(
+                    member,
+                    name=f"{member.name} (process {pid} on {address})",
+                    pid_here=pid if address == own_address else None,
+                )
+                for member, (address, pid, _) in zip(members, found, strict=True)
+            ]
+        )
+        address, _, port = found[0]
+        ranks = [Rank(number=i, count=count, address=address, port=port) for i in range(count)]
+        recipe, lock = self._run_dir.config, self._build.registry.lock()
+        await self._ranks.ask_each("start", [(recipe, rank, lock) for rank in ranks])
+
+    def _surroundings(self, number: int) -> Surroundings:
+        section = self._build.section(ClusterSection)
+        allowed = {ALLOW_LIST: os.environ[ALLOW_LIST]} if ALLOW_LIST in os.environ else {}
+        return Surroundings(
+            folder=Path.cwd(),
+            import_path=tuple(sys.path),
+            environment=allowed | section.train_env_vars,
+            log=self._run_dir.rank_log(number),
+            ranks_of_machine=section.actor_num_gpus_per_node,
+        )
+
+    async def _hand_over(self, channel: Any) -> None:
+        """Put what rank 0 sends into the engine's channel."""
+        try:
+            while (packed := await self._started.ask_first("next_bucket")) is not None:
+                await channel.put(unpack(packed))
+        except RankDied:
+            return  # who asks all ranks says which died first
+        await channel.end()
+
+    def _leave(self) -> None:
+        if self._places is not None:
+            self._places.free()
+            self._places = None
+        if self._connected:
+            ray.shutdown()
+            self._connected = False
+
+
+def create_trainer(build: BuildContext) -> RayTrainer:
+    """Return the chosen trainer, its ranks to be started on Ray.
+
+    Its factory is called here too, so that it refuses what it cannot do before anything starts.
+    """
+    factory = build.registry.resolve("slime.trainers", build.section(TrainSection).train_backend)
+    here: Trainer = factory(dataclasses.replace(build, rank=Rank(count=num_ranks(build.settings))))
+    return RayTrainer(build, transports=here.transports)

@@ -1,0 +1,76 @@
+"""The tabular trainer on several ranks: each trains on the whole batch, then all wait for each other over TCP.
+
+`TROUBLE=raise`, `die` or `stop` makes rank 1 misbehave in step 2, before it answers the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+
+from slime_core.batch import TrainBatch
+from slime_core.build import BuildContext, Rank
+from slime_core.protocols import Metrics
+from slime_core.testing import tabular
+
+
+class NoMore(Exception):
+    """An error class that only this module has, and that cannot be made from its message alone."""
+
+    def __init__(self, step: int, why: str) -> None:
+        super().__init__(f"step {step}: {why}")
+
+
+class RankedTrainer:
+    """A tabular trainer, and connections: rank 0's to all others, theirs to rank 0."""
+
+    def __init__(self, inner: tabular.TabularTrainer, rank: Rank) -> None:
+        self._inner, self._rank = inner, rank
+        self._links: list[socket.socket] = []
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._inner, name)
+
+    async def start(self) -> None:
+        await asyncio.to_thread(self._connect)
+
+    async def train(self, batch: TrainBatch) -> Metrics:
+        metrics = await self._inner.train(batch)
+        if batch.step == 2 and self._rank.number == 1:
+            misbehave(os.environ.get("TROUBLE"))
+        await asyncio.to_thread(self._meet)
+        return metrics | {"train/ranks": float(self._rank.count)}
+
+    def _connect(self) -> None:
+        if self._rank.number:
+            while not self._links:
+                try:
+                    self._links = [socket.create_connection((self._rank.address, self._rank.port))]
+                except ConnectionRefusedError:  # rank 0 is not there yet
+                    continue
+        else:
+            with socket.create_server(("", self._rank.port)) as server:
+                self._links = [server.accept()[0] for _ in range(self._rank.count - 1)]
+
+    def _meet(self) -> None:
+        for link in self._links:
+            link.sendall(b"x")
+        for link in self._links:
+            if not link.recv(1):
+                raise ConnectionError("connection closed by peer")
+
+
+def misbehave(how: str | None) -> None:
+    if how == "raise":
+        raise NoMore(2, "this rank has had enough")
+    if how in ("die", "stop"):
+        os.kill(os.getpid(), signal.SIGKILL if how == "die" else signal.SIGSTOP)
+
+
+def create_trainer(build: BuildContext) -> RankedTrainer:
+    return RankedTrainer(tabular.create_trainer(build), build.rank)
+
+
+create_trainer.ranked = True  # type: ignore[attr-defined]  # as the launcher asks

@@ -1,0 +1,172 @@
+"""Launcher `ray`: ranks in processes of their own learn what one process learns; whatever ends one of them ends the run."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from slime_core.assemble import make_build
+from slime_core.config.check import check_settings
+from slime_core.config.load import load_settings
+from slime_core.errors import ConfigError, DeadlineError, TrainerError
+from slime_core.launchers.local import assemble_and, drive, launch
+from slime_core.plugins.registry import Registry
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+RANKS = ("--launcher", "ray", "--actor-num-gpus-per-node", "2")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    """Start Ray for all tests; returns the address. Runs in this process use it as it is, others join it."""
+    from slime_ray.launcher import set_environment
+
+    set_environment()
+    import ray
+    from slime_ray.cluster import connect
+
+    connect(2)
+    yield ray.get_runtime_context().gcs_address
+    ray.shutdown()
+
+
+@pytest.fixture
+def train(letters: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a function that trains the policy of letters, by default on two ranks of Ray, and returns the summary."""
+    monkeypatch.syspath_prepend(root / "tests")
+    registry = Registry()
+
+    def train(*flags: str, ranks: tuple[str, ...] = RANKS) -> dict[str, Any]:
+        backend = ("--train-backend", "ranked_letters:create_trainer")
+        settings = load_settings([str(letters)], [*backend, *ranks, *flags], registry=registry)
+        if not ranks:
+            return launch(settings, registry, drive)
+        from slime_ray.trainer import create_trainer
+
+        return asyncio.run(assemble_and(drive, settings, registry, create_trainer=create_trainer))
+
+    return train
+
+
+def steps(run: Path) -> list[dict[str, float]]:
+    """Metrics of each step, without those of time."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if not k.startswith("perf/")} for row in rows]
+
+
+def ranks_left(folder: Path) -> list[str]:
+    """Processes that write to the log of a rank below a folder."""
+    left = []
+    for output in Path("/proc").glob("[0-9]*/fd/1"):
+        try:
+            left += [str(output)] if output.readlink().is_relative_to(folder) else []
+        except OSError:  # it ended meanwhile, or is another user's
+            continue
+    return left
+
+
+def test_two_ranks_learn_what_one_process_learns_also_when_the_run_is_resumed(cluster, train, tmp_path):
+    train("--run-name", "local", ranks=())
+    with pytest.raises(TrainerError):
+        train("--run-name", "ray", "--train-env-vars", '{"TROUBLE": "die"}', "--save-interval", "1")
+    summary = train("--run-name", "ray")
+    assert summary["status"] == "completed"
+    local, ray = steps(tmp_path / "runs/local"), steps(tmp_path / "runs/ray")
+    assert {row.pop("train/ranks") for row in ray if "train/ranks" in row} == {2.0}
+    assert [row.pop("train/ranks", None) for row in local] == [None, *[1.0] * 12]
+    assert ray == local
+    assert ranks_left(tmp_path) == []
+
+
+def test_error_of_a_rank_keeps_its_class_and_names_the_rank(cluster, train, tmp_path):
+    with pytest.raises(Exception, match="step 2: this rank has had enough") as caught:
+        train("--train-env-vars", '{"TROUBLE": "raise"}')
+    assert isinstance(caught.value, TrainerError)  # the class takes two arguments: it cannot be unpickled
+    assert "NoMore: step 2" in str(caught.value)
+    assert caught.value.__notes__[0].startswith("raised on rank 1 of 2 (process ")
+    assert "in misbehave" in str(caught.value.__cause__)
+    summary = json.loads((tmp_path / "runs/letters/summary.json").read_text())
+    assert summary["status"] == "failed"
+    assert summary["steps"] == 2
+    assert "in misbehave" in (tmp_path / "runs/letters/log.txt").read_text()
+    assert "in misbehave" in (tmp_path / "runs/letters/ranks/rank_001.log").read_text()
+    assert ranks_left(tmp_path) == []
+
+
+def test_rank_that_hangs_is_named_when_the_deadline_has_passed_and_killed(cluster, train, tmp_path):
+    with pytest.raises(DeadlineError, match=r"step 2: training: not done after 3 s") as caught:
+        train("--train-env-vars", '{"TROUBLE": "stop"}', "--train-timeout-s", "3")
+    (note,) = caught.value.__notes__
+    assert "no answer to train from rank 0 of 2 (process " in note
+    assert "rank 1 of 2 (process " in note
+    assert ranks_left(tmp_path) == []
+
+
+def test_cluster_that_is_too_small_is_refused_at_once(cluster, train):
+    with pytest.raises(ConfigError, match=r"found 2 x 3, and a Ray cluster whose machines have 2 CPUs"):
+        train(ranks=("--launcher", "ray", "--actor-num-gpus-per-node", "3", "--actor-num-nodes", "2"))
+
+
+def test_what_ranks_cannot_do_is_refused_before_anything_starts(letters):
+    registry = Registry()
+    one_process = load_settings([str(letters)], RANKS, registry=registry)
+    assert check_settings(one_process, registry) == []
+    with pytest.raises(
+        ConfigError, match=r"found 2 with the trainer .*create_trainer'; wanted 1: this trainer is one"
+    ):
+        make_build(one_process, registry)
+    local = load_settings([str(letters)], [*RANKS[2:], "--train-env-vars", '{"A": "1"}'], registry=registry)
+    assert [problem.wanted for problem in check_settings(local, registry)] == [
+        "1: launcher local is one process",
+        "nothing: it starts no process of the trainer",
+    ]
+
+
+def test_layout_that_the_model_does_not_allow_is_found_before_anything_starts(root, tiny_llama):
+    registry = Registry()
+    flags = ["--hf-checkpoint", str(tiny_llama), *RANKS[:3], "12", "--tensor-model-parallel-size", "12"]
+    settings = load_settings([str(root / "recipes/quickstart.toml")], flags, registry=registry)
+    assert check_settings(settings, registry) == []
+    with pytest.raises(ConfigError) as caught:
+        make_build(settings, registry)
+    assert [str(problem) for problem in caught.value.problems] == [
+        "megatron.tensor_model_parallel_size: found 12; wanted a divisor of 4, the model's attention heads",
+        "megatron.tensor_model_parallel_size: found 12; wanted a divisor of 2, the model's query groups",
+    ]
+
+
+def test_megatron_on_two_ranks_equals_one_process_until_a_rank_dies_in_a_collective(
+    cluster, slime, root, tiny_llama, tmp_path
+):
+    common = [
+        "--hf-checkpoint", str(tiny_llama), "--output-dir", str(tmp_path), "--num-rollout", "3", "--tracker", "jsonl",
+        "--rollout-batch-size", "4", "--n-samples-per-prompt", "8", "--rollout-max-response-len", "16", "--no-bf16",
+        "--lr", "1e-3", "--rm-type", "slime_bench.step:parity", "--num-steps-per-rollout", "2",
+        "--skip-eval-before-train", "--eval-interval", "5",
+    ]  # fmt: skip
+    recipe = str(root / "recipes/quickstart.toml")
+    env = os.environ | {"PYTHONPATH": str(root / "tests"), "RAY_ADDRESS": cluster}
+    hook = ("--custom-megatron-before-train-step-hook-path", "trouble_in_training:die")
+    killed = slime("train", recipe, *common, *RANKS, *hook, "--run-name", "ray", env=env)
+    assert killed.returncode == 1, killed.stdout + killed.stderr
+    first, message, *_ = killed.stderr[killed.stderr.index("slime train: ") :].splitlines()
+    assert first == "slime train: RankDied"
+    assert message.startswith("  rank 1 of 2 (process ")
+    assert "died during train" in message
+    summary = json.loads((tmp_path / "ray/summary.json").read_text())
+    assert (summary["status"], summary["steps"]) == ("failed", 2)
+    assert ranks_left(tmp_path) == []
+    registry = Registry()
+    settings = load_settings([recipe], [*common, "--run-name", "local"], registry=registry)
+    assert launch(settings, registry, drive)["status"] == "completed"
+    local, ray = steps(tmp_path / "local")[:2], steps(tmp_path / "ray")
+    assert [row["step"] for row in ray] == [0, 1]
+    for ours, theirs in zip(ray, local, strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-5, abs=1e-5)
+    assert all(row["train/grad_norm"] > 1e-3 for row in local)
