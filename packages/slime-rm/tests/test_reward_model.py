@@ -154,6 +154,11 @@ def test_wrong_options_are_refused(options, words):
         RewardModel(**{"reward_model_url": "http://localhost:1"} | options)
 
 
+def test_a_key_that_cannot_be_read_is_refused(tmp_path):
+    with pytest.raises(PluginError, match=r"api_key_file: .*key: cannot be read"):
+        RewardModel(reward_model_url="http://localhost:1", api_key_file=str(tmp_path / "key"))
+
+
 def test_a_folder_without_a_chat_template_is_refused(tmp_path):
     words = Tokenizer(WordLevel({"a": 0}, unk_token="a"))
     PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(tmp_path)

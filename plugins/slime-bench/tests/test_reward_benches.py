@@ -32,9 +32,10 @@ def test_a_share_of_the_responses_misbehaves_in_every_way_in_turn():
 
 def test_every_response_is_accounted_for(capfd):
     words = ["--responses", "60", "--bad", "0.05", "--workers", "2", "--timeout-s", "5", "--reward", "exact"]
-    assert rewards(words) == 0
+    assert rewards([*words, "--repeats", "2"]) == 0
     shown = capfd.readouterr().out
-    assert "57 results, 3 failures" in shown
+    assert "114 results, 6 failures" in shown
+    assert "pool / inline " in shown
     assert "0 others failed; 0 processes left behind" in shown
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from pathlib import Path
 from typing import Any
 
 from slime_core.errors import ConfigError, Problem, RewardError
@@ -79,15 +78,12 @@ class Judge:
         problems += _template_problems(template, pattern, low, high)
         if problems:
             raise ConfigError(problems)
-        headers = {}
-        if api_key_file is not None:
-            headers["Authorization"] = f"Bearer {Path(api_key_file).read_text().strip()}"
         self._client = JsonClient(
             f"{str(judge_url).rstrip('/')}/chat/completions",
             connections=connections,
             request_timeout_s=request_timeout_s,
             tries=tries,
-            headers=headers,
+            api_key_file=api_key_file,
             first_wait_s=first_wait_s,
         )
         self._request = {"model": judge_model, "temperature": temperature, "max_tokens": max_tokens}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import random
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slime_core.errors import PluginError, RewardError
@@ -27,11 +28,11 @@ class JsonClient:
         request_timeout_s: deadline of one try, seconds.
         tries: how often a request is sent before it fails; waits of 0.5 s, 1 s, 2 s, ... up to 30 s lie between,
             each shortened by chance by up to a half. Only failures that another try may mend are tried again.
-        headers: of every request.
+        api_key_file: file with the key that the server wants.
         first_wait_s: wait before the second try, seconds.
 
     Raises:
-        PluginError: httpx, which only rewards that ask servers need, is not installed.
+        PluginError: httpx, which only rewards that ask servers need, is not installed; or the key cannot be read.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class JsonClient:
         connections: int,
         request_timeout_s: float,
         tries: int,
-        headers: dict[str, str] | None = None,
+        api_key_file: str | None = None,
         first_wait_s: float = _FIRST_WAIT_S,
     ) -> None:
         try:
@@ -55,7 +56,7 @@ class JsonClient:
         self._request_timeout_s = request_timeout_s
         self._client = self._httpx.AsyncClient(
             timeout=request_timeout_s,
-            headers=headers,
+            headers={} if api_key_file is None else {"Authorization": f"Bearer {_key(api_key_file)}"},
             limits=self._httpx.Limits(max_connections=connections),
             trust_env=False,  # a proxy of the environment is for the internet, not for a server of the run
         )
@@ -97,6 +98,13 @@ class JsonClient:
             return reply.json()
         except ValueError as error:
             raise RewardError(f"{self._url}: answered {_shown(reply.text)}; wanted JSON") from error
+
+
+def _key(file: str) -> str:
+    try:
+        return Path(file).read_text().strip()
+    except OSError as error:
+        raise PluginError(f"api_key_file: {file}: cannot be read ({error.strerror})") from error
 
 
 def _shown(text: str) -> str:

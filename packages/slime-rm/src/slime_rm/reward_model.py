@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, Literal
 
 from slime_core.errors import ConfigError, PluginError, Problem, RewardError, SampleError
@@ -72,16 +71,13 @@ class RewardModel:
         if problems:
             raise ConfigError(problems)
         path, self._body, self._outputs = _PROTOCOLS[api]
-        headers = {}
-        if api_key_file is not None:
-            headers["Authorization"] = f"Bearer {Path(api_key_file).read_text().strip()}"
         self._url = f"{str(reward_model_url).rstrip('/')}{path}"
         self._client = JsonClient(
             self._url,
             connections=connections,
             request_timeout_s=request_timeout_s,
             tries=tries,
-            headers=headers,
+            api_key_file=api_key_file,
             first_wait_s=first_wait_s,
         )
         self._output, self._model, self._messages_key = output, model, messages_key

@@ -10,7 +10,9 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from rich.console import Console
@@ -24,51 +26,91 @@ from slime_core.sample import Sample
 from slime_bench.traps import KINDS, MARK, Trap
 
 
+@dataclass(frozen=True)
+class Turn:
+    """The three ways once, one after the other."""
+
+    inline_s: float
+    clean_s: float
+    bad_s: float
+    clean: list[Any]
+    """Results of the pool without responses that misbehave."""
+    bad: list[Any]
+    """With them."""
+
+
 def rewards(argv: list[str]) -> int:
     """Measure samples a second: the grader called inline, through the pool, and with responses that misbehave.
 
-    Exit status 1 when a sample has neither a result nor a named failure, or a process is left behind.
+    The three take turns; medians and ranges are over the repeats, ratios within each. Exit status 1 when a sample has neither a
+    result nor a named failure, or a process is left behind.
     """
     arguments = _parse(argv)
     registry = Registry.from_environment()
     reference = registry.find("slime.rewards", arguments.reward).value
     good = samples(arguments.responses, seed=arguments.seed)
     bad = trapped(good, share=arguments.bad, seed=arguments.seed)
-    inline_s = _inline(reference, good)
-    clean_s, clean = asyncio.run(_pooled(reference, good, arguments))
-    bad_s, results = asyncio.run(_pooled(reference, bad, arguments))
-    n = len(good)
+    turns = [_turn(reference, good, bad, arguments) for _ in range(arguments.repeats)]
     console = Console(soft_wrap=True, highlight=False)
     console.print(
-        f"{n} responses, reward {arguments.reward}, {arguments.workers} workers on {os.cpu_count()} cores; "
-        f"{arguments.bad:.1%} misbehave, deadline {arguments.timeout_s:g} s"
+        f"{len(good)} responses, reward {arguments.reward}, {arguments.workers} workers on {os.cpu_count()} cores; "
+        f"{arguments.bad:.1%} misbehave, deadline {arguments.timeout_s:g} s; median of {len(turns)} (lowest to highest)"
     )
-    table = Table(
-        "", "samples/s", "of inline", "of clean pool", box=None, pad_edge=False, header_style="bold"
-    )
-    for name, seconds in (("inline", inline_s), ("pool", clean_s), ("pool, some misbehave", bad_s)):
-        table.add_row(name, f"{n / seconds:.0f}", f"{inline_s / seconds:.2f}", f"{clean_s / seconds:.2f}")
-    console.print(table)
+    console.print(_table(turns, len(good)))
+    results = [result for turn in turns for result in turn.bad]
+    given = bad * len(turns)
     failures = Counter(result.kind for result in results if isinstance(result, RewardFailure))
+    graded = [
+        *zip(good * len(turns), [r for t in turns for r in t.clean], strict=True),
+        *zip(given, results, strict=True),
+    ]
     innocent = [
         result.message
-        for sample, result in [*zip(good, clean, strict=True), *zip(bad, results, strict=True)]
+        for sample, result in graded
         if isinstance(result, RewardFailure) and "trap" not in sample.metadata
     ]
     orphans = len(marked_processes())
     console.print(
-        f"{n - failures.total()} results, {failures.total()} failures {dict(failures)} of "
-        f"{sum('trap' in sample.metadata for sample in bad)} responses that misbehave; "
+        f"{len(results) - failures.total()} results, {failures.total()} failures {dict(failures)} of "
+        f"{sum('trap' in sample.metadata for sample in given)} responses that misbehave; "
         f"{len(innocent)} others failed; {orphans} processes left behind"
     )
     for message in innocent[:5]:
         console.print(f"  {message}", markup=False)
     named = all(
         result.message.startswith(f"{sample.name}: ")
-        for sample, result in zip(bad, results, strict=True)
+        for sample, result in zip(given, results, strict=True)
         if isinstance(result, RewardFailure)
     )
     return 0 if named and not innocent and not orphans else 1
+
+
+def _turn(
+    reference: str, good: Sequence[Sample], bad: Sequence[Sample], arguments: argparse.Namespace
+) -> Turn:
+    inline_s = _inline(reference, good)
+    clean_s, clean = asyncio.run(_pooled(reference, good, arguments))
+    bad_s, results = asyncio.run(_pooled(reference, bad, arguments))
+    return Turn(inline_s, clean_s, bad_s, clean, results)
+
+
+def _table(turns: Sequence[Turn], n: int) -> Table:
+    table = Table("", "samples/s", "", box=None, pad_edge=False, header_style="bold")
+    for name, seconds in (
+        ("inline", [turn.inline_s for turn in turns]),
+        ("pool", [turn.clean_s for turn in turns]),
+        ("pool, some misbehave", [turn.bad_s for turn in turns]),
+    ):
+        table.add_row(name, *_spread([n / each for each in seconds], ".0f"))
+    table.add_row("pool / inline", *_spread([turn.inline_s / turn.clean_s for turn in turns], ".2f"))
+    table.add_row(
+        "pool, some misbehave / pool", *_spread([turn.clean_s / turn.bad_s for turn in turns], ".2f")
+    )
+    return table
+
+
+def _spread(values: Sequence[float], digits: str) -> tuple[str, str]:
+    return f"{median(values):{digits}}", f"({min(values):{digits}} to {max(values):{digits}})"
 
 
 def samples(n: int, *, seed: int) -> list[Sample]:
@@ -142,6 +184,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--timeout-s", type=float, default=1.0, help="deadline of one call, seconds")
     parser.add_argument("--memory-gb", type=float, default=1.0, help="most memory of a worker")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--repeats", type=int, default=3, help="how often all three are measured in turn")
     if sys.platform != "linux":
         parser.error("needs /proc, to look for processes left behind")
     return parser.parse_args(argv)

@@ -17,9 +17,9 @@ from slime_core.config.settings import Settings
 from slime_core.errors import ConfigError, DataError
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import DataSource
-from slime_core.rewards.results import Reward, RewardFailure
+from slime_core.rewards.results import RewardFailure
 from slime_core.rewards.scorer import Result, Scorer
-from slime_core.sample import Sample, Status
+from slime_core.sample import Group, Sample, Status
 
 HELP = """usage: slime check RECIPE.toml ... [--flag value ...]
 
@@ -137,8 +137,9 @@ async def _wrong(
         sample.response, sample.status = form.format(label=sample.label), Status.COMPLETED
     if settings.section(RewardSection).group_rm:
         n = settings.section(RolloutSection).n_samples_per_prompt
-        groups = ([dataclasses.replace(sample) for _ in range(n)] for sample in labelled)
-        results = [_lowest(each) for each in await asyncio.gather(*map(scorer.score_group, groups))]
+        groups = [[dataclasses.replace(sample) for _ in range(n)] for sample in labelled]
+        of_groups = await asyncio.gather(*map(scorer.score_group, groups))
+        results = [_lowest(group, each, key) for group, each in zip(groups, of_groups, strict=True)]
     else:
         results = await asyncio.gather(*map(scorer.score, labelled))
     wrong: dict[int, str | RewardFailure] = {}
@@ -153,8 +154,12 @@ async def _wrong(
     return wrong
 
 
-def _lowest(results: Sequence[Result]) -> Result:
-    """Return the failure among the results of a group, or the lowest score."""
-    failures = [result for result in results if isinstance(result, RewardFailure)]
-    scores = [result for result in results if isinstance(result, Reward)]
-    return failures[0] if failures else min(scores, key=lambda result: result.score or 0.0)
+def _lowest(group: Group, results: Sequence[Result], key: str | None) -> Result:
+    """Return the failure among the results of a group, or the lowest reward."""
+    rewards: list[tuple[float, Result]] = []
+    for sample, result in zip(group, results, strict=True):
+        if isinstance(result, RewardFailure):
+            return result
+        sample.reward = result.value
+        rewards.append((sample.reward_value(key), result))
+    return min(rewards, key=lambda entry: entry[0])[1]

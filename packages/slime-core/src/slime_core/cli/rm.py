@@ -16,7 +16,8 @@ from slime_core.rewards.results import Reward, RewardFailure
 from slime_core.sample import Group, Sample, Status
 
 DESCRIPTION = """Score one response as a run would, in a worker with a deadline, and print the score and why; with
---group-rm several, the samples of one prompt, by a group reward. Exit status 0 when there is a score, whatever it is; 2 when the input or the reward is at fault."""
+--group-rm several, the samples of one prompt, by a group reward. Exit status 0 when there is a score, whatever it is;
+2 when the input or the reward is at fault."""
 
 
 def main(argv: list[str]) -> int:
