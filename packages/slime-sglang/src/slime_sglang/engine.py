@@ -60,7 +60,7 @@ class SglangEngine:
         keep_files: bool = False,
         encoding: Encoding = "xor",
     ) -> None:
-        self._path, self._dtype, self._section = model_path, dtype, section
+        self._section = section
         self._port = free_port()
         self._server = ServerProcess(
             server_command(
@@ -91,8 +91,8 @@ class SglangEngine:
                 keep_files=keep_files,
                 encoding=encoding,
                 answer=folder.absolute() / "verdict.json",
-                timeout_s=section.control_timeout_s
-                / 2,  # so that the server can say so before its own is over
+                # Half, so that a server whose sender hangs can say so before the call to it is over.
+                timeout_s=section.control_timeout_s / 2,
                 on_thread=self._on_thread,
             ),
             pause_mode=section.pause_mode,
