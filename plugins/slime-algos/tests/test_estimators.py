@@ -97,6 +97,15 @@ def test_the_token_baseline_counts_trained_tokens_and_is_0_where_a_sample_is_alo
     assert optimal_token_baseline(view)[0].tolist() == pytest.approx([3.0, 0.0, 3.0, 6.0, -3.0, -3.0, 7.0])
 
 
+def test_importance_weights_count_twice_in_the_token_baseline():
+    # squared gradients 1/2 and 1/4; ratios e and 1, so 1/2 · 4 (clipped at 2) and 1/4: (2 · 6 + 0) / (9/4) = 16/3
+    view = probable([[1], [1]], [6.0, 0.0], [3, 3], [[0.5], [0.5]], [[0.5], [0.25]])
+    engine = view.old_log_probs - torch.tensor([1.0, 0.0])
+    weighed = dataclasses.replace(view, rollout_log_probs=engine)
+    advantages, *_ = optimal_token_baseline(weighed, use_tis=True, tis_clip=2.0)
+    assert advantages.tolist() == pytest.approx([2 * (6 - 16 / 3), -16 / 3])
+
+
 def test_equal_rewards_have_a_token_baseline_of_exactly_the_reward():
     view = grouped(5)
     equal = dataclasses.replace(
@@ -161,7 +170,11 @@ def test_whitening_leaves_mean_zero_and_variance_one(estimate):
     assert white.var().item() == pytest.approx(1, rel=1e-5)
 
 
-@EVERY
+@pytest.mark.parametrize(
+    "estimate",
+    [each for each in ALL if each is not optimal_token_baseline],  # its baseline reads them too
+    ids=lambda estimate: estimate.__name__,
+)
 def test_importance_weights_multiply_every_estimators_advantages(estimate):
     view = grouped(4)
     weighted, _, metrics = estimate(view, use_tis=True, tis_clip=1.1)

@@ -13,6 +13,7 @@ which apply in this order:
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, cast
 
@@ -30,7 +31,11 @@ from slime_algos.ratio import masked_log_ratio
 from slime_algos.whitening import whiten
 
 Credit = Callable[..., tuple[Tensor, Tensor]]
-"""(view, kl [T], *, options) -> (advantages [T], returns [T]); `kl` is kl_coef · KL, 0 where the mask is."""
+"""(view, kl [T], *, options) -> (advantages [T], returns [T]); `kl` is kl_coef · KL, 0 where the mask is.
+
+One that takes `importance` after `kl` is given the importance weights [T], by which its advantages will be multiplied, or
+None without `use_tis`.
+"""
 
 _READS = {
     "kl_coef": {"old_log_probs", "ref_log_probs"},
@@ -103,12 +108,7 @@ def _estimate(
             kl_coef = state["kl_coef"]
         metrics = {"reward_kl": _mean_of_samples(kl, view), "kl_coef": kl_coef}
         penalty = kl_coef * kl
-    advantages, returns = credit(view, penalty, **options)
-    if use_opd:
-        log_ratio = masked_log_ratio(view.old_log_probs, view.teacher_log_probs, view.loss_mask)
-        advantages = advantages - opd_kl_coef * log_ratio
-    if normalize_advantages:
-        advantages = whiten(advantages, view.loss_mask)
+    weights: Tensor | None = None
     if use_tis:
         weights, found = importance_weights(
             view,
@@ -118,7 +118,17 @@ def _estimate(
             high=tis_clip,
             batch_normalize=tis_batch_normalize,
         )
-        advantages, metrics = advantages * weights, metrics | found
+        metrics |= found
+    if "importance" in inspect.signature(credit).parameters:
+        options["importance"] = weights
+    advantages, returns = credit(view, penalty, **options)
+    if use_opd:
+        log_ratio = masked_log_ratio(view.old_log_probs, view.teacher_log_probs, view.loss_mask)
+        advantages = advantages - opd_kl_coef * log_ratio
+    if normalize_advantages:
+        advantages = whiten(advantages, view.loss_mask)
+    if weights is not None:
+        advantages = advantages * weights
     if use_rs:
         keep, found = kept(
             view, level=rs_level, low=rs_lower_bound, high=rs_upper_bound, veto=rs_veto_threshold

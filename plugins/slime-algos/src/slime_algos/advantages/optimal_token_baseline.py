@@ -12,29 +12,34 @@ from slime_algos.estimator import estimator
 
 
 @estimator(reward_transform="raw", reads={"group_ids", "old_log_probs", "sum_pi_squared"})
-def optimal_token_baseline(view: TokenView, kl: Tensor) -> tuple[Tensor, Tensor]:
+def optimal_token_baseline(
+    view: TokenView, kl: Tensor, importance: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Give token t of a sample G_t − Σ W_t G_t / Σ W_t, the sums over the samples of its group that have a token t.
 
     G_t is the sample's reward less the penalties still to come, W_t = Σ_{k ≤ t} (1 − 2 π_k + Σ_v π_k(v)²): the
     squared gradient of each token's log-prob with respect to its logits, added up. t counts trained tokens, so that
-    turns of different length stand beside each other. A token whose place no other sample of its group reaches gets
+    turns of different length stand beside each other. Under importance weights ρ a term of W_t is ρ_k² as large, because
+    the gradient that it measures is ρ_k times as large. A token whose place no other sample of its group reaches gets
     G_t, as in verl; so does every token of a group of one.
 
     Args:
         view: reads `rewards`, `group_ids`, `loss_mask`, `offsets`, `old_log_probs`, `sum_pi_squared`.
         kl: [T] penalty of each token.
+        importance: [T] importance weight of each token; None where there are none.
 
     Returns:
         (advantages [T], returns [T]); 0 on tokens that are not trained on.
 
     Source: verl 0.9.1 `compute_multi_turn_optimal_token_baseline_advantage`, and for masks without holes
-    `compute_optimal_token_baseline_advantage`. Under importance weights verl scales W by their squares; here they
-    only multiply the advantages.
+    `compute_optimal_token_baseline_advantage`, whose `rollout_is_weights` multiply the advantages later, as ours do.
     """
     positions, offsets = trained_tokens(view.loss_mask, view.offsets)
     sample = view.sample_of_token[positions]
     likely = view.old_log_probs[positions].exp()
     energy = 1 - 2 * likely + view.sum_pi_squared[positions]
+    if importance is not None:
+        energy = energy * importance[positions] ** 2
     # Rounding, or log-probs of an engine, may make it negative.
     weights = running_sums(energy.clamp(min=0), offsets)
     returns = outcome(view, view.rewards, kl)[0][positions]

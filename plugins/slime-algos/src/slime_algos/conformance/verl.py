@@ -52,6 +52,7 @@ REDUCTIONS: dict[str, Reducer] = {
     "seq-mean-token-sum-norm": partial(reducers.constant, loss_scale_factor=20.0),
 }
 
+TIS: dict[str, Any] = {"level": "token", "mode": "clip", "low": 0.0, "high": 2.0, "batch_normalize": False}
 KL_TARGETS = (0.05, 0.9, 1.05, 5.0)
 KL_HORIZON = 100.0
 
@@ -113,10 +114,14 @@ def _estimators() -> Iterator[Row]:
     yield row("reinforce_plus_plus_baseline", reinforce_plus_plus_baseline,
               "compute_reinforce_plus_plus_baseline_outcome_advantage", group_centre, whitened)  # fmt: skip
     yield Row("verl", "remax", _our_remax, _their_remax)
-    for form, whole in (("compute_optimal_token_baseline_advantage", True),
-                        ("compute_multi_turn_optimal_token_baseline_advantage", False)):  # fmt: skip
-        yield Row("verl", f"optimal_token_baseline, {'one turn' if whole else 'several turns'}",
-                  partial(_our_token_baseline, whole), partial(_their_token_baseline, form, whole))  # fmt: skip
+    one, several = (f"compute_{form}optimal_token_baseline_advantage" for form in ("", "multi_turn_"))
+    for name, theirs, whole, weighted in (
+        ("one turn", one, True, False),
+        ("several turns", several, False, False),
+        ("several turns, importance weights", several, False, True),
+    ):
+        yield Row("verl", f"optimal_token_baseline, {name}", partial(_our_token_baseline, whole, weighted),
+                  partial(_their_token_baseline, theirs, whole, weighted))  # fmt: skip
     yield Row("verl", "adaptive KL coefficient, four batches", _our_adaptive_kl, _their_adaptive_kl)
 
 
@@ -164,12 +169,15 @@ def _as_one_turn(case: Case, whole: bool) -> Case:
     return replace(case, view=replace(case.view, loss_mask=ones)) if whole else case
 
 
-def _our_token_baseline(whole: bool, case: Case) -> Tensor:
+def _our_token_baseline(whole: bool, weighted: bool, case: Case) -> Tensor:
     case = _as_one_turn(case, whole)
-    return torch.cat([case.trained(column) for column in optimal_token_baseline(case.view)])
+    advantages, returns, *_ = optimal_token_baseline(case.view, use_tis=weighted)
+    if weighted:  # verl's are not multiplied yet
+        advantages = advantages / _our_weights(TIS, case)
+    return torch.cat([case.trained(advantages).nan_to_num(), case.trained(returns)])
 
 
-def _their_token_baseline(name: str, whole: bool, case: Case) -> Tensor:
+def _their_token_baseline(name: str, whole: bool, weighted: bool, case: Case) -> Tensor:
     case = _as_one_turn(case, whole)
     found = _core(name)(
         case.token_rewards,
@@ -177,6 +185,7 @@ def _their_token_baseline(name: str, whole: bool, case: Case) -> Tensor:
         case.view.group_ids.numpy(),
         case.padded(case.view.old_log_probs),
         case.padded(case.view.sum_pi_squared),
+        rollout_is_weights=case.padded(_our_weights(TIS, case)) if weighted else None,
     )
     return torch.cat([case.trained(case.flat(column)) for column in found])
 
@@ -351,7 +360,7 @@ def _correction() -> Iterator[Row]:
         theirs["rollout_is_batch_normalize"] = ours["batch_normalize"]
         return Row("verl", name, partial(_our_weights, ours), partial(_their_weights, theirs), differs)
 
-    plain: dict[str, Any] = {"low": 0.0, "high": 2.0, "mode": "clip", "batch_normalize": False}
+    plain = {name: value for name, value in TIS.items() if name != "level"}
     yield weights("TIS, token", 2.0, level="token", **plain)
     yield weights("TIS, sequence", 2.0, level="sequence", **plain)
     yield weights("TIS, token, batch-normalised", 2.0, level="token", **plain | {"batch_normalize": True})
