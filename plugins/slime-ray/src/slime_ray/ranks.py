@@ -23,7 +23,9 @@ logger = logging.getLogger(__name__)
 #: What a rank is asked first. Until it has answered, its process may not be there, and Ray alone knows why.
 FIRST_CALL = "whereabouts"
 #: Seconds that the other ranks get to say what is wrong with them, when one has failed.
-_GRACE_S = 5.0
+_GRACE_S = 2.0
+#: Seconds in which a killed process is gone.
+_GONE_S = 5.0
 _POLL_S = 0.02
 #: Bytes of a log's end that an error shows.
 _TAIL = 2000
@@ -112,7 +114,7 @@ class Ranks:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_GRACE_S):
+            async with asyncio.timeout(_GONE_S):
                 while any(_runs(pid) for pid in here):
                     await asyncio.sleep(_POLL_S)
 
