@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from slime_core.build import BuildContext
+from slime_core.config.derive import compute_dtype
 from slime_core.config.sections import ModelSection, TrainSection
 from slime_core.errors import DeadlineError, EngineError, WeightSyncError
 from slime_core.openmp import release_threads
@@ -34,7 +35,6 @@ from slime_sglang.staging import Staging
 _POLL_S = 0.25
 #: Seconds that a server gets to end after a lost connection: its sockets close before its exit status is known.
 _LAST_BREATH_S = 1.0
-_TRAINER_DTYPES = {True: "bfloat16", False: "float32"}
 
 
 class SglangEngine:
@@ -317,7 +317,7 @@ def create_engine(build: BuildContext) -> SglangEngine:
     return SglangEngine(
         build.model_path,
         build.registry.resolve("slime.models", str(model_type)),
-        dtype=section.dtype if section.dtype != "auto" else _TRAINER_DTYPES[build.section(TrainSection).bf16],
+        dtype=section.dtype if section.dtype != "auto" else compute_dtype(build.section(TrainSection)),
         section=section,
         folder=build.run_dir / "sglang",
     )
