@@ -200,6 +200,24 @@ def bad_gradients(
     raise AssertionError("no error after four steps with a bad gradient")
 
 
+def loss_scales(*, folder: Path, batch: TrainBatch, megatron: dict[str, Any]) -> tuple[list[float], bool]:
+    """Train three times in float16 with a NaN in the gradient of one rank's expert alone.
+
+    Returns the scale of each optimizer, and whether all weights were left alone.
+    """
+    with learner_of(folder, megatron, {"fp16": True}) as learner:
+        if dist.get_rank() == dist.get_world_size() - 1:
+            parameters = dict(learner.model.named_parameters())
+            expert = next(p for name, p in parameters.items() if "local_experts" in name)
+            expert.register_post_accumulate_grad_hook(spoil)
+        before = weights_of(learner)
+        for _ in range(3):
+            learner.train(batch)
+        after = weights_of(learner)
+        scales = [float(each.get_loss_scale()) for each in learner._policy.optimizer.chained_optimizers]
+        return scales, all(before[name].equal(after[name]) for name in before)
+
+
 def refusal(*, folder: Path, megatron: dict[str, Any]) -> str:
     """Return the error with which a learner is refused."""
     try:

@@ -58,6 +58,22 @@ def test_a_misspelt_flag_of_megatron_is_refused_with_the_nearest_name():
         settings_of("--recompute-metod", "block")
 
 
+@pytest.mark.parametrize(
+    ("flags", "wanted"),
+    [
+        (["--moe-router-enable-expert-bias"], "none: the bias is for routers with sigmoid scores"),
+        (
+            ["--mtp-num-layers", "1"],
+            "none: no installed model family has weights that predict further tokens",
+        ),
+        (["--num-layers-per-virtual-pipeline-stage", "2"], "pipeline stages of consecutive layers"),
+    ],
+)
+def test_flags_that_cannot_be_followed_say_why(flags, wanted):
+    (problem,) = (str(problem) for problem in hooks.slime_check_config(settings_of(*flags)))
+    assert wanted in problem
+
+
 def test_flags_that_would_do_nothing_are_refused():
     settings = settings_of("--train-iters", "5", "--set", "megatron.megatron_args={lr_warmup = 3}")
     (unknown,) = (str(problem) for problem in hooks.slime_check_config(settings))

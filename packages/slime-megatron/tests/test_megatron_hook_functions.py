@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from slime_core.errors import PluginError
+from slime_core.errors import PluginError, TrainerError
 from slime_core.plugins.registry import Registry
 from slime_megatron.hook_functions import MegatronHooks, resolve_hooks
+from slime_megatron.section import MegatronSection
 from slime_megatron.section_roles import RolesSection
 
 from .conftest import make_batch, recording
@@ -60,6 +61,27 @@ def test_a_model_provider_builds_the_model(make_learner):
     before = learner.model.embedding.word_embeddings.weight.detach().clone()
     learner.train(make_batch())
     assert torch.equal(before, learner.model.embedding.word_embeddings.weight)
+
+
+def test_a_model_with_other_routers_is_refused_where_they_would_do_otherwise(make_learner, cut_models):
+    from megatron.core.transformer.moe.router import TopKRouter
+    from slime_megatron.model import provide_model
+
+    def with_megatrons_own(config, architecture, **stage):
+        model = provide_model(config, architecture, **stage)
+        model.decoder.layers[1].mlp.router.__class__ = TopKRouter
+        return model
+
+    common = {
+        "folder": cut_models["qwen3_moe"],
+        "settings": {"hooks": MegatronHooks(model_provider=with_megatrons_own)},
+    }
+    make_learner(**common).train(make_batch())
+    for asked in ({"use_routing_replay": True}, {"megatron_args": {"moe_z_loss_coeff": "0.1"}}):
+        with pytest.raises(
+            TrainerError, match=r"custom_model_provider_path: the model has routers of .*TopKRouter"
+        ):
+            make_learner(**common, megatron=MegatronSection(**asked))
 
 
 def test_a_reference_that_is_no_function_is_refused():

@@ -252,6 +252,12 @@ def test_the_engines_routes_are_replayed_under_every_layout(ranks, cut_models, r
     assert all(gradients[f"model.layers.{i}.mlp.gate.weight"].abs().max() > 1e-6 for i in range(N_LAYERS))
 
 
+def test_an_overflow_of_one_expert_lowers_the_scale_of_the_loss_for_all(ranks, cut_models):
+    """Three overflows: by Megatron's hysteresis the second and the third halve it."""
+    found = ranks.run("loss_scales", 2, folder=cut_models["qwen3_moe"], batch=make_batch(), megatron=EXPERT)
+    assert found == [([2.0**14, 2.0**14], True)] * 2
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -276,7 +282,6 @@ def test_routes_that_are_not_the_models_are_refused(routed_batch, change, messag
     ("flags", "message"),
     [
         (("--use-routing-replay", "--keep-old-actor"), "megatron.use_routing_replay: found it beside"),
-        (("--moe-router-enable-expert-bias",), "the bias is for routers with sigmoid scores"),
         (("--moe-router-load-balancing-type", "sinkhorn"), "moe_router_load_balancing_type: found sinkhorn"),
         (("--moe-aux-loss-coeff", "0.1", "0.2"), "found 2 for 1 of moe_router_load_balancing_type"),
         (

@@ -54,6 +54,7 @@ class TrainerState:
         return {
             "format": _FORMAT,
             "bf16": self.model.config.bf16,
+            "fp16": self.model.config.fp16,
             "use_distributed_optimizer": self.shares_optimizer,
             "architecture": json.loads(
                 json.dumps(dataclasses.asdict(self.architecture.with_padded_vocab(1)))
@@ -89,7 +90,7 @@ def load(state: TrainerState, folder: Path) -> None:
         CheckpointError: the folder is incomplete, or of another model or precision; names the field that differs.
     """
     description = _read_description(folder)
-    _check_same("", description, state.description)
+    _check_same("", {"fp16": False} | description, state.description)
     if state.roles is not None:
         for role in description.get("roles", ()):
             state.roles.keep(role, changing=True)  # makes room
@@ -103,6 +104,8 @@ def load(state: TrainerState, folder: Path) -> None:
         cause = next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
         raise CheckpointError(f"{folder}: cannot be read: {type(cause).__name__}: {cause}") from error
     state.model.module.load_state_dict(loaded["model"])
+    if state.optimizer.config.optimizer == "adam" and not state.shares_optimizer:
+        _count_steps(loaded["optimizer"])
     state.optimizer.load_state_dict(loaded["optimizer"])
     if state.shares_optimizer:
         for each in _adamws(
@@ -126,10 +129,9 @@ def _sharded(state: TrainerState, *, is_loading: bool) -> dict[str, Any]:
         "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),
     }
     model = state.model.module.sharded_state_dict(metadata=metadata)
-    shared = {}
-    if state.shares_optimizer:
+    shared = {"metadata": metadata} if state.shares_optimizer else {}
+    if state.shares_optimizer or (not is_loading and state.optimizer.config.optimizer == "adam"):
         _fill(state.optimizer)
-        shared = {"metadata": metadata}
     optimizer = state.optimizer.sharded_state_dict({"model": model}, is_loading=is_loading, **shared)
     sharded = {"model": model, "optimizer": optimizer}
     if state.roles is not None and state.roles.changing:
@@ -138,12 +140,21 @@ def _sharded(state: TrainerState, *, is_loading: bool) -> dict[str, Any]:
 
 
 def _fill(optimizer: MegatronOptimizer) -> None:
-    """Give AdamW the state that its first step would begin with; a distributed optimizer cannot be saved without."""
+    """Give AdamW the state that its first step would begin with: it is looked for when a checkpoint is read.
+
+    Until then it has none, and none is taken as long as every step is skipped.
+    """
     for each in _adamws(optimizer):
         for parameter in (p for group in each.param_groups for p in group["params"]):
             if not each.state[parameter]:
                 zeros = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
                 each.state[parameter] = zeros | {"step": torch.zeros((), device=parameter.device)}
+
+
+def _count_steps(loaded: dict[Any, Any]) -> None:
+    """Give an AdamW that has taken no step its number: Megatron 0.19.2 leaves 0 out, and looks for it when it loads."""
+    for each in loaded.values() if 0 in loaded else (loaded,):  # the optimizers of a chain are numbered
+        each.get("optimizer", each)["state"].setdefault("common_step", torch.zeros(()))
 
 
 def _adamws(optimizer: MegatronOptimizer) -> list[torch.optim.Optimizer]:

@@ -75,7 +75,7 @@ def transformer_config(
         params_dtype=dtype,
         pipeline_dtype=dtype,
         bf16=dtype is torch.bfloat16,
-        fp16=False,
+        fp16=dtype is torch.float16,
         calculate_per_token_loss=True,
         variable_seq_lengths=True,
         moe_token_dispatcher_type="alltoall",  # the default one refuses variable_seq_lengths, experts or not

@@ -18,6 +18,23 @@ from slime_core.errors import Problem, TrainerError
 
 #: Fields that are one value or a list; the parser makes lists, and Megatron's training script takes the only one out.
 _ALSO_ONE = frozenset({"moe_router_load_balancing_type", "moe_aux_loss_coeff"})
+_NO_VIRTUAL = (
+    "pipeline stages of consecutive layers: with micro-batches of several lengths, Megatron's interleaved schedule takes "
+    "one message's length for another's where two ranks send both ways",
+    "use --pipeline-model-parallel-size alone",
+)
+_NO_MTP = ("none: no installed model family has weights that predict further tokens", "drop the flag")
+#: Flag that is not followed -> what is wanted in its place, and what to do.
+_REFUSED = {
+    "num_layers_per_virtual_pipeline_stage": _NO_VIRTUAL,
+    "num_virtual_stages_per_pipeline_rank": _NO_VIRTUAL,
+    "mtp_num_layers": _NO_MTP,
+    "mtp_loss_scaling_factor": _NO_MTP,
+    "moe_router_enable_expert_bias": (
+        "none: the bias is for routers with sigmoid scores, and no installed model family has them",
+        "balance the experts by --moe-aux-loss-coeff",
+    ),
+}
 #: Flag, dashes as underscores -> the configurations that it reaches.
 Reach = Mapping[str, tuple[str, ...]]
 
@@ -32,8 +49,10 @@ def known_flags() -> Reach:
 def problems(given: Mapping[str, Any]) -> Iterator[Problem]:
     """Yield what is wrong with flags, as far as it can be known without Megatron."""
     known = known_flags()
-    for name in given:
-        if name not in known:
+    for name, value in given.items():
+        if name in _REFUSED:
+            yield Problem(f"megatron.megatron_args.{name}", str(value), *_REFUSED[name])
+        elif name not in known:
             yield Problem(
                 f"megatron.megatron_args.{name}", "no flag of Megatron", "one that megatron-core has"
             )

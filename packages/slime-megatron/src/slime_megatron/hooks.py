@@ -76,13 +76,6 @@ def _routing_problems(roles: RolesSection, section: MegatronSection) -> Iterator
             "one of them: the old actor's passes are under several weights, each with routes of its own",
         )
     flags = section.megatron_args
-    if flags.get("moe_router_enable_expert_bias"):
-        yield Problem(
-            "megatron.megatron_args.moe_router_enable_expert_bias",
-            "it",
-            "no such flag: the bias is for routers with sigmoid scores, and no installed model family has them",
-            "balance the experts by --moe-aux-loss-coeff",
-        )
     kinds, coefficients = (
         value if isinstance(value, list) else [value]
         for value in (

@@ -16,6 +16,7 @@ import torch
 from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer.moe.router_replay import RouterReplayAction
 from slime_core.batch import TrainBatch
+from slime_core.config.derive import compute_dtype
 from slime_core.errors import TrainerError
 from slime_core.protocols import Metrics, TokenView
 from slime_models.checkpoint import HfCheckpoint, read_config
@@ -58,7 +59,7 @@ class Learner:
         check_model(section, architecture)
         self._architecture = architecture.with_padded_vocab(section.tensor_model_parallel_size)
         self._device = world.device()
-        self._dtype = torch.bfloat16 if train.bf16 else torch.float32
+        self._dtype: torch.dtype = getattr(torch, compute_dtype(train))
         self._world = world.World(section, seed=settings.seed, rank=settings.rank)
         with contextlib.ExitStack() as on_failure, quiet():
             on_failure.callback(self._world.close)

@@ -23,6 +23,7 @@ from slime_megatron.context import Assemble
 from slime_megatron.foreign import with_flags
 from slime_megatron.log_probs import Vocabulary, sum_pi_squared, token_log_probs
 from slime_megatron.lora import is_adapter
+from slime_megatron.router import check_routers
 from slime_megatron.section import MegatronSection
 from slime_megatron.sharded import global_parameters, own_part
 from slime_megatron.spec import block_spec
@@ -76,6 +77,7 @@ def build_model(
         pre_process=parallel_state.is_pipeline_first_stage(),
         post_process=parallel_state.is_pipeline_last_stage(),
     )
+    check_routers(model, config)
     if model.post_process:
         _check_output_layer(model.output_layer)
     return model.to(device)

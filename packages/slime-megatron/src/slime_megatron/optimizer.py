@@ -10,11 +10,16 @@ import torch.distributed as dist
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+from slime_core.config.derive import compute_dtype
 from slime_core.config.sections import TrainSection
 
 from slime_megatron import world
 from slime_megatron.foreign import with_flags
+from slime_megatron.scaler import OneScaler
 from slime_megatron.section import MegatronSection
+
+#: Of float16. Megatron's own, 2**32, overflows in the first 16 steps or so, each of which is a rollout here.
+_FIRST_LOSS_SCALE = 2.0**16
 
 
 def build_optimizer(
@@ -25,7 +30,7 @@ def build_optimizer(
     Raises:
         TrainerError: one of Megatron's own flags contradicts `train` or `section`; names both.
     """
-    dtype = torch.bfloat16 if train.bf16 else torch.float32
+    dtype: torch.dtype = getattr(torch, compute_dtype(train))
     ours = partial(
         OptimizerConfig,
         optimizer=section.optimizer,
@@ -38,12 +43,16 @@ def build_optimizer(
         adam_beta2=train.adam_beta2,
         adam_eps=train.adam_eps,
         clip_grad=train.clip_grad,
-        bf16=train.bf16,
-        fp16=False,
+        bf16=dtype is torch.bfloat16,
+        fp16=dtype is torch.float16,
+        initial_loss_scale=_FIRST_LOSS_SCALE,
         params_dtype=dtype,
     )
-    config = with_flags(ours, section.megatron_args, "optimizer")
+    config = with_flags(ours, section.megatron_args, "optimizer", defaults={"initial_loss_scale"})
     optimizer = get_megatron_optimizer(config, [model], use_gloo_process_groups=False)
+    _share_scaler(optimizer)
+    if loss_scaler(optimizer) is not None:
+        model.config.grad_scale_func = optimizer.scale_loss
     for each in optimizer.chained_optimizers:
         if each.init_state_fn is None:  # Megatron 0.19.2 gives plain descent none, and calls it when it loads
             each.init_state_fn = _fill_momentum
@@ -59,6 +68,23 @@ def _fill_momentum(optimizer: torch.optim.Optimizer, _config: OptimizerConfig) -
     for group in optimizer.param_groups:
         for parameter in group["params"] if group["momentum"] else ():
             optimizer.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter))
+
+
+def _share_scaler(optimizer: MegatronOptimizer) -> None:
+    """Give the optimizers of dense parameters and of experts one scaler: the loss is scaled by one number."""
+    scalers = [each.grad_scaler for each in _with_scaler(optimizer)]
+    shared = OneScaler(scalers[0]) if scalers else None
+    for each in _with_scaler(optimizer):
+        each.grad_scaler = shared
+
+
+def loss_scaler(optimizer: MegatronOptimizer) -> OneScaler | None:
+    """Return what scales the loss; None where nothing does."""
+    return next((each.grad_scaler for each in _with_scaler(optimizer)), None)
+
+
+def _with_scaler(optimizer: MegatronOptimizer) -> list[MegatronOptimizer]:
+    return [each for each in optimizer.chained_optimizers if getattr(each, "grad_scaler", None) is not None]
 
 
 def build_scheduler(
@@ -112,6 +138,8 @@ def update(optimizer: MegatronOptimizer, *, clip_grad: float) -> float:
         if 0 < clip_grad < norm:
             torch._foreach_mul_(gradients, clip_grad / (norm + 1e-6))
         optimizer.step_with_ready_grads()
+    if (scaler := loss_scaler(optimizer)) is not None:
+        scaler.settle(overflow=not math.isfinite(norm))
     return norm
 
 

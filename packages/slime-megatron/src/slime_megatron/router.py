@@ -25,7 +25,9 @@ import torch.distributed as dist
 from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
 from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.moe.router_replay import RouterReplay, RouterReplayAction
+from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer
+from slime_core.errors import TrainerError
 from torch import Tensor
 from torch.nn import Module
 
@@ -131,6 +133,25 @@ def with_router(mlp: partial[Any]) -> partial[Any]:
     """Return Megatron's builder of a layer's experts with `PackedRouter` as their router."""
     submodules = mlp.keywords["submodules"]
     return partial(mlp, submodules=type(submodules)(**{**vars(submodules), "router": PackedRouter}))
+
+
+def check_routers(model: Module, config: TransformerConfig) -> None:
+    """Check that a model that somebody else built has our routers, where their losses or replay are asked for.
+
+    Raises:
+        TrainerError: it has Megatron's own, which would do otherwise; says what to do.
+    """
+    coefficients = config.moe_aux_loss_coeff, config.moe_z_loss_coeff
+    asked = config.moe_enable_routing_replay or any(
+        any(each) if isinstance(each, list) else each for each in coefficients
+    )
+    for module in model.modules():
+        if asked and isinstance(module, TopKRouter) and not isinstance(module, PackedRouter):
+            raise TrainerError(
+                f"custom_model_provider_path: the model has routers of {type(module).__module__}.{type(module).__name__}, "
+                "whose losses are for micro-batches of one size, and which replay nothing; build its layers by "
+                "slime_megatron.spec.layer_spec, or drop the flags of router losses and replay"
+            )
 
 
 def routers_of(model: Module) -> list[PackedRouter]:

@@ -42,7 +42,8 @@ class MegatronSection(SectionModel):
     update_weight_buffer_size: Count = 512 * 1024**2
     """Bytes of weights that are handed to the engine at once."""
     max_skipped_steps: Count = 3
-    """Optimizer steps in a row that may be skipped, because their gradient is not finite, before the run stops."""
+    """Optimizer steps in a row that may be skipped, because their gradient is not finite, before the run stops; with
+    `fp16` only those count that find the scale of the loss at its least."""
     use_routing_replay: bool = False
     """Send each token to the experts that it had in the pass for log-probs, in all optimizer steps of a rollout (R2)."""
     use_rollout_routing_replay: bool = False

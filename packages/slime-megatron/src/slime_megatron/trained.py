@@ -18,7 +18,7 @@ from torch import Tensor
 
 from slime_megatron.micro_batch import MicroBatch
 from slime_megatron.model import wrap_for_gradients
-from slime_megatron.optimizer import build_optimizer, build_scheduler, learning_rate, update
+from slime_megatron.optimizer import build_optimizer, build_scheduler, learning_rate, loss_scaler, update
 from slime_megatron.router import routers_of, take_losses
 from slime_megatron.section import MegatronSection
 from slime_megatron.world import World
@@ -86,6 +86,8 @@ class TrainedModel:
     def take_step(self, step: Step, loss: ForEachMicroBatch) -> Metrics:
         """Take one optimizer step, unless its gradient is not finite.
 
+        In float16 that is an overflow as long as the scale of the loss can still fall, and no sign of harm.
+
         Args:
             step: its micro-batches.
             loss: (micro-batch, output) -> (scalar share of the loss with gradient, shares of metrics).
@@ -111,12 +113,16 @@ class TrainedModel:
         metrics: Metrics = dict(self._world.add_up(own))
         metrics |= take_losses(self.routers, n_layers=self.model.config.num_layers)
         metrics["lr"] = learning_rate(self.optimizer)
+        scaler = loss_scaler(self.optimizer)
+        can_fall = scaler is not None and scaler.can_fall
+        if scaler is not None:
+            metrics["loss_scale"] = float(scaler.scale)
         norm = update(self.optimizer, clip_grad=self._clip_grad)
         if math.isfinite(norm):
             self.scheduler.step(1)
             self._skipped_in_a_row = 0
             metrics["grad_norm"] = norm
-        else:
+        elif not can_fall:
             self._skip(norm)
         return metrics
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from slime_core.build import BuildContext
+from slime_core.config.derive import compute_dtype
 from slime_core.config.sections import ModelSection, TrainSection
 from slime_core.errors import DeadlineError, EngineError
 from slime_core.protocols import Completion, Fingerprint, SamplingParams, TransferPlan
@@ -29,7 +30,6 @@ from slime_sglang.updates import Updates
 _POLL_S = 0.25
 #: Seconds that a server gets to end after a lost connection: its sockets close before its exit status is known.
 _LAST_BREATH_S = 1.0
-_TRAINER_DTYPES = {True: "bfloat16", False: "float32"}
 
 
 class SglangEngine:
@@ -286,7 +286,7 @@ def create_engine(build: BuildContext) -> SglangEngine:
     return SglangEngine(
         build.model_path,
         build.registry.resolve("slime.models", str(model_type)),
-        dtype=section.dtype if section.dtype != "auto" else _TRAINER_DTYPES[train.bf16],
+        dtype=section.dtype if section.dtype != "auto" else compute_dtype(train),
         section=section,
         folder=build.run_dir / "sglang",
         disk_dir=Path(train.update_weight_disk_dir or build.run_dir / "weights"),

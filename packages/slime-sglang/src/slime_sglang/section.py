@@ -31,7 +31,7 @@ class SglangSection(SectionModel):
     """An SGLang server (`--rollout-engine sglang`)."""
 
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
-    """Storage and compute dtype of the server; `auto` is the trainer's (`bf16`)."""
+    """Storage and compute dtype of the server; `auto` is the trainer's (`bf16`, `fp16`)."""
     server_args: dict[str, Any] = {}
     """SGLang's own arguments by name, for what slime has no setting of; each can also be given as a flag,
     `--sglang-mem-fraction-static 0.8`. True stands for one without a value."""

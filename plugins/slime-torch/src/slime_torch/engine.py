@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from slime_core.build import BuildContext
+from slime_core.config.derive import compute_dtype
 from slime_core.config.sections import ModelSection, TrainSection
 from slime_core.errors import EngineError, WeightSyncError
 from slime_core.protocols import Completion, Fingerprint, SamplingParams, Tokenizer, TransferPlan
@@ -30,7 +31,8 @@ from slime_torch.worker import Worker
 _SETTLE_TURNS = 4
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-_TRAINER_DTYPES = {True: "bfloat16", False: "float32"}
+#: What `auto` means: the trainer's dtype, or the narrowest of ours that holds its values.
+_OWN = {"bfloat16": "bfloat16", "float32": "float32", "float16": "float32"}
 
 
 class TorchEngine:
@@ -306,7 +308,7 @@ def create_engine(build: BuildContext) -> TorchEngine:
     """Return the engine for a run. Entry point `torch` of the group `slime.engines`."""
     section = build.section(TorchSection)
     model_type = build.section(ModelSection).model_name or read_config(build.model_path).get("model_type")
-    name = section.dtype if section.dtype != "auto" else _TRAINER_DTYPES[build.section(TrainSection).bf16]
+    name = section.dtype if section.dtype != "auto" else _OWN[compute_dtype(build.section(TrainSection))]
     return TorchEngine(
         build.model_path,
         build.registry.resolve("slime.models", str(model_type)),

@@ -16,6 +16,13 @@ from slime_core.config.settings import Settings
 from slime_core.errors import ConfigError, Problem
 
 
+def compute_dtype(train: TrainSection) -> str:
+    """Return the dtype that the trainer computes in, as torch spells it."""
+    if train.fp16:
+        return "float16"
+    return "bfloat16" if train.bf16 else "float32"
+
+
 @dataclass(frozen=True)
 class BatchSizes:
     """How many samples where. rollout_batch_size x n_samples_per_prompt = global_batch_size x num_steps_per_rollout."""

@@ -228,6 +228,8 @@ class TrainSection(SectionModel):
     """Most tokens of a micro-batch; a longer sample gets a micro-batch of its own."""
     bf16: bool = True
     """Compute in bfloat16 with float32 master weights; float32 throughout when off."""
+    fp16: bool = False
+    """Compute in float16, not in bfloat16, with float32 master weights and a loss that is scaled against underflow."""
     lr: Annotated[float, Ge(0)] = 1e-6
     """Peak learning rate."""
     min_lr: Annotated[float, Ge(0)] = 0.0
