@@ -166,11 +166,16 @@ def save_hf(
     target, source = Path(folder), Path(config_from)
     read_config(source)
     with new_folder(target) as partial:
-        for path in sorted(source.iterdir()):
-            if path.is_file() and not path.name.endswith(_WEIGHT_SUFFIXES):
-                shutil.copyfile(path, partial / path.name)
+        copy_extras(source, partial)
         write_weights(partial, tensors, max_file_bytes=max_file_bytes)
     return target
+
+
+def copy_extras(source: Path, target: Path) -> None:
+    """Copy every file of a Hugging Face folder that holds no weights into an existing folder."""
+    for path in sorted(source.iterdir()):
+        if path.is_file() and not path.name.endswith(_WEIGHT_SUFFIXES):
+            shutil.copyfile(path, target / path.name)
 
 
 @contextlib.contextmanager
