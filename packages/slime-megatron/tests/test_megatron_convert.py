@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import resource
 
 import pytest
 import torch
@@ -204,6 +205,25 @@ def test_what_cannot_be_read_leaves_nothing_behind(qwen3, tmp_path, capsys):
     assert run(["convert", "to-hf", str(megatron), str(target)]) == 2
     assert "cannot be read" in capsys.readouterr().err
     assert {path.name for path in tmp_path.iterdir()} == {"megatron"}
+
+
+@pytest.mark.parametrize("direction", ["to-megatron", "to-hf"])
+def test_a_full_disk_leaves_nothing_behind(qwen3, registry, tmp_path, capsys, direction):
+    """No file may be larger than 50 kB, as if there were no more room."""
+    source, target = qwen3[1], tmp_path / "out"
+    if direction == "to-hf":
+        to_megatron(qwen3[1], tmp_path / "megatron", registry)
+        source = tmp_path / "megatron"
+    before = set(tmp_path.iterdir())
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
+    try:
+        status = run(["convert", direction, str(source), str(target)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert status == 2
+    assert "cannot be written" in capsys.readouterr().err
+    assert set(tmp_path.iterdir()) == before
 
 
 def test_a_command_of_a_plugin_is_in_the_help_and_suggested(capsys):

@@ -22,6 +22,7 @@ from slime_core.errors import CheckpointError
 from slime_models.architecture import Architecture
 from torch import Tensor
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter, save
+from torch.distributed.checkpoint.api import CheckpointException  # a BaseException
 from torch.distributed.checkpoint.default_planner import (
     DefaultLoadPlanner,
     create_default_global_save_plan,
@@ -195,11 +196,18 @@ def write_weights(folder: Path, tensors: Mapping[str, Unwritten], architecture: 
         folder: that Megatron's `dist_checkpointing.load` reads afterwards, under any parallel layout.
         tensors: by the names of the whole model.
         architecture: of the model.
+
+    Raises:
+        CheckpointError: it cannot be written, or a tensor cannot be made.
     """
     planner = _OneAtATime(tensors, architecture)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that one process alone writes
-        save({}, storage_writer=FileSystemWriter(folder), planner=planner, no_dist=True)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # that one process alone writes
+            save({}, storage_writer=FileSystemWriter(folder), planner=planner, no_dist=True)
+    except CheckpointException as error:
+        cause = next(iter(error.failures.values()))[0]
+        raise CheckpointError(f"{folder}: cannot be written: {type(cause).__name__}: {cause}") from error
     torch.save({"checkpoint_version": 3.0, "iteration": 0}, folder / "common.pt")
     (folder / "metadata.json").write_text(
         json.dumps({"sharded_backend": "torch_dist", "sharded_backend_version": 1})
