@@ -22,7 +22,7 @@ from slime_models.rules import GATED, QKV, VOCAB
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from .conftest import tiny_config
+from .conftest import FAMILIES, tiny_config
 
 
 def hf_tensors(family: ModelFamily, architecture: Architecture) -> dict[str, Tensor]:
@@ -232,7 +232,7 @@ def test_left_over_tensors_that_nobody_needs_are_passed_over(six_heads: Architec
 def test_a_tensor_of_another_shape_is_named_with_both_shapes(six_heads: Architecture) -> None:
     hf = hf_tensors(LLAMA, six_heads) | {"model.embed_tokens.weight": torch.zeros(5, 1)}
     with pytest.raises(
-        CheckpointError, match=r"embed_tokens.*\(5, 1\); wanted \(3, 1\).*vocab_size x hidden_size"
+        CheckpointError, match=r"embed_tokens.*\(5, 1\); wanted \(3, 1\), by config\.json: vocab_size = 3"
     ):
         next(LLAMA.to_megatron(hf, six_heads))
 
@@ -253,3 +253,53 @@ def test_tables_hooks_and_fetch_import_without_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("model_type", "field", "value", "message"),
+    [
+        (
+            "qwen3", "num_attention_heads", 8,
+            r"q_proj\.weight: found shape \(24, 20\); wanted \(48, 20\), by config\.json: "
+            r"num_attention_heads x head_dim = 48$",
+        ),
+        ("llama", "num_key_value_heads", 4, r"k_proj\.weight: .* by config\.json: num_key_value_heads x head_dim = 24$"),
+        ("llama", "head_dim", 8, r"q_proj\.weight: .* by config\.json: num_attention_heads x head_dim = 32$"),
+        ("qwen2", "hidden_size", 24, r"embed_tokens\.weight: .* by config\.json: hidden_size = 24$"),
+        ("qwen3", "vocab_size", 40, r"embed_tokens\.weight: .* by config\.json: vocab_size = 40$"),
+        ("qwen2", "intermediate_size", 30, r"gate_proj\.weight: .* by config\.json: intermediate_size = 30$"),
+        ("qwen3_moe", "moe_intermediate_size", 12, r"gate_proj\.weight: .* by config\.json: moe_intermediate_size = 12$"),
+        ("qwen3_moe", "num_experts", 4, r"experts\.3\..* missing"),
+        ("llama", "num_hidden_layers", 3, r"model\.layers\.2\..* missing; wanted .* of 3 layers \(num_hidden_layers\)"),
+        ("llama", "num_hidden_layers", 1, r"model\.layers\.1\..* unknown; wanted .* of 1 layers \(num_hidden_layers\)"),
+    ],
+)  # fmt: skip
+def test_weights_that_config_json_does_not_describe_are_refused_by_its_field(
+    model_type, field, value, message
+):
+    family = FAMILIES[model_type]
+    config = tiny_config(model_type, tie_word_embeddings=True)
+    shapes = family.hf_shapes(family.architecture(config))
+    weights = {name: torch.zeros(shape) for name, shape in shapes.items()}
+    family.check_weights(weights, family.architecture(config))
+    with pytest.raises(CheckpointError, match=message):
+        family.check_weights(weights, family.architecture(config | {field: value}))
+
+
+def test_tied_embeddings_are_held_against_the_weights(family):
+    tied, untied = (
+        family.architecture(tiny_config(family.model_type, tie_word_embeddings=tie)) for tie in (True, False)
+    )
+    weights = {name: torch.zeros(shape) for name, shape in family.hf_shapes(tied).items()}
+    with pytest.raises(
+        CheckpointError, match=r"tie_word_embeddings: found false, and the weights have no lm_head"
+    ):
+        family.check_weights(weights, untied)
+    weights["lm_head.weight"] = torch.zeros(37, 20)
+    family.check_weights(weights, tied)  # a copy of the embedding does no harm
+    family.check_weights(weights, untied)
+    weights["lm_head.weight"][36, 19] = 1
+    with pytest.raises(
+        CheckpointError, match=r"tie_word_embeddings: found true, and lm_head\.weight is not model"
+    ):
+        family.check_weights(weights, tied)

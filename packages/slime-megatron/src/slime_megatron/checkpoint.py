@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -19,11 +18,10 @@ from slime_models.architecture import Architecture
 from torch.distributed.checkpoint.api import CheckpointException  # a BaseException
 
 from slime_megatron.compat import quiet
+from slime_megatron.description import DESCRIPTION, check_same, describe, read_description
 from slime_megatron.roles import Roles
 from slime_megatron.section_roles import LoraSection
 
-#: Written last: a folder without it is incomplete.
-_DESCRIPTION = "trainer.json"
 #: Layout of the folder; raised when an older reader could not read a newer folder.
 _FORMAT = 1
 _METADATA = {"distrib_optim_sharding_type": "fully_reshardable", "chained_optim_avoid_prefix": True}
@@ -56,9 +54,7 @@ class TrainerState:
             "bf16": self.model.config.bf16,
             "fp16": self.model.config.fp16,
             "use_distributed_optimizer": self.shares_optimizer,
-            "architecture": json.loads(
-                json.dumps(dataclasses.asdict(self.architecture.with_padded_vocab(1)))
-            ),
+            "architecture": describe(self.architecture),
             "lora": None if self.lora is None or self.lora.rank is None else self.lora.model_dump(),
         }
 
@@ -80,7 +76,7 @@ def save(state: TrainerState, folder: Path) -> None:
             "roles": [] if state.roles is None else list(state.roles.changing),
             "versions": {name: version(name) for name in ("megatron-core", "torch", "slime-megatron")},
         }
-        (folder / _DESCRIPTION).write_text(json.dumps(text, indent=2) + "\n")
+        (folder / DESCRIPTION).write_text(json.dumps(text, indent=2) + "\n")
 
 
 def load(state: TrainerState, folder: Path) -> None:
@@ -89,8 +85,13 @@ def load(state: TrainerState, folder: Path) -> None:
     Raises:
         CheckpointError: the folder is incomplete, or of another model or precision; names the field that differs.
     """
-    description = _read_description(folder)
-    _check_same("", {"fp16": False} | description, state.description)
+    description = read_description(folder)
+    check_same(
+        {"fp16": False} | description,
+        state.description,
+        whose="this trainer's",
+        todo="load a checkpoint of the same model and precision",
+    )
     if state.roles is not None:
         for role in description.get("roles", ()):
             state.roles.keep(role, changing=True)  # makes room
@@ -177,28 +178,3 @@ def _set_rng_state(states: dict[str, Any]) -> None:
     if states["cuda"] is not None and torch.cuda.is_available():
         torch.cuda.set_rng_state(states["cuda"])
     tensor_parallel.get_cuda_rng_tracker().set_states(states["tracker"])
-
-
-def _read_description(folder: Path) -> dict[str, Any]:
-    path = folder / _DESCRIPTION
-    try:
-        description: dict[str, Any] = json.loads(path.read_text())
-    except FileNotFoundError as error:
-        raise CheckpointError(
-            f"{folder}: has no {_DESCRIPTION}; wanted a complete checkpoint of this trainer"
-        ) from error
-    except ValueError as error:
-        raise CheckpointError(f"{path}: not JSON: {error}") from error
-    return description
-
-
-def _check_same(prefix: str, found: dict[str, Any], wanted: dict[str, Any]) -> None:
-    for key, value in wanted.items():
-        other = found.get(key)
-        if isinstance(value, dict) and isinstance(other, dict):
-            _check_same(f"{prefix}{key}.", other, value)
-        elif other != value:
-            raise CheckpointError(
-                f"checkpoint: {prefix}{key} is {other!r}, this trainer's is {value!r}; "
-                "load a checkpoint of the same model and precision"
-            )

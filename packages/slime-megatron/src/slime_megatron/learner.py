@@ -214,7 +214,7 @@ class Learner:
             device=self._device,
             provider=settings.hooks.model_provider,
         )
-        load_weights(model, HfCheckpoint(settings.model_path), settings.family, self._architecture)
+        load_weights(model, self._weights_of(settings.model_path), settings.family, self._architecture)
         if settings.lora.rank is not None:
             add_adapters(model, settings.lora, seed=settings.seed)
         freeze(
@@ -242,10 +242,16 @@ class Learner:
         check_same_model(folder, family, architecture, role=role)
 
         def write() -> None:
-            load_weights(model, HfCheckpoint(folder), family, architecture)
+            load_weights(model, self._weights_of(folder), family, architecture)
             clear_adapters(model)
 
         self._roles.load(role, write)
+
+    def _weights_of(self, folder: Path) -> HfCheckpoint:
+        """Return the weights of a folder, found to be what its config.json describes."""
+        weights = HfCheckpoint(folder)
+        self._settings.family.check_weights(weights, self._architecture)
+        return weights
 
     def _pack(self, batch: TrainBatch) -> list[Step]:
         """Return the micro-batches of this data-parallel rank, for each optimizer step."""

@@ -86,8 +86,11 @@ def merged_weights(model: Module) -> Callable[[Tensor], Tensor]:
         layer = layers.get(id(parameter))
         if layer is None:
             return parameter.detach()
-        a, b = layer.lora_a.detach().float(), layer.lora_b.detach().float()
-        whole = torch.addmm(parameter.detach().float(), b, a, alpha=layer.lora_scale)
-        return whole.to(parameter.dtype)
+        return merge(parameter.detach(), layer.lora_a.detach(), layer.lora_b.detach(), layer.lora_scale)
 
     return merged
+
+
+def merge(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
+    """Return W + scale B A, computed in float32, in the weight's dtype."""
+    return torch.addmm(weight.float(), b.float(), a.float(), alpha=scale).to(weight.dtype)

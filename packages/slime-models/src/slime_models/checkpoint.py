@@ -214,6 +214,10 @@ def new_folder(target: Path) -> Iterator[Path]:
             os.rename(partial, target)
         except OSError as error:
             raise CheckpointError(f"{target}: cannot be put in place: {error}") from error
+    except CheckpointError:
+        raise
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{target}: cannot be written: {error}; nothing is left of it") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,20 @@ if TYPE_CHECKING:
 
 Shape = tuple[int, ...]
 
+#: The Hugging Face tensors that may be one.
+EMBEDDING_WEIGHT, OUTPUT_WEIGHT = "model.embed_tokens.weight", "lm_head.weight"
+#: What config.json says of each size of `Architecture` that a Hugging Face tensor has.
+CONFIG_FIELDS = {
+    "hidden_size": "hidden_size",
+    "vocab_size": "vocab_size",
+    "head_dim": "head_dim",
+    "query_size": "num_attention_heads x head_dim",
+    "key_value_size": "num_key_value_heads x head_dim",
+    "ffn_hidden_size": "intermediate_size",
+    "moe_ffn_hidden_size": "moe_intermediate_size",
+    "num_moe_experts": "num_experts",
+}
+
 
 @dataclass(frozen=True)
 class Weight:
@@ -30,6 +44,25 @@ class Weight:
     rule: Rule
     expert: int | None = None
     """Which expert it belongs to; None outside of experts."""
+
+    def check_shapes(self, parts: Sequence[Tensor]) -> None:
+        """Check the shapes of its Hugging Face tensors, given in the order of `hf`.
+
+        Raises:
+            CheckpointError: names the tensor, and the fields of config.json that say otherwise.
+        """
+        for part, (name, shape), (_, dims) in zip(parts, self.hf.items(), self.rule.hf, strict=True):
+            found = tuple(part.shape)
+            if found == shape:
+                continue
+            fields = [
+                f"{CONFIG_FIELDS[dim]} = {wanted}"
+                for i, (dim, wanted) in enumerate(zip(dims, shape, strict=True))
+                if len(found) != len(shape) or found[i] != wanted
+            ]
+            raise CheckpointError(
+                f"{name}: found shape {found}; wanted {shape}, by config.json: {' and '.join(fields)}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -142,19 +175,36 @@ class ModelFamily:
             ]
             raise CheckpointError(
                 f"{self.model_type} weights: {'; '.join(parts)}; wanted the {len(wanted)} tensors of "
-                f"{architecture.num_layers} layers: config.json and the weights are not of one model"
+                f"{architecture.num_layers} layers (num_hidden_layers): config.json and the weights are not of one model"
+            )
+
+    def check_weights(self, hf: Mapping[str, Tensor], architecture: Architecture) -> None:
+        """Check that weights are those that config.json describes: their names, their shapes, and what is tied.
+
+        Raises:
+            CheckpointError: names the tensor, and the field of config.json that it contradicts.
+        """
+        if not architecture.tie_word_embeddings and OUTPUT_WEIGHT not in hf and EMBEDDING_WEIGHT in hf:
+            raise CheckpointError(
+                f"config.json: tie_word_embeddings: found false, and the weights have no {OUTPUT_WEIGHT}; set it to "
+                "true if the output layer is the embedding, else fetch the folder again"
+            )
+        self.check_names(hf, architecture)
+        for weight in self.weights(architecture).values():
+            weight.check_shapes([hf[name] for name in weight.hf])
+        if (
+            architecture.tie_word_embeddings
+            and OUTPUT_WEIGHT in hf
+            and not hf[OUTPUT_WEIGHT].equal(hf[EMBEDDING_WEIGHT])
+        ):
+            raise CheckpointError(
+                f"config.json: tie_word_embeddings: found true, and {OUTPUT_WEIGHT} is not {EMBEDDING_WEIGHT}; set it "
+                "to false, or drop the tensor if the embedding is to be the output layer"
             )
 
     def _packed(self, weight: Weight, hf: Mapping[str, Tensor], architecture: Architecture) -> Tensor:
-        parts = []
-        for (name, shape), (_, dims) in zip(weight.hf.items(), weight.rule.hf, strict=True):
-            part = hf[name]
-            if tuple(part.shape) != shape:
-                raise CheckpointError(
-                    f"{name}: found shape {tuple(part.shape)}; wanted {shape}, by config.json "
-                    f"({' x '.join(dims)})"
-                )
-            parts.append(part)
+        parts = [hf[name] for name in weight.hf]
+        weight.check_shapes(parts)
         return weight.rule.layout.pack(parts, architecture)
 
 

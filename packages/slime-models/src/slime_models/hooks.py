@@ -5,8 +5,15 @@ from __future__ import annotations
 import importlib.metadata
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from slime_core.config.sections import ModelSection
+from slime_core.errors import CheckpointError, DataError, PluginError, Problem
 from slime_core.plugins.hooks import hookimpl
+from slime_core.plugins.registry import Registry
+
+if TYPE_CHECKING:
+    from slime_core.config.settings import Settings
 
 
 @hookimpl
@@ -15,6 +22,27 @@ def slime_environment() -> Mapping[str, str]:
     needed = ("torch", "transformers", "safetensors")
     versions = {name: _version(name) or "not installed; slime-models needs it" for name in needed}
     return versions | {"gguf": _version("gguf") or "not installed; `slime-models[smollm2]` brings it"}
+
+
+@hookimpl
+def slime_check_config(settings: Settings) -> list[Problem]:
+    """Return where the weights of a local folder are not those that its config.json describes."""
+    folder = Path(settings.section(ModelSection).hf_checkpoint)
+    if not any(folder.glob("model*.safetensors")):
+        return []
+    from slime_models.checkpoint import HfCheckpoint, read_config
+
+    try:
+        config = read_config(folder)
+        family = Registry.from_environment().resolve("slime.models", str(config.get("model_type", "")))
+        family.check_weights(HfCheckpoint(folder), family.architecture(config))
+    except PluginError:
+        return []  # no family of ours: whoever needs one says so
+    except (CheckpointError, DataError) as error:
+        return [
+            Problem("model.hf_checkpoint", f"{folder}: {error}", "weights that its config.json describes")
+        ]
+    return []
 
 
 @hookimpl

@@ -1,12 +1,13 @@
-"""The `slime` command: a table of subcommands, each imported only when it is called."""
+"""The `slime` command: a table of subcommands and those of plugins, each imported only when it is called."""
 
 from __future__ import annotations
 
 import importlib
 import os
 import sys
+from collections.abc import Callable
 
-#: Command -> (module, one-line help). Static, so that `slime --help` imports nothing.
+#: Command -> (module, one-line help). Static, so that none is imported for the help text.
 COMMANDS = {
     "train": ("slime_core.cli.train", "train a model from a recipe; run it again to resume"),
     "eval": (
@@ -47,34 +48,70 @@ def run(argv: list[str]) -> int:
         print(f"slime-core {version('slime-core')}")
         return 0
     name, *rest = argv
-    if name not in COMMANDS:
-        import difflib
-
-        near = difflib.get_close_matches(name, COMMANDS, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        print(f"slime: no command is named {name!r}{hint}\n\n{usage()}", file=sys.stderr)
-        return 2
-    module = importlib.import_module(COMMANDS[name][0])
     from slime_core.errors import SlimeError, exit_status
 
     try:
-        status: int = module.main(rest)
+        command = _command(name)
+        if command is None:
+            print(_unknown(name), file=sys.stderr)
+            return 2
+        return command(rest)
     except SlimeError as error:
         text = "\n".join([str(error), *getattr(error, "__notes__", ())])
         print(f"slime {name}: {type(error).__name__}\n{_indent(text)}", file=sys.stderr)
         return exit_status(error)
-    return status
 
 
 def usage() -> str:
     """Return the help text."""
-    rows = "\n".join(f"  {name:<9}{summary}" for name, (_, summary) in COMMANDS.items())
+    rows = [f"  {name:<9}{summary}" for name, (_, summary) in COMMANDS.items()]
+    rows += [f"  {name:<9}from {distribution}" for name, distribution in _plugin_commands().items()]
+    commands = "\n".join(rows)
     return (
         "usage: slime COMMAND [ARGUMENTS]\n\n"
         "RL post-training for language models: roll out, score, train, sync, again.\n\n"
-        f"commands:\n{rows}\n\n"
+        f"commands:\n{commands}\n\n"
         "`slime COMMAND --help` tells more about a command; `slime config flags` lists every setting."
     )
+
+
+def _command(name: str) -> Callable[[list[str]], int] | None:
+    """Return what runs a command of ours, or of a plugin; None where there is none of that name."""
+    if name in COMMANDS:
+        command: Callable[[list[str]], int] = importlib.import_module(COMMANDS[name][0]).main
+        return command
+    if name in _plugin_commands():
+        from slime_core.plugins.registry import Registry
+
+        plugin: Callable[[list[str]], int] = Registry.from_environment().resolve("slime.commands", name)
+        return plugin
+    return None
+
+
+def _plugin_commands() -> dict[str, str]:
+    """Return command -> the distributions that bring it.
+
+    Straight from the installed metadata: a registry takes twice as long, and help is to be there at once. Whether
+    `SLIME_PLUGINS` allows a command is seen when it is called.
+    """
+    from importlib.metadata import entry_points
+
+    found: dict[str, str] = {}
+    for point in entry_points(group="slime.commands"):
+        distribution = "" if point.dist is None else point.dist.name
+        if point.name not in COMMANDS:
+            found[point.name] = (
+                f"{found[point.name]} and {distribution}" if point.name in found else distribution
+            )
+    return found
+
+
+def _unknown(name: str) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(name, [*COMMANDS, *_plugin_commands()], n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"slime: no command is named {name!r}{hint}\n\n{usage()}"
 
 
 def _indent(text: str) -> str:

@@ -125,6 +125,7 @@ GROUPS: tuple[Group, ...] = (
         "see `slime_megatron.hook_functions.MegatronHooks`",
         "functions of a user's own inside the Megatron trainer",
     ),
+    Group("slime.commands", (), "(argv: list[str]) -> exit status", "a command, run by `slime NAME`"),
     Group("slime.benches", (), "(argv: list[str]) -> exit status", "a benchmark, run by `slime bench NAME`"),
 )
 

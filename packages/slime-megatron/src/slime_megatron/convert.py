@@ -1,0 +1,261 @@
+"""`slime convert`: weights between Hugging Face folders and Megatron checkpoints, a tensor at a time."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from slime_core import checkpoint
+from slime_core.assemble import resolve_model
+from slime_core.errors import CheckpointError
+from slime_core.plugins.registry import Registry
+
+from slime_megatron.description import DESCRIPTION, check_same, describe, read_description
+
+if TYPE_CHECKING:
+    from slime_models.architecture import Architecture
+    from slime_models.family import ModelFamily
+    from torch import Tensor
+
+#: Beside the weights of a converted folder: config, tokenizer and whatever else the Hugging Face folder held.
+_HF = "hf"
+#: Megatron's own file beside the folders of iterations, and what it says when there is but one set of weights.
+_TRACKER, _RELEASE = "latest_checkpointed_iteration.txt", "release"
+_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+
+#: (number of tensors that are done, number of all) -> nothing.
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A Megatron checkpoint, and what was found beside it."""
+
+    weights: Path
+    """Folder in the format `torch_dist`."""
+    model: str | None
+    """Name or Hugging Face folder of the model that the checkpoint came from; None where nothing says so."""
+
+
+def main(argv: list[str]) -> int:
+    """Convert weights: `to-hf` from a run, a checkpoint or a Megatron folder; `to-megatron` from a Hugging Face folder."""
+    options = _parse(argv)
+    registry = Registry.from_environment()
+    if options.target.exists():
+        raise CheckpointError(f"{options.target}: exists; wanted a new folder: remove it or choose another")
+    if options.direction == "to-megatron":
+        to_megatron(resolve_model(options.source, registry), options.target, registry, progress=_report)
+    else:
+        source = find(Path(options.source))
+        model = options.config_from or source.model
+        if model is None:
+            raise CheckpointError(
+                f"{options.source}: does not say which model it is; name its Hugging Face folder, for config and "
+                "tokenizer: --config-from FOLDER"
+            )
+        folder = resolve_model(model, registry)
+        to_hf(
+            source.weights,
+            options.target,
+            registry,
+            config_from=folder,
+            max_file_bytes=options.max_shard_size,
+            progress=_report,
+        )
+    print(options.target)
+    return 0
+
+
+def to_megatron(
+    source: Path, target: Path, registry: Registry, *, progress: Progress = lambda done, total: None
+) -> None:
+    """Write a Megatron checkpoint of a Hugging Face folder's weights, in their own dtype; holds one tensor at a time.
+
+    `target` gets Megatron's layout of a release, and in `hf` what else the folder held, for the way back.
+
+    Raises:
+        CheckpointError: a weight does not fit config.json, or `target` exists.
+        DataError: config.json says what is not supported; names the field.
+        PluginError: no installed family has its model_type.
+    """
+    import torch
+    from slime_models.checkpoint import HfCheckpoint, copy_other_files, new_folder
+
+    from slime_megatron.torch_dist import Unwritten, write_weights
+
+    family, architecture = _model(source, registry)
+    hf = HfCheckpoint(source)
+    family.check_weights(hf, architecture)
+    weights = family.weights(architecture)
+    made = 0
+
+    def unwritten(name: str) -> Unwritten:
+        dtypes = [hf[part].dtype for part in weights[name].hf]
+        dtype = dtypes[0]
+        for other in dtypes[1:]:
+            dtype = torch.promote_types(dtype, other)
+
+        def make() -> Tensor:
+            nonlocal made
+            made += 1
+            progress(made, len(weights))
+            return family.to_megatron_tensor(name, hf, architecture).to(dtype)
+
+        return Unwritten(weights[name].shape, dtype, make)
+
+    with new_folder(target) as partial:
+        release, extras = partial / _RELEASE, partial / _HF
+        release.mkdir()
+        extras.mkdir()
+        write_weights(release, {name: unwritten(name) for name in weights}, architecture)
+        copy_other_files(source, extras)
+        (partial / _TRACKER).write_text(_RELEASE)
+
+
+def to_hf(
+    source: Path,
+    target: Path,
+    registry: Registry,
+    *,
+    config_from: Path,
+    max_file_bytes: int,
+    progress: Progress = lambda done, total: None,
+) -> None:
+    """Write a Hugging Face folder of a checkpoint's weights, in their own dtype, adapters merged.
+
+    Holds one file's worth of tensors.
+
+    Args:
+        source: folder in the format `torch_dist`, written under any parallel layout.
+        target: new folder.
+        registry: of model families.
+        config_from: Hugging Face folder whose config and tokenizer the new one gets.
+        max_file_bytes: most bytes of a safetensors file.
+        progress: is told after each tensor.
+
+    Raises:
+        CheckpointError: the weights do not fit config.json, which names the field or tensor; or `target` exists.
+    """
+    from slime_models.checkpoint import save_hf
+
+    from slime_megatron.torch_dist import StoredWeights
+
+    family, architecture = _model(config_from, registry)
+    description: dict[str, Any] = {}
+    if (source / DESCRIPTION).exists():
+        description = read_description(source)
+        check_same(
+            description["architecture"],
+            describe(architecture),
+            whose=f"{config_from}/config.json's",
+            todo="give the folder of the model that was trained: --config-from FOLDER",
+            prefix="architecture.",
+        )
+    stored = StoredWeights(source, architecture)
+    adapter = _adapter_scale(description)
+
+    def tensors() -> Iterator[tuple[str, Tensor]]:
+        weights = family.weights(architecture)
+        for done, (name, weight) in enumerate(weights.items(), start=1):
+            tensor = stored.read(name, weight.shape)
+            if adapter is not None:
+                tensor = stored.merged(name, tensor, rank=adapter[0], scale=adapter[1])
+            yield from family.to_hf(name, tensor, architecture)
+            progress(done, len(weights))
+
+    save_hf(target, tensors(), config_from=config_from, max_file_bytes=max_file_bytes)
+
+
+def find(source: Path) -> Source:
+    """Return the checkpoint that a path means: a run, one of its checkpoints, or a Megatron folder.
+
+    Raises:
+        CheckpointError: it is none of these.
+    """
+    if (source / "checkpoints").is_dir():
+        newest = checkpoint.latest(source / "checkpoints")
+        if newest is None:
+            raise CheckpointError(f"{source}: the run has no checkpoint yet; set --save-interval")
+        return find(newest.path)
+    if (source / checkpoint.TRAINER).is_dir():
+        return Source(source / checkpoint.TRAINER, _model_of_run(source.resolve().parent.parent))
+    if (source / DESCRIPTION).is_file():
+        return Source(source, _model_of_run(source.resolve().parent.parent.parent))
+    if (source / _TRACKER).is_file():
+        newest_name = (source / _TRACKER).read_text().strip()
+        name = newest_name if newest_name == _RELEASE else f"iter_{int(newest_name):07d}"
+        model = source / _HF
+        return Source(source / name, str(model) if model.is_dir() else None)
+    if (source / ".metadata").is_file():
+        return Source(source, None)
+    raise CheckpointError(
+        f"{source}: no checkpoint; wanted a run's folder, a folder checkpoints/step_N of one, or a folder of "
+        "Megatron in the format torch_dist"
+    )
+
+
+def _model_of_run(run: Path) -> str | None:
+    """Return the model that a run started from."""
+    try:
+        settings = tomllib.loads((run / "config.toml").read_text(encoding="utf-8"))
+        name: str = settings["model"]["hf_checkpoint"]
+    except (OSError, KeyError, tomllib.TOMLDecodeError):
+        return None
+    return name
+
+
+def _model(folder: Path, registry: Registry) -> tuple[ModelFamily, Architecture]:
+    from slime_models.checkpoint import read_config
+
+    config = read_config(folder)
+    family: ModelFamily = registry.resolve("slime.models", str(config.get("model_type", "")))
+    return family, family.architecture(config)
+
+
+def _adapter_scale(description: dict[str, Any]) -> tuple[int, float] | None:
+    """Return rank of a checkpoint's adapters and what B A is multiplied by; None where it has none."""
+    lora = description.get("lora")
+    return None if lora is None else (lora["rank"], lora["alpha"] / lora["rank"])
+
+
+def _report(done: int, total: int) -> None:
+    if sys.stderr.isatty() or done == total:
+        print(f"\r{done} of {total} tensors", end="\n" if done == total else "", file=sys.stderr, flush=True)
+
+
+def _parse(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="slime convert",
+        description="Weights between Hugging Face folders and Megatron's torch_dist checkpoints. One tensor, or one file of "
+        "the result, is in memory at a time; the result appears whole or not at all.",
+    )
+    directions = parser.add_subparsers(dest="direction", required=True, metavar="DIRECTION")
+    to_hf = directions.add_parser(
+        "to-hf", help="a run's checkpoint, or a folder of Megatron, to Hugging Face"
+    )
+    to_hf.add_argument(
+        "source", help="runs/NAME, runs/NAME/checkpoints/step_N, or a folder in the format torch_dist"
+    )
+    to_hf.add_argument("target", type=Path, help="new folder")
+    to_hf.add_argument("--config-from", metavar="MODEL", help="Hugging Face folder or name whose config and tokenizer the "
+                       "result gets; needed where the source does not say what it came from")  # fmt: skip
+    to_hf.add_argument("--max-shard-size", type=_size, default=5 * _UNITS["GB"], metavar="SIZE", help="most bytes of a "
+                       "safetensors file, such as 500MB or 5GB, and of memory that holds weights (5GB)")  # fmt: skip
+    to_megatron = directions.add_parser("to-megatron", help="a Hugging Face folder to a folder of Megatron")
+    to_megatron.add_argument("source", help="Hugging Face folder, or a name that `slime models` knows")
+    to_megatron.add_argument("target", type=Path, help="new folder")
+    return parser.parse_args(argv)
+
+
+def _size(text: str) -> int:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]B)?", text.strip(), re.IGNORECASE)
+    n_bytes = 0 if found is None else int(float(found[1]) * _UNITS[(found[2] or "").upper()])
+    if n_bytes < 1:
+        raise argparse.ArgumentTypeError(f"found {text!r}; wanted a size such as 500MB or 5GB")
+    return n_bytes

@@ -1,0 +1,70 @@
+"""`trainer.json`: what a trainer's folder says of itself. Imports neither torch nor megatron."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import MISSING
+from pathlib import Path
+from typing import Any
+
+from slime_core.errors import CheckpointError
+from slime_models.architecture import Architecture
+
+#: Written last: a folder without it is incomplete.
+DESCRIPTION = "trainer.json"
+
+
+def read_description(folder: Path) -> dict[str, Any]:
+    """Return what a folder that the trainer wrote says of itself.
+
+    A field of the architecture that there was not yet when it was written has its default.
+
+    Raises:
+        CheckpointError: it has no description, or one that is not JSON.
+    """
+    path = folder / DESCRIPTION
+    try:
+        description: dict[str, Any] = json.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"{folder}: has no {DESCRIPTION}; wanted a complete checkpoint of this trainer"
+        ) from error
+    except ValueError as error:
+        raise CheckpointError(f"{path}: not JSON: {error}") from error
+    defaults = {
+        field.name: field.default
+        for field in dataclasses.fields(Architecture)
+        if field.default is not MISSING
+    }
+    return description | {"architecture": defaults | description.get("architecture", {})}
+
+
+def describe(architecture: Architecture) -> dict[str, Any]:
+    """Return an architecture as JSON values, without the padding of its vocabulary, which belongs to a layout."""
+    values: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(architecture.with_padded_vocab(1))))
+    return values
+
+
+def check_same(
+    found: Mapping[str, Any], wanted: Mapping[str, Any], *, whose: str, todo: str, prefix: str = ""
+) -> None:
+    """Check that a folder's description has the values that are wanted of it.
+
+    Args:
+        found: the folder's.
+        wanted: key -> value, tables of them among them.
+        whose: whose values are wanted, in the error.
+        todo: what to do about another one, in the error.
+        prefix: of the names of keys.
+
+    Raises:
+        CheckpointError: names the first key whose value is another.
+    """
+    for key, value in wanted.items():
+        other = found.get(key)
+        if isinstance(value, dict) and isinstance(other, dict):
+            check_same(other, value, whose=whose, todo=todo, prefix=f"{prefix}{key}.")
+        elif other != value:
+            raise CheckpointError(f"checkpoint: {prefix}{key} is {other!r}, {whose} is {value!r}; {todo}")

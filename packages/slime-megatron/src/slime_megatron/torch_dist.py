@@ -1,0 +1,258 @@
+"""Megatron's `torch_dist` checkpoints of weights, read and written a tensor at a time. Imports torch, and not megatron.
+
+Such a folder is torch's own distributed checkpoint. Tensors of all layers lie under one name, along a first dimension of
+layers, those of experts along a second one; a norm before a linear layer is named as that layer's. How the tensors were cut
+among ranks when they were written does not matter.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import re
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from slime_core.errors import CheckpointError
+from slime_models.architecture import Architecture
+from torch import Tensor
+from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter, save
+from torch.distributed.checkpoint.api import CheckpointException  # a BaseException
+from torch.distributed.checkpoint.default_planner import (
+    DefaultLoadPlanner,
+    create_default_global_save_plan,
+)
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import (
+    LoadPlan,
+    ReadItem,
+    SavePlan,
+    SavePlanner,
+    TensorWriteData,
+    WriteItem,
+    WriteItemType,
+)
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+
+from slime_megatron.lora import A, B, merge
+
+_LAYER = re.compile(r"^decoder\.layers\.(\d+)\.")
+_EXPERT = re.compile(r"\.experts\.local_experts\.(\d+)\.")
+#: Norms, and the linear layers that checkpoints name them after.
+_NORMS = {
+    "input_layernorm.": "self_attention.linear_qkv.layer_norm_",
+    "pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_",
+}
+_LINEAR = re.compile(r"\.layers\..*\.linear_(qkv|proj|fc1|fc2)\.weight$")
+#: What Megatron's layers save beside their weights where they have nothing to save.
+_NO_STATE = [None]
+#: Rows of these are ids; a checkpoint may have more of them than the model: padding.
+_OF_IDS = ("embedding.word_embeddings.weight", "output_layer.weight")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor of the model is in a checkpoint."""
+
+    key: str
+    """Name that the checkpoint has it under, with those of other layers and experts."""
+    numbers: tuple[int, ...] = ()
+    """Which layer, and which expert, it is of."""
+    counts: tuple[int, ...] = ()
+    """How many there are."""
+
+    @classmethod
+    def of(cls, name: str, architecture: Architecture) -> Place:
+        """Return the place of the tensor `name` of the whole model."""
+        layer, expert = _LAYER.search(name), _EXPERT.search(name)
+        if layer is None:
+            return cls(name)
+        rest = name[layer.end() :]
+        for norm, key in _NORMS.items():
+            rest = key + rest.removeprefix(norm) if rest.startswith(norm) else rest
+        if expert is None:
+            return cls(f"decoder.layers.{rest}", (int(layer[1]),), (architecture.num_layers,))
+        assert architecture.num_moe_experts is not None
+        key = f"decoder.layers.{_EXPERT.sub('.experts.experts.', rest)}"
+        numbers = int(layer[1]), int(expert[1])
+        return cls(key, numbers, (architecture.num_layers, architecture.num_moe_experts))
+
+    @property
+    def extra_state(self) -> str:
+        """Name of what Megatron saves beside the weight."""
+        stem = self.key.removesuffix("weight")
+        numbers, counts = (".".join(map(str, values)) for values in (self.numbers, self.counts))
+        return f"{stem}_extra_state/shard_{numbers}_{counts}"
+
+
+class StoredWeights:
+    """The tensors of a checkpoint's model, read when they are asked for.
+
+    Args:
+        folder: with `.metadata` and the files that it lists.
+        architecture: of the model.
+
+    Raises:
+        CheckpointError: it is no such folder.
+    """
+
+    def __init__(self, folder: Path, architecture: Architecture) -> None:
+        self._folder, self._architecture = folder, architecture
+        self._reader = FileSystemReader(folder)
+        try:
+            self._metadata = self._reader.read_metadata()
+        except (OSError, pickle.UnpicklingError, EOFError, AttributeError, ImportError) as error:
+            raise CheckpointError(
+                f"{folder}: cannot be read as a torch_dist checkpoint of Megatron: {error}"
+            ) from error
+        self._reader.set_up_storage_reader(self._metadata, is_coordinator=True)
+
+    def read(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """Return the tensor `name` of the whole model, in the dtype that it was saved in.
+
+        Raises:
+            CheckpointError: it is not there, or has another shape; names it.
+        """
+        place = Place.of(name, self._architecture)
+        stored = self._metadata.state_dict_metadata.get(place.key)
+        if not isinstance(stored, TensorStorageMetadata):
+            raise CheckpointError(
+                f"{self._folder}: has no {place.key}; wanted the weights of a {self._architecture.model_type} model, "
+                "by config.json"
+            )
+        sizes = (*place.counts, *shape)
+        found = tuple(stored.size)
+        fits = found[1:] == sizes[1:] and found[0] >= sizes[0] if name in _OF_IDS else found == sizes
+        if not fits:
+            raise CheckpointError(
+                f"{self._folder}: {place.key} has shape {found}; wanted {sizes}, by config.json"
+            )
+        whole = torch.empty(shape, dtype=stored.properties.dtype)
+        part = ChunkStorageMetadata(
+            offsets=torch.Size((*place.numbers, *(0 for _ in shape))),
+            sizes=torch.Size((*(1 for _ in place.numbers), *shape)),
+        )
+        items = create_read_items_for_chunk_list(place.key, stored, [part])
+        if sum(item.lengths.numel() for item in items) < whole.numel():
+            raise CheckpointError(f"{self._folder}: has parts of {place.key} only; wanted all of it")
+        try:
+            self._reader.read_data(LoadPlan(items), _Into(whole.view(part.sizes))).wait()
+        except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
+            raise CheckpointError(f"{self._folder}: {place.key} cannot be read: {error}") from error
+        return whole
+
+    def merged(self, name: str, weight: Tensor, *, rank: int, scale: float) -> Tensor:
+        """Return a weight with its adapter of that rank merged in, itself where it has none."""
+        stem = name.removesuffix("weight")
+        if (
+            f"{Place.of(name, self._architecture).key.removesuffix('weight')}{A}"
+            not in self._metadata.state_dict_metadata
+        ):
+            return weight
+        rows, columns = weight.shape
+        a, b = self.read(stem + A, (rank, columns)), self.read(stem + B, (rows, rank))
+        return merge(weight, a, b, scale)
+
+
+class _Into(DefaultLoadPlanner):
+    """Reads parts into one tensor."""
+
+    def __init__(self, whole: Tensor) -> None:
+        super().__init__()
+        self._whole = whole
+
+    def resolve_tensor(self, read_item: ReadItem) -> Tensor:
+        ranges = zip(read_item.dest_offsets, read_item.lengths, strict=True)
+        return self._whole[tuple(slice(first, first + n) for first, n in ranges)]
+
+    def commit_tensor(self, read_item: ReadItem, tensor: Tensor) -> None:
+        """Nothing to do: it was read into its place."""
+
+
+@dataclass(frozen=True)
+class Unwritten:
+    """A tensor that is made when it is written."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    make: Callable[[], Tensor]
+
+
+def write_weights(folder: Path, tensors: Mapping[str, Unwritten], architecture: Architecture) -> None:
+    """Write a whole model into an existing, empty folder, holding one tensor at a time.
+
+    Args:
+        folder: that Megatron's `dist_checkpointing.load` reads afterwards, under any parallel layout.
+        tensors: by the names of the whole model.
+        architecture: of the model.
+
+    Raises:
+        CheckpointError: it cannot be written, or a tensor cannot be made.
+    """
+    planner = _OneAtATime(tensors, architecture)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # that one process alone writes
+            save({}, storage_writer=FileSystemWriter(folder), planner=planner, no_dist=True)
+    except CheckpointException as error:
+        cause = next(iter(error.failures.values()))[0]
+        raise CheckpointError(f"{folder}: cannot be written: {type(cause).__name__}: {cause}") from error
+    torch.save({"checkpoint_version": 3.0, "iteration": 0}, folder / "common.pt")
+    (folder / "metadata.json").write_text(
+        json.dumps({"sharded_backend": "torch_dist", "sharded_backend_version": 1})
+    )
+
+
+class _OneAtATime(SavePlanner):
+    """Plans all tensors by their shapes, and makes each when it is its turn."""
+
+    def __init__(self, tensors: Mapping[str, Unwritten], architecture: Architecture) -> None:
+        self._tensors = {Place.of(name, architecture): tensor for name, tensor in tensors.items()}
+        self._made: dict[MetadataIndex, Unwritten] = {}
+
+    def set_up_planner(self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False) -> None:
+        """Nothing to do: there is no state but the tensors."""
+
+    def create_local_plan(self) -> SavePlan:
+        items: list[WriteItem] = []
+        for place, tensor in self._tensors.items():
+            chunk = ChunkStorageMetadata(
+                offsets=torch.Size((*place.numbers, *(0 for _ in tensor.shape))),
+                sizes=torch.Size((*(1 for _ in place.numbers), *tensor.shape)),
+            )
+            data = TensorWriteData(
+                chunk=chunk,
+                properties=TensorProperties(dtype=tensor.dtype),
+                size=torch.Size((*place.counts, *tensor.shape)),
+            )
+            index = MetadataIndex(place.key, chunk.offsets)
+            self._made[index] = tensor
+            items.append(WriteItem(index=index, type=WriteItemType.SHARD, tensor_data=data))
+            if _LINEAR.search(place.key):
+                items.append(WriteItem(index=MetadataIndex(place.extra_state), type=WriteItemType.BYTE_IO))
+        return SavePlan(items)
+
+    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+        return create_default_global_save_plan(all_plans)
+
+    def finish_plan(self, new_plan: SavePlan) -> SavePlan:
+        return new_plan
+
+    def resolve_data(self, write_item: WriteItem) -> Tensor | io.BytesIO:
+        if write_item.tensor_data is None:
+            state = io.BytesIO()
+            torch.save(_NO_STATE, state)
+            return state
+        tensor = self._made[write_item.index].make()
+        return tensor.reshape(write_item.tensor_data.chunk.sizes).contiguous()
