@@ -87,7 +87,7 @@ def load(state: TrainerState, folder: Path) -> None:
     """
     description = read_description(folder)
     check_same(
-        {"fp16": False} | description,
+        description,
         state.description,
         whose="this trainer's",
         todo="load a checkpoint of the same model and precision",
