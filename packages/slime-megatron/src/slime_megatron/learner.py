@@ -42,6 +42,7 @@ from slime_megatron.schedule import rank_schedule
 from slime_megatron.sent import SENT, SentPolicies
 from slime_megatron.settings import LearnerSettings
 from slime_megatron.sharded import global_parameters
+from slime_megatron.step_metrics import forwarded, mismatch
 from slime_megatron.trained import Step, TrainedModel, average
 
 _CRITIC = "critic"
@@ -116,17 +117,17 @@ class Learner:
         interval = self._settings.roles.ref_update_interval
         if "ref" in self._roles and interval is not None and (batch.step + 1) % interval == 0:
             self._roles.keep("ref", changing=True)
-        forwarded = self._world.add_up(_forwarded(steps, self._settings.megatron.context_parallel_size))
+        work = self._world.add_up(forwarded(steps, self._settings.megatron.context_parallel_size))
         return (
             metrics
-            | _mismatch(columns, before)
+            | mismatch(columns, before)
             | {f"train/{name}": float(value) for name, value in credited.items()}
             | {
                 "perf/train_tokens": float(len(batch.tokens)),
                 "perf/actor_train_time": time.perf_counter() - start - log_probs_time,
                 "perf/log_probs_time": log_probs_time,
-                "perf/forwarded_tokens": forwarded["tokens"],
-                "perf/padding_frac": 1 - forwarded["tokens"] / forwarded["slots"],
+                "perf/forwarded_tokens": work["tokens"],
+                "perf/padding_frac": 1 - work["tokens"] / work["slots"],
             }
         )
 
@@ -275,8 +276,8 @@ class Learner:
                 cost=partial(forward_flops, self._architecture) if section.balance_data else None,
                 routes=routes,
             )
-            forwarded = int((batch.lengths[samples] - 1).sum())
-            routing = StepRouting(n_tokens=forwarded, n_samples=len(samples), routes=routes)
+            n_tokens = int((batch.lengths[samples] - 1).sum())
+            routing = StepRouting(n_tokens=n_tokens, n_samples=len(samples), routes=routes)
             steps.append(
                 [
                     make_micro_batch(
@@ -394,20 +395,3 @@ class Learner:
         routed = step[0].packed.routed
         with replay(self._policy.routers, REPLAY if routed is not None and routed.routes else None):
             return self._policy.take_step(step, loss), trained
-
-
-def _forwarded(steps: Sequence[Step], n_ranks: int) -> dict[str, float]:
-    """Return the tokens of all micro-batches, and the slots that attention computes for them, on so many ranks each."""
-    packed = [micro.packed for step in steps for micro in step]
-    numbers = {"tokens": sum(p.n_tokens for p in packed), "slots": sum(p.n_slots for p in packed)}
-    return {name: float(n_ranks * number) for name, number in numbers.items()}
-
-
-def _mismatch(columns: Columns, log_probs: Tensor | None) -> Metrics:
-    """Return the mean difference between the engine's log-probs and ours, over trainable tokens that we have."""
-    if columns.rollout_log_probs is None or log_probs is None:
-        return {}
-    mask = columns.loss_mask * log_probs.isfinite()
-    difference = (log_probs.nan_to_num() - columns.rollout_log_probs).abs()
-    mean = (difference * mask).sum() / mask.sum().clamp(min=1)
-    return {"train/train_rollout_logprob_abs_diff": float(mean)}
