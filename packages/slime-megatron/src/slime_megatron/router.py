@@ -1,7 +1,8 @@
 """Megatron's router, for packed sequences: its losses as shares of the whole optimizer step, and its routes kept or given.
 
 The losses are Megatron's own flags. With N the tokens of the optimizer step's samples, p a token's softmax over the E
-experts, and f the shares of a set of tokens that its top-k choices send to each expert:
+experts, and f the share of each expert in the top-k choices of a set of tokens (the router's own, also where routes are
+replayed):
 
     aux_loss         coefficient * E / N * sum over tokens and experts of f * p; f of the token's micro-batch
     global_aux_loss  the same; f of all tokens that all ranks have routed in this optimizer step so far
@@ -9,7 +10,7 @@ experts, and f the shares of a set of tokens that its top-k choices send to each
     z loss           coefficient / N * sum over tokens of logsumexp(logits) ** 2
 
 A token that several samples share counts once for each, padding and micro-batches that do not count never: but for the
-f of the first two, none of them depends on how a step is cut. Megatron's own scaling is for micro-batches of one size
+f of the first two, nothing depends on how a step is cut. Megatron's own scaling is for micro-batches of one size
 and a loss that is divided by tokens later.
 """
 
