@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import signal
 import socket
+import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,12 +35,18 @@ def connect(n_ranks: int) -> bool:
     """
     if ray.is_initialized():
         return False
+    with _own_sigterm():
+        _connect(n_ranks)
+    return True
+
+
+def _connect(n_ranks: int) -> None:
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     address = os.environ.get(ADDRESS) or "local"
     if address == "local":
         n_cpus = max(n_ranks, os.cpu_count() or 1)
         ray.init(address="local", num_cpus=n_cpus, include_dashboard=False, **quiet)
-        return True
+        return
     try:
         if address != "auto":  # Ray itself knocks for a minute, and says so line by line
             host, _, port = address.rpartition(":")
@@ -47,7 +57,17 @@ def connect(n_ranks: int) -> bool:
             f"{ADDRESS}: found {address!r}, where no Ray cluster can be joined: {error}; wanted HOST:PORT as "
             "`ray start --head` prints it, or no such variable"
         ) from error
-    return True
+
+
+@contextlib.contextmanager
+def _own_sigterm() -> Iterator[None]:
+    """Leave what this process does on SIGTERM as it is; Ray would have it print stacks and abort."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
 
 
 @dataclass(frozen=True)

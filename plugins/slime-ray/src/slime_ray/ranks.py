@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 #: What a rank is asked first. Until it has answered, its process may not be there, and Ray alone knows why.
 FIRST_CALL = "whereabouts"
-#: Seconds that the other ranks get to say what is wrong with them, when one has failed.
+#: Seconds that ranks get to say what is wrong with them, when another has failed, and to end when Ray asks them to.
 _GRACE_S = 2.0
 #: Seconds in which a killed process is gone.
 _GONE_S = 5.0
@@ -110,13 +110,10 @@ class Ranks:
         for member in members:
             with contextlib.suppress(RayError):
                 ray.kill(member.actor)
-        for pid in here:  # Ray asks a process to end, which one that is stopped or stuck does not hear
+        for pid in await _left(here, _GRACE_S):  # one that is stopped or stuck does not hear what Ray asks
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_GONE_S):
-                while any(_runs(pid) for pid in here):
-                    await asyncio.sleep(_POLL_S)
+        await _left(here, _GONE_S)
 
     def _alive(self, method: str) -> list[Member]:
         if not self._members:
@@ -164,6 +161,15 @@ def _is_rank(pid: int) -> bool:
         return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::RankProcess")
     except OSError:
         return False
+
+
+async def _left(pids: Sequence[int], seconds: float) -> list[int]:
+    """Wait until none of the processes runs, at most so long; return those that do."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            while any(_runs(pid) for pid in pids):
+                await asyncio.sleep(_POLL_S)
+    return [pid for pid in pids if _runs(pid)]
 
 
 def _runs(pid: int) -> bool:
