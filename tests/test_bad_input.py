@@ -197,3 +197,11 @@ def test_checkpoint_of_other_data(slime, letters, tmp_path):
     result = slime("train", letters)
     assert result.returncode == 2
     assert "resume with the data set" in result.stderr
+
+
+def test_weight_transport_that_the_engine_lacks(refuse):
+    message = refuse("--rollout-engine", "torch", "--update-weight-mode", "delta")
+    assert (
+        "train.update_weight_transport: found disk-delta, which the engine torch lacks; wanted one of memory"
+        in message
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import logging
 import pickle
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -18,6 +19,8 @@ from slime_core.weights import Agreement
 from slime_sglang import loader
 from slime_sglang.inlets import INLETS, Inlet, Place
 from slime_sglang.loader import Order, Verdict, read_verdict
+
+logger = logging.getLogger(__name__)
 
 #: Seconds that an update at the server gets to end by itself when its caller gives up.
 _GRACE_S = 10.0
@@ -113,7 +116,7 @@ class Updates:
                 )
                 await asyncio.wait({work})
             if (error := work.exception()) is not None:
-                raise error from None  # perhaps why the caller gave up
+                logger.warning("given up, and failed itself, which may be why: %s", error)
             raise
 
     async def _at_the_server(self, plan: TransferPlan, inlet: Inlet) -> Fingerprint:
