@@ -84,7 +84,8 @@ class Completion:
     weight_version: str
     """Version of the weights that generated it."""
     metadata: dict[str, Any] = field(default_factory=dict)
-    """Counters that the engine offers (`cached_tokens`, ...)."""
+    """Counters that the engine offers (`cached_tokens`, ...), and `timings`: name -> seconds of this request, as the
+    engine measures them (`e2e_latency`, `queue_time`, `first_token_latency`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
