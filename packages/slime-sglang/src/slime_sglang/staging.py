@@ -7,6 +7,7 @@ the old weights are still whole, at the price of one copy of the weights in the 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -121,22 +122,51 @@ class Staging:
         (self.folder / _MANIFEST).write_text(json.dumps(manifest))
 
     def verdict(self) -> Verdict:
-        """Return what the server said since this was last asked.
+        """Return what the server said since this was last asked; see `read_verdict`."""
+        return read_verdict(self.folder)
 
-        Raises:
-            EngineError: it said nothing.
-        """
-        path = self.folder / _VERDICT
-        if not path.exists():
-            raise EngineError(f"{self.folder}: the server did not say what became of the update")
-        verdict = Verdict(**json.loads(path.read_text()))
-        path.unlink()
-        return verdict
+    def offer(self, name: str) -> Offer:
+        """Return what is staged for one of several servers, under a name of its own."""
+        return Offer(self.folder, name)
 
     def remove(self) -> None:
         """Free the memory."""
         del self._bytes
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class Offer:
+    """A staged update for one of several servers: a folder for its verdict, over the same bytes.
+
+    Args:
+        staged: folder of the update.
+        name: of the server.
+    """
+
+    def __init__(self, staged: Path, name: str) -> None:
+        self.folder = staged / name
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir()
+        for file in (_WEIGHTS, _MANIFEST):
+            os.link(staged / file, self.folder / file)
+
+    def verdict(self) -> Verdict:
+        """Return what the server said since this was last asked; see `read_verdict`."""
+        return read_verdict(self.folder)
+
+
+def read_verdict(folder: Path) -> Verdict:
+    """Return what a server said of the update in a folder since this was last asked.
+
+    Raises:
+        EngineError: it said nothing.
+    """
+    path = folder / _VERDICT
+    if not path.exists():
+        raise EngineError(f"{folder}: the server did not say what became of the update")
+    verdict = Verdict(**json.loads(path.read_text()))
+    path.unlink()
+    return verdict
 
 
 class Staged:

@@ -1,0 +1,99 @@
+"""Building the engine from settings: one server, or a fleet of them."""
+
+from __future__ import annotations
+
+import functools
+
+from slime_core.build import BuildContext
+from slime_core.config.sections import ModelSection, TrainSection
+from slime_core.errors import ConfigError, Problem
+from slime_core.protocols import RolloutEngine
+from slime_models.checkpoint import read_config
+
+from slime_sglang.engine import SglangEngine
+from slime_sglang.fleet import EngineFleet
+from slime_sglang.router import Router
+from slime_sglang.seat import Seat
+from slime_sglang.section import FleetSection, SglangSection
+from slime_sglang.server import visible_device
+from slime_sglang.stager import Stager
+
+_TRAINER_DTYPES = {True: "bfloat16", False: "float32"}
+
+
+def create_engine(build: BuildContext) -> RolloutEngine:
+    """Return the engine for a run. Entry point `sglang` of the group `slime.engines`."""
+    section, fleet = build.section(SglangSection), build.section(FleetSection)
+    model_type = build.section(ModelSection).model_name or read_config(build.model_path).get("model_type")
+    family = build.registry.resolve("slime.models", str(model_type))
+    trained = _TRAINER_DTYPES[build.section(TrainSection).bf16]
+    dtype = section.dtype if section.dtype != "auto" else trained
+    folder = build.run_dir / "sglang"
+    make = functools.partial(
+        SglangEngine, build.model_path, family, dtype=dtype, section=section, folder=folder
+    )
+    addresses = fleet.rollout_external_engine_addrs
+    if fleet.n_engines == 1 and not (addresses or fleet.has_router or fleet.use_fault_tolerance):
+        return make()
+    _check_gpus(fleet)
+
+    def engine_of(seat: int, before: int) -> SglangEngine:
+        again = f"-restart-{before}" if before else ""
+        return make(
+            name=f"server-{seat}{again}",
+            address=addresses[seat] if addresses else None,
+            arguments=_device_arguments(section, first=seat * fleet.rollout_num_gpus_per_engine),
+        )
+
+    return EngineFleet(
+        [
+            Seat(
+                f"engine {seat}",
+                functools.partial(engine_of, seat),
+                restarts=fleet.rollout_engine_restarts,
+            )
+            for seat in range(fleet.n_engines)
+        ],
+        section=fleet,
+        stager=Stager(
+            section.staging_dir,
+            shapes=family.hf_shapes(family.architecture(read_config(build.model_path))),
+            dtype=dtype,
+        ),
+        dtype=dtype,
+        router=_router(build) if fleet.has_router else None,
+    )
+
+
+def _router(build: BuildContext) -> Router:
+    section, fleet = build.section(SglangSection), build.section(FleetSection)
+    return Router(
+        fleet.router_policy or "",
+        address=(fleet.sglang_router_ip, fleet.sglang_router_port),
+        width=section.server_concurrency * fleet.n_engines,
+        section=section,
+        folder=build.run_dir / "sglang",
+    )
+
+
+def _device_arguments(section: SglangSection, *, first: int) -> list[str]:
+    """Return the arguments that give a server its GPUs, `first` places after those of the first server."""
+    if visible_device() == "cpu":
+        return []
+    return ["--base-gpu-id", str(int(section.server_args.get("base_gpu_id", 0)) + first)]
+
+
+def _check_gpus(fleet: FleetSection) -> None:
+    import torch
+
+    wanted = fleet.rollout_num_gpus or 0
+    if visible_device() == "cuda" and wanted > torch.cuda.device_count():
+        raise ConfigError(
+            [
+                Problem(
+                    "fleet.rollout_num_gpus",
+                    str(wanted),
+                    f"at most {torch.cuda.device_count()}, the GPUs that this process sees",
+                )
+            ]
+        )
