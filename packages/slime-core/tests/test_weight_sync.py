@@ -6,8 +6,10 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
-from slime_core.errors import DeadlineError, WeightSyncError
-from slime_core.weights import sync_weights
+from slime_core.config.sections import TrainSection
+from slime_core.errors import DeadlineError, DeltaBaseError, WeightSyncError
+from slime_core.protocols import TransferPlan
+from slime_core.weights import Agreement, choose_transport, sync_weights, transport_problems, wanted_transport
 
 
 def side(action, **more):
@@ -71,3 +73,86 @@ def test_different_fingerprints_are_refused_by_name():
 
     with pytest.raises(WeightSyncError, match=r"2 of 1 .*: v \(not sent\), w \(differs\)"):
         sync(agree, other)
+
+
+def test_a_delta_that_does_not_fit_is_followed_by_one_that_does():
+    calls = []
+
+    async def receive():
+        calls.append(1)
+        if len(calls) == 1:
+            raise DeltaBaseError("of other weights")
+        return await agree()
+
+    assert sync(agree, receive) == "memory"
+    assert len(calls) == 2
+
+
+def test_a_delta_that_never_fits_is_an_error():
+    async def receive():
+        raise DeltaBaseError("of other weights")
+
+    with pytest.raises(DeltaBaseError, match="of other weights"):
+        sync(agree, receive)
+
+
+def lists(*transports):
+    return SimpleNamespace(transports=transports)
+
+
+def test_the_engines_best_transport_is_taken_unless_one_is_wanted():
+    trainer, engine = lists("disk", "memory"), lists("memory", "distributed", "disk")
+    assert choose_transport(trainer, engine) == "memory"
+    assert choose_transport(trainer, engine, "disk") == "disk"
+    with pytest.raises(
+        WeightSyncError, match=r"transport distributed: the engine receives .*by \['disk', 'memory'\]"
+    ):
+        choose_transport(trainer, engine, "distributed")
+
+
+@pytest.mark.parametrize(
+    ("transport", "mode", "wanted"),
+    [
+        (None, "full", None),
+        ("disk", "full", "disk"),
+        ("disk", "delta", "disk-delta"),
+        (None, "delta", "disk-delta"),
+        ("memory", "delta", "memory-delta"),
+    ],
+)
+def test_flags_name_the_transport(transport, mode, wanted):
+    section = TrainSection(update_weight_transport=transport, update_weight_mode=mode)
+    assert wanted_transport(section) == wanted
+    problems = list(transport_problems(section, "engine e", ("memory", "disk", "disk-delta")))
+    assert [problem.found for problem in problems] == (
+        ["memory-delta, which the engine e lacks"] if wanted == "memory-delta" else []
+    )
+
+
+def plan(version, channel=None):
+    return TransferPlan(transport="memory", version=version, dtype="float32", channel=channel or object())
+
+
+def test_only_the_update_agreed_on_last_is_taken_and_once():
+    agreement = Agreement()
+    old, again, new = plan("7"), plan("7"), plan("8")
+    with (
+        pytest.raises(WeightSyncError, match="version 7: the engine has agreed on no update"),
+        agreement.taking(old),
+    ):
+        pass
+    agreement.open(old)
+    agreement.open(again)
+    with pytest.raises(WeightSyncError, match="version 7: the engine has agreed on this version anew"):
+        agreement.taking(old).__enter__()
+    agreement.open(new)
+    with pytest.raises(WeightSyncError, match="version 7: the engine has agreed on version 8"):
+        agreement.taking(again).__enter__()
+    with agreement.taking(new):
+        agreement.open(again)
+        with pytest.raises(WeightSyncError, match="version 7: another one is under way"):
+            agreement.taking(again).__enter__()
+    with agreement.taking(again):
+        pass
+    with pytest.raises(WeightSyncError, match=r"version 8: .*or has taken it already"):
+        agreement.taking(new).__enter__()

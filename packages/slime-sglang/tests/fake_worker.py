@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
+from slime_models.transfer.manifest import read_manifest
 from slime_sglang import loader
 
 TOKENS_OF_ANSWER = 3
@@ -31,7 +32,7 @@ class FakeWorker:
         self._info = {
             "model_path": str(model_path),
             "dtype": "float32",
-            "custom_weight_loader": [loader.CHECK, loader.LOAD],
+            "custom_weight_loader": list(loader.LOADERS),
             **info,
         }
 
@@ -74,7 +75,8 @@ class FakeWorker:
             self._load(await request.json())
         if path == "/abort_request":
             self.hold.set()
-        return web.json_response(self._info if path in ("/server_info", "/model_info") else {})
+        said = self._info | {"weight_version": self.version}
+        return web.json_response(said if path in ("/server_info", "/model_info") else {})
 
     async def _generate(self, body: dict[str, Any]) -> web.Response:
         await self.hold.wait()
@@ -89,11 +91,12 @@ class FakeWorker:
         return web.json_response({"output_ids": tokens, "meta_info": meta})
 
     def _load(self, body: dict[str, Any]) -> None:
-        """Hold what is staged, as its manifest says."""
-        ((folder, _),) = pickle.loads(base64.b64decode(body["serialized_named_tensors"][0]))
-        manifest = json.loads((Path(folder) / "manifest.json").read_text())
-        held = {}
+        """Hold what lies in the folder, as its manifest says."""
+        ((text, _),) = pickle.loads(base64.b64decode(body["serialized_named_tensors"][0]))
+        order = loader.Order(**json.loads(text))
+        held = None
         if body["load_format"] == loader.LOAD:
-            self.version = manifest["version"]
-            held = {name: entry["fingerprint"] for name, entry in manifest["entries"].items()}
-        (Path(folder) / "verdict.json").write_text(json.dumps({"error": None, "held": held}))
+            manifest = read_manifest(Path(order.folder))
+            self.version = manifest.version
+            held = {entry.name: entry.fingerprint for entry in manifest.entries}
+        Path(order.answer).write_text(json.dumps({"error": None, "held": held}))

@@ -71,7 +71,7 @@ def test_another_model_is_refused_by_name(join, model_path, tmp_path):
     ("said", "message"),
     [
         ({"dtype": "bfloat16"}, "found dtype bfloat16; wanted float32"),
-        ({"custom_weight_loader": None}, r"start it with --custom-weight-loader slime_sglang\.loader\.check"),
+        ({"custom_weight_loader": None}, r"start it with --custom-weight-loader slime_sglang\.loader\.fetch"),
         ({"tp_size": 2}, "'tp_size': 2"),
     ],
 )

@@ -18,6 +18,7 @@ from slime_core.plugins.registry import Registry
 from slime_core.protocols import SamplingParams
 from slime_core.weights import sync_weights
 from slime_models.fingerprint import fingerprint
+from slime_models.transfer.sender import WeightSender
 from slime_sglang.build import create_engine
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -31,17 +32,19 @@ INTERVAL_S, DEADLINE_S = 2, 15
 class Sender:
     """The sending half of a trainer; calls `midway` when all but the end is sent."""
 
-    transports = ("memory",)
+    transports = WeightSender.transports
 
     def __init__(self, model, midway=lambda: None):
         self.tensors = [(name, parameter.detach()) for name, parameter in model.named_parameters()]
         self.midway = midway
+        self._sender = WeightSender(asyncio.to_thread)
+
+    async def _buckets(self):
+        yield self.tensors, {name: fingerprint(tensor) for name, tensor in self.tensors}
+        self.midway()
 
     async def send(self, plan):
-        await plan.channel.put(self.tensors)
-        self.midway()
-        await plan.channel.end()
-        return {name: fingerprint(tensor) for name, tensor in self.tensors}
+        return await self._sender.send(plan, self._buckets())
 
 
 @pytest.fixture(scope="module")

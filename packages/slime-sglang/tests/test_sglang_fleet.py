@@ -11,12 +11,14 @@ from slime_core.protocols import SamplingParams
 from slime_core.weights import sync_weights
 from slime_models.families.llama import LLAMA
 from slime_models.fingerprint import fingerprint
+from slime_models.transfer.sender import WeightSender
 from slime_sglang.engine import SglangEngine
 from slime_sglang.fleet import EngineFleet
+from slime_sglang.inlets import Place
 from slime_sglang.router import Router
 from slime_sglang.seat import Seat
-from slime_sglang.section import FleetSection, SglangSection
-from slime_sglang.stager import Stager
+from slime_sglang.section import FLEET_TRANSPORTS, FleetSection, SglangSection
+from slime_sglang.updates import Updates
 
 from .fake_worker import TOKENS_OF_ANSWER, FakeWorker
 
@@ -62,8 +64,18 @@ def fleet_of(model_path, tmp_path):
         engine = EngineFleet(
             [seat(0), seat(1)],
             section=fleet,
-            stager=Stager(tmp_path, shapes={"a": (2, 3), "b": (4,)}, dtype="float32"),
-            dtype="float32",
+            updates=Updates(
+                Place(
+                    shapes={"a": (2, 3), "b": (4,)},
+                    dtype="float32",
+                    model_path=model_path,
+                    staging_dir=tmp_path,
+                    disk_dir=tmp_path / "weights",
+                    keep_files=False,
+                    encoding="xor",
+                    timeout_s=10,
+                )
+            ),
             router=Router(routed, address=(None, None), width=64, section=section, folder=tmp_path)
             if routed
             else None,
@@ -243,15 +255,16 @@ def test_without_fault_tolerance_the_first_failure_is_the_callers(fleet_of):
 class Sender:
     """The sending half of a trainer."""
 
-    transports = ("memory",)
+    transports = WeightSender.transports
 
     def __init__(self, tensors):
-        self.tensors = tensors
+        self.tensors, self._sender = tensors, WeightSender(asyncio.to_thread)
+
+    async def _buckets(self):
+        yield list(self.tensors.items()), {name: fingerprint(t) for name, t in self.tensors.items()}
 
     async def send(self, plan):
-        await plan.channel.put(list(self.tensors.items()))
-        await plan.channel.end()
-        return {name: fingerprint(tensor) for name, tensor in self.tensors.items()}
+        return await self._sender.send(plan, self._buckets())
 
 
 @pytest.fixture
@@ -261,14 +274,24 @@ def sender():
     return Sender({"a": torch.arange(6.0).view(2, 3), "b": torch.ones(4)})
 
 
-def test_an_update_reaches_every_engine_and_the_fingerprint_is_theirs(fleet_of, sender):
+@pytest.mark.parametrize("transport", FLEET_TRANSPORTS)
+def test_updates_reach_every_engine_and_the_fingerprint_is_theirs(fleet_of, sender, transport):
     async def scenario(engine, first, second):
-        await sync_weights(sender, engine, version="5", timeout_s=10)
-        answers = await generate_all(engine)
-        assert {answer.weight_version for answer in answers} == {"5"}
+        for version in ("5", "6"):
+            await sync_weights(sender, engine, version=version, timeout_s=10, transport=transport)
+            answers = await generate_all(engine)
+            assert {answer.weight_version for answer in answers} == {version}
         return first.version, second.version, engine.weight_version
 
-    assert fleet_of(scenario) == ("5", "5", "5")
+    assert fleet_of(scenario) == ("6", "6", "6")
+
+
+def test_a_broadcast_which_one_server_would_receive_is_not_offered(fleet_of, sender):
+    async def scenario(engine, first, second):
+        with pytest.raises(WeightSyncError, match="distributed"):
+            await sync_weights(sender, engine, version="5", timeout_s=10, transport="distributed")
+
+    fleet_of(scenario)
 
 
 @pytest.mark.parametrize("fault", [500, "torn", "hang"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 
 import pytest
 import torch
@@ -10,36 +11,56 @@ from slime_core.errors import WeightSyncError
 from slime_core.protocols import SamplingParams
 from slime_core.weights import sync_weights
 from slime_models.fingerprint import fingerprint
+from slime_models.transfer.sender import WeightSender
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 
 PROMPT = [5, 6, 7, 8]
 GREEDY = SamplingParams(max_new_tokens=12, temperature=0)
+TRANSPORTS = ("memory", "distributed", "disk", "disk-delta")
 
 
 class Sender:
-    """The sending half of a trainer."""
+    """The sending half of a trainer, of tensors that each update may bring anew."""
 
-    transports = ("memory",)
+    transports = WeightSender.transports
 
-    def __init__(self, tensors, *, damage=None):
-        self.tensors, self.damage = list(tensors), damage
+    def __init__(self):
+        self.sender = WeightSender(asyncio.to_thread)
+        self.tensors, self.corrupt, self.at_end, self.change_plan = [], None, None, None
+
+    async def buckets(self):
+        for start in range(0, len(self.tensors), 5):
+            bucket = self.tensors[start : start + 5]
+            fingerprints = {name: fingerprint(tensor) for name, tensor in bucket}
+            yield [(name, self.on_its_way(name, tensor)) for name, tensor in bucket], fingerprints
+        if self.at_end is not None:
+            self.at_end()
+
+    def on_its_way(self, name, tensor):
+        if name != self.corrupt:
+            return tensor
+        damaged = tensor.clone()
+        damaged.view(torch.uint8).view(-1)[11] ^= 4
+        return damaged
 
     async def send(self, plan):
-        for start in range(0, len(self.tensors), 5):
-            await plan.channel.put(self.tensors[start : start + 5])
-        if self.damage is not None:
-            self.damage()
-        await plan.channel.end()
-        return {name: fingerprint(tensor) for name, tensor in self.tensors}
+        return await self.sender.send(self.change_plan(plan) if self.change_plan else plan, self.buckets())
 
 
 def tensors_of(model):
     return [(name, parameter.detach()) for name, parameter in model.named_parameters()]
 
 
-def update(serving, sender: Sender, version: str):
-    serving.run(sync_weights(sender, serving.engine, version=version, timeout_s=60))
+def update(serving, tensors, version, *, transport="memory", sender=None, **faults):
+    """Bring tensors to the server, with a new sender or one that sent before."""
+    sender = sender or Sender()
+    sender.tensors = list(tensors)
+    sender.corrupt, sender.at_end, sender.change_plan = (
+        faults.get(name) for name in ("corrupt", "at_end", "change_plan")
+    )
+    work = sync_weights(sender, serving.engine, version=version, timeout_s=60, transport=transport)
+    serving.run(work)
 
 
 @pytest.fixture
@@ -59,14 +80,16 @@ def check_serves(serving, log_probs_of):
 def restored(serving, model):
     """The server, which gets the weights of `model` back afterwards."""
     yield serving
-    update(serving, Sender(tensors_of(model)), "back")
+    update(serving, tensors_of(model), "back")
 
 
-def test_after_twenty_updates_the_server_is_the_newest_model(restored, tiny_llama, check_serves):
-    models = [tiny_llama(seed) for seed in (1, 2, 3)]
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_after_twenty_updates_the_server_is_the_newest_model(restored, tiny_llama, check_serves, transport):
+    models, sender = [tiny_llama(seed) for seed in (1, 2, 3)], Sender()
     for number in range(20):
-        update(restored, Sender(tensors_of(models[number % 3])), str(number))
-    check_serves(models[19 % 3])
+        update(restored, tensors_of(models[number % 3]), str(number), transport=transport, sender=sender)
+        if number % 5 == 4:
+            check_serves(models[number % 3])
     answer = restored.run(restored.engine.generate(PROMPT, GREEDY))
     assert answer.weight_version == "19"
 
@@ -75,11 +98,13 @@ def test_requests_under_way_go_on_with_the_new_weights(
     restored, model, tiny_llama, log_probs_of, eos, starting_gun
 ):
     params = SamplingParams(max_new_tokens=240, min_new_tokens=240, temperature=0)
+    sender = Sender()
+    sender.tensors = tensors_of(tiny_llama(1))
 
     async def scenario():
         task = asyncio.ensure_future(restored.engine.generate(PROMPT, params))
         await starting_gun(restored.engine)
-        await sync_weights(Sender(tensors_of(tiny_llama(1))), restored.engine, version="mid", timeout_s=60)
+        await sync_weights(sender, restored.engine, version="mid", timeout_s=60)
         return await task
 
     answer = restored.run(scenario())
@@ -103,7 +128,7 @@ def with_fault(tensors, fault):
     elif fault == "misshapen":
         tensors[3] = (name, tensor[:-1])
     elif fault == "duplicate":
-        tensors.insert(0, tensors[3])
+        tensors.insert(5, tensors[3])  # in the next bucket
     elif fault == "missing":
         tensors.pop(3)
     elif fault == "dtype":
@@ -111,6 +136,7 @@ def with_fault(tensors, fault):
     return tensors
 
 
+@pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize(
     ("fault", "named"),
     [
@@ -118,18 +144,28 @@ def with_fault(tensors, fault):
         ("misshapen", r"v_proj\.weight: found shape"),
         ("duplicate", r"v_proj\.weight: sent twice"),
         ("missing", r"1 of 21 tensors were not sent: .*v_proj\.weight"),
-        ("dtype", r"v_proj\.weight: found dtype torch\.bfloat16"),
+        ("dtype", r"v_proj\.weight: found dtype bfloat16"),
     ],
 )
 def test_a_wrong_tensor_is_named_and_the_old_weights_serve(
-    serving, model, tiny_llama, check_serves, fault, named
+    serving, model, tiny_llama, check_serves, fault, named, transport
 ):
     with pytest.raises(WeightSyncError, match=named):
-        update(serving, Sender(with_fault(tensors_of(tiny_llama(1)), fault)), "bad")
+        update(serving, with_fault(tensors_of(tiny_llama(1)), fault), "bad", transport=transport)
     check_serves(model)
 
 
+@pytest.mark.parametrize("transport", TRANSPORTS)
 def test_bytes_that_change_on_their_way_are_named_and_the_old_weights_serve(
+    serving, model, tiny_llama, check_serves, transport
+):
+    name = "model.layers.1.mlp.down_proj.weight"
+    with pytest.raises(WeightSyncError, match=r"down_proj\.weight: the bytes that arrived are not those"):
+        update(serving, tensors_of(tiny_llama(1)), "bad", transport=transport, corrupt=name)
+    check_serves(model)
+
+
+def test_shared_memory_that_changes_is_noticed_and_the_old_weights_serve(
     serving, model, tiny_llama, check_serves
 ):
     def damage():
@@ -138,14 +174,79 @@ def test_bytes_that_change_on_their_way_are_named_and_the_old_weights_serve(
         memory[11] ^= 4
 
     with pytest.raises(WeightSyncError, match=r"embed_tokens\.weight: the bytes that arrived are not those"):
-        update(serving, Sender(tensors_of(tiny_llama(1)), damage=damage), "bad")
+        update(serving, tensors_of(tiny_llama(1)), "bad", at_end=damage)
     check_serves(model)
 
 
-def test_a_sender_that_fails_leaves_the_old_weights_serving(serving, model, tiny_llama, check_serves):
-    def damage():
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_sender_that_fails_leaves_the_old_weights_serving(
+    serving, model, tiny_llama, check_serves, transport
+):
+    def fail():
         raise RuntimeError("no more")
 
     with pytest.raises(RuntimeError, match="no more"):
-        update(serving, Sender(tensors_of(tiny_llama(1)), damage=damage), "bad")
+        update(serving, tensors_of(tiny_llama(1)), "bad", transport=transport, at_end=fail)
+    check_serves(model)
+
+
+@pytest.mark.parametrize("transport", ["distributed", "disk", "disk-delta"])
+def test_a_sender_of_another_version_is_refused_and_the_old_weights_serve(
+    serving, model, tiny_llama, check_serves, transport
+):
+    def other(plan):
+        return dataclasses.replace(plan, version="6")
+
+    with pytest.raises(WeightSyncError, match="update to version 7: what arrived is version 6"):
+        update(serving, tensors_of(tiny_llama(1)), "7", transport=transport, change_plan=other)
+    check_serves(model)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_an_update_that_was_not_agreed_on_is_refused_and_the_old_weights_serve(
+    serving, model, check_serves, transport
+):
+    engine = serving.engine
+    old = serving.run(engine.open_update(transport, "7"))
+    again = serving.run(engine.open_update(transport, "7"))
+    with pytest.raises(WeightSyncError, match="version 7: the engine has agreed on this version anew"):
+        serving.run(engine.receive(old))
+    serving.run(engine.open_update(transport, "8"))
+    with pytest.raises(WeightSyncError, match="version 7: the engine has agreed on version 8"):
+        serving.run(engine.receive(again))
+    check_serves(model)
+
+
+def test_changes_to_other_weights_are_refused_and_all_weights_follow(restored, tiny_llama, check_serves):
+    sender, bases = Sender(), []
+    update(restored, tensors_of(tiny_llama(1)), "1", transport="disk-delta", sender=sender)
+    update(restored, tensors_of(tiny_llama(2)), "2")  # what the engine keeps is this now
+
+    def insist(plan):
+        bases.append(plan.channel.base)
+        base = sender.sender._last.digest if len(bases) == 1 else plan.channel.base
+        return dataclasses.replace(plan, channel=dataclasses.replace(plan.channel, base=base))
+
+    update(
+        restored,
+        tensors_of(tiny_llama(3)),
+        "3",
+        transport="disk-delta",
+        sender=sender,
+        change_plan=insist,
+    )
+    assert bases[0] is not None
+    assert bases[1:] == [None]
+    check_serves(tiny_llama(3))
+
+
+def test_changes_are_a_small_part_of_the_weights(restored, tiny_llama, check_serves):
+    sender, model = Sender(), tiny_llama(1)
+    update(restored, tensors_of(model), "1", transport="disk-delta", sender=sender)
+    full = sender.sender.last_bytes
+    with torch.no_grad():
+        model.model.layers[0].mlp.up_proj.weight[0] += 0.5
+    update(restored, tensors_of(model), "2", transport="disk-delta", sender=sender)
+    assert full == sum(tensor.nbytes for _, tensor in tensors_of(model))
+    assert sender.sender.last_bytes < 64 * 4 + 100  # one row of 64 numbers
     check_serves(model)

@@ -193,3 +193,18 @@ def test_an_unknown_transport_is_refused(tiny):
             await engine.open_update("nccl", "1")
 
     scenario(tiny("llama"), body)
+
+
+def test_an_update_that_was_not_agreed_on_is_refused_and_the_old_weights_serve(tiny):
+    model = tiny("llama")
+
+    async def body(engine):
+        old = await engine.open_update("memory", "7")
+        await engine.open_update("memory", "8")
+        with pytest.raises(WeightSyncError, match="version 7: the engine has agreed on version 8"):
+            await engine.receive(old)
+        return await engine.generate(PROMPT, GREEDY)
+
+    answer = scenario(model, body, dtype=torch.float32)
+    assert answer.weight_version == "initial"
+    assert answer.log_probs == pytest.approx(model.log_probs(PROMPT, answer.tokens), abs=1e-5)

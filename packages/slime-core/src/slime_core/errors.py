@@ -42,6 +42,10 @@ class WeightSyncError(SlimeError, RuntimeError):
     """Weights could not be moved, or the engine's weights are not the trainer's."""
 
 
+class DeltaBaseError(WeightSyncError):
+    """Changes do not fit the weights that the engine keeps to apply them to; all weights would."""
+
+
 class CheckpointError(SlimeError, OSError):
     """A checkpoint cannot be written, or cannot be read back into this run."""
 

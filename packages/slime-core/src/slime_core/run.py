@@ -45,7 +45,7 @@ from slime_core.rewards.scorer import Scorer
 from slime_core.rollout.driver import fail, reset
 from slime_core.rundir import RunDir
 from slime_core.sample import Group, Sample, Status
-from slime_core.weights import sync_weights
+from slime_core.weights import sync_weights, wanted_transport
 
 logger = logging.getLogger(__name__)
 
@@ -187,8 +187,14 @@ class Run:
             return
         self.report("sync", 0, 1)
         with self.timed("update_weights"):
-            timeout = self.settings.section(TrainSection).weight_sync_timeout_s
-            await sync_weights(self.trainer, self.engine, version=str(version), timeout_s=timeout)
+            section = self.settings.section(TrainSection)
+            await sync_weights(
+                self.trainer,
+                self.engine,
+                version=str(version),
+                timeout_s=section.weight_sync_timeout_s,
+                transport=wanted_transport(section),
+            )
         self.report("sync", 1, 1)
 
     async def end_step(self, step: int) -> None:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Sequence
+import logging
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from slime_core.errors import DeadlineError, WeightSyncError
-from slime_core.protocols import Fingerprint, RolloutEngine, Trainer
+from slime_core.config.sections import TrainSection
+from slime_core.errors import DeadlineError, DeltaBaseError, Problem, WeightSyncError
+from slime_core.protocols import Fingerprint, RolloutEngine, Trainer, TransferPlan
+
+logger = logging.getLogger(__name__)
 
 #: Some of a model's tensors: (Hugging Face name, torch tensor in the plan's dtype).
 Bucket = Sequence[tuple[str, Any]]
@@ -21,9 +26,12 @@ class MemoryChannel:
 
     def __init__(self) -> None:
         self._queue: asyncio.Queue[Bucket | None] = asyncio.Queue(maxsize=1)
+        self.fingerprints: Fingerprint = {}
+        """What the sender says about tensors that it has put, where it says it."""
 
-    async def put(self, bucket: Bucket) -> None:
-        """Hand a bucket over; returns once the receiver is done with the one before."""
+    async def put(self, bucket: Bucket, fingerprints: Fingerprint | None = None) -> None:
+        """Hand a bucket over, and its fingerprints if they are known; returns once the receiver is done with it."""
+        self.fingerprints |= fingerprints or {}
         await self._queue.put(bucket)
         await self._queue.join()
 
@@ -38,41 +46,115 @@ class MemoryChannel:
             self._queue.task_done()
 
 
-def choose_transport(trainer: Trainer, engine: RolloutEngine) -> str:
-    """Return the engine's best transport that the trainer also has.
+class Agreement:
+    """The weight update that an engine has agreed to take next. Any other is refused before anything is written."""
+
+    def __init__(self) -> None:
+        self._plan: TransferPlan | None = None
+        self._under_way = False
+
+    def open(self, plan: TransferPlan) -> TransferPlan:
+        """Agree on an update, in the place of an earlier one that did not come; returns its plan."""
+        self._plan = plan
+        return plan
+
+    @contextmanager
+    def taking(self, plan: TransferPlan) -> Iterator[None]:
+        """Take the update that was agreed on; nothing is agreed on from then on.
+
+        Raises:
+            WeightSyncError: another one is under way, or this is not the one agreed on: its version is another, it
+                is of an earlier agreement, or it came before.
+        """
+        where = f"update to version {plan.version}"
+        if self._under_way:
+            raise WeightSyncError(f"{where}: another one is under way; await it first")
+        if plan != self._plan:
+            raise WeightSyncError(
+                f"{where}: {self._other(plan)}; receive what open_update returned last, once"
+            )
+        self._plan, self._under_way = None, True
+        try:
+            yield
+        finally:
+            self._under_way = False
+
+    def _other(self, plan: TransferPlan) -> str:
+        if self._plan is None:
+            return "the engine has agreed on no update, or has taken it already"
+        if plan.version != self._plan.version:
+            return f"the engine has agreed on version {self._plan.version}"
+        return "the engine has agreed on this version anew since"
+
+
+def wanted_transport(section: TrainSection) -> str | None:
+    """Return the name of the transport that the settings ask for: `disk`, `disk-delta`, ...; None leaves the choice."""
+    if section.update_weight_mode == "delta":
+        return f"{section.update_weight_transport or 'disk'}-delta"
+    return section.update_weight_transport
+
+
+def transport_problems(section: TrainSection, who: str, transports: Sequence[str]) -> Iterable[Problem]:
+    """Return what is wrong where `who`, a trainer or an engine, lacks the transport that the settings ask for."""
+    wanted = wanted_transport(section)
+    if wanted is not None and wanted not in transports:
+        yield Problem(
+            "train.update_weight_transport",
+            f"{wanted}, which the {who} lacks",
+            f"one of {', '.join(transports)}",
+            "`disk-delta` is --update-weight-transport disk --update-weight-mode delta",
+        )
+
+
+def choose_transport(trainer: Trainer, engine: RolloutEngine, wanted: str | None = None) -> str:
+    """Return the transport `wanted`, or, if that is None, the engine's best one that the trainer also has.
 
     Raises:
-        WeightSyncError: they have none in common.
+        WeightSyncError: they have none in common, or not this one.
     """
     for transport in engine.transports:
-        if transport in trainer.transports:
+        if transport in trainer.transports and wanted in (None, transport):
             return transport
     raise WeightSyncError(
-        f"the engine receives weights by {list(engine.transports)} and the trainer sends by "
-        f"{list(trainer.transports)}; choose a pair that has one in common"
+        f"{'' if wanted is None else f'transport {wanted}: '}the engine receives weights by {list(engine.transports)} "
+        f"and the trainer sends by {list(trainer.transports)}; choose one that both have "
+        "(--update-weight-transport), or another pair"
     )
 
 
-async def sync_weights(trainer: Trainer, engine: RolloutEngine, *, version: str, timeout_s: float) -> str:
+async def sync_weights(
+    trainer: Trainer, engine: RolloutEngine, *, version: str, timeout_s: float, transport: str | None = None
+) -> str:
     """Bring the trainer's weights to the engine, and check that they arrived. Returns the transport's name.
 
-    Both sides run under one deadline, and when one fails the other is cancelled.
+    Both sides run under one deadline, and when one fails the other is cancelled. When the engine cannot apply a
+    delta to what it keeps, it asks for all weights, once.
 
     Raises:
         WeightSyncError: no common transport, a side refused, or the fingerprints differ; names the tensors.
         DeadlineError: it took longer than `timeout_s`.
     """
-    transport = choose_transport(trainer, engine)
-    plan = await engine.open_update(transport, version)
+    transport = choose_transport(trainer, engine, transport)
     try:
         async with asyncio.timeout(timeout_s):
-            sent, held = await _both(trainer.send(plan), engine.receive(plan))
+            try:
+                sent, held = await _once(trainer, engine, transport, version)
+            except DeltaBaseError as error:
+                logger.warning("%s; sending all weights", error)
+                sent, held = await _once(trainer, engine, transport, version)
     except TimeoutError as error:
         raise DeadlineError(
             f"weight sync to version {version} by {transport}: not done after {timeout_s:g} s"
         ) from error
     check_fingerprints(sent, held, version=version)
     return transport
+
+
+async def _once(
+    trainer: Trainer, engine: RolloutEngine, transport: str, version: str
+) -> tuple[Fingerprint, Fingerprint]:
+    plan = await engine.open_update(transport, version)
+    return await _both(trainer.send(plan), engine.receive(plan))
 
 
 async def _both(

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from slime_core.config.sections import RunSection, TrainSection
 from slime_core.errors import Problem
 from slime_core.plugins.hooks import ForeignFlags, Section, hookimpl
+from slime_core.weights import transport_problems
+from slime_models.transfer.names import TRANSPORTS
 
 from slime_megatron import foreign
 from slime_megatron.foreign import known_flags
@@ -38,6 +40,7 @@ def slime_check_config(settings: Settings) -> list[Problem]:
     run, section = settings.section(RunSection), settings.section(MegatronSection)
     return [
         *_parallel_problems(run, section),
+        *transport_problems(train, "trainer megatron", TRANSPORTS),
         *_schedule_problems(run, train),
         *_freezing_problems(section, settings.section(LoraSection)),
         *foreign.problems(section.megatron_args),

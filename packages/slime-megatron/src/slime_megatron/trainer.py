@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,6 +16,8 @@ from slime_core.config.sections import ModelSection, RunSection, TrainSection
 from slime_core.errors import TrainerError
 from slime_core.openmp import release_threads
 from slime_core.protocols import Fingerprint, Metrics, TransferPlan
+from slime_core.weights import Bucket
+from slime_models.transfer.names import TRANSPORTS
 
 from slime_megatron.hook_functions import resolve_hooks
 from slime_megatron.section import MegatronSection
@@ -23,6 +25,8 @@ from slime_megatron.section_roles import LoraSection, RolesSection
 from slime_megatron.settings import LearnerSettings
 
 if TYPE_CHECKING:
+    from slime_models.transfer.sender import WeightSender
+
     from slime_megatron.learner import Learner
 
 T = TypeVar("T")
@@ -40,7 +44,7 @@ class MegatronTrainer:
         TrainerError: estimator or loss needs what this trainer has not.
     """
 
-    transports: tuple[str, ...] = ("memory",)
+    transports: tuple[str, ...] = TRANSPORTS
 
     def __init__(self, settings: LearnerSettings) -> None:
         lacking = settings.algorithm.needs - _FILLED
@@ -51,6 +55,7 @@ class MegatronTrainer:
             )
         self._settings = settings
         self._learner: Learner | None = None
+        self._sender: WeightSender | None = None
         # One thread for everything: torch keeps a pool of workers for each thread that calls it.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="megatron")
 
@@ -70,20 +75,18 @@ class MegatronTrainer:
         return await self._on_thread(self._started.train, batch)
 
     async def send(self, plan: TransferPlan) -> Fingerprint:
-        """Put every tensor into the plan's channel, cast to its dtype, and return their fingerprint."""
+        """Send every tensor as the plan says, cast to its dtype, and return their fingerprint.
+
+        `disk-delta` keeps a copy of the weights as they were sent, in the host's memory.
+        """
         if plan.transport not in self.transports:
             raise TrainerError(
                 f"transport {plan.transport!r}: the trainer megatron sends by {list(self.transports)}"
             )
         await self._on_thread(self._started.mark_sent, plan.version)
-        buckets = self._started.weights(plan.dtype)
-        fingerprints: Fingerprint = {}
-        while (found := await self._on_thread(_next_bucket, buckets)) is not None:
-            bucket, prints = found
-            fingerprints |= prints
-            await plan.channel.put(bucket)
-        await plan.channel.end()
-        return fingerprints
+        if self._sender is None:
+            self._sender = await self._on_thread(_make_sender, self._on_thread)
+        return await self._sender.send(plan, self._buckets(plan.dtype))
 
     async def save(self, path: Path) -> None:
         """Write all state that training needs to go on exactly into the folder `path`, made if it is missing."""
@@ -120,6 +123,11 @@ class MegatronTrainer:
             await self._on_thread(self._learner.close)
             self._learner = None
         self._thread.shutdown(wait=False)
+
+    async def _buckets(self, dtype: str) -> AsyncIterator[tuple[Bucket, Fingerprint]]:
+        buckets = self._started.weights(dtype)
+        while (found := await self._on_thread(_next_bucket, buckets)) is not None:
+            yield found
 
     @property
     def _started(self) -> Learner:
@@ -188,6 +196,12 @@ def _build_learner(settings: LearnerSettings) -> Learner:
     from slime_megatron.learner import Learner
 
     return Learner(settings)
+
+
+def _make_sender(on_thread: Callable[..., Any]) -> WeightSender:
+    from slime_models.transfer.sender import WeightSender
+
+    return WeightSender(on_thread)
 
 
 def _next_bucket(buckets: Any) -> tuple[list[tuple[str, Any]], Fingerprint] | None:

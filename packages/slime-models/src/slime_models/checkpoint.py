@@ -106,6 +106,44 @@ class HfCheckpoint(Mapping[str, Tensor]):
         return handle
 
 
+class WeightFiles:
+    """Writes tensors into an existing folder as safetensors: one file, or several of them and their index."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._files: list[tuple[Path, list[str]]] = []
+        self._total_bytes = 0
+
+    def write(self, tensors: Mapping[str, Tensor]) -> None:
+        """Write a file of tensors. Their memory may be reused afterwards."""
+        shard: dict[str, Tensor] = {}
+        memory: set[int] = set()
+        for name, tensor in tensors.items():
+            held = tensor.detach().to("cpu")
+            if _is_part(held) or held.data_ptr() in memory:  # safetensors refuses memory that two names share
+                held = held.clone(memory_format=torch.contiguous_format)
+            memory.add(held.data_ptr())
+            shard[name] = held
+            self._total_bytes += tensor.nbytes
+        path = self._folder / f"part-{len(self._files):05d}.safetensors"
+        save_file(shard, path, metadata={"format": "pt"})
+        path.chmod(0o644)  # safetensors 0.8 makes it readable by its owner alone
+        self._files.append((path, list(shard)))
+
+    def finish(self) -> None:
+        """Give the files their names, and write the index where there are several."""
+        if len(self._files) == 1:
+            self._files[0][0].rename(self._folder / _SINGLE)
+            return
+        weight_map: dict[str, str] = {}
+        for number, (path, names) in enumerate(self._files, start=1):
+            file = f"model-{number:05d}-of-{len(self._files):05d}.safetensors"
+            path.rename(self._folder / file)
+            weight_map |= dict.fromkeys(names, file)
+        index = {"metadata": {"total_size": self._total_bytes}, "weight_map": weight_map}
+        (self._folder / _INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+
+
 def write_weights(
     folder: Path, tensors: Iterable[tuple[str, Tensor]], *, max_file_bytes: int = 5 * _GB
 ) -> None:
@@ -113,40 +151,24 @@ def write_weights(
 
     Takes the tensors one at a time and holds at most one file's worth of them.
     """
-    files: list[tuple[Path, list[str]]] = []
-    total_bytes = 0
-
-    def write(shard: dict[str, Tensor]) -> None:
-        path = folder / f"part-{len(files):05d}.safetensors"
-        save_file(shard, path, metadata={"format": "pt"})
-        path.chmod(0o644)  # safetensors 0.8 makes it readable by its owner alone
-        files.append((path, list(shard)))
-
+    files = WeightFiles(folder)
     shard: dict[str, Tensor] = {}
-    memory: set[int] = set()
     shard_bytes = 0
     for name, tensor in tensors:
         if shard and shard_bytes + tensor.nbytes > max_file_bytes:
-            write(shard)
-            shard, memory, shard_bytes = {}, set(), 0
-        held = tensor.detach().to("cpu")
-        if _is_part(held) or held.data_ptr() in memory:  # safetensors refuses memory that two names share
-            held = held.clone(memory_format=torch.contiguous_format)
-        memory.add(held.data_ptr())
-        shard[name] = held
+            files.write(shard)
+            shard, shard_bytes = {}, 0
+        shard[name] = tensor.detach().to("cpu")
         shard_bytes += tensor.nbytes
-        total_bytes += tensor.nbytes
-    write(shard)
-    if len(files) == 1:
-        files[0][0].rename(folder / _SINGLE)
-        return
-    weight_map: dict[str, str] = {}
-    for number, (path, names) in enumerate(files, start=1):
-        file = f"model-{number:05d}-of-{len(files):05d}.safetensors"
-        path.rename(folder / file)
-        weight_map |= dict.fromkeys(names, file)
-    index = {"metadata": {"total_size": total_bytes}, "weight_map": weight_map}
-    (folder / _INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+    files.write(shard)
+    files.finish()
+
+
+def copy_other_files(source: Path, folder: Path) -> None:
+    """Copy every file of a Hugging Face folder that holds no weights: config, tokenizer, templates."""
+    for path in sorted(source.iterdir()):
+        if path.is_file() and not path.name.endswith(_WEIGHT_SUFFIXES):
+            shutil.copyfile(path, folder / path.name)
 
 
 def save_hf(
@@ -166,9 +188,7 @@ def save_hf(
     target, source = Path(folder), Path(config_from)
     read_config(source)
     with new_folder(target) as partial:
-        for path in sorted(source.iterdir()):
-            if path.is_file() and not path.name.endswith(_WEIGHT_SUFFIXES):
-                shutil.copyfile(path, partial / path.name)
+        copy_other_files(source, partial)
         write_weights(partial, tensors, max_file_bytes=max_file_bytes)
     return target
 

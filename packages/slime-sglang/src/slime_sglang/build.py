@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 
 from slime_core.build import BuildContext
 from slime_core.config.sections import ModelSection, TrainSection
@@ -16,7 +17,7 @@ from slime_sglang.router import Router
 from slime_sglang.seat import Seat
 from slime_sglang.section import FleetSection, SglangSection
 from slime_sglang.server import visible_device
-from slime_sglang.stager import Stager
+from slime_sglang.updates import updates_of
 
 _TRAINER_DTYPES = {True: "bfloat16", False: "float32"}
 
@@ -26,15 +27,24 @@ def create_engine(build: BuildContext) -> RolloutEngine:
     section, fleet = build.section(SglangSection), build.section(FleetSection)
     model_type = build.section(ModelSection).model_name or read_config(build.model_path).get("model_type")
     family = build.registry.resolve("slime.models", str(model_type))
-    trained = _TRAINER_DTYPES[build.section(TrainSection).bf16]
-    dtype = section.dtype if section.dtype != "auto" else trained
+    train = build.section(TrainSection)
+    dtype = section.dtype if section.dtype != "auto" else _TRAINER_DTYPES[train.bf16]
     folder = build.run_dir / "sglang"
+    updates = updates_of(
+        build.model_path,
+        family,
+        dtype=dtype,
+        section=section,
+        disk_dir=Path(train.update_weight_disk_dir or build.run_dir / "weights"),
+        keep_files=train.update_weight_disk_keep_files,
+        encoding=train.update_weight_delta_encoding,
+    )
     make = functools.partial(
         SglangEngine, build.model_path, family, dtype=dtype, section=section, folder=folder
     )
+    if fleet.is_plain:
+        return make(updates=updates)
     addresses = fleet.rollout_external_engine_addrs
-    if fleet.n_engines == 1 and not (addresses or fleet.has_router or fleet.use_fault_tolerance):
-        return make()
     _check_gpus(fleet)
 
     def engine_of(seat: int, before: int) -> SglangEngine:
@@ -55,12 +65,7 @@ def create_engine(build: BuildContext) -> RolloutEngine:
             for seat in range(fleet.n_engines)
         ],
         section=fleet,
-        stager=Stager(
-            section.staging_dir,
-            shapes=family.hf_shapes(family.architecture(read_config(build.model_path))),
-            dtype=dtype,
-        ),
-        dtype=dtype,
+        updates=updates,
         router=_router(build) if fleet.has_router else None,
     )
 

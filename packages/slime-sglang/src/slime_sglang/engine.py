@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import pickle
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-from slime_core.errors import DeadlineError, EngineError, WeightSyncError
+from slime_core.errors import DeadlineError, EngineError
 from slime_core.protocols import Completion, Fingerprint, SamplingParams, TransferPlan
-from slime_core.weights import MemoryChannel
-from slime_models.checkpoint import read_config
 from slime_models.family import ModelFamily
 
 from slime_sglang import loader
 from slime_sglang.client import ConnectionLostError, SglangClient
 from slime_sglang.external import ExternalServer, check_joined
 from slime_sglang.gate import Gate
+from slime_sglang.inlets import FindFolder
+from slime_sglang.loading import Loading
 from slime_sglang.messages import aborted, completion, generate_request
 from slime_sglang.process import ServerProcess, free_port
-from slime_sglang.section import SglangSection
+from slime_sglang.section import TRANSPORTS, SglangSection
 from slime_sglang.server import server_arguments, server_command, server_environment
-from slime_sglang.stager import Stager
-from slime_sglang.staging import Offer, Staging
 from slime_sglang.targets import Targets
+from slime_sglang.updates import Updates, updates_of
 
 #: Seconds between two looks at a server that is starting.
 _POLL_S = 0.25
@@ -47,9 +42,10 @@ class SglangEngine:
         name: of the server, of its log, and of the file that lists its Prometheus endpoint.
         arguments: more of SGLang's own arguments.
         address: `host:port` of a server that runs already and is joined; None starts one.
+        updates: takes weight updates in; None for one with its defaults.
     """
 
-    transports: tuple[str, ...] = ("memory",)
+    transports: tuple[str, ...] = TRANSPORTS
 
     def __init__(
         self,
@@ -62,6 +58,7 @@ class SglangEngine:
         name: str = "server",
         arguments: Sequence[str] = (),
         address: str | None = None,
+        updates: Updates | None = None,
     ) -> None:
         self._path, self._dtype, self._section = model_path, dtype, section
         self.name, self._address = name, address or f"127.0.0.1:{free_port()}"
@@ -72,16 +69,16 @@ class SglangEngine:
         self._targets = Targets(folder, name, self._address)
         self._gate = Gate(section.server_concurrency)
         self._client: SglangClient | None = None
-        self._stager = Stager(
-            section.staging_dir,
-            shapes=family.hf_shapes(family.architecture(read_config(model_path))),
-            dtype=dtype,
+        self._updates = updates or updates_of(
+            model_path, family, dtype=dtype, section=section, disk_dir=folder / "weights"
         )
+        answer = folder.absolute() / f"{name}.verdict.json"
+        self._loading = Loading(self, answer=answer, pause_mode=section.pause_mode)
         self.weight_version = "initial"
         self.suspected = asyncio.Event()
         """Set by whoever saw the server fail at something, for whoever watches it."""
-        self._is_quiet = False
-        self._updating = False
+        self.is_quiet = False
+        """Whether it is not to generate now."""
         self._lost: str | None = None
 
     @property
@@ -160,27 +157,27 @@ class SglangEngine:
 
     async def abort_requests(self) -> None:
         """End the requests that have reached the server, whoever sent them."""
-        await self._control("/abort_request", {"rid": "", "abort_all": True})
+        await self.control("/abort_request", {"rid": "", "abort_all": True})
 
     async def pause(self) -> None:
         """Stop generating and keep the requests under way."""
-        self._is_quiet = True
-        await self._control("/pause_generation", {"mode": "retract"})
+        self.is_quiet = True
+        await self.control("/pause_generation", {"mode": "retract"})
 
     async def resume(self) -> None:
         """Go on after `pause`."""
-        await self._control("/continue_generation", {})
-        self._is_quiet = False
+        await self.control("/continue_generation", {})
+        self.is_quiet = False
 
     async def offload(self) -> None:
         """Release weights and cache; `onload` brings their memory back."""
-        self._is_quiet = True
-        await self._control("/release_memory_occupation", {})
+        self.is_quiet = True
+        await self.control("/release_memory_occupation", {})
 
     async def onload(self) -> None:
         """Take the memory back. Where weights were released, the next update brings them."""
-        await self._control("/resume_memory_occupation", {})
-        self._is_quiet = False
+        await self.control("/resume_memory_occupation", {})
+        self.is_quiet = False
 
     async def probe(self, *, timeout_s: float) -> None:
         """Have the server generate a token; where it is not to generate now, have it answer.
@@ -189,45 +186,32 @@ class SglangEngine:
             EngineError: it ended, or answers that it cannot.
             DeadlineError: no answer within `timeout_s`.
         """
-        was_quiet = self._is_quiet
+        was_quiet = self.is_quiet
         try:
             await self._get("/model_info" if was_quiet else "/health_generate", timeout_s=timeout_s)
         except (EngineError, DeadlineError):
-            if was_quiet or not self._is_quiet:
+            if was_quiet or not self.is_quiet:
                 raise
             await self._get("/model_info", timeout_s=timeout_s)  # it was told to be quiet meanwhile
 
     async def open_update(self, transport: str, version: str) -> TransferPlan:
         """Agree on a weight update by `transport`."""
-        if transport not in self.transports:
-            raise WeightSyncError(
-                f"update to version {version}: transport {transport!r}; wanted one of {list(self.transports)}"
-            )
-        return TransferPlan(transport=transport, version=version, dtype=self._dtype, channel=MemoryChannel())
+        return self._updates.open(transport, version)
 
     async def receive(self, plan: TransferPlan) -> Fingerprint:
-        """Stage the tensors in shared memory, and have the server load them when all are there and as they should be.
+        """Bring the tensors to the server, and have it load them when all are there and as they should be.
 
         Raises:
-            WeightSyncError: a tensor is unknown, missing, misshapen or was damaged on its way; names it. The server
-                goes on with the old weights.
+            WeightSyncError: it is not the update agreed on, or a tensor is unknown, missing, misshapen or was damaged
+                on its way; names it. The server goes on with the old weights.
             EngineError: the server ended or broke off while it was loading; it then serves no more.
         """
         self._check_usable()
-        if self._updating:
-            raise WeightSyncError(
-                f"update to version {plan.version}: another one is under way; await it first"
-            )
-        self._updating = True
-        try:
-            return await self.load(await self._stager.stage(plan), plan.version)
-        finally:
-            self._updating = False
+        return await self._updates.receive(plan, self.load)
 
-    async def load(self, staging: Staging | Offer, version: str) -> Fingerprint:
-        """Have the server load what is staged; raises as `receive` does."""
-        async with self._paused():
-            held = await self._load(staging, version)
+    async def load(self, version: str, find: FindFolder) -> Fingerprint:
+        """Have the server load the update in the folder that `find` returns; raises as `receive` does."""
+        held = await self._loading.load(version, find)
         self.weight_version = version
         return held
 
@@ -249,7 +233,7 @@ class SglangEngine:
         if self._client is not None:
             await self._client.close()
             self._client = None
-        self._stager.close()
+        self._updates.close()
 
     def _child(self, folder: Path, arguments: Sequence[str]) -> ServerProcess:
         given = {"enable_metrics": True, **self._section.server_args}
@@ -260,8 +244,7 @@ class SglangEngine:
                 dtype=self._dtype,
                 arguments=[
                     "--custom-weight-loader",
-                    loader.CHECK,
-                    loader.LOAD,
+                    *loader.LOADERS,
                     *server_arguments(given),
                     *arguments,
                 ],
@@ -270,50 +253,24 @@ class SglangEngine:
             log=folder / f"{self.name}.log",
         )
 
-    @asynccontextmanager
-    async def _paused(self) -> AsyncIterator[None]:
-        was_quiet, self._is_quiet = self._is_quiet, True
-        await self._control("/pause_generation", {"mode": self._section.pause_mode})
-        try:
-            yield
-        finally:
-            if self._server.failure is None:
-                await self._control("/continue_generation", {})
-            self._is_quiet = was_quiet
+    async def control(self, path: str, body: Mapping[str, Any]) -> Any:
+        """Call the server for something other than generation."""
+        return await self._post(path, body, timeout_s=self._section.control_timeout_s)
 
-    async def _load(self, staging: Staging | Offer, version: str) -> Fingerprint:
-        """Have the server check what is staged, then load it, and return what it holds then."""
-        try:
-            await self._control("/begin_weight_update", {})
-            try:
-                await self._call_loader(loader.CHECK, staging, {"flush_cache": False})
-                verdict = staging.verdict()
-                if verdict.error is None:
-                    await self._call_loader(loader.LOAD, staging, {"weight_version": version})
-                    verdict = staging.verdict()
-            finally:
-                await self._control("/end_weight_update", {})
-        except (EngineError, DeadlineError) as error:
-            self._lost = (
-                f"the update to version {version} broke off, and its weights may be a mixture: {error}"
-            )
-            await self._server.stop()  # so that requests under way fail, and none goes on with a mixture
-            raise
-        if verdict.error is not None:
-            raise WeightSyncError(f"update to version {version}: {verdict.error}")
-        return dict(verdict.held)
+    async def model_info(self) -> Mapping[str, Any]:
+        """Return what the server says about its model."""
+        info: Mapping[str, Any] = await self._get("/model_info", timeout_s=self._section.control_timeout_s)
+        return info
 
-    async def _call_loader(self, function: str, staging: Staging | Offer, options: Mapping[str, Any]) -> None:
-        """Have the server call a function of `loader` with the folder of what is staged."""
-        payload = pickle.dumps([(str(staging.folder), _EmptyTensor())])
-        await self._control(
-            "/update_weights_from_tensor",
-            {
-                "serialized_named_tensors": [base64.b64encode(payload).decode()],
-                "load_format": function,
-                **options,
-            },
-        )
+    @property
+    def is_running(self) -> bool:
+        """Whether the server has not ended."""
+        return self._server.failure is None
+
+    async def lose(self, why: str) -> None:
+        """End the server: requests under way fail, and none goes on with weights that cannot be trusted."""
+        self._lost = why
+        await self._server.stop()
 
     async def _meet(self) -> None:
         assert self._client is not None
@@ -329,9 +286,6 @@ class SglangEngine:
         except (EngineError, DeadlineError):
             return False
         return True
-
-    async def _control(self, path: str, body: Mapping[str, Any]) -> Any:
-        return await self._post(path, body, timeout_s=self._section.control_timeout_s)
 
     async def _post(self, path: str, body: Mapping[str, Any], *, timeout_s: float) -> Any:
         return await self._unless_ended(self._usable().post(path, body, timeout_s=timeout_s))
@@ -369,13 +323,6 @@ class SglangEngine:
             raise EngineError(f"the SGLang engine cannot be used any more: {self._lost}")
         if self._server.failure is not None:
             raise EngineError(self._server.failure)
-
-
-class _EmptyTensor:
-    """Pickles as an empty tensor, without torch's reducers, which Megatron replaces by some that SGLang refuses."""
-
-    def __reduce__(self) -> tuple[Any, tuple[()]]:
-        return torch.Tensor, ()
 
 
 def _check_ranks(info: Mapping[str, Any]) -> None:

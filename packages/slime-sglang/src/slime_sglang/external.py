@@ -68,11 +68,11 @@ def check_joined(info: Mapping[str, Any], address: str, *, model_path: Path, dty
             f"{where}: found dtype {info.get('dtype')}; wanted {dtype}; start it with --dtype {dtype}, or give "
             "--sglang-dtype"
         )
-    wanted = {loader.CHECK, loader.LOAD}
+    wanted = set(loader.LOADERS)
     if not wanted <= set(info.get("custom_weight_loader") or ()):
         raise EngineError(
             f"{where}: found no loader that checks and proves weights; start it with "
-            f"--custom-weight-loader {loader.CHECK} {loader.LOAD}, slime-sglang installed beside it"
+            f"--custom-weight-loader {' '.join(loader.LOADERS)}, slime-sglang installed beside it"
         )
     host, _, _ = address.rpartition(":")
     if not _is_local(host):

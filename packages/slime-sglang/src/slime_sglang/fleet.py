@@ -6,20 +6,21 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 from slime_core.errors import DeadlineError, EngineError, WeightSyncError
 from slime_core.protocols import Completion, Fingerprint, SamplingParams, TransferPlan
-from slime_core.weights import MemoryChannel
 
 from slime_sglang.client import ServerFaultError
 from slime_sglang.health import watch
+from slime_sglang.inlets import CallLoader, FindFolder
 from slime_sglang.messages import aborted
 from slime_sglang.router import Router
 from slime_sglang.seat import Seat
-from slime_sglang.section import FleetSection
+from slime_sglang.section import FLEET_TRANSPORTS, FleetSection
 from slime_sglang.spread import pick
-from slime_sglang.stager import Stager
-from slime_sglang.staging import Staging
+from slime_sglang.updates import Updates
 
 logger = logging.getLogger(__name__)
 
@@ -37,34 +38,31 @@ class EngineFleet:
     Args:
         seats: one for each engine.
         section: settings of the fleet.
-        stager: takes updates in.
-        dtype: storage dtype of the engines, as torch spells it.
+        updates: takes weight updates in.
         router: sends requests to the engines; None has them spread here.
     """
 
-    transports: tuple[str, ...] = ("memory",)
+    transports: tuple[str, ...] = FLEET_TRANSPORTS
 
     def __init__(
         self,
         seats: Sequence[Seat],
         *,
         section: FleetSection,
-        stager: Stager,
-        dtype: str,
+        updates: Updates,
         router: Router | None = None,
     ) -> None:
-        self._seats, self._section, self._stager = tuple(seats), section, stager
-        self._dtype, self._router = dtype, router
+        self._seats, self._section, self._updates = tuple(seats), section, updates
+        self._router = router
         self._guards: list[asyncio.Task[None]] = []
         self._changed = asyncio.Event()
         self._aborts = 0
         # Held while an update or another move reaches the engines: a new one joins before or after, not in between.
         self._moving = asyncio.Lock()
         self._is_paused = self._is_offloaded = False
-        self._update: tuple[Staging, str] | None = None
-        """The last update, as it is staged, and its version; None where it did not come whole."""
+        self._newest: tuple[str, Path] | None = None
+        """Version of the last update, and where it lies; None where it did not come whole."""
         self._held: Fingerprint = {}
-        self._is_updating = False
         self.weight_version = "initial"
 
     async def start(self) -> None:
@@ -156,34 +154,24 @@ class EngineFleet:
             raise WeightSyncError(
                 f"update to version {version}: transport {transport!r}; wanted one of {list(self.transports)}"
             )
-        return TransferPlan(transport=transport, version=version, dtype=self._dtype, channel=MemoryChannel())
+        return self._updates.open(transport, version)
 
     async def receive(self, plan: TransferPlan) -> Fingerprint:
-        """Stage the tensors once, and have every engine load them. An engine that is lost over it gets them later.
+        """Bring the tensors here once, and have every engine load them. One that is lost over it gets them later.
 
         Raises:
-            WeightSyncError: a tensor is unknown, missing, misshapen or was damaged on its way; names it.
+            WeightSyncError: it is not the update agreed on, or a tensor is unknown, missing, misshapen or was damaged
+                on its way; names it.
             EngineError: an engine ended or broke off; under fault tolerance, all of them.
         """
-        if self._is_updating:
-            raise WeightSyncError(
-                f"update to version {plan.version}: another one is under way; await it first"
-            )
-        self._is_updating = True
-        try:
-            async with self._moving:
-                self._update, self._held = None, {}
-                self._update = await self._stager.stage(plan), plan.version
-                await self._everywhere(self._load)
-            while not self._held:  # all were lost over it: the first to be back has the update
-                await self._seat_for(None, avoid=(), aborts=self._aborts)
-            self.weight_version = plan.version
-            return dict(self._held)
-        except WeightSyncError:
-            self._update = None
-            raise
-        finally:
-            self._is_updating = False
+        async with self._moving:
+            self._newest = None  # it may be written over from here on
+            held = await self._updates.receive(plan, self._load_everywhere)
+        while not held:  # all were lost over it: the first to be back has the update
+            await self._seat_for(None, avoid=(), aborts=self._aborts)
+            held = dict(self._held)
+        self.weight_version = plan.version
+        return held
 
     async def close(self) -> None:
         """Stop the router and all engines, and free everything. May be called twice."""
@@ -194,7 +182,7 @@ class EngineFleet:
         if self._router is not None:
             await self._router.close()
         await _all([seat.engine.close() for seat in self._seats])
-        self._stager.close()
+        self._updates.close()
 
     async def _seat_for(self, session_id: str | None, *, avoid: Sequence[Seat], aborts: int) -> Seat | None:
         """Return the seat that gets a request, waiting for one that is checked or replaced where none is ready.
@@ -240,11 +228,25 @@ class EngineFleet:
                 good.append(answer)
         return good
 
+    async def _load_everywhere(self, version: str, find: FindFolder) -> Fingerprint:
+        self._held = {}
+        self._newest = version, await find(_of_no_server)
+        try:
+            await self._everywhere(self._load)
+        except WeightSyncError:
+            self._newest = None
+            raise
+        return dict(self._held)
+
     async def _load(self, seat: Seat) -> None:
-        """Have one engine load what is staged, and compare what it then holds with what others do."""
-        assert self._update is not None
-        staging, version = self._update
-        held = await seat.engine.load(staging.offer(seat.name.replace(" ", "-")), version)
+        """Have one engine load the newest update, and compare what it then holds with what others do."""
+        assert self._newest is not None
+        version, folder = self._newest
+
+        async def find(call: CallLoader) -> Path:
+            return folder
+
+        held = await seat.engine.load(version, find)
         wrong = sorted(name for name, value in self._held.items() if held.get(name) != value)
         if wrong:
             raise WeightSyncError(
@@ -295,7 +297,7 @@ class EngineFleet:
             EngineError: the weights that the others hold are not at hand.
         """
         async with self._moving:
-            if self._update is not None:
+            if self._newest is not None:
                 await self._load(seat)
             elif self.weight_version != "initial":
                 raise EngineError(
@@ -318,6 +320,11 @@ class EngineFleet:
         """Wake whoever waits for a seat."""
         self._changed.set()
         self._changed = asyncio.Event()
+
+
+async def _of_no_server(function: str, folder: Path, **more: Any) -> Any:
+    """Stands where a server's loaders would: the transports of a fleet arrive without them."""
+    raise AssertionError(f"{function}: a fleet takes updates that arrive without a server")
 
 
 async def _all[T](work: Sequence[Awaitable[T]]) -> list[T]:

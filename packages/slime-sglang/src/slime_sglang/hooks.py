@@ -7,10 +7,11 @@ import importlib.metadata
 import importlib.util
 from collections.abc import Iterable, Iterator, Mapping
 
-from slime_core.config.sections import RolloutSection
+from slime_core.config.sections import RolloutSection, TrainSection
 from slime_core.config.settings import Settings
 from slime_core.errors import Problem
 from slime_core.plugins.hooks import ForeignFlags, Section, hookimpl
+from slime_core.weights import transport_problems
 
 from slime_sglang.section import DERIVED, FleetSection, SglangSection, known_arguments
 
@@ -28,7 +29,7 @@ def slime_config_sections() -> Iterable[Section]:
 
 @hookimpl
 def slime_check_config(settings: Settings) -> Iterable[Problem]:
-    """Refuse arguments that SGLang does not have, and log-probs that are not those of the distribution sampled from."""
+    """Refuse arguments and transports that are not there, and log-probs that are not of what is sampled from."""
     for name in settings.section(SglangSection).server_args:
         where = f"sglang.server_args.{name}"
         if name in DERIVED:
@@ -40,7 +41,10 @@ def slime_check_config(settings: Settings) -> Iterable[Problem]:
     rollout = settings.section(RolloutSection)
     if rollout.rollout_engine != "sglang":
         return
-    yield from _fleet_problems(settings.section(FleetSection))
+    fleet = settings.section(FleetSection)
+    yield from _fleet_problems(fleet)
+    who = "engine sglang" if fleet.is_plain else "fleet of engines sglang"
+    yield from transport_problems(settings.section(TrainSection), who, fleet.transports)
     for name, value, neutral, why in (
         ("rollout_top_p", rollout.rollout_top_p, 1.0, "reports log-probs from before top-p"),
         ("rollout_top_k", rollout.rollout_top_k, -1, "reports log-probs from before top-k"),

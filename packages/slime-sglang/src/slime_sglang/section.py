@@ -11,6 +11,11 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Gt, Le
 from slime_core.config.base import SectionModel
 
+#: Weight transports that the engine receives by, best first.
+TRANSPORTS = ("memory", "distributed", "disk-delta", "disk")
+#: Those by which several servers of a host share what arrives; a broadcast arrives at one.
+FLEET_TRANSPORTS = ("memory", "disk-delta", "disk")
+
 #: Arguments of SGLang's that follow from slime's own settings, and where those are.
 DERIVED = {
     "model_path": "model.hf_checkpoint",
@@ -84,6 +89,18 @@ class FleetSection(SectionModel):
         if self.rollout_external_engine_addrs:
             return len(self.rollout_external_engine_addrs)
         return (self.rollout_num_gpus or self.rollout_num_gpus_per_engine) // self.rollout_num_gpus_per_engine
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether one engine does, without a fleet around it."""
+        return self.n_engines == 1 and not (
+            self.rollout_external_engine_addrs or self.has_router or self.use_fault_tolerance
+        )
+
+    @property
+    def transports(self) -> tuple[str, ...]:
+        """Weight transports that the engine or the fleet receives by, best first."""
+        return TRANSPORTS if self.is_plain else FLEET_TRANSPORTS
 
     @property
     def has_router(self) -> bool:

@@ -1,51 +1,38 @@
-"""An update in shared memory: all its tensors in one file, and a manifest that says what they must be.
+"""An update that lies whole on the server's host: its tensors, and a manifest that says what they must be.
 
-The sender stages the whole update before the server touches its weights. So whatever is wrong with it is found while
-the old weights are still whole, at the price of one copy of the weights in the host's memory.
+The server takes an update only from such a folder, so whatever is wrong with it is found while the old weights are still
+whole, at the price of one copy of the weights: in shared memory, or on the disk for the transport `disk`.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import replace
 from pathlib import Path
 
 import torch
-from slime_core.errors import EngineError, WeightSyncError
+from slime_core.errors import DeltaBaseError, WeightSyncError
+from slime_models.checkpoint import HfCheckpoint
 from slime_models.fingerprint import fingerprint
+from slime_models.transfer.delta import apply_changes
+from slime_models.transfer.folders import CHANGES
+from slime_models.transfer.manifest import (
+    Entry,
+    Manifest,
+    Shape,
+    TensorCheck,
+    aligned,
+    check_manifest,
+    read_manifest,
+)
 from torch import Tensor
 
-_ALIGNMENT = 64
-_WEIGHTS, _MANIFEST, _VERDICT = "weights.bin", "manifest.json", "verdict.json"
-
-Shape = tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Entry:
-    """Where a tensor lies, and its checksum."""
-
-    offset: int
-    """Bytes from the start of the file."""
-    shape: Shape
-    fingerprint: int
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What the server made of an update."""
-
-    error: str | None
-    """Why it was refused, before anything was written; None when it was loaded."""
-    held: Mapping[str, int]
-    """Fingerprints of what the server's parameters hold after loading, by Hugging Face name."""
+WEIGHTS = "weights.bin"
 
 
 class Staging:
-    """One folder of shared memory, written for every update anew.
+    """One folder of shared memory, written for every update anew, or brought up to date by changes.
 
     Args:
         folder: made if it is missing.
@@ -62,7 +49,8 @@ class Staging:
         end = 0
         for name, shape in shapes.items():
             self._offsets[name] = end
-            end = _aligned(end + torch.Size(shape).numel() * dtype.itemsize)
+            end = aligned(end + torch.Size(shape).numel() * dtype.itemsize)
+        self.n_bytes = end
         folder.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(folder).free
         if free < end:
@@ -70,127 +58,139 @@ class Staging:
                 f"{folder}: an update takes {end:,} bytes and {free:,} are free; enlarge the shared memory, or name "
                 "another folder (--sglang-staging-dir)"
             )
-        self._bytes = _mapped(folder / _WEIGHTS, n_bytes=end)
-        self._entries: dict[str, Entry] = {}
+        self._bytes = _mapped(folder / WEIGHTS, n_bytes=end)
+        self._sealed: Manifest | None = None
 
-    def begin(self) -> None:
-        """Forget the last update."""
-        self._entries = {}
-        for old in self.folder.glob("*.json"):
-            old.unlink()
+    @property
+    def digest(self) -> str | None:
+        """What the folder holds (`Manifest.digest`); None where that is not known to be whole."""
+        return None if self._sealed is None else self._sealed.digest
 
-    def put(self, name: str, tensor: Tensor, *, version: str) -> None:
+    def begin(self, version: str) -> None:
+        """Begin an update; what was there is no update any more."""
+        self.forget()
+        self._version, self._entries = version, list[Entry]()
+        self._check = TensorCheck(self._shapes, dtype=_name(self._dtype), version=version)
+
+    def put(self, name: str, tensor: Tensor, said: int | None = None) -> None:
         """Copy a tensor in.
+
+        Args:
+            name: in the Hugging Face folder.
+            tensor: of the model's shape and dtype.
+            said: its fingerprint, as the sender found it; None where the sender does not say.
 
         Raises:
             WeightSyncError: the model has no such tensor, it came before, or shape or dtype are others.
         """
-        where = f"update to version {version}: {name}"
-        shape = self._shapes.get(name)
-        if shape is None:
-            raise WeightSyncError(
-                f"{where}: the engine's model has no such tensor; send its {len(self._shapes)} tensors only"
-            )
-        if name in self._entries:
-            raise WeightSyncError(f"{where}: sent twice; send each tensor once")
-        if tuple(tensor.shape) != shape:
-            raise WeightSyncError(f"{where}: found shape {tuple(tensor.shape)}; wanted {shape}")
-        if tensor.dtype != self._dtype:
-            raise WeightSyncError(
-                f"{where}: found dtype {tensor.dtype}; wanted {self._dtype}; cast it to the plan's dtype"
-            )
-        _view(self._bytes, self._offsets[name], shape, self._dtype).copy_(tensor)
-        self._entries[name] = Entry(self._offsets[name], shape, fingerprint(tensor))
+        shape = tuple(tensor.shape)
+        self._check.see(name, shape, _name(tensor.dtype))
+        self._view(name).copy_(tensor)
+        self._note(name, fingerprint(tensor) if said is None else said)
 
-    def seal(self, *, version: str) -> None:
+    def seal(self) -> None:
         """Write the manifest.
 
         Raises:
             WeightSyncError: names up to five tensors that were not put.
         """
-        missing = sorted(self._shapes.keys() - self._entries.keys())
-        if missing:
-            shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
-            raise WeightSyncError(
-                f"update to version {version}: {len(missing)} of {len(self._shapes)} tensors were not sent: {shown}"
+        self._check.end()
+        self._sealed = Manifest(version=self._version, entries=self._entries)
+        self._sealed.write(self.folder)
+
+    def apply(self, folder: Path, version: str) -> None:
+        """Bring the folder's weights up to date from a folder of the transport `disk-delta`, and write the manifest.
+
+        Raises:
+            DeltaBaseError: the changes are to other weights than those here, which stay as they are.
+            WeightSyncError: a tensor is wrong, missing or damaged; names it.
+        """
+        manifest = read_manifest(folder)
+        check_manifest(manifest, self._shapes, dtype=_name(self._dtype), version=version)
+        if manifest.base is not None and manifest.base != self.digest:
+            raise DeltaBaseError(
+                f"update to version {version}: its changes are to the weights {manifest.base}; the engine keeps "
+                f"{self.digest or 'none'}"
             )
-        manifest = {
-            "version": version,
-            "dtype": str(self._dtype).removeprefix("torch."),
-            "entries": {name: asdict(entry) for name, entry in self._entries.items()},
-        }
-        (self.folder / _MANIFEST).write_text(json.dumps(manifest))
+        self.begin(version)
+        with (folder / CHANGES).open("rb") as file:
+            for entry in manifest.entries:
+                file.seek(entry.offset)
+                self._take(entry, file.read(entry.n_bytes))
+                self._check.see(entry.name, entry.shape, entry.dtype)
+                self._note(entry.name, entry.fingerprint)
+        self.seal()
 
-    def verdict(self) -> Verdict:
-        """Return what the server said since this was last asked; see `read_verdict`."""
-        return read_verdict(self.folder)
+    def adopt(self, version: str) -> None:
+        """Take for an update what a server received into the folder, which has a manifest already.
 
-    def offer(self, name: str) -> Offer:
-        """Return what is staged for one of several servers, under a name of its own."""
-        return Offer(self.folder, name)
+        Raises:
+            WeightSyncError: it is of another version, or a tensor is unknown, missing or misshapen; names it.
+        """
+        manifest = read_manifest(self.folder)
+        check_manifest(manifest, self._shapes, dtype=_name(self._dtype), version=version)
+        if {entry.name: entry.offset for entry in manifest.entries} == self._offsets:
+            self._sealed = manifest  # so that changes can be applied
+
+    def forget(self) -> None:
+        """Take what is there for no update."""
+        self._sealed = None
+        for old in self.folder.glob("*.json"):
+            old.unlink()
 
     def remove(self) -> None:
         """Free the memory."""
         del self._bytes
         shutil.rmtree(self.folder, ignore_errors=True)
 
+    def _take(self, entry: Entry, data: bytes) -> None:
+        where = f"update to version {self._version}: {entry.name}"
+        if len(data) != entry.n_bytes:
+            raise WeightSyncError(f"{where}: {len(data)} of {entry.n_bytes} bytes arrived; update again")
+        view = self._view(entry.name)
+        if entry.encoding == "xor" or entry.encoding == "overwrite":
+            apply_changes(view, data, n_changed=entry.n_changed or 0, encoding=entry.encoding, name=where)
+        elif entry.encoding == "whole" and len(data) == view.nbytes:
+            if data:
+                view.view(-1).view(torch.uint8).copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+        else:
+            raise WeightSyncError(f"{where}: {len(data)} bytes of encoding {entry.encoding!r}; update again")
 
-class Offer:
-    """A staged update for one of several servers: a folder for its verdict, over the same bytes.
+    def _note(self, name: str, said: int) -> None:
+        shape = self._shapes[name]
+        entry = Entry(name=name, shape=shape, dtype=_name(self._dtype), fingerprint=said)
+        n_bytes = torch.Size(shape).numel() * self._dtype.itemsize
+        self._entries.append(replace(entry, offset=self._offsets[name], n_bytes=n_bytes))
 
-    Args:
-        staged: folder of the update.
-        name: of the server.
-    """
-
-    def __init__(self, staged: Path, name: str) -> None:
-        self.folder = staged / name
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self.folder.mkdir()
-        for file in (_WEIGHTS, _MANIFEST):
-            os.link(staged / file, self.folder / file)
-
-    def verdict(self) -> Verdict:
-        """Return what the server said since this was last asked; see `read_verdict`."""
-        return read_verdict(self.folder)
-
-
-def read_verdict(folder: Path) -> Verdict:
-    """Return what a server said of the update in a folder since this was last asked.
-
-    Raises:
-        EngineError: it said nothing.
-    """
-    path = folder / _VERDICT
-    if not path.exists():
-        raise EngineError(f"{folder}: the server did not say what became of the update")
-    verdict = Verdict(**json.loads(path.read_text()))
-    path.unlink()
-    return verdict
+    def _view(self, name: str) -> Tensor:
+        return _view(self._bytes, self._offsets[name], self._shapes[name], self._dtype)
 
 
 class Staged:
-    """The update that lies in a folder, as the server reads it."""
+    """The update that lies in a folder, as the server reads it: of a `Staging`, or of the transport `disk`.
+
+    Raises:
+        WeightSyncError: the folder has no manifest.
+        CheckpointError: its weights are not whole.
+    """
 
     def __init__(self, folder: Path) -> None:
-        manifest = json.loads((folder / _MANIFEST).read_text())
-        self._folder, self._dtype = folder, getattr(torch, manifest["dtype"])
-        self.version: str = manifest["version"]
-        self.entries = {
-            name: Entry(entry["offset"], tuple(entry["shape"]), entry["fingerprint"])
-            for name, entry in manifest["entries"].items()
-        }
-        path = folder / _WEIGHTS
-        self._bytes = _mapped(path, n_bytes=path.stat().st_size)
+        self.entries = {entry.name: entry for entry in read_manifest(folder).entries}
+        path = folder / WEIGHTS
+        self._tensors: Mapping[str, Tensor]
+        if path.exists():
+            memory = _mapped(path, n_bytes=path.stat().st_size)
+            self._tensors = {
+                name: _view(memory, entry.offset, entry.shape, getattr(torch, entry.dtype))
+                for name, entry in self.entries.items()
+            }
+        else:
+            self._tensors = HfCheckpoint(folder)
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield name and tensor, a view of the shared memory."""
-        for name, entry in self.entries.items():
-            yield name, _view(self._bytes, entry.offset, entry.shape, self._dtype)
-
-    def answer(self, verdict: Verdict) -> None:
-        """Tell the sender."""
-        (self._folder / _VERDICT).write_text(json.dumps(asdict(verdict)))
+        """Yield name and tensor, a view of memory or of the file."""
+        for name in self.entries:
+            yield name, self._tensors[name]
 
 
 def _mapped(path: Path, *, n_bytes: int) -> Tensor:
@@ -202,5 +202,5 @@ def _view(memory: Tensor, offset: int, shape: Shape, dtype: torch.dtype) -> Tens
     return memory[offset : offset + n_bytes].view(dtype).view(shape)
 
 
-def _aligned(n_bytes: int) -> int:
-    return -(-n_bytes // _ALIGNMENT) * _ALIGNMENT
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -14,7 +14,7 @@ from slime_core.build import BuildContext
 from slime_core.config.sections import ModelSection, TrainSection
 from slime_core.errors import EngineError, WeightSyncError
 from slime_core.protocols import Completion, Fingerprint, SamplingParams, Tokenizer, TransferPlan
-from slime_core.weights import MemoryChannel
+from slime_core.weights import Agreement, MemoryChannel
 from slime_models.checkpoint import HfCheckpoint, read_config
 from slime_models.family import ModelFamily
 
@@ -22,7 +22,7 @@ from slime_torch.cache import KvCache
 from slime_torch.model import Decoder
 from slime_torch.request import Request, StopRule
 from slime_torch.scheduler import Scheduler
-from slime_torch.section import TorchSection
+from slime_torch.section import TRANSPORTS, TorchSection
 from slime_torch.update import Update
 from slime_torch.worker import Worker
 
@@ -47,7 +47,7 @@ class TorchEngine:
         section: the engine's settings.
     """
 
-    transports: tuple[str, ...] = ("memory",)
+    transports: tuple[str, ...] = TRANSPORTS
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class TorchEngine:
         self.weight_version = "initial"
         self._state = "not started"
         self._mixture: str | None = None
-        self._updating = False
+        self._agreement = Agreement()
         self._turns = self._delivered = 0
         self._fresh: list[Request] = []
         self._pending: set[Request] = set()
@@ -162,7 +162,9 @@ class TorchEngine:
                 f"update to version {version}: transport {transport!r}; wanted one of {list(self.transports)}"
             )
         dtype = str(self._dtype).removeprefix("torch.")
-        return TransferPlan(transport=transport, version=version, dtype=dtype, channel=MemoryChannel())
+        return self._agreement.open(
+            TransferPlan(transport=transport, version=version, dtype=dtype, channel=MemoryChannel())
+        )
 
     async def receive(self, plan: TransferPlan) -> Fingerprint:
         """Copy the tensors in between two steps; requests under way go on with the new weights.
@@ -171,12 +173,12 @@ class TorchEngine:
         holds a mixture, fails the requests under way, and refuses to generate until an update has succeeded.
         """
         self._check_state("ready")
-        if self._updating:
-            raise WeightSyncError(
-                f"update to version {plan.version}: another one is under way; await it first"
-            )
+        with self._agreement.taking(plan):
+            return await self._take(plan)
+
+    async def _take(self, plan: TransferPlan) -> Fingerprint:
         update = Update(self.model.weights, dtype=self._dtype, version=plan.version)
-        mixture, self._mixture, self._updating = self._mixture, None, True
+        mixture, self._mixture = self._mixture, None
         fingerprint: Fingerprint | None = None
         try:
             await self._worker.call(lambda: self._worker.hold("update"))
@@ -185,7 +187,6 @@ class TorchEngine:
             fingerprint = await self._worker.call(update.finish)
             self.weight_version = plan.version
         finally:
-            self._updating = False
             self._mixture = mixture if fingerprint is None else None
             await self._worker.call(lambda: self._end_update(update, complete=fingerprint is not None))
         return fingerprint

@@ -5,15 +5,26 @@ from __future__ import annotations
 import importlib.metadata
 from collections.abc import Iterable, Mapping
 
+from slime_core.config.sections import RolloutSection, TrainSection
+from slime_core.config.settings import Settings
+from slime_core.errors import Problem
 from slime_core.plugins.hooks import Section, hookimpl
+from slime_core.weights import transport_problems
 
-from slime_torch.section import TorchSection
+from slime_torch.section import TRANSPORTS, TorchSection
 
 
 @hookimpl
 def slime_config_sections() -> Iterable[Section]:
     """Return the section `torch`."""
     return [Section("torch", TorchSection)]
+
+
+@hookimpl
+def slime_check_config(settings: Settings) -> Iterable[Problem]:
+    """Refuse a weight transport that the engine lacks."""
+    if settings.section(RolloutSection).rollout_engine == "torch":
+        yield from transport_problems(settings.section(TrainSection), "engine torch", TRANSPORTS)
 
 
 @hookimpl

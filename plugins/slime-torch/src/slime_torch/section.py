@@ -7,6 +7,9 @@ from typing import Annotated, Literal
 from annotated_types import Ge
 from slime_core.config.base import SectionModel
 
+#: Weight transports that the engine receives by, best first.
+TRANSPORTS = ("memory",)
+
 
 class TorchSection(SectionModel):
     """In-process generation in plain PyTorch (`--rollout-engine torch`)."""

@@ -248,6 +248,18 @@ class TrainSection(SectionModel):
     """Take the engine's log-probs as those of the old policy."""
     logprob_diff_limit: Annotated[float, Gt(0)] = 0.5
     """Largest mean difference between rollout and trainer log-probs (nats) before the run stops."""
+    update_weight_transport: str | None = None
+    """How weights go to the engine: `memory`, `distributed` or `disk`; the engine's best that the trainer has too when
+    not given."""
+    update_weight_mode: Literal["full", "delta"] = "full"
+    """Send all weights, or, by way of the disk, the changes since the last update."""
+    update_weight_disk_dir: str | None = None
+    """Folder that the trainer writes weights to and the engine reads them from; `weights` in the run's folder when not
+    given."""
+    update_weight_disk_keep_files: bool = False
+    """Keep what was written to that folder for earlier versions."""
+    update_weight_delta_encoding: Literal["xor", "overwrite"] = "xor"
+    """How changes are written: the exclusive or of old and new bytes, or places and new values."""
     weight_sync_timeout_s: Seconds = 600
     """Deadline of one weight sync, seconds."""
     train_timeout_s: Seconds = 7200

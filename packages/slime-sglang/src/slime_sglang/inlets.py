@@ -1,0 +1,273 @@
+"""How an update comes to lie whole in a folder on the server's host: a class for each transport; `INLETS` is the table."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+import shutil
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from slime_core.openmp import release_threads
+from slime_core.protocols import TransferPlan
+from slime_core.weights import Bucket, MemoryChannel
+from slime_models.transfer.broadcast import call_off, open_store, sender_is_there
+from slime_models.transfer.channels import BroadcastChannel, DeltaChannel, DiskChannel, Encoding
+from slime_models.transfer.manifest import Shape, check_manifest, read_manifest
+
+from slime_sglang.loader import FETCH
+from slime_sglang.staging import Staging
+
+#: Seconds between two looks for a sender.
+_POLL_S = 0.02
+_HOST = "127.0.0.1"
+#: Folders of earlier updates that are looked for when it is time to remove them.
+_REMEMBERED = 8
+
+
+class CallLoader(Protocol):
+    """Has a server call a loader, and returns when it found nothing wrong."""
+
+    async def __call__(self, function: str, folder: Path, **more: Any) -> Any:
+        """Call `function` for the update in `folder`; `more` are fields of `Order`."""
+
+
+#: Returns the folder that an update lies in, by calls to the server that is to load it where it takes any.
+FindFolder = Callable[[CallLoader], Awaitable[Path]]
+
+
+@dataclass(kw_only=True)
+class Place:
+    """Where updates lie, and what they must be."""
+
+    shapes: Mapping[str, Shape]
+    """Hugging Face name -> shape of every tensor of the model."""
+    dtype: str
+    """As torch spells it."""
+    model_path: Path
+    """Hugging Face folder of the model."""
+    staging_dir: Path
+    """In shared memory."""
+    disk_dir: Path
+    """Shared with the sender."""
+    keep_files: bool
+    """Keep folders of earlier updates."""
+    encoding: Encoding
+    """Of changes."""
+    timeout_s: float
+    """Deadline of a broadcast, seconds."""
+    _folders: deque[Path] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+    # One thread for all of it: torch keeps a pool of workers for each thread that calls it.
+    _thread: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(max_workers=1, thread_name_prefix="sglang-staging")
+    )
+
+    @cached_property
+    def staging(self) -> Staging:
+        """The folder in shared memory, made when it is first needed."""
+        folder = self.staging_dir / f"slime-weights-{secrets.token_hex(8)}"
+        return Staging(folder, shapes=self.shapes, dtype=getattr(torch, self.dtype))
+
+    @property
+    def has_staging(self) -> bool:
+        """Whether it was needed."""
+        return "staging" in vars(self)
+
+    def new_folder(self, version: str) -> Path:
+        """Name a folder for an update; a second one to the same version gets another name."""
+        name = re.sub(r"[^\w.-]", "_", version)
+        folder = self.disk_dir.absolute() / f"weight_v{name:0>6}-{secrets.token_hex(4)}"
+        self._folders.append(folder)
+        return folder
+
+    def drop_folders(self, but: Path | None = None) -> None:
+        """Remove the folders of updates except one, unless they are to be kept."""
+        if not self.keep_files:
+            for folder in self._folders:
+                if folder != but:
+                    shutil.rmtree(folder, ignore_errors=True)
+
+    async def on_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Await a function that computes."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
+
+    def close(self) -> None:
+        """Free memory and disk. May be called twice."""
+        self._thread.shutdown()
+        self.drop_folders()
+        if self.has_staging:
+            self.staging.remove()
+            del self.staging
+
+
+class Inlet(Protocol):
+    """The receiving half of a transport."""
+
+    def __init__(self, place: Place) -> None:
+        """Make nothing until it is needed."""
+
+    def open(self, version: str) -> Any:
+        """Return the channel for a plan."""
+
+    async def arrive(self, plan: TransferPlan) -> None:
+        """Wait until the update is there, or until the server can fetch it.
+
+        Raises:
+            WeightSyncError: a tensor is unknown, misshapen or missing, or the update is another; says which.
+            DeltaBaseError: changes do not fit what is kept.
+        """
+
+    async def folder(self, plan: TransferPlan, call: CallLoader) -> Path:
+        """Return the folder that the update lies in, checked up to its bytes. The server is paused meanwhile.
+
+        Raises:
+            WeightSyncError: as `arrive`.
+        """
+
+    def give_up(self, plan: TransferPlan) -> None:
+        """Tell a sender that waits, if one can, that the update will not be taken."""
+
+
+class MemoryInlet:
+    """Transport `memory`: buckets of this process are copied into shared memory."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+
+    def open(self, version: str) -> MemoryChannel:
+        """Return a channel of this process."""
+        return MemoryChannel()
+
+    async def arrive(self, plan: TransferPlan) -> None:
+        """Copy bucket by bucket."""
+        place, channel = self._place, plan.channel
+        staging = place.staging
+
+        def stage(bucket: Bucket) -> None:
+            for name, tensor in bucket:
+                staging.put(name, tensor, channel.fingerprints.get(name))
+
+        staging.begin(plan.version)
+        async for bucket in channel.buckets():
+            await place.on_thread(stage, bucket)
+        await place.on_thread(release_threads)
+        staging.seal()
+
+    async def folder(self, plan: TransferPlan, call: CallLoader) -> Path:
+        """Return the staging folder."""
+        return self._place.staging.folder
+
+    def give_up(self, plan: TransferPlan) -> None:
+        """Do nothing: both sides are of one process, which cancels the other."""
+
+
+class BroadcastInlet:
+    """Transport `distributed`: the server receives a broadcast into shared memory."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+
+    def open(self, version: str) -> BroadcastChannel:
+        """Return where the group meets."""
+        return BroadcastChannel(
+            host=_HOST,
+            port=self._store.port,
+            key=secrets.token_hex(8),
+            n_receivers=1,
+            timeout_s=self._place.timeout_s,
+        )
+
+    async def arrive(self, plan: TransferPlan) -> None:
+        """Wait for the sender."""
+        while not sender_is_there(self._store, plan.channel):
+            await asyncio.sleep(_POLL_S)
+
+    async def folder(self, plan: TransferPlan, call: CallLoader) -> Path:
+        """Have the server take part in the broadcast."""
+        staging = self._place.staging
+        staging.forget()
+        await call(FETCH, staging.folder, channel=asdict(plan.channel), capacity=staging.n_bytes)
+        staging.adopt(plan.version)
+        return staging.folder
+
+    def give_up(self, plan: TransferPlan) -> None:
+        """Call it off."""
+        call_off(self._store, plan.channel)
+
+    @cached_property
+    def _store(self) -> Any:
+        return open_store(_HOST, self._place.timeout_s)
+
+
+class DiskInlet:
+    """Transport `disk`: the sender writes a Hugging Face folder, and the server reads it there."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+
+    def open(self, version: str) -> DiskChannel:
+        """Return where to write."""
+        return DiskChannel(
+            folder=self._place.new_folder(version), config_from=self._place.model_path.absolute()
+        )
+
+    async def arrive(self, plan: TransferPlan) -> None:
+        """Wait for the folder."""
+        place = self._place
+        await _appears(plan.channel.folder)
+        manifest = read_manifest(plan.channel.folder)
+        check_manifest(manifest, place.shapes, dtype=place.dtype, version=plan.version)
+
+    async def folder(self, plan: TransferPlan, call: CallLoader) -> Path:
+        """Return it."""
+        folder: Path = plan.channel.folder
+        return folder
+
+    def give_up(self, plan: TransferPlan) -> None:
+        """Do nothing: the sender writes to its end and does not wait."""
+
+
+class DeltaInlet:
+    """Transport `disk-delta`: the sender writes changes, which are made to the copy in shared memory."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+
+    def open(self, version: str) -> DeltaChannel:
+        """Return where to write, and what changes would be applied to."""
+        place = self._place
+        return DeltaChannel(
+            folder=place.new_folder(version), base=place.staging.digest, encoding=place.encoding
+        )
+
+    async def arrive(self, plan: TransferPlan) -> None:
+        """Wait for the folder, and make the changes."""
+        await _appears(plan.channel.folder)
+        await self._place.on_thread(self._place.staging.apply, plan.channel.folder, plan.version)
+
+    async def folder(self, plan: TransferPlan, call: CallLoader) -> Path:
+        """Return the staging folder."""
+        return self._place.staging.folder
+
+    def give_up(self, plan: TransferPlan) -> None:
+        """Do nothing: the sender writes to its end and does not wait."""
+
+
+INLETS: Mapping[str, Callable[[Place], Inlet]] = {
+    "memory": MemoryInlet,
+    "distributed": BroadcastInlet,
+    "disk-delta": DeltaInlet,
+    "disk": DiskInlet,
+}
+
+
+async def _appears(folder: Path) -> None:
+    while not folder.exists():
+        await asyncio.sleep(_POLL_S)
