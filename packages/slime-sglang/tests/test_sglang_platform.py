@@ -17,7 +17,7 @@ from slime_core.errors import ConfigError, EngineError
 from slime_core.plugins.registry import Registry
 from slime_sglang import compat, cpu, hooks
 from slime_sglang.section import FleetSection, SglangSection, known_arguments
-from slime_sglang.server import server_arguments, server_command, server_environment
+from slime_sglang.server import gpu_arguments, server_arguments, server_command, server_environment
 
 SCRIPT = Path(__file__).parents[3] / "scripts/sglang_flags.py"
 
@@ -104,6 +104,12 @@ def test_command_on_a_cpu_bounds_the_cache_and_takes_pytorch() -> None:
         "--max-total-tokens 32768 --max-running-requests 64 --max-total-tokens 9"
     )
     assert server_environment(device="cpu") == {"SGLANG_PLATFORM": "cpu_torch", "CUDA_VISIBLE_DEVICES": ""}
+
+
+def test_servers_on_cuda_get_one_gpu_after_the_other() -> None:
+    assert gpu_arguments({}, first=2, device="cuda") == ["--base-gpu-id", "2"]
+    assert gpu_arguments({"base_gpu_id": "4"}, first=2, device="cuda") == ["--base-gpu-id", "6"]
+    assert gpu_arguments({"base_gpu_id": "4"}, first=2, device="cpu") == []
 
 
 def test_the_list_of_arguments_is_that_of_the_installed_sglang() -> None:

@@ -16,7 +16,7 @@ from slime_sglang.fleet import EngineFleet
 from slime_sglang.router import Router
 from slime_sglang.seat import Seat
 from slime_sglang.section import FleetSection, SglangSection
-from slime_sglang.server import visible_device
+from slime_sglang.server import gpu_arguments, visible_device
 from slime_sglang.updates import updates_of
 
 _TRAINER_DTYPES = {True: "bfloat16", False: "float32"}
@@ -52,7 +52,7 @@ def create_engine(build: BuildContext) -> RolloutEngine:
         return make(
             name=f"server-{seat}{again}",
             address=addresses[seat] if addresses else None,
-            arguments=_device_arguments(section, first=seat * fleet.rollout_num_gpus_per_engine),
+            arguments=gpu_arguments(section.server_args, first=seat * fleet.rollout_num_gpus_per_engine),
         )
 
     return EngineFleet(
@@ -79,13 +79,6 @@ def _router(build: BuildContext) -> Router:
         section=section,
         folder=build.run_dir / "sglang",
     )
-
-
-def _device_arguments(section: SglangSection, *, first: int) -> list[str]:
-    """Return the arguments that give a server its GPUs, `first` places after those of the first server."""
-    if visible_device() == "cpu":
-        return []
-    return ["--base-gpu-id", str(int(section.server_args.get("base_gpu_id", 0)) + first)]
 
 
 def _check_gpus(fleet: FleetSection) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib.metadata
 import importlib.util
@@ -117,8 +118,12 @@ def _fleet_problems(fleet: FleetSection) -> Iterator[Problem]:
 
 @hookimpl
 def slime_environment() -> Mapping[str, str]:
-    """Return the version of SGLang."""
-    try:
-        return {"sglang": importlib.metadata.version("sglang")}
-    except importlib.metadata.PackageNotFoundError:
-        return {"sglang": "not installed; slime-sglang needs it"}
+    """Return the versions of SGLang and of its router."""
+    found = {
+        "sglang": "not installed; slime-sglang needs it",
+        "sglang-router": "not installed; --router-policy needs it",
+    }
+    for name in found:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
