@@ -197,3 +197,18 @@ def test_checkpoint_of_other_data(slime, letters, tmp_path):
     result = slime("train", letters)
     assert result.returncode == 2
     assert "resume with the data set" in result.stderr
+
+
+def test_weight_transport_that_the_engine_lacks(refuse):
+    message = refuse("--rollout-engine", "torch", "--update-weight-mode", "delta")
+    assert (
+        "train.update_weight_transport: found disk-delta, which the engine torch lacks; wanted one of memory"
+        in message
+    )
+
+
+def test_weight_folder_that_is_a_file_or_that_nothing_goes_to(refuse, letters):
+    message = refuse("--update-weight-disk-dir", str(letters))
+    assert "train.update_weight_disk_dir: found" in message
+    assert "with nothing that goes there; wanted --update-weight-transport disk" in message
+    assert "which is a file; wanted a folder" in message

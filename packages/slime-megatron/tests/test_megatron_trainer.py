@@ -19,6 +19,7 @@ from slime_megatron.trainer import MegatronTrainer, create_trainer
 from slime_models.checkpoint import HfCheckpoint
 from slime_models.families.qwen3 import QWEN3
 from slime_models.fingerprint import fingerprint
+from slime_models.transfer.channels import DiskChannel
 
 from .conftest import make_batch, policy_gradient
 
@@ -61,6 +62,23 @@ def test_sent_weights_are_the_folders_in_the_plans_dtype(qwen3):
     assert held.keys() == sent.keys() == set(original)
     assert all(torch.equal(held[name], original[name].bfloat16()) for name in original)
     assert all(fingerprint(held[name]) == sent[name] for name in sent)
+
+
+def test_a_folder_that_the_trainer_sends_is_the_one_it_started_from(qwen3, tmp_path):
+    async def main():
+        trainer = make_trainer(qwen3[1], update_weight_buffer_size=100_000)
+        await trainer.start()
+        channel = DiskChannel(folder=tmp_path / "sent", config_from=qwen3[1])
+        sent = await trainer.send(
+            TransferPlan(transport="disk", version="1", dtype="bfloat16", channel=channel)
+        )
+        await trainer.close()
+        return sent
+
+    sent = asyncio.run(main())
+    original, arrived = HfCheckpoint(qwen3[1]), HfCheckpoint(tmp_path / "sent")
+    assert sent.keys() == set(original) == set(arrived)
+    assert all(torch.equal(arrived[name], original[name].bfloat16()) for name in original)
 
 
 def test_the_event_loop_runs_while_the_trainer_trains_and_training_changes_what_is_sent(qwen3, tmp_path):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -213,6 +216,25 @@ def test_a_sender_that_fails_in_a_broadcast_frees_the_receiver(meeting, tmp_path
     assert str(sent.exception()) == "no more"
     with pytest.raises(WeightSyncError, match="the sender left or hung"):
         received.result()
+
+
+def test_a_receiver_that_dies_in_a_broadcast_frees_the_sender(meeting, tmp_path):
+    _, channel = meeting
+    program = (
+        "from slime_models.transfer.broadcast import *\n"
+        f"receive_broadcast({channel!r}, 1, Path({str(tmp_path / 'w')!r}), capacity=4096)"
+    )
+    receiver = subprocess.Popen([sys.executable, "-c", program])
+    with (
+        receiver,
+        pytest.raises(WeightSyncError, match="version 7: a receiver left or hung"),
+        BroadcastSender(plan_of("distributed", channel)) as sender,
+    ):
+        sender.put([("a", torch.ones(16))], {"a": 1})
+        receiver.kill()
+        while True:  # what sockets take in advance has an end
+            sender.put([("a", torch.ones(100_000))], {"a": 1})
+    assert receiver.returncode == -signal.SIGKILL
 
 
 def test_an_update_that_is_called_off_frees_the_sender(meeting):

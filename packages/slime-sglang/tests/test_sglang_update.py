@@ -7,11 +7,12 @@ import dataclasses
 
 import pytest
 import torch
-from slime_core.errors import WeightSyncError
+from slime_core.errors import DeadlineError, EngineError, WeightSyncError
 from slime_core.protocols import SamplingParams
 from slime_core.weights import sync_weights
 from slime_models.fingerprint import fingerprint
 from slime_models.transfer.sender import WeightSender
+from slime_sglang.updates import check_version
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 
@@ -28,6 +29,7 @@ class Sender:
     def __init__(self):
         self.sender = WeightSender(asyncio.to_thread)
         self.tensors, self.corrupt, self.at_end, self.change_plan = [], None, None, None
+        self.hangs = False
 
     async def buckets(self):
         for start in range(0, len(self.tensors), 5):
@@ -36,6 +38,8 @@ class Sender:
             yield [(name, self.on_its_way(name, tensor)) for name, tensor in bucket], fingerprints
         if self.at_end is not None:
             self.at_end()
+        if self.hangs:
+            await asyncio.Event().wait()
 
     def on_its_way(self, name, tensor):
         if name != self.corrupt:
@@ -190,6 +194,18 @@ def test_a_sender_that_fails_leaves_the_old_weights_serving(
     check_serves(model)
 
 
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_sender_that_hangs_misses_the_deadline_and_the_old_weights_serve(
+    serving, model, tiny_llama, check_serves, transport
+):
+    sender = Sender()
+    sender.tensors, sender.hangs = tensors_of(tiny_llama(1)), True
+    work = sync_weights(sender, serving.engine, version="late", timeout_s=1, transport=transport)
+    with pytest.raises(DeadlineError, match=rf"version late by {transport}: not done after 1 s"):
+        serving.run(work)
+    check_serves(model)
+
+
 @pytest.mark.parametrize("transport", ["distributed", "disk", "disk-delta"])
 def test_a_sender_of_another_version_is_refused_and_the_old_weights_serve(
     serving, model, tiny_llama, check_serves, transport
@@ -240,13 +256,47 @@ def test_changes_to_other_weights_are_refused_and_all_weights_follow(restored, t
     check_serves(tiny_llama(3))
 
 
-def test_changes_are_a_small_part_of_the_weights(restored, tiny_llama, check_serves):
-    sender, model = Sender(), tiny_llama(1)
-    update(restored, tensors_of(model), "1", transport="disk-delta", sender=sender)
-    full = sender.sender.last_bytes
+@pytest.mark.parametrize("encoding", ["xor", "overwrite"])
+def test_changes_are_a_small_part_of_the_weights(restored, tiny_llama, check_serves, encoding):
+    def encoded(plan):
+        return dataclasses.replace(plan, channel=dataclasses.replace(plan.channel, encoding=encoding))
+
+    how = {"transport": "disk-delta", "sender": Sender(), "change_plan": encoded}
+    sender, model = how["sender"].sender, tiny_llama(1)
+    update(restored, tensors_of(model), "1", **how)
+    assert sender.last_bytes == sum(tensor.nbytes for _, tensor in tensors_of(model))
     with torch.no_grad():
         model.model.layers[0].mlp.up_proj.weight[0] += 0.5
-    update(restored, tensors_of(model), "2", transport="disk-delta", sender=sender)
-    assert full == sum(tensor.nbytes for _, tensor in tensors_of(model))
-    assert sender.sender.last_bytes < 64 * 4 + 100  # one row of 64 numbers
+    update(restored, tensors_of(model), "2", **how)
+    assert sender.last_bytes < 64 * 4 + 100  # one row of 64 numbers
     check_serves(model)
+
+
+def test_damaged_changes_are_named_and_all_weights_follow(restored, tiny_llama, check_serves):
+    how = {"transport": "disk-delta", "sender": Sender()}
+    model, name = tiny_llama(1), "model.layers.1.mlp.down_proj.weight"
+    update(restored, tensors_of(model), "1", **how)
+    with pytest.raises(WeightSyncError, match=r"down_proj\.weight: the bytes that arrived are not those"):
+        update(restored, tensors_of(tiny_llama(2)), "bad", corrupt=name, **how)
+    check_serves(model)
+    update(restored, tensors_of(tiny_llama(3)), "2", **how)
+    assert how["sender"].sender.last_bytes == sum(tensor.nbytes for _, tensor in tensors_of(model))
+    check_serves(tiny_llama(3))
+
+
+def test_of_folders_only_the_one_that_is_served_stays(restored, tiny_llama):
+    folder = restored.log.parent / "weights"
+    for version in ("1", "2"):
+        update(restored, tensors_of(tiny_llama(1)), version, transport="disk")
+    assert [path.name.startswith("weight_v000002-") for path in folder.iterdir()] == [True]
+    with pytest.raises(WeightSyncError):
+        update(restored, tensors_of(tiny_llama(1))[1:], "3", transport="disk")
+    assert [path.name.startswith("weight_v000002-") for path in folder.iterdir()] == [True]
+    update(restored, tensors_of(tiny_llama(1)), "4")
+    assert list(folder.iterdir()) == []
+
+
+def test_a_server_that_says_another_version_afterwards_is_an_error():
+    check_version({"weight_version": "7"}, "7")
+    with pytest.raises(EngineError, match="version 7: the server says afterwards that it has version '6'"):
+        check_version({"weight_version": "6"}, "7")

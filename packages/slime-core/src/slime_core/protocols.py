@@ -99,7 +99,8 @@ class TransferPlan:
     dtype: str
     """Storage dtype that the engine wants, as torch spells it: `bfloat16`."""
     channel: Any = None
-    """Where the tensors go; its type belongs to the transport (`memory`: `weights.MemoryChannel`)."""
+    """Where the tensors go; its type belongs to the transport (`memory`: `weights.MemoryChannel`; others:
+    `slime_models.transfer.channels`). Plans of one agreement are equal, also after crossing a process."""
 
 
 #: Hugging Face tensor name -> checksum of the tensor's bytes in the engine's dtype.

@@ -102,7 +102,7 @@ def transport_problems(section: TrainSection, who: str, transports: Sequence[str
             "train.update_weight_transport",
             f"{wanted}, which the {who} lacks",
             f"one of {', '.join(transports)}",
-            "`disk-delta` is --update-weight-transport disk --update-weight-mode delta",
+            "it is --update-weight-transport, with -delta where --update-weight-mode is delta",
         )
 
 

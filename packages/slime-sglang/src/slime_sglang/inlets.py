@@ -154,7 +154,9 @@ class MemoryInlet:
             for name, tensor in bucket:
                 staging.put(name, tensor, channel.fingerprints.get(name))
 
-        staging.begin(plan.version)
+        await place.on_thread(
+            staging.begin, plan.version
+        )  # after whatever an earlier update left undone there
         async for bucket in channel.buckets():
             await place.on_thread(stage, bucket)
         await place.on_thread(release_threads)

@@ -113,6 +113,7 @@ def updates_of(
             disk_dir=disk_dir,
             keep_files=keep_files,
             encoding=encoding,
-            timeout_s=section.control_timeout_s / 2,  # so that a server can say so before its own is over
+            # Half, so that a server whose sender hangs can say so before the call to it is over.
+            timeout_s=section.control_timeout_s / 2,
         )
     )
