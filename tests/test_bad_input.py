@@ -205,3 +205,10 @@ def test_weight_transport_that_the_engine_lacks(refuse):
         "train.update_weight_transport: found disk-delta, which the engine torch lacks; wanted one of memory"
         in message
     )
+
+
+def test_weight_folder_that_is_a_file_or_that_nothing_goes_to(refuse, letters):
+    message = refuse("--update-weight-disk-dir", str(letters))
+    assert "train.update_weight_disk_dir: found" in message
+    assert "with nothing that goes there; wanted --update-weight-transport disk" in message
+    assert "which is a file; wanted a folder" in message

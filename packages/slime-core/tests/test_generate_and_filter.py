@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 from slime_core.errors import SampleError
+from slime_core.metrics import request_metrics
 from slime_core.protocols import Completion, GenerateContext, SamplingParams
 from slime_core.rollout.filters import nonzero_std
 from slime_core.rollout.generate import single_turn
@@ -60,6 +61,30 @@ def test_a_response_is_appended_token_by_token():
     assert sample.rollout_log_probs == [-0.5] * 3
     assert (sample.status, sample.weight_versions) == (Status.COMPLETED, ["3"])
     assert sample.prefix_cache_info == {"cached_tokens": 1, "total_prompt_tokens": 2}
+
+
+def test_what_the_engine_measures_adds_up_over_the_requests_of_a_sample():
+    sample = generate(
+        ScriptedEngine(b"cd", finish_reason="abort", timings={"queue_time": 0.25, "e2e_latency": 1.0}),
+        prompt(),
+    )
+    generate(ScriptedEngine(b"e", timings={"queue_time": 0.5, "e2e_latency": 2.0}), sample)
+    assert sample.timings == {"queue_time": 0.75, "e2e_latency": 3.0}
+
+
+def test_request_metrics_are_tokens_a_second_and_what_requests_took():
+    def sample(n_tokens, **timings):
+        return Sample(tokens=[1] * (n_tokens + 2), response_length=n_tokens, timings=timings)
+
+    masked = sample(4, generate=1.0, queue_time=0.5)
+    masked.loss_mask = [1, 0, 0, 1]
+    groups = [[masked, sample(6, generate=1.0, queue_time=1.5)]]
+    assert request_metrics(groups, rollout_s=4.0) == {
+        "perf/rollout_tokens_per_sec": 2.0,
+        "perf/request/queue_time/mean": 1.0,
+        "perf/request/queue_time/max": 1.5,
+    }
+    assert request_metrics([[sample(5)]], rollout_s=4.0) == {}
 
 
 @pytest.mark.parametrize(("reason", "status"), [("length", Status.TRUNCATED), ("abort", Status.ABORTED)])

@@ -84,7 +84,8 @@ class Completion:
     weight_version: str
     """Version of the weights that generated it."""
     metadata: dict[str, Any] = field(default_factory=dict)
-    """Counters that the engine offers (`cached_tokens`, ...)."""
+    """Counters that the engine offers (`cached_tokens`, ...), and `timings`: name -> seconds of this request, as the
+    engine measures them (`e2e_latency`, `queue_time`, `first_token_latency`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +99,8 @@ class TransferPlan:
     dtype: str
     """Storage dtype that the engine wants, as torch spells it: `bfloat16`."""
     channel: Any = None
-    """Where the tensors go; its type belongs to the transport (`memory`: `weights.MemoryChannel`)."""
+    """Where the tensors go; its type belongs to the transport (`memory`: `weights.MemoryChannel`; others:
+    `slime_models.transfer.channels`). Plans of one agreement are equal, also after crossing a process."""
 
 
 #: Hugging Face tensor name -> checksum of the tensor's bytes in the engine's dtype.

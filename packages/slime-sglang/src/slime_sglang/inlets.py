@@ -8,6 +8,7 @@ import secrets
 import shutil
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +22,7 @@ from slime_models.transfer.broadcast import call_off, open_store, sender_is_ther
 from slime_models.transfer.channels import BroadcastChannel, DeltaChannel, DiskChannel, Encoding
 from slime_models.transfer.manifest import Shape, check_manifest, read_manifest
 
-from slime_sglang.loader import FETCH, Order
+from slime_sglang.loader import FETCH
 from slime_sglang.staging import Staging
 
 #: Seconds between two looks for a sender.
@@ -30,8 +31,16 @@ _HOST = "127.0.0.1"
 #: Folders of earlier updates that are looked for when it is time to remove them.
 _REMEMBERED = 8
 
-#: Has the server call a loader, and returns when it found nothing wrong.
-CallLoader = Callable[[str, Order], Awaitable[Any]]
+
+class CallLoader(Protocol):
+    """Has a server call a loader, and returns when it found nothing wrong."""
+
+    async def __call__(self, function: str, folder: Path, **more: Any) -> Any:
+        """Call `function` for the update in `folder`; `more` are fields of `Order`."""
+
+
+#: Returns the folder that an update lies in, by calls to the server that is to load it where it takes any.
+FindFolder = Callable[[CallLoader], Awaitable[Path]]
 
 
 @dataclass(kw_only=True)
@@ -52,13 +61,13 @@ class Place:
     """Keep folders of earlier updates."""
     encoding: Encoding
     """Of changes."""
-    answer: Path
-    """File for the server's verdicts."""
     timeout_s: float
     """Deadline of a broadcast, seconds."""
-    on_thread: Callable[..., Awaitable[Any]]
-    """Awaits a function that computes, with its arguments."""
     _folders: deque[Path] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+    # One thread for all of it: torch keeps a pool of workers for each thread that calls it.
+    _thread: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(max_workers=1, thread_name_prefix="sglang-staging")
+    )
 
     @cached_property
     def staging(self) -> Staging:
@@ -85,9 +94,17 @@ class Place:
                 if folder != but:
                     shutil.rmtree(folder, ignore_errors=True)
 
-    def order(self, folder: Path, **more: Any) -> Order:
-        """Return what a loader is told about the update in a folder."""
-        return Order(folder=str(folder), answer=str(self.answer), **more)
+    async def on_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Await a function that computes."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
+
+    def close(self) -> None:
+        """Free memory and disk. May be called twice."""
+        self._thread.shutdown()
+        self.drop_folders()
+        if self.has_staging:
+            self.staging.remove()
+            del self.staging
 
 
 class Inlet(Protocol):
@@ -137,7 +154,9 @@ class MemoryInlet:
             for name, tensor in bucket:
                 staging.put(name, tensor, channel.fingerprints.get(name))
 
-        staging.begin(plan.version)
+        await place.on_thread(
+            staging.begin, plan.version
+        )  # after whatever an earlier update left undone there
         async for bucket in channel.buckets():
             await place.on_thread(stage, bucket)
         await place.on_thread(release_threads)
@@ -176,8 +195,7 @@ class BroadcastInlet:
         """Have the server take part in the broadcast."""
         staging = self._place.staging
         staging.forget()
-        order = self._place.order(staging.folder, channel=asdict(plan.channel), capacity=staging.n_bytes)
-        await call(FETCH, order)
+        await call(FETCH, staging.folder, channel=asdict(plan.channel), capacity=staging.n_bytes)
         staging.adopt(plan.version)
         return staging.folder
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from pathlib import Path
 
 from slime_core.build import BuildContext
 from slime_core.config.derive import batch_sizes, choices, num_ranks, trackers
@@ -22,6 +23,7 @@ from slime_core.config.sections import (
 from slime_core.config.settings import Settings
 from slime_core.errors import ConfigError, PluginError, Problem
 from slime_core.plugins.registry import Registry
+from slime_core.weights import wanted_transport
 
 
 def check_settings(settings: Settings, registry: Registry) -> list[Problem]:
@@ -31,6 +33,7 @@ def check_settings(settings: Settings, registry: Registry) -> list[Problem]:
         problems += _caught(partial(check, settings))
     problems += _lengths(settings)
     problems += _save_hf(settings)
+    problems += _weight_folder(settings)
     problems += _required(settings)
     problems += _processes(settings)
     if not problems:
@@ -120,6 +123,17 @@ def _save_hf(settings: Settings) -> Iterator[Problem]:
         yield Problem("checkpoint.save_hf", repr(section.save_hf), "a path with {step} in it")
     if section.save_interval is None:
         yield Problem("checkpoint.save_hf", "it without save_interval", "checkpoint.save_interval")
+
+
+def _weight_folder(settings: Settings) -> Iterator[Problem]:
+    section = settings.section(TrainSection)
+    folder, where = section.update_weight_disk_dir, "train.update_weight_disk_dir"
+    if folder is None:
+        return
+    if wanted_transport(section) not in ("disk", "disk-delta"):
+        yield Problem(where, f"{folder}, with nothing that goes there", "--update-weight-transport disk")
+    if Path(folder).exists() and not Path(folder).is_dir():
+        yield Problem(where, f"{folder}, which is a file", "a folder")
 
 
 def _lengths(settings: Settings) -> Iterator[Problem]:
