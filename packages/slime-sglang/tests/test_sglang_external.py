@@ -9,7 +9,6 @@ import shutil
 import pytest
 from slime_core.errors import EngineError
 from slime_core.protocols import SamplingParams
-from slime_models.families.llama import LLAMA
 from slime_sglang.engine import SglangEngine
 from slime_sglang.process import free_port
 from slime_sglang.section import SglangSection
@@ -29,7 +28,7 @@ def join(model_path, tmp_path):
             await worker.start()
             section = SglangSection(staging_dir=tmp_path)
             engine = SglangEngine(
-                model_path, LLAMA, dtype="float32", section=section, folder=tmp_path, address=worker.address
+                model_path, dtype="float32", section=section, folder=tmp_path, address=worker.address
             )
             try:
                 await engine.start()
@@ -71,7 +70,7 @@ def test_another_model_is_refused_by_name(join, model_path, tmp_path):
     ("said", "message"),
     [
         ({"dtype": "bfloat16"}, "found dtype bfloat16; wanted float32"),
-        ({"custom_weight_loader": None}, r"start it with --custom-weight-loader slime_sglang\.loader\.fetch"),
+        ({"custom_weight_loader": None}, r"start it with --custom-weight-loader slime_sglang\.loader\.check"),
         ({"tp_size": 2}, "'tp_size': 2"),
     ],
 )
@@ -83,7 +82,6 @@ def test_a_server_whose_weights_could_not_be_proven_is_refused(join, said, messa
 def test_an_address_where_nobody_answers_is_refused_at_once(model_path, tmp_path):
     engine = SglangEngine(
         model_path,
-        LLAMA,
         dtype="float32",
         section=SglangSection(request_retries=0),
         folder=tmp_path,

@@ -55,7 +55,7 @@ def weights(argv: list[str]) -> int:
             encoding=options.encoding,
         )
         engine = SglangEngine(
-            model_path, family, dtype="bfloat16", section=section, folder=Path(folder), updates=updates
+            model_path, dtype="bfloat16", section=section, folder=Path(folder), updates=updates
         )
         asyncio.run(_measure(engine, model_path, options))
     return 0

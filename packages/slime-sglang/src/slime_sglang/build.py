@@ -39,9 +39,7 @@ def create_engine(build: BuildContext) -> RolloutEngine:
         keep_files=train.update_weight_disk_keep_files,
         encoding=train.update_weight_delta_encoding,
     )
-    make = functools.partial(
-        SglangEngine, build.model_path, family, dtype=dtype, section=section, folder=folder
-    )
+    make = functools.partial(SglangEngine, build.model_path, dtype=dtype, section=section, folder=folder)
     if fleet.is_plain:
         return make(updates=updates)
     addresses = fleet.rollout_external_engine_addrs

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from slime_core.errors import DeadlineError, EngineError
 from slime_core.protocols import Completion, Fingerprint, SamplingParams, TransferPlan
-from slime_models.family import ModelFamily
 
 from slime_sglang import loader
 from slime_sglang.client import ConnectionLostError, SglangClient
 from slime_sglang.external import ExternalServer, check_joined
 from slime_sglang.gate import Gate
-from slime_sglang.inlets import FindFolder
-from slime_sglang.loading import Loading
+from slime_sglang.loading import load_update, to_its_end
 from slime_sglang.messages import aborted, completion, generate_request
 from slime_sglang.process import ServerProcess, free_port
 from slime_sglang.section import TRANSPORTS, SglangSection
 from slime_sglang.server import server_arguments, server_command, server_environment
+from slime_sglang.staging import Update
 from slime_sglang.targets import Targets
-from slime_sglang.updates import Updates, updates_of
+from slime_sglang.updates import Updates
 
 #: Seconds between two looks at a server that is starting.
 _POLL_S = 0.25
@@ -35,14 +35,13 @@ class SglangEngine:
 
     Args:
         model_path: Hugging Face folder.
-        family: of the model; says which tensors an update must hold.
         dtype: storage and compute dtype, as torch spells it.
         section: the engine's settings.
         folder: for these files.
+        updates: takes weight updates in for this server; None where a fleet does, for all of its servers.
         name: of the server, of its log, and of the file that lists its Prometheus endpoint.
         arguments: more of SGLang's own arguments.
         address: `host:port` of a server that runs already and is joined; None starts one.
-        updates: takes weight updates in; None for one with its defaults.
     """
 
     transports: tuple[str, ...] = TRANSPORTS
@@ -50,15 +49,14 @@ class SglangEngine:
     def __init__(
         self,
         model_path: Path,
-        family: ModelFamily,
         *,
         dtype: str,
         section: SglangSection,
         folder: Path,
+        updates: Updates | None = None,
         name: str = "server",
         arguments: Sequence[str] = (),
         address: str | None = None,
-        updates: Updates | None = None,
     ) -> None:
         self._path, self._dtype, self._section = model_path, dtype, section
         self.name, self._address = name, address or f"127.0.0.1:{free_port()}"
@@ -69,16 +67,12 @@ class SglangEngine:
         self._targets = Targets(folder, name, self._address)
         self._gate = Gate(section.server_concurrency)
         self._client: SglangClient | None = None
-        self._updates = updates or updates_of(
-            model_path, family, dtype=dtype, section=section, disk_dir=folder / "weights"
-        )
-        answer = folder.absolute() / f"{name}.verdict.json"
-        self._loading = Loading(self, answer=answer, pause_mode=section.pause_mode)
+        self._updates = updates
+        self._answer = folder.absolute() / f"{name}.verdict.json"
         self.weight_version = "initial"
         self.suspected = asyncio.Event()
         """Set by whoever saw the server fail at something, for whoever watches it."""
-        self.is_quiet = False
-        """Whether it is not to generate now."""
+        self._is_quiet = False
         self._lost: str | None = None
 
     @property
@@ -161,23 +155,23 @@ class SglangEngine:
 
     async def pause(self) -> None:
         """Stop generating and keep the requests under way."""
-        self.is_quiet = True
+        self._is_quiet = True
         await self.control("/pause_generation", {"mode": "retract"})
 
     async def resume(self) -> None:
         """Go on after `pause`."""
         await self.control("/continue_generation", {})
-        self.is_quiet = False
+        self._is_quiet = False
 
     async def offload(self) -> None:
         """Release weights and cache; `onload` brings their memory back."""
-        self.is_quiet = True
+        self._is_quiet = True
         await self.control("/release_memory_occupation", {})
 
     async def onload(self) -> None:
         """Take the memory back. Where weights were released, the next update brings them."""
         await self.control("/resume_memory_occupation", {})
-        self.is_quiet = False
+        self._is_quiet = False
 
     async def probe(self, *, timeout_s: float) -> None:
         """Have the server generate a token; where it is not to generate now, have it answer.
@@ -186,34 +180,41 @@ class SglangEngine:
             EngineError: it ended, or answers that it cannot.
             DeadlineError: no answer within `timeout_s`.
         """
-        was_quiet = self.is_quiet
+        was_quiet = self._is_quiet
         try:
             await self._get("/model_info" if was_quiet else "/health_generate", timeout_s=timeout_s)
         except (EngineError, DeadlineError):
-            if was_quiet or not self.is_quiet:
+            if was_quiet or not self._is_quiet:
                 raise
             await self._get("/model_info", timeout_s=timeout_s)  # it was told to be quiet meanwhile
 
     async def open_update(self, transport: str, version: str) -> TransferPlan:
         """Agree on a weight update by `transport`."""
+        assert self._updates is not None, "a fleet takes the updates of its engines in"
         return self._updates.open(transport, version)
 
     async def receive(self, plan: TransferPlan) -> Fingerprint:
-        """Bring the tensors to the server, and have it load them when all are there and as they should be.
+        """Take the update in, and have the server load it when all is there and as it should be.
 
         Raises:
             WeightSyncError: it is not the update agreed on, or a tensor is unknown, missing, misshapen or was damaged
                 on its way; names it. The server goes on with the old weights.
             EngineError: the server ended or broke off while it was loading; it then serves no more.
         """
+        assert self._updates is not None, "a fleet takes the updates of its engines in"
         self._check_usable()
-        return await self._updates.receive(plan, self.load)
+        with self._updates.taking(plan):
+            return await self.load(await self._updates.arrive(plan))
 
-    async def load(self, version: str, find: FindFolder) -> Fingerprint:
-        """Have the server load the update in the folder that `find` returns; raises as `receive` does."""
-        held = await self._loading.load(version, find)
-        self.weight_version = version
-        return held
+    async def load(self, update: Update) -> Fingerprint:
+        """Have the server load an update of this host; a caller that gives up waits until it has, or ends it.
+
+        Raises:
+            WeightSyncError: a tensor was damaged on its way; names it. The server goes on with the old weights.
+            EngineError: the server ended or broke off while it was loading; it then serves no more.
+        """
+        why = f"the update to version {update.version} was given up while it was loading"
+        return await to_its_end(self._load(update), lambda: self.lose(why))
 
     async def close(self) -> None:
         """Stop the server, and free everything. May be called twice."""
@@ -233,7 +234,8 @@ class SglangEngine:
         if self._client is not None:
             await self._client.close()
             self._client = None
-        self._updates.close()
+        if self._updates is not None:
+            self._updates.close()
 
     def _child(self, folder: Path, arguments: Sequence[str]) -> ServerProcess:
         given = {"enable_metrics": True, **self._section.server_args}
@@ -262,15 +264,28 @@ class SglangEngine:
         info: Mapping[str, Any] = await self._get("/model_info", timeout_s=self._section.control_timeout_s)
         return info
 
-    @property
-    def is_running(self) -> bool:
-        """Whether the server has not ended."""
-        return self._server.failure is None
+    @asynccontextmanager
+    async def paused(self) -> AsyncIterator[None]:
+        """Have the server generate nothing within the context; `pause_mode` says what becomes of its requests."""
+        was_quiet, self._is_quiet = self._is_quiet, True
+        await self.control("/pause_generation", {"mode": self._section.pause_mode})
+        try:
+            yield
+        finally:
+            if self._server.failure is None:
+                await self.control("/continue_generation", {})
+            self._is_quiet = was_quiet
 
     async def lose(self, why: str) -> None:
         """End the server: requests under way fail, and none goes on with weights that cannot be trusted."""
         self._lost = why
         await self._server.stop()
+
+    async def _load(self, update: Update) -> Fingerprint:
+        self._answer.parent.mkdir(parents=True, exist_ok=True)
+        held = await load_update(self, update, answer=self._answer)
+        self.weight_version = update.version
+        return held
 
     async def _meet(self) -> None:
         assert self._client is not None

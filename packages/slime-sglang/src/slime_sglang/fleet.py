@@ -6,20 +6,19 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
-from typing import Any
 
 from slime_core.errors import DeadlineError, EngineError, WeightSyncError
 from slime_core.protocols import Completion, Fingerprint, SamplingParams, TransferPlan
+from slime_core.weights import check_fingerprints
 
 from slime_sglang.client import ServerFaultError
 from slime_sglang.health import watch
-from slime_sglang.inlets import CallLoader, FindFolder
 from slime_sglang.messages import aborted
 from slime_sglang.router import Router
 from slime_sglang.seat import Seat
-from slime_sglang.section import FLEET_TRANSPORTS, FleetSection
+from slime_sglang.section import TRANSPORTS, FleetSection
 from slime_sglang.spread import pick
+from slime_sglang.staging import Update
 from slime_sglang.updates import Updates
 
 logger = logging.getLogger(__name__)
@@ -42,7 +41,7 @@ class EngineFleet:
         router: sends requests to the engines; None has them spread here.
     """
 
-    transports: tuple[str, ...] = FLEET_TRANSPORTS
+    transports: tuple[str, ...] = TRANSPORTS
 
     def __init__(
         self,
@@ -60,9 +59,6 @@ class EngineFleet:
         # Held while an update or another move reaches the engines: a new one joins before or after, not in between.
         self._moving = asyncio.Lock()
         self._is_paused = self._is_offloaded = False
-        self._newest: tuple[str, Path] | None = None
-        """Version of the last update, and where it lies; None where it did not come whole."""
-        self._held: Fingerprint = {}
         self.weight_version = "initial"
 
     async def start(self) -> None:
@@ -150,28 +146,28 @@ class EngineFleet:
 
     async def open_update(self, transport: str, version: str) -> TransferPlan:
         """Agree on a weight update by `transport`."""
-        if transport not in self.transports:
-            raise WeightSyncError(
-                f"update to version {version}: transport {transport!r}; wanted one of {list(self.transports)}"
-            )
         return self._updates.open(transport, version)
 
     async def receive(self, plan: TransferPlan) -> Fingerprint:
-        """Bring the tensors here once, and have every engine load them. One that is lost over it gets them later.
+        """Take the update in once, and have every engine load it. An engine that is lost over it gets it later.
 
         Raises:
             WeightSyncError: it is not the update agreed on, or a tensor is unknown, missing, misshapen or was damaged
-                on its way; names it.
+                on its way; names it. No engine serves it.
             EngineError: an engine ended or broke off; under fault tolerance, all of them.
         """
-        async with self._moving:
-            self._newest = None  # it may be written over from here on
-            held = await self._updates.receive(plan, self._load_everywhere)
-        while not held:  # all were lost over it: the first to be back has the update
-            await self._seat_for(None, avoid=(), aborts=self._aborts)
-            held = dict(self._held)
+        with self._updates.taking(plan):
+            try:
+                async with self._moving:
+                    update = await self._updates.arrive(plan)
+                    await self._everywhere(lambda seat: self._load(seat, update))
+                while not any(seat.engine.weight_version == plan.version for seat in self._seats):
+                    await self._seat_for(None, avoid=(), aborts=self._aborts)  # the first to be back has it
+            except BaseException:
+                await self._end_those_with(plan.version)
+                raise
         self.weight_version = plan.version
-        return held
+        return update.fingerprint
 
     async def close(self) -> None:
         """Stop the router and all engines, and free everything. May be called twice."""
@@ -228,32 +224,26 @@ class EngineFleet:
                 good.append(answer)
         return good
 
-    async def _load_everywhere(self, version: str, find: FindFolder) -> Fingerprint:
-        self._held = {}
-        self._newest = version, await find(_of_no_server)
+    async def _load(self, seat: Seat, update: Update) -> None:
+        """Have one engine load an update, and compare what it then holds with what was sent.
+
+        Raises:
+            WeightSyncError: it refused it, or holds something else.
+        """
         try:
-            await self._everywhere(self._load)
-        except WeightSyncError:
-            self._newest = None
+            held = await seat.engine.load(update)
+            check_fingerprints(update.fingerprint, held, version=update.version)
+        except WeightSyncError as error:
+            error.add_note(f"found by {seat.name}")
             raise
-        return dict(self._held)
 
-    async def _load(self, seat: Seat) -> None:
-        """Have one engine load the newest update, and compare what it then holds with what others do."""
-        assert self._newest is not None
-        version, folder = self._newest
-
-        async def find(call: CallLoader) -> Path:
-            return folder
-
-        held = await seat.engine.load(version, find)
-        wrong = sorted(name for name, value in self._held.items() if held.get(name) != value)
-        if wrong:
-            raise WeightSyncError(
-                f"after the update to version {version}, {seat.name} holds other weights than the engines before it: "
-                f"{', '.join(wrong[:5])}"
-            )
-        self._held = held
+    async def _end_those_with(self, version: str) -> None:
+        """End the engines that have loaded an update which failed: all engines serve one version."""
+        if version == self.weight_version:
+            return
+        ahead = [seat.engine for seat in self._seats if seat.engine.weight_version == version]
+        why = f"it had loaded the update to version {version}, which failed"
+        await asyncio.gather(*(engine.lose(why) for engine in ahead))
 
     async def _guard(self, seat: Seat) -> None:
         """Watch the engines of a seat, one after the other, until it had its last."""
@@ -295,10 +285,11 @@ class EngineFleet:
 
         Raises:
             EngineError: the weights that the others hold are not at hand.
+            WeightSyncError: it refused them, or holds something else then.
         """
         async with self._moving:
-            if self._newest is not None:
-                await self._load(seat)
+            if self._updates.kept is not None:
+                await self._load(seat, self._updates.kept)
             elif self.weight_version != "initial":
                 raise EngineError(
                     f"{seat.name}: the last update broke off, and there are no weights to give it"
@@ -308,7 +299,7 @@ class EngineFleet:
             if self._is_offloaded:
                 await seat.engine.offload()
             await self._seat_in(seat)
-        logger.warning("%s serves again, with weights of version %s", seat.name, self.weight_version)
+        logger.warning("%s serves again, with weights of version %s", seat.name, seat.engine.weight_version)
 
     async def _seat_in(self, seat: Seat) -> None:
         if self._router is not None:
@@ -320,11 +311,6 @@ class EngineFleet:
         """Wake whoever waits for a seat."""
         self._changed.set()
         self._changed = asyncio.Event()
-
-
-async def _of_no_server(function: str, folder: Path, **more: Any) -> Any:
-    """Stands where a server's loaders would: the transports of a fleet arrive without them."""
-    raise AssertionError(f"{function}: a fleet takes updates that arrive without a server")
 
 
 async def _all[T](work: Sequence[Awaitable[T]]) -> list[T]:

@@ -14,7 +14,7 @@ from slime_core.errors import Problem
 from slime_core.plugins.hooks import ForeignFlags, Section, hookimpl
 from slime_core.weights import transport_problems
 
-from slime_sglang.section import DERIVED, FleetSection, SglangSection, known_arguments
+from slime_sglang.section import DERIVED, TRANSPORTS, FleetSection, SglangSection, known_arguments
 
 
 @hookimpl
@@ -42,10 +42,8 @@ def slime_check_config(settings: Settings) -> Iterable[Problem]:
     rollout = settings.section(RolloutSection)
     if rollout.rollout_engine != "sglang":
         return
-    fleet = settings.section(FleetSection)
-    yield from _fleet_problems(fleet)
-    who = "engine sglang" if fleet.is_plain else "fleet of engines sglang"
-    yield from transport_problems(settings.section(TrainSection), who, fleet.transports)
+    yield from _fleet_problems(settings.section(FleetSection))
+    yield from transport_problems(settings.section(TrainSection), "engine sglang", TRANSPORTS)
     for name, value, neutral, why in (
         ("rollout_top_p", rollout.rollout_top_p, 1.0, "reports log-probs from before top-p"),
         ("rollout_top_k", rollout.rollout_top_k, -1, "reports log-probs from before top-k"),

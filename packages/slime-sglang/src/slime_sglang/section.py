@@ -13,8 +13,6 @@ from slime_core.config.base import SectionModel
 
 #: Weight transports that the engine receives by, best first.
 TRANSPORTS = ("memory", "distributed", "disk-delta", "disk")
-#: Those by which several servers of a host share what arrives; a broadcast arrives at one.
-FLEET_TRANSPORTS = ("memory", "disk-delta", "disk")
 
 #: Arguments of SGLang's that follow from slime's own settings, and where those are.
 DERIVED = {
@@ -96,11 +94,6 @@ class FleetSection(SectionModel):
         return self.n_engines == 1 and not (
             self.rollout_external_engine_addrs or self.has_router or self.use_fault_tolerance
         )
-
-    @property
-    def transports(self) -> tuple[str, ...]:
-        """Weight transports that the engine or the fleet receives by, best first."""
-        return TRANSPORTS if self.is_plain else FLEET_TRANSPORTS
 
     @property
     def has_router(self) -> bool:

@@ -1,23 +1,25 @@
-"""`Updates`: weight updates, whatever the transport: agreed on, and brought to where servers load them from."""
+"""`Updates`: weight updates, whatever the transport: agreed on, and brought to the host of the servers that load them."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from slime_core.errors import WeightSyncError
-from slime_core.protocols import Fingerprint, TransferPlan
+from slime_core.protocols import TransferPlan
 from slime_core.weights import Agreement
 from slime_models.checkpoint import read_config
 from slime_models.family import ModelFamily
 from slime_models.transfer.channels import Encoding
 
-from slime_sglang.inlets import INLETS, CallLoader, FindFolder, Inlet, Place
+from slime_sglang.inlets import INLETS, Inlet, Place
 from slime_sglang.section import SglangSection
+from slime_sglang.staging import Update
 
 
 class Updates:
-    """Takes updates, one at a time.
+    """Takes updates in, one at a time, and each once, however many servers are to load it.
 
     Args:
         place: where they come to lie.
@@ -26,7 +28,8 @@ class Updates:
     def __init__(self, place: Place) -> None:
         self._place, self._agreement = place, Agreement()
         self._inlets: dict[str, Inlet] = {name: make(place) for name, make in INLETS.items()}
-        self._kept: Path | None = None
+        self.kept: Update | None = None
+        """The newest update, for servers that start later; None where none lies whole any more."""
 
     def open(self, transport: str, version: str) -> TransferPlan:
         """Agree on an update by `transport`.
@@ -43,43 +46,39 @@ class Updates:
             TransferPlan(transport=transport, version=version, dtype=self._place.dtype, channel=channel)
         )
 
-    async def receive(
-        self, plan: TransferPlan, load: Callable[[str, FindFolder], Awaitable[Fingerprint]]
-    ) -> Fingerprint:
-        """Take an update in and have it loaded; returns the fingerprints of what is held then.
-
-        Args:
-            plan: what was agreed on.
-            load: loads a version, from the folder that it is told.
+    @contextmanager
+    def taking(self, plan: TransferPlan) -> Iterator[None]:
+        """Take the update that was agreed on: let it `arrive`, and have servers load it; an error drops it.
 
         Raises:
-            WeightSyncError: it is not the update agreed on, or a tensor is unknown, missing, misshapen or damaged;
-                names it.
+            WeightSyncError: it is not the update agreed on.
         """
         with self._agreement.taking(plan):
-            inlet, place = self._inlets[plan.transport], self._place
-            found = self._kept
-
-            async def find(call: CallLoader) -> Path:
-                nonlocal found
-                found = await inlet.folder(plan, call)
-                return found
-
+            before = self.kept
             try:
-                await inlet.arrive(plan)
-                held = await load(plan.version, find)
+                yield
             except BaseException:
-                inlet.give_up(plan)
-                if place.has_staging:
-                    place.staging.forget()
-                place.drop_folders(but=self._kept)
+                self._inlets[plan.transport].give_up(plan)
+                self._place.forget()
+                self.kept = None if before is None or self._place.is_staged(before) else before
                 raise
-            self._kept = found
-            place.drop_folders(but=self._kept)
-            return held
+            finally:
+                self._place.drop_folders(but=self.kept.folder if self.kept is not None else None)
+
+    async def arrive(self, plan: TransferPlan) -> Update:
+        """Wait until the update lies whole on this host. No server may be loading an earlier one meanwhile.
+
+        Raises:
+            WeightSyncError: a tensor is unknown, misshapen or missing, or the update is another; says which.
+            DeltaBaseError: changes do not fit what is kept.
+        """
+        self.kept = None
+        self.kept = await self._inlets[plan.transport].arrive(plan)
+        return self.kept
 
     def close(self) -> None:
         """Free memory and disk. May be called twice."""
+        self.kept = None
         self._place.close()
 
 
@@ -93,12 +92,12 @@ def updates_of(
     keep_files: bool = False,
     encoding: Encoding = "xor",
 ) -> Updates:
-    """Return what takes the updates of a model.
+    """Return what takes updates of a model in.
 
     Args:
         model_path: Hugging Face folder.
-        family: says which tensors an update must hold.
-        dtype: of all of them, as torch spells it.
+        family: of the model; says which tensors an update must hold.
+        dtype: storage dtype of the servers, as torch spells it.
         section: the engine's settings.
         disk_dir: where transports write that go by the disk.
         keep_files: keep what they wrote for earlier versions.
@@ -113,7 +112,6 @@ def updates_of(
             disk_dir=disk_dir,
             keep_files=keep_files,
             encoding=encoding,
-            # Half, so that a server whose sender hangs can say so before the call to it is over.
-            timeout_s=section.control_timeout_s / 2,
+            timeout_s=section.control_timeout_s,
         )
     )
