@@ -1,11 +1,13 @@
 """The generator `single-turn` and the filter `nonzero-std`."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
-from slime_core.errors import SampleError
+from slime_core.errors import EngineError, SampleError
 from slime_core.metrics import request_metrics
 from slime_core.protocols import Completion, GenerateContext, SamplingParams
+from slime_core.rollout.driver import run_sample
 from slime_core.rollout.filters import nonzero_std
 from slime_core.rollout.generate import single_turn
 from slime_core.sample import Sample, Status
@@ -70,6 +72,16 @@ def test_what_the_engine_measures_adds_up_over_the_requests_of_a_sample():
     )
     generate(ScriptedEngine(b"e", timings={"queue_time": 0.5, "e2e_latency": 2.0}), sample)
     assert sample.timings == {"queue_time": 0.75, "e2e_latency": 3.0}
+
+
+def test_an_error_of_generation_names_the_sample():
+    async def broken(context, sample, params):
+        raise EngineError("no engine is left")
+
+    run = SimpleNamespace(generate=broken, seed=1)
+    with pytest.raises(EngineError) as caught:
+        asyncio.run(run_sample(run, None, prompt(), SamplingParams(max_new_tokens=1)))
+    assert caught.value.__notes__ == ["sample 0 was being generated"]
 
 
 def test_request_metrics_are_tokens_a_second_and_what_requests_took():

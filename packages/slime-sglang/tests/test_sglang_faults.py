@@ -1,4 +1,4 @@
-"""Two real servers under fault tolerance: killed and stopped at work, what becomes of the requests, and who takes over.
+"""Two real servers behind the router: killed and stopped at work, what becomes of the requests, and who takes over.
 
 The tests share the servers, and run in their order: each leaves one fault behind.
 """
@@ -49,7 +49,7 @@ class Sender:
 
 @pytest.fixture(scope="module")
 def pair(serving_of, model_path, tmp_path_factory):
-    """A started fleet of two servers, one restart each."""
+    """A started fleet of two servers behind a router, one restart each."""
     folder = tmp_path_factory.mktemp("sglang-pair")
     flags = {
         "hf-checkpoint": model_path,
@@ -58,6 +58,7 @@ def pair(serving_of, model_path, tmp_path_factory):
         "rollout-max-response-len": 8,
         "output-dir": folder,
         "rollout-num-gpus": 2,
+        "router-policy": "round_robin",
         "rollout-health-check-interval": INTERVAL_S,
         "rollout-health-check-timeout": DEADLINE_S,
         "rollout-engine-restarts": 1,
@@ -90,8 +91,24 @@ def group_of(seat):
     return seat.engine._server._process.pid
 
 
-def requests_in(log):
-    return log.read_text(errors="replace").count('"POST /generate HTTP/1.1" 200')
+def shares(pair, *logs):
+    """Return how many of eight requests at once each server answers, by their logs."""
+
+    def answered():
+        return [
+            (pair.log / log).read_text(errors="replace").count('"POST /generate HTTP/1.1" 200')
+            for log in logs
+        ]
+
+    async def scenario():
+        answers = await asyncio.gather(*(pair.engine.generate(prompt, GREEDY) for prompt in PROMPTS))
+        while sum(answered()) < sum(before) + len(PROMPTS):  # a server logs after it has answered
+            await asyncio.sleep(0.1)
+        return answers
+
+    before = answered()
+    answers, after = pair.run(scenario()), answered()
+    return [new - old for new, old in zip(after, before, strict=True)], answers
 
 
 async def whole(fleet):
@@ -104,13 +121,8 @@ async def whole(fleet):
 def test_two_servers_share_the_load_and_both_are_the_newest_model(pair, tiny_llama, check_holds):
     pair.run(sync_weights(Sender(tiny_llama(1)), pair.engine, version="1", timeout_s=60))
 
-    async def scenario():
-        return await asyncio.gather(*(pair.engine.generate(prompt, GREEDY) for prompt in PROMPTS))
-
-    before = [requests_in(pair.log / f"server-{number}.log") for number in (0, 1)]
-    answers = pair.run(scenario())
-    after = [requests_in(pair.log / f"server-{number}.log") for number in (0, 1)]
-    assert [new - old for new, old in zip(after, before, strict=True)] == [4, 4]
+    counts, answers = shares(pair, "server-0.log", "server-1.log")
+    assert counts == [4, 4]
     assert all(answer.metadata["timings"]["e2e_latency"] > 0 for answer in answers)
     assert all("queue_time" in answer.metadata["timings"] for answer in answers)
     for seat in pair.engine._seats:
@@ -142,6 +154,7 @@ def test_a_server_killed_over_an_update_loses_no_request_and_comes_back_with_the
     pair.run(back(), timeout_s=400)
     assert group_of(seat) != group
     check_holds(seat.engine, tiny_llama(2))
+    assert shares(pair, "server-0-restart-1.log", "server-1.log")[0] == [4, 4]
 
 
 def test_a_server_that_hangs_is_killed_in_time_and_its_requests_are_answered_elsewhere(
@@ -167,4 +180,7 @@ def test_a_server_that_hangs_is_killed_in_time_and_its_requests_are_answered_els
 
 
 def test_prometheus_finds_the_servers_that_are_there(pair):
-    assert [path.name for path in sorted(Path(pair.log).glob("*.targets.json"))] == ["server-1.targets.json"]
+    assert [path.name for path in sorted(Path(pair.log).glob("*.targets.json"))] == [
+        "router.targets.json",
+        "server-1.targets.json",
+    ]
