@@ -18,12 +18,13 @@ from slime_models.transfer.channels import Encoding
 
 from slime_sglang import loader
 from slime_sglang.client import ConnectionLostError, SglangClient
-from slime_sglang.inlets import Place
+from slime_sglang.inlets import Place, Update
+from slime_sglang.loading import Loading
 from slime_sglang.messages import completion, generate_request
 from slime_sglang.process import ServerProcess, check_started, free_port
 from slime_sglang.section import TRANSPORTS, SglangSection
 from slime_sglang.server import server_arguments, server_command, server_environment
-from slime_sglang.updates import Updates
+from slime_sglang.stager import Stager
 
 #: Seconds between two looks at a server that is starting, or that is to get rid of its requests.
 _POLL_S = 0.25
@@ -80,8 +81,10 @@ class SglangEngine:
         self._client: SglangClient | None = None
         # One thread for all of it: torch keeps a pool of workers for each thread that calls it.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sglang-staging")
-        self._updates = Updates(
-            self,
+        self._loading = Loading(
+            self, pause_mode=section.pause_mode, answer=folder.absolute() / "verdict.json"
+        )
+        self._stager = Stager(
             Place(
                 shapes=family.hf_shapes(family.architecture(read_config(model_path))),
                 dtype=dtype,
@@ -90,13 +93,12 @@ class SglangEngine:
                 disk_dir=disk_dir or folder / "weights",
                 keep_files=keep_files,
                 encoding=encoding,
-                answer=folder.absolute() / "verdict.json",
                 # Half, so that a server whose sender hangs can say so before the call to it is over.
                 timeout_s=section.control_timeout_s / 2,
                 on_thread=self._on_thread,
-            ),
-            pause_mode=section.pause_mode,
+            )
         )
+        self.weight_version = "initial"
         self._in_flight = 0
         self._aborts = 0
         self._lost: str | None = None
@@ -189,7 +191,7 @@ class SglangEngine:
 
     async def open_update(self, transport: str, version: str) -> TransferPlan:
         """Agree on a weight update by `transport`."""
-        return self._updates.open(transport, version)
+        return self._stager.open(transport, version)
 
     async def receive(self, plan: TransferPlan) -> Fingerprint:
         """Bring the tensors to the server, and have it load them when all are there and as they should be.
@@ -200,7 +202,14 @@ class SglangEngine:
             EngineError: the server ended or broke off while it was loading; it then serves no more.
         """
         self._check_usable()
-        return await self._updates.receive(plan)
+        async with self._stager.taking(plan) as update:
+            return await self.load(update)
+
+    async def load(self, update: Update) -> Fingerprint:
+        """Have the server check and load an update that is staged; raises as `receive` does."""
+        held = await self._loading.load(update)
+        self.weight_version = update.version
+        return held
 
     async def close(self) -> None:
         """Stop the server, and free everything. May be called twice."""
@@ -209,12 +218,7 @@ class SglangEngine:
             self._client = None
         await self._server.stop()
         self._thread.shutdown()
-        self._updates.close()
-
-    @property
-    def weight_version(self) -> str:
-        """Version of the weights that the server has."""
-        return self._updates.version
+        self._stager.close()
 
     @property
     def is_running(self) -> bool:
