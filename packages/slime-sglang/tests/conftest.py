@@ -14,7 +14,7 @@ from slime_core.protocols import Completion, RolloutEngine, SamplingParams
 from slime_models.families.llama import LLAMA
 from slime_sglang.engine import SglangEngine
 from slime_sglang.section import SglangSection
-from slime_sglang.updates import updates_of
+from slime_sglang.stager import stager_of
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -62,8 +62,8 @@ def _tiny_llama(seed: int) -> LlamaForCausalLM:
 
 def _new_engine(model_path: Path, folder: Path, **settings: Any) -> SglangEngine:
     section = SglangSection(**{"server_args": SERVER_ARGS, "start_timeout_s": 300, **settings})
-    updates = updates_of(model_path, LLAMA, dtype="float32", section=section, disk_dir=folder / "weights")
-    return SglangEngine(model_path, dtype="float32", section=section, folder=folder, updates=updates)
+    stager = stager_of(model_path, LLAMA, dtype="float32", section=section, disk_dir=folder / "weights")
+    return SglangEngine(model_path, dtype="float32", section=section, folder=folder, stager=stager)
 
 
 @torch.no_grad()

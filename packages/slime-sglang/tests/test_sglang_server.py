@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 from slime_core.protocols import SamplingParams
-from slime_models.families.llama import LLAMA
 from slime_sglang.compat import PATCHES
 from slime_sglang.engine import SglangEngine
 from slime_sglang.section import SglangSection
@@ -28,7 +27,6 @@ def test_server_survives_release_and_resume_of_memory(serving):
 def test_a_server_that_runs_already_is_joined_and_left_running(serving, model_path, tmp_path):
     joined = SglangEngine(
         model_path,
-        LLAMA,
         dtype="float32",
         section=SglangSection(staging_dir=tmp_path),
         folder=tmp_path,

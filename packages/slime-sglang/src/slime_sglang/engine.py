@@ -20,9 +20,9 @@ from slime_sglang.messages import aborted, completion, generate_request
 from slime_sglang.process import ServerProcess, free_port
 from slime_sglang.section import TRANSPORTS, SglangSection
 from slime_sglang.server import server_arguments, server_command, server_environment
+from slime_sglang.stager import Stager
 from slime_sglang.staging import Update
 from slime_sglang.targets import Targets
-from slime_sglang.updates import Updates
 
 #: Seconds between two looks at a server that is starting.
 _POLL_S = 0.25
@@ -38,7 +38,7 @@ class SglangEngine:
         dtype: storage and compute dtype, as torch spells it.
         section: the engine's settings.
         folder: for these files.
-        updates: takes weight updates in for this server; None where a fleet does, for all of its servers.
+        stager: takes weight updates in for this server; None where a fleet does, for all of its servers.
         name: of the server, of its log, and of the file that lists its Prometheus endpoint.
         arguments: more of SGLang's own arguments.
         address: `host:port` of a server that runs already and is joined; None starts one.
@@ -53,7 +53,7 @@ class SglangEngine:
         dtype: str,
         section: SglangSection,
         folder: Path,
-        updates: Updates | None = None,
+        stager: Stager | None = None,
         name: str = "server",
         arguments: Sequence[str] = (),
         address: str | None = None,
@@ -67,7 +67,7 @@ class SglangEngine:
         self._targets = Targets(folder, name, self._address)
         self._gate = Gate(section.server_concurrency)
         self._client: SglangClient | None = None
-        self._updates = updates
+        self._stager = stager
         self._answer = folder.absolute() / f"{name}.verdict.json"
         self.weight_version = "initial"
         self.suspected = asyncio.Event()
@@ -190,8 +190,8 @@ class SglangEngine:
 
     async def open_update(self, transport: str, version: str) -> TransferPlan:
         """Agree on a weight update by `transport`."""
-        assert self._updates is not None, "a fleet takes the updates of its engines in"
-        return self._updates.open(transport, version)
+        assert self._stager is not None, "a fleet takes the updates of its engines in"
+        return self._stager.open(transport, version)
 
     async def receive(self, plan: TransferPlan) -> Fingerprint:
         """Take the update in, and have the server load it when all is there and as it should be.
@@ -201,10 +201,10 @@ class SglangEngine:
                 on its way; names it. The server goes on with the old weights.
             EngineError: the server ended or broke off while it was loading; it then serves no more.
         """
-        assert self._updates is not None, "a fleet takes the updates of its engines in"
+        assert self._stager is not None, "a fleet takes the updates of its engines in"
         self._check_usable()
-        with self._updates.taking(plan):
-            return await self.load(await self._updates.arrive(plan))
+        with self._stager.taking(plan):
+            return await self.load(await self._stager.arrive(plan))
 
     async def load(self, update: Update) -> Fingerprint:
         """Have the server load an update of this host; a caller that gives up waits until it has, or ends it.
@@ -234,8 +234,8 @@ class SglangEngine:
         if self._client is not None:
             await self._client.close()
             self._client = None
-        if self._updates is not None:
-            self._updates.close()
+        if self._stager is not None:
+            self._stager.close()
 
     def _child(self, folder: Path, arguments: Sequence[str]) -> ServerProcess:
         given = {"enable_metrics": True, **self._section.server_args}

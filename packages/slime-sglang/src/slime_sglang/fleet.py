@@ -18,8 +18,8 @@ from slime_sglang.router import Router
 from slime_sglang.seat import Seat
 from slime_sglang.section import TRANSPORTS, FleetSection
 from slime_sglang.spread import pick
+from slime_sglang.stager import Stager
 from slime_sglang.staging import Update
-from slime_sglang.updates import Updates
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class EngineFleet:
     Args:
         seats: one for each engine.
         section: settings of the fleet.
-        updates: takes weight updates in.
+        stager: takes weight updates in.
         router: sends requests to the engines; None has them spread here.
     """
 
@@ -48,10 +48,10 @@ class EngineFleet:
         seats: Sequence[Seat],
         *,
         section: FleetSection,
-        updates: Updates,
+        stager: Stager,
         router: Router | None = None,
     ) -> None:
-        self._seats, self._section, self._updates = tuple(seats), section, updates
+        self._seats, self._section, self._stager = tuple(seats), section, stager
         self._router = router
         self._guards: list[asyncio.Task[None]] = []
         self._changed = asyncio.Event()
@@ -146,7 +146,7 @@ class EngineFleet:
 
     async def open_update(self, transport: str, version: str) -> TransferPlan:
         """Agree on a weight update by `transport`."""
-        return self._updates.open(transport, version)
+        return self._stager.open(transport, version)
 
     async def receive(self, plan: TransferPlan) -> Fingerprint:
         """Take the update in once, and have every engine load it. An engine that is lost over it gets it later.
@@ -156,10 +156,10 @@ class EngineFleet:
                 on its way; names it. No engine serves it.
             EngineError: an engine ended or broke off; under fault tolerance, all of them.
         """
-        with self._updates.taking(plan):
+        with self._stager.taking(plan):
             try:
                 async with self._moving:
-                    update = await self._updates.arrive(plan)
+                    update = await self._stager.arrive(plan)
                     await self._everywhere(lambda seat: self._load(seat, update))
                 while not any(seat.engine.weight_version == plan.version for seat in self._seats):
                     await self._seat_for(None, avoid=(), aborts=self._aborts)  # the first to be back has it
@@ -178,7 +178,7 @@ class EngineFleet:
         if self._router is not None:
             await self._router.close()
         await _all([seat.engine.close() for seat in self._seats])
-        self._updates.close()
+        self._stager.close()
 
     async def _seat_for(self, session_id: str | None, *, avoid: Sequence[Seat], aborts: int) -> Seat | None:
         """Return the seat that gets a request, waiting for one that is checked or replaced where none is ready.
@@ -288,8 +288,8 @@ class EngineFleet:
             WeightSyncError: it refused them, or holds something else then.
         """
         async with self._moving:
-            if self._updates.kept is not None:
-                await self._load(seat, self._updates.kept)
+            if self._stager.kept is not None:
+                await self._load(seat, self._stager.kept)
             elif self.weight_version != "initial":
                 raise EngineError(
                     f"{seat.name}: the last update broke off, and there are no weights to give it"

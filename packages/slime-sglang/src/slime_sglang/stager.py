@@ -1,4 +1,4 @@
-"""`Updates`: weight updates, whatever the transport: agreed on, and brought to the host of the servers that load them."""
+"""`Stager`: weight updates, whatever the transport: agreed on, and brought to the host of the servers that load them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from slime_sglang.section import SglangSection
 from slime_sglang.staging import Update
 
 
-class Updates:
+class Stager:
     """Takes updates in, one at a time, and each once, however many servers are to load it.
 
     Args:
@@ -82,7 +82,7 @@ class Updates:
         self._place.close()
 
 
-def updates_of(
+def stager_of(
     model_path: Path,
     family: ModelFamily,
     *,
@@ -91,7 +91,7 @@ def updates_of(
     disk_dir: Path,
     keep_files: bool = False,
     encoding: Encoding = "xor",
-) -> Updates:
+) -> Stager:
     """Return what takes updates of a model in.
 
     Args:
@@ -103,7 +103,7 @@ def updates_of(
         keep_files: keep what they wrote for earlier versions.
         encoding: of changes.
     """
-    return Updates(
+    return Stager(
         Place(
             shapes=family.hf_shapes(family.architecture(read_config(model_path))),
             dtype=dtype,
