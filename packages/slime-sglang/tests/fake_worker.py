@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 import pickle
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,10 @@ class FakeWorker:
         """Answers to `/generate` wait for it."""
         self.hold.set()
         self.version = "initial"
+        self.refusal: str | None = None
+        """What it finds wrong with updates."""
+        self.spoils = False
+        """Whether it holds something else than what it loads."""
         self._info = {
             "model_path": str(model_path),
             "dtype": "float32",
@@ -94,9 +99,11 @@ class FakeWorker:
         """Hold what lies in the folder, as its manifest says."""
         ((text, _),) = pickle.loads(base64.b64decode(body["serialized_named_tensors"][0]))
         order = loader.Order(**json.loads(text))
-        held = None
+        verdict = loader.Verdict(error=self.refusal)
         if body["load_format"] == loader.LOAD:
             manifest = read_manifest(Path(order.folder))
             self.version = manifest.version
-            held = {entry.name: entry.fingerprint for entry in manifest.entries}
-        Path(order.answer).write_text(json.dumps({"error": None, "held": held}))
+            verdict = loader.Verdict(
+                held={entry.name: entry.fingerprint + self.spoils for entry in manifest.entries}
+            )
+        Path(order.answer).write_text(json.dumps(asdict(verdict)))

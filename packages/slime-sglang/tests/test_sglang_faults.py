@@ -119,7 +119,8 @@ async def whole(fleet):
 
 
 def test_two_servers_share_the_load_and_both_are_the_newest_model(pair, tiny_llama, check_holds):
-    pair.run(sync_weights(Sender(tiny_llama(1)), pair.engine, version="1", timeout_s=60))
+    sender = Sender(tiny_llama(1))
+    pair.run(sync_weights(sender, pair.engine, version="1", timeout_s=60, transport="disk-delta"))
 
     counts, answers = shares(pair, "server-0.log", "server-1.log")
     assert counts == [4, 4]
@@ -138,7 +139,7 @@ def test_a_server_killed_over_an_update_loses_no_request_and_comes_back_with_the
 
     async def scenario():
         work = await whole(pair.engine)
-        await sync_weights(sender, pair.engine, version="2", timeout_s=60)
+        await sync_weights(sender, pair.engine, version="2", timeout_s=60, transport="distributed")
         assert pair.engine._seats[1].engine.weight_version == "2"
         return await work
 

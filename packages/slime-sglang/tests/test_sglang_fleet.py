@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
+from functools import partial
 
 import pytest
 from slime_core.errors import EngineError, WeightSyncError
@@ -35,29 +36,35 @@ WATCHED = {
 
 @pytest.fixture
 def fleet_of(model_path, tmp_path):
-    """Runs a scenario with a started fleet over two fake workers, and returns what it returns."""
+    """Runs a scenario with a started fleet over two fake workers, and returns what it returns.
+
+    With `spare`, a third one takes the place of the first one that is lost.
+    """
 
     @asynccontextmanager
-    async def opened(routed, settings):
-        workers = [FakeWorker(model_path), FakeWorker(model_path)]
+    async def opened(routed, spare, settings):
+        workers = [FakeWorker(model_path) for _ in range(2 + spare)]
         for worker in workers:
             await worker.start()
         section = SglangSection(staging_dir=tmp_path, request_retries=0, control_timeout_s=10)
-        fleet = FleetSection(rollout_external_engine_addrs=[worker.address for worker in workers], **settings)
+        fleet = FleetSection(
+            rollout_external_engine_addrs=[worker.address for worker in workers[:2]], **settings
+        )
+
+        def engine_of(number, before):
+            engine = SglangEngine(
+                model_path,
+                dtype="float32",
+                section=section,
+                folder=tmp_path,
+                name=f"server-{number}-{before}",
+                address=workers[2 if before else number].address,
+            )
+            engine.is_external = not spare  # one that is, is not replaced
+            return engine
 
         def seat(number):
-            return Seat(
-                f"engine {number}",
-                lambda before: SglangEngine(
-                    model_path,
-                    dtype="float32",
-                    section=section,
-                    folder=tmp_path,
-                    name=f"server-{number}",
-                    address=workers[number].address,
-                ),
-                restarts=0,
-            )
+            return Seat(f"engine {number}", partial(engine_of, number), restarts=1)
 
         engine = EngineFleet(
             [seat(0), seat(1)],
@@ -86,10 +93,10 @@ def fleet_of(model_path, tmp_path):
             for worker in workers:
                 await worker.close()
 
-    def run(scenario, *, routed=None, **settings):
+    def run(scenario, *, routed=None, spare=False, **settings):
         async def within():
-            async with asyncio.timeout(40), opened(routed, settings) as (engine, first, second):
-                return await scenario(engine, first, second)
+            async with asyncio.timeout(40), opened(routed, spare, settings) as started:
+                return await scenario(*started)
 
         return asyncio.run(within())
 
@@ -308,6 +315,63 @@ def test_without_fault_tolerance_an_engine_that_fails_at_an_update_fails_it(flee
         return engine.weight_version
 
     assert fleet_of(scenario) == "initial"
+
+
+def test_an_update_that_one_engine_refuses_is_served_by_none(fleet_of, sender):
+    async def scenario(engine, first, second):
+        first.refusal = "a: the bytes that arrived are not those that were sent"
+        with pytest.raises(WeightSyncError, match="version 5: a: the bytes that arrived"):
+            await sync_weights(sender, engine, version="5", timeout_s=10)
+        with pytest.raises(EngineError, match="had loaded the update to version 5, which failed"):
+            await engine._seats[1].engine.generate([1], PARAMS)
+        return (await engine._seats[0].engine.generate([1], PARAMS)).weight_version
+
+    assert fleet_of(scenario) == "initial"
+
+
+def test_an_engine_that_holds_something_else_after_an_update_is_found(fleet_of, sender):
+    async def scenario(engine, first, second):
+        second.spoils = True
+        with pytest.raises(
+            WeightSyncError, match=r"2 of 2 tensors are not the trainer's: a \(differs\)"
+        ) as caught:
+            await sync_weights(sender, engine, version="5", timeout_s=10)
+        return caught.value.__notes__
+
+    assert fleet_of(scenario) == ["found by engine 1"]
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_an_engine_that_takes_anothers_place_has_the_newest_weights(fleet_of, sender, transport):
+    async def scenario(engine, first, second, spare):
+        for version in ("5", "6"):
+            sender.tensors["a"] += 1
+            await sync_weights(sender, engine, version=version, timeout_s=10, transport=transport)
+        await first.close()
+        assert right(await generate_all(engine))
+        await until(lambda: spare.version == "6" and engine._seats[0].state == "serving")
+        return {answer.weight_version for answer in await generate_all(engine)}, len(spare.answered)
+
+    assert fleet_of(scenario, spare=True, **WATCHED) == ({"6"}, len(PROMPTS) // 2)
+
+
+@pytest.mark.parametrize(("transport", "becomes"), [("disk", "serving"), ("memory", "gone")])
+def test_after_an_update_that_failed_only_weights_that_still_lie_whole_are_given(
+    fleet_of, sender, transport, becomes
+):
+    async def scenario(engine, first, second, spare):
+        await sync_weights(sender, engine, version="5", timeout_s=10, transport=transport)
+        sender.tensors["c"] = sender.tensors.pop("b")
+        with pytest.raises(WeightSyncError, match="c: the engine's model has no such tensor"):
+            await sync_weights(sender, engine, version="6", timeout_s=10, transport=transport)
+        await first.close()
+        assert right(await generate_all(engine))
+        seat = engine._seats[0]
+        await until(lambda: seat.state == becomes and seat.engine.url.endswith(spare.address))
+        return spare.version, "no weights to give it" in seat.reason
+
+    wanted = ("5", False) if becomes == "serving" else ("initial", True)
+    assert fleet_of(scenario, spare=True, **WATCHED) == wanted
 
 
 def test_a_wrong_tensor_is_refused_before_any_engine_is_told(fleet_of, sender):
