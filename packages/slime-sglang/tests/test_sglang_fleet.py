@@ -18,7 +18,7 @@ from slime_sglang.inlets import Place
 from slime_sglang.router import Router
 from slime_sglang.seat import Seat
 from slime_sglang.section import FLEET_TRANSPORTS, FleetSection, SglangSection
-from slime_sglang.updates import Updates
+from slime_sglang.stager import Stager
 
 from .fake_worker import TOKENS_OF_ANSWER, FakeWorker
 
@@ -64,7 +64,7 @@ def fleet_of(model_path, tmp_path):
         engine = EngineFleet(
             [seat(0), seat(1)],
             section=fleet,
-            updates=Updates(
+            stager=Stager(
                 Place(
                     shapes={"a": (2, 3), "b": (4,)},
                     dtype="float32",

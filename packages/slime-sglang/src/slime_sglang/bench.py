@@ -24,7 +24,7 @@ from torch import Tensor
 
 from slime_sglang.engine import SglangEngine
 from slime_sglang.section import SglangSection
-from slime_sglang.updates import updates_of
+from slime_sglang.stager import stager_of
 
 _FULL = ("memory", "distributed", "disk", "disk-delta")
 _BUCKET_BYTES = 64 * 1024**2
@@ -46,7 +46,7 @@ def weights(argv: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="slime-bench-", dir=options.dir) as folder:
         family = registry.resolve("slime.models", read_config(model_path)["model_type"])
         section = SglangSection(server_args={"max_total_tokens": 1024, "max_running_requests": 4})
-        updates = updates_of(
+        stager = stager_of(
             model_path,
             family,
             dtype="bfloat16",
@@ -55,7 +55,7 @@ def weights(argv: list[str]) -> int:
             encoding=options.encoding,
         )
         engine = SglangEngine(
-            model_path, family, dtype="bfloat16", section=section, folder=Path(folder), updates=updates
+            model_path, family, dtype="bfloat16", section=section, folder=Path(folder), stager=stager
         )
         asyncio.run(_measure(engine, model_path, options))
     return 0

@@ -17,7 +17,7 @@ from slime_sglang.router import Router
 from slime_sglang.seat import Seat
 from slime_sglang.section import FleetSection, SglangSection
 from slime_sglang.server import gpu_arguments, visible_device
-from slime_sglang.updates import updates_of
+from slime_sglang.stager import stager_of
 
 _TRAINER_DTYPES = {True: "bfloat16", False: "float32"}
 
@@ -30,7 +30,7 @@ def create_engine(build: BuildContext) -> RolloutEngine:
     train = build.section(TrainSection)
     dtype = section.dtype if section.dtype != "auto" else _TRAINER_DTYPES[train.bf16]
     folder = build.run_dir / "sglang"
-    updates = updates_of(
+    stager = stager_of(
         build.model_path,
         family,
         dtype=dtype,
@@ -43,7 +43,7 @@ def create_engine(build: BuildContext) -> RolloutEngine:
         SglangEngine, build.model_path, family, dtype=dtype, section=section, folder=folder
     )
     if fleet.is_plain:
-        return make(updates=updates)
+        return make(stager=stager)
     addresses = fleet.rollout_external_engine_addrs
     _check_gpus(fleet)
 
@@ -65,7 +65,7 @@ def create_engine(build: BuildContext) -> RolloutEngine:
             for seat in range(fleet.n_engines)
         ],
         section=fleet,
-        updates=updates,
+        stager=stager,
         router=_router(build) if fleet.has_router else None,
     )
 

@@ -15,14 +15,14 @@ from slime_sglang import loader
 from slime_sglang.client import ConnectionLostError, SglangClient
 from slime_sglang.external import ExternalServer, check_joined
 from slime_sglang.gate import Gate
-from slime_sglang.inlets import FindFolder
+from slime_sglang.inlets import Update
 from slime_sglang.loading import Loading
 from slime_sglang.messages import aborted, completion, generate_request
 from slime_sglang.process import ServerProcess, free_port
 from slime_sglang.section import TRANSPORTS, SglangSection
 from slime_sglang.server import server_arguments, server_command, server_environment
+from slime_sglang.stager import Stager, stager_of
 from slime_sglang.targets import Targets
-from slime_sglang.updates import Updates, updates_of
 
 #: Seconds between two looks at a server that is starting.
 _POLL_S = 0.25
@@ -42,7 +42,7 @@ class SglangEngine:
         name: of the server, of its log, and of the file that lists its Prometheus endpoint.
         arguments: more of SGLang's own arguments.
         address: `host:port` of a server that runs already and is joined; None starts one.
-        updates: takes weight updates in; None for one with its defaults.
+        stager: takes weight updates in; None for one with its defaults.
     """
 
     transports: tuple[str, ...] = TRANSPORTS
@@ -58,7 +58,7 @@ class SglangEngine:
         name: str = "server",
         arguments: Sequence[str] = (),
         address: str | None = None,
-        updates: Updates | None = None,
+        stager: Stager | None = None,
     ) -> None:
         self._path, self._dtype, self._section = model_path, dtype, section
         self.name, self._address = name, address or f"127.0.0.1:{free_port()}"
@@ -69,7 +69,7 @@ class SglangEngine:
         self._targets = Targets(folder, name, self._address)
         self._gate = Gate(section.server_concurrency)
         self._client: SglangClient | None = None
-        self._updates = updates or updates_of(
+        self._stager = stager or stager_of(
             model_path, family, dtype=dtype, section=section, disk_dir=folder / "weights"
         )
         answer = folder.absolute() / f"{name}.verdict.json"
@@ -196,7 +196,7 @@ class SglangEngine:
 
     async def open_update(self, transport: str, version: str) -> TransferPlan:
         """Agree on a weight update by `transport`."""
-        return self._updates.open(transport, version)
+        return self._stager.open(transport, version)
 
     async def receive(self, plan: TransferPlan) -> Fingerprint:
         """Bring the tensors to the server, and have it load them when all are there and as they should be.
@@ -207,12 +207,13 @@ class SglangEngine:
             EngineError: the server ended or broke off while it was loading; it then serves no more.
         """
         self._check_usable()
-        return await self._updates.receive(plan, self.load)
+        async with self._stager.taking(plan) as update:
+            return await self.load(update)
 
-    async def load(self, version: str, find: FindFolder) -> Fingerprint:
-        """Have the server load the update in the folder that `find` returns; raises as `receive` does."""
-        held = await self._loading.load(version, find)
-        self.weight_version = version
+    async def load(self, update: Update) -> Fingerprint:
+        """Have the server check and load an update that is staged; raises as `receive` does."""
+        held = await self._loading.load(update)
+        self.weight_version = update.version
         return held
 
     async def close(self) -> None:
@@ -233,7 +234,7 @@ class SglangEngine:
         if self._client is not None:
             await self._client.close()
             self._client = None
-        self._updates.close()
+        self._stager.close()
 
     def _child(self, folder: Path, arguments: Sequence[str]) -> ServerProcess:
         given = {"enable_metrics": True, **self._section.server_args}

@@ -6,21 +6,19 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
-from typing import Any
 
 from slime_core.errors import DeadlineError, EngineError, WeightSyncError
 from slime_core.protocols import Completion, Fingerprint, SamplingParams, TransferPlan
 
 from slime_sglang.client import ServerFaultError
 from slime_sglang.health import watch
-from slime_sglang.inlets import CallLoader, FindFolder
+from slime_sglang.inlets import Update
 from slime_sglang.messages import aborted
 from slime_sglang.router import Router
 from slime_sglang.seat import Seat
 from slime_sglang.section import FLEET_TRANSPORTS, FleetSection
 from slime_sglang.spread import pick
-from slime_sglang.updates import Updates
+from slime_sglang.stager import Stager
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +36,7 @@ class EngineFleet:
     Args:
         seats: one for each engine.
         section: settings of the fleet.
-        updates: takes weight updates in.
+        stager: takes weight updates in.
         router: sends requests to the engines; None has them spread here.
     """
 
@@ -49,10 +47,10 @@ class EngineFleet:
         seats: Sequence[Seat],
         *,
         section: FleetSection,
-        updates: Updates,
+        stager: Stager,
         router: Router | None = None,
     ) -> None:
-        self._seats, self._section, self._updates = tuple(seats), section, updates
+        self._seats, self._section, self._stager = tuple(seats), section, stager
         self._router = router
         self._guards: list[asyncio.Task[None]] = []
         self._changed = asyncio.Event()
@@ -60,8 +58,8 @@ class EngineFleet:
         # Held while an update or another move reaches the engines: a new one joins before or after, not in between.
         self._moving = asyncio.Lock()
         self._is_paused = self._is_offloaded = False
-        self._newest: tuple[str, Path] | None = None
-        """Version of the last update, and where it lies; None where it did not come whole."""
+        self._newest: Update | None = None
+        """The last update; None where it did not come whole."""
         self._held: Fingerprint = {}
         self.weight_version = "initial"
 
@@ -154,7 +152,7 @@ class EngineFleet:
             raise WeightSyncError(
                 f"update to version {version}: transport {transport!r}; wanted one of {list(self.transports)}"
             )
-        return self._updates.open(transport, version)
+        return self._stager.open(transport, version)
 
     async def receive(self, plan: TransferPlan) -> Fingerprint:
         """Bring the tensors here once, and have every engine load them. One that is lost over it gets them later.
@@ -166,7 +164,14 @@ class EngineFleet:
         """
         async with self._moving:
             self._newest = None  # it may be written over from here on
-            held = await self._updates.receive(plan, self._load_everywhere)
+            async with self._stager.taking(plan) as update:
+                self._held, self._newest = {}, update
+                try:
+                    await self._everywhere(self._load)
+                except WeightSyncError:
+                    self._newest = None
+                    raise
+                held = dict(self._held)
         while not held:  # all were lost over it: the first to be back has the update
             await self._seat_for(None, avoid=(), aborts=self._aborts)
             held = dict(self._held)
@@ -182,7 +187,7 @@ class EngineFleet:
         if self._router is not None:
             await self._router.close()
         await _all([seat.engine.close() for seat in self._seats])
-        self._updates.close()
+        self._stager.close()
 
     async def _seat_for(self, session_id: str | None, *, avoid: Sequence[Seat], aborts: int) -> Seat | None:
         """Return the seat that gets a request, waiting for one that is checked or replaced where none is ready.
@@ -228,29 +233,14 @@ class EngineFleet:
                 good.append(answer)
         return good
 
-    async def _load_everywhere(self, version: str, find: FindFolder) -> Fingerprint:
-        self._held = {}
-        self._newest = version, await find(_of_no_server)
-        try:
-            await self._everywhere(self._load)
-        except WeightSyncError:
-            self._newest = None
-            raise
-        return dict(self._held)
-
     async def _load(self, seat: Seat) -> None:
         """Have one engine load the newest update, and compare what it then holds with what others do."""
         assert self._newest is not None
-        version, folder = self._newest
-
-        async def find(call: CallLoader) -> Path:
-            return folder
-
-        held = await seat.engine.load(version, find)
+        held = await seat.engine.load(self._newest)
         wrong = sorted(name for name, value in self._held.items() if held.get(name) != value)
         if wrong:
             raise WeightSyncError(
-                f"after the update to version {version}, {seat.name} holds other weights than the engines before it: "
+                f"after the update to version {self._newest.version}, {seat.name} holds other weights than the engines before it: "
                 f"{', '.join(wrong[:5])}"
             )
         self._held = held
@@ -320,11 +310,6 @@ class EngineFleet:
         """Wake whoever waits for a seat."""
         self._changed.set()
         self._changed = asyncio.Event()
-
-
-async def _of_no_server(function: str, folder: Path, **more: Any) -> Any:
-    """Stands where a server's loaders would: the transports of a fleet arrive without them."""
-    raise AssertionError(f"{function}: a fleet takes updates that arrive without a server")
 
 
 async def _all[T](work: Sequence[Awaitable[T]]) -> list[T]:

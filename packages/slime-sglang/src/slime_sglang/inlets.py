@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import re
 import secrets
 import shutil
@@ -22,7 +23,7 @@ from slime_models.transfer.broadcast import call_off, open_store, sender_is_ther
 from slime_models.transfer.channels import BroadcastChannel, DeltaChannel, DiskChannel, Encoding
 from slime_models.transfer.manifest import Shape, check_manifest, read_manifest
 
-from slime_sglang.loader import FETCH
+from slime_sglang.loader import FETCH, Order
 from slime_sglang.staging import Staging
 
 #: Seconds between two looks for a sender.
@@ -31,16 +32,18 @@ _HOST = "127.0.0.1"
 #: Folders of earlier updates that are looked for when it is time to remove them.
 _REMEMBERED = 8
 
-
-class CallLoader(Protocol):
-    """Has a server call a loader, and returns when it found nothing wrong."""
-
-    async def __call__(self, function: str, folder: Path, **more: Any) -> Any:
-        """Call `function` for the update in `folder`; `more` are fields of `Order`."""
+#: Has a server call a loader with an order, and returns when it found nothing wrong.
+CallLoader = Callable[[str, Order], Awaitable[Any]]
 
 
-#: Returns the folder that an update lies in, by calls to the server that is to load it where it takes any.
-FindFolder = Callable[[CallLoader], Awaitable[Path]]
+@dataclass(frozen=True, kw_only=True)
+class Update:
+    """Weights in a folder, for servers of this host to check and load."""
+
+    version: str
+    folder: Path
+    fetch: Callable[[CallLoader], Awaitable[None]] | None = None
+    """Has the server that is to load it bring its bytes into the folder; None where they are there."""
 
 
 @dataclass(kw_only=True)
@@ -116,19 +119,12 @@ class Inlet(Protocol):
     def open(self, version: str) -> Any:
         """Return the channel for a plan."""
 
-    async def arrive(self, plan: TransferPlan) -> None:
-        """Wait until the update is there, or until the server can fetch it.
+    async def arrive(self, plan: TransferPlan) -> Update:
+        """Wait until the update is there, checked up to its bytes, or until a server can fetch it.
 
         Raises:
             WeightSyncError: a tensor is unknown, misshapen or missing, or the update is another; says which.
             DeltaBaseError: changes do not fit what is kept.
-        """
-
-    async def folder(self, plan: TransferPlan, call: CallLoader) -> Path:
-        """Return the folder that the update lies in, checked up to its bytes. The server is paused meanwhile.
-
-        Raises:
-            WeightSyncError: as `arrive`.
         """
 
     def give_up(self, plan: TransferPlan) -> None:
@@ -145,7 +141,7 @@ class MemoryInlet:
         """Return a channel of this process."""
         return MemoryChannel()
 
-    async def arrive(self, plan: TransferPlan) -> None:
+    async def arrive(self, plan: TransferPlan) -> Update:
         """Copy bucket by bucket."""
         place, channel = self._place, plan.channel
         staging = place.staging
@@ -161,10 +157,7 @@ class MemoryInlet:
             await place.on_thread(stage, bucket)
         await place.on_thread(release_threads)
         staging.seal()
-
-    async def folder(self, plan: TransferPlan, call: CallLoader) -> Path:
-        """Return the staging folder."""
-        return self._place.staging.folder
+        return Update(version=plan.version, folder=staging.folder)
 
     def give_up(self, plan: TransferPlan) -> None:
         """Do nothing: both sides are of one process, which cancels the other."""
@@ -186,22 +179,27 @@ class BroadcastInlet:
             timeout_s=self._place.timeout_s,
         )
 
-    async def arrive(self, plan: TransferPlan) -> None:
+    async def arrive(self, plan: TransferPlan) -> Update:
         """Wait for the sender."""
         while not sender_is_there(self._store, plan.channel):
             await asyncio.sleep(_POLL_S)
 
-    async def folder(self, plan: TransferPlan, call: CallLoader) -> Path:
-        """Have the server take part in the broadcast."""
-        staging = self._place.staging
-        staging.forget()
-        await call(FETCH, staging.folder, channel=asdict(plan.channel), capacity=staging.n_bytes)
-        staging.adopt(plan.version)
-        return staging.folder
+        return Update(
+            version=plan.version,
+            folder=self._place.staging.folder,
+            fetch=functools.partial(self._fetch, plan),
+        )
 
     def give_up(self, plan: TransferPlan) -> None:
         """Call it off."""
         call_off(self._store, plan.channel)
+
+    async def _fetch(self, plan: TransferPlan, call: CallLoader) -> None:
+        staging = self._place.staging
+        staging.forget()
+        order = Order(channel=asdict(plan.channel), capacity=staging.n_bytes)
+        await call(FETCH, order)
+        staging.adopt(plan.version)
 
     @cached_property
     def _store(self) -> Any:
@@ -220,17 +218,13 @@ class DiskInlet:
             folder=self._place.new_folder(version), config_from=self._place.model_path.absolute()
         )
 
-    async def arrive(self, plan: TransferPlan) -> None:
+    async def arrive(self, plan: TransferPlan) -> Update:
         """Wait for the folder."""
         place = self._place
         await _appears(plan.channel.folder)
         manifest = read_manifest(plan.channel.folder)
         check_manifest(manifest, place.shapes, dtype=place.dtype, version=plan.version)
-
-    async def folder(self, plan: TransferPlan, call: CallLoader) -> Path:
-        """Return it."""
-        folder: Path = plan.channel.folder
-        return folder
+        return Update(version=plan.version, folder=plan.channel.folder)
 
     def give_up(self, plan: TransferPlan) -> None:
         """Do nothing: the sender writes to its end and does not wait."""
@@ -249,14 +243,12 @@ class DeltaInlet:
             folder=place.new_folder(version), base=place.staging.digest, encoding=place.encoding
         )
 
-    async def arrive(self, plan: TransferPlan) -> None:
+    async def arrive(self, plan: TransferPlan) -> Update:
         """Wait for the folder, and make the changes."""
         await _appears(plan.channel.folder)
-        await self._place.on_thread(self._place.staging.apply, plan.channel.folder, plan.version)
-
-    async def folder(self, plan: TransferPlan, call: CallLoader) -> Path:
-        """Return the staging folder."""
-        return self._place.staging.folder
+        staging = self._place.staging
+        await self._place.on_thread(staging.apply, plan.channel.folder, plan.version)
+        return Update(version=plan.version, folder=staging.folder)
 
     def give_up(self, plan: TransferPlan) -> None:
         """Do nothing: the sender writes to its end and does not wait."""

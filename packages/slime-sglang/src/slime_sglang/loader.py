@@ -35,9 +35,9 @@ LOADERS = (FETCH, CHECK, LOAD)
 class Order:
     """What the engine tells a loader, as the name of an empty tensor."""
 
-    folder: str
+    folder: str = ""
     """Where the update lies, or is to be put."""
-    answer: str
+    answer: str = ""
     """File for the verdict."""
     channel: Mapping[str, Any] | None = None
     """`BroadcastChannel` to fetch from."""

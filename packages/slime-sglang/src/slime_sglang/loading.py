@@ -1,14 +1,14 @@
-"""`Loading`: having one server check an update, load it, and prove what it then holds."""
+"""`Loading`: has one server check an update, load it, and prove it."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
-import functools
 import logging
 import pickle
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,9 +16,8 @@ import torch
 from slime_core.errors import DeadlineError, EngineError, WeightSyncError
 from slime_core.protocols import Fingerprint
 
-from slime_sglang import loader
-from slime_sglang.inlets import FindFolder
-from slime_sglang.loader import Order, Verdict, read_verdict
+from slime_sglang.inlets import Update
+from slime_sglang.loader import CHECK, LOAD, Order, Verdict, read_verdict
 
 logger = logging.getLogger(__name__)
 
@@ -47,65 +46,76 @@ class Served(Protocol):
 
 
 class Loading:
-    """Has a server take updates that lie whole in a folder.
+    """Updates of one server.
 
     Args:
         server: what loads them.
-        answer: file for its verdicts.
         pause_mode: what becomes of requests that are under way.
+        answer: file for the server's verdicts.
     """
 
-    def __init__(self, server: Served, *, answer: Path, pause_mode: str) -> None:
-        self._server, self._answer, self._pause_mode = server, answer, pause_mode
+    def __init__(self, server: Served, *, pause_mode: str, answer: Path) -> None:
+        self._server, self._pause_mode, self._answer = server, pause_mode, answer
 
-    async def load(self, version: str, find: FindFolder) -> Fingerprint:
-        """Have the server take an update; a caller that gives up waits until it has, or ends it.
+    async def load(self, update: Update) -> Fingerprint:
+        """Have the server take an update; returns the fingerprints of what it then holds.
+
+        A caller that gives up waits until the server has taken it or refused it, or ends the server.
 
         Raises:
-            WeightSyncError: the server or `find` found something wrong. The server goes on with the old weights.
-            EngineError: the server ended or broke off; it then serves no more.
+            WeightSyncError: a tensor was damaged on its way, or is wrong; names it. The old weights serve.
+            EngineError: the server ended or broke off while it was loading; it then serves no more.
         """
-        work = asyncio.ensure_future(self._at_the_server(version, find))
+        work = asyncio.ensure_future(self._at_the_server(update))
         try:
             return await asyncio.shield(work)
         except asyncio.CancelledError:
             await asyncio.wait({work}, timeout=_GRACE_S)
             if not work.done():
-                await self._server.lose(f"the update to version {version} was given up while it was loading")
+                await self._server.lose(
+                    f"the update to version {update.version} was given up while it was loading"
+                )
                 await asyncio.wait({work})
             if (error := work.exception()) is not None:
                 logger.warning("given up, and failed itself, which may be why: %s", error)
             raise
 
-    async def _at_the_server(self, version: str, find: FindFolder) -> Fingerprint:
+    async def _at_the_server(self, update: Update) -> Fingerprint:
         async with self._paused():
             try:
                 await self._server.control("/begin_weight_update", {})
                 try:
-                    folder = await find(functools.partial(self._call, version))
-                    await self._call(version, loader.CHECK, folder)
-                    verdict = await self._call(version, loader.LOAD, folder)
+                    held = await self._load(update)
                 finally:
                     await self._server.control("/end_weight_update", {})
-                check_version(await self._server.model_info(), version)
+                check_version(await self._server.model_info(), update.version)
             except (EngineError, DeadlineError) as error:
                 await self._server.lose(
-                    f"the update to version {version} broke off, and its weights may be a mixture: {error}"
+                    f"the update to version {update.version} broke off, and its weights may be a mixture: {error}"
                 )
                 raise
+        return held
+
+    async def _load(self, update: Update) -> Fingerprint:
+        async def call(function: str, order: Order, **options: Any) -> Verdict:
+            order = replace(order, folder=str(update.folder), answer=str(self._answer))
+            return await self._call(function, order, update.version, options or {"flush_cache": False})
+
+        if update.fetch is not None:
+            await update.fetch(call)
+        await call(CHECK, Order())
+        verdict = await call(LOAD, Order(), weight_version=update.version)
         return dict(verdict.held or {})
 
-    async def _call(self, version: str, function: str, folder: Path, **more: Any) -> Verdict:
-        """Have the server call a function of `loader` for the update in a folder.
+    async def _call(self, function: str, order: Order, version: str, options: Mapping[str, Any]) -> Verdict:
+        """Have the server call a function of `loader`.
 
         Raises:
             WeightSyncError: it found something wrong.
         """
-        order = Order(folder=str(folder), answer=str(self._answer), **more)
         payload = pickle.dumps([(order.text(), _EmptyTensor())])
         body = {"serialized_named_tensors": [base64.b64encode(payload).decode()], "load_format": function}
-        options = {"weight_version": version} if function == loader.LOAD else {"flush_cache": False}
-        await self._server.control("/update_weights_from_tensor", body | options)
+        await self._server.control("/update_weights_from_tensor", body | dict(options))
         verdict = read_verdict(self._answer)
         if verdict.error is not None:
             raise WeightSyncError(f"update to version {version}: {verdict.error}")

@@ -1,30 +1,32 @@
-"""`Updates`: weight updates, whatever the transport: agreed on, and brought to where servers load them from."""
+"""`Stager`: agrees on weight updates and brings each, by whatever transport, to a folder that servers load from."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from slime_core.errors import WeightSyncError
-from slime_core.protocols import Fingerprint, TransferPlan
+from slime_core.protocols import TransferPlan
 from slime_core.weights import Agreement
 from slime_models.checkpoint import read_config
 from slime_models.family import ModelFamily
 from slime_models.transfer.channels import Encoding
 
-from slime_sglang.inlets import INLETS, CallLoader, FindFolder, Inlet, Place
+from slime_sglang.inlets import INLETS, Inlet, Place, Update
 from slime_sglang.section import SglangSection
 
 
-class Updates:
-    """Takes updates, one at a time.
+class Stager:
+    """Takes updates, one at a time. What was staged last stays until the next update begins.
 
     Args:
         place: where they come to lie.
     """
 
     def __init__(self, place: Place) -> None:
-        self._place, self._agreement = place, Agreement()
+        self._place = place
+        self._agreement = Agreement()
         self._inlets: dict[str, Inlet] = {name: make(place) for name, make in INLETS.items()}
         self._kept: Path | None = None
 
@@ -43,47 +45,34 @@ class Updates:
             TransferPlan(transport=transport, version=version, dtype=self._place.dtype, channel=channel)
         )
 
-    async def receive(
-        self, plan: TransferPlan, load: Callable[[str, FindFolder], Awaitable[Fingerprint]]
-    ) -> Fingerprint:
-        """Take an update in and have it loaded; returns the fingerprints of what is held then.
-
-        Args:
-            plan: what was agreed on.
-            load: loads a version, from the folder that it is told.
+    @asynccontextmanager
+    async def taking(self, plan: TransferPlan) -> AsyncIterator[Update]:
+        """Yield an update, to be loaded in the block. An error there says that it was not.
 
         Raises:
-            WeightSyncError: it is not the update agreed on, or a tensor is unknown, missing, misshapen or damaged;
-                names it.
+            WeightSyncError: it is not the update agreed on, or a tensor is unknown, missing or misshapen; names it.
+            DeltaBaseError: changes do not fit what is kept.
         """
         with self._agreement.taking(plan):
             inlet, place = self._inlets[plan.transport], self._place
-            found = self._kept
-
-            async def find(call: CallLoader) -> Path:
-                nonlocal found
-                found = await inlet.folder(plan, call)
-                return found
-
             try:
-                await inlet.arrive(plan)
-                held = await load(plan.version, find)
+                update = await inlet.arrive(plan)
+                yield update
             except BaseException:
                 inlet.give_up(plan)
                 if place.has_staging:
                     place.staging.forget()
                 place.drop_folders(but=self._kept)
                 raise
-            self._kept = found
+            self._kept = update.folder
             place.drop_folders(but=self._kept)
-            return held
 
     def close(self) -> None:
         """Free memory and disk. May be called twice."""
         self._place.close()
 
 
-def updates_of(
+def stager_of(
     model_path: Path,
     family: ModelFamily,
     *,
@@ -92,7 +81,7 @@ def updates_of(
     disk_dir: Path,
     keep_files: bool = False,
     encoding: Encoding = "xor",
-) -> Updates:
+) -> Stager:
     """Return what takes the updates of a model.
 
     Args:
@@ -104,7 +93,7 @@ def updates_of(
         keep_files: keep what they wrote for earlier versions.
         encoding: of changes.
     """
-    return Updates(
+    return Stager(
         Place(
             shapes=family.hf_shapes(family.architecture(read_config(model_path))),
             dtype=dtype,
