@@ -168,8 +168,8 @@ class EngineFleet:
                 self._held, self._newest = {}, update
                 try:
                     await self._everywhere(self._load)
-                except WeightSyncError:
-                    self._newest = None
+                except BaseException:
+                    self._newest = None  # what is there is no update any more
                     raise
                 held = dict(self._held)
         while not held:  # all were lost over it: the first to be back has the update
