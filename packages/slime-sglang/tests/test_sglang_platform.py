@@ -169,6 +169,10 @@ def test_what_would_make_log_probs_not_the_policys_is_refused(flag: str, value: 
         (("--rollout-external-engine-addrs", "a:70000"), "found 'a:70000'; wanted host:port"),
         (("--sglang-router-ip", "a"), "wanted the router's port"),
         (("--sglang-router-port", "80"), "found it without a router"),
+        (
+            ("--rollout-num-gpus", "2", "--update-weight-transport", "distributed"),
+            "fleet of engines sglang lacks",
+        ),
         (("--router-policy", "random", "--sglang-router-ip", "a", "--sglang-router-port", "1"), "own policy"),
     ],
 )
