@@ -189,4 +189,5 @@ def test_engines_that_add_up_are_counted() -> None:
 
     assert count() == 1
     assert count("--rollout-num-gpus", "3") == 3
+    assert count("--rollout-num-gpus", "2", "--update-weight-transport", "distributed") == 2
     assert count("--rollout-external-engine-addrs", "a:1", "b:1") == 2
