@@ -1,10 +1,13 @@
 """The generator `single-turn` and the filter `nonzero-std`."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
-from slime_core.errors import SampleError
+from slime_core.errors import EngineError, SampleError
+from slime_core.metrics import request_metrics
 from slime_core.protocols import Completion, GenerateContext, SamplingParams
+from slime_core.rollout.driver import run_sample
 from slime_core.rollout.filters import nonzero_std
 from slime_core.rollout.generate import single_turn
 from slime_core.sample import Sample, Status
@@ -65,6 +68,40 @@ def test_a_response_is_appended_token_by_token():
 def test_the_engines_routes_go_with_the_sample():
     routes = [[[0]], [[1]], [[0]]]
     assert generate(ScriptedEngine(b"cd", routed_experts=routes), prompt()).rollout_routed_experts is routes
+
+
+def test_what_the_engine_measures_adds_up_over_the_requests_of_a_sample():
+    sample = generate(
+        ScriptedEngine(b"cd", finish_reason="abort", timings={"queue_time": 0.25, "e2e_latency": 1.0}),
+        prompt(),
+    )
+    generate(ScriptedEngine(b"e", timings={"queue_time": 0.5, "e2e_latency": 2.0}), sample)
+    assert sample.timings == {"queue_time": 0.75, "e2e_latency": 3.0}
+
+
+def test_an_error_of_generation_names_the_sample():
+    async def broken(context, sample, params):
+        raise EngineError("no engine is left")
+
+    run = SimpleNamespace(generate=broken, seed=1)
+    with pytest.raises(EngineError) as caught:
+        asyncio.run(run_sample(run, None, prompt(), SamplingParams(max_new_tokens=1)))
+    assert caught.value.__notes__ == ["sample 0 was being generated"]
+
+
+def test_request_metrics_are_tokens_a_second_and_what_requests_took():
+    def sample(n_tokens, **timings):
+        return Sample(tokens=[1] * (n_tokens + 2), response_length=n_tokens, timings=timings)
+
+    masked = sample(4, generate=1.0, queue_time=0.5)
+    masked.loss_mask = [1, 0, 0, 1]
+    groups = [[masked, sample(6, generate=1.0, queue_time=1.5)]]
+    assert request_metrics(groups, rollout_s=4.0) == {
+        "perf/rollout_tokens_per_sec": 2.0,
+        "perf/request/queue_time/mean": 1.0,
+        "perf/request/queue_time/max": 1.5,
+    }
+    assert request_metrics([[sample(5)]], rollout_s=4.0) == {}
 
 
 @pytest.mark.parametrize(("reason", "status"), [("length", Status.TRUNCATED), ("abort", Status.ABORTED)])

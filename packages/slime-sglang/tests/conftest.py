@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from slime_core.protocols import Completion, SamplingParams
+from slime_core.protocols import Completion, RolloutEngine, SamplingParams
 from slime_models.families.llama import LLAMA
 from slime_sglang.engine import SglangEngine
 from slime_sglang.section import SglangSection
+from slime_sglang.stager import stager_of
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -25,7 +26,7 @@ SERVER_ARGS = {"max_total_tokens": 1024, "max_running_requests": 4}
 class Serving:
     """An engine and the event loop, on a thread of its own, that it lives on."""
 
-    def __init__(self, engine: SglangEngine, *, log: Path, staging: Path) -> None:
+    def __init__(self, engine: RolloutEngine, *, log: Path, staging: Path) -> None:
         self.engine, self.log, self.staging = engine, log, staging
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
@@ -61,7 +62,8 @@ def _tiny_llama(seed: int) -> LlamaForCausalLM:
 
 def _new_engine(model_path: Path, folder: Path, **settings: Any) -> SglangEngine:
     section = SglangSection(**{"server_args": SERVER_ARGS, "start_timeout_s": 300, **settings})
-    return SglangEngine(model_path, LLAMA, dtype="float32", section=section, folder=folder)
+    stager = stager_of(model_path, LLAMA, dtype="float32", section=section, disk_dir=folder / "weights")
+    return SglangEngine(model_path, dtype="float32", section=section, folder=folder, stager=stager)
 
 
 @torch.no_grad()
@@ -121,12 +123,35 @@ def model_path(model: LlamaForCausalLM, tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.fixture(scope="session")
-def serving(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+def serving_of() -> Callable[..., Iterator[Serving]]:
+    """Starts an engine, yields it with its event loop, and closes it."""
+
+    def start(engine: RolloutEngine, *, log: Path, staging: Path) -> Iterator[Serving]:
+        serving = Serving(engine, log=log, staging=staging)
+        serving.run(engine.start(), timeout_s=320)
+        yield serving
+        serving.run(engine.close())
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def living() -> Callable[[int], list[list[str]]]:
+    """What /proc says of the members of a process group that have not ended."""
+
+    def read(group: int) -> list[list[str]]:
+        stats = [stat.read_text().rpartition(")")[2].split() for stat in Path("/proc").glob("[0-9]*/stat")]
+        return [stat for stat in stats if int(stat[2]) == group and stat[0] != "Z"]
+
+    return read
+
+
+@pytest.fixture(scope="session")
+def serving(
+    serving_of: Callable[..., Iterator[Serving]], model_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Serving]:
     """A started engine. Whoever updates its weights brings those of `model` back."""
     folder = tmp_path_factory.mktemp("sglang-server")
     staging = tmp_path_factory.mktemp("sglang-staging")
     engine = _new_engine(model_path, folder, staging_dir=staging, server_concurrency=4)
-    serving = Serving(engine, log=folder / "server.log", staging=staging)
-    serving.run(serving.engine.start(), timeout_s=320)
-    yield serving
-    serving.run(serving.engine.close())
+    yield from serving_of(engine, log=folder / "server.log", staging=staging)

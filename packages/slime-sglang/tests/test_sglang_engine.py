@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import time
-from pathlib import Path
 
 import pytest
 from slime_core.errors import EngineError
@@ -101,7 +100,7 @@ def test_a_model_that_cannot_be_served_ends_the_start_with_the_log(new_engine, m
 
 
 def test_a_killed_server_is_noticed_at_once_and_leaves_nobody_behind(
-    new_engine, starting_gun, model_path, tmp_path
+    new_engine, starting_gun, living, model_path, tmp_path
 ):
     async def scenario():
         engine = new_engine(model_path, tmp_path)
@@ -124,9 +123,3 @@ def test_a_killed_server_is_noticed_at_once_and_leaves_nobody_behind(
     noticed, group = asyncio.run(scenario())
     assert noticed < 5
     assert living(group) == []
-
-
-def living(group: int) -> list[list[str]]:
-    """What /proc says of the members of a process group that have not ended."""
-    stats = [stat.read_text().rpartition(")")[2].split() for stat in Path("/proc").glob("[0-9]*/stat")]
-    return [stat for stat in stats if int(stat[2]) == group and stat[0] != "Z"]

@@ -16,8 +16,8 @@ from slime_core.config.load import load_settings
 from slime_core.errors import ConfigError, EngineError
 from slime_core.plugins.registry import Registry
 from slime_sglang import compat, cpu, hooks
-from slime_sglang.section import SglangSection, known_arguments
-from slime_sglang.server import server_arguments, server_command, server_environment
+from slime_sglang.section import FleetSection, SglangSection, known_arguments
+from slime_sglang.server import gpu_arguments, server_arguments, server_command, server_environment
 
 SCRIPT = Path(__file__).parents[3] / "scripts/sglang_flags.py"
 
@@ -106,6 +106,12 @@ def test_command_on_a_cpu_bounds_the_cache_and_takes_pytorch() -> None:
     assert server_environment(device="cpu") == {"SGLANG_PLATFORM": "cpu_torch", "CUDA_VISIBLE_DEVICES": ""}
 
 
+def test_servers_on_cuda_get_one_gpu_after_the_other() -> None:
+    assert gpu_arguments({}, first=2, device="cuda") == ["--base-gpu-id", "2"]
+    assert gpu_arguments({"base_gpu_id": "4"}, first=2, device="cuda") == ["--base-gpu-id", "6"]
+    assert gpu_arguments({"base_gpu_id": "4"}, first=2, device="cpu") == []
+
+
 def test_the_list_of_arguments_is_that_of_the_installed_sglang() -> None:
     spec = importlib.util.spec_from_file_location("sglang_flags", SCRIPT)
     assert spec is not None and spec.loader is not None
@@ -151,3 +157,37 @@ def test_what_would_make_log_probs_not_the_policys_is_refused(flag: str, value: 
     (problem,) = problems_of(*REQUIRED, flag, value)
     assert flag[2:].replace("-", "_") in problem
     assert problems_of(*REQUIRED[:-1], "torch", flag, value) == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--rollout-num-gpus", "3", "--rollout-num-gpus-per-engine", "2"), "wanted a multiple of 2"),
+        (("--rollout-num-gpus", "4", "--rollout-num-gpus-per-engine", "2"), "engines of one GPU only"),
+        (("--rollout-num-gpus", "2", "--rollout-external-engine-addrs", "a:1"), "wanted one of them"),
+        (("--rollout-external-engine-addrs", "a:1", "b"), "found 'b'; wanted host:port"),
+        (("--rollout-external-engine-addrs", "a:70000"), "found 'a:70000'; wanted host:port"),
+        (("--sglang-router-ip", "a"), "wanted the router's port"),
+        (("--sglang-router-port", "80"), "found it without a router"),
+        (("--router-policy", "random", "--sglang-router-ip", "a", "--sglang-router-port", "1"), "own policy"),
+    ],
+)
+def test_engines_that_do_not_add_up_are_refused(flags: Sequence[str], message: str) -> None:
+    problems = set(problems_of(*REQUIRED, *flags))
+    assert len(problems) == 1
+    assert message in problems.pop()
+    assert problems_of(*REQUIRED[:-1], "torch", *flags) == []
+
+
+def test_engines_that_add_up_are_counted() -> None:
+    def count(*flags: str) -> int:
+        settings = load_settings(
+            [], [*REQUIRED, *flags, "--hf-checkpoint", "m"], registry=Registry.from_environment()
+        )
+        assert list(hooks.slime_check_config(settings=settings)) == []
+        return settings.section(FleetSection).n_engines
+
+    assert count() == 1
+    assert count("--rollout-num-gpus", "3") == 3
+    assert count("--rollout-num-gpus", "2", "--update-weight-transport", "distributed") == 2
+    assert count("--rollout-external-engine-addrs", "a:1", "b:1") == 2

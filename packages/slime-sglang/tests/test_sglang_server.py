@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from slime_core.protocols import SamplingParams
 from slime_sglang.compat import PATCHES
+from slime_sglang.engine import SglangEngine
+from slime_sglang.section import SglangSection
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 
@@ -20,6 +22,26 @@ def test_server_survives_release_and_resume_of_memory(serving):
 
     before, after = serving.run(scenario())
     assert after.tokens == before.tokens
+
+
+def test_a_server_that_runs_already_is_joined_and_left_running(serving, model_path, tmp_path):
+    joined = SglangEngine(
+        model_path,
+        dtype="float32",
+        section=SglangSection(staging_dir=tmp_path),
+        folder=tmp_path,
+        address=serving.engine.url.removeprefix("http://"),
+    )
+
+    async def scenario():
+        try:
+            await joined.start()
+            return await joined.generate([5, 6, 7, 8], GREEDY)
+        finally:
+            await joined.close()
+
+    answer = serving.run(scenario())
+    assert answer.tokens == serving.run(serving.engine.generate([5, 6, 7, 8], GREEDY)).tokens
 
 
 def test_weights_are_compared_on_the_cpu(serving):

@@ -12,7 +12,7 @@ from slime_core.protocols import SamplingParams
 from slime_core.weights import sync_weights
 from slime_models.fingerprint import fingerprint
 from slime_models.transfer.sender import WeightSender
-from slime_sglang.updates import check_version
+from slime_sglang.loading import check_version
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 

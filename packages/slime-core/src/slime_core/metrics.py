@@ -42,6 +42,28 @@ def rollout_metrics(groups: Sequence[Group], *, reward_key: str | None, drops: C
     return metrics
 
 
+#: What engines measure of a request.
+REQUEST_TIMINGS = ("e2e_latency", "queue_time", "first_token_latency")
+
+
+def request_metrics(groups: Iterable[Group], *, rollout_s: float) -> Metrics:
+    """Return `perf/*` metrics of generation: tokens a second over the rollout's `rollout_s`, and requests' own timings.
+
+    Tokens are those that the step trains on; what it dropped or aborted took time, too. Empty where nothing was generated.
+    """
+    samples = [sample for group in groups for sample in group if "generate" in sample.timings]
+    if not samples:
+        return {}
+    tokens = sum(sample.effective_response_length for sample in samples)
+    metrics: Metrics = {"perf/rollout_tokens_per_sec": tokens / rollout_s}
+    for name in REQUEST_TIMINGS:
+        seconds = [sample.timings[name] for sample in samples if name in sample.timings]
+        if seconds:
+            metrics[f"perf/request/{name}/mean"] = float(np.mean(seconds))
+            metrics[f"perf/request/{name}/max"] = max(seconds)
+    return metrics
+
+
 def pass_at_k(n: int, solved: int, k: int) -> float:
     """Return the unbiased estimate of pass@k from `n` samples, `solved` of them right.
 

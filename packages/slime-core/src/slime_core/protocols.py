@@ -84,8 +84,9 @@ class Completion:
     weight_version: str
     """Version of the weights that generated it."""
     metadata: dict[str, Any] = field(default_factory=dict)
-    """Counters that the engine offers (`cached_tokens`, ...). `routed_experts`: integers [tokens of prompt and completion
-    but the last, num_layers, topk], the experts that each token passed."""
+    """Counters that the engine offers (`cached_tokens`, ...). `timings`: name -> seconds of this request, as the engine
+    measures them (`e2e_latency`, `queue_time`, `first_token_latency`). `routed_experts`: integers [tokens of prompt and
+    completion but the last, num_layers, topk], the experts that each token passed."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,7 @@ from slime_core.config.sections import (
 from slime_core.config.settings import Settings
 from slime_core.errors import DeadlineError, TrainerError
 from slime_core.evaluate import evaluate_groups
-from slime_core.metrics import rollout_metrics
+from slime_core.metrics import request_metrics, rollout_metrics
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import (
     Buffer,
@@ -143,6 +143,7 @@ class Run:
         with self.timed("rollout"):
             groups = await self._within(timeout, f"step {step}: rollout", self.rollout_fn(self, step))
         self._metrics |= rollout_metrics(groups, reward_key=self._reward_key(), drops=self._drops)
+        self._metrics |= request_metrics(groups, rollout_s=self._metrics["perf/rollout_time"])
         self._metrics |= self._pool_metrics()
         self._drops.clear()
         with self.timed("dump"):

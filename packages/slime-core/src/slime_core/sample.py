@@ -102,7 +102,8 @@ class Sample:
     prefix_cache_info: dict[str, int] = field(default_factory=dict)
     """Prefix cache counters: `cached_tokens`, `total_prompt_tokens`."""
     timings: dict[str, float] = field(default_factory=dict)
-    """Seconds spent per phase (`generate`, `reward`)."""
+    """Seconds spent per phase (`generate`, `reward`), and what the engine measured over this sample's requests
+    (`e2e_latency`, `queue_time`, `first_token_latency`)."""
     failure: str | None = None
     """Why the sample FAILED."""
 

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from slime_sglang.engine import SglangEngine
 from slime_sglang.section import SglangSection
+from slime_sglang.stager import stager_of
 
 _FULL = ("memory", "distributed", "disk", "disk-delta")
 _BUCKET_BYTES = 64 * 1024**2
@@ -43,13 +44,18 @@ def weights(argv: list[str]) -> int:
     registry = Registry.from_environment()
     model_path = resolve_model(options.model, registry)
     with tempfile.TemporaryDirectory(prefix="slime-bench-", dir=options.dir) as folder:
-        engine = SglangEngine(
+        family = registry.resolve("slime.models", read_config(model_path)["model_type"])
+        section = SglangSection(server_args={"max_total_tokens": 1024, "max_running_requests": 4})
+        stager = stager_of(
             model_path,
-            registry.resolve("slime.models", read_config(model_path)["model_type"]),
+            family,
             dtype="bfloat16",
-            section=SglangSection(server_args={"max_total_tokens": 1024, "max_running_requests": 4}),
-            folder=Path(folder),
+            section=section,
+            disk_dir=Path(folder) / "weights",
             encoding=options.encoding,
+        )
+        engine = SglangEngine(
+            model_path, dtype="bfloat16", section=section, folder=Path(folder), stager=stager
         )
         asyncio.run(_measure(engine, model_path, options))
     return 0

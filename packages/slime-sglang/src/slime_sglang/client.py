@@ -19,7 +19,11 @@ _NOT_READY = frozenset({502, 503, 504})
 _SHOWN = 500
 
 
-class ConnectionLostError(EngineError):
+class ServerFaultError(EngineError):
+    """The server failed at a request; another one may not."""
+
+
+class ConnectionLostError(ServerFaultError):
     """No connection, or one that ended before the answer: perhaps the server did too."""
 
 
@@ -39,54 +43,77 @@ class SglangClient:
             timeout=aiohttp.ClientTimeout(total=None),
         )
 
-    async def get(self, path: str, *, timeout_s: float) -> Any:
-        """Return the JSON answer to a GET; see `post`."""
-        return await self._call("GET", path, None, timeout_s=timeout_s)
+    async def get(self, path: str, *, timeout_s: float, retries: int | None = None) -> Any:
+        """Return the JSON answer to a GET, None where it is empty; see `call`."""
+        return await self.call("GET", path, timeout_s=timeout_s, retries=retries)
 
     async def post(self, path: str, body: Mapping[str, Any], *, timeout_s: float) -> Any:
-        """Return the JSON answer to a POST, None where it is empty.
+        """Return the JSON answer to a POST, None where it is empty; see `call`."""
+        return await self.call("POST", path, body, timeout_s=timeout_s)
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        timeout_s: float,
+        retries: int | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Any:
+        """Return the JSON answer to a request, None where it is empty.
+
+        Args:
+            method: of HTTP.
+            path: on the server.
+            body: sent as JSON; None sends none.
+            timeout_s: deadline, retries included.
+            retries: None for those that the client was made with.
+            headers: to add.
 
         Raises:
             ConnectionLostError: no connection after all retries, or one that ended before the answer.
-            EngineError: an answer that is an error or no JSON; says which.
-            DeadlineError: no answer within `timeout_s` seconds, retries included.
+            ServerFaultError: an answer with a status from 500 on, or one that is no JSON.
+            EngineError: an answer with a status from 400 on: asked again, it would be the same.
+            DeadlineError: no answer within `timeout_s` seconds.
         """
-        return await self._call("POST", path, body, timeout_s=timeout_s)
-
-    async def close(self) -> None:
-        """Close all connections."""
-        await self._session.close()
-
-    async def _call(self, method: str, path: str, body: Mapping[str, Any] | None, *, timeout_s: float) -> Any:
+        again = self._retries if retries is None else retries
         try:
             async with asyncio.timeout(timeout_s):
-                for attempt in range(self._retries):
+                for attempt in range(again):
                     try:
-                        return await self._once(method, path, body)
+                        return await self._once(method, path, body, headers)
                     except (aiohttp.ClientConnectorError, _NotReadyError):  # in neither case it was taken
                         await asyncio.sleep(_FIRST_WAIT_S * 2**attempt)
-                return await self._once(method, path, body)
+                return await self._once(method, path, body, headers)
         except TimeoutError as error:
             raise DeadlineError(f"{self.url}{path}: no answer after {timeout_s:g} s") from error
         except aiohttp.ClientError as error:
             raise ConnectionLostError(f"{self.url}{path}: {type(error).__name__}: {error}") from error
 
-    async def _once(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
-        async with self._session.request(method, self.url + path, json=body) as reply:
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._session.close()
+
+    async def _once(
+        self, method: str, path: str, body: Mapping[str, Any] | None, headers: Mapping[str, str] | None
+    ) -> Any:
+        async with self._session.request(method, self.url + path, json=body, headers=headers) as reply:
             text = await reply.text()
             if reply.status in _NOT_READY:
                 raise _NotReadyError(f"{self.url}{path}: status {reply.status}: {text[:_SHOWN]}")
             if reply.status >= 400:
-                raise EngineError(f"{self.url}{path}: status {reply.status}: {text[:_SHOWN]}")
+                kind = ServerFaultError if reply.status >= 500 else EngineError
+                raise kind(f"{self.url}{path}: status {reply.status}: {text[:_SHOWN]}")
             if not text:
                 return None
             try:
                 return await reply.json(content_type=None)
             except ValueError as error:
-                raise EngineError(
+                raise ServerFaultError(
                     f"{self.url}{path}: the answer is no JSON ({error}): {text[:_SHOWN]}"
                 ) from error
 
 
-class _NotReadyError(EngineError):
+class _NotReadyError(ServerFaultError):
     """The server answered that it cannot serve now."""

@@ -1,32 +1,30 @@
-"""Engine `sglang`: `RolloutEngine` over an SGLang server that is a child of this process."""
+"""Engine `sglang`: `RolloutEngine` over one SGLang server, a child of this process or somebody else's."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from slime_core.build import BuildContext
-from slime_core.config.derive import compute_dtype
-from slime_core.config.sections import ModelSection, TrainSection
 from slime_core.errors import DeadlineError, EngineError
 from slime_core.protocols import Completion, Fingerprint, SamplingParams, TransferPlan
-from slime_models.checkpoint import read_config
-from slime_models.family import ModelFamily
-from slime_models.transfer.channels import Encoding
 
 from slime_sglang import loader
 from slime_sglang.client import ConnectionLostError, SglangClient
-from slime_sglang.inlets import Place
-from slime_sglang.messages import completion, generate_request
-from slime_sglang.process import ServerProcess, check_started, free_port
+from slime_sglang.external import ExternalServer, check_joined
+from slime_sglang.gate import Gate
+from slime_sglang.loading import load_update, to_its_end
+from slime_sglang.messages import aborted, completion, generate_request
+from slime_sglang.process import ServerProcess, free_port
 from slime_sglang.section import TRANSPORTS, SglangSection
 from slime_sglang.server import server_arguments, server_command, server_environment
-from slime_sglang.updates import Updates
+from slime_sglang.stager import Stager
+from slime_sglang.staging import Update
+from slime_sglang.targets import Targets
 
-#: Seconds between two looks at a server that is starting, or that is to get rid of its requests.
+#: Seconds between two looks at a server that is starting.
 _POLL_S = 0.25
 #: Seconds that a server gets to end after a lost connection: its sockets close before its exit status is known.
 _LAST_BREATH_S = 1.0
@@ -37,13 +35,13 @@ class SglangEngine:
 
     Args:
         model_path: Hugging Face folder.
-        family: of the model; says which tensors an update must hold.
         dtype: storage and compute dtype, as torch spells it.
         section: the engine's settings.
-        folder: for the server's log.
-        disk_dir: where transports write that go by the disk; `weights` in `folder` if None.
-        keep_files: keep what they wrote for earlier versions.
-        encoding: of changes.
+        folder: for these files.
+        stager: takes weight updates in for this server; None where a fleet does, for all of its servers.
+        name: of the server, of its log, and of the file that lists its Prometheus endpoint.
+        arguments: more of SGLang's own arguments.
+        address: `host:port` of a server that runs already and is joined; None starts one.
     """
 
     transports: tuple[str, ...] = TRANSPORTS
@@ -51,84 +49,83 @@ class SglangEngine:
     def __init__(
         self,
         model_path: Path,
-        family: ModelFamily,
         *,
         dtype: str,
         section: SglangSection,
         folder: Path,
-        disk_dir: Path | None = None,
-        keep_files: bool = False,
-        encoding: Encoding = "xor",
+        stager: Stager | None = None,
+        name: str = "server",
+        arguments: Sequence[str] = (),
+        address: str | None = None,
     ) -> None:
-        self._section = section
-        self._port = free_port()
-        self._server = ServerProcess(
-            server_command(
-                model_path,
-                port=self._port,
-                dtype=dtype,
-                arguments=[
-                    "--custom-weight-loader",
-                    *loader.LOADERS,
-                    *server_arguments(section.server_args),
-                ],
-            ),
-            environment=server_environment() | {"HF_HUB_OFFLINE": "1"},
-            log=folder / "server.log",
+        self._path, self._dtype, self._section = model_path, dtype, section
+        self.name, self._address = name, address or f"127.0.0.1:{free_port()}"
+        self.is_external = address is not None
+        self._server: ServerProcess | ExternalServer = (
+            ExternalServer(address) if address is not None else self._child(folder, arguments)
         )
-        self._slots = asyncio.Semaphore(section.server_concurrency)
+        self._targets = Targets(folder, name, self._address)
+        self._gate = Gate(section.server_concurrency)
         self._client: SglangClient | None = None
-        # One thread for all of it: torch keeps a pool of workers for each thread that calls it.
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sglang-staging")
-        self._updates = Updates(
-            self,
-            Place(
-                shapes=family.hf_shapes(family.architecture(read_config(model_path))),
-                dtype=dtype,
-                model_path=model_path,
-                staging_dir=section.staging_dir,
-                disk_dir=disk_dir or folder / "weights",
-                keep_files=keep_files,
-                encoding=encoding,
-                answer=folder.absolute() / "verdict.json",
-                # Half, so that a server whose sender hangs can say so before the call to it is over.
-                timeout_s=section.control_timeout_s / 2,
-                on_thread=self._on_thread,
-            ),
-            pause_mode=section.pause_mode,
-        )
-        self._in_flight = 0
-        self._aborts = 0
+        self._stager = stager
+        self._answer = folder.absolute() / f"{name}.verdict.json"
+        self.weight_version = "initial"
+        self.suspected = asyncio.Event()
+        """Set by whoever saw the server fail at something, for whoever watches it."""
+        self._is_quiet = False
         self._lost: str | None = None
 
+    @property
+    def url(self) -> str:
+        """Address of the server: `http://host:port`."""
+        return f"http://{self._address}"
+
+    @property
+    def pending(self) -> int:
+        """Requests that are under way or wait here."""
+        return self._gate.pending
+
+    @property
+    def failure(self) -> str | None:
+        """Why the engine cannot be used any more; None while it can."""
+        return self._lost or self._server.failure
+
     async def start(self) -> None:
-        """Start the server, and wait until it is ready.
+        """Start the server or join it, and wait until it is ready.
 
         Raises:
-            EngineError: it ended instead; shows the end of its log.
+            EngineError: it ended instead, which shows the end of its log; or it is not one that can be used.
             DeadlineError: it was not ready after `start_timeout_s`.
         """
         section = self._section
         await self._server.start()
         self._client = SglangClient(
-            f"http://127.0.0.1:{self._port}",
+            self.url,
             connections=section.server_concurrency + 8,
             retries=section.request_retries,
         )
         try:
+            if self.is_external:
+                await self._meet()
             async with asyncio.timeout(section.start_timeout_s):
                 while not await self._is_ready():
-                    check_started(self._server)
+                    self._check_usable()
                     await asyncio.sleep(_POLL_S)
-                _check_ranks(await self._client.get("/server_info", timeout_s=section.control_timeout_s))
+                info = await self._client.get("/server_info", timeout_s=section.control_timeout_s)
+            _check_ranks(info)
+            if self.is_external:
+                check_joined(info, self._address, model_path=self._path, dtype=self._dtype)
         except TimeoutError as error:
             await self.close()
+            log = "" if self.is_external else f"; its log is {self._server.log}"
             raise DeadlineError(
-                f"the SGLang server was not ready after {section.start_timeout_s:g} s; its log is {self._server.log}"
+                f"{self._server.name} was not ready after {section.start_timeout_s:g} s{log}"
             ) from error
         except EngineError:
             await self.close()
             raise
+        if info.get("enable_metrics"):
+            self._targets.write()
 
     async def generate(
         self, tokens: Sequence[int], params: SamplingParams, *, session_id: str | None = None
@@ -142,84 +139,121 @@ class SglangEngine:
             DeadlineError: no answer within `request_timeout_s`.
         """
         self._check_usable()
-        aborts = self._aborts
-        async with self._slots:
-            if aborts != self._aborts:  # while it waited here
-                return Completion(
-                    tokens=[], log_probs=[], finish_reason="abort", weight_version=self.weight_version
-                )
-            self._in_flight += 1
-            try:
-                reply = await self._post(
-                    "/generate", generate_request(tokens, params), timeout_s=self._section.request_timeout_s
-                )
-            finally:
-                self._in_flight -= 1
-        return completion(reply)
+        limit = self._section.request_timeout_s
+        reply = await self._gate.pass_through(
+            lambda: self._post("/generate", generate_request(tokens, params), timeout_s=limit)
+        )
+        return aborted(self.weight_version) if reply is None else completion(reply)
 
     async def abort(self) -> None:
         """End every request under way; each answers with its partial output and `abort`."""
-        self._aborts += 1
-        limit = self._section.control_timeout_s
-        try:
-            async with asyncio.timeout(limit):
-                while self._in_flight:  # one may have reached the server after the last call
-                    await self.control("/abort_request", {"rid": "", "abort_all": True})
-                    await asyncio.sleep(_POLL_S)
-        except TimeoutError as error:
-            raise DeadlineError(
-                f"abort: {self._in_flight} requests still under way after {limit:g} s"
-            ) from error
+        await self._gate.abort(self.abort_requests, timeout_s=self._section.control_timeout_s)
+
+    async def abort_requests(self) -> None:
+        """End the requests that have reached the server, whoever sent them."""
+        await self.control("/abort_request", {"rid": "", "abort_all": True})
 
     async def pause(self) -> None:
         """Stop generating and keep the requests under way."""
+        self._is_quiet = True
         await self.control("/pause_generation", {"mode": "retract"})
 
     async def resume(self) -> None:
         """Go on after `pause`."""
         await self.control("/continue_generation", {})
+        self._is_quiet = False
 
     async def offload(self) -> None:
         """Release weights and cache; `onload` brings their memory back."""
+        self._is_quiet = True
         await self.control("/release_memory_occupation", {})
 
     async def onload(self) -> None:
         """Take the memory back. Where weights were released, the next update brings them."""
         await self.control("/resume_memory_occupation", {})
+        self._is_quiet = False
+
+    async def probe(self, *, timeout_s: float) -> None:
+        """Have the server generate a token; where it is not to generate now, have it answer.
+
+        Raises:
+            EngineError: it ended, or answers that it cannot.
+            DeadlineError: no answer within `timeout_s`.
+        """
+        was_quiet = self._is_quiet
+        try:
+            await self._get("/model_info" if was_quiet else "/health_generate", timeout_s=timeout_s)
+        except (EngineError, DeadlineError):
+            if was_quiet or not self._is_quiet:
+                raise
+            await self._get("/model_info", timeout_s=timeout_s)  # it was told to be quiet meanwhile
 
     async def open_update(self, transport: str, version: str) -> TransferPlan:
         """Agree on a weight update by `transport`."""
-        return self._updates.open(transport, version)
+        assert self._stager is not None, "a fleet takes the updates of its engines in"
+        return self._stager.open(transport, version)
 
     async def receive(self, plan: TransferPlan) -> Fingerprint:
-        """Bring the tensors to the server, and have it load them when all are there and as they should be.
+        """Take the update in, and have the server load it when all is there and as it should be.
 
         Raises:
             WeightSyncError: it is not the update agreed on, or a tensor is unknown, missing, misshapen or was damaged
                 on its way; names it. The server goes on with the old weights.
             EngineError: the server ended or broke off while it was loading; it then serves no more.
         """
+        assert self._stager is not None, "a fleet takes the updates of its engines in"
         self._check_usable()
-        return await self._updates.receive(plan)
+        with self._stager.taking(plan):
+            return await self.load(await self._stager.arrive(plan))
+
+    async def load(self, update: Update) -> Fingerprint:
+        """Have the server load an update of this host; a caller that gives up waits until it has, or ends it.
+
+        Raises:
+            WeightSyncError: a tensor was damaged on its way; names it. The server goes on with the old weights.
+            EngineError: the server ended or broke off while it was loading; it then serves no more.
+        """
+        why = f"the update to version {update.version} was given up while it was loading"
+        return await to_its_end(self._load(update), lambda: self.lose(why))
 
     async def close(self) -> None:
         """Stop the server, and free everything. May be called twice."""
+        await self._end(self._server.stop())
+
+    async def kill(self) -> None:
+        """End the server at once, and free everything."""
+        await self._end(self._server.kill())
+
+    async def ended(self) -> None:
+        """Wait until the server has ended, for whatever reason."""
+        await self._server.wait()
+
+    async def _end(self, ending: Awaitable[None]) -> None:
+        await ending
+        self._targets.remove()
         if self._client is not None:
             await self._client.close()
             self._client = None
-        await self._server.stop()
-        self._thread.shutdown()
-        self._updates.close()
+        if self._stager is not None:
+            self._stager.close()
 
-    @property
-    def weight_version(self) -> str:
-        """Version of the weights that the server has."""
-        return self._updates.version
-
-    @property
-    def is_running(self) -> bool:
-        """Whether the server has not ended."""
-        return self._server.exit_status is None
+    def _child(self, folder: Path, arguments: Sequence[str]) -> ServerProcess:
+        given = {"enable_metrics": True, **self._section.server_args}
+        return ServerProcess(
+            server_command(
+                self._path,
+                port=int(self._address.rpartition(":")[2]),
+                dtype=self._dtype,
+                arguments=[
+                    "--custom-weight-loader",
+                    *loader.LOADERS,
+                    *server_arguments(given),
+                    *arguments,
+                ],
+            ),
+            environment=server_environment() | {"HF_HUB_OFFLINE": "1"},
+            log=folder / f"{self.name}.log",
+        )
 
     async def control(self, path: str, body: Mapping[str, Any]) -> Any:
         """Call the server for something other than generation."""
@@ -227,20 +261,38 @@ class SglangEngine:
 
     async def model_info(self) -> Mapping[str, Any]:
         """Return what the server says about its model."""
-        self._check_usable()
-        assert self._client is not None
-        info: Mapping[str, Any] = await self._client.get(
-            "/model_info", timeout_s=self._section.control_timeout_s
-        )
+        info: Mapping[str, Any] = await self._get("/model_info", timeout_s=self._section.control_timeout_s)
         return info
+
+    @asynccontextmanager
+    async def paused(self) -> AsyncIterator[None]:
+        """Have the server generate nothing within the context; `pause_mode` says what becomes of its requests."""
+        was_quiet, self._is_quiet = self._is_quiet, True
+        await self.control("/pause_generation", {"mode": self._section.pause_mode})
+        try:
+            yield
+        finally:
+            if self._server.failure is None:
+                await self.control("/continue_generation", {})
+            self._is_quiet = was_quiet
 
     async def lose(self, why: str) -> None:
         """End the server: requests under way fail, and none goes on with weights that cannot be trusted."""
         self._lost = why
         await self._server.stop()
 
-    async def _on_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
+    async def _load(self, update: Update) -> Fingerprint:
+        self._answer.parent.mkdir(parents=True, exist_ok=True)
+        held = await load_update(self, update, answer=self._answer)
+        self.weight_version = update.version
+        return held
+
+    async def _meet(self) -> None:
+        assert self._client is not None
+        try:
+            await self._client.get("/model_info", timeout_s=self._section.control_timeout_s)
+        except ConnectionLostError as error:
+            raise EngineError(f"{self._server.name}: nobody answers ({error}); start it first") from error
 
     async def _is_ready(self) -> bool:
         assert self._client is not None
@@ -251,48 +303,41 @@ class SglangEngine:
         return True
 
     async def _post(self, path: str, body: Mapping[str, Any], *, timeout_s: float) -> Any:
-        """Call the server; as soon as it has ended, say so instead of waiting."""
-        self._check_usable()
-        assert self._client is not None
-        call = asyncio.ensure_future(self._client.post(path, body, timeout_s=timeout_s))
+        return await self._unless_ended(self._usable().post(path, body, timeout_s=timeout_s))
+
+    async def _get(self, path: str, *, timeout_s: float) -> Any:
+        return await self._unless_ended(self._usable().get(path, timeout_s=timeout_s, retries=0))
+
+    async def _unless_ended(self, work: Awaitable[Any]) -> Any:
+        """Await a call to the server; as soon as the server has ended, say so instead of waiting."""
+        call = asyncio.ensure_future(work)
         ended = asyncio.ensure_future(self._server.wait())
         try:
             await asyncio.wait({call, ended}, return_when=asyncio.FIRST_COMPLETED)
             if not call.done():
-                check_started(self._server)
+                self._check_usable()
             return await call
         except ConnectionLostError:
-            await asyncio.wait({ended}, timeout=_LAST_BREATH_S)
-            check_started(self._server)
+            await asyncio.wait({ended}, timeout=0 if self.is_external else _LAST_BREATH_S)
+            self._check_usable()
             raise
         finally:
             call.cancel()
             ended.cancel()
 
-    def _check_usable(self) -> None:
+    def _usable(self) -> SglangClient:
         if self._client is None:
             raise EngineError(
                 "the SGLang engine is not started; call start() first, and nothing after close()"
             )
+        self._check_usable()
+        return self._client
+
+    def _check_usable(self) -> None:
         if self._lost is not None:
             raise EngineError(f"the SGLang engine cannot be used any more: {self._lost}")
-        check_started(self._server)
-
-
-def create_engine(build: BuildContext) -> SglangEngine:
-    """Return the engine for a run. Entry point `sglang` of the group `slime.engines`."""
-    section, train = build.section(SglangSection), build.section(TrainSection)
-    model_type = build.section(ModelSection).model_name or read_config(build.model_path).get("model_type")
-    return SglangEngine(
-        build.model_path,
-        build.registry.resolve("slime.models", str(model_type)),
-        dtype=section.dtype if section.dtype != "auto" else compute_dtype(train),
-        section=section,
-        folder=build.run_dir / "sglang",
-        disk_dir=Path(train.update_weight_disk_dir or build.run_dir / "weights"),
-        keep_files=train.update_weight_disk_keep_files,
-        encoding=train.update_weight_delta_encoding,
-    )
+        if self._server.failure is not None:
+            raise EngineError(self._server.failure)
 
 
 def _check_ranks(info: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""How an update comes to lie whole in a folder on the server's host: a class for each transport; `INLETS` is the table."""
+"""How an update comes to lie whole in a folder on the servers' host: a class for each transport; `INLETS` is the table."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ import re
 import secrets
 import shutil
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from slime_core.errors import WeightSyncError
 from slime_core.openmp import release_threads
 from slime_core.protocols import TransferPlan
 from slime_core.weights import Bucket, MemoryChannel
-from slime_models.transfer.broadcast import call_off, open_store, sender_is_there
+from slime_models.transfer.broadcast import call_off, open_store, receive_broadcast, sender_is_there
 from slime_models.transfer.channels import BroadcastChannel, DeltaChannel, DiskChannel, Encoding
 from slime_models.transfer.manifest import Shape, check_manifest, read_manifest
 
-from slime_sglang.loader import FETCH, Order
-from slime_sglang.staging import Staging
+from slime_sglang.staging import WEIGHTS, Staging, Update
 
 #: Seconds between two looks for a sender.
 _POLL_S = 0.02
 _HOST = "127.0.0.1"
 #: Folders of earlier updates that are looked for when it is time to remove them.
 _REMEMBERED = 8
-
-#: Has the server call a loader, and returns when it found nothing wrong.
-CallLoader = Callable[[str, Order], Awaitable[Any]]
+#: Seconds that a sender which left a broadcast gets to say why, which cancels the receiving side.
+_LAST_WORD_S = 2.0
 
 
 @dataclass(kw_only=True)
@@ -52,12 +52,12 @@ class Place:
     """Keep folders of earlier updates."""
     encoding: Encoding
     """Of changes."""
-    answer: Path
-    """File for the server's verdicts."""
     timeout_s: float
     """Deadline of a broadcast, seconds."""
-    on_thread: Callable[..., Awaitable[Any]]
-    """Awaits a function that computes, with its arguments."""
+    # One thread for all of it: torch keeps a pool of workers for each thread that calls it.
+    _thread: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(max_workers=1, thread_name_prefix="sglang-staging")
+    )
     _folders: deque[Path] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
 
     @cached_property
@@ -70,6 +70,10 @@ class Place:
     def has_staging(self) -> bool:
         """Whether it was needed."""
         return "staging" in vars(self)
+
+    def is_staged(self, update: Update) -> bool:
+        """Whether an update lies in that folder, which the next one may write over."""
+        return self.has_staging and update.folder == self.staging.folder
 
     def new_folder(self, version: str) -> Path:
         """Name a folder for an update; a second one to the same version gets another name."""
@@ -85,9 +89,22 @@ class Place:
                 if folder != but:
                     shutil.rmtree(folder, ignore_errors=True)
 
-    def order(self, folder: Path, **more: Any) -> Order:
-        """Return what a loader is told about the update in a folder."""
-        return Order(folder=str(folder), answer=str(self.answer), **more)
+    async def on_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Await a function that computes, or waits for a sender; after whatever an earlier update left undone there."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
+
+    def forget(self) -> None:
+        """Take what is staged for no update."""
+        if self.has_staging:
+            self.staging.forget()
+
+    def close(self) -> None:
+        """Free memory and disk. May be called twice."""
+        self._thread.shutdown(wait=False, cancel_futures=True)  # a sender that hangs may keep it
+        self.drop_folders()
+        if self.has_staging:
+            self.staging.remove()
+            del self.staging
 
 
 class Inlet(Protocol):
@@ -99,19 +116,12 @@ class Inlet(Protocol):
     def open(self, version: str) -> Any:
         """Return the channel for a plan."""
 
-    async def arrive(self, plan: TransferPlan) -> None:
-        """Wait until the update is there, or until the server can fetch it.
+    async def arrive(self, plan: TransferPlan) -> Update:
+        """Wait until the update lies whole on this host.
 
         Raises:
             WeightSyncError: a tensor is unknown, misshapen or missing, or the update is another; says which.
             DeltaBaseError: changes do not fit what is kept.
-        """
-
-    async def folder(self, plan: TransferPlan, call: CallLoader) -> Path:
-        """Return the folder that the update lies in, checked up to its bytes. The server is paused meanwhile.
-
-        Raises:
-            WeightSyncError: as `arrive`.
         """
 
     def give_up(self, plan: TransferPlan) -> None:
@@ -128,7 +138,7 @@ class MemoryInlet:
         """Return a channel of this process."""
         return MemoryChannel()
 
-    async def arrive(self, plan: TransferPlan) -> None:
+    async def arrive(self, plan: TransferPlan) -> Update:
         """Copy bucket by bucket."""
         place, channel = self._place, plan.channel
         staging = place.staging
@@ -137,24 +147,18 @@ class MemoryInlet:
             for name, tensor in bucket:
                 staging.put(name, tensor, channel.fingerprints.get(name))
 
-        await place.on_thread(
-            staging.begin, plan.version
-        )  # after whatever an earlier update left undone there
+        await place.on_thread(staging.begin, plan.version)
         async for bucket in channel.buckets():
             await place.on_thread(stage, bucket)
         await place.on_thread(release_threads)
-        staging.seal()
-
-    async def folder(self, plan: TransferPlan, call: CallLoader) -> Path:
-        """Return the staging folder."""
-        return self._place.staging.folder
+        return staging.seal()
 
     def give_up(self, plan: TransferPlan) -> None:
         """Do nothing: both sides are of one process, which cancels the other."""
 
 
 class BroadcastInlet:
-    """Transport `distributed`: the server receives a broadcast into shared memory."""
+    """Transport `distributed`: this process receives a broadcast into shared memory, for all servers of this host."""
 
     def __init__(self, place: Place) -> None:
         self._place = place
@@ -169,19 +173,20 @@ class BroadcastInlet:
             timeout_s=self._place.timeout_s,
         )
 
-    async def arrive(self, plan: TransferPlan) -> None:
-        """Wait for the sender."""
+    async def arrive(self, plan: TransferPlan) -> Update:
+        """Wait for the sender, and take part in its broadcast."""
         while not sender_is_there(self._store, plan.channel):
             await asyncio.sleep(_POLL_S)
-
-    async def folder(self, plan: TransferPlan, call: CallLoader) -> Path:
-        """Have the server take part in the broadcast."""
         staging = self._place.staging
-        staging.forget()
-        order = self._place.order(staging.folder, channel=asdict(plan.channel), capacity=staging.n_bytes)
-        await call(FETCH, order)
-        staging.adopt(plan.version)
-        return staging.folder
+        await self._place.on_thread(staging.forget)
+        file = staging.folder / WEIGHTS
+        receive = partial(receive_broadcast, plan.channel, 1, file, capacity=staging.n_bytes)
+        try:
+            manifest = await self._place.on_thread(receive)
+        except WeightSyncError as error:
+            await asyncio.sleep(_LAST_WORD_S)
+            raise WeightSyncError(f"update to version {plan.version}: {error}") from error
+        return staging.adopt(manifest, plan.version)
 
     def give_up(self, plan: TransferPlan) -> None:
         """Call it off."""
@@ -204,17 +209,13 @@ class DiskInlet:
             folder=self._place.new_folder(version), config_from=self._place.model_path.absolute()
         )
 
-    async def arrive(self, plan: TransferPlan) -> None:
+    async def arrive(self, plan: TransferPlan) -> Update:
         """Wait for the folder."""
-        place = self._place
-        await _appears(plan.channel.folder)
-        manifest = read_manifest(plan.channel.folder)
+        place, folder = self._place, plan.channel.folder
+        await _appears(folder)
+        manifest = read_manifest(folder)
         check_manifest(manifest, place.shapes, dtype=place.dtype, version=plan.version)
-
-    async def folder(self, plan: TransferPlan, call: CallLoader) -> Path:
-        """Return it."""
-        folder: Path = plan.channel.folder
-        return folder
+        return Update(folder=folder, manifest=manifest)
 
     def give_up(self, plan: TransferPlan) -> None:
         """Do nothing: the sender writes to its end and does not wait."""
@@ -233,14 +234,12 @@ class DeltaInlet:
             folder=place.new_folder(version), base=place.staging.digest, encoding=place.encoding
         )
 
-    async def arrive(self, plan: TransferPlan) -> None:
+    async def arrive(self, plan: TransferPlan) -> Update:
         """Wait for the folder, and make the changes."""
-        await _appears(plan.channel.folder)
-        await self._place.on_thread(self._place.staging.apply, plan.channel.folder, plan.version)
-
-    async def folder(self, plan: TransferPlan, call: CallLoader) -> Path:
-        """Return the staging folder."""
-        return self._place.staging.folder
+        place, folder = self._place, plan.channel.folder
+        await _appears(folder)
+        update: Update = await place.on_thread(place.staging.apply, folder, plan.version)
+        return update
 
     def give_up(self, plan: TransferPlan) -> None:
         """Do nothing: the sender writes to its end and does not wait."""

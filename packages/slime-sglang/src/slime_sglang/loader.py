@@ -1,4 +1,4 @@
-"""SGLang's custom weight loaders (`--custom-weight-loader`): fetch an update, check it, take it in, prove what was done.
+"""SGLang's custom weight loaders (`--custom-weight-loader`): check an update, take it in, prove what was done.
 
 They run inside the server. SGLang ends the whole server when a loader raises, so these answer through a file. Checking is
 a call of its own, because SGLang counts a version as reached when the call that names it returns. SGLang's own
@@ -8,7 +8,7 @@ a call of its own, because SGLang counts a version as reached when the call that
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,19 +16,17 @@ from typing import Any
 import torch
 from slime_core.errors import EngineError
 from slime_models.fingerprint import fingerprint
-from slime_models.transfer.broadcast import receive_broadcast
-from slime_models.transfer.channels import BroadcastChannel
 from slime_models.transfer.manifest import listed
 from torch import Tensor
 
-from slime_sglang.staging import WEIGHTS, Staged
+from slime_sglang.staging import Staged
 
 #: SGLang's modules that stack several Hugging Face matrices: leaf name -> leaf names, top to bottom.
 _STACKED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 
 
-FETCH, CHECK, LOAD = f"{__name__}.fetch", f"{__name__}.check", f"{__name__}.load"
-LOADERS = (FETCH, CHECK, LOAD)
+CHECK, LOAD = f"{__name__}.check", f"{__name__}.load"
+LOADERS = (CHECK, LOAD)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,13 +34,9 @@ class Order:
     """What the engine tells a loader, as the name of an empty tensor."""
 
     folder: str
-    """Where the update lies, or is to be put."""
+    """Where the update lies."""
     answer: str
-    """File for the verdict."""
-    channel: Mapping[str, Any] | None = None
-    """`BroadcastChannel` to fetch from."""
-    capacity: int = 0
-    """Bytes that a fetched update may take."""
+    """File for the verdict; each of several servers has its own."""
 
     def text(self) -> str:
         """Return it as JSON."""
@@ -72,33 +66,14 @@ def read_verdict(path: Path) -> Verdict:
     return verdict
 
 
-def fetch(model: Any, named_tensors: Sequence[tuple[str, Tensor]]) -> None:
-    """Receive an update of the transport `distributed` into the folder; writes no weight."""
-
-    def work(order: Order) -> None:
-        assert order.channel is not None, "an order to fetch names its channel"
-        folder = Path(order.folder)
-        manifest = receive_broadcast(
-            BroadcastChannel(**order.channel), 1, folder / WEIGHTS, capacity=order.capacity
-        )
-        manifest.write(folder)
-
-    _answering(named_tensors, work)
-
-
 def check(model: Any, named_tensors: Sequence[tuple[str, Tensor]]) -> None:
-    """Check the bytes of the update in the folder; writes no weight."""
-
-    def work(order: Order) -> str | None:
-        staged = Staged(Path(order.folder))
-        changed = [
-            name
-            for name, tensor in staged.tensors()
-            if fingerprint(tensor) != staged.entries[name].fingerprint
-        ]
-        return f"{listed(changed)}: the bytes that arrived are not those that were sent" if changed else None
-
-    _answering(named_tensors, work)
+    """Answer with what is wrong with the update; writes no weight."""
+    order = _order(named_tensors)
+    try:
+        error = _wrong(Staged(Path(order.folder)))
+    except Exception as problem:  # which would end the server, and it is as it was
+        error = f"{type(problem).__name__}: {problem}"
+    _answer(order, Verdict(error=error))
 
 
 def load(model: Any, named_tensors: Sequence[tuple[str, Tensor]]) -> None:
@@ -115,14 +90,11 @@ def load(model: Any, named_tensors: Sequence[tuple[str, Tensor]]) -> None:
     _answer(order, Verdict(held=held))
 
 
-def _answering(named_tensors: Sequence[tuple[str, Tensor]], work: Callable[[Order], str | None]) -> None:
-    """Answer with what `work` finds wrong, or with how it fails: the server is as it was."""
-    order = _order(named_tensors)
-    try:
-        error = work(order)
-    except Exception as problem:
-        error = f"{type(problem).__name__}: {problem}"
-    _answer(order, Verdict(error=error))
+def _wrong(staged: Staged) -> str | None:
+    changed = [
+        name for name, tensor in staged.tensors() if fingerprint(tensor) != staged.entries[name].fingerprint
+    ]
+    return f"{listed(changed)}: the bytes that arrived are not those that were sent" if changed else None
 
 
 def _order(named_tensors: Sequence[tuple[str, Tensor]]) -> Order:

@@ -8,6 +8,9 @@ from typing import Any
 from slime_core.errors import EngineError
 from slime_core.protocols import Completion, SamplingParams
 
+#: Seconds that SGLang measures of a request; `queue_time` only under --sglang-enable-metrics.
+_TIMINGS = ("e2e_latency", "queue_time", "first_token_latency")
+
 
 def generate_request(tokens: Sequence[int], params: SamplingParams) -> dict[str, Any]:
     """Return the body of `/generate` for one response to the prompt ids `tokens`."""
@@ -53,5 +56,11 @@ def completion(reply: Mapping[str, Any]) -> Completion:
         log_probs=[float(log_prob) for log_prob, *_ in drawn],
         finish_reason=reason["type"],
         weight_version=version,
-        metadata={name: meta[name] for name in ("cached_tokens", "weight_versions") if name in meta},
+        metadata={name: meta[name] for name in ("cached_tokens", "weight_versions") if name in meta}
+        | {"timings": {name: float(meta[name]) for name in _TIMINGS if meta.get(name) is not None}},
     )
+
+
+def aborted(weight_version: str) -> Completion:
+    """Return the completion of a request that ended before anything was generated."""
+    return Completion(tokens=[], log_probs=[], finish_reason="abort", weight_version=weight_version)

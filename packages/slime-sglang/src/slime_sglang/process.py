@@ -1,4 +1,4 @@
-"""`ServerProcess`: one SGLang server as a child process, started, watched and stopped."""
+"""`ServerProcess`: a server as a child process, started, watched and stopped."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import signal
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-
-from slime_core.errors import EngineError
 
 #: Seconds that a server gets to end by itself before it is killed.
 _GRACE_S = 10.0
@@ -28,10 +26,18 @@ class ServerProcess:
         command: command line.
         environment: variables to add to this process's.
         log: file that its output goes to.
+        name: how messages call it.
     """
 
-    def __init__(self, command: Sequence[str], *, environment: Mapping[str, str], log: Path) -> None:
-        self._command, self._environment, self.log = command, environment, log
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        log: Path,
+        name: str = "the SGLang server",
+    ) -> None:
+        self._command, self._environment, self.log, self.name = command, environment, log, name
         self._process: asyncio.subprocess.Process | None = None
 
     @property
@@ -59,18 +65,31 @@ class ServerProcess:
         return await self._process.wait()
 
     async def stop(self) -> None:
-        """End it and its helpers; a stopped one stays stopped."""
+        """Let it and its helpers end, and kill whoever does not."""
         if self._process is None:
             return
         self._signal(signal.SIGTERM)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._process.wait(), _GRACE_S)
-        self._signal(signal.SIGKILL)  # whoever of the group is left
+        await self.kill()
+
+    async def kill(self) -> None:
+        """End it and its helpers at once, and wait until their memory is free."""
+        if self._process is None:
+            return
+        self._signal(signal.SIGKILL)
         await self._process.wait()
         with contextlib.suppress(TimeoutError):  # a host whose first process reaps nobody keeps their entries
             async with asyncio.timeout(_GRACE_S):
-                while self._signal(0):  # until their memory is free
+                while self._signal(0):
                     await asyncio.sleep(_POLL_S)
+
+    @property
+    def failure(self) -> str | None:
+        """How it ended, and the end of its log; None while it runs."""
+        if self.exit_status is None:
+            return None
+        return f"{self.name} ended with status {self.exit_status}; its log is {self.log} and ends:\n{self.log_tail()}"
 
     def log_tail(self) -> str:
         """Return the end of its log."""
@@ -93,17 +112,15 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def check_started(process: ServerProcess) -> None:
-    """Check that a server has not ended.
-
-    Raises:
-        EngineError: it has; shows its status and the end of its log.
-    """
-    if process.exit_status is not None:
-        raise EngineError(
-            f"the SGLang server ended with status {process.exit_status}; its log is {process.log} and ends:\n"
-            f"{process.log_tail()}"
-        )
+def local_port_is_free(port: int) -> bool:
+    """Return whether nobody listens on a TCP port of this host."""
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 def _die_with_parent() -> None:

@@ -8,7 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Gt
+from annotated_types import Ge, Gt, Le
 from slime_core.config.base import SectionModel
 
 #: Weight transports that the engine receives by, best first.
@@ -25,6 +25,7 @@ DERIVED = {
 
 Count = Annotated[int, Ge(1)]
 Seconds = Annotated[float, Gt(0)]
+RouterPolicy = Literal["random", "round_robin", "power_of_two", "cache_aware", "consistent_hashing", "manual"]
 
 
 class SglangSection(SectionModel):
@@ -49,6 +50,55 @@ class SglangSection(SectionModel):
     """What becomes of requests that are under way when weights arrive: computed anew from their tokens, or ended."""
     staging_dir: Path = Path("/dev/shm")
     """Folder in shared memory where an update lies, whole, until the server has checked and loaded it."""
+
+
+class FleetSection(SectionModel):
+    """Several SGLang servers (`--rollout-engine sglang`), and what becomes of one that fails."""
+
+    rollout_num_gpus: Count | None = None
+    """GPUs of all engines together, one engine for each `rollout_num_gpus_per_engine` of them; without GPUs the number
+    of engines. One engine when not given."""
+    rollout_num_gpus_per_engine: Count = 1
+    """GPUs of one engine."""
+    rollout_external_engine_addrs: list[str] = []
+    """Servers that run already, `host:port` each: they are joined, and neither started nor stopped."""
+    router_policy: RouterPolicy | None = None
+    """Have sglang-router spread the requests, by this policy (`slime-sglang[router]`). When not given, no router runs:
+    each request goes to the engine with the fewest, and those of one session to one engine."""
+    sglang_router_ip: str | None = None
+    """Host of a router that runs already and is joined; it chooses by its own policy."""
+    sglang_router_port: Annotated[int, Ge(1), Le(65535)] | None = None
+    """Port of the router; a free one when the run starts it."""
+    use_fault_tolerance: bool = False
+    """Go on when an engine ends or hangs: its requests are generated anew by others, and a new one takes its place."""
+    rollout_health_check_interval: Seconds = 30
+    """Seconds between two health checks of an engine under `use_fault_tolerance`; one that ends or fails at a request is
+    noticed at once."""
+    rollout_health_check_timeout: Seconds = 30
+    """Deadline of a health check, seconds; an engine that misses it is killed."""
+    rollout_health_check_first_wait: Annotated[float, Ge(0)] = 0
+    """Seconds before the first interval of an engine that has just started."""
+    rollout_engine_restarts: Annotated[int, Ge(0)] = 3
+    """How often an engine is started again before it is given up; the run ends when all are."""
+
+    @property
+    def n_engines(self) -> int:
+        """Number of engines."""
+        if self.rollout_external_engine_addrs:
+            return len(self.rollout_external_engine_addrs)
+        return (self.rollout_num_gpus or self.rollout_num_gpus_per_engine) // self.rollout_num_gpus_per_engine
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether one engine does, without a fleet around it."""
+        return self.n_engines == 1 and not (
+            self.rollout_external_engine_addrs or self.has_router or self.use_fault_tolerance
+        )
+
+    @property
+    def has_router(self) -> bool:
+        """Whether a router is started or joined."""
+        return self.router_policy is not None or self.sglang_router_ip is not None
 
 
 @functools.cache

@@ -82,6 +82,13 @@ def server_arguments(values: Mapping[str, Any]) -> list[str]:
     return words
 
 
+def gpu_arguments(values: Mapping[str, Any], *, first: int, device: Device | None = None) -> list[str]:
+    """Return the words that give a server its GPUs: `first` places after those that `values` give; none on a CPU."""
+    if (device or visible_device()) == "cpu":
+        return []
+    return ["--base-gpu-id", str(int(values.get("base_gpu_id") or 0) + first)]
+
+
 def visible_device() -> Device:
     """Return "cuda" where this process sees a GPU, otherwise "cpu"."""
     import torch

@@ -1,18 +1,20 @@
-"""An update that lies whole on the server's host: its tensors, and a manifest that says what they must be.
+"""An update that lies whole on the servers' host: its tensors, and a manifest that says what they must be.
 
-The server takes an update only from such a folder, so whatever is wrong with it is found while the old weights are still
-whole, at the price of one copy of the weights: in shared memory, or on the disk for the transport `disk`.
+Servers take an update only from such a folder, so whatever is wrong with it is found while the old weights are still
+whole, at the price of one copy of the weights, however many servers: in shared memory, or on the disk for the transport
+`disk`.
 """
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from slime_core.errors import DeltaBaseError, WeightSyncError
+from slime_core.protocols import Fingerprint
 from slime_models.checkpoint import HfCheckpoint
 from slime_models.fingerprint import fingerprint
 from slime_models.transfer.delta import apply_changes
@@ -29,6 +31,24 @@ from slime_models.transfer.manifest import (
 from torch import Tensor
 
 WEIGHTS = "weights.bin"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Update:
+    """An update that lies whole in a folder."""
+
+    folder: Path
+    manifest: Manifest
+
+    @property
+    def version(self) -> str:
+        """Its version."""
+        return self.manifest.version
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        """What a server that has loaded it holds."""
+        return {entry.name: entry.fingerprint for entry in self.manifest.entries}
 
 
 class Staging:
@@ -88,8 +108,8 @@ class Staging:
         self._view(name).copy_(tensor)
         self._note(name, fingerprint(tensor) if said is None else said)
 
-    def seal(self) -> None:
-        """Write the manifest.
+    def seal(self) -> Update:
+        """Write the manifest; the update is whole.
 
         Raises:
             WeightSyncError: names up to five tensors that were not put.
@@ -97,8 +117,9 @@ class Staging:
         self._check.end()
         self._sealed = Manifest(version=self._version, entries=self._entries)
         self._sealed.write(self.folder)
+        return Update(folder=self.folder, manifest=self._sealed)
 
-    def apply(self, folder: Path, version: str) -> None:
+    def apply(self, folder: Path, version: str) -> Update:
         """Bring the folder's weights up to date from a folder of the transport `disk-delta`, and write the manifest.
 
         Raises:
@@ -119,18 +140,19 @@ class Staging:
                 self._take(entry, file.read(entry.n_bytes))
                 self._check.see(entry.name, entry.shape, entry.dtype)
                 self._note(entry.name, entry.fingerprint)
-        self.seal()
+        return self.seal()
 
-    def adopt(self, version: str) -> None:
-        """Take for an update what a server received into the folder, which has a manifest already.
+    def adopt(self, manifest: Manifest, version: str) -> Update:
+        """Take for an update what was received into the folder's file.
 
         Raises:
             WeightSyncError: it is of another version, or a tensor is unknown, missing or misshapen; names it.
         """
-        manifest = read_manifest(self.folder)
         check_manifest(manifest, self._shapes, dtype=_name(self._dtype), version=version)
+        manifest.write(self.folder)
         if {entry.name: entry.offset for entry in manifest.entries} == self._offsets:
             self._sealed = manifest  # so that changes can be applied
+        return Update(folder=self.folder, manifest=manifest)
 
     def forget(self) -> None:
         """Take what is there for no update."""

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from slime_core.errors import DataError, RewardError, SampleError
+from slime_core.errors import DataError, RewardError, SampleError, SlimeError
 from slime_core.protocols import GenerateContext, SamplingParams
 from slime_core.sample import Group, Sample, Status
 
@@ -107,7 +107,11 @@ async def run_sample(
     if sample.session_id is None:
         sample.session_id = str(uuid.UUID(int=(run.seed << 64) | (sample.index or 0)))
     begin = time.perf_counter()
-    result = await run.generate(context, sample, params)
+    try:
+        result = await run.generate(context, sample, params)
+    except SlimeError as error:
+        error.add_note(f"{sample.name} was being generated")
+        raise
     samples = result if isinstance(result, list) else [result]
     for one in samples:
         one.timings["generate"] = one.timings.get("generate", 0.0) + time.perf_counter() - begin

@@ -69,6 +69,8 @@ def _append(
         routed_experts=completion.metadata.get("routed_experts"),
     )
     sample.response = text
+    for name, seconds in completion.metadata.get("timings", {}).items():
+        sample.timings[name] = sample.timings.get(name, 0.0) + seconds
     if "cached_tokens" in completion.metadata:
         counts = sample.prefix_cache_info
         counts["cached_tokens"] = counts.get("cached_tokens", 0) + int(completion.metadata["cached_tokens"])

@@ -1,0 +1,326 @@
+"""Engine `sglang` over several servers: spreads requests, updates all of them, and does without those that fail."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+from slime_core.errors import DeadlineError, EngineError, WeightSyncError
+from slime_core.protocols import Completion, Fingerprint, SamplingParams, TransferPlan
+from slime_core.weights import check_fingerprints
+
+from slime_sglang.client import ServerFaultError
+from slime_sglang.health import watch
+from slime_sglang.messages import aborted
+from slime_sglang.router import Router
+from slime_sglang.seat import Seat
+from slime_sglang.section import TRANSPORTS, FleetSection
+from slime_sglang.spread import pick
+from slime_sglang.stager import Stager
+from slime_sglang.staging import Update
+
+logger = logging.getLogger(__name__)
+
+#: Engines that may fail at one request before it is given up: it may be the request that they fail at.
+_ATTEMPTS = 3
+
+
+class EngineFleet:
+    """Generates by several SGLang servers. All methods must be called on the event loop that `start` ran on.
+
+    With `use_fault_tolerance` an engine that ends or hangs is taken out at once. Its requests are generated anew by
+    others, from their prompts and with their seeds, and a new engine takes its place, with the weights of the last
+    update. Without it the first failure is the caller's.
+
+    Args:
+        seats: one for each engine.
+        section: settings of the fleet.
+        stager: takes weight updates in.
+        router: sends requests to the engines; None has them spread here.
+    """
+
+    transports: tuple[str, ...] = TRANSPORTS
+
+    def __init__(
+        self,
+        seats: Sequence[Seat],
+        *,
+        section: FleetSection,
+        stager: Stager,
+        router: Router | None = None,
+    ) -> None:
+        self._seats, self._section, self._stager = tuple(seats), section, stager
+        self._router = router
+        self._guards: list[asyncio.Task[None]] = []
+        self._changed = asyncio.Event()
+        self._aborts = 0
+        # Held while an update or another move reaches the engines: a new one joins before or after, not in between.
+        self._moving = asyncio.Lock()
+        self._is_paused = self._is_offloaded = False
+        self.weight_version = "initial"
+
+    async def start(self) -> None:
+        """Start the router and all engines, and wait until they are ready.
+
+        Raises:
+            EngineError: one of them ended, or is not one that can be used.
+            DeadlineError: one was not ready in time.
+        """
+        try:
+            if self._router is not None:
+                await self._router.start()
+            await _all([seat.engine.start() for seat in self._seats])
+            for seat in self._seats:
+                await self._seat_in(seat)
+        except (EngineError, DeadlineError):
+            await self.close()
+            raise
+        if self._section.use_fault_tolerance:
+            self._guards = [asyncio.create_task(self._guard(seat)) for seat in self._seats]
+
+    async def generate(
+        self, tokens: Sequence[int], params: SamplingParams, *, session_id: str | None = None
+    ) -> Completion:
+        """Generate one response to the prompt ids `tokens`; where an engine is lost over it, by another one.
+
+        Raises:
+            EngineError: refused, failed at by several engines, or no engine is left.
+            DeadlineError: no answer within `request_timeout_s`.
+        """
+        aborts = self._aborts
+        failed: list[Seat] = []
+        while True:
+            seat = await self._seat_for(session_id, avoid=failed, aborts=aborts)
+            if seat is None:
+                return aborted(self.weight_version)
+            engine = seat.engine
+            try:
+                if self._router is None:
+                    return await engine.generate(tokens, params, session_id=session_id)
+                answer = await self._router.generate(tokens, params, session_id=session_id)
+                return answer or aborted(self.weight_version)
+            except EngineError as error:
+                was_lost = isinstance(error, ServerFaultError) or engine.failure is not None
+                if not (was_lost and self._section.use_fault_tolerance):
+                    raise
+                for suspect in [seat] if self._router is None else self._seats:
+                    suspect.engine.suspected.set()
+                failed.append(seat)
+                if len(failed) == _ATTEMPTS:
+                    error.add_note(f"{_ATTEMPTS} engines in turn failed at this request")
+                    raise
+
+    async def abort(self) -> None:
+        """End every request under way; each answers with its partial output and `abort`."""
+        self._aborts += 1
+        self._tell()
+        await self._everywhere(lambda seat: seat.engine.abort())
+        if self._router is not None:
+            await self._router.abort(lambda: self._everywhere(lambda seat: seat.engine.abort_requests()))
+
+    async def pause(self) -> None:
+        """Stop generating and keep the requests under way."""
+        async with self._moving:
+            self._is_paused = True
+            await self._everywhere(lambda seat: seat.engine.pause())
+
+    async def resume(self) -> None:
+        """Go on after `pause`."""
+        async with self._moving:
+            self._is_paused = False
+            await self._everywhere(lambda seat: seat.engine.resume())
+
+    async def offload(self) -> None:
+        """Release weights and cache; `onload` brings their memory back."""
+        async with self._moving:
+            self._is_offloaded = True
+            await self._everywhere(lambda seat: seat.engine.offload())
+
+    async def onload(self) -> None:
+        """Take the memory back. Where weights were released, the next update brings them."""
+        async with self._moving:
+            self._is_offloaded = False
+            await self._everywhere(lambda seat: seat.engine.onload())
+
+    async def open_update(self, transport: str, version: str) -> TransferPlan:
+        """Agree on a weight update by `transport`."""
+        return self._stager.open(transport, version)
+
+    async def receive(self, plan: TransferPlan) -> Fingerprint:
+        """Take the update in once, and have every engine load it. An engine that is lost over it gets it later.
+
+        Raises:
+            WeightSyncError: it is not the update agreed on, or a tensor is unknown, missing, misshapen or was damaged
+                on its way; names it. No engine serves it.
+            EngineError: an engine ended or broke off; under fault tolerance, all of them.
+        """
+        with self._stager.taking(plan):
+            try:
+                async with self._moving:
+                    update = await self._stager.arrive(plan)
+                    await self._everywhere(lambda seat: self._load(seat, update))
+                while not any(seat.engine.weight_version == plan.version for seat in self._seats):
+                    await self._seat_for(None, avoid=(), aborts=self._aborts)  # the first to be back has it
+            except BaseException:
+                await self._end_those_with(plan.version)
+                raise
+        self.weight_version = plan.version
+        return update.fingerprint
+
+    async def close(self) -> None:
+        """Stop the router and all engines, and free everything. May be called twice."""
+        for guard in self._guards:
+            guard.cancel()
+        await asyncio.gather(*self._guards, return_exceptions=True)
+        self._guards = []
+        if self._router is not None:
+            await self._router.close()
+        await _all([seat.engine.close() for seat in self._seats])
+        self._stager.close()
+
+    async def _seat_for(self, session_id: str | None, *, avoid: Sequence[Seat], aborts: int) -> Seat | None:
+        """Return the seat that gets a request, waiting for one that is checked or replaced where none is ready.
+
+        None where there was an abort since `aborts` of them.
+
+        Raises:
+            EngineError: none is left; says what became of each.
+        """
+        if not self._section.use_fault_tolerance:
+            return pick(self._seats, session_id)
+        while aborts == self._aborts:
+            ready = [seat for seat in self._seats if seat.is_ready and not seat.engine.suspected.is_set()]
+            if ready:
+                return pick([seat for seat in ready if seat not in avoid] or ready, session_id)
+            for guard in self._guards:
+                if guard.done():
+                    guard.result()  # a guard ends quietly only when its seat is gone
+            if all(seat.state == "gone" for seat in self._seats):
+                reasons = "\n".join(f"{seat.name}: {seat.reason}" for seat in self._seats)
+                raise EngineError(f"no engine is left to generate:\n{reasons}")
+            await self._changed.wait()
+        return None
+
+    async def _everywhere[T](self, move: Callable[[Seat], Awaitable[T]]) -> list[T]:
+        """Make a move at all engines at once, and return what they answer.
+
+        The first failure ends it; under fault tolerance the engine that fails is lost, and the others go on.
+        """
+        if not self._section.use_fault_tolerance:
+            return await _all([move(seat) for seat in self._seats])
+        asked = [(seat, seat.engine) for seat in self._seats if seat.is_ready]
+        answers = await asyncio.gather(*(move(seat) for seat, _ in asked), return_exceptions=True)
+        good: list[T] = []
+        for (seat, engine), answer in zip(asked, answers, strict=True):
+            if isinstance(answer, EngineError | DeadlineError):
+                if seat.state == "serving" and seat.engine is engine:  # its guard has not been faster
+                    seat.lose(str(answer))
+                    await engine.kill()  # which its guard sees
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                good.append(answer)
+        return good
+
+    async def _load(self, seat: Seat, update: Update) -> None:
+        """Have one engine load an update, and compare what it then holds with what was sent.
+
+        Raises:
+            WeightSyncError: it refused it, or holds something else.
+        """
+        try:
+            held = await seat.engine.load(update)
+            check_fingerprints(update.fingerprint, held, version=update.version)
+        except WeightSyncError as error:
+            error.add_note(f"found by {seat.name}")
+            raise
+
+    async def _end_those_with(self, version: str) -> None:
+        """End the engines that have loaded an update which failed: all engines serve one version."""
+        if version == self.weight_version:
+            return
+        ahead = [seat.engine for seat in self._seats if seat.engine.weight_version == version]
+        why = f"it had loaded the update to version {version}, which failed"
+        await asyncio.gather(*(engine.lose(why) for engine in ahead))
+
+    async def _guard(self, seat: Seat) -> None:
+        """Watch the engines of a seat, one after the other, until it had its last."""
+        section = self._section
+        try:
+            while seat.state != "gone":
+                reason = await watch(
+                    seat.engine,
+                    first_wait_s=section.rollout_health_check_first_wait,
+                    interval_s=section.rollout_health_check_interval,
+                    timeout_s=section.rollout_health_check_timeout,
+                    cleared=self._tell,
+                )
+                await self._take_out(seat, reason if seat.state == "serving" else seat.reason)
+                while seat.replace():
+                    try:
+                        await seat.engine.start()
+                        await self._join(seat)
+                        break
+                    except (EngineError, DeadlineError, WeightSyncError) as error:
+                        await self._take_out(seat, str(error))
+            logger.error("%s is given up", seat.name)
+        finally:
+            self._tell()
+
+    async def _take_out(self, seat: Seat, reason: str) -> None:
+        """Give an engine nothing more, and end it with everything that it holds."""
+        logger.warning("%s is lost, with %d requests under way: %s", seat.name, seat.pending, reason)
+        seat.lose(reason)
+        self._tell()
+        try:
+            if self._router is not None:
+                await self._router.remove(seat.engine.url)
+        finally:
+            await seat.engine.kill()
+
+    async def _join(self, seat: Seat) -> None:
+        """Bring an engine that has just started to where the others are, and have it serve.
+
+        Raises:
+            EngineError: the weights that the others hold are not at hand.
+            WeightSyncError: it refused them, or holds something else then.
+        """
+        async with self._moving:
+            if self._stager.kept is not None:
+                await self._load(seat, self._stager.kept)
+            elif self.weight_version != "initial":
+                raise EngineError(
+                    f"{seat.name}: the last update broke off, and there are no weights to give it"
+                )
+            if self._is_paused:
+                await seat.engine.pause()
+            if self._is_offloaded:
+                await seat.engine.offload()
+            await self._seat_in(seat)
+        logger.warning("%s serves again, with weights of version %s", seat.name, seat.engine.weight_version)
+
+    async def _seat_in(self, seat: Seat) -> None:
+        if self._router is not None:
+            await self._router.add(seat.engine.url)
+        seat.state = "serving"
+        self._tell()
+
+    def _tell(self) -> None:
+        """Wake whoever waits for a seat."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+async def _all[T](work: Sequence[Awaitable[T]]) -> list[T]:
+    """Await all; at the first failure cancel the others and raise it."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        return list(await asyncio.gather(*tasks))
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.gather(*tasks, return_exceptions=True)
+        raise

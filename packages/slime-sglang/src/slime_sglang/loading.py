@@ -1,0 +1,124 @@
+"""One server loads an update that lies whole on its host: it checks it, takes it in, and says what it then holds."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+import pickle
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from slime_core.errors import DeadlineError, EngineError, WeightSyncError
+from slime_core.protocols import Fingerprint
+
+from slime_sglang import loader
+from slime_sglang.loader import Order, Verdict, read_verdict
+from slime_sglang.staging import Update
+
+logger = logging.getLogger(__name__)
+
+#: Seconds that an update at the server gets to end by itself when its caller gives up.
+_GRACE_S = 10.0
+
+
+class Served(Protocol):
+    """What an update needs of a server."""
+
+    async def control(self, path: str, body: Mapping[str, Any]) -> Any:
+        """Call it."""
+
+    async def model_info(self) -> Mapping[str, Any]:
+        """Return what it says about its model."""
+
+    def paused(self) -> AbstractAsyncContextManager[None]:
+        """Have it generate nothing within the context."""
+
+    async def lose(self, why: str) -> None:
+        """End it: its weights cannot be trusted."""
+
+
+async def load_update(server: Served, update: Update, *, answer: Path) -> Fingerprint:
+    """Have a server check an update and load it; returns the fingerprints of what it then holds.
+
+    Args:
+        server: on the update's host.
+        update: that stays as it is meanwhile.
+        answer: file for this server's verdicts; on its host, too.
+
+    Raises:
+        WeightSyncError: the bytes are not those that were sent; names the tensors. The server has the old weights.
+        EngineError: the server ended or broke off while it was loading; it then serves no more.
+        DeadlineError: it did not answer in time; it then serves no more.
+    """
+    version = update.version
+    order = Order(folder=str(update.folder), answer=str(answer))
+    async with server.paused():
+        try:
+            await server.control("/begin_weight_update", {})
+            try:
+                await _call(server, loader.CHECK, order, version)
+                verdict = await _call(server, loader.LOAD, order, version, loads=True)
+            finally:
+                await server.control("/end_weight_update", {})
+            check_version(await server.model_info(), version)
+        except (EngineError, DeadlineError) as error:
+            await server.lose(
+                f"the update to version {version} broke off, and its weights may be a mixture: {error}"
+            )
+            raise
+    return dict(verdict.held or {})
+
+
+async def to_its_end[T](work: Coroutine[Any, Any, T], end: Callable[[], Awaitable[None]]) -> T:
+    """Await work; a caller that gives up waits until it is done, or calls `end`, which must end it, if that takes long."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task}, timeout=_GRACE_S)
+        if not task.done():
+            await end()
+            await asyncio.wait({task})
+        if (error := task.exception()) is not None:
+            logger.warning("given up, and failed itself, which may be why: %s", error)
+        raise
+
+
+def check_version(info: Mapping[str, Any], version: str) -> None:
+    """Check that a server says it has the version that it was to load.
+
+    Raises:
+        EngineError: it says another.
+    """
+    if info.get("weight_version") != version:
+        raise EngineError(
+            f"update to version {version}: the server says afterwards that it has version "
+            f"{info.get('weight_version')!r}"
+        )
+
+
+async def _call(server: Served, function: str, order: Order, version: str, *, loads: bool = False) -> Verdict:
+    """Have the server call a function of `loader`.
+
+    Raises:
+        WeightSyncError: it found something wrong.
+    """
+    payload = pickle.dumps([(order.text(), _EmptyTensor())])
+    body = {"serialized_named_tensors": [base64.b64encode(payload).decode()], "load_format": function}
+    options = {"weight_version": version} if loads else {"flush_cache": False}
+    await server.control("/update_weights_from_tensor", body | options)
+    verdict = read_verdict(Path(order.answer))
+    if verdict.error is not None:
+        raise WeightSyncError(f"update to version {version}: {verdict.error}")
+    return verdict
+
+
+class _EmptyTensor:
+    """Pickles as an empty tensor, without torch's reducers, which Megatron replaces by some that SGLang refuses."""
+
+    def __reduce__(self) -> tuple[Any, tuple[()]]:
+        return torch.Tensor, ()

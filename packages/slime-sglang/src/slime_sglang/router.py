@@ -1,0 +1,189 @@
+"""`Router`: sglang-router in front of the engines, started by the run or joined."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from slime_core.errors import DeadlineError, EngineError
+from slime_core.protocols import Completion, SamplingParams
+
+from slime_sglang.client import ConnectionLostError, SglangClient
+from slime_sglang.gate import Gate
+from slime_sglang.messages import completion, generate_request
+from slime_sglang.process import ServerProcess, free_port, local_port_is_free
+from slime_sglang.section import SglangSection
+from slime_sglang.targets import Targets
+
+_POLL_S = 0.1
+#: Seconds in which a router is up and takes a worker in or out.
+_DEADLINE_S = 60.0
+#: The router keeps requests of one key on one worker, by its policies `consistent_hashing` and `manual`.
+_SESSION_HEADER = "X-SMG-Routing-Key"
+#: A worker that fails three times gets nothing for ten seconds. Workers are asked whether they answer, not whether they
+#: generate: SGLang's `/health` generates a token, which a server that is paused for an update does not.
+_LIMITS = {
+    "cb_failure_threshold": 3,
+    "cb_success_threshold": 1,
+    "cb_timeout_duration_secs": 10,
+    "health_check_endpoint": "/model_info",
+    "health_check_interval_secs": 5,
+    "health_check_timeout_secs": 5,
+    "health_failure_threshold": 2,
+    "health_success_threshold": 1,
+    "retry_max_retries": 3,
+}
+#: Its own command line refuses two of its policies, and imports all of SGLang.
+_START = (
+    "import json, sys; from sglang_router.router import Router; from sglang_router.router_args import RouterArgs; "
+    "Router.from_args(RouterArgs(**json.loads(sys.argv[1]))).start()"
+)
+
+
+class Router:
+    """Hands requests on to workers by a policy of its own.
+
+    Args:
+        policy: how sglang-router chooses a worker.
+        address: (host, port) of one that runs already and is joined; a port alone is where one is started.
+        width: most requests at once.
+        section: the engines' settings: deadlines and retries.
+        folder: for its log, and for the file that lists its Prometheus endpoint.
+    """
+
+    def __init__(
+        self,
+        policy: str,
+        *,
+        address: tuple[str | None, int | None],
+        width: int,
+        section: SglangSection,
+        folder: Path,
+    ) -> None:
+        host, port = address
+        self._port, self._section = port or free_port(), section
+        self.url = f"http://{host or '127.0.0.1'}:{self._port}"
+        self._width = width
+        self._gate = Gate(width)
+        self._client: SglangClient | None = None
+        self._process: ServerProcess | None = None
+        self._targets: Targets | None = None
+        if host is None:
+            self._process = self._child(policy, folder)
+
+    async def start(self) -> None:
+        """Start or join it, and wait until it answers.
+
+        Raises:
+            EngineError: its port is in use, or it ended.
+            DeadlineError: it did not answer in time.
+        """
+        if self._process is not None:
+            if not local_port_is_free(self._port):
+                raise EngineError(
+                    f"--sglang-router-port: port {self._port} of this host is in use; name another one, or give "
+                    "--sglang-router-ip to join the router there"
+                )
+            await self._process.start()
+        self._client = SglangClient(
+            self.url, connections=self._width + 8, retries=self._section.request_retries
+        )
+        await self._until(self._is_up, "up")
+        if self._targets is not None:
+            self._targets.write()
+
+    async def add(self, url: str) -> None:
+        """Have it send requests to a worker, too; returns once it does."""
+        await self._call("POST", "/workers", {"url": url, "worker_type": "regular"})
+        await self._until(lambda: self._has(url), f"sending requests to {url}")
+
+    async def remove(self, url: str) -> None:
+        """Have it send a worker no more requests."""
+        for worker in await self._workers():
+            if worker["url"] == url:
+                await self._call("DELETE", f"/workers/{worker['id']}")
+        await self._until(lambda: self._has_not(url), f"rid of {url}")
+
+    async def generate(
+        self, tokens: Sequence[int], params: SamplingParams, *, session_id: str | None
+    ) -> Completion | None:
+        """Generate one response by one of the workers; None where an abort came before it was asked for."""
+        headers = {_SESSION_HEADER: session_id} if session_id is not None else None
+        body, limit = generate_request(tokens, params), self._section.request_timeout_s
+        reply = await self._gate.pass_through(
+            lambda: self._call("POST", "/generate", body, timeout_s=limit, headers=headers)
+        )
+        return None if reply is None else completion(reply)
+
+    async def abort(self, end: Callable[[], Awaitable[object]]) -> None:
+        """Call `end`, which ends the workers' requests, until none is under way."""
+        await self._gate.abort(end, timeout_s=self._section.control_timeout_s)
+
+    async def close(self) -> None:
+        """Stop it if it was started here. May be called twice."""
+        if self._client is not None:
+            await self._client.close()
+            self._client = None
+        if self._process is not None:
+            await self._process.stop()
+        if self._targets is not None:
+            self._targets.remove()
+
+    def _child(self, policy: str, folder: Path) -> ServerProcess:
+        metrics_port = free_port()
+        self._targets = Targets(folder, "router", f"127.0.0.1:{metrics_port}")
+        arguments = {
+            "host": "127.0.0.1",
+            "port": self._port,
+            "policy": policy,
+            "prometheus_host": "127.0.0.1",
+            "prometheus_port": metrics_port,
+            "log_level": "warn",
+            "request_timeout_secs": int(self._section.request_timeout_s) + 1,
+            "shutdown_grace_period_secs": 1,
+            **_LIMITS,
+        }
+        return ServerProcess(
+            [sys.executable, "-c", _START, json.dumps(arguments)],
+            environment={"HF_HUB_OFFLINE": "1"},
+            log=folder / "router.log",
+            name="sglang-router",
+        )
+
+    async def _call(self, method: str, path: str, body: Any = None, **options: Any) -> Any:
+        assert self._client is not None, "the router is not started"
+        self._check_alive()
+        return await self._client.call(method, path, body, **{"timeout_s": _DEADLINE_S, **options})
+
+    async def _workers(self) -> list[dict[str, Any]]:
+        return list((await self._call("GET", "/workers"))["workers"])
+
+    async def _has(self, url: str) -> bool:
+        return any(worker["url"] == url and worker["is_healthy"] for worker in await self._workers())
+
+    async def _has_not(self, url: str) -> bool:
+        return all(worker["url"] != url for worker in await self._workers())
+
+    async def _is_up(self) -> bool:
+        try:
+            await self._workers()
+        except ConnectionLostError:
+            return False
+        return True
+
+    async def _until(self, condition: Callable[[], Awaitable[bool]], what: str) -> None:
+        try:
+            async with asyncio.timeout(_DEADLINE_S):
+                while not await condition():
+                    self._check_alive()
+                    await asyncio.sleep(_POLL_S)
+        except TimeoutError as error:
+            raise DeadlineError(f"the router at {self.url} is not {what} after {_DEADLINE_S:g} s") from error
+
+    def _check_alive(self) -> None:
+        if self._process is not None and self._process.failure is not None:
+            raise EngineError(self._process.failure)

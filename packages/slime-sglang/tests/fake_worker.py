@@ -1,0 +1,109 @@
+"""A server that answers as SGLang does, and fails in ways that a real one does not on request."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import pickle
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+from slime_models.transfer.manifest import read_manifest
+from slime_sglang import loader
+
+TOKENS_OF_ANSWER = 3
+
+
+class FakeWorker:
+    """One server on loopback. `faults` says how it answers on a path: 500, `torn`, `cut`, `nonsense` or `hang`."""
+
+    def __init__(self, model_path: Path, **info: Any) -> None:
+        self.faults: dict[str, int | str] = {}
+        self.asked: list[str] = []
+        """Paths, in order."""
+        self.answered: list[list[int]] = []
+        """Prompts that got their answer."""
+        self.hold = asyncio.Event()
+        """Answers to `/generate` wait for it."""
+        self.hold.set()
+        self.version = "initial"
+        self.refusal: str | None = None
+        """What it finds wrong with updates."""
+        self.spoils = False
+        """Whether it holds something else than what it loads."""
+        self._info = {
+            "model_path": str(model_path),
+            "dtype": "float32",
+            "custom_weight_loader": list(loader.LOADERS),
+            **info,
+        }
+
+    async def start(self) -> None:
+        """Listen."""
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", self._handle)
+        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        self.address = f"127.0.0.1:{site._server.sockets[0].getsockname()[1]}"
+
+    async def close(self) -> None:
+        """Close the port and every connection."""
+        await self._runner.cleanup()
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        path = request.path
+        self.asked.append(path)
+        fault = self.faults.get(path)
+        if fault == "hang":
+            await asyncio.Event().wait()
+        if fault == "cut":
+            request.transport.close()
+            return web.Response()
+        if fault == "torn":
+            response = web.StreamResponse(headers={"Content-Length": "100"})
+            await response.prepare(request)
+            await response.write(b'{"half":')
+            request.transport.close()
+            return response
+        if fault == "nonsense":
+            return web.Response(text="<html>")
+        if isinstance(fault, int):
+            return web.Response(status=fault, text="a fault")
+        if path == "/generate":
+            return await self._generate(await request.json())
+        if path == "/update_weights_from_tensor":
+            self._load(await request.json())
+        if path == "/abort_request":
+            self.hold.set()
+        said = self._info | {"weight_version": self.version}
+        return web.json_response(said if path in ("/server_info", "/model_info") else {})
+
+    async def _generate(self, body: dict[str, Any]) -> web.Response:
+        await self.hold.wait()
+        prompt = body["input_ids"]
+        self.answered.append(prompt)
+        tokens = [sum(prompt) % 100] * TOKENS_OF_ANSWER
+        meta = {
+            "finish_reason": {"type": "length"},
+            "weight_version": self.version,
+            "output_token_logprobs": [[-1.0, token, None] for token in tokens],
+        }
+        return web.json_response({"output_ids": tokens, "meta_info": meta})
+
+    def _load(self, body: dict[str, Any]) -> None:
+        """Hold what lies in the folder, as its manifest says."""
+        ((text, _),) = pickle.loads(base64.b64decode(body["serialized_named_tensors"][0]))
+        order = loader.Order(**json.loads(text))
+        verdict = loader.Verdict(error=self.refusal)
+        if body["load_format"] == loader.LOAD:
+            manifest = read_manifest(Path(order.folder))
+            self.version = manifest.version
+            verdict = loader.Verdict(
+                held={entry.name: entry.fingerprint + self.spoils for entry in manifest.entries}
+            )
+        Path(order.answer).write_text(json.dumps(asdict(verdict)))

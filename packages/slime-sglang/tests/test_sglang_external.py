@@ -1,0 +1,91 @@
+"""Servers that run already: which are joined, which are refused by name, and that none is stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+
+import pytest
+from slime_core.errors import EngineError
+from slime_core.protocols import SamplingParams
+from slime_sglang.engine import SglangEngine
+from slime_sglang.process import free_port
+from slime_sglang.section import SglangSection
+
+from .fake_worker import FakeWorker
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture
+def join(model_path, tmp_path):
+    """Join a server that says the given things of itself; returns how it was used."""
+
+    def run(served=None, **info):
+        async def scenario():
+            worker = FakeWorker(served or model_path, **info)
+            await worker.start()
+            section = SglangSection(staging_dir=tmp_path)
+            engine = SglangEngine(
+                model_path, dtype="float32", section=section, folder=tmp_path, address=worker.address
+            )
+            try:
+                await engine.start()
+                await engine.generate([1, 2], SamplingParams(max_new_tokens=3))
+                await engine.close()
+                with pytest.raises(EngineError, match="not used any more"):
+                    await engine.generate([1, 2], SamplingParams(max_new_tokens=3))
+                return worker.answered
+            finally:
+                await engine.close()
+                await worker.close()
+
+        return asyncio.run(scenario())
+
+    return run
+
+
+def test_a_server_is_joined_and_left_running(join):
+    assert join() == [[1, 2]]
+
+
+def test_a_copy_of_the_model_elsewhere_is_the_same_model(join, model_path, tmp_path):
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    shutil.copy(model_path / "config.json", copy)
+    assert join(served=copy) == [[1, 2]]
+
+
+def test_another_model_is_refused_by_name(join, model_path, tmp_path):
+    other = tmp_path / "other"
+    other.mkdir()
+    config = json.loads((model_path / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config | {"hidden_size": 128}))
+    with pytest.raises(EngineError, match=rf"127\.0\.0\.1:\d+: found the model {other}; wanted {model_path}"):
+        join(served=other)
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"dtype": "bfloat16"}, "found dtype bfloat16; wanted float32"),
+        ({"custom_weight_loader": None}, r"start it with --custom-weight-loader slime_sglang\.loader\.check"),
+        ({"tp_size": 2}, "'tp_size': 2"),
+    ],
+)
+def test_a_server_whose_weights_could_not_be_proven_is_refused(join, said, message):
+    with pytest.raises(EngineError, match=message):
+        join(**said)
+
+
+def test_an_address_where_nobody_answers_is_refused_at_once(model_path, tmp_path):
+    engine = SglangEngine(
+        model_path,
+        dtype="float32",
+        section=SglangSection(request_retries=0),
+        folder=tmp_path,
+        address=f"127.0.0.1:{free_port()}",
+    )
+    with pytest.raises(EngineError, match=r"127\.0\.0\.1:\d+: nobody answers .*; start it first"):
+        asyncio.run(engine.start())

@@ -1,0 +1,187 @@
+"""Two real servers behind the router: killed and stopped at work, what becomes of the requests, and who takes over.
+
+The tests share the servers, and run in their order: each leaves one fault behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from slime_core.assemble import make_build
+from slime_core.config.load import load_settings
+from slime_core.plugins.registry import Registry
+from slime_core.protocols import SamplingParams
+from slime_core.weights import sync_weights
+from slime_models.fingerprint import fingerprint
+from slime_models.transfer.sender import WeightSender
+from slime_sglang.build import create_engine
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+PROMPTS = [[5, 6, number] for number in range(8)]
+GREEDY = SamplingParams(max_new_tokens=12, temperature=0)
+LONG = SamplingParams(max_new_tokens=200, min_new_tokens=200, temperature=0)
+INTERVAL_S, DEADLINE_S = 2, 15
+
+
+class Sender:
+    """The sending half of a trainer; calls `midway` when all but the end is sent."""
+
+    transports = WeightSender.transports
+
+    def __init__(self, model, midway=lambda: None):
+        self.tensors = [(name, parameter.detach()) for name, parameter in model.named_parameters()]
+        self.midway = midway
+        self._sender = WeightSender(asyncio.to_thread)
+
+    async def _buckets(self):
+        yield self.tensors, {name: fingerprint(tensor) for name, tensor in self.tensors}
+        self.midway()
+
+    async def send(self, plan):
+        return await self._sender.send(plan, self._buckets())
+
+
+@pytest.fixture(scope="module")
+def pair(serving_of, model_path, tmp_path_factory):
+    """A started fleet of two servers behind a router, one restart each."""
+    folder = tmp_path_factory.mktemp("sglang-pair")
+    flags = {
+        "hf-checkpoint": model_path,
+        "rollout-engine": "sglang",
+        "rollout-batch-size": 1,
+        "rollout-max-response-len": 8,
+        "output-dir": folder,
+        "rollout-num-gpus": 2,
+        "router-policy": "round_robin",
+        "rollout-health-check-interval": INTERVAL_S,
+        "rollout-health-check-timeout": DEADLINE_S,
+        "rollout-engine-restarts": 1,
+        "sglang-dtype": "float32",
+        "sglang-staging-dir": folder,
+        "sglang-max-total-tokens": 4096,
+        "sglang-max-running-requests": 8,
+    }
+    words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+    registry = Registry.from_environment()
+    build = make_build(load_settings([], [*words, "--use-fault-tolerance"], registry=registry), registry)
+    yield from serving_of(create_engine(build), log=build.run_dir / "sglang", staging=folder)
+
+
+@pytest.fixture
+def check_holds(pair, log_probs_of):
+    """Checks that an engine generates what a model does."""
+
+    def check(engine, model):
+        for prompt in PROMPTS[:3]:
+            answer = pair.run(engine.generate(prompt, GREEDY))
+            log_probs, likeliest = log_probs_of(model, prompt, answer.tokens)
+            assert answer.tokens == likeliest
+            assert answer.log_probs == pytest.approx(log_probs, abs=1e-5, rel=0)
+
+    return check
+
+
+def group_of(seat):
+    return seat.engine._server._process.pid
+
+
+def shares(pair, *logs):
+    """Return how many of eight requests at once each server answers, by their logs."""
+
+    def answered():
+        return [
+            (pair.log / log).read_text(errors="replace").count('"POST /generate HTTP/1.1" 200')
+            for log in logs
+        ]
+
+    async def scenario():
+        answers = await asyncio.gather(*(pair.engine.generate(prompt, GREEDY) for prompt in PROMPTS))
+        while sum(answered()) < sum(before) + len(PROMPTS):  # a server logs after it has answered
+            await asyncio.sleep(0.1)
+        return answers
+
+    before = answered()
+    answers, after = pair.run(scenario()), answered()
+    return [new - old for new, old in zip(after, before, strict=True)], answers
+
+
+async def whole(fleet):
+    """Ask for all long answers at once, and return a task for them once servers are generating."""
+    work = asyncio.gather(*(fleet.generate(prompt, LONG) for prompt in PROMPTS))
+    await fleet._seats[0].engine.generate([1, 2, 3], SamplingParams(max_new_tokens=4, temperature=0))
+    return work
+
+
+def test_two_servers_share_the_load_and_both_are_the_newest_model(pair, tiny_llama, check_holds):
+    sender = Sender(tiny_llama(1))
+    pair.run(sync_weights(sender, pair.engine, version="1", timeout_s=60, transport="disk-delta"))
+
+    counts, answers = shares(pair, "server-0.log", "server-1.log")
+    assert counts == [4, 4]
+    assert all(answer.metadata["timings"]["e2e_latency"] > 0 for answer in answers)
+    assert all("queue_time" in answer.metadata["timings"] for answer in answers)
+    for seat in pair.engine._seats:
+        check_holds(seat.engine, tiny_llama(1))
+
+
+def test_a_server_killed_over_an_update_loses_no_request_and_comes_back_with_the_new_weights(
+    pair, tiny_llama, check_holds, living
+):
+    seat = pair.engine._seats[0]
+    group = group_of(seat)
+    sender = Sender(tiny_llama(2), midway=lambda: os.killpg(group, signal.SIGKILL))
+
+    async def scenario():
+        work = await whole(pair.engine)
+        await sync_weights(sender, pair.engine, version="2", timeout_s=60, transport="distributed")
+        assert pair.engine._seats[1].engine.weight_version == "2"
+        return await work
+
+    answers = pair.run(scenario())
+    assert [len(answer.tokens) for answer in answers] == [LONG.max_new_tokens] * len(PROMPTS)
+    assert all(len(answer.log_probs) == LONG.max_new_tokens for answer in answers)
+    assert living(group) == []
+
+    async def back():
+        while seat.state != "serving":
+            await asyncio.sleep(0.2)
+
+    pair.run(back(), timeout_s=400)
+    assert group_of(seat) != group
+    check_holds(seat.engine, tiny_llama(2))
+    assert shares(pair, "server-0-restart-1.log", "server-1.log")[0] == [4, 4]
+
+
+def test_a_server_that_hangs_is_killed_in_time_and_its_requests_are_answered_elsewhere(
+    pair, tiny_llama, check_holds, living
+):
+    seat = pair.engine._seats[0]
+    group = group_of(seat)
+
+    async def scenario():
+        work = await whole(pair.engine)
+        os.killpg(group, signal.SIGSTOP)
+        begin = time.monotonic()
+        while seat.state == "serving":
+            await asyncio.sleep(0.1)
+        return time.monotonic() - begin, await work
+
+    seconds, answers = pair.run(scenario(), timeout_s=300)
+    assert [len(answer.tokens) for answer in answers] == [LONG.max_new_tokens] * len(PROMPTS)
+    assert seconds < 1.5 * (INTERVAL_S + DEADLINE_S)
+    assert living(group) == []  # a stopped process holds its memory
+    assert (seat.state, pair.engine._seats[1].state) == ("gone", "serving")
+    check_holds(pair.engine, tiny_llama(2))
+
+
+def test_prometheus_finds_the_servers_that_are_there(pair):
+    assert [path.name for path in sorted(Path(pair.log).glob("*.targets.json"))] == [
+        "router.targets.json",
+        "server-1.targets.json",
+    ]

@@ -1,0 +1,432 @@
+"""The fleet over servers of the test's own: spreading, updates, and faults that a real server does not show on request."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from functools import partial
+
+import pytest
+from slime_core.errors import EngineError, WeightSyncError
+from slime_core.protocols import SamplingParams
+from slime_core.weights import sync_weights
+from slime_models.fingerprint import fingerprint
+from slime_models.transfer.sender import WeightSender
+from slime_sglang.engine import SglangEngine
+from slime_sglang.fleet import EngineFleet
+from slime_sglang.inlets import Place
+from slime_sglang.router import Router
+from slime_sglang.seat import Seat
+from slime_sglang.section import TRANSPORTS, FleetSection, SglangSection
+from slime_sglang.stager import Stager
+
+from .fake_worker import TOKENS_OF_ANSWER, FakeWorker
+
+pytestmark = pytest.mark.timeout(60)
+
+PARAMS = SamplingParams(max_new_tokens=TOKENS_OF_ANSWER)
+PROMPTS = [[number, 7] for number in range(12)]
+#: Checks come when something is suspected, and otherwise so seldom that none does.
+WATCHED = {
+    "use_fault_tolerance": True,
+    "rollout_health_check_interval": 50,
+    "rollout_health_check_timeout": 0.5,
+}
+
+
+@pytest.fixture
+def fleet_of(model_path, tmp_path):
+    """Runs a scenario with a started fleet over two fake workers, and returns what it returns.
+
+    With `spare`, a third one takes the place of the first one that is lost.
+    """
+
+    @asynccontextmanager
+    async def opened(routed, spare, settings):
+        workers = [FakeWorker(model_path) for _ in range(2 + spare)]
+        for worker in workers:
+            await worker.start()
+        section = SglangSection(staging_dir=tmp_path, request_retries=0, control_timeout_s=10)
+        fleet = FleetSection(
+            rollout_external_engine_addrs=[worker.address for worker in workers[:2]], **settings
+        )
+
+        def engine_of(number, before):
+            engine = SglangEngine(
+                model_path,
+                dtype="float32",
+                section=section,
+                folder=tmp_path,
+                name=f"server-{number}-{before}",
+                address=workers[2 if before else number].address,
+            )
+            engine.is_external = not spare  # one that is, is not replaced
+            return engine
+
+        def seat(number):
+            return Seat(f"engine {number}", partial(engine_of, number), restarts=1)
+
+        engine = EngineFleet(
+            [seat(0), seat(1)],
+            section=fleet,
+            stager=Stager(
+                Place(
+                    shapes={"a": (2, 3), "b": (4,)},
+                    dtype="float32",
+                    model_path=model_path,
+                    staging_dir=tmp_path,
+                    disk_dir=tmp_path / "weights",
+                    keep_files=False,
+                    encoding="xor",
+                    timeout_s=10,
+                )
+            ),
+            router=Router(routed, address=(None, None), width=64, section=section, folder=tmp_path)
+            if routed
+            else None,
+        )
+        try:
+            await engine.start()
+            yield engine, *workers
+        finally:
+            await engine.close()
+            for worker in workers:
+                await worker.close()
+
+    def run(scenario, *, routed=None, spare=False, **settings):
+        async def within():
+            async with asyncio.timeout(40), opened(routed, spare, settings) as started:
+                return await scenario(*started)
+
+        return asyncio.run(within())
+
+    return run
+
+
+async def generate_all(engine, prompts=PROMPTS, **options):
+    return await asyncio.gather(*(engine.generate(prompt, PARAMS, **options) for prompt in prompts))
+
+
+def right(answers, prompts=PROMPTS):
+    return [answer.tokens for answer in answers] == [[sum(p) % 100] * TOKENS_OF_ANSWER for p in prompts]
+
+
+async def until(condition):
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+def test_requests_at_once_are_spread_evenly(fleet_of):
+    async def scenario(engine, first, second):
+        assert right(await generate_all(engine))
+        return len(first.answered), len(second.answered)
+
+    assert fleet_of(scenario) == (6, 6)
+
+
+def test_requests_of_a_session_go_to_one_engine(fleet_of):
+    async def scenario(engine, first, second):
+        for prompt in PROMPTS:
+            await engine.generate(prompt, PARAMS, session_id="a session")
+        return sorted([len(first.answered), len(second.answered)])
+
+    assert fleet_of(scenario) == [0, len(PROMPTS)]
+
+
+def test_an_abort_ends_what_waits_and_what_is_under_way(fleet_of):
+    async def scenario(engine, first, second):
+        first.hold.clear()
+        second.hold.clear()
+        work = asyncio.create_task(generate_all(engine))
+        await until(lambda: len(first.asked) + len(second.asked) > len(PROMPTS))
+        await engine.abort()
+        await work
+        return "/abort_request" in first.asked, "/abort_request" in second.asked
+
+    assert fleet_of(scenario) == (True, True)
+
+
+def test_an_abort_ends_what_waits_for_an_engine_to_be_checked(fleet_of):
+    async def scenario(engine, first, second):
+        for worker in (first, second):
+            worker.faults |= {"/generate": 500, "/health_generate": "hang"}
+        work = asyncio.create_task(generate_all(engine))
+        await until(lambda: "/health_generate" in first.asked and "/health_generate" in second.asked)
+        await engine.abort()
+        return [answer.finish_reason for answer in await work]
+
+    assert fleet_of(scenario, **WATCHED | {"rollout_health_check_timeout": 30}) == ["abort"] * len(PROMPTS)
+
+
+@pytest.mark.parametrize("fault", [500, 503, "torn", "cut", "nonsense"])
+def test_what_one_engine_fails_at_another_answers_and_none_twice(fleet_of, fault):
+    async def scenario(engine, first, second):
+        first.faults["/generate"] = fault
+        assert right(await generate_all(engine))
+        assert first.answered == []
+        assert sorted(second.answered) == sorted(PROMPTS)
+        assert "/health_generate" in first.asked  # it is suspected, and checked at once
+        first.faults.clear()
+        await until(lambda: not engine._seats[0].engine.suspected.is_set())
+        assert right(await generate_all(engine))
+        assert len(first.answered) == len(PROMPTS) // 2  # nothing was wrong with it, so it was kept
+
+    fleet_of(scenario, **WATCHED)
+
+
+def test_a_closed_port_is_taken_out_and_its_requests_are_answered_elsewhere(fleet_of):
+    async def scenario(engine, first, second):
+        await first.close()
+        assert right(await generate_all(engine))
+        await until(lambda: engine._seats[0].state == "gone")
+        asked = len(first.asked)
+        assert right(await generate_all(engine))
+        assert len(first.asked) == asked
+        assert len(second.answered) == 2 * len(PROMPTS)
+
+    fleet_of(scenario, **WATCHED)
+
+
+def test_a_hung_engine_is_taken_out_within_interval_and_deadline(fleet_of):
+    async def scenario(engine, first, second):
+        first.faults |= {"/generate": "hang", "/health_generate": "hang"}
+        loop = asyncio.get_running_loop()
+        begin = loop.time()
+        assert right(await generate_all(engine))
+        assert engine._seats[0].state == "gone"
+        assert "failed its health check" in engine._seats[0].reason
+        return loop.time() - begin
+
+    assert 0.7 <= fleet_of(scenario, **WATCHED | {"rollout_health_check_interval": 0.2}) < 5
+
+
+def test_a_slow_answer_is_waited_for_where_the_engine_is_healthy(fleet_of):
+    async def scenario(engine, first, second):
+        first.hold.clear()
+        work = asyncio.create_task(generate_all(engine))
+        await until(lambda: first.asked.count("/health_generate") >= 3)
+        first.hold.set()
+        assert right(await work)
+        assert len(first.answered) == len(second.answered)
+
+    fleet_of(scenario, **WATCHED | {"rollout_health_check_interval": 0.1})
+
+
+def test_what_an_engine_refuses_is_asked_of_no_other(fleet_of):
+    async def scenario(engine, first, second):
+        first.faults["/generate"] = second.faults["/generate"] = 400
+        with pytest.raises(EngineError, match="status 400"):
+            await engine.generate([1], PARAMS)
+        return first.asked.count("/generate") + second.asked.count("/generate")
+
+    assert fleet_of(scenario, **WATCHED) == 1
+
+
+def test_a_request_that_three_engines_fail_at_is_given_up(fleet_of):
+    async def scenario(engine, first, second):
+        first.faults["/generate"] = second.faults["/generate"] = 500
+        with pytest.raises(EngineError, match="status 500") as caught:
+            await engine.generate([1], PARAMS)
+        assert caught.value.__notes__ == ["3 engines in turn failed at this request"]
+        return first.asked.count("/generate") + second.asked.count("/generate")
+
+    assert fleet_of(scenario, **WATCHED) == 3
+
+
+def test_with_no_engine_left_requests_end_with_what_became_of_each(fleet_of):
+    async def scenario(engine, first, second):
+        await first.close()
+        await second.close()
+        with pytest.raises(EngineError) as caught:
+            for _ in range(5):
+                await generate_all(engine)
+        return str(caught.value)
+
+    message = fleet_of(scenario, **WATCHED)
+    assert message.startswith("no engine is left to generate:\nengine 0: it failed its health check")
+    assert "engine 1: it failed its health check" in message
+
+
+def test_without_fault_tolerance_the_first_failure_is_the_callers(fleet_of):
+    async def scenario(engine, first, second):
+        first.faults["/generate"] = 500
+        with pytest.raises(EngineError, match="status 500"):
+            await generate_all(engine)
+        return second.faults
+
+    fleet_of(scenario)
+
+
+class Sender:
+    """The sending half of a trainer."""
+
+    transports = WeightSender.transports
+
+    def __init__(self, tensors):
+        self.tensors, self._sender = tensors, WeightSender(asyncio.to_thread)
+
+    async def _buckets(self):
+        yield list(self.tensors.items()), {name: fingerprint(t) for name, t in self.tensors.items()}
+
+    async def send(self, plan):
+        return await self._sender.send(plan, self._buckets())
+
+
+@pytest.fixture
+def sender():
+    import torch
+
+    return Sender({"a": torch.arange(6.0).view(2, 3), "b": torch.ones(4)})
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_updates_reach_every_engine_and_the_fingerprint_is_theirs(fleet_of, sender, transport):
+    async def scenario(engine, first, second):
+        for version in ("5", "6"):
+            await sync_weights(sender, engine, version=version, timeout_s=10, transport=transport)
+            answers = await generate_all(engine)
+            assert {answer.weight_version for answer in answers} == {version}
+        return first.version, second.version, engine.weight_version
+
+    assert fleet_of(scenario) == ("6", "6", "6")
+
+
+@pytest.mark.parametrize("fault", [500, "torn", "hang"])
+@pytest.mark.parametrize(
+    "path", ["/pause_generation", "/begin_weight_update", "/update_weights_from_tensor", "/end_weight_update"]
+)
+def test_an_engine_that_fails_at_an_update_is_lost_and_the_others_have_it(fleet_of, sender, path, fault):
+    async def scenario(engine, first, second):
+        first.faults |= {path: fault} | ({"/model_info": "hang"} if fault == "hang" else {})
+        await sync_weights(sender, engine, version="5", timeout_s=10)
+        assert right(await generate_all(engine))
+        assert len(second.answered) == len(PROMPTS)
+        await until(lambda: engine._seats[0].state == "gone")
+        return second.version
+
+    assert fleet_of(scenario, **WATCHED | {"rollout_health_check_interval": 0.2}) == "5"
+
+
+def test_without_fault_tolerance_an_engine_that_fails_at_an_update_fails_it(fleet_of, sender):
+    async def scenario(engine, first, second):
+        first.faults["/update_weights_from_tensor"] = 500
+        with pytest.raises(EngineError, match="status 500"):
+            await sync_weights(sender, engine, version="5", timeout_s=10)
+        return engine.weight_version
+
+    assert fleet_of(scenario) == "initial"
+
+
+def test_an_update_that_one_engine_refuses_is_served_by_none(fleet_of, sender):
+    async def scenario(engine, first, second):
+        first.refusal = "a: the bytes that arrived are not those that were sent"
+        with pytest.raises(WeightSyncError, match="version 5: a: the bytes that arrived"):
+            await sync_weights(sender, engine, version="5", timeout_s=10)
+        with pytest.raises(EngineError, match="had loaded the update to version 5, which failed"):
+            await engine._seats[1].engine.generate([1], PARAMS)
+        return (await engine._seats[0].engine.generate([1], PARAMS)).weight_version
+
+    assert fleet_of(scenario) == "initial"
+
+
+def test_an_engine_that_holds_something_else_after_an_update_is_found(fleet_of, sender):
+    async def scenario(engine, first, second):
+        second.spoils = True
+        with pytest.raises(
+            WeightSyncError, match=r"2 of 2 tensors are not the trainer's: a \(differs\)"
+        ) as caught:
+            await sync_weights(sender, engine, version="5", timeout_s=10)
+        return caught.value.__notes__
+
+    assert fleet_of(scenario) == ["found by engine 1"]
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_an_engine_that_takes_anothers_place_has_the_newest_weights(fleet_of, sender, transport):
+    async def scenario(engine, first, second, spare):
+        for version in ("5", "6"):
+            sender.tensors["a"] += 1
+            await sync_weights(sender, engine, version=version, timeout_s=10, transport=transport)
+        await first.close()
+        assert right(await generate_all(engine))
+        await until(lambda: spare.version == "6" and engine._seats[0].state == "serving")
+        return {answer.weight_version for answer in await generate_all(engine)}, len(spare.answered)
+
+    assert fleet_of(scenario, spare=True, **WATCHED) == ({"6"}, len(PROMPTS) // 2)
+
+
+@pytest.mark.parametrize(("transport", "becomes"), [("disk", "serving"), ("memory", "gone")])
+def test_after_an_update_that_failed_only_weights_that_still_lie_whole_are_given(
+    fleet_of, sender, transport, becomes
+):
+    async def scenario(engine, first, second, spare):
+        await sync_weights(sender, engine, version="5", timeout_s=10, transport=transport)
+        sender.tensors["c"] = sender.tensors.pop("b")
+        with pytest.raises(WeightSyncError, match="c: the engine's model has no such tensor"):
+            await sync_weights(sender, engine, version="6", timeout_s=10, transport=transport)
+        await first.close()
+        assert right(await generate_all(engine))
+        seat = engine._seats[0]
+        await until(lambda: seat.state == becomes and seat.engine.url.endswith(spare.address))
+        return spare.version, "no weights to give it" in seat.reason
+
+    wanted = ("5", False) if becomes == "serving" else ("initial", True)
+    assert fleet_of(scenario, spare=True, **WATCHED) == wanted
+
+
+def test_a_wrong_tensor_is_refused_before_any_engine_is_told(fleet_of, sender):
+    async def scenario(engine, first, second):
+        sender.tensors["c"] = sender.tensors.pop("b")
+        with pytest.raises(WeightSyncError, match="c: the engine's model has no such tensor"):
+            await sync_weights(sender, engine, version="5", timeout_s=10)
+        return {"/pause_generation"} & {*first.asked, *second.asked}
+
+    assert fleet_of(scenario, **WATCHED) == set()
+
+
+def test_moves_reach_all_engines(fleet_of):
+    async def scenario(engine, first, second):
+        for move in (engine.pause, engine.resume, engine.offload, engine.onload):
+            await move()
+        return first.asked[-4:], second.asked[-4:]
+
+    moves = ["/pause_generation", "/continue_generation"]
+    moves += ["/release_memory_occupation", "/resume_memory_occupation"]
+    assert fleet_of(scenario) == (moves, moves)
+
+
+def test_a_paused_engine_is_not_asked_to_generate_for_its_health(fleet_of):
+    async def scenario(engine, first, second):
+        await engine.pause()
+        first.faults["/health_generate"] = "hang"
+        n = first.asked.count("/model_info")
+        await until(lambda: first.asked.count("/model_info") >= n + 3)
+        return engine._seats[0].state
+
+    assert fleet_of(scenario, **WATCHED | {"rollout_health_check_interval": 0.1}) == "serving"
+
+
+def test_behind_a_router_load_spreads_and_a_closed_port_is_taken_out(fleet_of):
+    async def scenario(engine, first, second):
+        assert right(await generate_all(engine))
+        assert (len(first.answered), len(second.answered)) == (6, 6)
+        await first.close()
+        assert right(await generate_all(engine))
+        await until(lambda: engine._seats[0].state == "gone")
+        assert len(second.answered) == 6 + len(PROMPTS)
+        return [worker["url"] for worker in await engine._router._workers()] == [f"http://{second.address}"]
+
+    assert fleet_of(scenario, routed="round_robin", **WATCHED | {"rollout_health_check_interval": 0.2})
+
+
+def test_behind_a_router_an_abort_ends_what_is_under_way(fleet_of):
+    async def scenario(engine, first, second):
+        first.hold.clear()
+        second.hold.clear()
+        work = asyncio.create_task(generate_all(engine))
+        await until(lambda: first.asked.count("/generate") + second.asked.count("/generate") == len(PROMPTS))
+        await engine.abort()
+        await work
+        return "/abort_request" in first.asked, "/abort_request" in second.asked
+
+    assert fleet_of(scenario, routed="round_robin") == (True, True)

@@ -1,0 +1,134 @@
+"""sglang-router in front of servers of the test's own, and how requests are spread without it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import Counter
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import pytest
+from slime_core.errors import EngineError
+from slime_core.protocols import SamplingParams
+from slime_sglang.router import Router
+from slime_sglang.section import SglangSection
+from slime_sglang.spread import pick
+
+from .fake_worker import FakeWorker
+
+pytestmark = pytest.mark.timeout(60)
+
+PARAMS = SamplingParams(max_new_tokens=3)
+
+
+@asynccontextmanager
+async def routed(policy, folder, *, address=(None, None)):
+    """Yield a started router and two workers that it does not know yet."""
+    workers = [FakeWorker(folder), FakeWorker(folder)]
+    router = Router(policy, address=address, width=64, section=SglangSection(), folder=folder)
+    try:
+        for worker in workers:
+            await worker.start()
+        await router.start()
+        yield router, *workers
+    finally:
+        await router.close()
+        for worker in workers:
+            await worker.close()
+
+
+async def ask(router, n, *, session=lambda number: None):
+    return await asyncio.gather(
+        *(router.generate([number, 1], PARAMS, session_id=session(number)) for number in range(n))
+    )
+
+
+def url(worker):
+    return f"http://{worker.address}"
+
+
+def test_load_spreads_and_follows_workers_that_leave_and_come_back(tmp_path):
+    async def scenario():
+        async with routed("round_robin", tmp_path) as (router, first, second):
+            counts = []
+            await router.add(url(first))
+            await router.add(url(second))
+            for change in (None, router.remove, router.add):
+                if change is not None:
+                    await change(url(first))
+                first.answered, second.answered = [], []
+                answers = await ask(router, 20)
+                assert [answer.tokens[0] for answer in answers] == [number + 1 for number in range(20)]
+                counts.append((len(first.answered), len(second.answered)))
+            return counts
+
+    assert asyncio.run(scenario()) == [(10, 10), (0, 20), (10, 10)]
+
+
+@pytest.mark.parametrize("policy", ["consistent_hashing", "manual"])
+def test_a_session_stays_on_one_worker(tmp_path, policy):
+    async def scenario():
+        async with routed(policy, tmp_path) as (router, first, second):
+            await router.add(url(first))
+            await router.add(url(second))
+            for number in range(10):
+                first.answered, second.answered = [], []
+                await ask(router, 4, session=lambda _, number=number: f"session {number}")
+                assert sorted([len(first.answered), len(second.answered)]) == [0, 4]
+
+    asyncio.run(scenario())
+
+
+def test_a_router_that_runs_already_is_joined_and_left_running(tmp_path):
+    async def scenario():
+        async with routed("round_robin", tmp_path) as (router, first, _second):
+            async with routed("", tmp_path, address=("127.0.0.1", router._port)) as (joined, *_):
+                await joined.add(url(first))
+                await ask(joined, 3)
+            await ask(router, 3)
+            return len(first.answered)
+
+    assert asyncio.run(scenario()) == 6
+
+
+def test_a_port_in_use_is_refused_by_the_flag_that_names_it(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        router = Router("random", address=(None, port), width=1, section=SglangSection(), folder=tmp_path)
+        with pytest.raises(EngineError, match=rf"--sglang-router-port: port {port} of this host is in use"):
+            asyncio.run(router.start())
+
+
+@dataclass
+class Engine:
+    """What `pick` sees of an engine."""
+
+    name: str
+    pending: int = 0
+
+
+def test_without_a_session_the_engine_with_the_fewest_requests_is_picked():
+    engines = [Engine("a", 3), Engine("b", 1), Engine("c", 1)]
+    assert pick(engines, None).name == "b"
+
+
+def test_a_session_is_picked_the_same_engine_until_that_has_more_than_its_share():
+    engines = [Engine("a"), Engine("b")]
+    home = pick(engines, "session")
+    home.pending = 1  # 2 requests with this one, 1.25 x 2 / 2 rounded up is 2: up to 1 may be there already
+    assert pick(engines, "session") is home
+    home.pending = 3  # 4 with this one: 1.25 x 4 / 2 rounded up is 3
+    assert pick(engines, "session") is not home
+
+
+def test_an_engine_that_leaves_moves_only_its_own_sessions():
+    engines = [Engine(name) for name in "abcd"]
+    before = {f"session {number}": pick(engines, f"session {number}").name for number in range(200)}
+    after = {session: pick(engines[1:], session).name for session in before}
+    assert {session for session in before if before[session] != after[session]} == {
+        session for session, name in before.items() if name == "a"
+    }
+    assert min(Counter(before.values()).values()) > 200 / 4 / 2
