@@ -39,6 +39,7 @@ def slime_check_config(settings: Settings) -> list[Problem]:
     return [
         *_parallel_problems(run, section),
         *_schedule_problems(run, train),
+        *_critic_problems(run, settings.section(RolesSection)),
         *_freezing_problems(section, settings.section(LoraSection)),
         *foreign.problems(section.megatron_args),
     ]
@@ -85,6 +86,16 @@ def _schedule_problems(run: RunSection, train: TrainSection) -> Iterator[Problem
             "train.lr_decay_iters",
             str(train.lr_decay_iters),
             f"more than lr_warmup_iters, {train.lr_warmup_iters}",
+        )
+
+
+def _critic_problems(run: RunSection, roles: RolesSection) -> Iterator[Problem]:
+    if run.num_rollout is not None and roles.num_critic_only_steps >= run.num_rollout:
+        yield Problem(
+            "roles.num_critic_only_steps",
+            str(roles.num_critic_only_steps),
+            f"less than run.num_rollout, {run.num_rollout}",
+            "else the policy is never trained",
         )
 
 

@@ -146,17 +146,21 @@ def create_trainer(build: BuildContext) -> MegatronTrainer:
         return None if name is None else resolve_model(name, build.registry)
 
     model_name = build.section(ModelSection).model_name or read_config(build.model_path).get("model_type", "")
-    num_rollout = build.section(RunSection).num_rollout
+    computed = algorithm(build.settings, build.registry)
     section, roles = build.section(MegatronSection), build.section(RolesSection)
+    rollouts = build.section(RunSection).num_rollout
+    critic_alone = roles.num_critic_only_steps if "values" in computed.needs else 0
+    steps_each = batch_sizes(build.settings).num_steps_per_rollout
     return MegatronTrainer(
         LearnerSettings(
             model_path=build.model_path,
             family=build.registry.resolve("slime.models", model_name),
             train=build.section(TrainSection),
             megatron=section,
-            algorithm=algorithm(build.settings, build.registry),
+            algorithm=computed,
             seed=build.section(RunSection).seed,
-            total_steps=num_rollout and num_rollout * batch_sizes(build.settings).num_steps_per_rollout,
+            total_steps=rollouts and (rollouts - critic_alone) * steps_each,
+            critic_total_steps=rollouts and rollouts * steps_each,
             roles=roles,
             lora=build.section(LoraSection),
             hooks=resolve_hooks(
