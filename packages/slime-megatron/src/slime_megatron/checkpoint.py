@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.api import CheckpointException  # a BaseExcept
 
 from slime_megatron.compat import quiet
 from slime_megatron.description import DESCRIPTION, check_same, describe, read_description
+from slime_megatron.lora import cut_in_checkpoint
 from slime_megatron.optimizer import hyperparameters, load_optimizer
 from slime_megatron.roles import Roles
 from slime_megatron.section_roles import LoraSection
@@ -148,6 +149,7 @@ def _sharded(state: TrainerState, *, is_loading: bool) -> dict[str, Any]:
     data_parallel = parallel_state.get_data_parallel_group(with_context_parallel=True)
     metadata = {**_METADATA, "dp_cp_group": data_parallel}
     model = state.model.module.sharded_state_dict(metadata=metadata)
+    cut_in_checkpoint(model, state.model.module, data_parallel)
     shared = {}
     if state.shares_optimizer:
         _fill(state.optimizer)

@@ -62,11 +62,6 @@ def _freezing_problems(section: MegatronSection, lora: LoraSection) -> Iterator[
         yield Problem(
             "lora.rank", "it beside a list of frozen parameters", "one of them: LoRA freezes all others"
         )
-    for name in ("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size"):
-        if lora.rank is not None and getattr(section, name) > 1:
-            yield Problem(
-                f"megatron.{name}", f"{getattr(section, name)} with lora.rank", "1: adapters are not cut"
-            )
 
 
 def _schedule_problems(run: RunSection, train: TrainSection) -> Iterator[Problem]:
