@@ -17,8 +17,9 @@ from slime_core.errors import TrainerError
 from slime_megatron import compat
 from slime_megatron.learner import Learner
 from slime_megatron.log_probs import Vocabulary, sum_pi_squared, token_log_probs
+from slime_megatron.lora import adapter_weights
 from slime_megatron.section import MegatronSection
-from slime_megatron.section_roles import RolesSection
+from slime_megatron.section_roles import LoraSection, RolesSection
 from slime_megatron.settings import LearnerSettings
 from slime_megatron.sharded import whole_tensors
 from slime_models.checkpoint import read_config
@@ -28,7 +29,9 @@ from conftest import FAMILIES, policy_gradient
 
 
 @contextmanager
-def learner_of(folder: Path, megatron: dict[str, Any], train: dict[str, Any]) -> Iterator[Learner]:
+def learner_of(
+    folder: Path, megatron: dict[str, Any], train: dict[str, Any], lora: LoraSection | None = None
+) -> Iterator[Learner]:
     """Yield a learner on the model of `folder`, and end it."""
     settings = LearnerSettings(
         model_path=folder,
@@ -37,6 +40,7 @@ def learner_of(folder: Path, megatron: dict[str, Any], train: dict[str, Any]) ->
         megatron=MegatronSection(**{"optimizer": "sgd"} | megatron),
         seed=1,
         algorithm=with_entropy_bonus(),
+        lora=lora or LoraSection(),
     )
     learner = Learner(settings)
     try:
@@ -59,19 +63,25 @@ def with_entropy_bonus() -> Algorithm:
 
 def gradients_of(learner: Learner) -> dict[str, Tensor]:
     """Return Hugging Face name -> gradient of the last optimizer step. Collective."""
-    if learner._settings.megatron.use_distributed_optimizer:  # each rank has summed up its share alone
-        for buffer in (*learner._policy.model.buffers, *learner._policy.model.expert_parallel_buffers):
-            group = buffer.data_parallel_group
-            for bucket in buffer.buckets:
-                own = bucket.grad_data.view(group.size(), -1)[group.rank()].clone()
-                dist.all_gather_into_tensor(bucket.grad_data, own, group=group)
+    if learner._settings.megatron.use_distributed_optimizer:
+        gather_gradients(learner)
     return whole(learner, lambda parameter: parameter.main_grad)
+
+
+def gather_gradients(learner: Learner) -> None:
+    """Give every rank whole gradients: with a distributed optimizer each has summed up its share alone. Collective."""
+    for buffer in (*learner._policy.model.buffers, *learner._policy.model.expert_parallel_buffers):
+        group = buffer.data_parallel_group
+        for bucket in buffer.buckets:
+            own = bucket.grad_data.view(group.size(), -1)[group.rank()].clone()
+            dist.all_gather_into_tensor(bucket.grad_data, own, group=group)
 
 
 def whole(learner: Learner, read: Any) -> dict[str, Tensor]:
     """Return Hugging Face name -> what `read` returns of a parameter, of the whole model. Collective."""
     family, architecture = learner._settings.family, learner._architecture
-    tensors = whole_tensors(learner.model, family, architecture, read, dtype=torch.float32)
+    weights = family.weights(architecture)
+    tensors = whole_tensors(learner.model, weights, architecture, read, dtype=torch.float32)
     return {
         hf_name: part.clone()
         for name, tensor in tensors
@@ -178,6 +188,54 @@ def spoil(parameter: Tensor) -> None:
     parameter.main_grad.view(-1)[0] = float("nan")
 
 
+def train_adapters(
+    *,
+    folder: Path,
+    batches: list[TrainBatch],
+    megatron: dict[str, Any],
+    train: dict[str, Any],
+    lora: LoraSection,
+    output: Path,
+    load: Path | None = None,
+) -> dict[str, Any]:
+    """Train on the batches, save to `output`, and train on the last again; return what all ranks know of that step.
+
+    Args:
+        folder: of the base model.
+        batches: a step each.
+        megatron: layout.
+        train: settings of the optimizer.
+        lora: the adapters.
+        output: gets the checkpoint, and in `peft` the adapters.
+        load: checkpoint to go on from, before the last batch, in the place of training.
+    """
+    with learner_of(folder, megatron, train, lora) as learner:
+        if load is None:
+            for batch in batches:
+                learner.train(batch)
+            learner.save(output)
+            learner.save_hf(output / "peft")
+        else:
+            learner.load(load)
+        before = weights_of(learner)
+        metrics = learner.train(batches[-1])
+        family, architecture = learner._settings.family, learner._architecture
+        weights = adapter_weights(family, architecture, lora)
+        if megatron.get("use_distributed_optimizer"):
+            gather_gradients(learner)
+        gradients = {
+            name: tensor.clone()
+            for name, tensor in whole_tensors(
+                learner.model,
+                weights,
+                architecture,
+                lambda parameter: parameter.main_grad,
+                dtype=torch.float32,
+            )
+        }
+        return {"before": before, "metrics": metrics, "gradients": gradients, "after": weights_of(learner)}
+
+
 def bad_gradients(
     *, folder: Path, batch: TrainBatch, megatron: dict[str, Any]
 ) -> tuple[dict[str, float], bool, str]:
@@ -218,10 +276,10 @@ def loss_scales(*, folder: Path, batch: TrainBatch, megatron: dict[str, Any]) ->
         return scales, all(before[name].equal(after[name]) for name in before)
 
 
-def refusal(*, folder: Path, megatron: dict[str, Any]) -> str:
+def refusal(*, folder: Path, megatron: dict[str, Any], lora: LoraSection | None = None) -> str:
     """Return the error with which a learner is refused."""
     try:
-        with learner_of(folder, megatron, {}):
+        with learner_of(folder, megatron, {}, lora):
             return "none"
     except TrainerError as error:
         return str(error)

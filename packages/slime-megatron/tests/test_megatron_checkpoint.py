@@ -11,6 +11,7 @@ from slime_algos.advantages.grpo import grpo
 from slime_core.assemble import Algorithm
 from slime_core.errors import CheckpointError
 from slime_core.protocols import needs_of
+from slime_megatron.section import MegatronSection
 
 from .conftest import make_batch, policy_gradient
 
@@ -129,3 +130,56 @@ def test_the_description_says_what_wrote_it(make_learner, tmp_path):
     assert description["optimizer_steps"] == 2
     assert description["architecture"]["hidden_size"] == 64
     assert set(description["versions"]) == {"megatron-core", "torch", "slime-megatron"}
+
+
+OTHERS = {
+    "lr": 4e-3,
+    "min_lr": 1e-3,
+    "lr_warmup_iters": 3,
+    "lr_decay_iters": 10,
+    "weight_decay": 0.1,
+    "adam_beta2": 0.9,
+}
+
+
+@pytest.mark.parametrize(
+    "megatron", [{}, {"use_distributed_optimizer": True}], ids=["", "distributed optimizer"]
+)
+def test_other_settings_of_the_optimizer_are_taken_and_told(make_learner, tmp_path, caplog, megatron):
+    def told():
+        return [
+            record.getMessage() for record in caplog.records if record.name == "slime_megatron.checkpoint"
+        ]
+
+    section = MegatronSection(**megatron)
+    learner = make_learner(megatron=section, **SCHEDULE)
+    for seed in range(2):
+        learner.train(make_batch(seed=seed, n_steps=2))
+    learner.save(tmp_path)
+    saved = weights_of(learner)
+    kept = moments_of(learner)
+
+    same = make_learner(megatron=section, **SCHEDULE)
+    same.load(tmp_path)
+    assert not told()
+    learner = make_learner(megatron=section, **SCHEDULE | OTHERS)
+    learner.load(tmp_path)
+    assert all(torch.equal(saved[name], found) for name, found in weights_of(learner).items())
+    assert all(torch.equal(one, other) for one, other in zip(kept, moments_of(learner), strict=True))
+    assert {group["betas"][1] for group in learner._policy.optimizer.param_groups} == {0.9}
+    assert told() == [
+        "resuming at optimizer step 4 with other settings than before: lr 0.01 -> 0.004, min_lr 0.0 -> 0.001, "
+        "lr_warmup_iters 1 -> 3, weight_decay 0.0 -> 0.1, lr_decay_iters 20 -> 10, adam_beta2 0.98 -> 0.9"
+    ]
+    # step 4 is 1 of the 7 after the warm-up: 0.001 + 6/7 of 0.003
+    assert learner.train(make_batch(seed=2))["train/lr"] == pytest.approx(0.001 + 0.003 * 6 / 7, rel=1e-9)
+    assert any(group["weight_decay"] == 0.1 for group in learner._policy.optimizer.param_groups)
+
+
+def moments_of(learner):
+    return [
+        state[name].clone()
+        for each in learner._policy.optimizer.chained_optimizers
+        for state in each.optimizer.state.values()
+        for name in ("exp_avg", "exp_avg_sq")
+    ]

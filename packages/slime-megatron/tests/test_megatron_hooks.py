@@ -60,6 +60,13 @@ def test_minimal_rate_is_at_most_the_rate():
     ]
 
 
+def test_the_policy_must_be_trained_at_last():
+    assert problems("--num-critic-only-steps", "5", "--num-rollout", "5") == [
+        "roles.num_critic_only_steps: found 5; wanted less than run.num_rollout, 5; else the policy is never trained"
+    ]
+    assert problems("--num-critic-only-steps", "5", "--num-rollout", "6") == []
+
+
 def test_another_trainers_settings_are_not_checked():
     assert problems("--train-backend", "fsdp", "--tensor-model-parallel-size", "2") == []
 

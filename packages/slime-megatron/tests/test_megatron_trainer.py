@@ -173,6 +173,18 @@ def test_the_factory_builds_a_trainer_from_settings(qwen3, tmp_path):
     assert "train/pg_clipfrac" in metrics
 
 
+def test_the_policys_rate_decays_over_the_steps_that_it_takes(qwen3, tmp_path):
+    """Of five rollouts the critic has two for itself."""
+
+    def settings(*flags):
+        flags = ("--num-rollout", "5", "--num-critic-only-steps", "2", *flags)
+        return create_trainer(build_of(qwen3[1], tmp_path, *flags))._settings
+
+    found = settings("--advantage-estimator", "ppo")
+    assert (found.total_steps, found.critic_total_steps) == (3, 5)
+    assert settings("--advantage-estimator", "grpo").total_steps == 5
+
+
 def test_an_unsupported_model_type_is_refused_by_name(make_hf, tmp_path):
     _, folder = make_hf("gpt_neox")
     with pytest.raises(PluginError, match=r"no plugin is named 'gpt_neox'; .*llama, qwen2, qwen3"):

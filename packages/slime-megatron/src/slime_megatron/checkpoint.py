@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -19,8 +21,12 @@ from torch.distributed.checkpoint.api import CheckpointException  # a BaseExcept
 
 from slime_megatron.compat import quiet
 from slime_megatron.description import DESCRIPTION, check_same, describe, read_description
+from slime_megatron.lora import cut_in_checkpoint
+from slime_megatron.optimizer import hyperparameters, load_optimizer
 from slime_megatron.roles import Roles
 from slime_megatron.section_roles import LoraSection
+
+logger = logging.getLogger(__name__)
 
 #: Layout of the folder; raised when an older reader could not read a newer folder.
 _FORMAT = 1
@@ -73,6 +79,7 @@ def save(state: TrainerState, folder: Path) -> None:
             **state.description,
             "optimizer_steps": state.scheduler.num_steps,
             "estimator": state.estimator,
+            "train": hyperparameters(state.optimizer, state.scheduler),
             "roles": [] if state.roles is None else list(state.roles.changing),
             "versions": {name: version(name) for name in ("megatron-core", "torch", "slime-megatron")},
         }
@@ -81,6 +88,9 @@ def save(state: TrainerState, folder: Path) -> None:
 
 def load(state: TrainerState, folder: Path) -> None:
     """Restore what `save` wrote, under this or another parallel layout. Collective over the world.
+
+    Settings of the optimizer and its schedule are this trainer's: where they differ from those of the run that wrote the
+    folder, the log says so. The schedule goes on at its step.
 
     Raises:
         CheckpointError: the folder is incomplete, or of another model or precision; names the field that differs.
@@ -107,7 +117,7 @@ def load(state: TrainerState, folder: Path) -> None:
     state.model.module.load_state_dict(loaded["model"])
     if state.optimizer.config.optimizer == "adam" and not state.shares_optimizer:
         _count_steps(loaded["optimizer"])
-    state.optimizer.load_state_dict(loaded["optimizer"])
+    load_optimizer(state.optimizer, loaded["optimizer"])
     if state.shares_optimizer:
         for each in _adamws(
             state.optimizer
@@ -121,15 +131,33 @@ def load(state: TrainerState, folder: Path) -> None:
     state.estimator.update(description.get("estimator", {}))
     state.scheduler.num_steps = description["optimizer_steps"]
     state.scheduler.step(0)
+    _tell_changes(description, hyperparameters(state.optimizer, state.scheduler))
     _set_rng_state(loaded["rng"])
 
 
+def _tell_changes(description: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    """Log which settings of the optimizer are not those that a folder's steps were taken with."""
+    if torch.distributed.get_rank() != 0:
+        return
+    before = description.get("train", {})  # older folders do not say
+    changed = [
+        f"{name} {before[name]!r} -> {value!r}"
+        for name, value in settings.items()
+        if name in before and before[name] != value
+    ]
+    if changed:
+        logger.warning(
+            "resuming at optimizer step %d with other settings than before: %s",
+            description["optimizer_steps"],
+            ", ".join(changed),
+        )
+
+
 def _sharded(state: TrainerState, *, is_loading: bool) -> dict[str, Any]:
-    metadata = {
-        **_METADATA,
-        "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),
-    }
+    data_parallel = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    metadata = {**_METADATA, "dp_cp_group": data_parallel}
     model = state.model.module.sharded_state_dict(metadata=metadata)
+    cut_in_checkpoint(model, state.model.module, data_parallel)
     shared = {"metadata": metadata} if state.shares_optimizer else {}
     if state.shares_optimizer or (not is_loading and state.optimizer.config.optimizer == "adam"):
         _fill(state.optimizer)

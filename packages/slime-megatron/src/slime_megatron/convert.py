@@ -188,8 +188,8 @@ def find(source: Path) -> Source:
     if (source / DESCRIPTION).is_file():
         return Source(source, _model_of_run(source.resolve().parent.parent.parent))
     if (source / _TRACKER).is_file():
-        newest_name = (source / _TRACKER).read_text().strip()
-        name = newest_name if newest_name == _RELEASE else f"iter_{int(newest_name):07d}"
+        iteration = (source / _TRACKER).read_text().strip()
+        name = iteration if iteration == _RELEASE else f"iter_{iteration:0>7}"
         model = source / _HF
         return Source(source / name, str(model) if model.is_dir() else None)
     if (source / ".metadata").is_file():

@@ -81,7 +81,7 @@ class Critic:
             critic_train_section(settings.train, settings.roles),
             settings.megatron,
             world,
-            total_steps=settings.total_steps,
+            total_steps=settings.critic_total_steps,
             output_processor=response_values,
         )
         self._loss = settings.algorithm.value_loss

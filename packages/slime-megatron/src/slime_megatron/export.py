@@ -26,7 +26,8 @@ def hf_buckets(
     """
     bucket: list[tuple[str, Tensor]] = []
     held = 0
-    whole = whole_tensors(model, family, architecture, merged_weights(model), dtype=dtype)
+    weights = family.weights(architecture)
+    whole = whole_tensors(model, weights, architecture, merged_weights(model), dtype=dtype)
     for name, tensor in whole:
         for hf_name, part in family.to_hf(name, tensor, architecture):
             n_bytes = part.numel() * dtype.itemsize

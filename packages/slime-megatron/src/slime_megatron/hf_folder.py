@@ -8,15 +8,17 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
+from megatron.core.models.gpt import GPTModel
 from safetensors.torch import save_file
 from slime_models.architecture import Architecture
 from slime_models.checkpoint import new_folder, save_hf
 from slime_models.family import ModelFamily
 from torch import Tensor
-from torch.nn import Module
 
-from slime_megatron.lora import A, B
+from slime_megatron.lora import adapter_weights
+from slime_megatron.low_rank import A
 from slime_megatron.section_roles import LoraSection
+from slime_megatron.sharded import whole_tensors
 
 #: Either file says that a folder is one that `--save-hf` wrote, and may be written again.
 _MARKS = ("config.json", "adapter_config.json")
@@ -42,24 +44,25 @@ def save_model(folder: Path, buckets: Iterable[list[tuple[str, Tensor]]], *, con
 
 def save_adapter(
     folder: Path,
-    model: Module,
+    model: GPTModel,
     family: ModelFamily,
     architecture: Architecture,
     *,
     section: LoraSection,
     base: Path,
 ) -> None:
-    """Write a folder that PEFT loads onto the Hugging Face model `base`, with the same result as here. Rank 0 writes.
+    """Write a folder that PEFT loads onto the Hugging Face model `base`, with the same result as here.
 
-    Where Megatron fuses projections (qkv; gate and up), each gets the same A and its own rows of B.
+    Collective over the world; the first rank writes. Where Megatron fuses projections (qkv; gate and up), each gets the
+    same A and its own rows of B.
 
     Raises:
         CheckpointError: the folder is another thing, or cannot be written.
     """
+    tensors = dict(peft_tensors(model, family, architecture, section))
     if torch.distributed.get_rank() != 0:
         return
     _remove_earlier(folder)
-    tensors = dict(peft_tensors(model, family, architecture))
     modules = {name.removesuffix(".lora_A.weight").rpartition(".")[2] for name in tensors if "lora_A" in name}
     config = {
         "peft_type": "LORA",
@@ -79,21 +82,18 @@ def save_adapter(
 
 
 def peft_tensors(
-    model: Module, family: ModelFamily, architecture: Architecture
+    model: GPTModel, family: ModelFamily, architecture: Architecture, section: LoraSection
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield every adapter's matrices under PEFT's names, on the CPU, each in memory of its own."""
-    parameters = dict(model.named_parameters())
-    with torch.no_grad():
-        for name, weight in family.weights(architecture).items():
-            layer = name.removesuffix(".weight")
-            if f"{layer}.{A}" not in parameters:
-                continue
-            parts = weight.rule.layout.unpack(parameters[f"{layer}.{B}"], architecture)
-            for hf_name, rows in zip(weight.hf, parts, strict=True):
-                stem = f"base_model.model.{hf_name.removesuffix('.weight')}"
-                a = parameters[f"{layer}.{A}"]
-                yield f"{stem}.lora_A.weight", a.detach().to("cpu", copy=True).contiguous()
-                yield f"{stem}.lora_B.weight", rows.detach().to("cpu", copy=True).contiguous()
+    """Yield every adapter's matrices under PEFT's names, on the CPU, each in memory of its own. Collective over the world."""
+    weights = adapter_weights(family, architecture, section)
+    dtype = model.config.params_dtype
+    for name, tensor in whole_tensors(model, weights, architecture, Tensor.detach, dtype=dtype):
+        hf, unpack = weights[name].hf, weights[name].rule.layout.unpack
+        is_a = name.endswith(f".{A}")
+        parts = [tensor] * len(hf) if is_a else unpack(tensor, architecture)
+        for hf_name, part in zip(hf, parts, strict=True):
+            stem = f"base_model.model.{hf_name.removesuffix('.weight')}"
+            yield f"{stem}.lora_{'A' if is_a else 'B'}.weight", part.to("cpu", copy=True).contiguous()
 
 
 def _remove_earlier(folder: Path) -> None:

@@ -51,6 +51,7 @@ def slime_check_config(settings: Settings) -> list[Problem]:
         *layout.process_problems(section, num_ranks(settings)),
         *transport_problems(train, "trainer megatron", TRANSPORTS),
         *_schedule_problems(run, train),
+        *_critic_problems(run, settings.section(RolesSection)),
         *_freezing_problems(section, settings.section(LoraSection)),
         *foreign.problems(section.megatron_args),
         *_routing_problems(settings.section(RolesSection), section),
@@ -121,11 +122,6 @@ def _freezing_problems(section: MegatronSection, lora: LoraSection) -> Iterator[
         yield Problem(
             "lora.rank", "it beside a list of frozen parameters", "one of them: LoRA freezes all others"
         )
-    for name in ("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size"):
-        if lora.rank is not None and getattr(section, name) > 1:
-            yield Problem(
-                f"megatron.{name}", f"{getattr(section, name)} with lora.rank", "1: adapters are not cut"
-            )
 
 
 def _schedule_problems(run: RunSection, train: TrainSection) -> Iterator[Problem]:
@@ -145,6 +141,16 @@ def _schedule_problems(run: RunSection, train: TrainSection) -> Iterator[Problem
             "train.lr_decay_iters",
             str(train.lr_decay_iters),
             f"more than lr_warmup_iters, {train.lr_warmup_iters}",
+        )
+
+
+def _critic_problems(run: RunSection, roles: RolesSection) -> Iterator[Problem]:
+    if run.num_rollout is not None and roles.num_critic_only_steps >= run.num_rollout:
+        yield Problem(
+            "roles.num_critic_only_steps",
+            str(roles.num_critic_only_steps),
+            f"less than run.num_rollout, {run.num_rollout}",
+            "else the policy is never trained",
         )
 
 

@@ -217,7 +217,8 @@ class Learner:
         )
         load_weights(model, self._weights_of(settings.model_path), settings.family, self._architecture)
         if settings.lora.rank is not None:
-            add_adapters(model, settings.lora, seed=settings.seed)
+            names = global_parameters(model, self._architecture)
+            add_adapters(model, names, settings.lora, seed=settings.seed)
         freeze(
             model,
             global_parameters(model, self._architecture),

@@ -22,7 +22,7 @@ from slime_megatron.config import transformer_config
 from slime_megatron.context import Assemble
 from slime_megatron.foreign import with_flags
 from slime_megatron.log_probs import Vocabulary, sum_pi_squared, token_log_probs
-from slime_megatron.lora import is_adapter
+from slime_megatron.low_rank import is_adapter
 from slime_megatron.router import check_routers
 from slime_megatron.section import MegatronSection
 from slime_megatron.sharded import global_parameters, own_part

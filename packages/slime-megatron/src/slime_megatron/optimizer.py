@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -12,6 +14,7 @@ from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_mega
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from slime_core.config.derive import compute_dtype
 from slime_core.config.sections import TrainSection
+from slime_core.errors import CheckpointError
 
 from slime_megatron import world
 from slime_megatron.foreign import with_flags
@@ -20,6 +23,9 @@ from slime_megatron.section import MegatronSection
 
 #: Of float16. Megatron's own, 2**32, overflows in the first 16 steps or so, each of which is a rollout here.
 _FIRST_LOSS_SCALE = 2.0**16
+#: What tells groups of parameters apart, and what of them the schedule reads.
+_KIND = ("wd_mult", "lr_mult", "is_expert_parallel", "is_decoupled_lr")
+_SCHEDULED = ("max_lr", "min_lr", "start_wd", "end_wd")
 
 
 def build_optimizer(
@@ -112,6 +118,61 @@ def build_scheduler(
         wd_incr_steps=1,
         wd_incr_style="constant",
     )
+
+
+def hyperparameters(optimizer: MegatronOptimizer, scheduler: OptimizerParamScheduler) -> dict[str, Any]:
+    """Return the settings of optimizer and schedule by their names in `train`, those that a resumed run may change."""
+    found = {
+        "lr": scheduler.max_lr,
+        "min_lr": scheduler.min_lr,
+        "lr_decay_style": scheduler.lr_decay_style,
+        "lr_warmup_iters": scheduler.lr_warmup_steps,
+        "weight_decay": scheduler.start_wd,
+    }
+    if scheduler.lr_decay_style != "constant":
+        found["lr_decay_iters"] = scheduler.lr_decay_steps
+    config = optimizer.config
+    if config.optimizer == "adam":
+        found |= {name: getattr(config, name) for name in ("adam_beta1", "adam_beta2", "adam_eps")}
+    return found
+
+
+def load_optimizer(optimizer: MegatronOptimizer, saved: dict[str, Any]) -> None:
+    """Restore an optimizer's state, and keep its own settings: learning rates, weight decay, betas, epsilon.
+
+    Args:
+        optimizer: of the same parameters.
+        saved: what its `state_dict` was; changed here.
+
+    Raises:
+        CheckpointError: it is that of other groups of parameters.
+    """
+    own = [
+        {key: value for key, value in group.items() if key not in ("params", "step")}
+        for group in optimizer.param_groups
+    ]
+    for group in _groups_of(saved):  # Megatron looks for a group by its settings, too
+        for other in own:
+            if all(group.get(key) == other.get(key) for key in _KIND):
+                group.update({key: other[key] for key in _SCHEDULED if key in other})
+    try:
+        optimizer.load_state_dict(saved)
+    except ValueError as error:
+        raise CheckpointError(
+            f"checkpoint: the optimizer's groups of parameters are others ({error}); train the same parameters: "
+            "only_train_params_name_list and freeze_params_name_list as they were"
+        ) from error
+    for group, settings in zip(optimizer.param_groups, own, strict=True):
+        group.update(settings)
+
+
+def _groups_of(state: Any) -> Iterator[dict[str, Any]]:
+    """Yield the groups of parameters of all optimizers of a saved state."""
+    for key, value in state.items() if isinstance(state, dict) else ():
+        if key == "param_groups":
+            yield from value
+        else:
+            yield from _groups_of(value)
 
 
 def learning_rate(optimizer: MegatronOptimizer) -> float:

@@ -33,7 +33,9 @@ class LearnerSettings:
     seed: int
     """Of everything random."""
     total_steps: int | None = None
-    """Optimizer steps of the run; needed by a learning rate that decays without `lr_decay_iters`."""
+    """Optimizer steps of the policy in the run; needed by a learning rate that decays without `lr_decay_iters`."""
+    critic_total_steps: int | None = None
+    """Those of the critic."""
     algorithm: Algorithm
     """Estimator and loss."""
     roles: RolesSection = field(default_factory=RolesSection)

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
 from slime_models.architecture import Architecture
-from slime_models.family import ModelFamily, Weight
+from slime_models.family import Weight
 from slime_models.sharding import join, split
 from torch import Tensor
 from torch.nn import Parameter
@@ -53,24 +53,24 @@ def own_part(tensor: Tensor, weight: Weight, architecture: Architecture) -> Tens
 
 def whole_tensors(
     model: GPTModel,
-    family: ModelFamily,
+    weights: Mapping[str, Weight],
     architecture: Architecture,
     read: Callable[[Parameter], Tensor],
     *,
     dtype: torch.dtype,
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield (Megatron name, whole tensor) of every tensor of the model, on every rank. Collective over the world.
+    """Yield (Megatron name, whole tensor) of tensors of the model, on every rank. Collective over the world.
 
     Args:
         model: this rank's part.
-        family: of the model.
+        weights: which, and how they are cut.
         architecture: of the model.
         read: what is wanted of a parameter: a tensor of its shape.
         dtype: to which tensors are cast before they travel.
     """
     parameters = global_parameters(model, architecture)
     stage_of = _stages(parameters)
-    for name, weight in family.weights(architecture).items():
+    for name, weight in weights.items():
         parameter = parameters.get(name)
         tensor = None if parameter is None else read(parameter).to(dtype)
         stages = parallel_state.get_pipeline_model_parallel_group()

@@ -154,18 +154,22 @@ def create_trainer(build: BuildContext) -> MegatronTrainer:
         return None if name is None else resolve_model(name, build.registry)
 
     family, _ = family_of(build)
-    num_rollout = build.section(RunSection).num_rollout
+    computed = algorithm(build.settings, build.registry)
     section, roles = build.section(MegatronSection), build.section(RolesSection)
+    rollouts = build.section(RunSection).num_rollout
+    critic_alone = roles.num_critic_only_steps if "values" in computed.needs else 0
+    steps_each = batch_sizes(build.settings).num_steps_per_rollout
     return MegatronTrainer(
         LearnerSettings(
             model_path=build.model_path,
             family=family,
             train=build.section(TrainSection),
             megatron=section,
-            algorithm=algorithm(build.settings, build.registry),
+            algorithm=computed,
             seed=build.section(RunSection).seed,
             rank=build.rank,
-            total_steps=num_rollout and num_rollout * batch_sizes(build.settings).num_steps_per_rollout,
+            total_steps=rollouts and (rollouts - critic_alone) * steps_each,
+            critic_total_steps=rollouts and rollouts * steps_each,
             roles=roles,
             lora=build.section(LoraSection),
             hooks=resolve_hooks(
