@@ -35,6 +35,7 @@ def answer(
     try:
         store = dist.FileStore(meeting, world_size)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+        dist.barrier()  # a rank whose job ends at once must not leave while others still connect
         return None, job(**arguments)
     except Exception:
         return traceback.format_exc(), None

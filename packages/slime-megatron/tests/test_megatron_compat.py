@@ -17,6 +17,9 @@ no_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="there is no stan
 
 @no_cuda
 def test_every_redirect_is_taken(megatron, make_learner, make_hf, tmp_path):
+    from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher
+
+    MoEAlltoAllTokenDispatcher.cuda_dtoh_stream = None  # made once a process
     experts = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 48, "head_dim": 32}
     _, folder = make_hf("qwen3_moe", **experts)
     megatron.hits.clear()
