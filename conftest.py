@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-
 #: Fixtures that cost a minute or more: the tests that use one share a process.
 _COSTLY = ("serving", "pair")
 
