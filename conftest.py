@@ -1,19 +1,27 @@
-"""What the marks of the whole repository mean, and which tests stay together when several processes run them."""
+"""What the marks of the whole repository mean, and how two processes share its tests (`pytest -n 2`)."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
-#: Fixtures that cost a minute or more: the tests that use one share a process.
-_COSTLY = ("serving", "pair")
+#: Files whose tests share a server that takes a minute to start.
+_ONE_SERVER = ("test_sglang_engine.py", "test_sglang_server.py", "test_sglang_update.py")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """With `pytest -n 2`: keep the tests of a file together, and those of a costly fixture."""
-    fixtures = getattr(item, "fixturenames", ())
-    name = next((fixture for fixture in _COSTLY if fixture in fixtures), str(item.path))
-    item.add_marker(pytest.mark.xdist_group(name))
+class _ByFile(LoadScopeScheduling):
+    """Keeps the tests of a file in one process, and those of a server."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return "server" if file.endswith(_ONE_SERVER) else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _ByFile:
+    """Hand tests out file by file."""
+    return _ByFile(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
