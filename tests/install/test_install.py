@@ -25,6 +25,10 @@ COMBINATIONS = {
         ("sglang", "ray"),
     ),
     "slime-sglang": (set(), ("megatron",)),
+    "slime-trackers": (
+        {"slime.trackers wandb", "slime.trackers tensorboard"},
+        ("torch", "ray", "transformers"),
+    ),
     "slime-ray": ({"slime.launchers ray"}, ("megatron", "transformers", "sglang")),
 }
 #: Combinations light enough for pip itself; the others go through uv's cache.

@@ -99,6 +99,7 @@ def test_a_model_that_cannot_be_served_ends_the_start_with_the_log(new_engine, m
         asyncio.run(engine.start())
 
 
+@pytest.mark.faults
 def test_a_killed_server_is_noticed_at_once_and_leaves_nobody_behind(
     new_engine, starting_gun, living, model_path, tmp_path
 ):

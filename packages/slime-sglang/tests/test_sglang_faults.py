@@ -21,7 +21,7 @@ from slime_models.fingerprint import fingerprint
 from slime_models.transfer.sender import WeightSender
 from slime_sglang.build import create_engine
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 
 PROMPTS = [[5, 6, number] for number in range(8)]
 GREEDY = SamplingParams(max_new_tokens=12, temperature=0)
