@@ -102,14 +102,22 @@ def test_requests_under_way_go_on_with_the_new_weights(
     restored, model, tiny_llama, log_probs_of, eos, starting_gun
 ):
     params = SamplingParams(max_new_tokens=240, min_new_tokens=240, temperature=0)
-    sender = Sender()
+
+    class LateSender(Sender):
+        """Has a request under way by the time that all is sent."""
+
+        async def buckets(self):
+            async for bucket in super().buckets():
+                yield bucket
+            self.request = asyncio.ensure_future(restored.engine.generate(PROMPT, params))
+            await starting_gun(restored.engine)
+
+    sender = LateSender()
     sender.tensors = tensors_of(tiny_llama(1))
 
     async def scenario():
-        task = asyncio.ensure_future(restored.engine.generate(PROMPT, params))
-        await starting_gun(restored.engine)
         await sync_weights(sender, restored.engine, version="mid", timeout_s=60)
-        return await task
+        return await sender.request
 
     answer = restored.run(scenario())
     spans = answer.metadata["weight_versions"]
