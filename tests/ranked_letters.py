@@ -9,6 +9,7 @@ import asyncio
 import os
 import signal
 import socket
+import threading
 
 from slime_core.batch import TrainBatch
 from slime_core.build import BuildContext, Rank
@@ -66,7 +67,8 @@ def misbehave(how: str | None) -> None:
     if how == "raise":
         raise NoMore(2, "this rank has had enough")
     if how in ("die", "stop"):
-        os.kill(os.getpid(), signal.SIGKILL if how == "die" else signal.SIGSTOP)
+        # To this thread, not to the process: another thread would take the signal, and this one go on for a moment.
+        signal.pthread_kill(threading.get_ident(), signal.SIGKILL if how == "die" else signal.SIGSTOP)
 
 
 def create_trainer(build: BuildContext) -> RankedTrainer:

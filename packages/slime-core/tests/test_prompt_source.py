@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from slime_core.errors import CheckpointError, DataError
 from slime_core.sample import Sample
-from slime_core.sources.file import PromptSource
+from slime_core.sources.prompt_source import PromptSource
 
 
 def prototypes(n):

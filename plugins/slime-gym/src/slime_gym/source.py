@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from slime_core.build import BuildContext
-from slime_core.config.sections import DataSection, EvalSection, RolloutSection
+from slime_core.config.sections import DataSection
 from slime_core.errors import DataError
 from slime_core.protocols import Tokenizer
 from slime_core.sample import Sample
-from slime_core.sources.file import PromptSource
+from slime_core.sources.prompt_source import PromptSource, source_of
 
 from slime_gym.problems import ORIGIN_KEY, Problem, held_out_problems, training_problems
 from slime_gym.section import QUESTION, GymSection
@@ -30,20 +30,13 @@ def create_source(build: BuildContext) -> PromptSource:
             _prototype(problem, section, data, build.tokenizer, {"source_name": section.task})
             for problem in held_out_problems(section)
         ]
-        n_samples = build.section(EvalSection).n_samples_per_eval_prompt
-        return PromptSource(prototypes, n_samples_per_prompt=n_samples)
+        return source_of(prototypes, build)
     prototypes = [
         _prototype(problem, section, data, build.tokenizer, {}) for problem in training_problems(section)
     ]
     if data.rollout_max_prompt_len is not None:
         prototypes = _not_longer(prototypes, data.rollout_max_prompt_len)
-    rollout = build.section(RolloutSection)
-    return PromptSource(
-        prototypes,
-        n_samples_per_prompt=rollout.n_samples_per_prompt,
-        shuffle=data.rollout_shuffle,
-        seed=rollout.rollout_seed,
-    )
+    return source_of(prototypes, build)
 
 
 def _prototype(

@@ -16,6 +16,12 @@ from slime_core.config.settings import Settings
 from slime_core.errors import ConfigError, Problem
 
 
+def trackers(run: RunSection) -> list[str]:
+    """Return the names of the trackers, each once."""
+    added = {"wandb": run.use_wandb, "tensorboard": run.use_tensorboard}
+    return list(dict.fromkeys([*run.tracker, *(name for name, wanted in added.items() if wanted)]))
+
+
 def compute_dtype(train: TrainSection) -> str:
     """Return the dtype that the trainer computes in, as torch spells it."""
     if train.fp16:
@@ -37,12 +43,6 @@ class BatchSizes:
     """Optimizer steps of a step."""
     over_sampling_batch_size: int
     """Prompts taken in each wave of sampling."""
-
-
-def trackers(run: RunSection) -> list[str]:
-    """Return the names of the trackers, each once."""
-    added = {"wandb": run.use_wandb, "tensorboard": run.use_tensorboard}
-    return list(dict.fromkeys([*run.tracker, *(name for name, wanted in added.items() if wanted)]))
 
 
 def batch_sizes(settings: Settings) -> BatchSizes:

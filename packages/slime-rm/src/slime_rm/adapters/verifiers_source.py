@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from slime_core.build import BuildContext
-from slime_core.config.sections import DataSection, EvalSection, RolloutSection
+from slime_core.config.sections import DataSection
 from slime_core.errors import ConfigError, DataError, Problem
-from slime_core.sources.file import PromptSource
+from slime_core.sources.prompt_source import PromptSource, source_of
 from slime_core.sources.prompts import PromptFormat, build_prompts
 from slime_core.sources.records import Record
 
@@ -47,8 +47,7 @@ def create_source(build: BuildContext) -> PromptSource:
         prompts = build_prompts(held_out, build.tokenizer, prompt_format=prompt_format)
         for sample in prompts.prototypes:
             sample.metadata["source_name"] = taskset.name
-        n_samples = build.section(EvalSection).n_samples_per_eval_prompt
-        return PromptSource(prompts.prototypes, n_samples_per_prompt=n_samples)
+        return source_of(prompts.prototypes, build)
     if taskset.endless and section.size is None:
         problem = Problem("verifiers.size", "nothing", "how many tasks to train on", "give --verifiers-size")
         raise ConfigError([problem])
@@ -57,13 +56,7 @@ def create_source(build: BuildContext) -> PromptSource:
     prompts = build_prompts(
         records, build.tokenizer, prompt_format=prompt_format, max_prompt_len=data.rollout_max_prompt_len
     )
-    rollout = build.section(RolloutSection)
-    return PromptSource(
-        prompts.prototypes,
-        n_samples_per_prompt=rollout.n_samples_per_prompt,
-        shuffle=data.rollout_shuffle,
-        seed=rollout.rollout_seed,
-    )
+    return source_of(prompts.prototypes, build)
 
 
 def _records(taskset: LoadedTaskset, as_chat: bool) -> Iterator[Record]:
