@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Any
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
+
+# Over a hundred processes are started: where Python is told to write no bytecode, each would compile torch anew, for 8 s.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 #: Files whose tests share a server that takes a minute to start.
 _ONE_SERVER = ("test_sglang_engine.py", "test_sglang_server.py", "test_sglang_update.py")
