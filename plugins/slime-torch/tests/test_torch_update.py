@@ -10,6 +10,7 @@ from slime_core.errors import EngineError, WeightSyncError
 from slime_core.protocols import SamplingParams
 from slime_core.weights import sync_weights
 from slime_models.fingerprint import fingerprint
+from slime_torch.weights import Fused, Weights
 
 GREEDY = SamplingParams(max_new_tokens=16, min_new_tokens=16, temperature=0)
 PROMPT = [5, 6, 7, 8]
@@ -72,6 +73,32 @@ def test_the_fingerprint_is_of_the_tensors_as_stored(tiny):
 
     wanted = {name: fingerprint(t.bfloat16()) for name, t in tiny("qwen2", seed=1).tensors().items()}
     assert scenario(tiny("qwen2"), body, dtype=torch.bfloat16) == wanted
+
+
+def test_an_update_reaches_tied_weights_wherever_they_lie(tiny):
+    new = tiny("qwen2", seed=1).tensors()["model.embed_tokens.weight"].bfloat16()
+    hidden = torch.randn(3, new.shape[1], generator=torch.Generator().manual_seed(0)).bfloat16()
+
+    async def body(engine):
+        await sync_weights(
+            Sender(*in_buckets(tiny("qwen2", seed=1).tensors())), engine, version="1", timeout_s=30
+        )
+        return engine.model.embedding.tensor, engine.model.logits(hidden)
+
+    embedding, logits = scenario(tiny("qwen2"), body, dtype=torch.bfloat16)
+    assert torch.equal(embedding, new)
+    assert torch.equal(logits, hidden @ new.T)
+
+
+def test_copies_that_differ_have_no_fingerprint():
+    parts = {"embed": (2, 3)}
+    first, second = (Fused(parts, dtype=torch.float32, device=torch.device("cpu")) for _ in range(2))
+    weights = Weights([first, second])
+    weights.write({"embed": torch.ones(2, 3)})
+    assert weights.fingerprint() == {"embed": fingerprint(torch.ones(2, 3))}
+    first.write({"embed": torch.zeros(2, 3)})
+    with pytest.raises(WeightSyncError, match="embed: its two copies in the engine differ"):
+        weights.fingerprint()
 
 
 def test_requests_under_way_go_on_with_the_new_weights(tiny):

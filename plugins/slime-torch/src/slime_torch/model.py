@@ -68,10 +68,9 @@ class Decoder:
         self.embedding = self._fuse("model.embed_tokens.weight", packed=False)
         self.layers = [self._layer(f"model.layers.{i}.") for i in range(architecture.num_layers)]
         self.norm = self._fuse("model.norm.weight", packed=False)
-        tied = architecture.tie_word_embeddings
-        self.head = self.embedding if tied else self._fuse("lm_head.weight")
+        self.head = self._head()
         fused = [self.embedding, self.norm, *(one for layer in self.layers for one in layer.tensors())]
-        self.weights = Weights(fused if tied else [*fused, self.head])
+        self.weights = Weights(fused if self.head is self.embedding else [*fused, self.head])
         unused = sorted(shapes.keys() - self.weights.shapes().keys())
         if unused:
             raise EngineError(
@@ -82,6 +81,12 @@ class Decoder:
             table.to(device, dtype) for table in rope_tables(architecture, max_length)
         )
         self._scale = architecture.head_dim**-0.5
+
+    def _head(self) -> Fused:
+        """Return what makes logits: with tied weights the embedding, or a packed copy of it where that is faster."""
+        if not self.architecture.tie_word_embeddings:
+            return self._fuse("lm_head.weight")
+        return self._fuse("model.embed_tokens.weight") if self._packed else self.embedding
 
     def _layer(self, prefix: str) -> Layer:
         def named(*names: str) -> list[str]:
@@ -189,10 +194,13 @@ class Decoder:
             rotated = heads[:, : a.num_attention_heads + a.num_query_groups]
             swapped = rotated.roll(a.head_dim // 2, -1)
             rotated.mul_(cosine).addcmul_(swapped, sine)
-            x = layer.output.linear(attend(index, heads)).add_(x)
+            attended = attend(index, heads)
+            if rows is not None and layer is self.layers[-1]:  # nobody asks for the others any more
+                x, attended = x[rows], attended[rows]
+            x = layer.output.linear(attended).add_(x)
             gate, up = layer.gate_up.linear(self._normed(x, layer.mlp_norm)).chunk(2, dim=-1)
             x = layer.down.linear(F.silu(gate).mul_(up)).add_(x)
-        return self._normed(x if rows is None else x[rows], self.norm)
+        return self._normed(x, self.norm)
 
     def _norm_heads(self, heads: Tensor, query_norm: Fused, key_norm: Fused) -> None:
         n_query = self.architecture.num_attention_heads

@@ -1,6 +1,7 @@
 """The engine's weights: a few Hugging Face tensors fused into each tensor that the model multiplies by.
 
-There is one copy. An update writes into it by Hugging Face name, one fused tensor at a time.
+An update writes into them by Hugging Face name, one fused tensor at a time. There is one copy, but for tied weights in a
+packed layout (see `can_pack`): rows of the embedding cannot be looked up in it.
 """
 
 from __future__ import annotations
@@ -92,20 +93,20 @@ class Weights:
     """All weights of a model by Hugging Face name.
 
     Args:
-        fused: every tensor of the model, once.
+        fused: every tensor of the model; a name that two of them have is kept the same in both.
     """
 
     def __init__(self, fused: Iterable[Fused]) -> None:
         self._fused = list(fused)
-        self._home = {name: one for one in self._fused for name in one.parts}
+        self._shapes = {name: shape for one in self._fused for name, shape in one.parts.items()}
 
     def __len__(self) -> int:
         """Return the number of Hugging Face tensors."""
-        return len(self._home)
+        return len(self._shapes)
 
     def shapes(self) -> dict[str, Shape]:
         """Return name -> shape."""
-        return {name: home.parts[name] for name, home in self._home.items()}
+        return dict(self._shapes)
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Fill all weights from `tensors`, which is read one fused tensor at a time."""
@@ -114,11 +115,10 @@ class Weights:
 
     def write(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy some tensors in; `check` them first."""
-        by_home: dict[int, dict[str, Tensor]] = {}
-        for name, tensor in tensors.items():
-            by_home.setdefault(id(self._home[name]), {})[name] = tensor
-        for parts in by_home.values():
-            self._home[next(iter(parts))].write(parts)
+        for fused in self._fused:
+            parts = {name: tensors[name] for name in fused.parts if name in tensors}
+            if parts:
+                fused.write(parts)
 
     def check(self, name: str, tensor: Tensor, *, dtype: torch.dtype, version: str) -> None:
         """Check that `tensor` can be written as `name`.
@@ -127,21 +127,31 @@ class Weights:
             WeightSyncError: the name is unknown, or shape or dtype are not the engine's.
         """
         where = f"update to version {version}: {name}"
-        home = self._home.get(name)
-        if home is None:
+        wanted = self._shapes.get(name)
+        if wanted is None:
             raise WeightSyncError(
                 f"{where}: the engine's model has no such tensor; send its {len(self)} tensors only"
             )
-        if tuple(tensor.shape) != home.parts[name]:
-            raise WeightSyncError(f"{where}: found shape {tuple(tensor.shape)}; wanted {home.parts[name]}")
+        if tuple(tensor.shape) != wanted:
+            raise WeightSyncError(f"{where}: found shape {tuple(tensor.shape)}; wanted {wanted}")
         if tensor.dtype != dtype:
             raise WeightSyncError(
                 f"{where}: found dtype {tensor.dtype}; wanted {dtype}; cast it to the plan's dtype"
             )
 
     def fingerprint(self) -> dict[str, int]:
-        """Return name -> checksum of what is stored now."""
-        return {name: fingerprint(part) for fused in self._fused for name, part in fused.read().items()}
+        """Return name -> checksum of what is stored now.
+
+        Raises:
+            WeightSyncError: a name that is stored twice is not the same in both places.
+        """
+        found: dict[str, int] = {}
+        for fused in self._fused:
+            for name, part in fused.read().items():
+                value = fingerprint(part)
+                if found.setdefault(name, value) != value:
+                    raise WeightSyncError(f"{name}: its two copies in the engine differ")
+        return found
 
     def move(self, device: torch.device) -> None:
         """Move everything to `device`."""
