@@ -100,6 +100,16 @@ def test_check_refuses_gold_answers_that_the_reward_cannot_score(slime, letters,
     assert "label is 'seven'; wanted a number" in checked.stderr
 
 
+def test_check_refuses_a_reward_that_lacks_a_part_which_the_estimator_reads(slime, letters, tmp_path):
+    labels(tmp_path, "7")
+    flags = ["--rm-type", "dapo", "--advantage-estimator", "gdpo", "--normalize-advantages", "--gdpo-weights"]
+    assert slime("check", letters, *flags, '{"acc": 1.0}').returncode == 0
+    checked = slime("check", letters, *flags, '{"acc": 1.0, "format": 0.5}')
+    assert checked.returncode == 2
+    assert "sample 0: its reward has None for the part 'format'; wanted a finite number" in checked.stderr
+    assert "its numbers are acc, score" in checked.stderr
+
+
 def test_check_gives_a_group_reward_groups_in_which_all_answer_right(slime, letters, tmp_path):
     labels(tmp_path, "b", "c")
     (tmp_path / "loud.py").write_text(

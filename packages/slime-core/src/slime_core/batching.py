@@ -22,6 +22,7 @@ def make_batch(
     transform: Callable[[NDArray[np.float64], NDArray[np.int64]], NDArray[np.float64]],
     reducer: Callable[[ReductionView], NDArray[np.float64]],
     reward_key: str | None = None,
+    reward_parts: Sequence[str] = (),
     shaping: Callable[[NDArray[np.int64]], NDArray[np.float64]] | None = None,
 ) -> TrainBatch:
     """Lay out a step's groups for the trainer.
@@ -34,6 +35,7 @@ def make_batch(
         transform: reward transform, its options bound.
         reducer: loss reducer, its options bound.
         reward_key: entry of a reward dict that is the score.
+        reward_parts: entries of reward dicts that the estimator reads; each is transformed by itself.
         shaping: from response lengths to what they add to the rewards, before `transform`.
 
     Raises:
@@ -42,12 +44,16 @@ def make_batch(
     samples = [sample for group in groups for sample in group]
     if not samples:
         raise SampleError(f"step {step}: the rollout returned no samples")
-    c = columns(samples, reward_key=reward_key)
+    c = columns(samples, reward_key=reward_key, reward_parts=reward_parts)
+
+    def credited(scored: NDArray[np.float64]) -> NDArray[np.float32]:
+        rewards = np.asarray(transform(scored, c.group_ids), dtype=np.float64)
+        _check_rewards(rewards, c.sample_ids)
+        return rewards.astype(np.float32)
+
     scored = c.raw_rewards.astype(np.float64)
     if shaping is not None:
         scored += shaping(np.diff(c.response_offsets))
-    rewards = np.asarray(transform(scored, c.group_ids), dtype=np.float64)
-    _check_rewards(rewards, c.sample_ids)
     steps = optimizer_steps(c.rollout_ids, global_batch_size=global_batch_size)
     return TrainBatch(
         step=step,
@@ -57,7 +63,7 @@ def make_batch(
         loss_mask=c.loss_mask,
         rollout_log_probs=c.rollout_log_probs,
         teacher_log_probs=c.teacher_log_probs,
-        rewards=rewards.astype(np.float32),
+        rewards=credited(scored),
         raw_rewards=c.raw_rewards,
         sample_ids=c.sample_ids,
         group_ids=c.group_ids,
@@ -66,6 +72,7 @@ def make_batch(
         optimizer_steps=steps,
         weights=_token_weights(steps, c.response_offsets, c.loss_mask, c.rollout_ids, reducer),
         temperature=temperature,
+        reward_parts={name: credited(values) for name, values in c.reward_parts.items()},
         extra=c.extra,
     )
 

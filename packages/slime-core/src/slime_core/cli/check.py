@@ -98,6 +98,10 @@ async def _gold(console: Console, settings: Settings, registry: Registry, sample
         attempts: list[dict[int, str | RewardFailure]] = []
         while len(attempts) < len(FORMS) and (not attempts or attempts[-1]):
             attempts.append(await _wrong(settings, pool, labelled, FORMS[len(attempts)]))
+            for part in algorithm(settings, registry).reward_parts:
+                for sample in labelled:
+                    if sample.reward is not None:
+                        sample.reward_part(part)
     finally:
         await pool.close()
     written, wrong = min(zip(FORMS, attempts, strict=False), key=lambda attempt: len(attempt[1]))
