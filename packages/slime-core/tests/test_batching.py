@@ -118,12 +118,12 @@ def test_parts_that_nobody_reads_are_not_carried():
     [
         (
             {"score": 1.0, "brief": 2.0},
-            "sample 5: its reward has None for the part 'acc'; .* its numbers are brief, score",
+            "sample 5: its reward has None for the part 'acc', .* its numbers are brief, score",
         ),
         ({"score": 1.0, "acc": "yes"}, "sample 5: its reward has 'yes' for the part 'acc'"),
         (
             {"score": 1.0, "acc": float("inf")},
-            "sample 5: its reward has inf for the part 'acc'; wanted a finite number",
+            "sample 5: its reward has inf for the part 'acc', wanted a finite number",
         ),
         (1.0, "sample 5: the part 'acc' of its reward is read, and the reward is 1.0"),
     ],

@@ -170,7 +170,7 @@ class Sample:
         if not isinstance(value, int | float) or not math.isfinite(value):
             numbers = sorted(key for key, each in reward.items() if isinstance(each, int | float))
             raise SampleError(
-                f"{self.name}: its reward has {value!r} for the part {name!r}; wanted a finite number; its numbers "
+                f"{self.name}: its reward has {value!r} for the part {name!r}, wanted a finite number; its numbers "
                 f"are {', '.join(numbers) or 'none'}"
             )
         return float(value)
