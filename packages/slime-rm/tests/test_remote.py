@@ -138,6 +138,20 @@ def test_samples_go_in_batches_and_each_gets_its_own_reward(server):
     assert sorted(len(body) for _, body, _ in server.requests) == [2, 4, 4]
 
 
+def test_what_a_server_refuses_of_a_batch_fails_alone(server):
+    def answer(number, path, body):
+        return (
+            (400, "too long")
+            if "long" in [one["response"] for one in body]
+            else (200, json.dumps([1.0] * len(body)))
+        )
+
+    server.answer = answer
+    first, error, last = remote(server, [Sample(), Sample(response="long"), Sample()], batch_size=3)
+    assert (first, last) == (1.0, 1.0)
+    assert str(error) == f"{server.url}: refused with status 400, 'too long'"
+
+
 @pytest.mark.parametrize("text", ["[1.0]", "1.0", '{"rewards": [1, 2]}'])
 def test_a_batch_that_is_answered_with_another_number_of_rewards_fails_each_sample(server, text):
     server.answer = lambda number, path, body: (200, text)

@@ -19,6 +19,10 @@ _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 30.0
 _SHOWN_CHARACTERS = 200
 
 
+class RefusedError(RewardError):
+    """The server understood the request and will not answer it."""
+
+
 class JsonClient:
     """Posts JSON to one server over a pool of connections. Belongs to one event loop.
 
@@ -65,7 +69,8 @@ class JsonClient:
         """Post `body` and return the reply, both as JSON values.
 
         Raises:
-            RewardError: no reply after all tries, a refusal, or a reply that is not JSON; says what came.
+            RefusedError: the server refuses, and says so by a status that another try would not change.
+            RewardError: no reply after all tries, or one that is not JSON; says what came.
         """
         for attempt in range(1, self._tries + 1):
             try:
@@ -93,7 +98,7 @@ class JsonClient:
 
     def _read(self, reply: httpx.Response) -> Any:
         if not reply.is_success:
-            raise RewardError(f"{self._url}: refused with status {reply.status_code}, {_shown(reply.text)}")
+            raise RefusedError(f"{self._url}: refused with status {reply.status_code}, {_shown(reply.text)}")
         try:
             return reply.json()
         except ValueError as error:
