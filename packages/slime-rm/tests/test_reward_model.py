@@ -122,11 +122,19 @@ def test_a_conversation_without_a_template_is_an_error(server):
     assert server.requests == []
 
 
+def test_a_blank_text_is_an_error_that_the_server_never_sees(server):
+    server.answer = by_length
+    error, score = scores(server, [Sample(prompt=" ", response="\n"), Sample(response="four")])
+    assert "there is nothing to score" in str(error)
+    assert score == 4
+    assert [body["text"] for _, body, _ in server.requests] == [["four"]]
+
+
 def test_a_server_that_stumbles_is_asked_again_and_one_that_refuses_is_not(server):
     server.answer = lambda number, path, body: (503, "busy") if number < 3 else by_length(number, path, body)
     assert scores(server, [Sample(response="four")]) == [4]
     server.answer = lambda number, path, body: (400, "too long")
-    (error,) = scores(server, [Sample()])
+    (error,) = scores(server, [Sample(response="long")])
     assert str(error) == f"{server.url}/classify: refused with status 400, 'too long'"
     assert len(server.requests) == 4
 
@@ -137,7 +145,7 @@ def test_a_slow_server_misses_the_deadline_of_the_pool(server):
     async def main():
         options = {"reward_model_url": server.url}
         async with RewardPool("slime_rm.reward_model:RewardModel", options, workers=1, timeout_s=0.2) as pool:
-            return await pool.score(Sample(index=7))
+            return await pool.score(Sample(index=7, response="x"))
 
     failure = asyncio.run(main())
     assert (failure.kind, failure.message.split(":")[0]) == ("deadline", "sample 7")
@@ -158,7 +166,7 @@ def test_a_slow_server_misses_the_deadline_of_the_pool(server):
 )
 def test_nonsense_fails_each_sample_of_its_request_and_is_shown(server, api, text):
     server.answer = lambda number, path, body: (200, text)
-    errors = scores(server, [Sample(), Sample()], api=api)
+    errors = scores(server, [Sample(response="a"), Sample(response="b")], api=api)
     assert [
         f"answered {str(json.loads(text))!r} to 2 samples; wanted output 0" in str(e) for e in errors
     ] == [True] * 2

@@ -73,6 +73,11 @@ class Batches:
                 if not future.done():
                     future.set_exception(RewardError(str(error)))
             return
+        except Exception as error:  # raised again by each that waits, who would wait for ever
+            for _, future in batch:
+                if not future.done():
+                    future.set_exception(error)
+            return
         for (_, future), answer in zip(batch, answers, strict=True):
             if not future.done():
                 future.set_result(answer)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import importlib
 import random
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slime_core.errors import PluginError, RewardError
+from slime_core.errors import ConfigError, PluginError, Problem, RewardError
 
 if TYPE_CHECKING:
     import httpx
@@ -36,6 +37,7 @@ class JsonClient:
         first_wait_s: wait before the second try, seconds.
 
     Raises:
+        ConfigError: `url` is no address, or a number is out of range.
         PluginError: httpx, which only rewards that ask servers need, is not installed; or the key cannot be read.
     """
 
@@ -49,6 +51,7 @@ class JsonClient:
         api_key_file: str | None = None,
         first_wait_s: float = _FIRST_WAIT_S,
     ) -> None:
+        _check(url, connections=connections, request_timeout_s=request_timeout_s, tries=tries)
         try:
             self._httpx: Any = importlib.import_module("httpx")
         except ImportError as error:
@@ -103,6 +106,21 @@ class JsonClient:
             return reply.json()
         except ValueError as error:
             raise RewardError(f"{self._url}: answered {_shown(reply.text)}; wanted JSON") from error
+
+
+def _check(url: str, *, connections: int, request_timeout_s: float, tries: int) -> None:
+    problems = []
+    if re.match(r"https?://[^/]", url) is None:
+        problems.append(Problem("the address of a reward's server", repr(url), "http://HOST:PORT"))
+    for name, value in (("connections", connections), ("tries", tries)):
+        if value < 1:
+            problems.append(Problem(f"{name} of a reward's server", f"{value}", "at least 1"))
+    if not request_timeout_s > 0:
+        problems.append(
+            Problem("request_timeout_s of a reward's server", f"{request_timeout_s}", "more than 0")
+        )
+    if problems:
+        raise ConfigError(problems)
 
 
 def _key(file: str) -> str:

@@ -87,9 +87,13 @@ class RewardModel:
 
         Raises:
             RewardError: the server is down or refuses, or answers with anything but scores.
-            SampleError: there are no messages under the key; or the prompt is messages, and there is no template.
+            SampleError: there is nothing to score; there are no messages under the key; or the prompt is messages,
+                and there is no template.
         """
-        score: float = await self._batches.answer(self._text(sample))
+        text = self._text(sample)
+        if not text.strip():  # a text without a token ends SGLang 0.5.23
+            raise SampleError("prompt and response are blank; there is nothing to score")
+        score: float = await self._batches.answer(text)
         return score
 
     async def aclose(self) -> None:
