@@ -125,7 +125,7 @@ def test_parts_that_nobody_reads_are_not_carried():
             {"score": 1.0, "acc": float("inf")},
             "sample 5: its reward has inf for the part 'acc', wanted a finite number",
         ),
-        (1.0, "sample 5: the part 'acc' of its reward is read, and the reward is 1.0"),
+        (1.0, "sample 5: its reward is 1.0, without the part 'acc'"),
     ],
 )
 def test_a_sample_that_lacks_a_part_is_named_and_the_part(reward, message):

@@ -163,7 +163,7 @@ class Sample:
         reward = self.reward
         if not isinstance(reward, dict):
             raise SampleError(
-                f"{self.name}: the part {name!r} of its reward is read, and the reward is {reward!r}; "
+                f"{self.name}: its reward is {reward!r}, without the part {name!r}; "
                 "let it return a Grade with that part, or choose several rewards by --rm-weights"
             )
         value = reward.get(name)
