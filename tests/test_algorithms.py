@@ -49,6 +49,13 @@ def test_flags_reach_the_estimator_and_the_loss(settings, registry):
     assert chosen.needs == {"old_log_probs", "rollout_log_probs", "ref_log_probs"}
 
 
+def test_an_estimator_names_the_parts_of_rewards_that_batches_carry(settings, registry):
+    flags = ["--advantage-estimator", "gdpo", "--gdpo-weights", '{"acc": 1.0, "brief": 0.5}']
+    chosen = algorithm(settings(*flags), registry)
+    assert (chosen.reward_parts, chosen.needs) == (("acc", "brief"), {"reward_parts"})
+    assert algorithm(settings(), registry).reward_parts == ()
+
+
 @pytest.mark.parametrize(
     ("name", "conventions"), [("slime", SLIME), ("verl", VERL), ("trl", TRL), ("openrlhf", OPENRLHF)]
 )

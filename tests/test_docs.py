@@ -39,6 +39,20 @@ def test_loop_guide_quotes_the_example_word_for_word(root):
     )
 
 
+def test_a_reward_models_server_without_a_gpu_is_started_as_the_engine_starts_its_own(root):
+    from slime_sglang.server import server_command, server_environment
+
+    blocks = re.findall(r"```[a-z]*\n(.*?)```", (root / "packages/slime-rm/README.md").read_text(), re.S)
+    (said,) = (block.replace("\\\n", " ").split() for block in blocks if "SGLANG_PLATFORM" in block)
+    variables = [f"{name}={value}" for name, value in server_environment(device="cpu").items()]
+    command = server_command(
+        "FOLDER", port=30000, dtype="float32", device="cpu", arguments=["--is-embedding"]
+    )
+    own_host = command.index("--host")
+    del command[own_host : own_host + 2]
+    assert sorted(said) == sorted([*variables, "python", *command[1:]])
+
+
 def test_links_of_the_guides_exist(root):
     for page in [root / "README.md", root / "ARCHITECTURE.md", *(root / "docs").glob("*.md")]:
         for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):

@@ -46,7 +46,10 @@ def test_trying_a_group_reward_scores_each_response_beside_the_others(slime):
         ),
         (("majority", "--response", "x"), "'majority' exists in slime.group_rewards"),
         (("mth", "--response", "x"), "no plugin is named 'mth'; did you mean 'math'?"),
-        (("math", "--response", "x"), "sample 0: label is None, wanted the ground truth"),
+        (
+            ("math", "--response", "x"),
+            "sample 0: reward slime_rm.math:math raised SampleError: label is None, wanted the ground truth",
+        ),
         (("math", "--response", "x", "--metadata", "[1"), "--metadata: found '[1', which is not JSON"),
         (("math", "--response", "x", "--metadata", "[1]"), "--metadata: found '[1]'; wanted a JSON object"),
         (("math", "--response", "x", "--timeout-s", "0"), "found 0; wanted more than 0"),
@@ -98,6 +101,15 @@ def test_check_refuses_gold_answers_that_the_reward_cannot_score(slime, letters,
     assert checked.returncode == 2
     assert "cannot score 1 of 2 gold answers in any form" in checked.stderr
     assert "label is 'seven'; wanted a number" in checked.stderr
+
+
+def test_check_refuses_a_reward_that_lacks_a_part_which_the_estimator_reads(slime, letters, tmp_path):
+    labels(tmp_path, "7")
+    flags = ["--rm-type", "dapo", "--advantage-estimator", "gdpo", "--normalize-advantages", "--gdpo-weights"]
+    checked = slime("check", letters, *flags, '{"acc": 1.0, "format": 0.5}')
+    assert checked.returncode == 2
+    assert "sample 0: its reward has None for the part 'format', wanted a finite number" in checked.stderr
+    assert "its numbers are acc, score" in checked.stderr
 
 
 def test_check_gives_a_group_reward_groups_in_which_all_answer_right(slime, letters, tmp_path):

@@ -88,6 +88,53 @@ def test_executions_that_do_not_fill_a_step_are_refused():
         batch([[sample(0), sample(1), sample(2)]])
 
 
+def test_each_part_of_a_reward_is_transformed_by_itself():
+    def centred(rewards, groups):
+        means = {g: rewards[groups == g].mean() for g in groups}
+        return rewards - [means[g] for g in groups]
+
+    rewards = [
+        {"score": 1.0, "acc": True, "brief": 0.5, "details": {"why": "x"}},
+        {"score": 0, "acc": 0, "brief": 2},
+    ]
+    group = [sample(i, reward=reward) for i, reward in enumerate(rewards)]
+    b = make_batch(
+        0, [group, [sample(2, group=1, reward={"score": 3.0, "acc": 1, "brief": 7})]], global_batch_size=3,
+        temperature=1.0, transform=centred, reducer=per_token, reward_parts=("brief", "acc"),
+    )  # fmt: skip
+    assert {name: values.tolist() for name, values in b.reward_parts.items()} == {
+        "brief": [-0.75, 0.75, 0.0],
+        "acc": [0.5, -0.5, 0.0],
+    }
+    assert b.rewards.tolist() == [0.5, -0.5, 0.0]
+
+
+def test_parts_that_nobody_reads_are_not_carried():
+    assert batch([[sample(0, reward={"score": 1.0, "acc": 1.0}), sample(1)]]).reward_parts == {}
+
+
+@pytest.mark.parametrize(
+    ("reward", "message"),
+    [
+        (
+            {"score": 1.0, "brief": 2.0},
+            "sample 5: its reward has None for the part 'acc', .* its numbers are brief, score",
+        ),
+        ({"score": 1.0, "acc": "yes"}, "sample 5: its reward has 'yes' for the part 'acc'"),
+        (
+            {"score": 1.0, "acc": float("inf")},
+            "sample 5: its reward has inf for the part 'acc', wanted a finite number",
+        ),
+        (1.0, "sample 5: its reward is 1.0, without the part 'acc'"),
+    ],
+)
+def test_a_sample_that_lacks_a_part_is_named_and_the_part(reward, message):
+    with pytest.raises(SampleError, match=message):
+        batch(
+            [[sample(0, reward={"score": 0.0, "acc": 1.0}), sample(5, reward=reward)]], reward_parts=["acc"]
+        )
+
+
 def test_transform_that_returns_nan_names_the_sample():
     with pytest.raises(SampleError, match="sample 1: the reward transform returned nan"):
         make_batch(

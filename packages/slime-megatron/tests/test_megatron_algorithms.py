@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial, update_wrapper
 from importlib.metadata import entry_points
 from inspect import signature
 
+import numpy as np
 import pytest
+from slime_algos.advantages.gdpo import gdpo
 from slime_algos.advantages.grpo import grpo
 from slime_algos.advantages.opo import opo
 from slime_algos.losses.cispo import cispo_loss
@@ -56,3 +59,19 @@ def test_micro_batches_change_no_metric_of_two_optimizer_steps(
     whole, cut = found
     assert whole["train/ppo_kl"] != 0  # the second step is off-policy
     assert cut == pytest.approx(whole, rel=1e-4, abs=1e-6)
+
+
+def test_parts_of_rewards_train_as_their_weighted_sum(make_learner):
+    batch = make_batch()
+    whole, first = batch.rewards, np.arange(len(batch), dtype=np.float32)
+    parts = {"first": first, "second": whole - first}
+    (estimate, reads), (loss, needs) = (
+        chosen(gdpo, gdpo_weights={"first": 0.5, "second": 0.5}),
+        chosen(policy_loss),
+    )
+    by_parts = make_learner(Algorithm(estimate, loss, reads | needs, "group-norm"))
+    found = by_parts.train(replace(batch, rewards=np.zeros_like(whole), reward_parts=parts))
+    by_score = make_learner(Algorithm(grpo, loss, needs, "group-norm"))
+    expected = by_score.train(replace(batch, rewards=whole / 2))
+    assert found["train/grad_norm"] == pytest.approx(expected["train/grad_norm"], rel=1e-5)
+    assert found["train/loss"] == pytest.approx(expected["train/loss"], rel=1e-5)

@@ -32,8 +32,8 @@ def test_missing_label_is_an_error_that_names_the_sample(grader, label):
     [
         (gsm8k, "seventy", "wanted a number"),
         (gsm8k, "1,00", "wanted a number"),
-        (multiple_choice, "AB", "wanted one of the options ABCDEFGHIJ"),
-        (multiple_choice, "Z", "wanted one of the options ABCDEFGHIJ"),
+        (multiple_choice, "AB", "wanted the letter of an option, one of ABCDEFGHIJ"),
+        (multiple_choice, "Z", "wanted the letter of an option, one of ABCDEFGHIJ"),
         (math_verify, "???", "wanted mathematics"),
         (gpqa, None, "neither correct_letter nor correct_answer"),
         (boxed_gpqa, "", "neither correct_letter nor correct_answer"),

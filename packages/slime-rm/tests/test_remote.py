@@ -8,6 +8,7 @@ import pytest
 from slime_core.errors import ConfigError
 from slime_core.rewards.pool import RewardPool
 from slime_core.sample import Sample
+from slime_rm.batches import Batches
 from slime_rm.judge import Judge
 from slime_rm.remote import RemoteReward
 
@@ -138,6 +139,31 @@ def test_samples_go_in_batches_and_each_gets_its_own_reward(server):
     assert sorted(len(body) for _, body, _ in server.requests) == [2, 4, 4]
 
 
+def test_what_a_server_refuses_of_a_batch_fails_alone(server):
+    def answer(number, path, body):
+        return (
+            (400, "too long")
+            if "long" in [one["response"] for one in body]
+            else (200, json.dumps([1.0] * len(body)))
+        )
+
+    server.answer = answer
+    first, error, last = remote(server, [Sample(), Sample(response="long"), Sample()], batch_size=3)
+    assert (first, last) == (1.0, 1.0)
+    assert str(error) == f"{server.url}: refused with status 400, 'too long'"
+
+
+def test_whatever_sending_a_batch_raises_reaches_all_that_wait_for_it():
+    async def send(entries):
+        raise KeyError(len(entries))
+
+    async def main():
+        batches = Batches(send, size=2, wait_s=60)
+        return await asyncio.gather(batches.answer("a"), batches.answer("b"), return_exceptions=True)
+
+    assert [repr(error) for error in asyncio.run(main())] == ["KeyError(2)"] * 2
+
+
 @pytest.mark.parametrize("text", ["[1.0]", "1.0", '{"rewards": [1, 2]}'])
 def test_a_batch_that_is_answered_with_another_number_of_rewards_fails_each_sample(server, text):
     server.answer = lambda number, path, body: (200, text)
@@ -157,19 +183,34 @@ def test_one_bad_entry_of_a_batch_fails_its_sample_alone(server):
     ("reference", "options", "words"),
     [
         (RemoteReward, {"rm_url": None}, "rm.rm_url: found nothing; wanted the address"),
+        (RemoteReward, {"rm_url": "localhost:1"}, "server: found 'localhost:1'; wanted http://HOST:PORT"),
+        (
+            RemoteReward,
+            {"rm_url": "http://h", "tries": 0},
+            "tries of a reward's server: found 0; wanted at least 1",
+        ),
+        (
+            RemoteReward,
+            {"rm_url": "http://h", "connections": 0, "request_timeout_s": 0.0},
+            "connections of a reward's server: found 0(.|\n)*request_timeout_s of a reward's server: found 0.0",
+        ),
         (Judge, {"judge_url": None, "judge_model": None}, "rm.judge_model: found nothing; wanted the name"),
         (
             Judge,
-            {"judge_url": "u", "judge_model": "m", "template": "{answer}"},
+            {"judge_url": "http://u", "judge_model": "m", "template": "{answer}"},
             "judge template: found KeyError",
         ),
         (
             Judge,
-            {"judge_url": "u", "judge_model": "m", "pattern": "no group"},
+            {"judge_url": "http://u", "judge_model": "m", "pattern": "no group"},
             "judge pattern: found 0 groups",
         ),
-        (Judge, {"judge_url": "u", "judge_model": "m", "pattern": "("}, "wanted a regular expression"),
-        (Judge, {"judge_url": "u", "judge_model": "m", "low": 5, "high": 5}, "wanted a low below the high"),
+        (Judge, {"judge_url": "http://u", "judge_model": "m", "pattern": "("}, "wanted a regular expression"),
+        (
+            Judge,
+            {"judge_url": "http://u", "judge_model": "m", "low": 5, "high": 5},
+            "wanted a low below the high",
+        ),
     ],
 )
 def test_wrong_options_are_refused(reference, options, words):

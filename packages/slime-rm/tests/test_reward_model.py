@@ -10,6 +10,7 @@ from slime_core.sample import Sample
 from slime_rm.reward_model import RewardModel
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
+from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 pytestmark = pytest.mark.timeout(60)
@@ -23,7 +24,7 @@ def scores(server, samples, **options):
     """Call the reward without a pool; returns what it returns and raises."""
 
     async def main():
-        reward = RewardModel(**{"reward_model_url": server.url, "first_wait_s": 0.01} | options)
+        reward = RewardModel(**{"reward_model_url": server.url, "first_wait_s": 0.01, "output": 0} | options)
         try:
             return await asyncio.gather(*map(reward, samples), return_exceptions=True)
         finally:
@@ -46,13 +47,18 @@ def by_length(number, path, body):
     return 200, json.dumps(answer)
 
 
+def save_tokenizer(folder, *, puts_bos):
+    """Save a tokenizer with a chat template that begins with its first token, which it puts before texts itself or not."""
+    words = Tokenizer(WordLevel({"<s>": 0, "a": 1}, unk_token="a"))
+    if puts_bos:
+        words.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    made = PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>", chat_template=CHAT)
+    made.save_pretrained(folder)
+
+
 @pytest.fixture
 def chat_folder(tmp_path):
-    """A tokenizer with a chat template that begins with its first token."""
-    words = Tokenizer(WordLevel({"<s>": 0, "a": 1}, unk_token="a"))
-    PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>", chat_template=CHAT).save_pretrained(
-        tmp_path
-    )
+    save_tokenizer(tmp_path, puts_bos=True)
     return tmp_path
 
 
@@ -67,6 +73,16 @@ def test_each_sample_gets_the_score_of_its_own_text(server, api, path, output, s
     assert {asked for asked, _, _ in server.requests} == {path}
     field = "text" if api == "sglang" else "input"
     assert sorted(len(body[field]) for _, body, _ in server.requests) == [2, 4, 4]
+
+
+def test_one_output_needs_no_choice_and_several_do(server):
+    server.answer = lambda number, path, body: (
+        200,
+        json.dumps([{"embedding": [2.5] * len(body["text"][0])}]),
+    )
+    assert scores(server, [Sample(response="x")], output=None) == [2.5]
+    (error,) = scores(server, [Sample(response="abc")], output=None)
+    assert "answered 3 numbers for a text; set output in rm_args" in str(error)
 
 
 def test_the_model_and_the_key_are_sent(server, tmp_path):
@@ -93,17 +109,32 @@ def test_a_conversation_is_put_into_the_models_own_template_once(server, chat_fo
     assert "metadata has no list of messages under 'chat'" in str(error)
 
 
+def test_the_templates_first_token_stays_where_the_tokenizer_puts_none(server, tmp_path):
+    server.answer = by_length
+    save_tokenizer(tmp_path, puts_bos=False)
+    scores(server, [Sample(prompt="Hi", response="Ho")], chat_template_from=str(tmp_path))
+    assert server.requests[0][1]["text"] == ["<s><user>Hi<assistant>Ho"]
+
+
 def test_a_conversation_without_a_template_is_an_error(server):
     (error,) = scores(server, [Sample(prompt=[{"role": "user", "content": "Hi"}])])
     assert "set chat_template_from" in str(error)
     assert server.requests == []
 
 
+def test_a_blank_text_is_an_error_that_the_server_never_sees(server):
+    server.answer = by_length
+    error, score = scores(server, [Sample(prompt=" ", response="\n"), Sample(response="four")])
+    assert "there is nothing to score" in str(error)
+    assert score == 4
+    assert [body["text"] for _, body, _ in server.requests] == [["four"]]
+
+
 def test_a_server_that_stumbles_is_asked_again_and_one_that_refuses_is_not(server):
     server.answer = lambda number, path, body: (503, "busy") if number < 3 else by_length(number, path, body)
     assert scores(server, [Sample(response="four")]) == [4]
     server.answer = lambda number, path, body: (400, "too long")
-    (error,) = scores(server, [Sample()])
+    (error,) = scores(server, [Sample(response="long")])
     assert str(error) == f"{server.url}/classify: refused with status 400, 'too long'"
     assert len(server.requests) == 4
 
@@ -114,7 +145,7 @@ def test_a_slow_server_misses_the_deadline_of_the_pool(server):
     async def main():
         options = {"reward_model_url": server.url}
         async with RewardPool("slime_rm.reward_model:RewardModel", options, workers=1, timeout_s=0.2) as pool:
-            return await pool.score(Sample(index=7))
+            return await pool.score(Sample(index=7, response="x"))
 
     failure = asyncio.run(main())
     assert (failure.kind, failure.message.split(":")[0]) == ("deadline", "sample 7")
@@ -135,7 +166,7 @@ def test_a_slow_server_misses_the_deadline_of_the_pool(server):
 )
 def test_nonsense_fails_each_sample_of_its_request_and_is_shown(server, api, text):
     server.answer = lambda number, path, body: (200, text)
-    errors = scores(server, [Sample(), Sample()], api=api)
+    errors = scores(server, [Sample(response="a"), Sample(response="b")], api=api)
     assert [
         f"answered {str(json.loads(text))!r} to 2 samples; wanted output 0" in str(e) for e in errors
     ] == [True] * 2
@@ -146,7 +177,8 @@ def test_nonsense_fails_each_sample_of_its_request_and_is_shown(server, api, tex
     [
         ({"reward_model_url": None}, "rm.reward_model_url: found nothing; wanted the address"),
         ({"api": "grpc"}, "reward_model api: found 'grpc'; wanted 'sglang' or 'openai'"),
-        ({"output": -1}, "reward_model output and batch_size: found -1 and 16"),
+        ({"output": -1}, "reward_model output: found -1; wanted at least 0"),
+        ({"batch_size": 0}, "reward_model batch_size: found 0; wanted at least 1"),
     ],
 )
 def test_wrong_options_are_refused(options, words):

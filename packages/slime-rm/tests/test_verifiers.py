@@ -145,7 +145,8 @@ def test_a_response_is_scored_by_the_tasks_own_rewards_and_metrics():
     assert failure.kind == "raised"
     assert failure.message.startswith("sample 1: ")
     assert "too loud" in failure.message
-    assert "sample 7: metadata has no 'verifiers'" in stranger.message
+    assert stranger.message.startswith("sample 7: ")
+    assert "raised SampleError: metadata has no 'verifiers'" in stranger.message
 
 
 @pytest.mark.parametrize(

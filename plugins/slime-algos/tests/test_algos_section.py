@@ -1,5 +1,6 @@
 """The section `algos` and its check."""
 
+import math
 from types import SimpleNamespace
 
 import importlib_metadata
@@ -7,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 from slime_algos.hooks import slime_check_config, slime_config_sections
 from slime_algos.section import AlgosSection
-from slime_core.config.sections import AlgorithmSection, RolloutSection, TrainSection
+from slime_core.config.sections import AlgorithmSection, RewardSection, RolloutSection, TrainSection
 from slime_core.plugins.bind import options_of
 
 GROUPS = ("slime.advantages", "slime.losses", "slime.reducers", "slime.reward_transforms")
@@ -16,10 +17,11 @@ SIZES = {"rollout_batch_size": 4, "rollout_max_response_len": 8}
 
 
 def check(**values):
-    """Return the problems of some settings, given by section: algos, algorithm, train."""
+    """Return the problems of some settings, given by section: algos, algorithm, reward, rollout, train."""
     sections = {
         AlgosSection: AlgosSection(**values.get("algos", {})),
         AlgorithmSection: AlgorithmSection(**values.get("algorithm", {})),
+        RewardSection: RewardSection(**values.get("reward", {})),
         RolloutSection: RolloutSection(**SIZES | values.get("rollout", {})),
         TrainSection: TrainSection(**values.get("train", {})),
     }
@@ -78,6 +80,36 @@ def test_reinforce_plus_plus_wants_whitening(name):
     (problem,) = check(algorithm={"advantage_estimator": name})
     assert problem.todo == "add --normalize-advantages"
     assert check(algorithm={"advantage_estimator": name}, algos={"normalize_advantages": True}) == []
+
+
+def gdpo(weights, **reward):
+    return check(
+        algorithm={"advantage_estimator": "gdpo"},
+        algos={"normalize_advantages": True, "gdpo_weights": weights},
+        reward=reward,
+    )
+
+
+def test_gdpo_names_parts_that_the_rewards_have():
+    several = {"math": 1.0, "ifbench": 0.5}
+    assert gdpo({"math": 1.0, "ifbench": 2.0, "score": 1.0}, rm_weights=several) == []
+    assert gdpo({"anything": 1.0}, rm_type="dapo") == []  # what one reward returns is known when it does
+    (problem,) = gdpo({"math": 1.0, "ifbnch": 1.0}, rm_weights=several)
+    assert str(problem) == (
+        "algos.gdpo_weights: found the part 'ifbnch'; wanted one of the rewards of rm_weights: math, ifbench; "
+        "did you mean 'ifbench'?"
+    )
+    (problem,) = gdpo({}, rm_weights=several)
+    assert problem.todo == """add --gdpo-weights '{"math": 1.0, "ifbench": 0.5}'"""
+
+
+def test_gdpo_wants_finite_weights_whitening_and_nothing_that_changes_the_score_alone():
+    (problem,) = gdpo({"acc": math.inf})
+    assert problem.where == "algos.gdpo_weights.acc"
+    (problem,) = gdpo({"acc": 1.0}, overlong_buffer_len=4)
+    assert problem.where == "reward.overlong_buffer_len"
+    (problem,) = check(algorithm={"advantage_estimator": "gdpo"}, algos={"gdpo_weights": {"acc": 1.0}})
+    assert problem.todo == "add --normalize-advantages"
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from slime_algos.advantages.cispo import cispo
+from slime_algos.advantages.gdpo import gdpo
 from slime_algos.advantages.gpg import gpg
 from slime_algos.advantages.grpo import grpo
 from slime_algos.advantages.grpo_passk import grpo_passk
@@ -218,3 +219,20 @@ def test_one_trained_token_whitens_to_zero():
 def test_without_options_there_are_no_metrics():
     assert len(grpo(view_of([[1.0]], rewards=[1.0]))) == 2
     assert math.isfinite(grpo(view_of([[1.0]], rewards=[1.0]))[0].item())
+
+
+def test_gdpo_adds_up_weighted_parts_and_leaves_the_score_alone():
+    parts = {"acc": torch.tensor([1.0, -1.0, 0.0]), "brief": torch.tensor([2.0, 0.0, -2.0])}
+    view = view_of([[1, 1], [1], [0, 1]], rewards=[9.0, 9.0, 9.0], reward_parts=parts)
+    advantages, returns = gdpo(view, gdpo_weights={"acc": 1.0, "brief": 0.25})
+    assert advantages.tolist() == [1.5, 1.5, -1.0, -0.5, -0.5]
+    assert returns.tolist() == advantages.tolist()
+    assert needs_of(gdpo, {"gdpo_weights": {"acc": 1.0}}) == {"reward_parts"}
+    assert list(gdpo.reward_parts({"gdpo_weights": {"acc": 1.0, "brief": 0.25}})) == ["acc", "brief"]
+
+
+def test_gdpo_without_parts_is_refused():
+    with pytest.raises(TrainerError, match="gdpo_weights is empty"):
+        gdpo(view_of([[1]], reward_parts={}))
+    with pytest.raises(TrainerError, match="gdpo: TokenView has no reward_parts"):
+        gdpo(view_of([[1]]), gdpo_weights={"acc": 1.0})

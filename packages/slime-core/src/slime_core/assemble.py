@@ -254,6 +254,8 @@ class Algorithm:
     """Reward transform that the estimator wants, or `raw`."""
     value_loss: Callable[[TokenView, Any], tuple[Any, Mapping[str, Any]]] | None = None
     """(View, returns) -> (loss, metrics): the critic's loss; None where nothing reads values."""
+    reward_parts: tuple[str, ...] = ()
+    """Parts of rewards that the estimator reads."""
 
 
 def algorithm(settings: Settings, registry: Registry) -> Algorithm:
@@ -293,20 +295,17 @@ def algorithm(settings: Settings, registry: Registry) -> Algorithm:
             explicit=section.value_loss_args,
         )
     transform = "raw" if section.disable_rewards_normalization else estimator.reward_transform
-    return Algorithm(estimator, loss, wanted, transform, value_loss)
+    parts = getattr(estimator, "reward_parts", lambda options: ())(getattr(estimator, "keywords", {}))
+    return Algorithm(estimator, loss, wanted, transform, value_loss, tuple(parts))
 
 
 def _functions(settings: Settings, registry: Registry) -> dict[str, Any]:
-    section, rollout, picked = (
-        settings.section(AlgorithmSection),
-        settings.section(RolloutSection),
-        choices(settings),
-    )
+    section, rollout = settings.section(AlgorithmSection), settings.section(RolloutSection)
+    picked, chosen = choices(settings), algorithm(settings, registry)
     resolve = functools.partial(resolve_function, settings, registry)
     transform = resolve(
         "slime.reward_transforms",
-        settings.section(RewardSection).custom_reward_post_process_path
-        or algorithm(settings, registry).reward_transform,
+        settings.section(RewardSection).custom_reward_post_process_path or chosen.reward_transform,
         where="algorithm.reward_transform_args",
         explicit=section.reward_transform_args,
     )
@@ -324,6 +323,7 @@ def _functions(settings: Settings, registry: Registry) -> dict[str, Any]:
             transform=transform,
             reducer=reducer,
             reward_key=settings.section(RewardSection).reward_key,
+            reward_parts=chosen.reward_parts,
             shaping=_shaping(settings),
         ),
     }

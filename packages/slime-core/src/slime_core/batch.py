@@ -6,7 +6,7 @@ Ray ships numpy arrays without copying them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,6 +53,8 @@ class TrainBatch:
     """[T] share of each response token in the loss of its optimizer step (see `protocols.Reducer`)."""
     temperature: float
     """Rollout temperature; the trainer divides its logits by it."""
+    reward_parts: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
+    """[N] each, by name: the parts of rewards that the estimator reads, after the reward transform."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Further columns, by name: an array [N, ...] or [T, ...], or a list of N objects."""
 
@@ -86,15 +88,18 @@ class Columns:
     group_ids: NDArray[np.int64]
     rollout_ids: NDArray[np.int64]
     truncated: NDArray[np.bool_]
+    reward_parts: dict[str, NDArray[np.float64]]
     extra: dict[str, Any]
 
 
-def columns(samples: Sequence[Sample], *, reward_key: str | None = None) -> Columns:
+def columns(
+    samples: Sequence[Sample], *, reward_key: str | None = None, reward_parts: Sequence[str] = ()
+) -> Columns:
     """Lay finished samples out as columns.
 
     Raises:
-        SampleError: a sample is unfinished, breaks an invariant, has no finite reward, or lacks log-probs
-            that others have. Names the sample.
+        SampleError: a sample is unfinished, breaks an invariant, has no finite reward or lacks a part of it, or
+            lacks log-probs that others have. Names the sample.
     """
     for sample in samples:
         _check_trainable(sample)
@@ -124,6 +129,7 @@ def columns(samples: Sequence[Sample], *, reward_key: str | None = None) -> Colu
         group_ids=np.array([s.group_index for s in samples], dtype=np.int64),
         rollout_ids=_execution_ids(samples),
         truncated=np.array([s.status is Status.TRUNCATED for s in samples], dtype=np.bool_),
+        reward_parts={name: np.array([s.reward_part(name) for s in samples]) for name in reward_parts},
         extra=_extra(samples),
     )
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from slime_core.batch import TrainBatch, columns
+from slime_core.batch import Columns, TrainBatch, columns
 from slime_core.errors import SampleError
 from slime_core.protocols import ReductionView
 from slime_core.sample import Group
@@ -22,6 +22,7 @@ def make_batch(
     transform: Callable[[NDArray[np.float64], NDArray[np.int64]], NDArray[np.float64]],
     reducer: Callable[[ReductionView], NDArray[np.float64]],
     reward_key: str | None = None,
+    reward_parts: Sequence[str] = (),
     shaping: Callable[[NDArray[np.int64]], NDArray[np.float64]] | None = None,
 ) -> TrainBatch:
     """Lay out a step's groups for the trainer.
@@ -34,6 +35,7 @@ def make_batch(
         transform: reward transform, its options bound.
         reducer: loss reducer, its options bound.
         reward_key: entry of a reward dict that is the score.
+        reward_parts: entries of reward dicts that the estimator reads; each is transformed by itself.
         shaping: from response lengths to what they add to the rewards, before `transform`.
 
     Raises:
@@ -42,12 +44,10 @@ def make_batch(
     samples = [sample for group in groups for sample in group]
     if not samples:
         raise SampleError(f"step {step}: the rollout returned no samples")
-    c = columns(samples, reward_key=reward_key)
+    c = columns(samples, reward_key=reward_key, reward_parts=reward_parts)
     scored = c.raw_rewards.astype(np.float64)
     if shaping is not None:
         scored += shaping(np.diff(c.response_offsets))
-    rewards = np.asarray(transform(scored, c.group_ids), dtype=np.float64)
-    _check_rewards(rewards, c.sample_ids)
     steps = optimizer_steps(c.rollout_ids, global_batch_size=global_batch_size)
     return TrainBatch(
         step=step,
@@ -57,7 +57,7 @@ def make_batch(
         loss_mask=c.loss_mask,
         rollout_log_probs=c.rollout_log_probs,
         teacher_log_probs=c.teacher_log_probs,
-        rewards=rewards.astype(np.float32),
+        rewards=_credited(scored, c, transform),
         raw_rewards=c.raw_rewards,
         sample_ids=c.sample_ids,
         group_ids=c.group_ids,
@@ -66,6 +66,7 @@ def make_batch(
         optimizer_steps=steps,
         weights=_token_weights(steps, c.response_offsets, c.loss_mask, c.rollout_ids, reducer),
         temperature=temperature,
+        reward_parts={name: _credited(values, c, transform) for name, values in c.reward_parts.items()},
         extra=c.extra,
     )
 
@@ -115,7 +116,13 @@ def _token_weights(
     return weights
 
 
-def _check_rewards(rewards: NDArray[np.float64], sample_ids: NDArray[np.int64]) -> None:
+def _credited(
+    scored: NDArray[np.float64],
+    c: Columns,
+    transform: Callable[[NDArray[np.float64], NDArray[np.int64]], NDArray[np.float64]],
+) -> NDArray[np.float32]:
+    """Return rewards, or one part of them, after the transform."""
+    rewards, sample_ids = np.asarray(transform(scored, c.group_ids), dtype=np.float64), c.sample_ids
     if rewards.shape != sample_ids.shape:
         raise SampleError(
             f"the reward transform returned shape {rewards.shape} for {len(sample_ids)} samples"
@@ -125,3 +132,4 @@ def _check_rewards(rewards: NDArray[np.float64], sample_ids: NDArray[np.int64]) 
         raise SampleError(
             f"sample {sample_ids[bad[0]]}: the reward transform returned {rewards[bad[0]]}; wanted a finite number"
         )
+    return rewards.astype(np.float32)

@@ -77,8 +77,7 @@ class Completion:
     tokens: list[int]
     """Generated ids, without the prompt."""
     log_probs: list[float]
-    """Natural log-prob of each id under the distribution it was sampled from (temperature, top-p and top-k
-    applied). For greedy decoding, under the untempered softmax."""
+    """Natural log-prob of each id under what it was sampled from: temperature, top-p and top-k applied; untempered if greedy."""
     finish_reason: str
     """`stop`, `length` or `abort` (partial output)."""
     weight_version: str
@@ -153,8 +152,7 @@ class RolloutEngine(Protocol):
         """Take the tensors in, in place, and return the fingerprint of the weights now held.
 
         Raises:
-            WeightSyncError: an unknown, missing or misshapen tensor; names it. The plan's version does not
-                become current.
+            WeightSyncError: an unknown, missing or misshapen tensor; names it. The plan's version is not current then.
         """
         ...
 
@@ -318,6 +316,8 @@ class TokenView:
     """float32 [T]: log-probs of the teacher."""
     group_ids: Any = None
     """int64 [N]: prompt group of each sample. For estimators."""
+    reward_parts: Any = None
+    """Name -> float32 [N]: transformed parts of the rewards, those that the estimator names. For estimators."""
     sum_pi_squared: Any = None
     """float32 [T]: sum over the vocabulary of each token's squared probabilities under the old policy. For estimators."""
     values: Any = None
@@ -350,8 +350,8 @@ def needs_of(function: Callable[..., Any], options: Mapping[str, Any]) -> frozen
 class AdvantageEstimator(Protocol):
     """Credits tokens. The attribute `reward_transform` names the reward transform it wants.
 
-    Optional attributes: `needs`, the optional fields of the view that it reads (see `needs_of`); `loss`, the name
-    of the loss that goes with it, `policy_loss` otherwise.
+    Optional attributes: `needs`, the optional fields of the view that it reads (see `needs_of`); `reward_parts`,
+    (options) -> the parts of rewards that it reads; `loss`, the loss that goes with it, `policy_loss` otherwise.
     """
 
     reward_transform: str

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -152,6 +153,27 @@ class Sample:
         if reward is None:
             raise SampleError(f"{self.name}: has no reward (status {self.status})")
         return float(reward)
+
+    def reward_part(self, name: str) -> float:
+        """Return one of several numbers that the reward is made of: an entry of its dict.
+
+        Raises:
+            SampleError: the reward is not a dict, or has no finite number of that name.
+        """
+        reward = self.reward
+        if not isinstance(reward, dict):
+            raise SampleError(
+                f"{self.name}: its reward is {reward!r}, without the part {name!r}; "
+                "let it return a Grade with that part, or choose several rewards by --rm-weights"
+            )
+        value = reward.get(name)
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            numbers = sorted(key for key, each in reward.items() if isinstance(each, int | float))
+            raise SampleError(
+                f"{self.name}: its reward has {value!r} for the part {name!r}, wanted a finite number; its numbers "
+                f"are {', '.join(numbers) or 'none'}"
+            )
+        return float(value)
 
     def append_response(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,11 +17,12 @@ from slime_megatron.micro_batch import MicroBatch
 
 @dataclass(frozen=True)
 class Columns:
-    """Float32 [T], one entry a response token of the batch, but `rewards` [N]."""
+    """Float32 [T], one entry a response token of the batch, but `rewards` and each of `reward_parts` [N]."""
 
     loss_mask: Tensor
     weights: Tensor
     rewards: Tensor
+    reward_parts: Mapping[str, Tensor]
     rollout_log_probs: Tensor | None
     teacher_log_probs: Tensor | None
     old_log_probs: Tensor | None = None
@@ -40,6 +42,7 @@ class Columns:
             loss_mask=column(batch.loss_mask),
             weights=column(batch.weights),
             rewards=column(batch.rewards),
+            reward_parts={name: column(values) for name, values in batch.reward_parts.items()},
             rollout_log_probs=None if rollout is None else column(rollout),
             teacher_log_probs=None if teacher is None else column(teacher),
         )
@@ -60,6 +63,7 @@ class Columns:
             teacher_log_probs=self.teacher_log_probs,
             sum_pi_squared=self.sum_pi_squared,
             values=self.values,
+            reward_parts=self.reward_parts,
             group_ids=torch.from_numpy(batch.group_ids).to(device),
         )
 

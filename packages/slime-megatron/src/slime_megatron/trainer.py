@@ -34,7 +34,7 @@ T = TypeVar("T")
 #: Optional fields of `TokenView` that this trainer can fill.
 FILLED = frozenset(
     {"entropy", "group_ids", "old_log_probs", "rollout_log_probs", "ref_log_probs", "teacher_log_probs"}
-    | {"sum_pi_squared", "values"}
+    | {"reward_parts", "sum_pi_squared", "values"}
 )
 
 

@@ -8,12 +8,15 @@ from typing import Any
 
 from slime_core.errors import RewardError
 
+from slime_rm.posting import RefusedError
+
 
 class Batches:
     """Answers one entry at a time by posting several together. Belongs to one event loop.
 
     Args:
-        post: sends entries and returns one answer each, in order; raises RewardError, which then fails each.
+        post: sends entries and returns one answer each, in order; raises RewardError, which then fails each. What is
+            refused is sent again one by one, so that an entry that the server cannot take fails alone.
         size: most entries of a request.
         wait_s: longest that an entry waits for others to fill its batch, seconds.
     """
@@ -63,9 +66,17 @@ class Batches:
         try:
             answers = await self._post([entry for entry, _ in batch])
         except RewardError as error:
+            if isinstance(error, RefusedError) and len(batch) > 1:
+                await asyncio.gather(*(self._settle([each]) for each in batch))
+                return
             for _, future in batch:
                 if not future.done():
                     future.set_exception(RewardError(str(error)))
+            return
+        except Exception as error:  # raised again by each that waits, who would wait for ever
+            for _, future in batch:
+                if not future.done():
+                    future.set_exception(error)
             return
         for (_, future), answer in zip(batch, answers, strict=True):
             if not future.done():

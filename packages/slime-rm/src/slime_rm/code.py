@@ -98,8 +98,9 @@ def _tests(sample: Sample) -> tuple[str | None, Sequence[_Test]]:
         if not all(isinstance(given, kind) for given in inputs):
             raise ValueError(f"inputs that are not {'texts' if name is None else 'lists of arguments'}")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
+        why = f"without the key {error}" if isinstance(error, KeyError) else error
         raise SampleError(
-            f"{sample.name}: label is {label[:100]!r} ({error}); wanted tests as JSON: "
+            f"{sample.name}: label is {label[:100]!r} ({why}); wanted tests as JSON: "
             '{"inputs": [...], "outputs": [...]}, and "fn_name" to call a function'
         ) from error
     return name, [_Test(given, wanted) for given, wanted in zip(inputs, outputs, strict=True)]

@@ -63,10 +63,8 @@ def _check_of(sample: Sample, name: str, arguments: Mapping[str, Any]) -> Callab
     check = CONSTRAINTS.get(name)
     if check is None:
         near = difflib.get_close_matches(name, CONSTRAINTS, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise SampleError(
-            f"{sample.name}: no constraint is named {name!r}; {hint}ifbench has {', '.join(sorted(CONSTRAINTS))}"
-        )
+        hint = f"did you mean {near[0]!r}?" if near else f"ifbench has {', '.join(sorted(CONSTRAINTS))}"
+        raise SampleError(f"{sample.name}: no constraint is named {name!r}; {hint}")
     try:
         inspect.signature(check).bind("", **arguments)
     except TypeError as error:

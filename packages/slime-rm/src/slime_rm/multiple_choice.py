@@ -25,7 +25,9 @@ def multiple_choice(sample: Sample, *, letters: str = string.ascii_uppercase[:10
     label = label_of(sample)
     wanted = label.strip().strip("().:").upper()
     if len(wanted) != 1 or wanted not in letters:
-        raise SampleError(f"{sample.name}: label is {label!r}; wanted one of the options {letters}")
+        raise SampleError(
+            f"{sample.name}: label is {label!r}; wanted the letter of an option, one of {letters}"
+        )
     return grade_letter(chosen_letter(sample.response, letters), wanted)
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import importlib
 import random
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slime_core.errors import PluginError, RewardError
+from slime_core.errors import ConfigError, PluginError, Problem, RewardError
 
 if TYPE_CHECKING:
     import httpx
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
 TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 30.0
 _SHOWN_CHARACTERS = 200
+
+
+class RefusedError(RewardError):
+    """The server understood the request and will not answer it."""
 
 
 class JsonClient:
@@ -32,6 +37,7 @@ class JsonClient:
         first_wait_s: wait before the second try, seconds.
 
     Raises:
+        ConfigError: `url` is no address, or a number is out of range.
         PluginError: httpx, which only rewards that ask servers need, is not installed; or the key cannot be read.
     """
 
@@ -45,6 +51,7 @@ class JsonClient:
         api_key_file: str | None = None,
         first_wait_s: float = _FIRST_WAIT_S,
     ) -> None:
+        _check(url, connections=connections, request_timeout_s=request_timeout_s, tries=tries)
         try:
             self._httpx: Any = importlib.import_module("httpx")
         except ImportError as error:
@@ -65,7 +72,8 @@ class JsonClient:
         """Post `body` and return the reply, both as JSON values.
 
         Raises:
-            RewardError: no reply after all tries, a refusal, or a reply that is not JSON; says what came.
+            RefusedError: the server refuses, and says so by a status that another try would not change.
+            RewardError: no reply after all tries, or one that is not JSON; says what came.
         """
         for attempt in range(1, self._tries + 1):
             try:
@@ -93,11 +101,26 @@ class JsonClient:
 
     def _read(self, reply: httpx.Response) -> Any:
         if not reply.is_success:
-            raise RewardError(f"{self._url}: refused with status {reply.status_code}, {_shown(reply.text)}")
+            raise RefusedError(f"{self._url}: refused with status {reply.status_code}, {_shown(reply.text)}")
         try:
             return reply.json()
         except ValueError as error:
             raise RewardError(f"{self._url}: answered {_shown(reply.text)}; wanted JSON") from error
+
+
+def _check(url: str, *, connections: int, request_timeout_s: float, tries: int) -> None:
+    problems = []
+    if re.match(r"https?://[^/]", url) is None:
+        problems.append(Problem("the address of a reward's server", repr(url), "http://HOST:PORT"))
+    for name, value in (("connections", connections), ("tries", tries)):
+        if value < 1:
+            problems.append(Problem(f"{name} of a reward's server", f"{value}", "at least 1"))
+    if not request_timeout_s > 0:
+        problems.append(
+            Problem("request_timeout_s of a reward's server", f"{request_timeout_s}", "more than 0")
+        )
+    if problems:
+        raise ConfigError(problems)
 
 
 def _key(file: str) -> str:

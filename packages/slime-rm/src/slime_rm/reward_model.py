@@ -17,12 +17,14 @@ class RewardModel:
     """Asks a served reward model, such as SGLang started with `--is-embedding`, for the score of a prompt and its response.
 
     With `api` `sglang`, texts go to `/classify` and the score is the model's own output, of any size; with `openai`
-    to `/v1/classify`, as vLLM serves too, and the score is a class's probability.
+    to `/v1/classify`, as vLLM serves too, and the score is a class's probability; of one class alone it is always 1 with
+    SGLang.
 
     Args:
         reward_model_url: address of the server, without a path.
         api: what the server speaks.
-        output: which of the model's outputs, or of its classes, is the score.
+        output: which of the model's outputs, or of its classes, is the score, from 0; must be given where there are
+            several, so that a number of an embedding is never taken for a score.
         chat_template_from: folder of the reward model's tokenizer, whose chat template the conversation is put into;
             without, the text is the prompt and then the response. A prompt that is text becomes a user's message.
         messages_key: key of the metadata that has the messages, where `apply_chat_template` has made text of the prompt.
@@ -42,7 +44,7 @@ class RewardModel:
         *,
         reward_model_url: str | None,
         api: Literal["sglang", "openai"] = "sglang",
-        output: int = 0,
+        output: int | None = None,
         chat_template_from: str | None = None,
         messages_key: str | None = None,
         model: str = "default",
@@ -60,14 +62,9 @@ class RewardModel:
             problems.append(Problem("rm.reward_model_url", "nothing", wanted, "give --reward-model-url"))
         if api not in _PROTOCOLS:
             problems.append(Problem("reward_model api", repr(api), " or ".join(map(repr, _PROTOCOLS))))
-        if output < 0 or batch_size < 1:
-            problems.append(
-                Problem(
-                    "reward_model output and batch_size",
-                    f"{output} and {batch_size}",
-                    "at least 0 and at least 1",
-                )
-            )
+        for name, value, least in (("output", output, 0), ("batch_size", batch_size, 1)):
+            if value is not None and value < least:
+                problems.append(Problem(f"reward_model {name}", f"{value}", f"at least {least}"))
         if problems:
             raise ConfigError(problems)
         path, self._body, self._outputs = _PROTOCOLS[api]
@@ -82,6 +79,7 @@ class RewardModel:
         )
         self._output, self._model, self._messages_key = output, model, messages_key
         self._tokenizer = None if chat_template_from is None else _tokenizer(chat_template_from)
+        self._first = "" if self._tokenizer is None else _put_first(self._tokenizer)
         self._batches = Batches(self._post, size=batch_size, wait_s=batch_wait_s)
 
     async def __call__(self, sample: Sample) -> float:
@@ -89,9 +87,13 @@ class RewardModel:
 
         Raises:
             RewardError: the server is down or refuses, or answers with anything but scores.
-            SampleError: there are no messages under the key; or the prompt is messages, and there is no template.
+            SampleError: there is nothing to score; there are no messages under the key; or the prompt is messages,
+                and there is no template.
         """
-        score: float = await self._batches.answer(self._text(sample))
+        text = self._text(sample)
+        if not text.strip():  # a text without a token ends SGLang 0.5.23
+            raise SampleError("prompt and response are blank; there is nothing to score")
+        score: float = await self._batches.answer(text)
         return score
 
     async def aclose(self) -> None:
@@ -111,21 +113,26 @@ class RewardModel:
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
         messages.append({"role": "assistant", "content": sample.response})
         text: str = self._tokenizer.apply_chat_template(messages, tokenize=False)
-        # The server's tokenizer puts one there itself.
-        return text.removeprefix(self._tokenizer.bos_token or "")
+        return text.removeprefix(self._first)
 
     async def _post(self, texts: list[str]) -> list[float]:
         answer = await self._client.post(self._body(texts, self._model))
         try:
             outputs = self._outputs(answer)
-            scores = [each[self._output] for each in outputs]
+            longest = max(map(len, outputs), default=0)
+            scores = [each[self._output or 0] for each in outputs]
             if len(scores) != len(texts) or not all(type(score) in (int, float) for score in scores):
                 raise ValueError
         except (KeyError, IndexError, TypeError, ValueError):
             raise RewardError(
-                f"{self._url}: answered {str(answer)[:200]!r} to {len(texts)} samples; wanted output {self._output} of "
-                "a reward model for each"
+                f"{self._url}: answered {str(answer)[:200]!r} to {len(texts)} samples; wanted output "
+                f"{self._output or 0} of a reward model for each"
             ) from None
+        if self._output is None and longest > 1:
+            raise RewardError(
+                f"{self._url}: answered {longest} numbers for a text; set output in rm_args to the one that is the "
+                "score, or serve a reward model"
+            )
         return scores
 
 
@@ -157,3 +164,9 @@ def _tokenizer(folder: str) -> Any:
     if tokenizer.chat_template is None:
         raise PluginError(f"chat_template_from: the tokenizer of {folder} has no chat template")
     return tokenizer
+
+
+def _put_first(tokenizer: Any) -> str:
+    """Return the token that the server's tokenizer will put before a text by itself; empty where it puts none."""
+    puts = tokenizer.bos_token is not None and tokenizer("").input_ids[:1] == [tokenizer.bos_token_id]
+    return str(tokenizer.bos_token) if puts else ""

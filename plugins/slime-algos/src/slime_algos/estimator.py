@@ -46,7 +46,11 @@ _READS = {
 
 
 def estimator(
-    *, reward_transform: str, loss: str = "policy_loss", reads: Iterable[str] = ()
+    *,
+    reward_transform: str,
+    loss: str = "policy_loss",
+    reads: Iterable[str] = (),
+    reward_parts: Callable[[Mapping[str, Any]], Iterable[str]] | None = None,
 ) -> Callable[[Credit], AdvantageEstimator]:
     """Make an `AdvantageEstimator` of a function that gives credit.
 
@@ -54,8 +58,9 @@ def estimator(
         reward_transform: reward transform that it wants.
         loss: loss that goes with it, where `--loss-type` names none.
         reads: optional fields of the view that the function itself reads.
+        reward_parts: (options) -> names of the parts of rewards that the function reads.
     """
-    own = frozenset(reads)
+    own = frozenset(reads) | ({"reward_parts"} if reward_parts else set())
 
     def needs(options: Mapping[str, Any]) -> frozenset[str]:
         return own.union(*(fields for option, fields in _READS.items() if options.get(option)))
@@ -69,6 +74,8 @@ def estimator(
         made = cast(Any, estimate)
         made.__signature__ = joined_signature(credit, _estimate, given="kl")
         made.reward_transform, made.loss, made.needs = reward_transform, loss, needs
+        if reward_parts is not None:
+            made.reward_parts = reward_parts
         return cast(AdvantageEstimator, made)
 
     return decorate

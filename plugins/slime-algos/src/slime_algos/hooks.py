@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import difflib
+import json
+import math
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from slime_core.config.sections import AlgorithmSection, RolloutSection, TrainSection
+from slime_core.config.sections import AlgorithmSection, RewardSection, RolloutSection, TrainSection
 from slime_core.errors import Problem
 from slime_core.plugins.hooks import Section, hookimpl
 
@@ -15,7 +18,7 @@ if TYPE_CHECKING:
     from slime_core.config.settings import Settings
 
 
-WHITENED = ("reinforce_plus_plus", "reinforce_plus_plus_baseline")
+WHITENED = ("gdpo", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
 """Estimators that mean nothing without whitening."""
 
 
@@ -55,10 +58,12 @@ def slime_check_config(settings: Settings) -> Iterable[Problem]:
     if chosen in WHITENED and not section.normalize_advantages:
         yield Problem(
             where="algos.normalize_advantages",
-            found=f"false with the estimator {chosen!r}, whose advantages have the scale of the rewards",
+            found=f"false with the estimator {chosen!r}, whose advantages may have any scale",
             wanted="true",
             todo="add --normalize-advantages",
         )
+    if chosen == "gdpo":
+        yield from _check_parts(settings.section(RewardSection), section.gdpo_weights)
     if settings.section(TrainSection).use_rollout_logprobs and (section.use_tis or section.use_rs):
         yield Problem(
             where="algos.use_tis and algos.use_rs",
@@ -85,4 +90,33 @@ def _check_adaptive_kl(settings: Settings, section: AlgosSection) -> Iterable[Pr
             where="algos.kl_horizon",
             found=f"{section.kl_horizon:g} with {samples} samples a step, so that kl_coef would swing",
             wanted="at least the samples of a step",
+        )
+
+
+def _check_parts(reward: RewardSection, weights: Mapping[str, float]) -> Iterable[Problem]:
+    several = reward.rm_weights if len(reward.rm_weights) > 1 else {}
+    if not weights:
+        found = f" --gdpo-weights '{json.dumps(several)}'" if several else " --gdpo-weights '{\"acc\": 1.0}'"
+        yield Problem(
+            where="algos.gdpo_weights",
+            found="nothing with the estimator 'gdpo'",
+            wanted="parts of the reward, and the weight of each",
+            todo=f"add{found}",
+        )
+    for part, weight in weights.items():
+        if not math.isfinite(weight):
+            yield Problem(where=f"algos.gdpo_weights.{part}", found=f"{weight}", wanted="a finite weight")
+        if several and part not in several and part != "score":
+            near = difflib.get_close_matches(part, several, n=1)
+            yield Problem(
+                where="algos.gdpo_weights",
+                found=f"the part {part!r}",
+                wanted=f"one of the rewards of rm_weights: {', '.join(several)}",
+                todo=f"did you mean {near[0]!r}?" if near else "",
+            )
+    if reward.overlong_buffer_len is not None:
+        yield Problem(
+            where="reward.overlong_buffer_len",
+            found=f"{reward.overlong_buffer_len} with the estimator 'gdpo', which reads parts of the reward, not the score",
+            wanted="nothing; or a part that falls with the length",
         )

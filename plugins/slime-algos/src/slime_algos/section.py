@@ -105,5 +105,7 @@ class AlgosSection(SectionModel):
     """Divide pass@k credit by the group's standard deviation."""
     passk_std_eps: Annotated[float, Ge(0)] = 1e-6
     """Added to that standard deviation."""
+    gdpo_weights: dict[str, float] = {}
+    """Parts of the reward, by name, that the estimator `gdpo` normalises each by itself, and their weights."""
     skip_masked: bool = False
     """Leave fully masked samples out of what the reducer divides by."""

@@ -14,7 +14,7 @@ from slime_core.config.check import check_settings, chosen
 from slime_core.config.derive import batch_sizes
 from slime_core.config.sections import DataSection, EvalSection, RewardSection, RolloutSection, TrainSection
 from slime_core.config.settings import Settings
-from slime_core.errors import ConfigError, DataError
+from slime_core.errors import ConfigError, DataError, Problem, SampleError
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import DataSource
 from slime_core.rewards.results import RewardFailure
@@ -98,6 +98,7 @@ async def _gold(console: Console, settings: Settings, registry: Registry, sample
         attempts: list[dict[int, str | RewardFailure]] = []
         while len(attempts) < len(FORMS) and (not attempts or attempts[-1]):
             attempts.append(await _wrong(settings, pool, labelled, FORMS[len(attempts)]))
+            _parts(settings, registry, labelled)
     finally:
         await pool.close()
     written, wrong = min(zip(FORMS, attempts, strict=False), key=lambda attempt: len(attempt[1]))
@@ -122,6 +123,18 @@ async def _gold(console: Console, settings: Settings, registry: Registry, sample
     for i in in_every_form[:SHOWN]:
         console.print(f"  {wrong[i]}", markup=False)
     return 0
+
+
+def _parts(settings: Settings, registry: Registry, scored: list[Sample]) -> None:
+    """Refuse a reward that lacks a part that the estimator reads."""
+    for part in algorithm(settings, registry).reward_parts:
+        for sample in scored:
+            try:
+                if sample.reward is not None:
+                    sample.reward_part(part)
+            except SampleError as error:
+                wanted = "a reward that has every part that the estimator reads"
+                raise ConfigError([Problem("algorithm.advantage_estimator", str(error), wanted)]) from error
 
 
 async def _wrong(

@@ -127,7 +127,8 @@ class RewardPool:
 
     def _result(self, name: str, outcome: Outcome, seconds: float) -> Reward | RewardFailure:
         if isinstance(outcome, Failed):
-            message = f"{name}: reward {self._setup.reference} {outcome.what}"
+            what = outcome.what.replace(f": {name}: ", ": ", 1)  # a reward may have named the sample itself
+            message = f"{name}: reward {self._setup.reference} {what}"
             return RewardFailure(kind=outcome.kind, message=message)
         return Reward(score=score_of(outcome), value=outcome, seconds=seconds)
 

@@ -180,6 +180,7 @@ class TabularTrainer:
                 rewards=batch.rewards,
                 old_log_probs=log_probs,
                 log_probs=log_probs,
+                reward_parts=batch.reward_parts,
             )
             advantages, *_ = self._estimator(view)
             loss, _ = self._loss(view, advantages)

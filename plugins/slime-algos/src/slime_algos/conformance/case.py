@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from torch import Tensor
 
 GROUPS = (3, 3, 3, 3, 3, 8, 8, 8, 8, 8, 5, 5, 5, 5, 5)
 """Prompt group of each sample; equal sizes, because TRL and OpenRLHF reshape."""
+PARTS = ("accuracy", "format", "brevity")
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class Case:
     large, and the reference model holds some tokens likely that the policy does not."""
 
     view: TokenView
-    """Flat. `log_probs` and `new_values` want gradients; `rewards` are as scored."""
+    """Flat. `log_probs` and `new_values` want gradients; `rewards` and `reward_parts` are as scored."""
     advantages: Tensor
     """[T] the same for each token of a sample."""
     returns: Tensor
@@ -66,7 +67,10 @@ class Case:
             values=column(),
             new_values=column().requires_grad_(),
         )
-        return cls(view=view, advantages=credits, returns=column())
+        returns = column()
+        # Eighths, which verl's float32 holds exactly.
+        parts = {name: torch.as_tensor(rng.integers(0, 9, n) / 8, dtype=dtype) for name in PARTS}
+        return cls(view=replace(view, reward_parts=parts), advantages=credits, returns=returns)
 
     def weighted(self, reducer: Reducer, **options: Any) -> TokenView:
         """Return the view, its tokens weighed by a reducer."""
@@ -83,11 +87,14 @@ class Case:
         )
 
     def rewarded(self, transform: Any, **options: Any) -> TokenView:
-        """Return the view, its rewards transformed."""
-        rewards = transform(self.view.rewards.double().numpy(), self.view.group_ids.numpy(), **options)
-        return TokenView(
-            **(vars(self.view) | {"rewards": torch.as_tensor(rewards, dtype=self.advantages.dtype)})
-        )
+        """Return the view, its rewards and their parts transformed."""
+
+        def transformed(rewards: Tensor) -> Tensor:
+            found = transform(rewards.double().numpy(), self.view.group_ids.numpy(), **options)
+            return torch.as_tensor(found, dtype=self.advantages.dtype)
+
+        parts = {name: transformed(values) for name, values in self.view.reward_parts.items()}
+        return replace(self.view, rewards=transformed(self.view.rewards), reward_parts=parts)
 
     def padded(self, column: Tensor) -> Tensor:
         """Return a column [T] as [N, longest], 0 behind each sample's end; differentiable."""

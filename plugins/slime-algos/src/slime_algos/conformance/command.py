@@ -8,6 +8,7 @@ import io
 import json
 import logging
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
@@ -48,17 +49,18 @@ def conformance(argv: list[str]) -> int:
     """Compare every estimator, loss, KL, correction and reduction with verl's, TRL's and OpenRLHF's own functions.
 
     Inputs are random ragged batches; values and gradients both count. A row says `same` where the largest relative
-    difference is at most 1e-6 in float64 and in float32, or names the convention that differs. The exit status is 1 where neither holds. A peer that is not installed is named, and left out.
+    difference is at most 1e-6 in float64 and in float32, or names the convention that differs. The exit status is 1 where
+    neither holds, or where nothing could be compared. A peer that is not installed is named, and left out.
     """
     parser = argparse.ArgumentParser(prog="slime bench conformance", description=conformance.__doc__)
     parser.add_argument("--peer", choices=list(PEERS), action="append", help="only this one; may be repeated")
-    parser.add_argument("--seeds", type=int, default=5, help="random batches")
-    parser.add_argument("--write-golden", type=Path, help="write the peers' numbers as JSON")
+    parser.add_argument("--seeds", type=_count, default=5, help="random batches")
+    parser.add_argument("--write-golden", type=_new_file, help="write the peers' numbers as JSON")
     arguments = parser.parse_args(argv)
     console = Console(width=160, highlight=False)
     table = Table("peer", "quantity", "ours", "theirs", "float64", "float32", "", box=None, pad_edge=False)
     golden: dict[str, list[float]] = {}
-    differing = 0
+    verdicts: Counter[str] = Counter()
     for peer in arguments.peer or PEERS:
         try:
             with _silence():
@@ -75,7 +77,7 @@ def conformance(argv: list[str]) -> int:
             continue
         console.print(f"{peer} {metadata.version(peer)}")
         for result in results:
-            differing += result.verdict == "DIFFERS"
+            verdicts[result.verdict if result.verdict in ("same", "DIFFERS") else "convention"] += 1
             ours, theirs = result.worst.shown
             table.add_row(
                 peer,
@@ -86,10 +88,31 @@ def conformance(argv: list[str]) -> int:
                 f"{result.relative_float32:.1e}",
                 result.verdict,
             )
+    if not verdicts:
+        console.print("nothing was compared: no peer is installed")
+        return 1
     console.print(table)
+    console.print(
+        "\nours, theirs: where they differ most, in float64. float64, float32: the largest difference, as a share of the "
+        f"largest value.\n{verdicts.total()} rows: {verdicts['same']} the same within {LIMIT:g}, {verdicts['convention']} "
+        f"differ by a convention that is named, {verdicts['DIFFERS']} differ otherwise."
+    )
     if arguments.write_golden is not None:
         arguments.write_golden.write_text(json.dumps({"seed": GOLDEN_SEED, "rows": golden}, indent=0) + "\n")
-    return 1 if differing else 0
+    return 1 if verdicts["DIFFERS"] else 0
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"found {text!r}; wanted at least 1")
+    return int(text)
+
+
+def _new_file(text: str) -> Path:
+    path = Path(text)
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise argparse.ArgumentTypeError(f"found {text!r}; wanted a file in a folder that exists")
+    return path
 
 
 def _results(peer: str, seeds: int) -> Iterator[Result]:
