@@ -120,6 +120,47 @@ def test_an_aborted_response_goes_on_within_its_remaining_budget():
     assert sample.weight_versions == ["3", "3"]
 
 
+@pytest.mark.parametrize(
+    ("earlier", "later", "response"),
+    [
+        (b"x</ans", b"wer>yz", "x</answer>"),
+        (b"<", b"/answer>", "</answer>"),
+        (b"</answe", b"rr</answe", "</answerr</answe"),
+        (b"</answer>", b"y</answer", "</answer>y</answer"),
+        ("é".encode() + b"\xc2", b"\xa7yz", "é§"),
+    ],
+)
+def test_a_stop_string_that_two_calls_share_ends_the_response(earlier, later, response):
+    sample = generate(ScriptedEngine(earlier, finish_reason="abort"), prompt(), max_new_tokens=40)
+    routes = [[[n]] for n in range(2 + len(earlier + later) - 1)]
+    engine = ScriptedEngine(later, finish_reason="length", routed_experts=routes)
+    generate(engine, sample, max_new_tokens=40, stop=("</answer>", "§"))
+    n_tokens = len(response.encode())
+    assert (sample.response, sample.response_length) == (response, n_tokens)
+    assert sample.rollout_log_probs == [-0.5] * n_tokens
+    assert sample.status is (Status.COMPLETED if response.endswith((">", "§")) else Status.TRUNCATED)
+    assert sample.rollout_routed_experts == routes[: 2 + n_tokens - 1]
+
+
+def test_a_stop_string_before_min_new_tokens_does_not_end_the_response():
+    sample = generate(ScriptedEngine(b"a", finish_reason="abort"), prompt())
+    generate(ScriptedEngine(b"bab"), sample, stop=("ab",), min_new_tokens=3)
+    assert sample.response == "abab"
+
+
+def test_each_version_of_the_weights_that_a_call_met_is_the_samples():
+    spans = [{"version": "3", "start": 0, "end": 2}, {"version": "4", "start": 2, "end": 4}]
+    sample = generate(ScriptedEngine(b"cdef", weight_versions=spans), prompt())
+    assert sample.weight_versions == ["3", "4"]
+
+
+def test_a_version_met_after_the_stop_string_of_two_calls_is_not_the_samples():
+    sample = generate(ScriptedEngine(b"a", finish_reason="abort"), prompt())
+    spans = [{"version": "3", "start": 0, "end": 1}, {"version": "4", "start": 1, "end": 2}]
+    generate(ScriptedEngine(b"bc", weight_versions=spans), sample, stop=("ab",))
+    assert (sample.response, sample.weight_versions) == ("ab", ["3", "3"])
+
+
 def test_a_character_that_two_calls_share_is_decoded_whole():
     first, second = "é".encode()
     sample = generate(ScriptedEngine(bytes([first]), finish_reason="abort"), prompt())

@@ -20,7 +20,7 @@ from tokenizers.models import WordLevel
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 VOCAB, EOS = 128, 127
-SERVER_ARGS = {"max_total_tokens": 1024, "max_running_requests": 4}
+SERVER_ARGS = {"max_total_tokens": 1024, "max_running_requests": 4, "stream_interval": 4}
 
 
 class Serving:
@@ -68,9 +68,16 @@ def _new_engine(model_path: Path, folder: Path, **settings: Any) -> SglangEngine
 
 @torch.no_grad()
 def _log_probs_of(
-    model: LlamaForCausalLM, prompt: list[int], tokens: list[int], *, temperature: float = 1.0
+    model: LlamaForCausalLM,
+    prompt: list[int],
+    tokens: list[int],
+    *,
+    temperature: float = 1.0,
+    can_end: bool = True,
 ) -> tuple[list[float], list[int]]:
     logits = model(torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1 : -1] / temperature
+    if not can_end:
+        logits[:, EOS] = -torch.inf
     log_probs = logits.log_softmax(-1).gather(1, torch.tensor(tokens)[:, None])[:, 0]
     return log_probs.tolist(), logits.argmax(-1).tolist()
 
@@ -89,7 +96,10 @@ def new_engine() -> Callable[..., SglangEngine]:
 
 @pytest.fixture(scope="session")
 def log_probs_of() -> Callable[..., tuple[list[float], list[int]]]:
-    """Log-probs of tokens after a prompt, and the likeliest token at each place, by one pass of transformers."""
+    """Log-probs of tokens after a prompt, and the likeliest token at each place, by one pass of transformers.
+
+    `can_end=False` forbids the token that ends a response, as SGLang does under `min_new_tokens`.
+    """
     return _log_probs_of
 
 

@@ -18,7 +18,10 @@ TOKENS_OF_ANSWER = 3
 
 
 class FakeWorker:
-    """One server on loopback. `faults` says how it answers on a path: 500, `torn`, `cut`, `nonsense` or `hang`."""
+    """One server on loopback. `faults` says how it answers on a path: 500, `torn`, `cut`, `nonsense` or `hang`.
+
+    It continues every sequence by the sum of its first two ids, whose log-prob is minus their place in the sequence.
+    """
 
     def __init__(self, model_path: Path, **info: Any) -> None:
         self.faults: dict[str, int | str] = {}
@@ -26,6 +29,10 @@ class FakeWorker:
         """Paths, in order."""
         self.answered: list[list[int]] = []
         """Prompts that got their answer."""
+        self.bodies: list[dict[str, Any]] = []
+        """What was sent to `/generate`."""
+        self.faults_within: list[str] = []
+        """What comes after the first token of the next streams: as in `faults`, or `end`."""
         self.hold = asyncio.Event()
         """Answers to `/generate` wait for it."""
         self.hold.set()
@@ -38,6 +45,7 @@ class FakeWorker:
             "model_path": str(model_path),
             "dtype": "float32",
             "custom_weight_loader": list(loader.LOADERS),
+            "incremental_streaming_output": True,
             **info,
         }
 
@@ -75,7 +83,7 @@ class FakeWorker:
         if isinstance(fault, int):
             return web.Response(status=fault, text="a fault")
         if path == "/generate":
-            return await self._generate(await request.json())
+            return await self._generate(request)
         if path == "/update_weights_from_tensor":
             self._load(await request.json())
         if path == "/abort_request":
@@ -83,17 +91,53 @@ class FakeWorker:
         said = self._info | {"weight_version": self.version}
         return web.json_response(said if path in ("/server_info", "/model_info") else {})
 
-    async def _generate(self, body: dict[str, Any]) -> web.Response:
-        await self.hold.wait()
-        prompt = body["input_ids"]
-        self.answered.append(prompt)
-        tokens = [sum(prompt) % 100] * TOKENS_OF_ANSWER
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        self.bodies.append(body)
+        if not body["stream"]:
+            await self.hold.wait()
+            self.answered.append(body["input_ids"])
+            return web.json_response(self._answer(body, 0, body["sampling_params"]["max_new_tokens"]))
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await self._send(response, self._answer(body, 0, 1))
+        match self.faults_within.pop() if self.faults_within else None:
+            case "torn":
+                await response.write(b'data: {"meta_info": {"finish_reason"')
+                request.transport.close()
+            case "cut":
+                request.transport.close()
+            case "nonsense":
+                await response.write(b"data: <html>\n\n")
+            case "hang":
+                await asyncio.Event().wait()
+            case None:
+                await self.hold.wait()
+                self.answered.append(body["input_ids"])
+                await self._send(response, self._answer(body, 1, body["sampling_params"]["max_new_tokens"]))
+                await response.write(b"data: [DONE]\n\n")
+        return response
+
+    async def _send(self, response: web.StreamResponse, answer: dict[str, Any]) -> None:
+        """Send an event, cut in two."""
+        event = b"data: " + json.dumps(answer).encode() + b"\n\n"
+        await response.write(event[:20])
+        await response.write(event[20:])
+
+    def _answer(self, body: dict[str, Any], start: int, end: int) -> dict[str, Any]:
+        """Return the tokens from `start` to before `end` of an answer, of which `end` are there."""
+        context = body["input_ids"]
+        tokens = [sum(context[:2]) % 100] * (end - start)
+        is_whole = end == body["sampling_params"]["max_new_tokens"]
         meta = {
-            "finish_reason": {"type": "length"},
+            "finish_reason": {"type": "length"} if is_whole else None,
             "weight_version": self.version,
-            "output_token_logprobs": [[-1.0, token, None] for token in tokens],
+            "completion_tokens": end,
+            "output_token_logprobs": [
+                [-float(len(context) + place), token, None] for place, token in enumerate(tokens, start=start)
+            ],
         }
-        return web.json_response({"output_ids": tokens, "meta_info": meta})
+        return {"output_ids": tokens, "meta_info": meta}
 
     def _load(self, body: dict[str, Any]) -> None:
         """Hold what lies in the folder, as its manifest says."""

@@ -8,12 +8,15 @@ from collections.abc import Callable
 import pytest
 from aiohttp import web
 from slime_core.errors import DeadlineError, EngineError
-from slime_sglang.client import SglangClient
+from slime_sglang.client import ServerFaultError, SglangClient
 from slime_sglang.process import free_port
 
 
-def ask(answer: Callable, *, retries: int = 3, timeout_s: float = 10):
-    """Post to a server that answers the n-th request by `answer(n, request)`; return (answer or error, requests)."""
+def ask(answer: Callable, *, take: Callable | None = None, retries: int = 3, timeout_s: float = 10):
+    """Post to a server that answers the n-th request by `answer(n, request)`; return (answer or error, requests).
+
+    With `take`, which gets the events, the answer is a stream.
+    """
     seen = []
 
     async def handle(request):
@@ -29,6 +32,8 @@ def ask(answer: Callable, *, retries: int = 3, timeout_s: float = 10):
         await web.TCPSite(runner, "127.0.0.1", port).start()
         client = SglangClient(f"http://127.0.0.1:{port}", connections=2, retries=retries)
         try:
+            if take is not None:
+                return await client.stream("/generate", {}, take, timeout_s=timeout_s)
             return await client.post("/generate", {}, timeout_s=timeout_s)
         except (EngineError, DeadlineError) as error:
             return error
@@ -86,6 +91,58 @@ def test_what_was_taken_is_not_sent_again(answer, message):
     assert isinstance(error, EngineError)
     assert message in str(error)
     assert requests == 1
+
+
+def streaming(*pieces, cut=False):
+    async def answer(number, request):
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for piece in pieces:
+            await response.write(piece)
+        if cut:
+            request.transport.close()
+        return response
+
+    return answer
+
+
+def test_events_arrive_in_order_however_they_are_cut_and_however_long_they_are():
+    long = "x" * 2**20
+    whole = (
+        b'data: {"n": 1}\n\n: a comment\n\ndata:{"n": 2}\r\n\r\ndata: "%b"\n\ndata: [DONE]\n\n'
+        % long.encode()
+    )
+    events = []
+    pieces = [whole[start : start + 7] for start in range(0, 70, 7)] + [whole[70:]]
+    assert ask(streaming(*pieces), take=events.append) == (None, 1)
+    assert events == [{"n": 1}, {"n": 2}, long]
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (streaming(b'data: {"n": 1}\n\n', b'data: {"n":', cut=True), "ClientPayloadError"),
+        (streaming(b'data: {"n": 1}\n\n', b'data: {"n":'), "ended before its last event"),
+        (streaming(b'data: {"n": 1}\n\n'), "ended before its last event"),
+        (streaming(b'data: {"n": 1}\n\n', b"data: <html>\n\n"), "the answer is no JSON"),
+    ],
+    ids=["cut", "half an event", "no last event", "nonsense"],
+)
+def test_events_before_a_fault_have_arrived(answer, message):
+    events = []
+    error, requests = ask(answer, take=events.append)
+    assert isinstance(error, ServerFaultError)
+    assert message in str(error)
+    assert (events, requests) == ([{"n": 1}], 1)
+
+
+def test_a_stream_is_asked_for_again_only_where_it_was_not_begun():
+    async def answer(number, request):
+        return await (saying(503, "busy") if number < 3 else streaming(b"data: [DONE]\n\n"))(number, request)
+
+    assert ask(answer, take=lambda event: None) == (None, 3)
+    error, requests = ask(saying(400, "no such thing"), take=lambda event: None)
+    assert (type(error), requests) == (EngineError, 1)
 
 
 def test_a_slow_answer_misses_its_deadline():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import dataclasses
 import os
 import signal
 import time
@@ -10,6 +12,9 @@ import time
 import pytest
 from slime_core.errors import EngineError
 from slime_core.protocols import SamplingParams
+from slime_models.tokenizer import load_tokenizer
+from slime_sglang.client import ServerFaultError
+from slime_sglang.draft import Draft
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 
@@ -56,13 +61,78 @@ def test_a_stop_string_ends_the_response_and_its_tokens_stay_in_it(serving):
     assert f"t{third}" in f"t{answer.tokens[-1]}"
 
 
-def test_abort_answers_with_what_there_is_and_to_those_who_wait_here(serving, starting_gun):
+class CutError(ServerFaultError):
+    """The client has enough of a stream."""
+
+
+async def streamed(engine, draft, *, events=1000):
+    """Fill a draft by a stream, of which so many events are taken; return them."""
+    taken = []
+
+    def take(event):
+        if len(taken) == events:
+            raise CutError
+        draft.take(event)
+        taken.append(event)
+
+    with contextlib.suppress(CutError):
+        await engine._client.stream("/generate", draft.request(stream=True), take, timeout_s=60)
+    return taken
+
+
+def test_a_stream_brings_each_token_once_and_is_the_plain_answer(serving):
+    draft = Draft(PROMPTS[0], GREEDY)
+    events = serving.run(streamed(serving.engine, draft))
+    answer, plain = draft.completion("none"), serving.run(serving.engine.generate(PROMPTS[0], GREEDY))
+    assert len(events) > 1
+    assert [token for event in events for token in event["output_ids"]] == plain.tokens
+    assert (answer.tokens, answer.finish_reason) == (plain.tokens, plain.finish_reason)
+    assert answer.log_probs == pytest.approx(plain.log_probs, abs=1e-6, rel=0)
+    assert answer.metadata["weight_versions"] == plain.metadata["weight_versions"]
+
+
+def test_what_goes_on_from_a_stream_that_was_cut_is_the_unbroken_response(
+    serving, model, model_path, log_probs_of
+):
+    async def scenario():
+        draft = Draft(PROMPTS[0], LONG, tokenizer=load_tokenizer(model_path))
+        for events in (3, 1, 8):
+            await streamed(serving.engine, draft, events=events)
+        await serving.engine.extend(draft, stream=True)
+        return draft.completion("none")
+
+    answer = serving.run(scenario())
+    log_probs, likeliest = log_probs_of(model, PROMPTS[0], answer.tokens, can_end=False)
+    assert (len(answer.tokens), answer.tokens) == (LONG.max_new_tokens, likeliest)
+    assert answer.log_probs == pytest.approx(log_probs, abs=1e-5, rel=0)
+
+
+def test_a_stop_string_that_two_requests_share_ends_the_response(serving, model_path):
+    whole = serving.run(serving.engine.generate(PROMPTS[0], GREEDY))
+    tokenizer = load_tokenizer(model_path)
+    params = dataclasses.replace(GREEDY, stop=(tokenizer.decode(whole.tokens[4:6]),))
+    unbroken = serving.run(serving.engine.generate(PROMPTS[0], params))
+    draft = Draft(PROMPTS[0], params, tokenizer=tokenizer)
+    draft.request(stream=True)
+    drawn = [[log_prob, token, None] for log_prob, token in zip(whole.log_probs, whole.tokens, strict=True)]
+    meta = {"finish_reason": None, "weight_version": "0", "completion_tokens": 5}
+    draft.take({"output_ids": whole.tokens[:5], "meta_info": meta | {"output_token_logprobs": drawn[:5]}})
+    serving.run(serving.engine.extend(draft, stream=True))
+    answer = draft.completion("none")
+    assert (answer.tokens, answer.finish_reason) == (unbroken.tokens, unbroken.finish_reason)
+    assert (len(answer.tokens), answer.finish_reason) == (6, "stop")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_abort_answers_with_what_there_is_and_to_those_who_wait_here(serving, starting_gun, stream):
     async def scenario():
         gun = asyncio.ensure_future(starting_gun(serving.engine))  # it and three others are at the server
-        tasks = [asyncio.ensure_future(serving.engine.generate([i, 5], LONG)) for i in range(6)]
+        drafts = [Draft([i, 5], LONG) for i in range(6)]
+        tasks = [asyncio.ensure_future(serving.engine.extend(draft, stream=stream)) for draft in drafts]
         await gun
         await serving.engine.abort()
-        return await asyncio.gather(*tasks)
+        await asyncio.gather(*tasks)
+        return [draft.completion("none") for draft in drafts]
 
     answers = serving.run(scenario())
     assert [answer.finish_reason for answer in answers] == ["abort"] * 6
@@ -91,6 +161,12 @@ def test_a_request_that_the_server_refuses_is_an_error_at_once(serving):
     with pytest.raises(EngineError, match=r"/generate.*(longer|exceed|length)"):
         serving.run(serving.engine.generate([5] * 300, GREEDY))
     assert serving.log.read_text().count(refused) - before == 1  # it would be refused again
+
+
+def test_a_refusal_within_a_stream_is_an_error_and_no_fault_of_the_server(serving):
+    with pytest.raises(EngineError, match=r"/generate.*(longer|exceed|length)") as caught:
+        serving.run(serving.engine.extend(Draft([5] * 300, GREEDY), stream=True))
+    assert not isinstance(caught.value, ServerFaultError)
 
 
 def test_a_model_that_cannot_be_served_ends_the_start_with_the_log(new_engine, model_path, tmp_path):

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import time
 from pathlib import Path
 
+import aiohttp
 import pytest
 from slime_core.assemble import make_build
 from slime_core.config.load import load_settings
@@ -66,6 +68,7 @@ def pair(serving_of, model_path, tmp_path_factory):
         "sglang-staging-dir": folder,
         "sglang-max-total-tokens": 4096,
         "sglang-max-running-requests": 8,
+        "sglang-stream-interval": 8,
     }
     words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
     registry = Registry.from_environment()
@@ -112,10 +115,28 @@ def shares(pair, *logs):
 
 
 async def whole(fleet):
-    """Ask for all long answers at once, and return a task for them once servers are generating."""
+    """Ask for all long answers at once, and return a task for them once some tokens of each have arrived."""
     work = asyncio.gather(*(fleet.generate(prompt, LONG) for prompt in PROMPTS))
-    await fleet._seats[0].engine.generate([1, 2, 3], SamplingParams(max_new_tokens=4, temperature=0))
+    await fleet._seats[0].engine.generate([1, 2, 3], SamplingParams(max_new_tokens=40, temperature=0))
     return work
+
+
+def assert_greedy(prompt, answer, models, log_probs_of):
+    """Check that each token of a long answer is the likeliest of the model of its version, with its log-prob."""
+    for span in answer.metadata["weight_versions"]:
+        place = slice(span["start"], span["end"])
+        log_probs, likeliest = log_probs_of(models[span["version"]], prompt, answer.tokens, can_end=False)
+        assert answer.tokens[place] == likeliest[place]
+        assert answer.log_probs[place] == pytest.approx(log_probs[place], abs=1e-5, rel=0)
+    assert span["end"] == len(answer.tokens) == len(answer.log_probs) == LONG.max_new_tokens
+
+
+async def generated(engine):
+    """Return how many tokens a server has generated."""
+    async with aiohttp.ClientSession() as session, session.get(f"{engine.url}/metrics") as reply:
+        text = await reply.text()
+    counts = re.findall(r"^sglang:generation_tokens_total{.*} (\S+)$", text, re.MULTILINE)
+    return sum(map(float, counts))
 
 
 def test_two_servers_share_the_load_and_both_are_the_newest_model(pair, tiny_llama, check_holds):
@@ -130,8 +151,8 @@ def test_two_servers_share_the_load_and_both_are_the_newest_model(pair, tiny_lla
         check_holds(seat.engine, tiny_llama(1))
 
 
-def test_a_server_killed_over_an_update_loses_no_request_and_comes_back_with_the_new_weights(
-    pair, tiny_llama, check_holds, living
+def test_a_server_killed_over_an_update_loses_no_token_and_comes_back_with_the_new_weights(
+    pair, tiny_llama, check_holds, living, log_probs_of
 ):
     seat = pair.engine._seats[0]
     group = group_of(seat)
@@ -144,8 +165,10 @@ def test_a_server_killed_over_an_update_loses_no_request_and_comes_back_with_the
         return await work
 
     answers = pair.run(scenario())
-    assert [len(answer.tokens) for answer in answers] == [LONG.max_new_tokens] * len(PROMPTS)
-    assert all(len(answer.log_probs) == LONG.max_new_tokens for answer in answers)
+    models = {"1": tiny_llama(1), "2": tiny_llama(2)}
+    for prompt, answer in zip(PROMPTS, answers, strict=True):
+        assert_greedy(prompt, answer, models, log_probs_of)
+        assert answer.metadata["weight_versions"][0]["version"] == "1"  # what arrived before is kept
     assert living(group) == []
 
     async def back():
@@ -158,13 +181,14 @@ def test_a_server_killed_over_an_update_loses_no_request_and_comes_back_with_the
     assert shares(pair, "server-0-restart-1.log", "server-1.log")[0] == [4, 4]
 
 
-def test_a_server_that_hangs_is_killed_in_time_and_its_requests_are_answered_elsewhere(
-    pair, tiny_llama, check_holds, living
+def test_a_server_that_hangs_is_killed_in_time_and_its_requests_go_on_elsewhere(
+    pair, tiny_llama, check_holds, living, log_probs_of
 ):
-    seat = pair.engine._seats[0]
+    seat, other = pair.engine._seats
     group = group_of(seat)
 
     async def scenario():
+        before = await generated(other.engine)
         work = await whole(pair.engine)
         os.killpg(group, signal.SIGSTOP)
         begin = time.monotonic()
@@ -173,10 +197,14 @@ def test_a_server_that_hangs_is_killed_in_time_and_its_requests_are_answered_els
         seconds, answers = time.monotonic() - begin, await work
         while seat.state != "gone":  # until it is killed
             await asyncio.sleep(0.1)
-        return seconds, answers
+        return seconds, answers, await generated(other.engine) - before
 
-    seconds, answers = pair.run(scenario(), timeout_s=300)
-    assert [len(answer.tokens) for answer in answers] == [LONG.max_new_tokens] * len(PROMPTS)
+    seconds, answers, n_tokens = pair.run(scenario(), timeout_s=300)
+    for prompt, answer in zip(PROMPTS, answers, strict=True):
+        assert_greedy(prompt, answer, {"2": tiny_llama(2)}, log_probs_of)
+    assert n_tokens < LONG.max_new_tokens * len(
+        PROMPTS
+    )  # what the first had generated was not generated again
     assert seconds < 1.5 * (INTERVAL_S + DEADLINE_S)
     assert living(group) == []  # a stopped process holds its memory
     assert (seat.state, pair.engine._seats[1].state) == ("gone", "serving")

@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 from slime_core.errors import EngineError, WeightSyncError
 from slime_core.protocols import SamplingParams
+from slime_core.testing.tabular import LetterTokenizer
 from slime_core.weights import sync_weights
 from slime_models.fingerprint import fingerprint
 from slime_models.transfer.sender import WeightSender
@@ -81,6 +82,7 @@ def fleet_of(model_path, tmp_path):
                     timeout_s=10,
                 )
             ),
+            tokenizer=LetterTokenizer(),
             router=Router(routed, address=(None, None), width=64, section=section, folder=tmp_path)
             if routed
             else None,
@@ -172,6 +174,81 @@ def test_what_one_engine_fails_at_another_answers_and_none_twice(fleet_of, fault
         assert len(first.answered) == len(PROMPTS) // 2  # nothing was wrong with it, so it was kept
 
     fleet_of(scenario, **WATCHED)
+
+
+@pytest.mark.parametrize("fault", ["torn", "cut", "nonsense", "end", "hang"])
+def test_a_response_goes_on_elsewhere_from_the_tokens_that_arrived(fleet_of, fault):
+    async def scenario(engine, first, second):
+        first.faults_within, second.version = [fault] * len(PROMPTS), "5"
+        if fault == "hang":
+            first.faults["/health_generate"] = "hang"
+        answers = await generate_all(engine)
+        assert right(answers)
+        assert {tuple(answer.log_probs) for answer in answers} == {(-2.0, -3.0, -4.0)}
+        lost = [answer for answer in answers if len(answer.metadata["weight_versions"]) > 1]
+        assert len(lost) == len(PROMPTS) // 2
+        assert lost[0].metadata["weight_versions"] == [
+            {"version": "initial", "start": 0, "end": 1},
+            {"version": "5", "start": 1, "end": 3},
+        ]
+        assert {answer.weight_version for answer in answers} == {"5"}
+        assert first.answered == []
+        return sorted(
+            (len(body["input_ids"]), body["sampling_params"]["max_new_tokens"]) for body in second.bodies
+        )
+
+    settings = WATCHED | ({"rollout_health_check_interval": 0.2} if fault == "hang" else {})
+    assert fleet_of(scenario, **settings) == [(2, 3)] * 6 + [(3, 2)] * 6
+
+
+def test_behind_a_router_a_response_goes_on_from_the_tokens_that_arrived(fleet_of):
+    async def scenario(engine, first, second):
+        first.faults_within, second.faults_within = ["cut"], ["cut"]
+        answers = await generate_all(engine)
+        assert right(answers)
+        assert {tuple(answer.log_probs) for answer in answers} == {(-2.0, -3.0, -4.0)}
+        return sorted(len(body["input_ids"]) for body in first.bodies + second.bodies)
+
+    assert fleet_of(scenario, routed="round_robin", **WATCHED) == [2] * 12 + [3] * 2
+
+
+def test_a_stop_string_that_two_engines_share_ends_the_response(fleet_of):
+    async def scenario(engine, first, second):
+        first.faults_within = ["cut"]
+        params = SamplingParams(max_new_tokens=8, min_new_tokens=2, stop=("bb",), seed=7)
+        answer = await engine.generate([0, 1], params)  # every token is a b
+        (body,) = second.bodies
+        assert body["sampling_params"]["max_new_tokens"] == 7
+        assert (body["sampling_params"]["min_new_tokens"], body["sampling_params"]["sampling_seed"]) == (1, 7)
+        assert answer.metadata["weight_versions"] == [{"version": "initial", "start": 0, "end": 2}]
+        return answer.tokens, answer.log_probs, answer.finish_reason
+
+    assert fleet_of(scenario, **WATCHED) == ([1, 1], [-2.0, -3.0], "stop")
+
+
+def test_an_abort_answers_with_what_arrived_of_a_response_that_waits_for_an_engine(fleet_of):
+    async def scenario(engine, first, second):
+        for worker in (first, second):
+            worker.faults_within = ["cut"]
+            worker.faults["/health_generate"] = "hang"
+        work = asyncio.create_task(engine.generate([0, 1], PARAMS))
+        await until(lambda: "/health_generate" in first.asked and "/health_generate" in second.asked)
+        await engine.abort()
+        answer = await work
+        return answer.tokens, answer.log_probs, answer.finish_reason
+
+    wanted = ([1, 1], [-2.0, -3.0], "abort")
+    assert fleet_of(scenario, **WATCHED | {"rollout_health_check_timeout": 30}) == wanted
+
+
+@pytest.mark.parametrize("watched", [True, False])
+def test_streams_are_for_those_who_go_on_with_them_and_servers_that_send_each_token_once(fleet_of, watched):
+    async def scenario(engine, first, second):
+        engine._seats[1].engine.can_stream = False
+        assert right(await generate_all(engine))
+        return {body["stream"] for body in first.bodies}, {body["stream"] for body in second.bodies}
+
+    assert fleet_of(scenario, **WATCHED if watched else {}) == ({watched}, {False})
 
 
 def test_a_closed_port_is_taken_out_and_its_requests_are_answered_elsewhere(fleet_of):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import pytest
 from slime_core.errors import EngineError
 from slime_core.protocols import SamplingParams
+from slime_sglang.draft import Draft
 from slime_sglang.router import Router
 from slime_sglang.section import SglangSection
 from slime_sglang.spread import pick
@@ -39,9 +40,14 @@ async def routed(policy, folder, *, address=(None, None)):
 
 
 async def ask(router, n, *, session=lambda number: None):
-    return await asyncio.gather(
-        *(router.generate([number, 1], PARAMS, session_id=session(number)) for number in range(n))
+    drafts = [Draft([number, 1], PARAMS) for number in range(n)]
+    await asyncio.gather(
+        *(
+            router.extend(draft, stream=number % 2 == 0, session_id=session(number))
+            for number, draft in enumerate(drafts)
+        )
     )
+    return [draft.completion("none") for draft in drafts]
 
 
 def url(worker):

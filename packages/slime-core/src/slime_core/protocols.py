@@ -81,10 +81,11 @@ class Completion:
     finish_reason: str
     """`stop`, `length` or `abort` (partial output)."""
     weight_version: str
-    """Version of the weights that generated it."""
+    """Version of the weights that generated it, the last of several."""
     metadata: dict[str, Any] = field(default_factory=dict)
     """Counters that the engine offers (`cached_tokens`, ...). `timings`: name -> seconds of this request, as the engine
-    measures them (`e2e_latency`, `queue_time`, `first_token_latency`). `routed_experts`: integers [tokens of prompt and
+    measures them (`e2e_latency`, `queue_time`, `first_token_latency`). `weight_versions`: in order, `version` of the tokens
+    from `start` to before `end`, where the weights may change meanwhile. `routed_experts`: integers [tokens of prompt and
     completion but the last, num_layers, topk], the experts that each token passed."""
 
 

@@ -62,7 +62,7 @@ class Sample:
     loss_mask: list[int] | None = None
     """1 where a response token is trained on, else 0. None means all ones."""
     weight_versions: list[str] = field(default_factory=list)
-    """Engine weight version of each generation call, oldest first."""
+    """Engine weight version of each generation call, oldest first; of one that weights arrived in, each version."""
     rollout_log_probs: list[float] | None = None
     """Log-prob (nats) that the engine gave each response token; 0.0 on tokens it did not generate."""
     teacher_log_probs: list[float] | None = None

@@ -63,6 +63,7 @@ def create_engine(build: BuildContext) -> RolloutEngine:
         ],
         section=fleet,
         stager=stager,
+        tokenizer=build.tokenizer,
         router=_router(build) if fleet.has_router else None,
     )
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
@@ -15,6 +17,8 @@ _FIRST_WAIT_S = 0.2
 _KEEP_ALIVE_S = 2.0
 #: Answers of a server that is up but not able to serve now.
 _NOT_READY = frozenset({502, 503, 504})
+#: What the line of an event begins with, and what the last event of a stream says.
+_EVENT, _LAST_EVENT = b"data:", b"[DONE]"
 #: Characters of an error's answer that are shown.
 _SHOWN = 500
 
@@ -77,43 +81,106 @@ class SglangClient:
             EngineError: an answer with a status from 400 on: asked again, it would be the same.
             DeadlineError: no answer within `timeout_s` seconds.
         """
-        again = self._retries if retries is None else retries
-        try:
-            async with asyncio.timeout(timeout_s):
-                for attempt in range(again):
-                    try:
-                        return await self._once(method, path, body, headers)
-                    except (aiohttp.ClientConnectorError, _NotReadyError):  # in neither case it was taken
-                        await asyncio.sleep(_FIRST_WAIT_S * 2**attempt)
-                return await self._once(method, path, body, headers)
-        except TimeoutError as error:
-            raise DeadlineError(f"{self.url}{path}: no answer after {timeout_s:g} s") from error
-        except aiohttp.ClientError as error:
-            raise ConnectionLostError(f"{self.url}{path}: {type(error).__name__}: {error}") from error
+        return await self._sent(
+            lambda: self._answer(method, path, body, headers), path, timeout_s=timeout_s, retries=retries
+        )
+
+    async def stream(
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        take: Callable[[Any], None],
+        *,
+        timeout_s: float,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """Post, and call `take` with the JSON of each event of the answer as it arrives; see `call`.
+
+        Raises:
+            ConnectionLostError: also where the answer ended without its last event, or within one.
+            ServerFaultError: also where an event is no JSON.
+        """
+        await self._sent(
+            lambda: self._events(path, body, take, headers), path, timeout_s=timeout_s, retries=None
+        )
 
     async def close(self) -> None:
         """Close all connections."""
         await self._session.close()
 
-    async def _once(
+    async def _sent[T](
+        self, send: Callable[[], Awaitable[T]], path: str, *, timeout_s: float, retries: int | None
+    ) -> T:
+        """Return what `send` does, called again where nobody took the request."""
+        again = self._retries if retries is None else retries
+        try:
+            async with asyncio.timeout(timeout_s):
+                for attempt in range(again):
+                    try:
+                        return await send()
+                    except (aiohttp.ClientConnectorError, _NotReadyError):  # in neither case it was taken
+                        await asyncio.sleep(_FIRST_WAIT_S * 2**attempt)
+                return await send()
+        except TimeoutError as error:
+            raise DeadlineError(f"{self.url}{path}: no answer after {timeout_s:g} s") from error
+        except aiohttp.ClientError as error:
+            raise ConnectionLostError(f"{self.url}{path}: {type(error).__name__}: {error}") from error
+
+    @asynccontextmanager
+    async def _asked(
+        self, method: str, path: str, body: Mapping[str, Any] | None, headers: Mapping[str, str] | None
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Send a request; the answer to it is a good one."""
+        async with self._session.request(method, self.url + path, json=body, headers=headers) as reply:
+            if reply.status >= 400:
+                text = (await reply.text())[:_SHOWN]
+                kind = EngineError if reply.status < 500 else ServerFaultError
+                if reply.status in _NOT_READY:
+                    kind = _NotReadyError
+                raise kind(f"{self.url}{path}: status {reply.status}: {text}")
+            yield reply
+
+    async def _answer(
         self, method: str, path: str, body: Mapping[str, Any] | None, headers: Mapping[str, str] | None
     ) -> Any:
-        async with self._session.request(method, self.url + path, json=body, headers=headers) as reply:
-            text = await reply.text()
-            if reply.status in _NOT_READY:
-                raise _NotReadyError(f"{self.url}{path}: status {reply.status}: {text[:_SHOWN]}")
-            if reply.status >= 400:
-                kind = ServerFaultError if reply.status >= 500 else EngineError
-                raise kind(f"{self.url}{path}: status {reply.status}: {text[:_SHOWN]}")
-            if not text:
-                return None
-            try:
-                return await reply.json(content_type=None)
-            except ValueError as error:
-                raise ServerFaultError(
-                    f"{self.url}{path}: the answer is no JSON ({error}): {text[:_SHOWN]}"
-                ) from error
+        async with self._asked(method, path, body, headers) as reply:
+            text = await reply.read()
+            return self._parsed(text, path) if text else None
+
+    async def _events(
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        take: Callable[[Any], None],
+        headers: Mapping[str, str] | None,
+    ) -> None:
+        is_whole = False
+        async with self._asked("POST", path, body, headers) as reply:
+            async for line in _lines(reply.content):
+                if line.startswith(_EVENT):
+                    event = line.removeprefix(_EVENT).strip()
+                    is_whole = event == _LAST_EVENT
+                    if not is_whole:
+                        take(self._parsed(event, path))
+        if not is_whole:
+            raise ConnectionLostError(f"{self.url}{path}: the answer ended before its last event")
+
+    def _parsed(self, text: bytes, path: str) -> Any:
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            shown = text[:_SHOWN].decode(errors="replace")
+            raise ServerFaultError(f"{self.url}{path}: the answer is no JSON ({error}): {shown}") from error
 
 
 class _NotReadyError(ServerFaultError):
     """The server answered that it cannot serve now."""
+
+
+async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    """Yield the lines of an answer that are whole, each without its end; one may be of any length."""
+    rest = b""
+    async for piece in content.iter_any():
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            yield line

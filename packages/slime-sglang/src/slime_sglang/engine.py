@@ -13,10 +13,10 @@ from slime_core.protocols import Completion, Fingerprint, SamplingParams, Transf
 
 from slime_sglang import loader
 from slime_sglang.client import ConnectionLostError, SglangClient
+from slime_sglang.draft import Draft, ask
 from slime_sglang.external import ExternalServer, check_joined
 from slime_sglang.gate import Gate
 from slime_sglang.loading import load_update, to_its_end
-from slime_sglang.messages import aborted, completion, generate_request
 from slime_sglang.process import ServerProcess, free_port
 from slime_sglang.section import TRANSPORTS, SglangSection
 from slime_sglang.server import server_arguments, server_command, server_environment
@@ -24,6 +24,9 @@ from slime_sglang.stager import Stager
 from slime_sglang.staging import Update
 from slime_sglang.targets import Targets
 
+#: Arguments of servers that are started here; the user's win. An event of a stream brings 32 new tokens: so many of a
+#: response at most are lost with an engine.
+_OWN_ARGUMENTS = {"enable_metrics": True, "incremental_streaming_output": True, "stream_interval": 32}
 #: Seconds between two looks at a server that is starting.
 _POLL_S = 0.25
 #: Seconds that a server gets to end after a lost connection: its sockets close before its exit status is known.
@@ -72,6 +75,8 @@ class SglangEngine:
         self.weight_version = "initial"
         self.suspected = asyncio.Event()
         """Set by whoever saw the server fail at something, for whoever watches it."""
+        self.can_stream = False
+        """Whether events of a stream bring what is new, and not all again; known once it is started."""
         self._is_quiet = False
         self._lost: str | None = None
 
@@ -124,6 +129,7 @@ class SglangEngine:
         except EngineError:
             await self.close()
             raise
+        self.can_stream = bool(info.get("incremental_streaming_output"))
         if info.get("enable_metrics"):
             self._targets.write()
 
@@ -138,12 +144,23 @@ class SglangEngine:
             EngineError: the server refused the request, ended, or could not be reached.
             DeadlineError: no answer within `request_timeout_s`.
         """
+        draft = Draft(tokens, params)
+        await self.extend(draft, stream=False)
+        return draft.completion(self.weight_version)
+
+    async def extend(self, draft: Draft, *, stream: bool) -> None:
+        """Have the server generate the rest of a response; nothing where an abort came before it was its turn.
+
+        Raises:
+            EngineError: the server refused the request, ended, or could not be reached. With `stream`, which wants
+                `can_stream`, the draft has what arrived.
+            DeadlineError: it took longer than `request_timeout_s`.
+        """
         self._check_usable()
         limit = self._section.request_timeout_s
-        reply = await self._gate.pass_through(
-            lambda: self._post("/generate", generate_request(tokens, params), timeout_s=limit)
+        await self._gate.pass_through(
+            lambda: self._unless_ended(ask(self._usable(), draft, stream=stream, timeout_s=limit))
         )
-        return aborted(self.weight_version) if reply is None else completion(reply)
 
     async def abort(self) -> None:
         """End every request under way; each answers with its partial output and `abort`."""
@@ -238,7 +255,7 @@ class SglangEngine:
             self._stager.close()
 
     def _child(self, folder: Path, arguments: Sequence[str]) -> ServerProcess:
-        given = {"enable_metrics": True, **self._section.server_args}
+        given = {**_OWN_ARGUMENTS, **self._section.server_args}
         return ServerProcess(
             server_command(
                 self._path,

@@ -8,12 +8,13 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from slime_core.errors import DeadlineError, EngineError, WeightSyncError
-from slime_core.protocols import Completion, Fingerprint, SamplingParams, TransferPlan
+from slime_core.protocols import Completion, Fingerprint, SamplingParams, Tokenizer, TransferPlan
 from slime_core.weights import check_fingerprints
 
 from slime_sglang.client import ServerFaultError
+from slime_sglang.draft import Draft
+from slime_sglang.engine import SglangEngine
 from slime_sglang.health import watch
-from slime_sglang.messages import aborted
 from slime_sglang.router import Router
 from slime_sglang.seat import Seat
 from slime_sglang.section import TRANSPORTS, FleetSection
@@ -30,14 +31,15 @@ _ATTEMPTS = 3
 class EngineFleet:
     """Generates by several SGLang servers. All methods must be called on the event loop that `start` ran on.
 
-    With `use_fault_tolerance` an engine that ends or hangs is taken out at once. Its requests are generated anew by
-    others, from their prompts and with their seeds, and a new engine takes its place, with the weights of the last
-    update. Without it the first failure is the caller's.
+    With `use_fault_tolerance` an engine that ends or hangs is taken out at once. Its requests go on elsewhere from the
+    tokens that arrived, and a new engine takes its place, with the weights of the last update. Without it the first
+    failure is the caller's.
 
     Args:
         seats: one for each engine.
         section: settings of the fleet.
         stager: takes weight updates in.
+        tokenizer: of the model, for responses that go on elsewhere.
         router: sends requests to the engines; None has them spread here.
     """
 
@@ -49,10 +51,11 @@ class EngineFleet:
         *,
         section: FleetSection,
         stager: Stager,
+        tokenizer: Tokenizer,
         router: Router | None = None,
     ) -> None:
         self._seats, self._section, self._stager = tuple(seats), section, stager
-        self._router = router
+        self._tokenizer, self._router = tokenizer, router
         self._guards: list[asyncio.Task[None]] = []
         self._changed = asyncio.Event()
         self._aborts = 0
@@ -83,7 +86,7 @@ class EngineFleet:
     async def generate(
         self, tokens: Sequence[int], params: SamplingParams, *, session_id: str | None = None
     ) -> Completion:
-        """Generate one response to the prompt ids `tokens`; where an engine is lost over it, by another one.
+        """Generate one response to the prompt ids `tokens`; where an engine is lost over it, another one goes on.
 
         Raises:
             EngineError: refused, failed at by several engines, or no engine is left.
@@ -91,26 +94,28 @@ class EngineFleet:
         """
         aborts = self._aborts
         failed: list[Seat] = []
+        draft = Draft(tokens, params, tokenizer=self._tokenizer)
         while True:
             seat = await self._seat_for(session_id, avoid=failed, aborts=aborts)
             if seat is None:
-                return aborted(self.weight_version)
+                break
             engine = seat.engine
             try:
-                if self._router is None:
-                    return await engine.generate(tokens, params, session_id=session_id)
-                answer = await self._router.generate(tokens, params, session_id=session_id)
-                return answer or aborted(self.weight_version)
+                await self._extend(draft, engine, session_id)
+                break
             except EngineError as error:
                 was_lost = isinstance(error, ServerFaultError) or engine.failure is not None
                 if not (was_lost and self._section.use_fault_tolerance):
                     raise
                 for suspect in [seat] if self._router is None else self._seats:
                     suspect.engine.suspected.set()
+                if draft.is_over:  # its engine was lost just after
+                    break
                 failed.append(seat)
                 if len(failed) == _ATTEMPTS:
                     error.add_note(f"{_ATTEMPTS} engines in turn failed at this request")
                     raise
+        return draft.completion(self.weight_version)
 
     async def abort(self) -> None:
         """End every request under way; each answers with its partial output and `abort`."""
@@ -179,6 +184,15 @@ class EngineFleet:
             await self._router.close()
         await _all([seat.engine.close() for seat in self._seats])
         self._stager.close()
+
+    async def _extend(self, draft: Draft, engine: SglangEngine, session_id: str | None) -> None:
+        """Have an engine, or whichever the router takes, generate the rest of a response."""
+        stream = self._section.use_fault_tolerance  # only then anybody goes on with what arrived
+        if self._router is None:
+            await engine.extend(draft, stream=stream and engine.can_stream)
+        else:
+            stream = stream and all(seat.engine.can_stream for seat in self._seats if seat.is_ready)
+            await self._router.extend(draft, stream=stream, session_id=session_id)
 
     async def _seat_for(self, session_id: str | None, *, avoid: Sequence[Seat], aborts: int) -> Seat | None:
         """Return the seat that gets a request, waiting for one that is checked or replaced where none is ready.

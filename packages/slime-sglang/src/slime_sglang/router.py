@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 from slime_core.errors import DeadlineError, EngineError
-from slime_core.protocols import Completion, SamplingParams
 
 from slime_sglang.client import ConnectionLostError, SglangClient
+from slime_sglang.draft import Draft, ask
 from slime_sglang.gate import Gate
-from slime_sglang.messages import completion, generate_request
 from slime_sglang.process import ServerProcess, free_port, local_port_is_free
 from slime_sglang.section import SglangSection
 from slime_sglang.targets import Targets
@@ -108,16 +107,13 @@ class Router:
                 await self._call("DELETE", f"/workers/{worker['id']}")
         await self._until(lambda: self._has_not(url), f"rid of {url}")
 
-    async def generate(
-        self, tokens: Sequence[int], params: SamplingParams, *, session_id: str | None
-    ) -> Completion | None:
-        """Generate one response by one of the workers; None where an abort came before it was asked for."""
+    async def extend(self, draft: Draft, *, stream: bool, session_id: str | None) -> None:
+        """Have one of the workers generate the rest of a response; nothing where an abort came before it was its turn."""
         headers = {_SESSION_HEADER: session_id} if session_id is not None else None
-        body, limit = generate_request(tokens, params), self._section.request_timeout_s
-        reply = await self._gate.pass_through(
-            lambda: self._call("POST", "/generate", body, timeout_s=limit, headers=headers)
+        limit = self._section.request_timeout_s
+        await self._gate.pass_through(
+            lambda: ask(self._up(), draft, stream=stream, timeout_s=limit, headers=headers)
         )
-        return None if reply is None else completion(reply)
 
     async def abort(self, end: Callable[[], Awaitable[object]]) -> None:
         """Call `end`, which ends the workers' requests, until none is under way."""
@@ -154,10 +150,13 @@ class Router:
             name="sglang-router",
         )
 
-    async def _call(self, method: str, path: str, body: Any = None, **options: Any) -> Any:
+    async def _call(self, method: str, path: str, body: Any = None) -> Any:
+        return await self._up().call(method, path, body, timeout_s=_DEADLINE_S)
+
+    def _up(self) -> SglangClient:
         assert self._client is not None, "the router is not started"
         self._check_alive()
-        return await self._client.call(method, path, body, **{"timeout_s": _DEADLINE_S, **options})
+        return self._client
 
     async def _workers(self) -> list[dict[str, Any]]:
         return list((await self._call("GET", "/workers"))["workers"])

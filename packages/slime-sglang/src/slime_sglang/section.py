@@ -70,7 +70,8 @@ class FleetSection(SectionModel):
     sglang_router_port: Annotated[int, Ge(1), Le(65535)] | None = None
     """Port of the router; a free one when the run starts it."""
     use_fault_tolerance: bool = False
-    """Go on when an engine ends or hangs: its requests are generated anew by others, and a new one takes its place."""
+    """Go on when an engine ends or hangs: others go on with its requests, from the tokens that arrived, and a new one
+    takes its place."""
     rollout_health_check_interval: Seconds = 30
     """Seconds between two health checks of an engine under `use_fault_tolerance`; one that ends or fails at a request is
     noticed at once."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from slime_core.errors import SampleError
 from slime_core.protocols import Completion, GenerateContext, SamplingParams
+from slime_core.rollout.continuation import params_after, stop_across
 from slime_core.sample import Sample, Status
 
 
@@ -32,21 +33,39 @@ async def single_turn(ctx: GenerateContext, sample: Sample, params: SamplingPara
             f"{sample.name}: carries {sorted(sample.multimodal_inputs)}, and single-turn sends ids only; "
             "choose a generator that sends media"
         )
-    budget = params.max_new_tokens - sample.response_length
-    if budget <= 0:
+    left = params_after(params, sample.response_length)
+    if left.max_new_tokens <= 0:
         sample.status = Status.TRUNCATED
         return sample
-    completion = await ctx.engine.generate(
-        sample.tokens,
-        dataclasses.replace(
-            params,
-            max_new_tokens=budget,
-            min_new_tokens=max(0, params.min_new_tokens - sample.response_length),
-        ),
-        session_id=sample.session_id,
-    )
+    completion = await ctx.engine.generate(sample.tokens, left, session_id=sample.session_id)
+    if sample.response_length:
+        completion = _until_stop(ctx, sample, completion, params)
     _append(ctx, sample, completion, skip_special_tokens=params.skip_special_tokens)
     return sample
+
+
+def _until_stop(
+    ctx: GenerateContext, sample: Sample, completion: Completion, params: SamplingParams
+) -> Completion:
+    """Return the completion up to a stop string that the sample's earlier tokens begin."""
+    seam = sample.response_length
+    end = stop_across(sample.response_tokens + completion.tokens, seam, params, ctx.tokenizer)
+    if end is None:
+        return completion
+    metadata = dict(completion.metadata)
+    if "routed_experts" in metadata:
+        metadata["routed_experts"] = metadata["routed_experts"][: sample.prompt_length + end - 1]
+    if "weight_versions" in metadata:
+        metadata["weight_versions"] = [
+            span for span in metadata["weight_versions"] if span["start"] < end - seam
+        ]
+    return dataclasses.replace(
+        completion,
+        tokens=completion.tokens[: end - seam],
+        log_probs=completion.log_probs[: end - seam],
+        finish_reason="stop",
+        metadata=metadata,
+    )
 
 
 def _append(
@@ -65,10 +84,11 @@ def _append(
         completion.tokens,
         log_probs=completion.log_probs,
         finish_reason=completion.finish_reason,
-        weight_version=completion.weight_version,
         routed_experts=completion.metadata.get("routed_experts"),
     )
     sample.response = text
+    spans = completion.metadata.get("weight_versions")
+    sample.weight_versions += [span["version"] for span in spans] if spans else [completion.weight_version]
     for name, seconds in completion.metadata.get("timings", {}).items():
         sample.timings[name] = sample.timings.get(name, 0.0) + seconds
     if "cached_tokens" in completion.metadata:

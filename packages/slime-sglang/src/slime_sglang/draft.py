@@ -1,0 +1,186 @@
+"""`Draft`: one response in the making, and what its requests and their answers look like to SGLang."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from slime_core.errors import EngineError
+from slime_core.protocols import Completion, SamplingParams, Tokenizer
+from slime_core.rollout.continuation import params_after, stop_across
+
+from slime_sglang.client import ServerFaultError, SglangClient
+
+#: Seconds that SGLang measures of a request; `queue_time` only under --sglang-enable-metrics.
+_TIMINGS = ("e2e_latency", "queue_time", "first_token_latency")
+
+
+class Draft:
+    """What has arrived of one response, by one request or, where engines were lost over it, by several.
+
+    A further request goes on from the tokens that arrived. What is drawn by seed is what would have been drawn:
+    SGLang's noise belongs to the seed and the position in the whole sequence.
+
+    Args:
+        prompt: ids.
+        params: of the whole response.
+        tokenizer: finds a stop string that two requests share; without one there may be one request only.
+    """
+
+    def __init__(
+        self, prompt: Sequence[int], params: SamplingParams, *, tokenizer: Tokenizer | None = None
+    ) -> None:
+        self._prompt, self._params, self._tokenizer = list(prompt), params, tokenizer
+        self._tokens: list[int] = []
+        self._log_probs: list[float] = []
+        self._begins: list[int] = []
+        self._spans: list[tuple[str, int, int]] = []
+        self._version: str | None = None
+        self._finish_reason: str | None = None
+        self._timings: dict[str, float] = {}
+        self._counters: dict[str, int] = {}
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left to ask for."""
+        return self._finish_reason is not None or len(self._tokens) >= self._params.max_new_tokens
+
+    def request(self, *, stream: bool) -> dict[str, Any]:
+        """Return the body of `/generate` for what is left; what is taken from now on answers it."""
+        assert self._tokenizer is not None or not self._begins, "a second request, and no tokenizer"
+        self._begins.append(len(self._tokens))
+        params = params_after(self._params, len(self._tokens))
+        sampling: dict[str, Any] = {
+            "temperature": params.temperature,
+            "top_p": params.top_p,
+            "top_k": params.top_k,
+            "max_new_tokens": params.max_new_tokens,
+            "min_new_tokens": params.min_new_tokens,
+            "stop": list(params.stop),
+            "stop_token_ids": list(params.stop_token_ids),
+            "skip_special_tokens": params.skip_special_tokens,
+            "no_stop_trim": True,
+            "spaces_between_special_tokens": False,
+        }
+        if params.seed is not None:  # SGLang heeds it under --enable-deterministic-inference
+            sampling["sampling_seed"] = params.seed % 2**63
+        return {
+            "input_ids": self._prompt + self._tokens,
+            "sampling_params": sampling,
+            "return_logprob": True,
+            "stream": stream,
+        }
+
+    def take(self, answer: Any) -> None:
+        """Add what an answer of the last request brings, or an event of it.
+
+        The tokens are those since the event before, or all of the request. Tokens of an event that spans an update of
+        the weights count to the later version, until the last event gives the exact places.
+
+        Raises:
+            ServerFaultError: it is not SGLang's, does not follow what there is, or says that the server is at fault.
+            EngineError: the server refused the request.
+        """
+        if isinstance(answer, Mapping) and "error" in answer:
+            raise _refusal(answer["error"])
+        try:
+            meta, ids = answer["meta_info"], list(answer["output_ids"])
+            drawn = [(float(log_prob), int(token)) for log_prob, token, *_ in meta["output_token_logprobs"]]
+            n_tokens, version, reason = (
+                int(meta["completion_tokens"]),
+                str(meta["weight_version"]),
+                meta["finish_reason"],
+            )
+            kind = None if reason is None else str(reason["type"])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ServerFaultError(f"/generate: the answer is not SGLang's: {str(answer)[:300]}") from error
+        if kind == "abort" and reason.get("status_code"):
+            raise _refusal({"code": reason["status_code"], "message": reason.get("message")})
+        begin, had = self._begins[-1], len(self._tokens)
+        told = [token for _, token in drawn]
+        new = drawn[had - begin :] if len(drawn) == n_tokens else drawn
+        # SGLang 0.5.23 repeats the last id where a request is aborted while it waits (tokenizer_manager.py).
+        if had - begin + len(new) != n_tokens or (ids != told and (new or ids != told[-1:])):
+            raise ServerFaultError(
+                f"/generate: found {len(ids)} ids and {len(drawn)} log-probs after {had - begin} tokens of {n_tokens}"
+            )
+        self._tokens += [token for _, token in new]
+        self._log_probs += [log_prob for log_prob, _ in new]
+        self._version, self._finish_reason = version, kind
+        self._note_version(version, had)
+        for span in meta.get("weight_versions") or ():
+            self._note_version(str(span["version"]), begin + span["start"])
+        if "cached_tokens" in meta:  # of the prompt, which the first request brought
+            self._counters.setdefault("cached_tokens", meta["cached_tokens"])
+        if kind is not None:
+            self._timings = {name: float(meta[name]) for name in _TIMINGS if meta.get(name) is not None}
+
+    def completion(self, version: str) -> Completion:
+        """Return what there is; `abort` where something is left.
+
+        Args:
+            version: of the weights, where nothing has arrived that tells it.
+        """
+        reason = self._finish_reason or ("length" if self.is_over else "abort")
+        end = self._stop_across()
+        if end is not None:
+            reason = "stop"
+        spans = [
+            {"version": name, "start": first, "end": min(last, end or last)}
+            for name, first, last in self._spans
+            if first < (end or last)
+        ]
+        return Completion(
+            tokens=self._tokens[:end],
+            log_probs=self._log_probs[:end],
+            finish_reason=reason,
+            weight_version=spans[-1]["version"] if spans else self._version or version,
+            metadata={**self._counters, "timings": self._timings, "weight_versions": spans},
+        )
+
+    def _note_version(self, version: str, start: int) -> None:
+        """Count the tokens from `start` on to a version, whatever they counted to before."""
+        spans = [(name, first, min(last, start)) for name, first, last in self._spans if first < start]
+        if spans and spans[-1][0] == version:
+            start = spans.pop()[1]
+        if start < len(self._tokens):
+            spans.append((version, start, len(self._tokens)))
+        self._spans = spans
+
+    def _stop_across(self) -> int | None:
+        if self._tokenizer is None:
+            return None
+        ends = (
+            stop_across(self._tokens, begin, self._params, self._tokenizer) for begin in self._begins if begin
+        )
+        return next((end for end in ends if end is not None), None)
+
+
+async def ask(
+    client: SglangClient,
+    draft: Draft,
+    *,
+    stream: bool,
+    timeout_s: float,
+    headers: Mapping[str, str] | None = None,
+) -> None:
+    """Ask a server for the rest of a response; with `stream` the draft has what arrived, whatever happens then.
+
+    Raises:
+        ServerFaultError: the server failed at it.
+        EngineError: it refused it.
+        DeadlineError: it took longer than `timeout_s` seconds.
+    """
+    body = draft.request(stream=stream)
+    if stream:
+        await client.stream("/generate", body, draft.take, timeout_s=timeout_s, headers=headers)
+    else:
+        draft.take(await client.call("POST", "/generate", body, timeout_s=timeout_s, headers=headers))
+    if not draft.is_over:
+        raise ServerFaultError(f"{client.url}/generate: the answer ended before the response did")
+
+
+def _refusal(error: Any) -> EngineError:
+    code = error.get("code") if isinstance(error, Mapping) else None
+    kind = ServerFaultError if not isinstance(code, int) or code >= 500 else EngineError
+    return kind(f"/generate: the server gave the request up: {str(error)[:300]}")

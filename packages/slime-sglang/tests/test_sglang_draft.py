@@ -1,0 +1,150 @@
+"""A response from the answers of its requests, in every form that SGLang gives them."""
+
+from __future__ import annotations
+
+import pytest
+from slime_core.errors import EngineError
+from slime_core.protocols import SamplingParams
+from slime_core.testing.tabular import LetterTokenizer
+from slime_sglang.client import ServerFaultError
+from slime_sglang.draft import Draft
+
+PARAMS = SamplingParams(max_new_tokens=6, min_new_tokens=5, seed=2**64 + 3)
+
+
+def answer(n_tokens, *drawn, ids=None, reason=None, version="1", **meta):
+    """An answer or event after `n_tokens` tokens; token t has the log-prob -t / 8."""
+    return {
+        "output_ids": list(drawn if ids is None else ids),
+        "meta_info": {
+            "finish_reason": None if reason is None else {"type": reason},
+            "weight_version": version,
+            "completion_tokens": n_tokens,
+            "output_token_logprobs": [[-token / 8, token, None] for token in drawn],
+            **meta,
+        },
+    }
+
+
+def asked(params=PARAMS):
+    draft = Draft([0, 0], params, tokenizer=LetterTokenizer())
+    draft.request(stream=True)
+    return draft
+
+
+def taken(*answers, params=PARAMS):
+    draft = asked(params)
+    for one in answers:
+        draft.take(one)
+    return draft.completion("none")
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [answer(3, 1, 2, 3, reason="stop")],
+        [answer(1, 1), answer(3, 2, 3, reason="stop")],
+        [answer(1, 1), answer(3, 1, 2, 3, reason="stop")],
+        [answer(0), answer(2, 1, 2), answer(2), answer(3, 3, reason="stop")],
+    ],
+    ids=["one", "each token once", "all tokens again", "with empty ones"],
+)
+def test_events_make_the_response_in_every_form(events):
+    completion = taken(*events)
+    assert (completion.tokens, completion.log_probs) == ([1, 2, 3], [-0.125, -0.25, -0.375])
+    assert (completion.finish_reason, completion.weight_version) == ("stop", "1")
+    assert completion.metadata["weight_versions"] == [{"version": "1", "start": 0, "end": 3}]
+
+
+@pytest.mark.parametrize("drawn", [(1, 2), ()])
+def test_an_id_that_is_repeated_at_an_abort_counts_once(drawn):
+    n = len(drawn)
+    completion = taken(answer(n, *drawn), answer(n, *drawn, ids=drawn[-1:], reason="abort"))
+    assert (completion.tokens, completion.finish_reason) == (list(drawn), "abort")
+
+
+def test_nothing_arrived_is_an_abort_under_the_version_that_is_given():
+    completion = asked().completion("none")
+    assert (completion.tokens, completion.finish_reason, completion.weight_version) == ([], "abort", "none")
+
+
+def test_a_further_request_is_for_what_is_left_and_draws_by_the_same_seed():
+    draft = asked()
+    draft.take(answer(2, 1, 2))
+    body = draft.request(stream=False)
+    assert (body["input_ids"], body["stream"]) == ([0, 0, 1, 2], False)
+    sampling = body["sampling_params"]
+    assert (sampling["max_new_tokens"], sampling["min_new_tokens"], sampling["sampling_seed"]) == (4, 3, 3)
+
+
+def test_spans_of_versions_are_those_of_the_last_event_behind_those_of_earlier_requests():
+    draft = asked()
+    draft.take(answer(1, 1, version="1"))
+    draft.take(answer(2, 2, version="2"))
+    draft.request(stream=True)
+    draft.take(answer(1, 3, version="2"))
+    versions = [{"version": "2", "start": 0, "end": 2}, {"version": "3", "start": 2, "end": 3}]
+    draft.take(answer(3, 4, 5, version="3", reason="stop", weight_versions=versions))
+    completion = draft.completion("none")
+    assert completion.tokens == [1, 2, 3, 4, 5]
+    assert completion.metadata["weight_versions"] == [
+        {"version": "1", "start": 0, "end": 1},
+        {"version": "2", "start": 1, "end": 4},
+        {"version": "3", "start": 4, "end": 5},
+    ]
+
+
+def test_all_tokens_without_a_last_event_are_a_response_that_ended_by_its_length():
+    draft = asked()
+    draft.take(answer(6, 1, 2, 3, 4, 5, 6))
+    assert draft.is_over
+    assert draft.completion("none").finish_reason == "length"
+
+
+def test_counters_are_of_the_first_request_and_seconds_of_the_last():
+    draft = asked()
+    draft.take(answer(1, 1, cached_tokens=2, e2e_latency=9.0))
+    draft.request(stream=True)
+    draft.take(answer(1, 2, cached_tokens=3, e2e_latency=0.5, queue_time=None, reason="stop"))
+    metadata = draft.completion("none").metadata
+    assert (metadata["cached_tokens"], metadata["timings"]) == (2, {"e2e_latency": 0.5})
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        answer(4, 2, 3),
+        answer(1, 2, 3),
+        answer(3, 2, 3, ids=[2]),
+        answer(3, 2, 3, ids=[2, 4]),
+        answer(3, 2, 3, ids=[1, 2, 3]),
+        {"output_ids": [2]},
+        {"text": "b"},
+        [2],
+        None,
+        {"error": {"message": "out of memory", "code": 500}},
+        {"error": "out of memory"},
+        answer(1, finish_reason={"type": "abort", "status_code": 503, "message": "full"}),
+    ],
+    ids=str,
+)
+def test_what_does_not_follow_is_the_servers_fault_and_leaves_what_arrived(event):
+    draft = asked()
+    draft.take(answer(1, 1))
+    with pytest.raises(ServerFaultError):
+        draft.take(event)
+    assert draft.completion("none").tokens == [1]
+    assert not draft.is_over
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"error": {"message": "the input is too long", "code": 400}},
+        answer(0, finish_reason={"type": "abort", "status_code": 400, "message": "the input is too long"}),
+    ],
+)
+def test_a_refusal_is_no_fault(event):
+    with pytest.raises(EngineError, match="the input is too long") as caught:
+        asked().take(event)
+    assert not isinstance(caught.value, ServerFaultError)
