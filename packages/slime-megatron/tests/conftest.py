@@ -17,6 +17,7 @@ from slime_megatron import compat
 from slime_megatron.section import MegatronSection
 from slime_megatron.settings import LearnerSettings
 from slime_models.checkpoint import read_config
+from slime_models.families.glm4_moe import GLM4_MOE
 from slime_models.families.llama import LLAMA
 from slime_models.families.qwen2 import QWEN2
 from slime_models.families.qwen3 import QWEN3
@@ -25,8 +26,19 @@ from slime_models.families.qwen3_moe import QWEN3_MOE
 if TYPE_CHECKING:
     from .ranks import Ranks
 
-FAMILIES = {family.model_type: family for family in (LLAMA, QWEN2, QWEN3, QWEN3_MOE)}
+FAMILIES = {family.model_type: family for family in (GLM4_MOE, LLAMA, QWEN2, QWEN3, QWEN3_MOE)}
 VOCAB = 250
+#: A dense layer, then layers of four experts, of which a token passes two beside a shared one.
+GLM = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.5,
+    "attention_bias": True,
+    "use_qk_norm": True,
+}
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -68,6 +80,9 @@ def make_hf(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Any
                 parameter.normal_(0.0, 0.15, generator=generator)
                 if "norm" in name:
                     parameter.add_(1.0)
+            for name, buffer in model.named_buffers():
+                if name.endswith("e_score_correction_bias"):
+                    buffer.normal_(0.0, 0.15, generator=generator)
         folder = tmp_path_factory.mktemp(model_type)
         model.to(dtype).save_pretrained(folder)
         return model.eval(), folder
@@ -97,7 +112,8 @@ def cut_models(make_hf: Callable[..., tuple[Any, Path]]) -> dict[str, Path]:
     size = {"num_hidden_layers": 2, "vocab_size": VOCAB + 1, "head_dim": 32}
     _, dense = make_hf("qwen3", **size)
     _, moe = make_hf("qwen3_moe", tie_word_embeddings=False, **size, **experts)
-    return {"qwen3": dense, "qwen3_moe": moe}
+    _, glm = make_hf("glm4_moe", tie_word_embeddings=False, **size, **GLM)
+    return {"qwen3": dense, "qwen3_moe": moe, "glm4_moe": glm}
 
 
 @pytest.fixture(scope="session")

@@ -80,7 +80,8 @@ def gather_gradients(learner: Learner) -> None:
 def whole(learner: Learner, read: Any) -> dict[str, Tensor]:
     """Return Hugging Face name -> what `read` returns of a parameter, of the whole model. Collective."""
     family, architecture = learner._settings.family, learner._architecture
-    weights = family.weights(architecture)
+    parameters = family.parameter_names(architecture)
+    weights = {name: family.weight(name, architecture) for name in parameters}
     tensors = whole_tensors(learner.model, weights, architecture, read, dtype=torch.float32)
     return {
         hf_name: part.clone()

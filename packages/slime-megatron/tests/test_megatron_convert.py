@@ -15,7 +15,7 @@ from slime_megatron.convert import find, to_hf, to_megatron
 from slime_megatron.section_roles import LoraSection
 from slime_models.checkpoint import HfCheckpoint
 
-from .conftest import make_batch
+from .conftest import GLM, make_batch
 
 EXPERTS = {
     "num_experts": 4,
@@ -48,6 +48,7 @@ def equal(found, wanted):
         ("qwen3", {"head_dim": 32}),
         ("qwen3", {"head_dim": 32, "tie_word_embeddings": False}),
         ("qwen3_moe", {"head_dim": 32} | EXPERTS),
+        ("glm4_moe", {"head_dim": 32, "tie_word_embeddings": False} | GLM),
     ],
 )
 def test_there_and_back_is_bit_for_bit_the_same(make_hf, registry, tmp_path, model_type, changes):
@@ -66,7 +67,7 @@ def test_there_and_back_is_bit_for_bit_the_same(make_hf, registry, tmp_path, mod
     assert (tmp_path / "hf/config.json").read_text() == (folder / "config.json").read_text()
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe"])
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe", "glm4_moe"])
 def test_megatron_reads_what_was_converted(make_learner, cut_models, registry, tmp_path, kind):
     from megatron.core import dist_checkpointing, parallel_state
 

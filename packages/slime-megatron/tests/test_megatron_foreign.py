@@ -61,11 +61,7 @@ def test_a_misspelt_flag_of_megatron_is_refused_with_the_nearest_name():
 @pytest.mark.parametrize(
     ("flags", "wanted"),
     [
-        (["--moe-router-enable-expert-bias"], "none: the bias is for routers with sigmoid scores"),
-        (
-            ["--mtp-num-layers", "1"],
-            "none: no installed model family has weights that predict further tokens",
-        ),
+        (["--mtp-num-layers", "1"], "none: layers that predict further tokens are not trained"),
         (["--num-layers-per-virtual-pipeline-stage", "2"], "pipeline stages of consecutive layers"),
     ],
 )

@@ -14,18 +14,19 @@ from slime_core.assemble import Algorithm
 from slime_core.errors import CheckpointError, TrainerError
 from slime_megatron.section import MegatronSection
 from slime_models.checkpoint import read_config
+from slime_models.families.glm4_moe import GLM4_MOE
 from slime_models.families.qwen3 import QWEN3
 
 from .conftest import hf_log_probs, make_batch, policy_gradient, recording
 
 
-def gradients_of(learner, folder):
+def gradients_of(learner, folder, family=QWEN3):
     """Return the gradients of the last optimizer step under their Hugging Face names."""
-    architecture = QWEN3.architecture(read_config(folder))
+    architecture = family.architecture(read_config(folder))
     return {
         name: gradient.cpu().clone()
         for megatron_name, parameter in learner.model.named_parameters()
-        for name, gradient in QWEN3.to_hf(megatron_name, parameter.main_grad, architecture)
+        for name, gradient in family.to_hf(megatron_name, parameter.main_grad, architecture)
     }
 
 
@@ -57,6 +58,30 @@ def test_gradients_are_those_of_transformers_and_autograd(make_learner, qwen3, t
     assert metrics["train/train_rollout_logprob_abs_diff"] == pytest.approx(
         float((difference * mask).sum() / mask.sum()), rel=1e-5
     )
+
+
+def test_gradients_of_dense_layers_experts_and_a_shared_one_are_those_of_transformers(
+    make_learner, cut_models
+):
+    """transformers has all experts of a layer in one parameter."""
+    from transformers import AutoModelForCausalLM
+
+    folder, batch = cut_models["glm4_moe"], make_batch()
+    learner = make_learner(folder=folder, max_tokens_per_gpu=40)
+    learner.train(batch)
+    reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    advantages = torch.from_numpy(np.repeat(batch.rewards, batch.response_lengths))
+    (torch.from_numpy(batch.weights) * -hf_log_probs(reference, batch) * advantages).sum().backward()
+    wanted = {}
+    for name, parameter in reference.named_parameters():
+        stem = name.removesuffix("gate_up_proj").removesuffix("down_proj")
+        for i, gradient in enumerate(parameter.grad if stem.endswith(".experts.") else ()):
+            parts = ["gate_proj", "up_proj"] if name.endswith("gate_up_proj") else ["down_proj"]
+            for part, own in zip(parts, gradient.chunk(len(parts)), strict=True):
+                wanted[f"{stem}{i}.{part}.weight"] = own
+        if not stem.endswith(".experts."):
+            wanted[name] = parameter.grad
+    assert relative(gradients_of(learner, folder, GLM4_MOE), wanted) <= 1e-5
 
 
 def test_micro_batches_change_neither_loss_nor_gradient(make_learner, qwen3):

@@ -12,7 +12,7 @@ from slime_megatron.compat import quiet
 from slime_megatron.section import MegatronSection
 from slime_models.checkpoint import HfCheckpoint, read_config
 
-from .conftest import FAMILIES, VOCAB
+from .conftest import FAMILIES, GLM, VOCAB
 
 LLAMA3_ROPE = {
     "rope_type": "llama3",
@@ -30,6 +30,13 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2 with biases": ("qwen2", {}),
     "qwen3_moe": ("qwen3_moe", EXPERTS | {"norm_topk_prob": True}),
     "qwen3_moe with gates that do not sum to 1": ("qwen3_moe", EXPERTS | {"norm_topk_prob": False}),
+    "glm4_moe": ("glm4_moe", GLM | {"head_dim": 32}),
+    "glm4_moe with groups of experts": (
+        "glm4_moe",
+        GLM
+        | {"n_routed_experts": 8, "num_experts_per_tok": 4, "n_group": 4, "topk_group": 2}
+        | {"attention_bias": False, "use_qk_norm": False, "first_k_dense_replace": 0, "n_shared_experts": 2},
+    ),
     "qwen3 with qk-norm and wide heads": ("qwen3", {"head_dim": 32, "tie_word_embeddings": False}),
 }
 
@@ -112,8 +119,11 @@ def test_buckets_hold_no_more_than_their_size_or_one_tensor(pair):
     from slime_megatron.export import hf_buckets
 
     _, model, family, architecture, _ = pair
+    float32 = family.float32(architecture)
     for bucket in hf_buckets(model, family, architecture, dtype=torch.bfloat16, bucket_bytes=20_000):
-        assert all(tensor.dtype == torch.bfloat16 and tensor.is_contiguous() for _, tensor in bucket)
+        assert all((tensor.dtype == torch.float32) == (name in float32) for name, tensor in bucket)
+        assert all(tensor.dtype in (torch.float32, torch.bfloat16) for _, tensor in bucket)
+        assert all(tensor.is_contiguous() for _, tensor in bucket)
         assert len(bucket) == 1 or sum(tensor.nbytes for _, tensor in bucket) <= 20_000
 
 
@@ -175,8 +185,8 @@ def test_attention_over_shared_prompts_is_that_over_copies(groups):
     packed = packed_of(*families)
     t = packed.n_tokens
     packed.cos, packed.sin = (
-        torch.ones(t, 1, 1, dtype=torch.float64),
-        torch.zeros(t, 1, 1, dtype=torch.float64),
+        torch.ones(t, 1, 8, dtype=torch.float64),
+        torch.zeros(t, 1, 8, dtype=torch.float64),
     )
     generator = torch.Generator().manual_seed(0)
     q, k, v, weights = (

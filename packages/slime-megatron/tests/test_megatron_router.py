@@ -12,6 +12,8 @@ from slime_core.config.load import load_settings
 from slime_core.errors import TrainerError
 from slime_core.plugins.registry import Registry
 from slime_megatron import hooks
+from slime_models.checkpoint import read_config
+from slime_models.families.qwen3_moe import QWEN3_MOE
 
 from .conftest import hf_log_probs, make_batch
 from .ranks import Job
@@ -267,14 +269,14 @@ def test_an_overflow_of_one_expert_lowers_the_scale_of_the_loss_for_all(ranks, c
         (lambda routes: routes * 0, "sends token 0 to an expert of layer 0 twice: [0, 0]"),
     ],
 )  # fmt: skip
-def test_routes_that_are_not_the_models_are_refused(routed_batch, change, message):
+def test_routes_that_are_not_the_models_are_refused(cut_models, routed_batch, change, message):
     from slime_megatron.routed import engine_routes
 
     routes = list(routed_batch.extra["rollout_routed_experts"])
     routes[3] = change(routes[3])
     batch = replace(routed_batch, extra={"rollout_routed_experts": routes})
     with pytest.raises(TrainerError) as error:
-        engine_routes(batch, n_layers=N_LAYERS, n_experts=EXPERTS, topk=TOPK)
+        engine_routes(batch, QWEN3_MOE.architecture(read_config(cut_models["qwen3_moe"])))
     assert message in str(error.value)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slime_models.families.glm4_moe import GLM4_MOE
 from slime_models.families.llama import LLAMA
 from slime_models.families.qwen2 import QWEN2
 from slime_models.families.qwen3 import QWEN3
@@ -13,10 +14,21 @@ from slime_models.families.qwen3_moe import QWEN3_MOE
 from slime_models.family import ModelFamily
 from slime_models.fetch import fetch
 
-FAMILIES = {family.model_type: family for family in (LLAMA, QWEN2, QWEN3, QWEN3_MOE)}
+FAMILIES = {family.model_type: family for family in (GLM4_MOE, LLAMA, QWEN2, QWEN3, QWEN3_MOE)}
 
 #: Three experts of 10, of which a token passes two.
 EXPERTS = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 10, "norm_topk_prob": True}
+#: The second of two layers: of three experts of 10 a token passes two, beside a shared one of 20.
+GLM = {
+    "n_routed_experts": 3,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 10,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "attention_bias": True,
+    "use_qk_norm": True,
+    "partial_rotary_factor": 0.34,
+}
 #: 4 query heads in 2 groups, heads of 6: no two sizes are equal by accident.
 TINY = {
     "vocab_size": 37,
@@ -39,6 +51,8 @@ def tiny_config(model_type: str, **changes: Any) -> dict[str, Any]:
         del config["head_dim"]
     if model_type == "qwen3_moe":
         config = {**config, **EXPERTS, **changes}
+    if model_type == "glm4_moe":
+        config = {**config, **GLM, **changes}
     return config
 
 

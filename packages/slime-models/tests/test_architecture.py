@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from slime_core.errors import DataError
 from slime_models.architecture import RopeScaling
+from slime_models.families.glm4_moe import GLM4_MOE
 from slime_models.families.llama import LLAMA
 from slime_models.families.qwen2 import QWEN2
 from slime_models.families.qwen3 import QWEN3
@@ -154,3 +155,79 @@ def test_experts_that_are_not_supported_are_refused_by_the_name_of_their_field(
 ) -> None:
     with pytest.raises(DataError, match=re.escape(message)):
         QWEN3_MOE.architecture({**QWEN_MOE, **changes})
+
+
+#: Of zai-org/GLM-4.5-Air.
+GLM_AIR = {
+    "model_type": "glm4_moe",
+    "attention_bias": True,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "partial_rotary_factor": 0.5,
+    "intermediate_size": 10944,
+    "max_position_embeddings": 131072,
+    "moe_intermediate_size": 1408,
+    "norm_topk_prob": True,
+    "num_attention_heads": 96,
+    "n_group": 1,
+    "topk_group": 1,
+    "n_routed_experts": 128,
+    "n_shared_experts": 1,
+    "routed_scaling_factor": 1.0,
+    "num_experts_per_tok": 8,
+    "first_k_dense_replace": 1,
+    "num_hidden_layers": 46,
+    "num_key_value_heads": 8,
+    "num_nextn_predict_layers": 1,
+    "rms_norm_eps": 1e-5,
+    "rope_scaling": None,
+    "rope_theta": 1000000,
+    "use_qk_norm": False,
+    "tie_word_embeddings": False,
+    "vocab_size": 151552,
+}
+
+
+def test_glm_has_dense_layers_first_then_experts_beside_a_shared_one() -> None:
+    read = GLM4_MOE.architecture(GLM_AIR)
+    assert (read.dense_layers, read.moe_layers[:2], len(read.moe_layers)) == ((0,), (1, 2), 45)
+    assert (read.num_moe_experts, read.moe_router_topk, read.moe_ffn_hidden_size) == (128, 8, 1408)
+    assert (read.moe_shared_expert_intermediate_size, read.shared_gated_size) == (1408, 2816)
+    assert (read.moe_router_num_groups, read.moe_router_group_topk, read.mtp_num_layers) == (None, None, 1)
+    assert (read.qkv_bias, read.qk_layernorm, read.rotary_dim, read.rope_theta) == (True, False, 64, 1e6)
+
+
+def test_share_of_a_head_that_is_rotated_is_read_from_files_of_either_age() -> None:
+    """transformers 5 writes it into rope_parameters, which comes first; half is what a file means that does not say."""
+    plain = {name: value for name, value in GLM_AIR.items() if name != "partial_rotary_factor"}
+    newer = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.25}}
+    assert GLM4_MOE.architecture(plain).rotary_dim == 64
+    assert GLM4_MOE.architecture({**plain, "partial_rotary_factor": 0.75}).rotary_dim == 96
+    assert GLM4_MOE.architecture({**GLM_AIR, **newer}).rotary_dim == 32
+    assert GLM4_MOE.architecture({**plain, "rope_parameters": {"rope_theta": 1e6}}).rotary_dim == 64
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"norm_topk_prob": False}, "norm_topk_prob: found False; wanted True"),
+        ({"num_experts_per_tok": 1}, "num_experts_per_tok: found 1; wanted 2 or more"),
+        ({"num_experts_per_tok": 200}, "num_experts_per_tok: found 200; wanted at most n_routed_experts, 128"),
+        ({"first_k_dense_replace": 46}, "first_k_dense_replace: found 46; wanted less than num_hidden_layers, 46"),
+        ({"n_group": 3}, "n_group: found 3; wanted a divisor of n_routed_experts, 128"),
+        ({"n_group": 8, "topk_group": 2}, "topk_group: found 2; wanted half of num_experts_per_tok, 8"),
+        ({"partial_rotary_factor": 0.51}, "partial_rotary_factor: found 0.51; wanted one that makes an even number"),
+        ({"partial_rotary_factor": 1.5}, "partial_rotary_factor: found 1.5; wanted a number above 0 and at most 1"),
+        ({"attention_bias": "yes"}, "attention_bias: found 'yes'; wanted true or false"),
+        (
+            {"rope_scaling": {"rope_type": "yarn"}, "rope_parameters": {"rope_type": "default"}},
+            "rope_scaling: found {'rope_type': 'yarn'}; wanted what rope_parameters says, or only one of them",
+        ),
+    ],
+)  # fmt: skip
+def test_glm_that_is_not_supported_is_refused_by_the_name_of_its_field(
+    changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(DataError, match=re.escape(message)):
+        GLM4_MOE.architecture({**GLM_AIR, **changes})

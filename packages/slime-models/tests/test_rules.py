@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from slime_core.errors import CheckpointError, WeightSyncError
 from slime_models.architecture import Architecture
 from slime_models.checkpoint import HfCheckpoint
+from slime_models.families.glm4_moe import GLM4_MOE
 from slime_models.families.llama import LLAMA
 from slime_models.families.qwen2 import QWEN2
 from slime_models.families.qwen3 import QWEN3
@@ -303,3 +304,41 @@ def test_tied_embeddings_are_held_against_the_weights(family):
         CheckpointError, match=r"tie_word_embeddings: found true, and lm_head\.weight is not model"
     ):
         family.check_weights(weights, tied)
+
+
+def test_dense_layers_come_first_and_layers_with_experts_have_a_bias_and_a_shared_one() -> None:
+    architecture = GLM4_MOE.architecture(tiny_config("glm4_moe", n_routed_experts=2))
+    names = [name.removeprefix("decoder.layers.") for name in GLM4_MOE.megatron_names(architecture)]
+    assert [name for name in names if ".mlp." in name] == [
+        "0.mlp.linear_fc1.weight",
+        "0.mlp.linear_fc2.weight",
+        "1.mlp.router.weight",
+        "1.mlp.router.expert_bias",
+        "1.mlp.shared_experts.linear_fc1.weight",
+        "1.mlp.shared_experts.linear_fc2.weight",
+        "1.mlp.experts.local_experts.0.linear_fc1.weight",
+        "1.mlp.experts.local_experts.0.linear_fc2.weight",
+        "1.mlp.experts.local_experts.1.linear_fc1.weight",
+        "1.mlp.experts.local_experts.1.linear_fc2.weight",
+    ]
+    bias = "model.layers.1.mlp.gate.e_score_correction_bias"
+    assert GLM4_MOE.float32(architecture) == {bias}
+    assert "decoder.layers.1.mlp.router.expert_bias" not in GLM4_MOE.parameter_names(architecture)
+
+
+def test_layers_that_predict_further_tokens_are_passed_on_and_no_others() -> None:
+    config = tiny_config("glm4_moe", num_nextn_predict_layers=1)
+    architecture = GLM4_MOE.architecture(config)
+    hf = hf_tensors(GLM4_MOE, architecture)
+    further = {"model.layers.2.eh_proj.weight": torch.zeros(1), "model.layers.2.enorm.weight": torch.ones(1)}
+    GLM4_MOE.check_names(hf | further, architecture)
+    assert dict(GLM4_MOE.passed_on(hf | further, architecture)) == further
+    for others in (
+        {"model.layers.3.enorm.weight": torch.zeros(1)},
+        {"model.layers.20.enorm.weight": torch.zeros(1)},
+    ):
+        with pytest.raises(CheckpointError, match=r"enorm\.weight unknown"):
+            GLM4_MOE.check_names(hf | others, architecture)
+    without = GLM4_MOE.architecture(config | {"num_nextn_predict_layers": 0})
+    with pytest.raises(CheckpointError, match=r"model\.layers\.2\.eh_proj\.weight, .* unknown"):
+        GLM4_MOE.check_names(hf | further, without)

@@ -18,7 +18,7 @@ from slime_models.transfer.broadcast import BroadcastSender, call_off, open_stor
 from slime_models.transfer.channels import BroadcastChannel, DeltaChannel, DiskChannel
 from slime_models.transfer.delta import apply_changes, encode_changes
 from slime_models.transfer.folders import CHANGES
-from slime_models.transfer.manifest import check_manifest, read_manifest
+from slime_models.transfer.manifest import TensorCheck, check_manifest, read_manifest
 from slime_models.transfer.sender import WeightSender
 
 SHAPES = {"a": (3, 5), "b": (0, 4), "c": (130,)}
@@ -194,6 +194,15 @@ def test_a_broadcast_brings_every_byte(meeting, tmp_path):
         arrived = data[entry.offset : entry.offset + entry.n_bytes]
         assert arrived == bits(values[entry.name]).numpy().tobytes()
         assert entry.fingerprint == fingerprint(values[entry.name])
+
+
+def test_tensors_that_their_family_keeps_in_float32_must_come_so():
+    check = TensorCheck({"w": (2,), "bias": (2,)}, dtype="bfloat16", version="7", float32={"bias"})
+    check.see("w", (2,), "bfloat16")
+    with pytest.raises(WeightSyncError, match=r"bias: found dtype bfloat16; wanted float32"):
+        check.see("bias", (2,), "bfloat16")
+    check.see("bias", (2,), "float32")
+    check.end()
 
 
 def test_a_receiver_drops_what_is_too_much_and_says_what_came(meeting, tmp_path):

@@ -13,6 +13,7 @@ from slime_core.weights import sync_weights
 from slime_models.fingerprint import fingerprint
 from slime_models.transfer.sender import WeightSender
 from slime_sglang.loading import check_version
+from slime_sglang.staging import Staged, Staging
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 
@@ -308,3 +309,24 @@ def test_a_server_that_says_another_version_afterwards_is_an_error():
     check_version({"weight_version": "7"}, "7")
     with pytest.raises(EngineError, match="version 7: the server says afterwards that it has version '6'"):
         check_version({"weight_version": "6"}, "7")
+
+
+def test_tensors_that_their_family_keeps_in_float32_lie_so_among_the_others(tmp_path):
+    values = {
+        "w": torch.arange(3, dtype=torch.bfloat16),
+        "bias": torch.tensor([1 / 3, 2.0]),
+        "v": torch.ones(5, dtype=torch.bfloat16),
+    }
+    shapes = {name: tuple(tensor.shape) for name, tensor in values.items()}
+    staging = Staging(tmp_path, shapes=shapes, dtype=torch.bfloat16, float32={"bias"})
+    staging.begin("1")
+    for name, tensor in values.items():
+        staging.put(name, tensor)
+    staging.seal()
+    found = dict(Staged(tmp_path).tensors())
+    assert all(
+        found[name].dtype == tensor.dtype and found[name].equal(tensor) for name, tensor in values.items()
+    )
+    staging.begin("2")
+    with pytest.raises(WeightSyncError, match=r"bias: found dtype bfloat16; wanted float32"):
+        staging.put("bias", values["bias"].bfloat16())

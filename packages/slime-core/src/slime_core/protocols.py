@@ -176,7 +176,7 @@ class Trainer(Protocol):
         """Run the batch's optimizer steps; return `train/*` metrics averaged over them."""
 
     async def send(self, plan: TransferPlan) -> Fingerprint:
-        """Put every tensor into the plan's channel, cast to its dtype, and return their fingerprint."""
+        """Put every tensor into the plan's channel, cast to its dtype or as float32 if its family says so; fingerprint it."""
 
     async def save(self, path: Path) -> None:
         """Write all state that training needs to go on exactly (weights, optimizer, scheduler, RNG)."""

@@ -87,10 +87,12 @@ class PackedAttention(MegatronModule):
 
 
 def _rotate(x: Tensor, packed: PackedSequences) -> Tensor:
-    """Apply the rotary embedding (halves, not pairs) to x [t, heads, head_dim]."""
+    """Apply the rotary embedding (halves, not pairs) to the first dimensions of each head of x [t, heads, head_dim]."""
     assert packed.cos is not None and packed.sin is not None
-    left, right = x.chunk(2, dim=-1)
-    return x * packed.cos + torch.cat((-right, left), dim=-1) * packed.sin
+    rotated, rest = x[..., : packed.cos.size(-1)], x[..., packed.cos.size(-1) :]
+    left, right = rotated.chunk(2, dim=-1)
+    rotated = rotated * packed.cos + torch.cat((-right, left), dim=-1) * packed.sin
+    return rotated if rest.size(-1) == 0 else torch.cat((rotated, rest), dim=-1)
 
 
 def _after_prompt(stem: Tensor, own: Tensor, tail: Tails) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -41,20 +42,6 @@ def transformer_config(
     Raises:
         TrainerError: one of Megatron's own flags contradicts what is derived here; names both.
     """
-    if architecture.num_moe_experts is None:
-        experts = {}
-    else:
-        experts = {
-            "num_moe_experts": architecture.num_moe_experts,
-            "moe_ffn_hidden_size": architecture.moe_ffn_hidden_size,
-            "moe_router_topk": architecture.moe_router_topk,
-            "moe_router_pre_softmax": not architecture.moe_norm_topk_prob,
-            "moe_router_score_function": "softmax",
-            "moe_router_dtype": "fp32",
-            "moe_router_load_balancing_type": "aux_loss",  # Megatron's own; without a coefficient it is none
-            "moe_aux_loss_coeff": 0.0,
-            "moe_enable_routing_replay": section.use_routing_replay or section.use_rollout_routing_replay,
-        }
     ours = partial(
         TransformerConfig,
         num_layers=architecture.num_layers,
@@ -98,6 +85,47 @@ def transformer_config(
         expert_tensor_parallel_size=section.expert_tensor_parallel_size,
         sequence_parallel=section.sequence_parallel,
         batch_p2p_comm=torch.cuda.is_available(),  # gloo sends one by one
-        **experts,
+        **_experts(architecture, section),
     )
     return with_flags(ours, section.megatron_args, "transformer", defaults=_DEFAULTS)
+
+
+def _experts(architecture: Architecture, section: MegatronSection) -> dict[str, Any]:
+    """Return the fields that a model with experts has."""
+    if architecture.num_moe_experts is None:
+        return {}
+    return {
+        "num_moe_experts": architecture.num_moe_experts,
+        "moe_ffn_hidden_size": architecture.moe_ffn_hidden_size,
+        "moe_router_topk": architecture.moe_router_topk,
+        "moe_router_pre_softmax": not architecture.moe_norm_topk_prob,
+        "moe_layer_freq": _layers_with_experts(architecture),
+        "moe_router_score_function": architecture.moe_router_score_function,
+        "moe_router_enable_expert_bias": architecture.moe_router_enable_expert_bias,
+        "moe_router_num_groups": architecture.moe_router_num_groups,
+        "moe_router_group_topk": architecture.moe_router_group_topk,
+        "moe_router_topk_scaling_factor": architecture.moe_router_topk_scaling_factor,
+        "moe_shared_expert_intermediate_size": architecture.moe_shared_expert_intermediate_size,
+        "moe_router_dtype": "fp32",
+        "moe_router_load_balancing_type": "aux_loss",  # Megatron's own; without a coefficient it is none
+        "moe_aux_loss_coeff": 0.0,
+        "moe_enable_routing_replay": section.use_routing_replay or section.use_rollout_routing_replay,
+    }
+
+
+def _layers_with_experts(architecture: Architecture) -> int | list[int]:
+    """Return Megatron's `moe_layer_freq`: 1 where all have them, else 0 or 1 for each layer.
+
+    With a list, checkpoints name each layer by itself.
+    """
+    if not architecture.dense_layers:
+        return 1
+    return [int(layer in architecture.moe_layers) for layer in range(architecture.num_layers)]
+
+
+def has_experts(config: TransformerConfig, layer: int) -> bool:
+    """Return whether a layer of the whole model, from 0, has experts."""
+    frequency = config.moe_layer_freq
+    if config.num_moe_experts is None:
+        return False
+    return layer % frequency == 0 if isinstance(frequency, int) else bool(frequency[layer])

@@ -77,7 +77,8 @@ def to_megatron(
 ) -> None:
     """Write a Megatron checkpoint of a Hugging Face folder's weights, in their own dtype; holds one tensor at a time.
 
-    `target` gets Megatron's layout of a release, and in `hf` what else the folder held, for the way back.
+    `target` gets Megatron's layout of a release, and in `hf` what else the folder held, for the way back: config,
+    tokenizer, and weights of layers that are passed on as they are.
 
     Raises:
         CheckpointError: a weight does not fit config.json, or `target` exists.
@@ -86,6 +87,7 @@ def to_megatron(
     """
     import torch
     from slime_models.checkpoint import HfCheckpoint, copy_other_files, new_folder
+    from slime_models.checkpoint import write_weights as write_hf
 
     from slime_megatron.torch_dist import Unwritten, write_weights
 
@@ -115,6 +117,8 @@ def to_megatron(
         extras.mkdir()
         write_weights(release, {name: unwritten(name) for name in weights}, architecture)
         copy_other_files(source, extras)
+        if next(family.passed_on(hf, architecture), None) is not None:
+            write_hf(extras, family.passed_on(hf, architecture))
         (partial / _TRACKER).write_text(_RELEASE)
 
 
@@ -135,7 +139,8 @@ def to_hf(
         source: folder in the format `torch_dist`, written under any parallel layout.
         target: new folder.
         registry: of model families.
-        config_from: Hugging Face folder whose config and tokenizer the new one gets.
+        config_from: Hugging Face folder whose config and tokenizer the new one gets, and its weights of layers that are
+            passed on as they are, if it has any.
         max_file_bytes: most bytes of a safetensors file.
         progress: is told after each tensor.
 
@@ -168,8 +173,23 @@ def to_hf(
                 tensor = stored.merged(name, tensor, rank=adapter[0], scale=adapter[1])
             yield from family.to_hf(name, tensor, architecture)
             progress(done, len(weights))
+        yield from _passed_on(config_from, family, architecture)
 
     save_hf(target, tensors(), config_from=config_from, max_file_bytes=max_file_bytes)
+
+
+def _passed_on(folder: Path, family: ModelFamily, architecture: Architecture) -> Iterator[tuple[str, Tensor]]:
+    """Yield the weights of a Hugging Face folder that are passed on as they are; say so if it lacks them."""
+    from slime_models.checkpoint import HfCheckpoint, has_weights
+
+    found = dict(family.passed_on(HfCheckpoint(folder), architecture)) if has_weights(folder) else {}
+    if architecture.mtp_num_layers and not found:
+        print(
+            f"{folder}: has no weights of layers that predict further tokens, and its config.json says "
+            f"{architecture.mtp_num_layers}; the result has none",
+            file=sys.stderr,
+        )
+    yield from found.items()
 
 
 def find(source: Path) -> Source:

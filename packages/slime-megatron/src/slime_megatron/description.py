@@ -33,18 +33,24 @@ def read_description(folder: Path) -> dict[str, Any]:
         ) from error
     except ValueError as error:
         raise CheckpointError(f"{path}: not JSON: {error}") from error
-    defaults = {
-        field.name: field.default
-        for field in dataclasses.fields(Architecture)
-        if field.default is not MISSING
-    }
+    defaults = _as_json(
+        {
+            field.name: field.default
+            for field in dataclasses.fields(Architecture)
+            if field.default is not MISSING
+        }
+    )
     return description | {"architecture": defaults | description.get("architecture", {})}
 
 
 def describe(architecture: Architecture) -> dict[str, Any]:
     """Return an architecture as JSON values, without the padding of its vocabulary, which belongs to a layout."""
-    values: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(architecture.with_padded_vocab(1))))
-    return values
+    return _as_json(dataclasses.asdict(architecture.with_padded_vocab(1)))
+
+
+def _as_json(values: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(json.dumps(values))
+    return found
 
 
 def check_same(

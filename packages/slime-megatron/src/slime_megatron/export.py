@@ -19,7 +19,7 @@ def hf_buckets(
 ) -> Iterator[list[tuple[str, Tensor]]]:
     """Yield all weights as (Hugging Face name, contiguous tensor of `dtype`), in the family's order.
 
-    Adapters come merged. Collective over the world: every rank yields the same buckets, and holds no more than one
+    Adapters come merged, and float32 buffers (the bias of routers) in float32. Collective over the world: every rank yields the same buckets, and holds no more than one
     of them and one tensor. A bucket holds at most `bucket_bytes`, or one tensor that is larger. Other tensors that
     need neither a cast, a cut nor another rank are the model's own: valid, and not to be written to, until the next
     bucket is asked for.
@@ -30,7 +30,7 @@ def hf_buckets(
     whole = whole_tensors(model, weights, architecture, merged_weights(model), dtype=dtype)
     for name, tensor in whole:
         for hf_name, part in family.to_hf(name, tensor, architecture):
-            n_bytes = part.numel() * dtype.itemsize
+            n_bytes = part.nbytes
             if bucket and held + n_bytes > bucket_bytes:
                 yield bucket
                 bucket, held = [], 0

@@ -14,15 +14,16 @@ def forward_flops(architecture: Architecture, family: Family) -> int:
     predicts a response token passes the output layer.
     """
     a = architecture
-    if a.num_moe_experts is None:
-        mlp = 3 * a.ffn_hidden_size
-    else:
-        mlp = 3 * (a.moe_ffn_hidden_size or 0) * (a.moe_router_topk or 0) + a.num_moe_experts
-    layer = a.hidden_size * (a.qkv_size + a.query_size + mlp)
+    experts = (a.moe_ffn_hidden_size or 0) * (a.moe_router_topk or 0)
+    experts += a.moe_shared_expert_intermediate_size or 0
+    n_moe = len(a.moe_layers)
+    mlps = 3 * a.ffn_hidden_size * (a.num_layers - n_moe) + n_moe * (3 * experts + (a.num_moe_experts or 0))
+    layers = a.hidden_size * (a.num_layers * (a.qkv_size + a.query_size) + mlps)
     pairs = _seen(family.prompt, 0) + sum(_seen(n, family.prompt) for n in family.continuations)
     responses = sum(n + 1 for n in family.continuations)
     return 2 * (
-        a.num_layers * (layer * family.n_tokens + 2 * a.query_size * pairs)
+        layers * family.n_tokens
+        + a.num_layers * 2 * a.query_size * pairs
         + a.hidden_size * a.vocab_size * responses
     )
 

@@ -23,17 +23,16 @@ _NO_VIRTUAL = (
     "one message's length for another's where two ranks send both ways",
     "use --pipeline-model-parallel-size alone",
 )
-_NO_MTP = ("none: no installed model family has weights that predict further tokens", "drop the flag")
+_NO_MTP = (
+    "none: layers that predict further tokens are not trained; --save-hf and `slime convert` pass them on as they are",
+    "drop the flag",
+)
 #: Flag that is not followed -> what is wanted in its place, and what to do.
 _REFUSED = {
     "num_layers_per_virtual_pipeline_stage": _NO_VIRTUAL,
     "num_virtual_stages_per_pipeline_rank": _NO_VIRTUAL,
     "mtp_num_layers": _NO_MTP,
     "mtp_loss_scaling_factor": _NO_MTP,
-    "moe_router_enable_expert_bias": (
-        "none: the bias is for routers with sigmoid scores, and no installed model family has them",
-        "balance the experts by --moe-aux-loss-coeff",
-    ),
 }
 #: Flag, dashes as underscores -> the configurations that it reaches.
 Reach = Mapping[str, tuple[str, ...]]

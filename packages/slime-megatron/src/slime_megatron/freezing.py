@@ -6,12 +6,13 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from slime_core.errors import TrainerError
-from torch.nn import Module, Parameter
+from torch import Tensor
+from torch.nn import Module
 
 
 def freeze(
     model: Module,
-    own: Mapping[str, Parameter],
+    own: Mapping[str, Tensor],
     names: Collection[str],
     *,
     only_train: Sequence[str] = (),
@@ -24,7 +25,7 @@ def freeze(
 
     Args:
         model: this rank's part of the model; parameters that are frozen already stay so.
-        own: this rank's parameters, by their names in the whole model.
+        own: this rank's weights, by their names in the whole model.
         names: names of the whole model's parameters.
         only_train: when given, parameters that none of these matches are frozen.
         frozen: parameters that one of these matches are frozen.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from collections.abc import Iterable, Iterator
@@ -24,8 +25,16 @@ from slime_megatron.sharded import whole_tensors
 _MARKS = ("config.json", "adapter_config.json")
 
 
-def save_model(folder: Path, buckets: Iterable[list[tuple[str, Tensor]]], *, config_from: Path) -> None:
+def save_model(
+    folder: Path,
+    buckets: Iterable[list[tuple[str, Tensor]]],
+    passed: Iterable[tuple[str, Tensor]],
+    *,
+    config_from: Path,
+) -> None:
     """Write safetensors of at most 5 GB each, and config and tokenizer of `config_from`; holds one file's worth.
+
+    The tensors of `passed`, which no rank has, are written after those of the buckets.
 
     Collective over the world; the first rank writes. An earlier folder of the same name, from a step that is being run
     again, is replaced.
@@ -39,7 +48,7 @@ def save_model(folder: Path, buckets: Iterable[list[tuple[str, Tensor]]], *, con
         return
     _remove_earlier(folder)
     tensors = ((name, tensor.to("cpu", copy=True)) for bucket in buckets for name, tensor in bucket)
-    save_hf(folder, tensors, config_from=config_from)
+    save_hf(folder, itertools.chain(tensors, passed), config_from=config_from)
 
 
 def save_adapter(

@@ -53,6 +53,7 @@ def slime_check_config(settings: Settings) -> list[Problem]:
         *_schedule_problems(run, train),
         *_critic_problems(run, settings.section(RolesSection)),
         *_freezing_problems(section, settings.section(LoraSection)),
+        *_bias_problems(section, settings.section(LoraSection)),
         *foreign.problems(section.megatron_args),
         *_routing_problems(settings.section(RolesSection), section),
     ]
@@ -95,6 +96,12 @@ def _routing_problems(roles: RolesSection, section: MegatronSection) -> Iterator
             f"{len(coefficients)} for {len(kinds)} of moe_router_load_balancing_type",
             "as many",
         )
+    if "moe_router_bias_update_rate" in flags and not flags.get("moe_router_enable_expert_bias"):
+        yield Problem(
+            "megatron.megatron_args.moe_router_bias_update_rate",
+            "it without moe_router_enable_expert_bias",
+            "both: without the second the bias of routers stays as it is",
+        )
     replayed = section.use_routing_replay or section.use_rollout_routing_replay
     modules = flags.get("recompute_modules", [])
     again = "moe_layer_recompute" if flags.get("moe_layer_recompute") else "recompute_modules"
@@ -109,6 +116,15 @@ def _routing_problems(roles: RolesSection, section: MegatronSection) -> Iterator
             f"it beside pipeline_model_parallel_size {stages} and losses or replayed routes of routers",
             "whole layers: a router alone, computed again, would not know of which micro-batch",
             "use --recompute-granularity full",
+        )
+
+
+def _bias_problems(section: MegatronSection, lora: LoraSection) -> Iterator[Problem]:
+    if lora.rank is not None and section.megatron_args.get("moe_router_enable_expert_bias"):
+        yield Problem(
+            "megatron.megatron_args.moe_router_enable_expert_bias",
+            "it beside lora.rank",
+            "one of them: a folder of adapters has no place for a bias that moved",
         )
 
 

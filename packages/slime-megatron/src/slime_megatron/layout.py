@@ -74,13 +74,7 @@ def model_problems(section: MegatronSection, architecture: Architecture) -> Iter
             "optimizer adam, whose state alone Megatron shares",
         )
     tensor, experts = section.tensor_model_parallel_size, architecture.num_moe_experts
-    for name in ("use_routing_replay", "use_rollout_routing_replay"):
-        if getattr(section, name) and experts is None:
-            yield Problem(
-                f"megatron.{name}",
-                f"it with a {architecture.model_type} model, which has no experts",
-                "a model that routes tokens, or to leave it out",
-            )
+    yield from _router_problems(section, architecture)
     divided = [
         (
             "pipeline_model_parallel_size",
@@ -91,10 +85,13 @@ def model_problems(section: MegatronSection, architecture: Architecture) -> Iter
         ("tensor_model_parallel_size", tensor, "attention heads", architecture.num_attention_heads),
         ("tensor_model_parallel_size", tensor, "query groups", architecture.num_query_groups),
     ]
+    if len(architecture.moe_layers) < architecture.num_layers:
+        divided.append(("tensor_model_parallel_size", tensor, "MLP columns", architecture.ffn_hidden_size))
     if experts is None:
         yield from _expert_sizes(section, architecture)
-        divided.append(("tensor_model_parallel_size", tensor, "MLP columns", architecture.ffn_hidden_size))
     else:
+        shared = architecture.moe_shared_expert_intermediate_size or 0
+        divided.append(("tensor_model_parallel_size", tensor, "columns of the shared expert", shared))
         expert_tensor = section.expert_tensor_parallel_size or tensor
         columns = architecture.moe_ffn_hidden_size or 0
         divided.append(("expert_model_parallel_size", section.expert_model_parallel_size, "experts", experts))
@@ -114,6 +111,26 @@ def model_problems(section: MegatronSection, architecture: Architecture) -> Iter
     for name, size, what, number in divided:
         if number % size:
             yield Problem(f"megatron.{name}", str(size), f"a divisor of {number}, the model's {what}")
+
+
+def _router_problems(section: MegatronSection, architecture: Architecture) -> Iterator[Problem]:
+    for name in ("use_routing_replay", "use_rollout_routing_replay"):
+        if getattr(section, name) and architecture.num_moe_experts is None:
+            yield Problem(
+                f"megatron.{name}",
+                f"it with a {architecture.model_type} model, which has no experts",
+                "a model that routes tokens, or to leave it out",
+            )
+    if (
+        section.megatron_args.get("moe_router_enable_expert_bias")
+        and not architecture.moe_router_enable_expert_bias
+    ):
+        yield Problem(
+            "megatron.megatron_args.moe_router_enable_expert_bias",
+            f"it with a {architecture.model_type} model, whose folder has no bias of routers",
+            "a model that has one, such as glm4_moe",
+            "balance experts by --moe-aux-loss-coeff",
+        )
 
 
 def _expert_sizes(section: MegatronSection, architecture: Architecture) -> Iterator[Problem]:

@@ -41,7 +41,7 @@ from slime_megatron.router import RECORD, REPLAY, replay
 from slime_megatron.schedule import rank_schedule
 from slime_megatron.sent import SENT, SentPolicies
 from slime_megatron.settings import LearnerSettings
-from slime_megatron.sharded import global_parameters
+from slime_megatron.sharded import global_weights
 from slime_megatron.step_metrics import forwarded, mismatch
 from slime_megatron.trained import Step, TrainedModel, average
 
@@ -176,7 +176,8 @@ class Learner:
             )
         else:
             buckets = self.weights(str(self._dtype).removeprefix("torch."))
-            save_model(folder, buckets, config_from=settings.model_path)
+            passed = settings.family.passed_on(HfCheckpoint(settings.model_path), self._architecture)
+            save_model(folder, buckets, passed, config_from=settings.model_path)
 
     def offload(self) -> None:
         """Move the optimizers' state to the host and free the gradients. Nothing to do on a CPU."""
@@ -217,12 +218,12 @@ class Learner:
         )
         load_weights(model, self._weights_of(settings.model_path), settings.family, self._architecture)
         if settings.lora.rank is not None:
-            names = global_parameters(model, self._architecture)
+            names = global_weights(model, self._architecture)
             add_adapters(model, names, settings.lora, seed=settings.seed)
         freeze(
             model,
-            global_parameters(model, self._architecture),
-            settings.family.megatron_names(self._architecture),
+            global_weights(model, self._architecture),
+            settings.family.parameter_names(self._architecture),
             only_train=section.only_train_params_name_list,
             frozen=section.freeze_params_name_list,
         )
@@ -301,11 +302,7 @@ class Learner:
         """Return the engine's routes of each sample, where they are to be replayed."""
         if not self._settings.megatron.use_rollout_routing_replay:
             return None
-        a = self._architecture
-        assert a.num_moe_experts is not None and a.moe_router_topk is not None  # `check_model`
-        return engine_routes(
-            batch, n_layers=a.num_layers, n_experts=a.num_moe_experts, topk=a.moe_router_topk
-        )
+        return engine_routes(batch, self._architecture)
 
     def _with_old_policy(
         self, batch: TrainBatch, columns: Columns, steps: Sequence[Step], *, always: bool

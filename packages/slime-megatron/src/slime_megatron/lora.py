@@ -30,7 +30,7 @@ from slime_megatron.low_rank import A, B, merge
 from slime_megatron.section_roles import LoraSection
 
 
-def add_adapters(model: Module, names: Mapping[str, Parameter], section: LoraSection, *, seed: int) -> None:
+def add_adapters(model: Module, names: Mapping[str, Tensor], section: LoraSection, *, seed: int) -> None:
     """Give every target layer y = W x + (alpha / rank) B A x, and freeze all but A [rank, in] and B [out, rank].
 
     B begins at zero, so that the model begins as it was; A is drawn uniformly within ±1/sqrt(in), by the layer's
@@ -38,7 +38,7 @@ def add_adapters(model: Module, names: Mapping[str, Parameter], section: LoraSec
 
     Args:
         model: this rank's part.
-        names: its parameters by their names in the whole model.
+        names: its weights by their names in the whole model.
         section: rank, scale, and target layers.
         seed: of the draw.
 

@@ -23,9 +23,9 @@ from slime_megatron.context import Assemble
 from slime_megatron.foreign import with_flags
 from slime_megatron.log_probs import Vocabulary, sum_pi_squared, token_log_probs
 from slime_megatron.low_rank import is_adapter
-from slime_megatron.router import check_routers
+from slime_megatron.router import check_routers, moves_bias
 from slime_megatron.section import MegatronSection
-from slime_megatron.sharded import global_parameters, own_part
+from slime_megatron.sharded import global_weights, own_part
 from slime_megatron.spec import block_spec
 
 
@@ -77,7 +77,7 @@ def build_model(
         pre_process=parallel_state.is_pipeline_first_stage(),
         post_process=parallel_state.is_pipeline_last_stage(),
     )
-    check_routers(model, config)
+    check_routers(model, config, moves_bias=moves_bias(section))
     if model.post_process:
         _check_output_layer(model.output_layer)
     return model.to(device)
@@ -131,17 +131,17 @@ def load_weights(
         hf: name -> tensor.
         family: the table between both sides' names.
         architecture: of the model.
-        skip: parameters that are left as they are, besides those of adapters.
+        skip: weights that are left as they are, besides those of adapters.
 
     Raises:
         CheckpointError: a tensor is missing, unknown, or of another shape; names it.
     """
     family.check_names(hf, architecture)
     with torch.no_grad():
-        for name, parameter in global_parameters(model, architecture).items():
+        for name, weight in global_weights(model, architecture).items():
             if name not in skip and not is_adapter(name):
                 whole = family.to_megatron_tensor(name, hf, architecture)
-                parameter.copy_(own_part(whole, family.weight(name, architecture), architecture))
+                weight.copy_(own_part(whole, family.weight(name, architecture), architecture))
 
 
 def wrap_for_gradients(model: GPTModel, section: MegatronSection) -> DistributedDataParallel:

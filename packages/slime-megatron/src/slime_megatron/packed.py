@@ -101,9 +101,9 @@ class PackedSequences(PackedSeqParams):
     n_tokens: int = 0
     """Tokens of the row that this rank has."""
     cos: Tensor | None = None
-    """[t, 1, head_dim] cosine of each token's rotary angles, in the compute dtype."""
+    """[t, 1, rotary_dim] cosine of each token's rotary angles, in the compute dtype."""
     sin: Tensor | None = None
-    """[t, 1, head_dim] sine of the same."""
+    """[t, 1, rotary_dim] sine of the same."""
     routed: RoutedTokens | None = None
     """What routers are told; None for a model without experts."""
 
@@ -120,7 +120,7 @@ def pack(families: Sequence[Family], cos_sin: tuple[Tensor, Tensor]) -> PackedSe
 
     Args:
         families: at least one.
-        cos_sin: [n, head_dim] each: cosine and sine of the rotary angles of positions 0 to n - 1, on the
+        cos_sin: [n, rotary_dim] each: cosine and sine of the rotary angles of positions 0 to n - 1, on the
             device of the model; n is at least the longest sequence.
     """
     cos, sin = cos_sin

@@ -14,24 +14,28 @@ from slime_models.architecture import Architecture
 from slime_models.checkpoint import read_config
 from slime_models.family import ModelFamily
 from torch import Tensor
-from torch.nn import Module
+from torch.nn import Module, Parameter
 
-#: A parameter's name -> its values in another role.
+from slime_megatron.weights import named_weights
+
+#: What the weights of two roles may differ in.
+_MAY_DIFFER = ("max_position_embeddings", "mtp_num_layers")
+#: A weight's name -> its values in another role.
 WeightSet = dict[str, Tensor]
 
 
 class Roles:
     """The weights of a model's other roles: reference, teacher, earlier policies.
 
-    A role that is taken from the model holds the trained parameters only: the frozen ones are the same in all of
-    them, so that with LoRA a role is the size of its adapters. On CUDA the sets lie in pinned memory.
+    A role that is taken from the model holds the trained parameters and the buffers only: the frozen ones are the same
+    in all of them, so that with LoRA a role is the size of its adapters. On CUDA the sets lie in pinned memory.
 
     Args:
         model: this rank's part of the model, on its device, with the policy's weights; what is frozen is so already.
     """
 
     def __init__(self, model: Module) -> None:
-        self._parameters = dict(model.named_parameters())
+        self._weights = named_weights(model)
         self._sets: dict[str, WeightSet] = {}
         self._changing: set[str] = set()
 
@@ -59,11 +63,11 @@ class Roles:
             self._changing.add(role)
         self._sets[role] = self._sets.pop(role, None) or self._empty()
         for name, held in self._sets[role].items():
-            held.copy_(self._parameters[name].detach())
+            held.copy_(self._weights[name].detach())
 
     def load(self, role: str, write: Callable[[], None]) -> None:
         """Make a role of what `write` puts into the model; the model's own weights are back afterwards."""
-        self._sets[role] = _on_host(self._parameters)
+        self._sets[role] = _on_host(self._weights)
         try:
             with self.playing(role):
                 write()
@@ -108,17 +112,23 @@ class Roles:
             held.copy_(state[name])
 
     def _empty(self) -> WeightSet:
-        return _on_host({name: p for name, p in self._parameters.items() if p.requires_grad})
+        return _on_host(
+            {
+                name: weight
+                for name, weight in self._weights.items()
+                if weight.requires_grad or not isinstance(weight, Parameter)
+            }
+        )
 
     def _exchange(self, held: WeightSet) -> None:
         """Swap the model's weights with a set's: by their storage where both share a device, else by content."""
         for name, values in held.items():
-            parameter = self._parameters[name]
-            if values.device == parameter.device:
-                held[name], parameter.data = parameter.data, values
+            weight = self._weights[name]
+            if values.device == weight.device:
+                held[name], weight.data = weight.data, values
             else:
-                own = parameter.detach().clone()  # one tensor more than the model, for a moment
-                parameter.data.copy_(values, non_blocking=True)
+                own = weight.detach().clone()  # one tensor more than the model, for a moment
+                weight.data.copy_(values, non_blocking=True)
                 values.copy_(own, non_blocking=True)
         if torch.cuda.is_available():
             torch.cuda.current_stream().synchronize()
@@ -133,16 +143,16 @@ def check_same_model(folder: Path, family: ModelFamily, wanted: Architecture, *,
     found, wanted = family.architecture(read_config(folder)), wanted.with_padded_vocab(1)
     for field in dataclasses.fields(Architecture):
         mine, theirs = getattr(wanted, field.name), getattr(found, field.name)
-        if mine != theirs and field.name != "max_position_embeddings":
+        if mine != theirs and field.name not in _MAY_DIFFER:
             raise CheckpointError(
                 f"{role} {folder}: {field.name} is {theirs!r}, the policy's is {mine!r}; a role shares the "
                 "policy's model: give weights of the same architecture"
             )
 
 
-def _on_host(parameters: Mapping[str, Tensor]) -> WeightSet:
+def _on_host(weights: Mapping[str, Tensor]) -> WeightSet:
     """Return copies on the host, pinned where the originals are on CUDA."""
     return {
-        name: torch.empty_like(p, device="cpu", pin_memory=p.is_cuda, requires_grad=False).copy_(p.detach())
-        for name, p in parameters.items()
+        name: torch.empty_like(w, device="cpu", pin_memory=w.is_cuda, requires_grad=False).copy_(w.detach())
+        for name, w in weights.items()
     }

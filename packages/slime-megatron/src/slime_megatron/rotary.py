@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def rotary_tables(architecture: Architecture, length: int, *, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return cosine and sine [length, head_dim] of the angles of positions 0 to length - 1, on the CPU.
+    """Return cosine and sine [length, rotary_dim] of the angles of positions 0 to length - 1, on the CPU.
 
     Angles are computed in float32 and the result is cast to `dtype`, as transformers does; both halves of the
     last dimension are equal.
@@ -21,8 +21,9 @@ def rotary_tables(architecture: Architecture, length: int, *, dtype: torch.dtype
 
 
 def inverse_frequencies(architecture: Architecture) -> Tensor:
-    """Return float32 [head_dim / 2]: radians by which each pair of dimensions turns from one position to the next."""
-    exponents = torch.arange(0, architecture.head_dim, 2, dtype=torch.int64).float() / architecture.head_dim
+    """Return float32 [rotary_dim / 2]: radians by which each pair of dimensions turns from one position to the next."""
+    n = architecture.rotary_dim
+    exponents = torch.arange(0, n, 2, dtype=torch.int64).float() / n
     frequencies = 1.0 / (architecture.rope_theta**exponents)
     return (
         frequencies if architecture.rope_scaling is None else _llama3(frequencies, architecture.rope_scaling)

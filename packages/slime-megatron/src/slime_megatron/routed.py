@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from slime_core.batch import TrainBatch
 from slime_core.errors import TrainerError
+from slime_models.architecture import Architecture
 from torch import Tensor
 
 from slime_megatron.packed import Family
@@ -115,12 +116,14 @@ def _own_routes(
     return {layer + 1: torch.from_numpy(own[:, layer].copy()) for layer in range(row.shape[1])}
 
 
-def engine_routes(batch: TrainBatch, *, n_layers: int, n_experts: int, topk: int) -> list[Routes]:
-    """Return the engine's routes of each sample.
+def engine_routes(batch: TrainBatch, architecture: Architecture) -> list[Routes]:
+    """Return the engine's routes of each sample; those of layers without experts are zero, whatever it sent.
 
     Raises:
         TrainerError: a sample has none, or they are not those of this model; names the sample.
     """
+    n_layers, moe_layers = architecture.num_layers, list(architecture.moe_layers)
+    n_experts, topk = architecture.num_moe_experts, architecture.moe_router_topk
     given = batch.extra.get("rollout_routed_experts") or [None] * len(batch)
     found = []
     for i, routes in enumerate(given):
@@ -136,16 +139,19 @@ def engine_routes(batch: TrainBatch, *, n_layers: int, n_experts: int, topk: int
                 f"{where} has shape {list(array.shape)}; wanted {list(wanted)}: tokens but the last, layers, experts "
                 "of a token"
             )
-        ordered = np.sort(array, axis=2)
-        if array.min() < 0 or array.max() >= n_experts:
+        chosen = array[:, moe_layers]
+        if chosen.min() < 0 or chosen.max() >= n_experts:
             raise TrainerError(
-                f"{where} holds experts {array.min()} to {array.max()}; the model's are 0 to {n_experts - 1}"
+                f"{where} holds experts {chosen.min()} to {chosen.max()}; the model's are 0 to {n_experts - 1}"
             )
+        ordered = np.sort(chosen, axis=2)
         if (twice := np.argwhere(ordered[:, :, 1:] == ordered[:, :, :-1])).size:
-            token, layer = twice[0][:2]
+            token, layer = twice[0][0], moe_layers[twice[0][1]]
             raise TrainerError(
                 f"{where} sends token {token} to an expert of layer {layer} twice: {array[token, layer].tolist()}; "
                 "wanted different ones. An engine that did not capture a layer leaves zeros"
             )
-        found.append(array.astype(np.int16))
+        routes_of_all = np.zeros(wanted, dtype=np.int16)
+        routes_of_all[:, moe_layers] = chosen
+        found.append(routes_of_all)
     return found

@@ -1,8 +1,8 @@
 """Megatron's router, for packed sequences: its losses as shares of the whole optimizer step, and its routes kept or given.
 
 The losses are Megatron's own flags. With N the tokens of the optimizer step's samples, p a token's softmax over the E
-experts, and f the share of each expert in the top-k choices of a set of tokens (the router's own, also where routes are
-replayed):
+experts (its sigmoid scores over their sum, where scores are sigmoids), and f the share of each expert in the top-k choices of
+a set of tokens (by the scores alone: also where routes are replayed, or a bias has a say in them):
 
     aux_loss         coefficient * E / N * sum over tokens and experts of f * p; f of the token's micro-batch
     global_aux_loss  the same; f of all tokens that all ranks have routed in this optimizer step so far
@@ -12,12 +12,16 @@ replayed):
 A token that several samples share counts once for each, padding and micro-batches that do not count never: but for the
 f of the first two, nothing depends on how a step is cut. Megatron's own scaling is for micro-batches of one size
 and a loss that is divided by tokens later.
+
+The bias of a router that has one moves after each optimizer step that is taken, where `moves_bias`, by Megatron's
+`moe_router_bias_update_rate` x sign(mean load - load): the load of an expert is how many tokens of the step went there, all
+micro-batches and ranks together, counted as above. Source: arXiv 2408.15664, algorithm 1.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -32,8 +36,16 @@ from slime_core.errors import TrainerError
 from torch import Tensor
 from torch.nn import Module
 
+from slime_megatron.config import has_experts
 from slime_megatron.routed import RoutedTokens
+from slime_megatron.section import MegatronSection
 
+#: Kind of balancing loss -> the name under which it is reported.
+_REPORTED = {
+    "aux_loss": "load_balancing_loss",
+    "seq_aux_loss": "seq_load_balancing_loss",
+    "global_aux_loss": "global_load_balancing_loss",
+}
 RECORD, REPLAY = RouterReplayAction.RECORD, RouterReplayAction.REPLAY_FORWARD
 
 
@@ -47,6 +59,9 @@ class PackedRouter(TopKRouter):
         super().__init__(*args, **kwargs)
         #: This rank's shares of losses, without their coefficients, since they were last taken.
         self.losses: dict[str, Tensor] = {}
+        #: float64 [E]: tokens that went to each expert in training passes; None where the bias does not move.
+        self.load: Tensor | None = None
+        self.frozen_expert_bias = True  # Megatron would move it before the step, also one that is skipped
         RouterReplay.clear_global_router_replay_instances()  # Megatron's list of all of them would keep them for ever
 
     def routing(self, logits: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -76,7 +91,7 @@ class PackedRouter(TopKRouter):
         if coefficient == 0:
             return probs
         counts = _summed(self._per_token(routing_map), self.tp_cp_group)
-        return self._attach(probs, "load_balancing_loss", coefficient, self._balance(counts, scores))
+        return self._attach(probs, _REPORTED["aux_loss"], coefficient, self._balance(counts, scores))
 
     def _apply_global_aux_loss(self, probs: Tensor, scores: Tensor, routing_map: Tensor, **_: Any) -> Tensor:
         coefficient = self.get_aux_loss_coeff("global_aux_loss")
@@ -84,7 +99,7 @@ class PackedRouter(TopKRouter):
             return probs
         self.global_tokens_per_expert += _summed(self._per_token(routing_map), self.tp_dp_cp_group)
         loss = self._balance(self.global_tokens_per_expert.clone(), scores)
-        return self._attach(probs, "global_load_balancing_loss", coefficient, loss)
+        return self._attach(probs, _REPORTED["global_aux_loss"], coefficient, loss)
 
     def _apply_seq_aux_loss(
         self, probs: Tensor, scores: Tensor, routing_map: Tensor, *_: Any, **__: Any
@@ -96,7 +111,12 @@ class PackedRouter(TopKRouter):
         chosen = counts.sum(-1, keepdim=True).clamp(min=1)
         means = self._per_sample(scores) / (chosen / self.topk)
         loss = self.num_experts * (counts / chosen * means).sum() / self.tokens.step.n_samples
-        return self._attach(probs, "seq_load_balancing_loss", coefficient, loss)
+        return self._attach(probs, _REPORTED["seq_aux_loss"], coefficient, loss)
+
+    def _apply_expert_bias(self, routing_map: Tensor, padding_mask: Tensor | None = None) -> None:
+        """Count where tokens go, once for each sample that they are part of."""
+        if self.load is not None and self.training and torch.is_grad_enabled():
+            self.load += self._per_token(routing_map).double()
 
     def _balance(self, counts: Tensor, scores: Tensor) -> Tensor:
         """Return this rank's share of E / N * sum(f * p); `counts` [E] are those that f is made of."""
@@ -136,22 +156,29 @@ def with_router(mlp: partial[Any]) -> partial[Any]:
     return partial(mlp, submodules=type(submodules)(**{**vars(submodules), "router": PackedRouter}))
 
 
-def check_routers(model: Module, config: TransformerConfig) -> None:
-    """Check that a model that somebody else built has our routers, where their losses or replay are asked for.
+def moves_bias(section: MegatronSection) -> bool:
+    """Return whether the bias of routers is to move; else it stays as the model's folder has it."""
+    return bool(section.megatron_args.get("moe_router_enable_expert_bias"))
+
+
+def check_routers(model: Module, config: TransformerConfig, *, moves_bias: bool = False) -> None:
+    """Check that a model that somebody else built has our routers, where losses, replay or a moving bias are asked for.
 
     Raises:
         TrainerError: it has Megatron's own, which would do otherwise; says what to do.
     """
     coefficients = config.moe_aux_loss_coeff, config.moe_z_loss_coeff
-    asked = config.moe_enable_routing_replay or any(
-        any(each) if isinstance(each, list) else each for each in coefficients
+    asked = (
+        moves_bias
+        or config.moe_enable_routing_replay
+        or any(any(each) if isinstance(each, list) else each for each in coefficients)
     )
     for module in model.modules():
         if asked and isinstance(module, TopKRouter) and not isinstance(module, PackedRouter):
             raise TrainerError(
                 f"custom_model_provider_path: the model has routers of {type(module).__module__}.{type(module).__name__}, "
                 "whose losses are for micro-batches of one size, and which replay nothing; build its layers by "
-                "slime_megatron.spec.layer_spec, or drop the flags of router losses and replay"
+                "slime_megatron.spec.layer_spec, or drop the flags of router losses, replay and bias"
             )
 
 
@@ -175,16 +202,53 @@ def replay(routers: Iterable[PackedRouter], action: RouterReplayAction | None) -
             router.router_replay.clear_router_replay_action()
 
 
-def take_losses(routers: list[PackedRouter], *, n_layers: int) -> dict[str, float]:
-    """Return each router loss of the optimizer step, the mean over layers, and forget it. Collective over the world."""
-    if not routers or not routers[0].losses:
+def take_losses(
+    routers: list[PackedRouter], config: TransformerConfig, *, device: torch.device
+) -> dict[str, float]:
+    """Return each router loss of the optimizer step, the mean over layers, and forget it. Collective over the world.
+
+    A pipeline stage may have no router.
+    """
+    names = _losses_of(config)
+    if not names:
         return {}
-    names = sorted(routers[0].losses)
-    own = torch.stack([sum(router.losses[name] for router in routers) for name in names])
+    own = torch.zeros(len(names), device=device)
     for router in routers:
+        own += torch.stack([router.losses[name] for name in names])
         router.losses = {}
     dist.all_reduce(own)
+    n_layers = sum(has_experts(config, layer) for layer in range(config.num_layers))
     return dict(zip(names, (own / n_layers).tolist(), strict=True))
+
+
+def _losses_of(config: TransformerConfig) -> list[str]:
+    """Return the names under which routers report the losses that are asked for."""
+    kinds, coefficients = config.moe_router_load_balancing_type, config.moe_aux_loss_coeff
+    if not isinstance(kinds, list):
+        kinds, coefficients = [kinds], [coefficients]
+    if config.num_moe_experts is None:
+        return []
+    found = [
+        _REPORTED[kind] for kind, each in zip(kinds, coefficients, strict=True) if each and kind in _REPORTED
+    ]
+    return found + (["z_loss"] if config.moe_z_loss_coeff is not None else [])
+
+
+@torch.no_grad()
+def move_biases(routers: Sequence[PackedRouter], *, rate: float) -> None:
+    """Move the bias of each router by what its load was since `start_loads`. Collective over the ranks of a stage."""
+    if not routers:
+        return
+    loads = torch.stack([router.load for router in routers])
+    dist.all_reduce(loads, group=routers[0].tp_dp_cp_group)
+    for router, moved in zip(routers, (loads.mean(-1, keepdim=True) - loads).sign(), strict=True):
+        router.expert_bias += rate * moved.float()
+
+
+def start_loads(routers: Iterable[PackedRouter]) -> None:
+    """Let routers count where tokens go, from 0 on."""
+    for router in routers:
+        router.load = torch.zeros(router.num_experts, dtype=torch.float64, device=router.weight.device)
 
 
 def _summed(counts: Tensor, group: dist.ProcessGroup) -> Tensor:

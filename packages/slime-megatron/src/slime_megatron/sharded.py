@@ -1,4 +1,4 @@
-"""This rank's parameters under the names of the whole model, and whole tensors from the parts of all ranks."""
+"""This rank's weights under the names of the whole model, and whole tensors from the parts of all ranks."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from slime_models.architecture import Architecture
 from slime_models.family import Weight
 from slime_models.sharding import join, split
 from torch import Tensor
-from torch.nn import Parameter
+
+from slime_megatron.weights import named_weights
 
 _LAYER = re.compile(r"^decoder\.layers\.(\d+)\.")
 _EXPERT = re.compile(r"\.local_experts\.(\d+)\.")
 _EMBEDDING, _OUTPUT = "embedding.word_embeddings.weight", "output_layer.weight"
 
 
-def global_parameters(model: GPTModel, architecture: Architecture) -> dict[str, Parameter]:
-    """Return the parameters of this rank by the name of the tensor that they are (a part of).
+def global_weights(model: GPTModel, architecture: Architecture) -> dict[str, Tensor]:
+    """Return the weights of this rank (see `named_weights`) by the name of the tensor that they are (a part of).
 
     Megatron numbers layers from 0 on each pipeline stage, and experts on each expert-parallel rank. A last stage
     with a copy of the embedding as its output layer has it under the embedding's name.
@@ -40,8 +41,8 @@ def global_parameters(model: GPTModel, architecture: Architecture) -> dict[str, 
     return {
         _EMBEDDING
         if name == _OUTPUT and architecture.tie_word_embeddings
-        else _EXPERT.sub(expert, _LAYER.sub(layer, name)): parameter
-        for name, parameter in model.named_parameters()
+        else _EXPERT.sub(expert, _LAYER.sub(layer, name)): tensor
+        for name, tensor in named_weights(model).items()
     }
 
 
@@ -55,7 +56,7 @@ def whole_tensors(
     model: GPTModel,
     weights: Mapping[str, Weight],
     architecture: Architecture,
-    read: Callable[[Parameter], Tensor],
+    read: Callable[[Tensor], Tensor],
     *,
     dtype: torch.dtype,
 ) -> Iterator[tuple[str, Tensor]]:
@@ -65,19 +66,19 @@ def whole_tensors(
         model: this rank's part.
         weights: which, and how they are cut.
         architecture: of the model.
-        read: what is wanted of a parameter: a tensor of its shape.
-        dtype: to which tensors are cast before they travel.
+        read: what is wanted of a weight: a tensor of its shape.
+        dtype: to which tensors are cast before they travel, but for float32 buffers.
     """
-    parameters = global_parameters(model, architecture)
-    stage_of = _stages(parameters)
+    own = global_weights(model, architecture)
+    stage_of = _stages(own)
     for name, weight in weights.items():
-        parameter = parameters.get(name)
-        tensor = None if parameter is None else read(parameter).to(dtype)
+        kept = torch.float32 if weight.rule.buffer else dtype
+        tensor = None if name not in own else read(own[name]).to(kept)
         stages = parallel_state.get_pipeline_model_parallel_group()
         owner = stage_of[_place(name)]
         if owner == stages.rank():
-            tensor = _whole_on_stage(tensor, weight, architecture, model, dtype=dtype)
-        yield name, _broadcast(tensor, weight.shape, owner, stages, like=model, dtype=dtype)
+            tensor = _whole_on_stage(tensor, weight, architecture, model, dtype=kept)
+        yield name, _broadcast(tensor, weight.shape, owner, stages, like=model, dtype=kept)
 
 
 def _whole_on_stage(
@@ -128,10 +129,10 @@ def _tensor_group(weight: Weight) -> dist.ProcessGroup:
     return parallel_state.get_expert_tensor_parallel_group()
 
 
-def _stages(parameters: Mapping[str, Parameter]) -> dict[str, int]:
+def _stages(own: Mapping[str, Tensor]) -> dict[str, int]:
     """Return place -> first pipeline stage that holds it. Collective over the pipeline group."""
     stages = parallel_state.get_pipeline_model_parallel_group()
-    mine = {_place(name) for name in parameters}
+    mine = {_place(name) for name in own}
     found = [mine] * stages.size()
     if stages.size() > 1:
         dist.all_gather_object(found, mine, group=stages)

@@ -6,30 +6,35 @@ from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_submodu
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_config import TransformerConfig
-from megatron.core.transformer.transformer_layer import TransformerLayer
+from megatron.core.transformer.transformer_layer import TransformerLayer, get_transformer_layer_offset
 
 from slime_megatron.attention import PackedAttention
+from slime_megatron.config import has_experts
 from slime_megatron.norm import RMSNorm
 from slime_megatron.router import RoutedLayer, with_router
 
 
 def block_spec(config: TransformerConfig, *, vp_stage: int | None = None) -> TransformerBlockSubmodules:
     """Return the layers that this pipeline stage holds, and the final norm."""
-    n_layers = get_num_layers_to_build(config, vp_stage=vp_stage)
-    return TransformerBlockSubmodules(layer_specs=[layer_spec(config)] * n_layers, layer_norm=RMSNorm)
+    first = get_transformer_layer_offset(config, vp_stage)
+    own = range(first, first + get_num_layers_to_build(config, vp_stage=vp_stage))
+    return TransformerBlockSubmodules(
+        layer_specs=[layer_spec(config, layer) for layer in own], layer_norm=RMSNorm
+    )
 
 
-def layer_spec(config: TransformerConfig) -> ModuleSpec:
-    """Return one decoder layer. Needs neither TransformerEngine nor Apex."""
+def layer_spec(config: TransformerConfig, layer: int = 0) -> ModuleSpec:
+    """Return one decoder layer, `layer` of the whole model, from 0. Needs neither TransformerEngine nor Apex."""
+    experts = config.num_moe_experts if has_experts(config, layer) else None
     submodules = get_gpt_layer_local_submodules(
-        num_experts=config.num_moe_experts, qk_layernorm=config.qk_layernorm, normalization="RMSNorm"
+        num_experts=experts, qk_layernorm=config.qk_layernorm, normalization="RMSNorm"
     )
     submodules.input_layernorm = submodules.pre_mlp_layernorm = RMSNorm
     attention = submodules.self_attention.submodules
     attention.core_attention = PackedAttention
     if config.qk_layernorm:
         attention.q_layernorm = attention.k_layernorm = RMSNorm
-    if config.num_moe_experts is None:
+    if experts is None:
         return ModuleSpec(module=TransformerLayer, submodules=submodules)
     submodules.mlp = with_router(submodules.mlp)
     return ModuleSpec(module=RoutedLayer, submodules=submodules)

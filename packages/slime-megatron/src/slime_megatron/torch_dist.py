@@ -1,8 +1,9 @@
 """Megatron's `torch_dist` checkpoints of weights, read and written a tensor at a time. Imports torch, and not megatron.
 
 Such a folder is torch's own distributed checkpoint. Tensors of all layers lie under one name, along a first dimension of
-layers, those of experts along a second one; a norm before a linear layer is named as that layer's. How the tensors were cut
-among ranks when they were written does not matter.
+layers, those of experts along a second one; where layers are not alike, some with experts and some without, each has names
+of its own. A norm before a linear layer is named as that layer's. How the tensors were cut among ranks when they were written
+does not matter.
 """
 
 from __future__ import annotations
@@ -81,18 +82,22 @@ class Place:
         rest = name[layer.end() :]
         for norm, key in _NORMS.items():
             rest = key + rest.removeprefix(norm) if rest.startswith(norm) else rest
-        if expert is None:
-            return cls(f"decoder.layers.{rest}", (int(layer[1]),), (architecture.num_layers,))
-        assert architecture.num_moe_experts is not None
-        key = f"decoder.layers.{_EXPERT.sub('.experts.experts.', rest)}"
-        numbers = int(layer[1]), int(expert[1])
-        return cls(key, numbers, (architecture.num_layers, architecture.num_moe_experts))
+        stem, numbers, counts = "decoder.layers.", (int(layer[1]),), (architecture.num_layers,)
+        if architecture.dense_layers:  # then layers are not alike, and each has a name of its own
+            stem, numbers, counts = f"{stem}{layer[1]}.", (), ()
+        if expert is not None:
+            assert architecture.num_moe_experts is not None
+            rest = _EXPERT.sub(".experts.experts.", rest)
+            numbers, counts = (*numbers, int(expert[1])), (*counts, architecture.num_moe_experts)
+        return cls(stem + rest, numbers, counts)
 
     @property
     def extra_state(self) -> str:
         """Name of what Megatron saves beside the weight."""
         stem = self.key.removesuffix("weight")
-        numbers, counts = (".".join(map(str, values)) for values in (self.numbers, self.counts))
+        numbers, counts = (
+            ".".join(map(str, values)) for values in (self.numbers or (0,), self.counts or (1,))
+        )
         return f"{stem}_extra_state/shard_{numbers}_{counts}"
 
 

@@ -19,9 +19,9 @@ from torch import Tensor
 from slime_megatron.micro_batch import MicroBatch
 from slime_megatron.model import wrap_for_gradients
 from slime_megatron.optimizer import build_optimizer, build_scheduler, learning_rate, loss_scaler, update
-from slime_megatron.router import routers_of, take_losses
+from slime_megatron.router import move_biases, moves_bias, routers_of, start_loads, take_losses
 from slime_megatron.section import MegatronSection
-from slime_megatron.world import World
+from slime_megatron.world import World, device
 
 #: The micro-batches of an optimizer step.
 Step = Sequence[MicroBatch]
@@ -54,6 +54,7 @@ class TrainedModel:
         output_processor: Callable[..., Any],
     ) -> None:
         self.model: DistributedDataParallel = wrap_for_gradients(model, section)
+        self._moves_bias = moves_bias(section)
         self.model.config.finalize_model_grads_func = _finish_gradients
         #: This rank's routers, none in a model without experts.
         self.routers = routers_of(model)
@@ -107,11 +108,13 @@ class TrainedModel:
 
         self.model.zero_grad_buffer()
         self.optimizer.zero_grad()
+        if self._moves_bias:
+            start_loads(self.routers)
         shares = self._run(step, share, forward_only=False)
         names = shares[0] if shares else ()  # the last pipeline stage has them
         own = {name: float(sum(share[name] for share in shares)) for name in names}
         metrics: Metrics = dict(self._world.add_up(own))
-        metrics |= take_losses(self.routers, n_layers=self.model.config.num_layers)
+        metrics |= take_losses(self.routers, self.model.config, device=device())
         metrics["lr"] = learning_rate(self.optimizer)
         scaler = loss_scaler(self.optimizer)
         can_fall = scaler is not None and scaler.can_fall
@@ -120,6 +123,8 @@ class TrainedModel:
         norm = update(self.optimizer, clip_grad=self._clip_grad)
         if math.isfinite(norm):
             self.scheduler.step(1)
+            if self._moves_bias:
+                move_biases(self.routers, rate=self.model.config.moe_router_bias_update_rate)
             self._skipped_in_a_row = 0
             metrics["grad_norm"] = norm
         elif not can_fall:

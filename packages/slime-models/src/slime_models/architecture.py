@@ -52,6 +52,8 @@ class Architecture:
     """Base of the rotary frequencies."""
     rope_scaling: RopeScaling | None = None
     """Stretch of the rotary frequencies, if any."""
+    partial_rotary_factor: float = 1.0
+    """Share of each head's dimensions, the first ones, that are rotated."""
     max_position_embeddings: int
     """Most tokens of a sequence."""
     tie_word_embeddings: bool
@@ -61,13 +63,29 @@ class Architecture:
     qk_layernorm: bool = False
     """Queries and keys pass an RMSNorm over each head."""
     num_moe_experts: int | None = None
-    """Experts of each layer; None for a dense model."""
+    """Experts of each layer that has some; None for a dense model."""
+    dense_layers: tuple[int, ...] = ()
+    """Layers, from 0, of a model with experts that have an MLP in their place; none in a dense model."""
     moe_ffn_hidden_size: int | None = None
     """Width of each expert's MLP."""
     moe_router_topk: int | None = None
     """Experts that each token passes."""
     moe_norm_topk_prob: bool = True
-    """The gates of a token's experts sum to 1."""
+    """The gates of a token's experts sum to 1, before `moe_router_topk_scaling_factor`."""
+    moe_router_score_function: str = "softmax"
+    """What makes scores of a router's logits: `softmax` or `sigmoid`."""
+    moe_router_enable_expert_bias: bool = False
+    """A router adds a bias to the scores when it chooses experts, and not to the gates."""
+    moe_router_num_groups: int | None = None
+    """Groups of as many experts each, of which a router chooses some first; None for no groups."""
+    moe_router_group_topk: int | None = None
+    """Groups that each token's experts are from."""
+    moe_router_topk_scaling_factor: float | None = None
+    """Multiplies the gates."""
+    moe_shared_expert_intermediate_size: int | None = None
+    """Width of the MLP that every token passes beside its experts; None where there is none."""
+    mtp_num_layers: int = 0
+    """Layers after the last that predict further tokens. They are not loaded."""
     vocab_padding: int = 0
     """Rows of zeros after the embedding in Megatron's tensors; see `with_padded_vocab`."""
 
@@ -100,6 +118,23 @@ class Architecture:
     def moe_gated_size(self) -> int:
         """Rows of Megatron's fused gate and up projection of one expert; 0 for a dense model."""
         return 2 * (self.moe_ffn_hidden_size or 0)
+
+    @property
+    def shared_gated_size(self) -> int:
+        """Rows of Megatron's fused gate and up projection of the shared expert; 0 without one."""
+        return 2 * (self.moe_shared_expert_intermediate_size or 0)
+
+    @property
+    def rotary_dim(self) -> int:
+        """Dimensions of a head that are rotated."""
+        return int(self.head_dim * self.partial_rotary_factor)
+
+    @property
+    def moe_layers(self) -> tuple[int, ...]:
+        """Layers, from 0, that have experts."""
+        if self.num_moe_experts is None:
+            return ()
+        return tuple(layer for layer in range(self.num_layers) if layer not in self.dense_layers)
 
     @property
     def padded_vocab_size(self) -> int:
@@ -170,21 +205,34 @@ class ConfigReader:
                 field, value, f"{' or '.join(map(repr, supported))}: nothing else is implemented"
             )
 
+    def partial_rotary_factor(self, default: float) -> float:
+        """Return the share of a head that is rotated: of the table of `rope`, or the field of older files.
+
+        Args:
+            default: where the file does not say; a family with 1 rotates whole heads, and refuses other shares.
+        """
+        inner = self._rope_table()
+        if inner is None or inner.get("partial_rotary_factor") is None:
+            inner = self
+        value = inner.number("partial_rotary_factor", default)
+        if value > 1:
+            raise inner.error("partial_rotary_factor", value, "a number above 0 and at most 1")
+        if default == 1 and value != 1:
+            raise inner.error(
+                "partial_rotary_factor", value, "1.0: nothing else is implemented for this family"
+            )
+        return value
+
     def rope(self, supported: Collection[str]) -> tuple[float, RopeScaling | None]:
         """Return (rope_theta, scaling), from `rope_parameters` (transformers 5) or its two older fields.
 
         Args:
             supported: kinds of scaling that the family implements, besides none.
         """
-        field = "rope_scaling" if self._config.get("rope_parameters") is None else "rope_parameters"
-        table = self._config.get(field)
-        if table is None:
+        inner = self._rope_table()
+        if inner is None:
             return self.number("rope_theta", 10_000.0), None
-        if not isinstance(table, Mapping):
-            raise self.error(field, table, "a table or null")
-        inner = ConfigReader(table, f"{self._where}: {field}")
         theta = inner.number("rope_theta", self.number("rope_theta", 10_000.0))
-        inner.require("partial_rotary_factor", (1.0,), default=1.0)
         kind = inner.get("rope_type") or inner.get("type") or "default"
         if kind == "default":
             return theta, None
@@ -198,3 +246,15 @@ class ConfigReader:
             high_freq_factor=inner.number("high_freq_factor"),
             original_max_position_embeddings=inner.integer("original_max_position_embeddings"),
         )
+
+    def _rope_table(self) -> ConfigReader | None:
+        """Return the reader of the table of rotary parameters; None where the file has none."""
+        older, newer = self._config.get("rope_scaling"), self._config.get("rope_parameters")
+        if older and newer and older != newer:
+            raise self.error("rope_scaling", older, "what rope_parameters says, or only one of them")
+        field, table = ("rope_scaling", older) if newer is None else ("rope_parameters", newer)
+        if table is None:
+            return None
+        if not isinstance(table, Mapping):
+            raise self.error(field, table, "a table or null")
+        return ConfigReader(table, f"{self._where}: {field}")

@@ -33,6 +33,11 @@ def read_config(folder: Path) -> dict[str, Any]:
     return _read_json(folder / "config.json", DataError)
 
 
+def has_weights(folder: Path) -> bool:
+    """Return whether a Hugging Face folder has weights."""
+    return any((folder / name).is_file() for name in (_INDEX, _SINGLE))
+
+
 class HfCheckpoint(Mapping[str, Tensor]):
     """The weights of a Hugging Face folder: name -> tensor on the CPU.
 

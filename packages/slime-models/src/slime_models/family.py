@@ -29,7 +29,8 @@ CONFIG_FIELDS = {
     "key_value_size": "num_key_value_heads x head_dim",
     "ffn_hidden_size": "intermediate_size",
     "moe_ffn_hidden_size": "moe_intermediate_size",
-    "num_moe_experts": "num_experts",
+    "moe_shared_expert_intermediate_size": "moe_intermediate_size x n_shared_experts",
+    "num_moe_experts": "the number of experts",
 }
 
 
@@ -80,6 +81,9 @@ class ModelFamily:
     """Reads a parsed config.json; raises DataError, naming the field, for what is not supported."""
     ignored: tuple[str, ...] = ()
     """Tensors that old folders hold and nobody needs; names may contain `{layer}`."""
+    passed: str | None = None
+    """How the names of a layer that predicts further tokens begin, with `{layer}` for its number, which follows those of
+    the decoder. Such layers are not loaded; their tensors go into folders that are written, as they are."""
 
     def weights(self, architecture: Architecture) -> Mapping[str, Weight]:
         """Return Megatron name -> weight, for every Megatron tensor of a model, unsharded."""
@@ -88,6 +92,10 @@ class ModelFamily:
     def megatron_names(self, architecture: Architecture) -> tuple[str, ...]:
         """Return the names of all Megatron tensors."""
         return tuple(self.weights(architecture))
+
+    def parameter_names(self, architecture: Architecture) -> tuple[str, ...]:
+        """Return the names of those Megatron tensors that gradients train."""
+        return tuple(name for name, weight in self.weights(architecture).items() if not weight.rule.buffer)
 
     def megatron_shapes(self, architecture: Architecture) -> dict[str, Shape]:
         """Return Megatron name -> shape."""
@@ -98,6 +106,25 @@ class ModelFamily:
         return {
             name: shape for weight in self.weights(architecture).values() for name, shape in weight.hf.items()
         }
+
+    def float32(self, architecture: Architecture) -> frozenset[str]:
+        """Return the Hugging Face names of tensors that are float32 whatever the model's dtype."""
+        return frozenset(
+            name for weight in self.weights(architecture).values() if weight.rule.buffer for name in weight.hf
+        )
+
+    def passed_on(self, hf: Mapping[str, Tensor], architecture: Architecture) -> Iterator[tuple[str, Tensor]]:
+        """Yield (name, tensor) of what `hf` has of the layers that predict further tokens; see `passed`."""
+        for name in sorted(hf):
+            if self._is_passed(name, architecture):
+                yield name, hf[name]
+
+    def _is_passed(self, name: str, architecture: Architecture) -> bool:
+        first = architecture.num_layers
+        return self.passed is not None and any(
+            name.startswith(self.passed.replace(LAYER, str(layer)))
+            for layer in range(first, first + architecture.mtp_num_layers)
+        )
 
     def weight(self, name: str, architecture: Architecture) -> Weight:
         """Return what the Megatron tensor `name` is made of, and how parallelism cuts it.
@@ -165,7 +192,8 @@ class ModelFamily:
         layers = range(architecture.num_layers)
         optional = {name.replace(LAYER, str(layer)) for name in self.ignored for layer in layers}
         if architecture.tie_word_embeddings:
-            optional |= {hf for rule in self.rules if not rule.when(architecture) for hf, _ in rule.hf}
+            optional.add(OUTPUT_WEIGHT)
+        optional |= {name for name in found - wanted if self._is_passed(name, architecture)}
         missing, unknown = sorted(wanted - found), sorted(found - wanted - optional)
         if missing or unknown:
             parts = [
@@ -222,7 +250,8 @@ def _weights(family: ModelFamily, architecture: Architecture) -> Mapping[str, We
     for group in groups:
         layers = range(architecture.num_layers) if group and LAYER in group[0].megatron else range(1)
         for layer in layers:
-            for experts, rules in itertools.groupby(group, key=lambda rule: rule.of_experts):
+            own = [rule for rule in group if LAYER not in rule.megatron or layer in rule.layers(architecture)]
+            for experts, rules in itertools.groupby(own, key=lambda rule: rule.of_experts):
                 members = list(rules)
                 numbers = range(architecture.num_moe_experts or 0) if experts else (None,)
                 for expert in numbers:

@@ -67,6 +67,10 @@ class Rule:
     shard: Shard
     when: Callable[[Architecture], bool]
     """Whether a model of this architecture has the tensor."""
+    layers: Callable[[Architecture], Sequence[int]]
+    """The layers that have it, where its name has a layer."""
+    buffer: bool = False
+    """A float32 buffer of Megatron's: it has no gradient, and is float32 on every way whatever the model's dtype."""
 
     @property
     def of_experts(self) -> bool:
@@ -84,9 +88,43 @@ def untied(architecture: Architecture) -> bool:
     return not architecture.tie_word_embeddings
 
 
-def rename(megatron: str, hf: str, dims: Dims, *, shard: Shard = Shard.NONE) -> Rule:
+def every_layer(architecture: Architecture) -> Sequence[int]:
+    """All layers have the tensor."""
+    return range(architecture.num_layers)
+
+
+def dense_layers(architecture: Architecture) -> Sequence[int]:
+    """Layers have the tensor that have an MLP and not experts."""
+    others = set(architecture.moe_layers)
+    return [layer for layer in range(architecture.num_layers) if layer not in others]
+
+
+def moe_layers(architecture: Architecture) -> Sequence[int]:
+    """Layers have the tensor that have experts."""
+    return architecture.moe_layers
+
+
+def rename(
+    megatron: str,
+    hf: str,
+    dims: Dims,
+    *,
+    shard: Shard = Shard.NONE,
+    when: Callable[[Architecture], bool] = always,
+    layers: Callable[[Architecture], Sequence[int]] = every_layer,
+    buffer: bool = False,
+) -> Rule:
     """One tensor under two names."""
-    return Rule(megatron=megatron, dims=dims, hf=((hf, dims),), layout=RENAME, shard=shard, when=always)
+    return Rule(
+        megatron=megatron,
+        dims=dims,
+        hf=((hf, dims),),
+        layout=RENAME,
+        shard=shard,
+        when=when,
+        layers=layers,
+        buffer=buffer,
+    )
 
 
 def vocab(megatron: str, hf: str, *, when: Callable[[Architecture], bool] = always) -> Rule:
@@ -98,10 +136,19 @@ def vocab(megatron: str, hf: str, *, when: Callable[[Architecture], bool] = alwa
         layout=VOCAB,
         shard=Shard.ROWS,
         when=when,
+        layers=every_layer,
     )
 
 
-def fused_qkv(megatron: str, query: str, key: str, value: str, *, bias: bool = False) -> Rule:
+def fused_qkv(
+    megatron: str,
+    query: str,
+    key: str,
+    value: str,
+    *,
+    bias: bool = False,
+    when: Callable[[Architecture], bool] = always,
+) -> Rule:
     """Query, key and value in one; per query group, its heads' queries, then its key, then its value."""
     rest: Dims = () if bias else ("hidden_size",)
     return Rule(
@@ -114,12 +161,19 @@ def fused_qkv(megatron: str, query: str, key: str, value: str, *, bias: bool = F
         ),
         layout=QKV,
         shard=Shard.QKV_ROWS,
-        when=always,
+        when=when,
+        layers=every_layer,
     )
 
 
 def gated(
-    megatron: str, gate: str, up: str, *, width: str = "ffn_hidden_size", fused: str = "gated_size"
+    megatron: str,
+    gate: str,
+    up: str,
+    *,
+    width: str = "ffn_hidden_size",
+    fused: str = "gated_size",
+    layers: Callable[[Architecture], Sequence[int]] = every_layer,
 ) -> Rule:
     """The gate and up projections of an MLP, one above the other; `width` is the rows of each, `fused` of both."""
     dims = (width, "hidden_size")
@@ -130,6 +184,7 @@ def gated(
         layout=GATED,
         shard=Shard.GATED_ROWS,
         when=always,
+        layers=layers,
     )
 
 

@@ -41,7 +41,9 @@ class Place:
     shapes: Mapping[str, Shape]
     """Hugging Face name -> shape of every tensor of the model."""
     dtype: str
-    """As torch spells it."""
+    """Of all of them but those in `float32`, as torch spells it."""
+    float32: frozenset[str] = frozenset()
+    """Names of tensors that are float32 whatever `dtype` is."""
     model_path: Path
     """Hugging Face folder of the model."""
     staging_dir: Path
@@ -64,7 +66,7 @@ class Place:
     def staging(self) -> Staging:
         """The folder in shared memory, made when it is first needed."""
         folder = self.staging_dir / f"slime-weights-{secrets.token_hex(8)}"
-        return Staging(folder, shapes=self.shapes, dtype=getattr(torch, self.dtype))
+        return Staging(folder, shapes=self.shapes, dtype=getattr(torch, self.dtype), float32=self.float32)
 
     @property
     def has_staging(self) -> bool:
@@ -214,7 +216,7 @@ class DiskInlet:
         place, folder = self._place, plan.channel.folder
         await _appears(folder)
         manifest = read_manifest(folder)
-        check_manifest(manifest, place.shapes, dtype=place.dtype, version=plan.version)
+        check_manifest(manifest, place.shapes, dtype=place.dtype, version=plan.version, float32=place.float32)
         return Update(folder=folder, manifest=manifest)
 
     def give_up(self, plan: TransferPlan) -> None:

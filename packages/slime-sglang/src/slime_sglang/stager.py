@@ -103,9 +103,11 @@ def stager_of(
         keep_files: keep what they wrote for earlier versions.
         encoding: of changes.
     """
+    architecture = family.architecture(read_config(model_path))
     return Stager(
         Place(
-            shapes=family.hf_shapes(family.architecture(read_config(model_path))),
+            shapes=family.hf_shapes(architecture),
+            float32=family.float32(architecture),
             dtype=dtype,
             model_path=model_path,
             staging_dir=section.staging_dir,

@@ -8,7 +8,7 @@ whole, at the price of one copy of the weights, however many servers: in shared 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -57,19 +57,27 @@ class Staging:
     Args:
         folder: made if it is missing.
         shapes: Hugging Face name -> shape of every tensor of the model.
-        dtype: of all of them.
+        dtype: of all of them but those in `float32`.
+        float32: names of tensors that are float32 whatever `dtype` is.
 
     Raises:
         WeightSyncError: the weights do not fit into the folder's file system.
     """
 
-    def __init__(self, folder: Path, *, shapes: Mapping[str, Shape], dtype: torch.dtype) -> None:
-        self.folder, self._dtype = folder, dtype
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        shapes: Mapping[str, Shape],
+        dtype: torch.dtype,
+        float32: Collection[str] = (),
+    ) -> None:
+        self.folder, self._dtype, self._float32 = folder, dtype, frozenset(float32)
         self._shapes, self._offsets = dict(shapes), dict[str, int]()
         end = 0
         for name, shape in shapes.items():
             self._offsets[name] = end
-            end = aligned(end + torch.Size(shape).numel() * dtype.itemsize)
+            end = aligned(end + torch.Size(shape).numel() * self._dtype_of(name).itemsize)
         self.n_bytes = end
         folder.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(folder).free
@@ -90,7 +98,9 @@ class Staging:
         """Begin an update; what was there is no update any more."""
         self.forget()
         self._version, self._entries = version, list[Entry]()
-        self._check = TensorCheck(self._shapes, dtype=_name(self._dtype), version=version)
+        self._check = TensorCheck(
+            self._shapes, dtype=_name(self._dtype), version=version, float32=self._float32
+        )
 
     def put(self, name: str, tensor: Tensor, said: int | None = None) -> None:
         """Copy a tensor in.
@@ -127,7 +137,7 @@ class Staging:
             WeightSyncError: a tensor is wrong, missing or damaged; names it.
         """
         manifest = read_manifest(folder)
-        check_manifest(manifest, self._shapes, dtype=_name(self._dtype), version=version)
+        self._check_whole(manifest, version)
         if manifest.base is not None and manifest.base != self.digest:
             raise DeltaBaseError(
                 f"update to version {version}: its changes are to the weights {manifest.base}; the engine keeps "
@@ -148,7 +158,7 @@ class Staging:
         Raises:
             WeightSyncError: it is of another version, or a tensor is unknown, missing or misshapen; names it.
         """
-        check_manifest(manifest, self._shapes, dtype=_name(self._dtype), version=version)
+        self._check_whole(manifest, version)
         manifest.write(self.folder)
         if {entry.name: entry.offset for entry in manifest.entries} == self._offsets:
             self._sealed = manifest  # so that changes can be applied
@@ -180,12 +190,20 @@ class Staging:
 
     def _note(self, name: str, said: int) -> None:
         shape = self._shapes[name]
-        entry = Entry(name=name, shape=shape, dtype=_name(self._dtype), fingerprint=said)
-        n_bytes = torch.Size(shape).numel() * self._dtype.itemsize
+        dtype = self._dtype_of(name)
+        entry = Entry(name=name, shape=shape, dtype=_name(dtype), fingerprint=said)
+        n_bytes = torch.Size(shape).numel() * dtype.itemsize
         self._entries.append(replace(entry, offset=self._offsets[name], n_bytes=n_bytes))
 
+    def _check_whole(self, manifest: Manifest, version: str) -> None:
+        dtype = _name(self._dtype)
+        check_manifest(manifest, self._shapes, dtype=dtype, version=version, float32=self._float32)
+
     def _view(self, name: str) -> Tensor:
-        return _view(self._bytes, self._offsets[name], self._shapes[name], self._dtype)
+        return _view(self._bytes, self._offsets[name], self._shapes[name], self._dtype_of(name))
+
+    def _dtype_of(self, name: str) -> torch.dtype:
+        return torch.float32 if name in self._float32 else self._dtype
 
 
 class Staged:

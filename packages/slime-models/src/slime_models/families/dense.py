@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from slime_models.architecture import Architecture, ConfigReader
-from slime_models.rules import Rule, Shard, fused_qkv, gated, rename, untied, vocab
+from slime_models.rules import Rule, Shard, dense_layers, fused_qkv, gated, rename, untied, vocab
 
 _MEGATRON = "decoder.layers.{layer}."
 _HF = "model.layers.{layer}."
@@ -25,12 +25,19 @@ QKV_BIAS = fused_qkv(
     _HF + "self_attn.k_proj.bias",
     _HF + "self_attn.v_proj.bias",
     bias=True,
+    when=lambda architecture: architecture.qkv_bias,
 )
 QUERY_NORM = rename(
-    _MEGATRON + "self_attention.q_layernorm.weight", _HF + "self_attn.q_norm.weight", ("head_dim",)
+    _MEGATRON + "self_attention.q_layernorm.weight",
+    _HF + "self_attn.q_norm.weight",
+    ("head_dim",),
+    when=lambda architecture: architecture.qk_layernorm,
 )
 KEY_NORM = rename(
-    _MEGATRON + "self_attention.k_layernorm.weight", _HF + "self_attn.k_norm.weight", ("head_dim",)
+    _MEGATRON + "self_attention.k_layernorm.weight",
+    _HF + "self_attn.k_norm.weight",
+    ("head_dim",),
+    when=lambda architecture: architecture.qk_layernorm,
 )
 ATTENTION_OUTPUT = rename(
     _MEGATRON + "self_attention.linear_proj.weight",
@@ -41,12 +48,18 @@ ATTENTION_OUTPUT = rename(
 MLP_NORM = rename(
     _MEGATRON + "pre_mlp_layernorm.weight", _HF + "post_attention_layernorm.weight", ("hidden_size",)
 )
-GATE_UP = gated(_MEGATRON + "mlp.linear_fc1.weight", _HF + "mlp.gate_proj.weight", _HF + "mlp.up_proj.weight")
+GATE_UP = gated(
+    _MEGATRON + "mlp.linear_fc1.weight",
+    _HF + "mlp.gate_proj.weight",
+    _HF + "mlp.up_proj.weight",
+    layers=dense_layers,
+)
 DOWN = rename(
     _MEGATRON + "mlp.linear_fc2.weight",
     _HF + "mlp.down_proj.weight",
     ("hidden_size", "ffn_hidden_size"),
     shard=Shard.COLUMNS,
+    layers=dense_layers,
 )
 FINAL_NORM = rename("decoder.final_layernorm.weight", "model.norm.weight", ("hidden_size",))
 OUTPUT = vocab("output_layer.weight", "lm_head.weight", when=untied)
@@ -78,6 +91,8 @@ def dense_architecture(
     rope_types: Collection[str] = (),
     qkv_bias: bool = False,
     qk_layernorm: bool = False,
+    partial_rotary_factor: float = 1.0,
+    norm_epsilon: float = 1e-6,
 ) -> Architecture:
     """Read the config.json of a dense decoder.
 
@@ -88,19 +103,14 @@ def dense_architecture(
         rope_types: kinds of rotary scaling that the family supports, besides none.
         qkv_bias: the family's models have one.
         qk_layernorm: the family's models have one.
+        partial_rotary_factor: what a file that does not say means; 1 refuses files that say something else.
+        norm_epsilon: what a file that does not say means.
 
     Raises:
         DataError: names the field that is missing, wrong, or asks for what is not implemented.
     """
     read = ConfigReader(config)
-    read.require("model_type", (model_type,), default=None)
-    read.require("hidden_act", ("silu",), default="silu")
-    for field in ("mlp_bias", "use_sliding_window"):
-        read.require(field, (False,), default=False)
-    read.require("attention_bias", (qkv_bias,), default=qkv_bias)  # the general flag adds an output bias too
-    for index, kind in enumerate(read.get("layer_types") or ()):
-        if kind != "full_attention":
-            raise read.error(f"layer_types[{index}]", kind, "'full_attention': nothing else is implemented")
+    _check_kind(read, model_type=model_type, qkv_bias=qkv_bias)
     hidden_size, heads = read.integer("hidden_size"), read.integer("num_attention_heads")
     groups = read.integer("num_key_value_heads", heads)
     if heads % groups:
@@ -119,11 +129,24 @@ def dense_architecture(
         num_query_groups=groups,
         head_dim=read.integer("head_dim", head_dim or hidden_size // heads),
         vocab_size=read.integer("vocab_size"),
-        norm_epsilon=read.number("rms_norm_eps", 1e-6),
+        norm_epsilon=read.number("rms_norm_eps", norm_epsilon),
         rope_theta=rope_theta,
         rope_scaling=rope_scaling,
+        partial_rotary_factor=read.partial_rotary_factor(partial_rotary_factor),
         max_position_embeddings=read.integer("max_position_embeddings"),
         tie_word_embeddings=read.flag("tie_word_embeddings", default=False),
         qkv_bias=qkv_bias,
         qk_layernorm=qk_layernorm,
     )
+
+
+def _check_kind(read: ConfigReader, *, model_type: str, qkv_bias: bool) -> None:
+    """Refuse another kind of model, and what of its attention and MLP is not implemented."""
+    read.require("model_type", (model_type,), default=None)
+    read.require("hidden_act", ("silu",), default="silu")
+    for field in ("mlp_bias", "use_sliding_window"):
+        read.require(field, (False,), default=False)
+    read.require("attention_bias", (qkv_bias,), default=qkv_bias)  # the general flag adds an output bias too
+    for index, kind in enumerate(read.get("layer_types") or ()):
+        if kind != "full_attention":
+            raise read.error(f"layer_types[{index}]", kind, "'full_attention': nothing else is implemented")

@@ -9,25 +9,29 @@ from typing import Any
 from slime_models.architecture import Architecture, ConfigReader
 from slime_models.families.dense import KEY_NORM, QUERY_NORM, dense_architecture, dense_rules
 from slime_models.family import ModelFamily
-from slime_models.rules import Shard, gated, rename
+from slime_models.rules import Shard, gated, moe_layers, rename
 
 _MEGATRON = "decoder.layers.{layer}.mlp."
 _HF = "model.layers.{layer}.mlp."
 _EXPERT, _HF_EXPERT = _MEGATRON + "experts.local_experts.{expert}.", _HF + "experts.{expert}."
 
-ROUTER = rename(_MEGATRON + "router.weight", _HF + "gate.weight", ("num_moe_experts", "hidden_size"))
+ROUTER = rename(
+    _MEGATRON + "router.weight", _HF + "gate.weight", ("num_moe_experts", "hidden_size"), layers=moe_layers
+)
 EXPERT_GATE_UP = gated(
     _EXPERT + "linear_fc1.weight",
     _HF_EXPERT + "gate_proj.weight",
     _HF_EXPERT + "up_proj.weight",
     width="moe_ffn_hidden_size",
     fused="moe_gated_size",
+    layers=moe_layers,
 )
 EXPERT_DOWN = rename(
     _EXPERT + "linear_fc2.weight",
     _HF_EXPERT + "down_proj.weight",
     ("hidden_size", "moe_ffn_hidden_size"),
     shard=Shard.COLUMNS,
+    layers=moe_layers,
 )
 
 

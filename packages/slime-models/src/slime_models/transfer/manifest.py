@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -84,12 +84,21 @@ class TensorCheck:
 
     Args:
         shapes: Hugging Face name -> shape of every tensor of the model.
-        dtype: of all of them, as torch spells it.
+        dtype: of all of them but those in `float32`, as torch spells it.
         version: of the update, for messages.
+        float32: names of tensors that are float32 whatever `dtype` is.
     """
 
-    def __init__(self, shapes: Mapping[str, Shape], *, dtype: str, version: str) -> None:
+    def __init__(
+        self,
+        shapes: Mapping[str, Shape],
+        *,
+        dtype: str,
+        version: str,
+        float32: Collection[str] = (),
+    ) -> None:
         self._shapes, self._dtype, self._update = shapes, dtype, f"update to version {version}"
+        self._float32 = float32
         self._seen: set[str] = set()
 
     def see(self, name: str, shape: Shape, dtype: str) -> None:
@@ -107,7 +116,10 @@ class TensorCheck:
             raise WeightSyncError(f"{where}: sent twice; send each tensor once")
         if shape != wanted:
             raise WeightSyncError(f"{where}: found shape {shape}; wanted {wanted}")
-        if dtype != self._dtype:
+        if name in self._float32:
+            if dtype != "float32":
+                raise WeightSyncError(f"{where}: found dtype {dtype}; wanted float32, as its family says")
+        elif dtype != self._dtype:
             raise WeightSyncError(
                 f"{where}: found dtype {dtype}; wanted {self._dtype}; cast it to the plan's dtype"
             )
@@ -126,7 +138,14 @@ class TensorCheck:
             )
 
 
-def check_manifest(manifest: Manifest, shapes: Mapping[str, Shape], *, dtype: str, version: str) -> None:
+def check_manifest(
+    manifest: Manifest,
+    shapes: Mapping[str, Shape],
+    *,
+    dtype: str,
+    version: str,
+    float32: Collection[str] = (),
+) -> None:
     """Check that an update is the one agreed on, and holds each tensor of the model once and as it should be.
 
     Raises:
@@ -136,7 +155,7 @@ def check_manifest(manifest: Manifest, shapes: Mapping[str, Shape], *, dtype: st
         raise WeightSyncError(
             f"update to version {version}: what arrived is version {manifest.version}; wanted the version agreed on"
         )
-    check = TensorCheck(shapes, dtype=dtype, version=version)
+    check = TensorCheck(shapes, dtype=dtype, version=version, float32=float32)
     for entry in manifest.entries:
         check.see(entry.name, entry.shape, entry.dtype)
     check.end()
