@@ -86,7 +86,8 @@ class Completion:
     metadata: dict[str, Any] = field(default_factory=dict)
     """Counters that the engine offers (`cached_tokens`, ...). `timings`: name -> seconds of this request, as the engine
     measures them (`e2e_latency`, `queue_time`, `first_token_latency`). `routed_experts`: integers [tokens of prompt and
-    completion but the last, num_layers, topk], the experts that each token passed."""
+    completion but the last, num_layers, topk], the experts that each token passed; where `BuildContext.engine_needs` has
+    it."""
 
 
 @dataclass(frozen=True, kw_only=True)
