@@ -25,12 +25,14 @@ SCRIPT = Path(__file__).parents[3] / "scripts/sglang_flags.py"
 INSTALL = """
 import json, os, torch
 from slime_sglang import compat
-before = torch.cuda.synchronize, torch.Tensor.cuda
+def calls():
+    return torch.cuda.synchronize, torch.Tensor.cuda, torch.cuda.cudart
+before = calls()
 def changed(platform, has_cuda):
     os.environ["SGLANG_PLATFORM"] = platform
     torch.cuda.is_available = lambda: has_cuda
     compat.install()
-    return [a is not b for a, b in zip(before, (torch.cuda.synchronize, torch.Tensor.cuda))]
+    return [a is not b for a, b in zip(before, calls())]
 print(json.dumps([changed("", False), changed("cpu_torch", True), changed("cpu_torch", False)]))
 """
 
@@ -70,7 +72,7 @@ def test_patches_apply_only_where_the_platform_is_active() -> None:
     unnamed, with_cuda, active = json.loads(
         subprocess.check_output([sys.executable, "-c", INSTALL], text=True)
     )
-    assert (unnamed, with_cuda, active) == ([False, False], [False, False], [True, True])
+    assert (unnamed, with_cuda, active) == ([False] * 3, [False] * 3, [True] * 3)
 
 
 def test_patches_refuse_a_version_that_they_were_not_written_for() -> None:

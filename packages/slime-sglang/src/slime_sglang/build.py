@@ -14,6 +14,7 @@ from slime_models.checkpoint import read_config
 
 from slime_sglang.engine import SglangEngine
 from slime_sglang.fleet import EngineFleet
+from slime_sglang.messages import ROUTED_EXPERTS
 from slime_sglang.router import Router
 from slime_sglang.seat import Seat
 from slime_sglang.section import FleetSection, SglangSection
@@ -38,7 +39,14 @@ def create_engine(build: BuildContext) -> RolloutEngine:
         keep_files=train.update_weight_disk_keep_files,
         encoding=train.update_weight_delta_encoding,
     )
-    make = functools.partial(SglangEngine, build.model_path, dtype=dtype, section=section, folder=folder)
+    make = functools.partial(
+        SglangEngine,
+        build.model_path,
+        dtype=dtype,
+        section=section,
+        folder=folder,
+        routes=ROUTED_EXPERTS in build.engine_needs,
+    )
     if fleet.is_plain:
         return make(stager=stager)
     addresses = fleet.rollout_external_engine_addrs
@@ -65,6 +73,9 @@ def create_engine(build: BuildContext) -> RolloutEngine:
         stager=stager,
         router=_router(build) if fleet.has_router else None,
     )
+
+
+create_engine.offers = frozenset({ROUTED_EXPERTS})  # type: ignore[attr-defined]  # see `BuildContext.engine_needs`
 
 
 def _router(build: BuildContext) -> Router:

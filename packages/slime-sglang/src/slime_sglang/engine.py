@@ -10,13 +10,14 @@ from typing import Any
 
 from slime_core.errors import DeadlineError, EngineError
 from slime_core.protocols import Completion, Fingerprint, SamplingParams, TransferPlan
+from slime_models.checkpoint import read_config
 
 from slime_sglang import loader
 from slime_sglang.client import ConnectionLostError, SglangClient
 from slime_sglang.external import ExternalServer, check_joined
 from slime_sglang.gate import Gate
 from slime_sglang.loading import load_update, to_its_end
-from slime_sglang.messages import aborted, completion, generate_request
+from slime_sglang.messages import Routing, aborted, completion, generate_request, routing_of
 from slime_sglang.process import ServerProcess, free_port
 from slime_sglang.section import TRANSPORTS, SglangSection
 from slime_sglang.server import server_arguments, server_command, server_environment
@@ -39,6 +40,7 @@ class SglangEngine:
         section: the engine's settings.
         folder: for these files.
         stager: takes weight updates in for this server; None where a fleet does, for all of its servers.
+        routes: whether completions must say which experts each token passed.
         name: of the server, of its log, and of the file that lists its Prometheus endpoint.
         arguments: more of SGLang's own arguments.
         address: `host:port` of a server that runs already and is joined; None starts one.
@@ -54,11 +56,13 @@ class SglangEngine:
         section: SglangSection,
         folder: Path,
         stager: Stager | None = None,
+        routes: bool = False,
         name: str = "server",
         arguments: Sequence[str] = (),
         address: str | None = None,
     ) -> None:
         self._path, self._dtype, self._section = model_path, dtype, section
+        self._routes = routes
         self.name, self._address = name, address or f"127.0.0.1:{free_port()}"
         self.is_external = address is not None
         self._server: ServerProcess | ExternalServer = (
@@ -70,6 +74,8 @@ class SglangEngine:
         self._stager = stager
         self._answer = folder.absolute() / f"{name}.verdict.json"
         self.weight_version = "initial"
+        self.routing: Routing | None = None
+        """How the server says which experts each token passed; None where it does not, or has not started."""
         self.suspected = asyncio.Event()
         """Set by whoever saw the server fail at something, for whoever watches it."""
         self._is_quiet = False
@@ -114,7 +120,10 @@ class SglangEngine:
                 info = await self._client.get("/server_info", timeout_s=section.control_timeout_s)
             _check_ranks(info)
             if self.is_external:
-                check_joined(info, self._address, model_path=self._path, dtype=self._dtype)
+                check_joined(
+                    info, self._address, model_path=self._path, dtype=self._dtype, routes=self._routes
+                )
+            self.routing = routing_of(read_config(self._path), info)
         except TimeoutError as error:
             await self.close()
             log = "" if self.is_external else f"; its log is {self._server.log}"
@@ -141,9 +150,13 @@ class SglangEngine:
         self._check_usable()
         limit = self._section.request_timeout_s
         reply = await self._gate.pass_through(
-            lambda: self._post("/generate", generate_request(tokens, params), timeout_s=limit)
+            lambda: self._post(
+                "/generate", generate_request(tokens, params, routing=self.routing), timeout_s=limit
+            )
         )
-        return aborted(self.weight_version) if reply is None else completion(reply)
+        if reply is None:
+            return aborted(self.weight_version)
+        return completion(reply, n_prompt=len(tokens), routing=self.routing)
 
     async def abort(self) -> None:
         """End every request under way; each answers with its partial output and `abort`."""
@@ -239,6 +252,8 @@ class SglangEngine:
 
     def _child(self, folder: Path, arguments: Sequence[str]) -> ServerProcess:
         given = {"enable_metrics": True, **self._section.server_args}
+        if self._routes:
+            given["enable_return_routed_experts"] = True
         return ServerProcess(
             server_command(
                 self._path,
