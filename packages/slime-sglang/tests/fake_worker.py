@@ -26,6 +26,8 @@ class FakeWorker:
         """Paths, in order."""
         self.answered: list[list[int]] = []
         """Prompts that got their answer."""
+        self.bodies: list[dict[str, Any]] = []
+        """What was asked of `/generate`."""
         self.hold = asyncio.Event()
         """Answers to `/generate` wait for it."""
         self.hold.set()
@@ -86,6 +88,7 @@ class FakeWorker:
     async def _generate(self, body: dict[str, Any]) -> web.Response:
         await self.hold.wait()
         prompt = body["input_ids"]
+        self.bodies.append(body)
         self.answered.append(prompt)
         tokens = [sum(prompt) % 100] * TOKENS_OF_ANSWER
         meta = {

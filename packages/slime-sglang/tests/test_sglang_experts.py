@@ -29,6 +29,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 LAYERS, EXPERTS, TOPK = 2, 4, 2
 PROMPTS = [[5, 6, 7, 8], [9], [100, 3, 77, 12, 64, 31, 2]]
 GREEDY = SamplingParams(max_new_tokens=12, temperature=0)
+LONG = SamplingParams(max_new_tokens=240, min_new_tokens=240, temperature=0)
 
 
 def experts_model(seed, folder):
@@ -120,6 +121,12 @@ def routes_of(model, tokens):
     return torch.stack(chosen, dim=1).sort(-1).values.numpy()
 
 
+def check_routes(model, prompt, answer):
+    """Check that an answer says where transformers sends its tokens."""
+    routes = np.sort(answer.metadata["routed_experts"], axis=-1)
+    assert np.array_equal(routes, routes_of(model, [*prompt, *answer.tokens[:-1]]))
+
+
 @pytest.fixture
 def check_serves(serving, log_probs_of):
     """Checks that the server's weights are those of a model, and that it sends tokens to the same experts."""
@@ -132,8 +139,7 @@ def check_serves(serving, log_probs_of):
             log_probs, likeliest = log_probs_of(model, prompt, answer.tokens)
             assert answer.tokens == likeliest
             assert answer.log_probs == pytest.approx(log_probs, abs=1e-5, rel=0)
-            routes = answer.metadata["routed_experts"]
-            assert np.array_equal(np.sort(routes, axis=-1), routes_of(model, [*prompt, *answer.tokens[:-1]]))
+            check_routes(model, prompt, answer)
 
     return check
 
@@ -144,6 +150,32 @@ def update(serving, sender, version, transport="memory"):
 
 def test_tokens_log_probs_and_routes_are_those_of_transformers(models, check_serves):
     check_serves(models[0])
+
+
+def test_a_request_that_is_aborted_has_the_routes_of_what_was_generated(serving, models, starting_gun):
+    async def scenario():
+        task = asyncio.ensure_future(serving.engine.generate(PROMPTS[0], LONG))
+        await starting_gun(serving.engine)
+        await serving.engine.abort()
+        return await task
+
+    answer = serving.run(scenario())
+    assert answer.finish_reason == "abort"
+    assert 0 < len(answer.tokens) < LONG.max_new_tokens
+    check_routes(models[0], PROMPTS[0], answer)
+
+
+def test_a_request_that_was_paused_has_the_routes_of_all_its_tokens(serving, models, starting_gun):
+    async def scenario():
+        task = asyncio.ensure_future(serving.engine.generate(PROMPTS[0], LONG))
+        await starting_gun(serving.engine)
+        await serving.engine.pause()
+        await serving.engine.resume()
+        return await task
+
+    answer = serving.run(scenario())
+    assert len(answer.tokens) == LONG.max_new_tokens
+    check_routes(models[0], PROMPTS[0], answer)
 
 
 @pytest.mark.parametrize("transport", ["memory", "disk-delta"])

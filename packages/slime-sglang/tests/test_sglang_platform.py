@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from slime_core.build import BuildContext
 from slime_core.config.load import load_settings
 from slime_core.errors import ConfigError, EngineError
 from slime_core.plugins.registry import Registry
+from slime_core.testing.tabular import LetterTokenizer
 from slime_sglang import compat, cpu, hooks
 from slime_sglang.section import FleetSection, SglangSection, known_arguments
 from slime_sglang.server import gpu_arguments, server_arguments, server_command, server_environment
@@ -179,6 +181,26 @@ def test_engines_that_do_not_add_up_are_refused(flags: Sequence[str], message: s
     assert len(problems) == 1
     assert message in problems.pop()
     assert problems_of(*REQUIRED[:-1], "torch", *flags) == []
+
+
+def test_a_router_is_refused_where_the_run_needs_each_tokens_experts() -> None:
+    def problems(*flags: str) -> list[str]:
+        registry = Registry.from_environment()
+        settings = load_settings([], [*REQUIRED, *flags, "--hf-checkpoint", "m"], registry=registry)
+        folder = Path("m")
+        build = BuildContext(
+            settings=settings,
+            registry=registry,
+            tokenizer=LetterTokenizer(),
+            model_path=folder,
+            run_dir=folder,
+        )
+        return [str(problem) for problem in hooks.slime_check_build(build=build)]
+
+    replay, router = "--use-rollout-routing-replay", ("--router-policy", "random")
+    (problem,) = problems(replay, *router)
+    assert "fleet.router_policy: found it in a run that needs the experts of each token" in problem
+    assert problems(replay) == problems(*router) == []
 
 
 def test_engines_that_add_up_are_counted() -> None:

@@ -14,10 +14,9 @@ from slime_models.checkpoint import read_config
 
 from slime_sglang.engine import SglangEngine
 from slime_sglang.fleet import EngineFleet
-from slime_sglang.messages import ROUTED_EXPERTS
 from slime_sglang.router import Router
 from slime_sglang.seat import Seat
-from slime_sglang.section import FleetSection, SglangSection
+from slime_sglang.section import ROUTED_EXPERTS, FleetSection, SglangSection
 from slime_sglang.server import gpu_arguments, visible_device
 from slime_sglang.stager import stager_of
 

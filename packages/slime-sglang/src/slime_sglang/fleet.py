@@ -99,9 +99,7 @@ class EngineFleet:
             try:
                 if self._router is None:
                     return await engine.generate(tokens, params, session_id=session_id)
-                answer = await self._router.generate(
-                    tokens, params, session_id=session_id, routing=engine.routing
-                )
+                answer = await self._router.generate(tokens, params, session_id=session_id)
                 return answer or aborted(self.weight_version)
             except EngineError as error:
                 was_lost = isinstance(error, ServerFaultError) or engine.failure is not None

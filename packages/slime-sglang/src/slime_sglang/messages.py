@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from slime_core.errors import EngineError
 from slime_core.protocols import Completion, SamplingParams
 
+from slime_sglang.section import ROUTED_EXPERTS
+
 #: Seconds that SGLang measures of a request; `queue_time` only under --sglang-enable-metrics.
 _TIMINGS = ("e2e_latency", "queue_time", "first_token_latency")
-#: Name in `Completion.metadata`.
-ROUTED_EXPERTS = "routed_experts"
 
 
 @dataclass(frozen=True)

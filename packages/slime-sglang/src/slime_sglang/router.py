@@ -14,7 +14,7 @@ from slime_core.protocols import Completion, SamplingParams
 
 from slime_sglang.client import ConnectionLostError, SglangClient
 from slime_sglang.gate import Gate
-from slime_sglang.messages import Routing, completion, generate_request
+from slime_sglang.messages import completion, generate_request
 from slime_sglang.process import ServerProcess, free_port, local_port_is_free
 from slime_sglang.section import SglangSection
 from slime_sglang.targets import Targets
@@ -109,20 +109,15 @@ class Router:
         await self._until(lambda: self._has_not(url), f"rid of {url}")
 
     async def generate(
-        self,
-        tokens: Sequence[int],
-        params: SamplingParams,
-        *,
-        session_id: str | None,
-        routing: Routing | None = None,
+        self, tokens: Sequence[int], params: SamplingParams, *, session_id: str | None
     ) -> Completion | None:
         """Generate one response by one of the workers; None where an abort came before it was asked for."""
         headers = {_SESSION_HEADER: session_id} if session_id is not None else None
-        body, limit = generate_request(tokens, params, routing=routing), self._section.request_timeout_s
+        body, limit = generate_request(tokens, params), self._section.request_timeout_s
         reply = await self._gate.pass_through(
             lambda: self._call("POST", "/generate", body, timeout_s=limit, headers=headers)
         )
-        return None if reply is None else completion(reply, n_prompt=len(tokens), routing=routing)
+        return None if reply is None else completion(reply)
 
     async def abort(self, end: Callable[[], Awaitable[object]]) -> None:
         """Call `end`, which ends the workers' requests, until none is under way."""
