@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -108,6 +109,18 @@ def test_command_on_a_cpu_bounds_the_cache_and_takes_pytorch() -> None:
         "--max-total-tokens 32768 --max-running-requests 64 --max-total-tokens 9"
     )
     assert server_environment(device="cpu") == {"SGLANG_PLATFORM": "cpu_torch", "CUDA_VISIBLE_DEVICES": ""}
+
+
+def test_servers_on_a_cpu_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    cores = len(os.sched_getaffinity(0))
+    for n_servers, threads in ((2, max(1, cores // 2)), (cores + 1, 1), (3 * cores, 1)):
+        environment = server_environment(device="cpu", n_servers=n_servers)
+        assert environment["OMP_NUM_THREADS"] == str(threads)
+    assert "OMP_NUM_THREADS" not in server_environment(device="cpu")
+    assert server_environment(device="cuda", n_servers=2) == {}
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert "OMP_NUM_THREADS" not in server_environment(device="cpu", n_servers=2)
 
 
 def test_servers_on_cuda_get_one_gpu_after_the_other() -> None:

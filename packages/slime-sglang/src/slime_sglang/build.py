@@ -56,6 +56,7 @@ def create_engine(build: BuildContext) -> RolloutEngine:
         return make(
             name=f"server-{seat}{again}",
             address=addresses[seat] if addresses else None,
+            n_servers=fleet.n_engines,
             arguments=gpu_arguments(section.server_args, first=seat * fleet.rollout_num_gpus_per_engine),
         )
 

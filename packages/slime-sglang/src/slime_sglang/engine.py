@@ -44,6 +44,7 @@ class SglangEngine:
         name: of the server, of its log, and of the file that lists its Prometheus endpoint.
         arguments: more of SGLang's own arguments.
         address: `host:port` of a server that runs already and is joined; None starts one.
+        n_servers: that the run starts on this host, this one included.
     """
 
     transports: tuple[str, ...] = TRANSPORTS
@@ -60,9 +61,10 @@ class SglangEngine:
         name: str = "server",
         arguments: Sequence[str] = (),
         address: str | None = None,
+        n_servers: int = 1,
     ) -> None:
         self._path, self._dtype, self._section = model_path, dtype, section
-        self._routes = routes
+        self._routes, self._n_servers = routes, n_servers
         self.name, self._address = name, address or f"127.0.0.1:{free_port()}"
         self.is_external = address is not None
         self._server: ServerProcess | ExternalServer = (
@@ -266,7 +268,7 @@ class SglangEngine:
                     *arguments,
                 ],
             ),
-            environment=server_environment() | {"HF_HUB_OFFLINE": "1"},
+            environment=server_environment(n_servers=self._n_servers) | {"HF_HUB_OFFLINE": "1"},
             log=folder / f"{self.name}.log",
         )
 
