@@ -18,10 +18,11 @@ from slime_models.fingerprint import fingerprint
 from slime_models.transfer.sender import WeightSender
 from slime_sglang.compat import PATCHES
 from slime_sglang.engine import SglangEngine
-from slime_sglang.loader import held_tensors
+from slime_sglang.loader import Order, check, held_tensors, read_verdict
 from slime_sglang.messages import Routing, completion
 from slime_sglang.section import SglangSection
 from slime_sglang.stager import stager_of
+from slime_sglang.staging import Staging
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
@@ -223,11 +224,30 @@ def test_each_expert_is_found_under_its_name_without_what_pads_it():
     }
 
 
+def test_a_parameter_that_no_tensor_is_for_is_named(tmp_path):
+    """As SGLang's qwen3_moe has an output layer of its own, also where the model shares the embedding's."""
+    staging = Staging(tmp_path / "update", shapes={"weight": (2, 3)}, dtype=torch.float32)
+    staging.begin("1")
+    staging.put("weight", torch.ones(2, 3))
+    staging.seal()
+    order = Order(folder=str(tmp_path / "update"), answer=str(tmp_path / "answer.json"))
+    for bias, error in ((False, None), (True, "bias: the server's model has it, and no tensor is for it")):
+        check(torch.nn.Linear(3, 2, bias=bias), [(order.text(), torch.empty(0))])
+        assert read_verdict(tmp_path / "answer.json").error == error
+
+
 def reply(**meta):
     """What SGLang answers to a prompt of three tokens with two more."""
     meta = {"finish_reason": {"type": "length"}, "weight_version": "1", **meta}
     meta["output_token_logprobs"] = [(-0.5, 7, None), (-0.25, 8, None)]
     return {"output_ids": [7, 8], "meta_info": meta}
+
+
+def test_log_probs_that_are_no_numbers_are_an_error():
+    answer = reply()
+    answer["meta_info"]["output_token_logprobs"][1] = (None, 8, None)  # as JSON has no NaN
+    with pytest.raises(EngineError, match="log-probs came that are no numbers"):
+        completion(answer)
 
 
 def encoded(numbers):

@@ -72,7 +72,8 @@ def check(model: Any, named_tensors: Sequence[tuple[str, Tensor]]) -> None:
     """Answer with what is wrong with the update; writes no weight."""
     order = _order(named_tensors)
     try:
-        error = _wrong(Staged(Path(order.folder)))
+        staged = Staged(Path(order.folder))
+        error = _wrong(staged) or _left_out(model, staged)
     except Exception as problem:  # which would end the server, and it is as it was
         error = f"{type(problem).__name__}: {problem}"
     _answer(order, Verdict(error=error))
@@ -97,6 +98,13 @@ def _wrong(staged: Staged) -> str | None:
         name for name, tensor in staged.tensors() if fingerprint(tensor) != staged.entries[name].fingerprint
     ]
     return f"{listed(changed)}: the bytes that arrived are not those that were sent" if changed else None
+
+
+def _left_out(model: Any, staged: Staged) -> str | None:
+    """Say which parameters an update leaves as they are: SGLang gives some models an output layer that theirs lacks."""
+    shapes = {name: entry.shape for name, entry in staged.entries.items()}
+    left = [name for name, _ in held_tensors(model, shapes) if name not in shapes]
+    return f"{listed(left)}: the server's model has it, and no tensor is for it" if left else None
 
 
 def _order(named_tensors: Sequence[tuple[str, Tensor]]) -> Order:

@@ -86,6 +86,10 @@ def completion(reply: Mapping[str, Any], *, n_prompt: int = 0, routing: Routing 
         raise EngineError(f"/generate: the server gave the request up: {reason.get('message')}")
     if [token for _, token, *_ in drawn] != tokens:
         raise EngineError(f"/generate: {len(tokens)} tokens came with the log-probs of {len(drawn)} others")
+    if any(log_prob is None for log_prob, *_ in drawn):
+        raise EngineError(
+            "/generate: log-probs came that are no numbers; the server's weights or its numerics are broken"
+        )
     return Completion(
         tokens=tokens,
         log_probs=[float(log_prob) for log_prob, *_ in drawn],
