@@ -156,6 +156,15 @@ def test_plugin_that_fails_to_import_is_only_shown_when_not_chosen(slime, letter
     assert "libacme.so is missing" in listed.stdout
 
 
+def test_engine_that_lacks_what_another_plugin_needs(refuse, tmp_path):
+    needs = (
+        "from slime_core.plugins.hooks import hookimpl\n"
+        "@hookimpl\ndef slime_engine_needs(settings):\n    return ['routed_experts']\n"
+    )
+    message = refuse(env=plugin(tmp_path / "site", "acme", "[slime]\nacme = acme_needs\n", acme_needs=needs))
+    assert "tabular:create_engine, whose completions have no routed_experts; wanted an engine that" in message
+
+
 def test_two_plugins_with_one_name(refuse, tmp_path):
     plugin(tmp_path / "site", "acme", "[slime.rewards]\nmath = acme:f\n")
     env = plugin(tmp_path / "site", "zeta", "[slime.rewards]\nlength = zeta:f\n")

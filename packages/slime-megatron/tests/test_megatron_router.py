@@ -303,3 +303,13 @@ def test_flags_of_routers_that_cannot_be_followed_are_refused(flags, message):
     needed = ["--hf-checkpoint", "x", "--rollout-batch-size", "2", "--rollout-max-response-len", "8"]
     problems = hooks.slime_check_config(load_settings([], [*needed, *flags], registry=Registry()))
     assert len([problem for problem in problems if message in str(problem)]) == 1
+
+
+def test_the_engines_routes_are_asked_for_where_they_are_replayed():
+    def needs(*flags):
+        needed = ["--hf-checkpoint", "x", "--rollout-batch-size", "2", "--rollout-max-response-len", "8"]
+        return hooks.slime_engine_needs(load_settings([], [*needed, *flags], registry=Registry()))
+
+    assert needs("--use-rollout-routing-replay") == ["routed_experts"]
+    assert needs("--use-routing-replay") == needs() == []
+    assert needs("--use-rollout-routing-replay", "--train-backend", "another") == []

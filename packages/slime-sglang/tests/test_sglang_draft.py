@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import base64
+
+import numpy as np
 import pytest
 from slime_core.errors import EngineError
 from slime_core.protocols import SamplingParams
 from slime_core.testing.tabular import LetterTokenizer
 from slime_sglang.client import ServerFaultError
 from slime_sglang.draft import Draft
+from slime_sglang.routing import Routing
 
 PARAMS = SamplingParams(max_new_tokens=6, min_new_tokens=5, seed=2**64 + 3)
 
@@ -148,3 +152,55 @@ def test_a_refusal_is_no_fault(event):
     with pytest.raises(EngineError, match="the input is too long") as caught:
         asked().take(event)
     assert not isinstance(caught.value, ServerFaultError)
+
+
+def test_log_probs_that_are_no_numbers_are_an_error():
+    event = answer(2, 1, 2)
+    event["meta_info"]["output_token_logprobs"][1][0] = None  # as JSON has no NaN
+    with pytest.raises(EngineError, match="log-probs came that are no numbers"):
+        taken(event)
+
+
+def routed(params=PARAMS):
+    """A draft of a model with one layer, of which each token passes two experts."""
+    draft = Draft([0, 0], params, tokenizer=LetterTokenizer())
+    assert draft.request(stream=True, routing=Routing(n_layers=1, topk=2))["return_routed_experts"]
+    return draft
+
+
+def encoded(*numbers):
+    return base64.b64encode(np.array(numbers, dtype=np.int32).tobytes()).decode()
+
+
+def test_routes_come_as_token_by_layer_by_place():
+    """Three tokens have experts: the last of four predicts nothing."""
+    draft = routed()
+    draft.take(answer(2, 1, 2, reason="stop", routed_experts=encoded(3, 0, 1, 2, 0, 1)))
+    assert draft.completion("none").metadata["routed_experts"].tolist() == [[[3, 0]], [[1, 2]], [[0, 1]]]
+
+
+@pytest.mark.parametrize(
+    ("meta", "message"),
+    [
+        ({}, "were asked for, and the answer has none"),
+        ({"routed_experts": encoded(0, 1, 0, 1)}, "4 experts came; wanted 3 tokens x 1 layers x 2"),
+    ],
+)
+def test_routes_that_are_not_there_or_too_few_are_the_servers_fault(meta, message):
+    draft = routed()
+    with pytest.raises(ServerFaultError, match=message):
+        draft.take(answer(2, 1, 2, reason="stop", **meta))
+    assert not draft.is_over
+    draft.take(answer(2, 1, 2, reason="abort"))
+    assert "routed_experts" not in draft.completion("none").metadata
+
+
+def test_routes_that_were_lost_with_all_tokens_there_are_asked_for_with_the_last_token():
+    draft = routed(SamplingParams(max_new_tokens=2))
+    draft.take(answer(2, 1, 2))
+    assert not draft.is_over
+    body = draft.request(stream=True, routing=Routing(n_layers=1, topk=2))
+    assert (body["input_ids"], body["sampling_params"]["max_new_tokens"]) == ([0, 0, 1], 1)
+    draft.take(answer(1, 2, reason="length", routed_experts=encoded(3, 0, 1, 2, 0, 1)))
+    completion = draft.completion("none")
+    assert (completion.tokens, len(completion.metadata["routed_experts"])) == ([1, 2], 3)

@@ -22,13 +22,18 @@ pytestmark = pytest.mark.timeout(60)
 def join(model_path, tmp_path):
     """Join a server that says the given things of itself; returns how it was used."""
 
-    def run(served=None, **info):
+    def run(served=None, routes=False, **info):
         async def scenario():
             worker = FakeWorker(served or model_path, **info)
             await worker.start()
             section = SglangSection(staging_dir=tmp_path)
             engine = SglangEngine(
-                model_path, dtype="float32", section=section, folder=tmp_path, address=worker.address
+                model_path,
+                dtype="float32",
+                section=section,
+                folder=tmp_path,
+                address=worker.address,
+                routes=routes,
             )
             try:
                 await engine.start()
@@ -55,6 +60,11 @@ def test_a_copy_of_the_model_elsewhere_is_the_same_model(join, model_path, tmp_p
     copy.mkdir()
     shutil.copy(model_path / "config.json", copy)
     assert join(served=copy) == [[1, 2]]
+
+
+def test_a_server_that_does_not_say_where_tokens_went_is_refused_where_that_is_needed(join):
+    with pytest.raises(EngineError, match="start it with --enable-return-routed-experts"):
+        join(routes=True)
 
 
 def test_another_model_is_refused_by_name(join, model_path, tmp_path):

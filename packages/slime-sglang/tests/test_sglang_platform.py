@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -12,9 +13,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from slime_core.build import BuildContext
 from slime_core.config.load import load_settings
 from slime_core.errors import ConfigError, EngineError
 from slime_core.plugins.registry import Registry
+from slime_core.testing.tabular import LetterTokenizer
 from slime_sglang import compat, cpu, hooks
 from slime_sglang.section import FleetSection, SglangSection, known_arguments
 from slime_sglang.server import gpu_arguments, server_arguments, server_command, server_environment
@@ -25,12 +28,14 @@ SCRIPT = Path(__file__).parents[3] / "scripts/sglang_flags.py"
 INSTALL = """
 import json, os, torch
 from slime_sglang import compat
-before = torch.cuda.synchronize, torch.Tensor.cuda
+def calls():
+    return torch.cuda.synchronize, torch.Tensor.cuda, torch.cuda.cudart
+before = calls()
 def changed(platform, has_cuda):
     os.environ["SGLANG_PLATFORM"] = platform
     torch.cuda.is_available = lambda: has_cuda
     compat.install()
-    return [a is not b for a, b in zip(before, (torch.cuda.synchronize, torch.Tensor.cuda))]
+    return [a is not b for a, b in zip(before, calls())]
 print(json.dumps([changed("", False), changed("cpu_torch", True), changed("cpu_torch", False)]))
 """
 
@@ -70,7 +75,7 @@ def test_patches_apply_only_where_the_platform_is_active() -> None:
     unnamed, with_cuda, active = json.loads(
         subprocess.check_output([sys.executable, "-c", INSTALL], text=True)
     )
-    assert (unnamed, with_cuda, active) == ([False, False], [False, False], [True, True])
+    assert (unnamed, with_cuda, active) == ([False] * 3, [False] * 3, [True] * 3)
 
 
 def test_patches_refuse_a_version_that_they_were_not_written_for() -> None:
@@ -104,6 +109,18 @@ def test_command_on_a_cpu_bounds_the_cache_and_takes_pytorch() -> None:
         "--max-total-tokens 32768 --max-running-requests 64 --max-total-tokens 9"
     )
     assert server_environment(device="cpu") == {"SGLANG_PLATFORM": "cpu_torch", "CUDA_VISIBLE_DEVICES": ""}
+
+
+def test_servers_on_a_cpu_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    cores = len(os.sched_getaffinity(0))
+    for n_servers, threads in ((2, max(1, cores // 2)), (cores + 1, 1), (3 * cores, 1)):
+        environment = server_environment(device="cpu", n_servers=n_servers)
+        assert environment["OMP_NUM_THREADS"] == str(threads)
+    assert "OMP_NUM_THREADS" not in server_environment(device="cpu")
+    assert server_environment(device="cuda", n_servers=2) == {}
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert "OMP_NUM_THREADS" not in server_environment(device="cpu", n_servers=2)
 
 
 def test_servers_on_cuda_get_one_gpu_after_the_other() -> None:
@@ -177,6 +194,26 @@ def test_engines_that_do_not_add_up_are_refused(flags: Sequence[str], message: s
     assert len(problems) == 1
     assert message in problems.pop()
     assert problems_of(*REQUIRED[:-1], "torch", *flags) == []
+
+
+def test_a_router_is_refused_where_the_run_needs_each_tokens_experts() -> None:
+    def problems(*flags: str) -> list[str]:
+        registry = Registry.from_environment()
+        settings = load_settings([], [*REQUIRED, *flags, "--hf-checkpoint", "m"], registry=registry)
+        folder = Path("m")
+        build = BuildContext(
+            settings=settings,
+            registry=registry,
+            tokenizer=LetterTokenizer(),
+            model_path=folder,
+            run_dir=folder,
+        )
+        return [str(problem) for problem in hooks.slime_check_build(build=build)]
+
+    replay, router = "--use-rollout-routing-replay", ("--router-policy", "random")
+    (problem,) = problems(replay, *router)
+    assert "fleet.router_policy: found it in a run that needs the experts of each token" in problem
+    assert problems(replay) == problems(*router) == []
 
 
 def test_engines_that_add_up_are_counted() -> None:

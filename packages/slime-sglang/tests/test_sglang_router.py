@@ -13,6 +13,7 @@ from slime_core.errors import EngineError
 from slime_core.protocols import SamplingParams
 from slime_sglang.draft import Draft
 from slime_sglang.router import Router
+from slime_sglang.routing import Routing
 from slime_sglang.section import SglangSection
 from slime_sglang.spread import pick
 
@@ -70,6 +71,22 @@ def test_load_spreads_and_follows_workers_that_leave_and_come_back(tmp_path):
             return counts
 
     assert asyncio.run(scenario()) == [(10, 10), (0, 20), (10, 10)]
+
+
+def test_the_router_still_drops_the_question_for_routes(tmp_path):
+    """Fails when it no longer does, and `slime check` need not refuse it in a run that replays routes."""
+    asked = Draft([1, 1], PARAMS).request(stream=False, routing=Routing(n_layers=1, topk=2))
+
+    async def scenario():
+        async with routed("round_robin", tmp_path) as (router, first, _second):
+            await router.add(url(first))
+            await router._client.post("/generate", asked, timeout_s=30)
+            return first.bodies
+
+    (body,) = asyncio.run(scenario())
+    assert body["return_logprob"]
+    assert "return_routed_experts" in asked
+    assert "return_routed_experts" not in body
 
 
 @pytest.mark.parametrize("policy", ["consistent_hashing", "manual"])

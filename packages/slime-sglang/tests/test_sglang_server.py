@@ -56,4 +56,5 @@ def test_every_patch_is_still_needed(serving):
     serving.post("/weights_checker", {"action": "snapshot"})
     serving.post("/weights_checker", {"action": "compare"})
     log = serving.log.read_text(errors="replace")
-    assert [patch.name for patch in PATCHES if patch.log_line not in log] == []
+    unused = [patch.name for patch in PATCHES if patch.log_line not in log]
+    assert unused == ["torch.cuda.cudart"]  # for models with experts: test_sglang_experts.py

@@ -57,3 +57,12 @@ class BuildContext:
     def section(self, section_type: type[SectionT]) -> SectionT:
         """Return the settings of the section that `section_type` declares."""
         return self.settings.section(section_type)
+
+    @property
+    def engine_needs(self) -> frozenset[str]:
+        """What completions must hold that not every engine offers (hook `slime_engine_needs`).
+
+        An engine's factory lists in its attribute `offers` what its engine puts into a completion when it is asked to.
+        """
+        answers = self.registry.hooks.slime_engine_needs(settings=self.settings)
+        return frozenset(need for answer in answers for need in answer)

@@ -85,8 +85,8 @@ class Completion:
     metadata: dict[str, Any] = field(default_factory=dict)
     """Counters that the engine offers (`cached_tokens`, ...). `timings`: name -> seconds of this request, as the engine
     measures them (`e2e_latency`, `queue_time`, `first_token_latency`). `weight_versions`: in order, `version` of the tokens
-    from `start` to before `end`, where the weights may change meanwhile. `routed_experts`: integers [tokens of prompt and
-    completion but the last, num_layers, topk], the experts that each token passed."""
+    from `start` to before `end`, where the weights may change meanwhile. `routed_experts`, where `BuildContext.engine_needs`
+    has it: integers [tokens of prompt and completion but the last, num_layers, topk], the experts that each token passed."""
 
 
 @dataclass(frozen=True, kw_only=True)

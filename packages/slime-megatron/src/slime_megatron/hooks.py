@@ -60,6 +60,14 @@ def slime_check_config(settings: Settings) -> list[Problem]:
 
 
 @hookimpl
+def slime_engine_needs(settings: Settings) -> list[str]:
+    """Return that the experts of each token are needed, where they are replayed."""
+    if settings.section(TrainSection).train_backend not in _OURS:
+        return []
+    return ["routed_experts"] if settings.section(MegatronSection).use_rollout_routing_replay else []
+
+
+@hookimpl
 def slime_check_build(build: BuildContext) -> list[Problem]:
     """Return the settings that the model cannot be cut by."""
     if build.section(TrainSection).train_backend not in _OURS:

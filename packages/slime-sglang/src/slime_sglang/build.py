@@ -16,7 +16,7 @@ from slime_sglang.engine import SglangEngine
 from slime_sglang.fleet import EngineFleet
 from slime_sglang.router import Router
 from slime_sglang.seat import Seat
-from slime_sglang.section import FleetSection, SglangSection
+from slime_sglang.section import ROUTED_EXPERTS, FleetSection, SglangSection
 from slime_sglang.server import gpu_arguments, visible_device
 from slime_sglang.stager import stager_of
 
@@ -38,7 +38,14 @@ def create_engine(build: BuildContext) -> RolloutEngine:
         keep_files=train.update_weight_disk_keep_files,
         encoding=train.update_weight_delta_encoding,
     )
-    make = functools.partial(SglangEngine, build.model_path, dtype=dtype, section=section, folder=folder)
+    make = functools.partial(
+        SglangEngine,
+        build.model_path,
+        dtype=dtype,
+        section=section,
+        folder=folder,
+        routes=ROUTED_EXPERTS in build.engine_needs,
+    )
     if fleet.is_plain:
         return make(stager=stager)
     addresses = fleet.rollout_external_engine_addrs
@@ -49,6 +56,7 @@ def create_engine(build: BuildContext) -> RolloutEngine:
         return make(
             name=f"server-{seat}{again}",
             address=addresses[seat] if addresses else None,
+            n_servers=fleet.n_engines,
             arguments=gpu_arguments(section.server_args, first=seat * fleet.rollout_num_gpus_per_engine),
         )
 
@@ -66,6 +74,9 @@ def create_engine(build: BuildContext) -> RolloutEngine:
         tokenizer=build.tokenizer,
         router=_router(build) if fleet.has_router else None,
     )
+
+
+create_engine.offers = frozenset({ROUTED_EXPERTS})  # type: ignore[attr-defined]  # see `BuildContext.engine_needs`
 
 
 def _router(build: BuildContext) -> Router:

@@ -1,6 +1,6 @@
 """Running SGLang on a machine without CUDA. Every change to foreign code that this package makes is here.
 
-SGLang 0.5.23 names CUDA in two places where it means "the device". SGLang itself calls `install` at the start of each
+SGLang 0.5.23 names CUDA in three places where it means "the device". SGLang itself calls `install` at the start of each
 of its processes (entry-point group `sglang.srt.plugins`); no other process is changed, and none that sees a GPU.
 A patch writes one line to the server's log when it is first taken. A test reads it there, and so fails once SGLang
 no longer needs the patch.
@@ -15,6 +15,7 @@ import pkgutil
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 from slime_core.errors import EngineError
@@ -57,6 +58,12 @@ PATCHES = (
         "/weights_checker with action compare moves each weight to the GPU to compare it there, and is refused "
         "(sglang/srt/utils/weight_checker_comparator.py)",
         lambda self, *args, **kwargs: self,
+    ),
+    Patch(
+        "torch.cuda.cudart",
+        "--enable-return-routed-experts keeps experts in host memory that it registers with CUDA, for a device to "
+        "copy to, and the exception ends the server (sglang/srt/mem_cache/pool_host/common.py)",
+        lambda: SimpleNamespace(cudaHostRegister=lambda pointer, n_bytes, flags: 0),
     ),
 )
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from slime_core.errors import EngineError
 from slime_core.protocols import Completion, SamplingParams, Tokenizer
 from slime_core.rollout.continuation import params_after, stop_across
 
 from slime_sglang.client import ServerFaultError, SglangClient
+from slime_sglang.routing import Routing
+from slime_sglang.section import ROUTED_EXPERTS
 
 #: Seconds that SGLang measures of a request; `queue_time` only under --sglang-enable-metrics.
 _TIMINGS = ("e2e_latency", "queue_time", "first_token_latency")
@@ -39,15 +43,28 @@ class Draft:
         self._finish_reason: str | None = None
         self._timings: dict[str, float] = {}
         self._counters: dict[str, int] = {}
+        self._routing: Routing | None = None
+        self._routes: NDArray[np.int16] | None = None
 
     @property
     def is_over(self) -> bool:
         """Whether nothing is left to ask for."""
-        return self._finish_reason is not None or len(self._tokens) >= self._params.max_new_tokens
+        is_full = len(self._tokens) >= self._params.max_new_tokens
+        return self._finish_reason is not None or (is_full and self._routing is None)
 
-    def request(self, *, stream: bool) -> dict[str, Any]:
-        """Return the body of `/generate` for what is left; what is taken from now on answers it."""
+    def request(self, *, stream: bool, routing: Routing | None = None) -> dict[str, Any]:
+        """Return the body of `/generate` for what is left; what is taken from now on answers it.
+
+        Args:
+            stream: have the tokens come as they are generated.
+            routing: have the last answer say which experts each token passed, earlier ones included.
+        """
         assert self._tokenizer is not None or not self._begins, "a second request, and no tokenizer"
+        self._routing = routing
+        if (
+            len(self._tokens) >= self._params.max_new_tokens
+        ):  # all but the experts came: one token asks for them
+            self._keep(self._params.max_new_tokens - 1)
         self._begins.append(len(self._tokens))
         params = params_after(self._params, len(self._tokens))
         sampling: dict[str, Any] = {
@@ -64,12 +81,13 @@ class Draft:
         }
         if params.seed is not None:  # SGLang heeds it under --enable-deterministic-inference
             sampling["sampling_seed"] = params.seed % 2**63
-        return {
+        body = {
             "input_ids": self._prompt + self._tokens,
             "sampling_params": sampling,
             "return_logprob": True,
             "stream": stream,
         }
+        return body if routing is None else body | {"return_routed_experts": True}
 
     def take(self, answer: Any) -> None:
         """Add what an answer of the last request brings, or an event of it.
@@ -85,7 +103,12 @@ class Draft:
             raise _refusal(answer["error"])
         try:
             meta, ids = answer["meta_info"], list(answer["output_ids"])
-            drawn = [(float(log_prob), int(token)) for log_prob, token, *_ in meta["output_token_logprobs"]]
+            triples = list(meta["output_token_logprobs"])
+            if any(log_prob is None for log_prob, *_ in triples):  # as JSON has no NaN
+                raise EngineError(
+                    "/generate: log-probs came that are no numbers; the server's weights or its numerics are broken"
+                )
+            drawn = [(float(log_prob), int(token)) for log_prob, token, *_ in triples]
             n_tokens, version, reason = (
                 int(meta["completion_tokens"]),
                 str(meta["weight_version"]),
@@ -104,6 +127,8 @@ class Draft:
             raise ServerFaultError(
                 f"/generate: found {len(ids)} ids and {len(drawn)} log-probs after {had - begin} tokens of {n_tokens}"
             )
+        n_rows = len(self._prompt) + had + len(new) - 1
+        routes = None if kind is None else self._routes_in(meta, n_rows=n_rows, is_aborted=kind == "abort")
         self._tokens += [token for _, token in new]
         self._log_probs += [log_prob for log_prob, _ in new]
         self._version, self._finish_reason = version, kind
@@ -114,6 +139,7 @@ class Draft:
             self._counters.setdefault("cached_tokens", meta["cached_tokens"])
         if kind is not None:
             self._timings = {name: float(meta[name]) for name in _TIMINGS if meta.get(name) is not None}
+            self._routes = routes
 
     def completion(self, version: str) -> Completion:
         """Return what there is; `abort` where something is left.
@@ -135,8 +161,36 @@ class Draft:
             log_probs=self._log_probs[:end],
             finish_reason=reason,
             weight_version=spans[-1]["version"] if spans else self._version or version,
-            metadata={**self._counters, "timings": self._timings, "weight_versions": spans},
+            metadata={**self._counters, "timings": self._timings, "weight_versions": spans}
+            | self._routed(end),
         )
+
+    def _routes_in(
+        self, meta: Mapping[str, Any], *, n_rows: int, is_aborted: bool
+    ) -> NDArray[np.int16] | None:
+        if self._routing is None:
+            return None
+        text = meta.get(ROUTED_EXPERTS)
+        if text is not None:
+            return self._routing.decode(text, n_rows=n_rows)
+        if not is_aborted:
+            raise ServerFaultError(
+                "/generate: the experts of each token were asked for, and the answer has none"
+            )
+        return None
+
+    def _routed(self, end: int | None) -> dict[str, NDArray[np.int16]]:
+        if self._routes is None:
+            return {}
+        n_rows = None if end is None else len(self._prompt) + end - 1
+        return {ROUTED_EXPERTS: self._routes[:n_rows]}
+
+    def _keep(self, n_tokens: int) -> None:
+        """Forget all tokens but the first so many."""
+        del self._tokens[n_tokens:], self._log_probs[n_tokens:]
+        self._spans = [
+            (name, first, min(last, n_tokens)) for name, first, last in self._spans if first < n_tokens
+        ]
 
     def _note_version(self, version: str, start: int) -> None:
         """Count the tokens from `start` on to a version, whatever they counted to before."""
@@ -163,6 +217,7 @@ async def ask(
     stream: bool,
     timeout_s: float,
     headers: Mapping[str, str] | None = None,
+    routing: Routing | None = None,
 ) -> None:
     """Ask a server for the rest of a response; with `stream` the draft has what arrived, whatever happens then.
 
@@ -171,7 +226,7 @@ async def ask(
         EngineError: it refused it.
         DeadlineError: it took longer than `timeout_s` seconds.
     """
-    body = draft.request(stream=stream)
+    body = draft.request(stream=stream, routing=routing)
     if stream:
         await client.stream("/generate", body, draft.take, timeout_s=timeout_s, headers=headers)
     else:

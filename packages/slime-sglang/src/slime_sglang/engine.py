@@ -10,6 +10,7 @@ from typing import Any
 
 from slime_core.errors import DeadlineError, EngineError
 from slime_core.protocols import Completion, Fingerprint, SamplingParams, TransferPlan
+from slime_models.checkpoint import read_config
 
 from slime_sglang import loader
 from slime_sglang.client import ConnectionLostError, SglangClient
@@ -18,6 +19,7 @@ from slime_sglang.external import ExternalServer, check_joined
 from slime_sglang.gate import Gate
 from slime_sglang.loading import load_update, to_its_end
 from slime_sglang.process import ServerProcess, free_port
+from slime_sglang.routing import Routing, routing_of
 from slime_sglang.section import TRANSPORTS, SglangSection
 from slime_sglang.server import server_arguments, server_command, server_environment
 from slime_sglang.stager import Stager
@@ -42,9 +44,11 @@ class SglangEngine:
         section: the engine's settings.
         folder: for these files.
         stager: takes weight updates in for this server; None where a fleet does, for all of its servers.
+        routes: whether completions must say which experts each token passed.
         name: of the server, of its log, and of the file that lists its Prometheus endpoint.
         arguments: more of SGLang's own arguments.
         address: `host:port` of a server that runs already and is joined; None starts one.
+        n_servers: that the run starts on this host, this one included.
     """
 
     transports: tuple[str, ...] = TRANSPORTS
@@ -57,11 +61,14 @@ class SglangEngine:
         section: SglangSection,
         folder: Path,
         stager: Stager | None = None,
+        routes: bool = False,
         name: str = "server",
         arguments: Sequence[str] = (),
         address: str | None = None,
+        n_servers: int = 1,
     ) -> None:
         self._path, self._dtype, self._section = model_path, dtype, section
+        self._routes, self._n_servers = routes, n_servers
         self.name, self._address = name, address or f"127.0.0.1:{free_port()}"
         self.is_external = address is not None
         self._server: ServerProcess | ExternalServer = (
@@ -73,6 +80,8 @@ class SglangEngine:
         self._stager = stager
         self._answer = folder.absolute() / f"{name}.verdict.json"
         self.weight_version = "initial"
+        self.routing: Routing | None = None
+        """How the server says which experts each token passed; None where it does not, or has not started."""
         self.suspected = asyncio.Event()
         """Set by whoever saw the server fail at something, for whoever watches it."""
         self.can_stream = False
@@ -119,7 +128,10 @@ class SglangEngine:
                 info = await self._client.get("/server_info", timeout_s=section.control_timeout_s)
             _check_ranks(info)
             if self.is_external:
-                check_joined(info, self._address, model_path=self._path, dtype=self._dtype)
+                check_joined(
+                    info, self._address, model_path=self._path, dtype=self._dtype, routes=self._routes
+                )
+            self.routing = routing_of(read_config(self._path), info)
         except TimeoutError as error:
             await self.close()
             log = "" if self.is_external else f"; its log is {self._server.log}"
@@ -159,7 +171,9 @@ class SglangEngine:
         self._check_usable()
         limit = self._section.request_timeout_s
         await self._gate.pass_through(
-            lambda: self._unless_ended(ask(self._usable(), draft, stream=stream, timeout_s=limit))
+            lambda: self._unless_ended(
+                ask(self._usable(), draft, stream=stream, timeout_s=limit, routing=self.routing)
+            )
         )
 
     async def abort(self) -> None:
@@ -256,6 +270,8 @@ class SglangEngine:
 
     def _child(self, folder: Path, arguments: Sequence[str]) -> ServerProcess:
         given = {**_OWN_ARGUMENTS, **self._section.server_args}
+        if self._routes:
+            given["enable_return_routed_experts"] = True
         return ServerProcess(
             server_command(
                 self._path,
@@ -268,7 +284,7 @@ class SglangEngine:
                     *arguments,
                 ],
             ),
-            environment=server_environment() | {"HF_HUB_OFFLINE": "1"},
+            environment=server_environment(n_servers=self._n_servers) | {"HF_HUB_OFFLINE": "1"},
             log=folder / f"{self.name}.log",
         )
 

@@ -47,7 +47,9 @@ class ExternalServer:
         return f"{self.name} is not used any more" if self._left.is_set() else None
 
 
-def check_joined(info: Mapping[str, Any], address: str, *, model_path: Path, dtype: str) -> None:
+def check_joined(
+    info: Mapping[str, Any], address: str, *, model_path: Path, dtype: str, routes: bool = False
+) -> None:
     """Check that a server is one that this run can use.
 
     Args:
@@ -55,9 +57,11 @@ def check_joined(info: Mapping[str, Any], address: str, *, model_path: Path, dty
         address: `host:port`.
         model_path: Hugging Face folder of the run's model.
         dtype: that the run wants, as torch spells it.
+        routes: whether it must say which experts each token passed.
 
     Raises:
-        EngineError: another model or dtype, no loader that proves weights, or a host without this one's shared memory.
+        EngineError: another model or dtype, no routes where they are needed, no loader that proves weights, or a host
+            without this one's shared memory.
     """
     where = f"the SGLang server at {address}"
     served = str(info.get("model_path"))
@@ -67,6 +71,11 @@ def check_joined(info: Mapping[str, Any], address: str, *, model_path: Path, dty
         raise EngineError(
             f"{where}: found dtype {info.get('dtype')}; wanted {dtype}; start it with --dtype {dtype}, or give "
             "--sglang-dtype"
+        )
+    if routes and not info.get("enable_return_routed_experts"):
+        raise EngineError(
+            f"{where}: it does not say which experts each token passed, which this run needs; start it with "
+            "--enable-return-routed-experts"
         )
     wanted = set(loader.LOADERS)
     if not wanted <= set(info.get("custom_weight_loader") or ()):

@@ -7,6 +7,7 @@ import difflib
 import importlib.metadata
 import importlib.util
 from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from slime_core.config.sections import RolloutSection, TrainSection
 from slime_core.config.settings import Settings
@@ -14,7 +15,17 @@ from slime_core.errors import Problem
 from slime_core.plugins.hooks import ForeignFlags, Section, hookimpl
 from slime_core.weights import transport_problems
 
-from slime_sglang.section import DERIVED, TRANSPORTS, FleetSection, SglangSection, known_arguments
+from slime_sglang.section import (
+    DERIVED,
+    ROUTED_EXPERTS,
+    TRANSPORTS,
+    FleetSection,
+    SglangSection,
+    known_arguments,
+)
+
+if TYPE_CHECKING:
+    from slime_core.build import BuildContext
 
 
 @hookimpl
@@ -57,6 +68,21 @@ def slime_check_config(settings: Settings) -> Iterable[Problem]:
                 f"SGLang {why}, and its log-probs would not be those of the policy that is trained; "
                 "the engine torch has no such limit",
             )
+
+
+@hookimpl
+def slime_check_build(build: BuildContext) -> Iterable[Problem]:
+    """Refuse a router where the run needs each token's experts."""
+    fleet = build.section(FleetSection)
+    if build.section(RolloutSection).rollout_engine != "sglang" or not fleet.has_router:
+        return
+    if ROUTED_EXPERTS in build.engine_needs:
+        yield Problem(
+            "fleet.router_policy" if fleet.router_policy is not None else "fleet.sglang_router_ip",
+            "it in a run that needs the experts of each token",
+            "no router",
+            "sglang-router drops the question for them; without it requests are spread all the same",
+        )
 
 
 def _fleet_problems(fleet: FleetSection) -> Iterator[Problem]:

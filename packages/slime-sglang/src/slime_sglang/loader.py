@@ -23,6 +23,8 @@ from slime_sglang.staging import Staged
 
 #: SGLang's modules that stack several Hugging Face matrices: leaf name -> leaf names, top to bottom.
 _STACKED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+#: Its parameters of all experts, [experts, rows, columns]: leaf name -> an expert's Hugging Face matrices, top to bottom.
+_EXPERTS = {"w13_weight": ("gate_proj", "up_proj"), "w2_weight": ("down_proj",)}
 
 
 CHECK, LOAD = f"{__name__}.check", f"{__name__}.load"
@@ -70,7 +72,8 @@ def check(model: Any, named_tensors: Sequence[tuple[str, Tensor]]) -> None:
     """Answer with what is wrong with the update; writes no weight."""
     order = _order(named_tensors)
     try:
-        error = _wrong(Staged(Path(order.folder)))
+        staged = Staged(Path(order.folder))
+        error = _wrong(staged) or _left_out(model, staged)
     except Exception as problem:  # which would end the server, and it is as it was
         error = f"{type(problem).__name__}: {problem}"
     _answer(order, Verdict(error=error))
@@ -97,6 +100,13 @@ def _wrong(staged: Staged) -> str | None:
     return f"{listed(changed)}: the bytes that arrived are not those that were sent" if changed else None
 
 
+def _left_out(model: Any, staged: Staged) -> str | None:
+    """Say which parameters an update leaves as they are: SGLang gives some models an output layer that theirs lacks."""
+    shapes = {name: entry.shape for name, entry in staged.entries.items()}
+    left = [name for name, _ in held_tensors(model, shapes) if name not in shapes]
+    return f"{listed(left)}: the server's model has it, and no tensor is for it" if left else None
+
+
 def _order(named_tensors: Sequence[tuple[str, Tensor]]) -> Order:
     (text, _), *_ = named_tensors
     return Order(**json.loads(text))
@@ -113,6 +123,9 @@ def held_tensors(model: Any, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[
     """
     for name, parameter in model.named_parameters():
         module, _, kind = name.rpartition(".")
+        if kind in _EXPERTS:
+            yield from _expert_tensors(module, parameter, _EXPERTS[kind], shapes)
+            continue
         parent, _, leaf = module.rpartition(".")
         names = [f"{parent}.{part}.{kind}" for part in _STACKED.get(leaf, ())] or [name]
         start = 0
@@ -120,3 +133,15 @@ def held_tensors(model: Any, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[
             rows = shapes[part][0] if part in shapes else len(parameter)
             yield part, parameter[start : start + rows]
             start += rows
+
+
+def _expert_tensors(
+    module: str, parameter: Tensor, parts: Sequence[str], shapes: Mapping[str, tuple[int, ...]]
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield each expert's matrices. They have equal shares of the rows; what pads a share is left out."""
+    share = parameter.shape[1] // len(parts)
+    for expert, matrix in enumerate(parameter):
+        for number, part in enumerate(parts):
+            name = f"{module}.{expert}.{part}.weight"
+            rows, columns = shapes.get(name, (share, matrix.shape[1]))
+            yield name, matrix[number * share : number * share + rows, :columns]

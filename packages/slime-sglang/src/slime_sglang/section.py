@@ -14,6 +14,9 @@ from slime_core.config.base import SectionModel
 #: Weight transports that the engine receives by, best first.
 TRANSPORTS = ("memory", "distributed", "disk-delta", "disk")
 
+#: What completions hold where it is needed, by its name in `Completion.metadata`.
+ROUTED_EXPERTS = "routed_experts"
+
 #: Arguments of SGLang's that follow from slime's own settings, and where those are.
 DERIVED = {
     "model_path": "model.hf_checkpoint",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -52,14 +53,18 @@ def server_command(
     return [*command, *arguments]
 
 
-def server_environment(*, device: Device | None = None) -> dict[str, str]:
-    """Return the variables to add to the environment of a server: none on CUDA.
+def server_environment(*, device: Device | None = None, n_servers: int = 1) -> dict[str, str]:
+    """Return the variables to add to the environment of one of `n_servers` on this host: none on CUDA.
 
-    On a CPU they hide the GPUs, which SGLang would otherwise take, and choose our platform.
+    On a CPU they hide the GPUs, which SGLang would otherwise take, choose our platform, and share the cores out: OpenMP
+    threads that wait for others keep their core busy.
     """
     if (device or visible_device()) == "cuda":
         return {}
-    return {"SGLANG_PLATFORM": PLATFORM_NAME, "CUDA_VISIBLE_DEVICES": ""}
+    chosen = {"SGLANG_PLATFORM": PLATFORM_NAME, "CUDA_VISIBLE_DEVICES": ""}
+    if n_servers == 1 or "OMP_NUM_THREADS" in os.environ:
+        return chosen
+    return chosen | {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // n_servers))}
 
 
 def server_arguments(values: Mapping[str, Any]) -> list[str]:

@@ -56,9 +56,26 @@ def check_build(build: BuildContext) -> list[Problem]:
                 "1: this trainer is one process",
             )
         )
+    problems += _engine_needs(build)
     for answer in build.registry.hooks.slime_check_build(build=build):
         problems += answer
     return problems
+
+
+def _engine_needs(build: BuildContext) -> Iterator[Problem]:
+    needs = build.engine_needs
+    if not needs:
+        return
+    engine = build.section(RolloutSection).rollout_engine
+    factory = build.registry.resolve("slime.engines", engine)
+    offers: frozenset[str] = getattr(factory, "offers", frozenset())
+    if missing := sorted(needs - offers):
+        yield Problem(
+            "rollout.rollout_engine",
+            f"{engine}, whose completions have no {', '.join(missing)}",
+            "an engine that offers what the run needs",
+            "the trainer's settings ask for it",
+        )
 
 
 def chosen(settings: Settings) -> Iterator[tuple[str, str, str]]:

@@ -69,6 +69,12 @@ def slime_check_build(build: BuildContext) -> Iterable[Problem]:  # type: ignore
 
 
 @hookspec
+def slime_engine_needs(settings: Settings) -> Iterable[str]:  # type: ignore[empty-body]  # as above
+    """Return what this plugin's part of the run needs of the engine's completions and not every engine offers: names of
+    `Completion.metadata`, for example `routed_experts`."""
+
+
+@hookspec
 def slime_environment() -> Mapping[str, str]:  # type: ignore[empty-body]  # as above
     """Return the versions of what this plugin needs (name -> version, or why it cannot be used), for `doctor`."""
 
