@@ -2,132 +2,20 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_origin
+from typing import Any
 
 from pydantic import ValidationError
-from pydantic.fields import FieldInfo
 
 from slime_core.config.base import SectionModel
-from slime_core.config.sections import ALIASES, CORE_SECTIONS
+from slime_core.config.schema import Flag, Schema, build_schema, nearest
+from slime_core.config.sections import ALIASES
 from slime_core.config.settings import Settings
 from slime_core.errors import ConfigError, PluginError, Problem
-from slime_core.plugins.hooks import ForeignFlags, Section
 from slime_core.plugins.registry import Registry
-
-
-@dataclass(frozen=True)
-class Flag:
-    """A command-line flag: one field of one section."""
-
-    name: str
-    """Flag without dashes, words joined by underscores."""
-    table: str
-    field: str
-    info: FieldInfo
-
-    @property
-    def spelled(self) -> str:
-        """The flag as it is typed."""
-        return "--" + self.name.replace("_", "-")
-
-    @property
-    def default(self) -> str:
-        """The default as it is shown."""
-        if self.info.is_required():
-            return "(required)"
-        return repr(self.info.get_default(call_default_factory=True))
-
-    @property
-    def optional(self) -> bool:
-        """Whether the value may be None."""
-        return type(None) in getattr(self.info.annotation, "__args__", ())
-
-    @property
-    def kind(self) -> type:
-        """`bool`, `list`, `dict`, or `str` for everything that is one word."""
-        annotation = self.info.annotation
-        options = [a for a in getattr(annotation, "__args__", ()) if a is not type(None)]
-        if get_origin(annotation) not in (list, dict) and len(options) == 1:
-            annotation = options[0]
-        base = get_origin(annotation) or annotation
-        return base if base in (bool, list, dict) else str
-
-
-@dataclass(frozen=True)
-class Schema:
-    """All sections of core and of the installed plugins, and their flags."""
-
-    models: Mapping[str, type[SectionModel]]
-    owners: Mapping[str, str]
-    flags: Mapping[str, Flag]
-    foreign: Mapping[str, ForeignFlags]
-    """Table -> the flags of another program that it hands through."""
-
-    def find_foreign(self, name: str) -> tuple[str, str, str] | None:
-        """Return (table, field, name without its prefix) of a flag that belongs to another program."""
-        for table, flags in self.foreign.items():
-            bare = name.removeprefix(flags.prefix)
-            if name.startswith(flags.prefix) and bare in flags.names:
-                return table, flags.field, bare
-        return None
-
-    @property
-    def spellings(self) -> list[str]:
-        """Every flag as it is typed."""
-        names = [f"{flags.prefix}{name}" for flags in self.foreign.values() for name in flags.names]
-        return [flag.spelled for flag in self.flags.values()] + [
-            "--" + name.replace("_", "-") for name in names
-        ]
-
-
-def build_schema(registry: Registry) -> Schema:
-    """Collect the sections of core and of every plugin.
-
-    Raises:
-        ConfigError: two sections or two flags share a name; names both owners.
-    """
-    declared = [("slime-core", Section(name, model, prefix="")) for name, model in CORE_SECTIONS.items()]
-    manager = registry.hook_manager
-    for implementation in manager.hook.slime_config_sections.get_hookimpls():
-        sections: Iterable[Section] = implementation.function()  # type: ignore[assignment]  # pluggy types it object
-        declared += [(implementation.plugin_name, section) for section in sections]
-    models: dict[str, type[SectionModel]] = {}
-    owners: dict[str, str] = {}
-    flags: dict[str, Flag] = {}
-    foreign: dict[str, ForeignFlags] = {}
-    problems: list[Problem] = []
-    for owner, section in declared:
-        if section.name in models:
-            problems.append(
-                Problem(
-                    f"section [{section.name}]",
-                    f"it in {owners[section.name]} and in {owner}",
-                    "one owner",
-                    "uninstall one",
-                )
-            )
-            continue
-        models[section.name], owners[section.name] = section.model, owner
-        if section.foreign is not None:
-            foreign[section.name] = section.foreign
-        prefix = section.name if section.prefix is None else section.prefix
-        for field, info in section.model.model_fields.items():
-            flag = Flag(f"{prefix}_{field}" if prefix else field, section.name, field, info)
-            if flag.name in flags:
-                other = owners[flags[flag.name].table]
-                problems.append(
-                    Problem(flag.spelled, f"it in {other} and in {owner}", "one owner", "uninstall one")
-                )
-            flags[flag.name] = flag
-    if problems:
-        raise ConfigError(problems)
-    return Schema(models, owners, flags, foreign)
 
 
 def load_settings(
@@ -187,7 +75,7 @@ def _merge_recipe(
                 f"; {dist} failed to import: {why}" for dist, why in registry.broken_hooks.items()
             )
             where = f"{recipe}: [{name}]" if isinstance(table, dict) else f"{recipe}: {name}"
-            problems.append(Problem(where, "an unknown section", _nearest(name, schema.models) + broken))
+            problems.append(Problem(where, "an unknown section", nearest(name, schema.models) + broken))
             continue
         fields = schema.models[name].model_fields
         for key, value in table.items():
@@ -199,7 +87,7 @@ def _merge_recipe(
                 continue
             if field not in fields:
                 elsewhere = [f"[{t}]" for t, m in schema.models.items() if field in m.model_fields]
-                wanted = f"it in {elsewhere[0]}" if elsewhere else _nearest(key, fields)
+                wanted = f"it in {elsewhere[0]}" if elsewhere else nearest(key, fields)
                 problems.append(Problem(f"{recipe}: {name}.{key}", "an unknown key", wanted))
                 continue
             values[name][field] = value
@@ -221,7 +109,7 @@ def _merge_flags(
         if flag is None:
             theirs = schema.find_foreign(word[2:].replace("-", "_"))
             if theirs is None:
-                near = _nearest(word, [*schema.spellings, "--set"])
+                near = nearest(word, [*schema.spellings, "--set"])
                 problems.append(Problem(word, "an unknown flag", near, "see `slime config flags`"))
                 continue
             table, field, name = theirs
@@ -290,7 +178,7 @@ def _merge_set(
         table, _, field = path.partition(".")
         if not equals or table not in schema.models or field not in schema.models[table].model_fields:
             known = [f"{t}.{f}" for t, model in schema.models.items() for f in model.model_fields]
-            problems.append(Problem("--set", repr(assignment), f"section.key=value; {_nearest(path, known)}"))
+            problems.append(Problem("--set", repr(assignment), f"section.key=value; {nearest(path, known)}"))
             continue
         try:
             value = tomllib.loads(f"value = {text}")["value"]
@@ -346,11 +234,3 @@ def _problem(
         return Problem(where, "nothing", "a value", f"give {spelled} or set it in [{table}] of the recipe")
     message = str(detail["msg"])
     return Problem(where, repr(detail["input"]), message[0].lower() + message[1:])
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    options = list(known)
-    near = difflib.get_close_matches(name, options, n=1, cutoff=0.5)
-    if near:
-        return f"{near[0]!r} (the nearest name)"
-    return f"one of {', '.join(options)}" if len(options) <= 12 else "a known name"
