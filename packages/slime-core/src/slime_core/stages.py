@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from slime_core.assemble import make_build
@@ -25,7 +24,7 @@ def train_stages(stages: Sequence[Stage], registry: Registry) -> dict[str, Any]:
     was not goes on from its newest checkpoint.
 
     Raises:
-        SlimeError: a stage could not be started or failed; `summary.json` then says `failed`.
+        SlimeError: a stage could not be started, or failed; `summary.json` then says `failed`.
     """
     for stage in stages:
         try:
@@ -33,44 +32,15 @@ def train_stages(stages: Sequence[Stage], registry: Registry) -> dict[str, Any]:
         except SlimeError as error:
             error.add_note(f"in stage {stage.name}")
             raise
-    folder = RunDir(stages[0].folder.parent)
-    status, failure = "failed", {}
-    try:
-        for i, stage in enumerate(stages):
-            use = partial(_drive, stage=stage, later=[other.folder for other in stages[i + 1 :]])
-            registry.resolve("slime.launchers", stage.settings.section(RunSection).launcher)(
-                stage.settings, registry, use
-            )
-        status = "completed"
-    except BaseException as error:
-        failure = {"error": f"{type(error).__name__}: {error}"}
-        raise
-    finally:
-        summary = summary_of(stages, status) | failure
-        if folder.path.is_dir():
-            folder.write_json(folder.summary.name, summary)
-    return summary
+    for i, stage in enumerate(stages):
+        launch = registry.resolve("slime.launchers", stage.settings.section(RunSection).launcher)
+        launch(stage.settings, registry, partial(_drive, stages=stages, position=i))
+    return _summarize(stages, {"status": "completed"})
 
 
-def summary_of(stages: Sequence[Stage], status: str) -> dict[str, Any]:
-    """Return the summary of all stages from those of each that has one."""
-    each = {stage.name: RunDir(stage.folder).read_summary() for stage in stages}
-    each = {name: summary for name, summary in each.items() if summary}
-    reached, first = list(each.values()), stages[0]
-    known = [summary["eval_after"] for summary in reached if summary["eval_after"] is not None]
-    return {
-        "status": status,
-        "run_name": first.settings.section(RunSection).run_name.removesuffix(f"/{first.name}"),
-        "steps": sum(summary["steps"] for summary in reached),
-        "eval_before": reached[0]["eval_before"] if reached else None,
-        "eval_after": known[-1] if known else None,
-        "wall_s": sum(summary["wall_s"] for summary in reached),
-        "stages": each,
-    }
-
-
-async def _drive(run: Run, *, stage: Stage, later: Sequence[Path]) -> dict[str, Any]:
+async def _drive(run: Run, *, stages: Sequence[Stage], position: int) -> dict[str, Any]:
     """Drive the run of a stage, unless later ones began from weights that it would still change."""
+    stage, later = stages[position], [other.folder for other in stages[position + 1 :]]
     if run.settings.section(RunSection).overwrite:
         for folder in later:
             shutil.rmtree(folder, ignore_errors=True)
@@ -81,4 +51,27 @@ async def _drive(run: Run, *, stage: Stage, later: Sequence[Path]) -> dict[str, 
             f"{run.num_steps} steps; wanted stages that begin from the weights of a stage that is done: remove "
             f"{begun[0]}, choose another --run-name, or start anew with --overwrite"
         )
-    return await drive(run, stage.leaves)
+    try:
+        return await drive(run, stage.leaves)
+    except BaseException as error:
+        _summarize(stages, {"status": "failed", "error": f"{type(error).__name__}: {error}"})
+        raise
+
+
+def _summarize(stages: Sequence[Stage], outcome: dict[str, Any]) -> dict[str, Any]:
+    """Write the summary of all stages from those of each that has one, and return it."""
+    each = {stage.name: RunDir(stage.folder).read_summary() for stage in stages}
+    each = {name: summary for name, summary in each.items() if summary}
+    known = [one["eval_after"] for one in each.values() if one["eval_after"] is not None]
+    first = stages[0]
+    summary = outcome | {
+        "run_name": first.settings.section(RunSection).run_name.removesuffix(f"/{first.name}"),
+        "steps": sum(one["steps"] for one in each.values()),
+        "eval_before": next((one["eval_before"] for one in each.values()), None),
+        "eval_after": known[-1] if known else None,
+        "wall_s": sum(one["wall_s"] for one in each.values()),
+        "stages": each,
+    }
+    folder = RunDir(first.folder.parent)
+    folder.write_json(folder.summary.name, summary)
+    return summary
