@@ -7,7 +7,7 @@ import inspect
 import sys
 from pathlib import Path
 
-from slime_core.config.load import Schema, build_schema
+from slime_core.config.schema import Schema, build_schema
 from slime_core.plugins import hooks
 from slime_core.plugins.groups import GROUPS
 from slime_core.plugins.registry import Registry

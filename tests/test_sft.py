@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 from slime_core.assemble import assemble
-from slime_core.config.load import load_settings
+from slime_core.config.check import check_stages
+from slime_core.config.load import load_settings, load_stages
 from slime_core.errors import ConfigError, DataError, EngineError
 from slime_core.launchers.local import drive
 from slime_core.plugins.registry import Registry
 from slime_core.rollout.conversations import Conversation, appended, rendered
 from slime_core.rollout.sft import supervised
 from slime_core.sample import Sample, Status
+from slime_core.stages import train_stages
 from slime_models.tokenizer import load_tokenizer
 
 SYSTEM = (
@@ -191,47 +193,42 @@ def test_every_mask_type_of_the_reference_system_is_installed(smollm2_tokenizer)
         assert text.text[start:stop] == "x<|im_end|>"
 
 
-def run(recipe: Path, *flags: str) -> tuple[dict, list[dict]]:
+def run(recipe: Path, *flags: str) -> dict:
     registry = Registry()
     settings = load_settings([str(recipe)], [*flags, "--tracker", "jsonl"], registry=registry)
 
     async def main():
         return await drive(await assemble(settings, registry))
 
-    summary = asyncio.run(main())
-    folder = Path(settings.sections["run"].output_dir) / settings.sections["run"].run_name
-    return summary, [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return asyncio.run(main())
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_sft_without_an_engine_then_grpo_from_its_folder(root, tiny_llama, tmp_path):
+def test_sft_without_an_engine_then_grpo_from_its_weights(root, tiny_llama, tmp_path):
     conversations = tmp_path / "chats.jsonl"
     rows = [{"messages": chat(("u", f"Say {a}"), ("a", a), ("u", "Again"), ("a", a))} for a in "abcd"]
     conversations.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    common = [
-        "--output-dir",
-        str(tmp_path / "runs"),
-        "--no-bf16",
-        "--lr",
-        "1e-2",
-        "--lr-decay-style",
-        "constant",
-    ]
-    _, steps = run(
-        root / "recipes/sft.toml", *common, "--hf-checkpoint", str(tiny_llama), "--data-source-path", "file",
-        "--prompt-data", str(conversations), "--input-key", "messages", "--no-apply-chat-template",
-        "--rollout-engine", "none", "--eval-interval", "none", "--rollout-batch-size", "4",
-        "--num-rollout", "20", "--save-interval", "20", "--save-hf", str(tmp_path / "hf/{step}"),
-    )  # fmt: skip
-    losses = [row["train/loss"] for row in steps]
+    flags = [
+        "--output-dir", str(tmp_path), "--no-bf16", "--lr-decay-style", "constant", "--hf-checkpoint", str(tiny_llama),
+        "--eval-interval", "none", "--save-interval", "none", "--tracker", "jsonl", "--set",
+        "stage.sft.run.num_rollout=20", "stage.sft.train.lr=1e-2", "stage.sft.data.data_source_path=file",
+        f"stage.sft.data.prompt_data={conversations}", "stage.sft.data.input_key=messages",
+        "stage.sft.data.apply_chat_template=false", "stage.sft.rollout.rollout_engine=none",
+        "stage.sft.rollout.rollout_batch_size=4", "stage.grpo.run.num_rollout=2", "stage.grpo.train.lr=1e-5",
+        "stage.grpo.rollout.rollout_batch_size=2", "stage.grpo.rollout.n_samples_per_prompt=4",
+    ]  # fmt: skip
+    registry = Registry()
+    stages = load_stages([str(root / "recipes/sft-then-grpo.toml")], flags, registry=registry)
+    assert check_stages(stages, registry) == []
+    train_stages(stages, registry)
+    supervised_steps, steps = (
+        [json.loads(line) for line in (stage.folder / "metrics.jsonl").read_text().splitlines()]
+        for stage in stages
+    )
+    losses = [row["train/loss"] for row in supervised_steps]
     assert losses[0] > 9  # ln 49152 = 10.8: it knows nothing
     assert losses[-1] < losses[0] / 3
-    _, steps = run(
-        root / "recipes/grpo-after-sft.toml", *common, "--hf-checkpoint", str(tmp_path / "hf/20"), "--lr", "1e-5",
-        "--num-rollout", "2", "--eval-interval", "none", "--save-interval", "none", "--rollout-batch-size", "2",
-        "--n-samples-per-prompt", "4", "--apply-chat-template",
-    )  # fmt: skip
     assert len(steps) == 2
     assert all(row["train/train_rollout_logprob_abs_diff"] < 1e-4 for row in steps)
     # it has the habits of its lessons: answers of one of four letters and the end, where a random model rambles

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import resource
+import sys
 from functools import partial
 
 import pytest
@@ -109,6 +111,19 @@ def test_a_checkpoint_of_another_model_is_refused_by_the_field_that_differs(
     path.write_text(json.dumps(description))
     with pytest.raises(CheckpointError, match=message):
         learner.load(tmp_path)
+
+
+def test_a_full_disk_is_an_error_that_says_so(make_learner, tmp_path, monkeypatch):
+    """No file may be larger than 4 kB, as if there were no more room."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # it would be cut, too
+    learner = make_learner()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        with pytest.raises(CheckpointError, match=r"rank 0: .*File too large"):
+            learner.save(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_an_incomplete_folder_is_refused(make_learner, tmp_path):

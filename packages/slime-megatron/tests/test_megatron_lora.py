@@ -179,6 +179,9 @@ def test_the_peft_folder_merges_to_what_is_sent(make_learner, qwen3, tmp_path):
         b = adapter.get(f"{prefix}{name.removesuffix('.weight')}.lora_B.weight")
         merged = base[name] if a is None else base[name] + 6.0 / 4 * (b @ a)
         torch.testing.assert_close(tensor, merged, rtol=0, atol=1e-6)
+    learner.save_hf(tmp_path / "whole", merged=True)
+    whole = HfCheckpoint(tmp_path / "whole")
+    assert all(torch.equal(whole[name], tensor) for name, tensor in exported(learner).items())
 
 
 def test_the_saved_model_is_the_trained_one_and_is_replaced_when_a_step_is_run_again(

@@ -173,12 +173,14 @@ async def restore(run: Run, found: checkpoint.Checkpoint) -> None:
         run.source.restore(state["source"])
         run.buffer.restore(state["buffer"])
         run.eval_before, run.eval_after = state["eval_before"], state["eval_after"]
+        run.evaluated_at = state.get("evaluated_at")  # older checkpoints do not say
         run.wall_before_s = float(state["wall_s"])
     except KeyError as error:
         raise CheckpointError(
             f"{found.path}: its state has no {error}; wanted a checkpoint of this version"
         ) from error
     run.start_step = run.done_steps = found.next_step
+    run.saved_at = found.next_step if found.path.parent == run.run_dir.checkpoints else None
     logger.info("resumed from %s: next step is %d", found.path, found.next_step)
 
 

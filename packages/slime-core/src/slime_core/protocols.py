@@ -188,8 +188,8 @@ class Trainer(Protocol):
             CheckpointError: the folder is of another model, or is incomplete.
         """
 
-    async def save_hf(self, path: Path) -> None:
-        """Write the weights as a folder that other programs load: a Hugging Face folder, or adapters."""
+    async def save_hf(self, path: Path, merged: bool = False) -> None:
+        """Write a folder that other programs load: adapters, or (if `merged`, always) a whole Hugging Face folder."""
 
     async def offload(self) -> None:
         """Give up device memory."""

@@ -84,13 +84,15 @@ class Run:
     """Accuracy before the first step."""
     eval_after: float | None = None
     """Newest accuracy."""
+    evaluated_at: int | None = None
+    """Steps that were behind this run when it was evaluated last."""
+    saved_at: int | None = None
+    """Steps that were behind this run when its newest checkpoint was written."""
     wall_before_s: float = 0.0
     """Seconds that earlier processes spent on this run."""
     _metrics: Metrics = field(default_factory=dict)
     _drops: Counter[str] = field(default_factory=Counter)
     _step: int = 0
-    _evaluated_at: int | None = None
-    _saved_at: int | None = None
     _began: float = field(default_factory=time.perf_counter)
     _step_began: float = 0.0
 
@@ -215,13 +217,13 @@ class Run:
     async def finish(self) -> None:
         """Evaluate and save where a loop stopped early; nothing is left to do after the last step."""
         if _due(self.done_steps, self.settings.section(EvalSection).eval_interval, last=True) and (
-            self._evaluated_at != self.done_steps
+            self.evaluated_at != self.done_steps
         ):
             metrics = await self.evaluate(self.done_steps)
             for tracker in self.trackers:
                 tracker.log(self.done_steps - 1, metrics)
         if _due(self.done_steps, self.settings.section(CheckpointSection).save_interval, last=True) and (
-            self._saved_at != self.done_steps
+            self.saved_at != self.done_steps
         ):
             await self.save(self.done_steps)
 
@@ -232,7 +234,7 @@ class Run:
         begin = time.perf_counter()
         section = self.settings.section(EvalSection)
         metrics, accuracy = await evaluate_groups(self, self.eval_source, section, step=step)
-        self.eval_after, self._evaluated_at = accuracy, step
+        self.eval_after, self.evaluated_at = accuracy, step
         return metrics | {"perf/eval_time": time.perf_counter() - begin}
 
     async def save(self, next_step: int) -> None:
@@ -249,12 +251,13 @@ class Run:
                 "buffer": self.buffer.state(),
                 "eval_before": self.eval_before,
                 "eval_after": self.eval_after,
+                "evaluated_at": self.evaluated_at,
                 "wall_s": self.wall_s,
             },
             save_trainer=self.trainer.save,
             keep=section.keep_checkpoints,
         )
-        self._saved_at = next_step
+        self.saved_at = next_step
         self.report("save", 1, 1)
 
     # What a rollout function uses.

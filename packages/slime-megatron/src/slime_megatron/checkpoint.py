@@ -6,12 +6,15 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
+from megatron.core.dist_checkpointing.strategies.async_utils import AsyncRequest
+from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import ChainedOptimizer, MegatronOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
@@ -69,11 +72,18 @@ def save(state: TrainerState, folder: Path) -> None:
     """Write the state into an existing, empty folder that all ranks see. Collective over the world.
 
     Of several ranks only the CPU's random state is written, which is the same on all: training draws nothing.
+
+    Raises:
+        CheckpointError: a rank could not write its part; says which, and why.
     """
     with quiet():
-        dist_checkpointing.save(
-            _sharded(state, is_loading=False) | {"rng": _rng_state()}, str(folder), async_strategy="mcore"
+        planned = dist_checkpointing.save(
+            _sharded(state, is_loading=False) | {"rng": _rng_state()},
+            str(folder),
+            async_sharded_save=True,
+            async_strategy="mcore",
         )
+        _write(planned, folder)
     if torch.distributed.get_rank() == 0:
         text = {
             **state.description,
@@ -133,6 +143,26 @@ def load(state: TrainerState, folder: Path) -> None:
     state.scheduler.step(0)
     _tell_changes(description, hyperparameters(state.optimizer, state.scheduler))
     _set_rng_state(loaded["rng"])
+
+
+def _write(planned: AsyncRequest, folder: Path) -> None:
+    """Write what Megatron planned, and complete the folder once all ranks have. Collective over the world.
+
+    Source: `AsyncRequest.execute_sync` of megatron-core 0.19.2, whose writer drops the reason of a failure.
+    """
+    buckets = [] if planned.preload_fn is None else planned.preload_fn()  # on the host
+    if buckets:
+        (transforms, _), (*_, results) = planned.async_fn.args, planned.async_fn_args
+        write = partial(FileSystemWriterAsync.write_preloaded_data, transforms)
+        found = {i: write(i, bucket, None, None, True)[1] for i, bucket in enumerate(buckets)}
+        failures = [each for each in found.values() if isinstance(each, Exception)]
+        results.put(failures[0] if failures else found)
+    try:
+        for complete in planned.finalize_fns:
+            complete()
+    except CheckpointException as error:
+        why = [f"rank {rank}: {cause}" for rank, (cause, _) in error.failures.items()]
+        raise CheckpointError(f"{folder}: {'; '.join(why) or 'another rank could not write'}") from error
 
 
 def _tell_changes(description: Mapping[str, Any], settings: Mapping[str, Any]) -> None:

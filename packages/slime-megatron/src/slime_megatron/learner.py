@@ -162,10 +162,10 @@ class Learner:
             if self._sent is None if role.startswith(SENT) else "ref_log_probs" not in self._needs:
                 self._roles.drop(role)
 
-    def save_hf(self, folder: Path) -> None:
-        """Write a Hugging Face folder, or a PEFT adapter folder with LoRA; see `hf_folder`."""
+    def save_hf(self, folder: Path, merged: bool = False) -> None:
+        """Write a Hugging Face folder, or with LoRA and not `merged` a PEFT adapter folder; see `hf_folder`."""
         settings = self._settings
-        if settings.lora.rank is not None:
+        if settings.lora.rank is not None and not merged:
             save_adapter(
                 folder,
                 self.model,

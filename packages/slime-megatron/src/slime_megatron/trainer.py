@@ -102,13 +102,15 @@ class MegatronTrainer:
         """
         await self._on_thread(self._started.load, path)
 
-    async def save_hf(self, path: Path) -> None:
-        """Write the weights as a Hugging Face folder that transformers loads; with LoRA, as a PEFT adapter folder.
+    async def save_hf(self, path: Path, merged: bool = False) -> None:
+        """Write the weights as a Hugging Face folder that transformers loads.
+
+        With LoRA it is a PEFT adapter folder, unless adapters are to be `merged`.
 
         Raises:
             CheckpointError: the folder is in the way of something else, or cannot be written.
         """
-        await self._on_thread(self._started.save_hf, path)
+        await self._on_thread(self._started.save_hf, path, merged)
 
     async def offload(self) -> None:
         """Move the optimizer's state to the host and free the gradients; the weights stay for sending."""

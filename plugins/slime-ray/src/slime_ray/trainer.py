@@ -110,9 +110,9 @@ class RayTrainer:
         """
         await self._started.ask("call", "load", path.absolute())
 
-    async def save_hf(self, path: Path) -> None:
+    async def save_hf(self, path: Path, merged: bool = False) -> None:
         """Write the weights as a folder that other programs load."""
-        await self._started.ask("call", "save_hf", path.absolute())
+        await self._started.ask("call", "save_hf", path.absolute(), merged)
 
     async def offload(self) -> None:
         """Give up device memory, on every rank."""

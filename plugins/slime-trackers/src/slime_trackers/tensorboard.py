@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slime_core.build import BuildContext
+from slime_core.config.sections import RunSection
 
 from slime_trackers.section import TensorboardSection
 
@@ -53,4 +54,5 @@ def create_tracker(build: BuildContext) -> TensorboardTracker:
     if section.project_name is None:
         return TensorboardTracker(build.run_dir / "tensorboard")
     root = Path(os.environ.get("TENSORBOARD_DIR", "runs/tensorboard"))
-    return TensorboardTracker(root / section.project_name / (section.experiment_name or build.run_dir.name))
+    name = section.experiment_name or build.section(RunSection).run_name
+    return TensorboardTracker(root / section.project_name / name)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from slime_core.build import BuildContext
+from slime_core.config.sections import RunSection
 from slime_core.rundir import RunDir
 
 from slime_trackers.section import WandbSection
@@ -35,7 +36,7 @@ class WandbTracker:
             project=section.project,
             entity=section.team,
             group=section.group,
-            name=run.run_dir.path.name,
+            name=run.settings.section(RunSection).run_name,
             id=_run_id(run.run_dir, section.run_id),
             resume="allow",
             mode=section.mode,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from slime_core.config.settings import Settings
+    from slime_core.config.stages import Stage
     from slime_core.plugins.registry import Registry
 
 
@@ -23,16 +23,16 @@ def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     return list(argv[:first]), list(argv[first:])
 
 
-def read_settings(argv: Sequence[str], registry: Registry) -> Settings:
-    """Read settings from `RECIPE... [--flag value]...`.
+def read_stages(argv: Sequence[str], registry: Registry) -> list[Stage]:
+    """Read the runs that `RECIPE... [--flag value]...` is.
 
     Raises:
         ConfigError: carries every problem.
     """
-    from slime_core.config.load import load_settings
+    from slime_core.config.load import load_stages
 
     recipes, flags = split(argv)
-    return load_settings(recipes, flags, registry=registry)
+    return load_stages(recipes, flags, registry=registry)
 
 
 def wide_console() -> Console:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from slime_core.assemble import algorithm, make_build, make_scorer
-from slime_core.cli.arguments import read_settings, wants_help
-from slime_core.config.check import check_settings, chosen
+from slime_core.cli.arguments import read_stages, wants_help
+from slime_core.config.check import check_stages, chosen
 from slime_core.config.derive import batch_sizes
 from slime_core.config.sections import DataSection, EvalSection, RewardSection, RolloutSection, TrainSection
 from slime_core.config.settings import Settings
@@ -41,11 +41,24 @@ def main(argv: list[str]) -> int:
         return 0
     console = Console(soft_wrap=True, highlight=False)
     registry = Registry.from_environment()
-    settings = read_settings(argv, registry)
-    problems = check_settings(settings, registry)
+    stages = read_stages(argv, registry)
+    problems = check_stages(stages, registry)
     if problems:
         raise ConfigError(problems)
     console.print("[green]ok[/green]  settings")
+    for stage in stages:
+        if stage.name:
+            console.print(f"[bold]stage {stage.name}[/bold]")
+        _check(console, stage.beforehand, registry)
+    return 0
+
+
+def _check(console: Console, settings: Settings, registry: Registry) -> None:
+    """Check one run.
+
+    Raises:
+        SlimeError: something is wrong with it.
+    """
     for _, group, reference in chosen(settings):
         registry.resolve(group, reference)
     algorithm(settings, registry)
@@ -67,7 +80,7 @@ def main(argv: list[str]) -> int:
         console.print(f"[green]ok[/green]  {len(held_out)} held-out prompts")
     samples = [group[0] for group in source.take(min(PROMPTS, len(source) or PROMPTS))]
     _lengths(console, settings, samples, len(source))
-    return asyncio.run(_gold(console, settings, registry, samples))
+    asyncio.run(_gold(console, settings, registry, samples))
 
 
 def _lengths(console: Console, settings: Settings, samples: list[Sample], total: int) -> None:
@@ -87,12 +100,12 @@ def _lengths(console: Console, settings: Settings, samples: list[Sample], total:
     )
 
 
-async def _gold(console: Console, settings: Settings, registry: Registry, samples: list[Sample]) -> int:
+async def _gold(console: Console, settings: Settings, registry: Registry, samples: list[Sample]) -> None:
     """Say whether the reward gives each label, written as an answer, full marks."""
     labelled = [sample for sample in samples if sample.label is not None]
     pool = make_scorer(settings, registry)
     if pool is None or not labelled:
-        return 0
+        return
     await pool.start()
     try:
         attempts: list[dict[int, str | RewardFailure]] = []
@@ -110,7 +123,7 @@ async def _gold(console: Console, settings: Settings, registry: Registry, sample
             else f" written as {written.format(label='LABEL')!r}"
         )
         console.print(f"[green]ok[/green]  the reward accepts all {len(labelled)} gold answers{how}")
-        return 0
+        return
     failures = [why for i in in_every_form if isinstance(why := wrong[i], RewardFailure)]
     if failures:
         raise DataError(
@@ -122,7 +135,6 @@ async def _gold(console: Console, settings: Settings, registry: Registry, sample
     )
     for i in in_every_form[:SHOWN]:
         console.print(f"  {wrong[i]}", markup=False)
-    return 0
 
 
 def _parts(settings: Settings, registry: Registry, scored: list[Sample]) -> None:

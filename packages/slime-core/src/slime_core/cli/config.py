@@ -5,14 +5,15 @@ from __future__ import annotations
 from rich.markup import escape
 from rich.table import Table
 
-from slime_core.cli.arguments import read_settings, wants_help, wide_console
-from slime_core.config.load import build_schema
+from slime_core.cli.arguments import read_stages, wants_help, wide_console
+from slime_core.config.schema import build_schema
+from slime_core.config.settings import Settings
 from slime_core.errors import ConfigError, Problem
 from slime_core.plugins.registry import Registry
 
 HELP = """usage: slime config [show RECIPE.toml ... [--flag value ...] | flags]
 
-  show    every value and where it came from
+  show    every value and where it came from, for each stage of the recipe
   flags   every flag: section, default, meaning"""
 
 
@@ -33,13 +34,19 @@ def main(argv: list[str]) -> int:
 
 
 def _show(registry: Registry, argv: list[str]) -> None:
-    settings = read_settings(argv, registry)
+    for stage in read_stages(argv, registry):
+        if stage.name:
+            wide_console().print(f"\n[bold]stage {stage.name}[/bold]")
+        _show_settings(stage.settings)
+
+
+def _show_settings(settings: Settings) -> None:
     table = Table("setting", "value", "from", box=None, pad_edge=False, header_style="bold")
     for name, section in settings.sections.items():
         for field, value in section.model_dump().items():
             origin = settings.origin(name, field)
             style = "dim" if origin == "default" else ""
-            table.add_row(f"{name}.{field}", escape(repr(value)), origin, style=style)
+            table.add_row(f"{name}.{field}", escape(repr(value)), escape(origin), style=style)
     wide_console().print(table)
 
 

@@ -9,7 +9,7 @@ import sys
 from importlib_metadata import PackageNotFoundError, distributions, version
 from rich.console import Console
 
-from slime_core.cli.arguments import read_settings, wants_help
+from slime_core.cli.arguments import read_stages, wants_help
 from slime_core.config.check import chosen
 from slime_core.errors import PluginError
 from slime_core.plugins.registry import Registry
@@ -74,7 +74,8 @@ def _version(name: str) -> str | None:
 
 def _recipe(console: Console, argv: list[str], registry: Registry) -> int:
     problems = 0
-    for setting, group, reference in chosen(read_settings(argv, registry)):
+    stages = read_stages(argv, registry)
+    for setting, group, reference in dict.fromkeys(c for stage in stages for c in chosen(stage.settings)):
         try:
             registry.load(registry.find(group, reference))
         except PluginError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from slime_core.assemble import start
-from slime_core.cli.arguments import read_settings, wants_help
+from slime_core.cli.arguments import read_stages, wants_help
 from slime_core.config.sections import EvalSection, RunSection
 from slime_core.errors import ConfigError, Problem
 from slime_core.plugins.registry import Registry
@@ -14,8 +14,8 @@ from slime_core.run import Run
 
 HELP = """usage: slime eval RECIPE.toml ... [--flag value ...]
 
-Evaluates on the recipe's held-out prompts: the weights of --load RUN_FOLDER's newest checkpoint, or the
-model itself. Writes to OUTPUT_DIR/RUN_NAME-eval and prints the metrics as JSON."""
+Evaluates on the recipe's held-out prompts (those of its last stage): the weights of --load RUN_FOLDER's newest
+checkpoint, or the model itself. Writes to OUTPUT_DIR/RUN_NAME-eval and prints the metrics as JSON."""
 
 
 def main(argv: list[str]) -> int:
@@ -24,11 +24,16 @@ def main(argv: list[str]) -> int:
         print(HELP)
         return 0
     registry = Registry.from_environment()
-    settings = read_settings(argv, registry)
+    settings = read_stages(argv, registry)[-1].beforehand
     if settings.section(EvalSection).eval_interval is None:
         raise ConfigError([Problem("eval.eval_interval", "nothing", "an evaluation set and its interval")])
-    name = f"{settings.sections['run'].run_name}-eval"  # type: ignore[attr-defined]  # the table is RunSection
-    settings = read_settings([*argv, "--run-name", name, "--overwrite", "--tracker", "jsonl"], registry)
+    own = {
+        "run_name": f"{settings.section(RunSection).run_name}-eval",
+        "overwrite": True,
+        "tracker": ["jsonl"],
+    }
+    for key, value in own.items():
+        settings = settings.having("run", key, value, origin="slime eval")
     launch = registry.resolve("slime.launchers", settings.section(RunSection).launcher)
     print(json.dumps(launch(settings, registry, _evaluate), indent=2))
     return 0

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from slime_core.cli.arguments import read_settings, wants_help
-from slime_core.config.check import check_settings
+from slime_core.cli.arguments import read_stages, wants_help
+from slime_core.config.check import check_stages
 from slime_core.config.sections import RunSection
 from slime_core.errors import ConfigError
 from slime_core.launchers.local import drive
 from slime_core.plugins.registry import Registry
+from slime_core.stages import train_stages
 
 HELP = """usage: slime train RECIPE.toml [RECIPE.toml ...] [--flag value ...] [--set section.key=value ...]
 
 Trains a model. Recipes are TOML files, later ones override earlier ones, flags override recipes.
 Everything about the run lands in OUTPUT_DIR/RUN_NAME. The same command again resumes from its newest
-checkpoint; --overwrite starts anew.
+checkpoint; --overwrite starts anew. The stages of a recipe, [stage.NAME], run one after the other, each
+from the weights of the one before; --set stage.NAME.section.key=value sets a value of one of them.
 
   slime train recipes/quickstart.toml
   slime train recipes/quickstart.toml --num-rollout 20 --run-name short
@@ -29,23 +33,41 @@ def main(argv: list[str]) -> int:
         print(HELP)
         return 0
     registry = Registry.from_environment()
-    settings = read_settings(argv, registry)
-    problems = check_settings(settings, registry)
+    stages = read_stages(argv, registry)
+    problems = check_stages(stages, registry)
     if problems:
         raise ConfigError(problems)
-    launch = registry.resolve("slime.launchers", settings.section(RunSection).launcher)
-    report(launch(settings, registry, drive), settings.section(RunSection))
+    if stages[0].name:
+        summary = train_stages(stages, registry)
+    else:
+        settings = stages[0].settings
+        summary = registry.resolve("slime.launchers", settings.section(RunSection).launcher)(
+            settings, registry, drive
+        )
+    report(summary, stages[-1].folder)
     return 0
 
 
-def report(summary: dict[str, Any], run: RunSection) -> None:
-    """Print how the run ended."""
+def report(summary: dict[str, Any], folder: Path) -> None:
+    """Print how the run ended, and each of its stages."""
+    each: dict[str, dict[str, Any]] = summary.get("stages", {})
+    print()
+    for name, stage in each.items():
+        print("; ".join([f"stage {name}: {_ended(stage)}", *_accuracy(stage)]))
+    print(_ended(summary), *_accuracy(summary), sep="\n")
+    where = " and ".join(str(folder.parent / name) for name in each) or str(folder)
+    print(f"results in {where}: metrics.jsonl, summary.json, reward.png, rollouts/, checkpoints/")
+
+
+def _ended(summary: Mapping[str, Any]) -> str:
+    return f"{summary['status']}: {summary['steps']} steps in {summary['wall_s']:.0f} s"
+
+
+def _accuracy(summary: Mapping[str, Any]) -> list[str]:
+    """Return what there is to say about held-out prompts: a line, or none."""
     before, after = summary.get("eval_before"), summary.get("eval_after")
-    print(f"\n{summary['status']}: {summary['steps']} steps in {summary['wall_s']:.0f} s")
-    if before is not None and after is not None:
-        print(f"held-out accuracy: {before:.3f} before, {after:.3f} after ({after - before:+.3f})")
-    elif after is not None:
-        print(f"held-out accuracy: {after:.3f}")
-    print(
-        f"results in {run.output_dir}/{run.run_name}: metrics.jsonl, summary.json, reward.png, rollouts/, checkpoints/"
-    )
+    if after is None:
+        return []
+    if before is None:
+        return [f"held-out accuracy: {after:.3f}"]
+    return [f"held-out accuracy: {before:.3f} before, {after:.3f} after ({after - before:+.3f})"]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from slime_core.config.sections import (
     TrainSection,
 )
 from slime_core.config.settings import Settings
+from slime_core.config.stages import STAGE, Stage
 from slime_core.errors import ConfigError, PluginError, Problem
 from slime_core.plugins.registry import Registry
 from slime_core.weights import wanted_transport
@@ -41,6 +43,19 @@ def check_settings(settings: Settings, registry: Registry) -> list[Problem]:
     for answer in registry.hooks.slime_check_config(settings=settings):
         problems += answer
     return problems
+
+
+def check_stages(stages: Sequence[Stage], registry: Registry) -> list[Problem]:
+    """Return everything that is wrong with the runs of a recipe and can be known without starting anything."""
+    owners: dict[Problem, list[str]] = {}
+    for stage in stages:
+        for problem in check_settings(stage.beforehand, registry):
+            owners.setdefault(problem, []).append(stage.name)
+    problems = [
+        problem if len(names) == len(stages) else _of_stage(", ".join(names), problem)
+        for problem, names in owners.items()
+    ]
+    return [*problems, *_between_stages(stages)]
 
 
 def check_build(build: BuildContext) -> list[Problem]:
@@ -108,6 +123,27 @@ def chosen(settings: Settings) -> Iterator[tuple[str, str, str]]:
     yield "algorithm.loss_reducer", "slime.reducers", picked.reducer
     if evaluation.eval_data_source_path is not None:
         yield "eval.eval_data_source_path", "slime.sources", evaluation.eval_data_source_path
+
+
+def _between_stages(stages: Sequence[Stage]) -> Iterator[Problem]:
+    """Yield what no stage but the first may have, and what no two may share."""
+    writers: dict[str, str] = {}
+    for stage in stages:
+        section = stage.settings.section(CheckpointSection)
+        if section.load is not None and stage is not stages[0]:
+            wanted, todo = "nothing: it starts from the weights of the stage before", "set it for the first"
+            todo += f", as {STAGE}.{stages[0].name}.checkpoint.load"
+            yield _of_stage(stage.name, Problem("checkpoint.load", repr(section.load), wanted, todo))
+        if section.save_hf is not None:
+            other = writers.setdefault(section.save_hf, stage.name)
+            if other != stage.name:
+                where = "checkpoint.save_hf"
+                found = f"{section.save_hf!r}, which stage {other} writes too"
+                yield _of_stage(stage.name, Problem(where, found, "a folder of its own"))
+
+
+def _of_stage(name: str, problem: Problem) -> Problem:
+    return replace(problem, where=f"{STAGE} {name}: {problem.where}")
 
 
 def _names(settings: Settings, registry: Registry) -> Iterator[Problem]:

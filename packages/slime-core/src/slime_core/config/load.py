@@ -1,139 +1,60 @@
-"""Reading settings: defaults < numerics < recipes < flags. All problems are reported at once, each with where it stands."""
+"""Reading settings: defaults < numerics < recipes < flags. All problems are reported at once, each with where it stands.
+
+In a recipe with stages a stage's own tables stand between the shared ones and the flags.
+"""
 
 from __future__ import annotations
 
-import difflib
 import json
+import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_origin
+from typing import Any
 
 from pydantic import ValidationError
-from pydantic.fields import FieldInfo
 
 from slime_core.config.base import SectionModel
-from slime_core.config.sections import ALIASES, CORE_SECTIONS
+from slime_core.config.schema import Flag, Schema, build_schema, nearest
+from slime_core.config.sections import ALIASES
 from slime_core.config.settings import Settings
+from slime_core.config.stages import STAGE, Stage, chain
 from slime_core.errors import ConfigError, PluginError, Problem
-from slime_core.plugins.hooks import ForeignFlags, Section
 from slime_core.plugins.registry import Registry
 
-
-@dataclass(frozen=True)
-class Flag:
-    """A command-line flag: one field of one section."""
-
-    name: str
-    """Flag without dashes, words joined by underscores."""
-    table: str
-    field: str
-    info: FieldInfo
-
-    @property
-    def spelled(self) -> str:
-        """The flag as it is typed."""
-        return "--" + self.name.replace("_", "-")
-
-    @property
-    def default(self) -> str:
-        """The default as it is shown."""
-        if self.info.is_required():
-            return "(required)"
-        return repr(self.info.get_default(call_default_factory=True))
-
-    @property
-    def optional(self) -> bool:
-        """Whether the value may be None."""
-        return type(None) in getattr(self.info.annotation, "__args__", ())
-
-    @property
-    def kind(self) -> type:
-        """`bool`, `list`, `dict`, or `str` for everything that is one word."""
-        annotation = self.info.annotation
-        options = [a for a in getattr(annotation, "__args__", ()) if a is not type(None)]
-        if get_origin(annotation) not in (list, dict) and len(options) == 1:
-            annotation = options[0]
-        base = get_origin(annotation) or annotation
-        return base if base in (bool, list, dict) else str
+_STAGE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
-@dataclass(frozen=True)
-class Schema:
-    """All sections of core and of the installed plugins, and their flags."""
+@dataclass
+class _Draft:
+    """Values on their way into settings, where each came from, and what is wrong so far."""
 
-    models: Mapping[str, type[SectionModel]]
-    owners: Mapping[str, str]
-    flags: Mapping[str, Flag]
-    foreign: Mapping[str, ForeignFlags]
-    """Table -> the flags of another program that it hands through."""
+    schema: Schema
+    problems: list[Problem]
+    values: dict[str, dict[str, Any]]
+    origins: dict[tuple[str, str], str] = field(default_factory=dict)
 
-    def find_foreign(self, name: str) -> tuple[str, str, str] | None:
-        """Return (table, field, name without its prefix) of a flag that belongs to another program."""
-        for table, flags in self.foreign.items():
-            bare = name.removeprefix(flags.prefix)
-            if name.startswith(flags.prefix) and bare in flags.names:
-                return table, flags.field, bare
-        return None
+    def put(self, table: str, field: str, value: Any, *, origin: str) -> None:
+        """Set a value in the place of an earlier one."""
+        self.values[table][field] = value
+        self.origins[table, field] = origin
 
-    @property
-    def spellings(self) -> list[str]:
-        """Every flag as it is typed."""
-        names = [f"{flags.prefix}{name}" for flags in self.foreign.values() for name in flags.names]
-        return [flag.spelled for flag in self.flags.values()] + [
-            "--" + name.replace("_", "-") for name in names
-        ]
+    def put_foreign(self, table: str, name: str, value: Any, *, origin: str) -> None:
+        """Set a flag of another program beside those that a table has already."""
+        held = self.schema.foreign[table].field
+        self.put(table, held, {**self.values[table].get(held, {}), name: value}, origin=origin)
 
-
-def build_schema(registry: Registry) -> Schema:
-    """Collect the sections of core and of every plugin.
-
-    Raises:
-        ConfigError: two sections or two flags share a name; names both owners.
-    """
-    declared = [("slime-core", Section(name, model, prefix="")) for name, model in CORE_SECTIONS.items()]
-    manager = registry.hook_manager
-    for implementation in manager.hook.slime_config_sections.get_hookimpls():
-        sections: Iterable[Section] = implementation.function()  # type: ignore[assignment]  # pluggy types it object
-        declared += [(implementation.plugin_name, section) for section in sections]
-    models: dict[str, type[SectionModel]] = {}
-    owners: dict[str, str] = {}
-    flags: dict[str, Flag] = {}
-    foreign: dict[str, ForeignFlags] = {}
-    problems: list[Problem] = []
-    for owner, section in declared:
-        if section.name in models:
-            problems.append(
-                Problem(
-                    f"section [{section.name}]",
-                    f"it in {owners[section.name]} and in {owner}",
-                    "one owner",
-                    "uninstall one",
-                )
-            )
-            continue
-        models[section.name], owners[section.name] = section.model, owner
-        if section.foreign is not None:
-            foreign[section.name] = section.foreign
-        prefix = section.name if section.prefix is None else section.prefix
-        for field, info in section.model.model_fields.items():
-            flag = Flag(f"{prefix}_{field}" if prefix else field, section.name, field, info)
-            if flag.name in flags:
-                other = owners[flags[flag.name].table]
-                problems.append(
-                    Problem(flag.spelled, f"it in {other} and in {owner}", "one owner", "uninstall one")
-                )
-            flags[flag.name] = flag
-    if problems:
-        raise ConfigError(problems)
-    return Schema(models, owners, flags, foreign)
+    def branch(self) -> _Draft:
+        """Return a draft that goes on from here by itself; problems are those of both."""
+        values = {table: dict(fields) for table, fields in self.values.items()}
+        return _Draft(self.schema, self.problems, values, dict(self.origins))
 
 
 def load_settings(
     recipes: Sequence[str], arguments: Sequence[str], *, registry: Registry, schema: Schema | None = None
 ) -> Settings:
-    """Read recipes and flags into settings.
+    """Read recipes and flags into the settings of one run.
 
     Args:
         recipes: TOML files; later ones override earlier ones.
@@ -142,126 +63,144 @@ def load_settings(
         schema: the sections, when they have been collected already.
 
     Raises:
+        ConfigError: carries every problem found; a recipe with stages is one.
+    """
+    stages = load_stages(recipes, arguments, registry=registry, schema=schema)
+    if stages[0].name:
+        names = ", ".join(stage.name for stage in stages)
+        raise ConfigError([Problem(" ".join(recipes), f"the stages {names}", "a recipe of one run")])
+    return stages[0].settings
+
+
+def load_stages(
+    recipes: Sequence[str], arguments: Sequence[str], *, registry: Registry, schema: Schema | None = None
+) -> list[Stage]:
+    """Read recipes and flags into the runs that they are: one without a name, where there are no stages.
+
+    Args are those of `load_settings`. A flag holds for every stage; `--set stage.NAME.section.key=value` for one.
+
+    Raises:
         ConfigError: carries every problem found.
     """
-    schema = schema or build_schema(registry)
-    problems: list[Problem] = []
-    values: dict[str, dict[str, Any]] = {name: {} for name in schema.models}
-    origins: dict[tuple[str, str], str] = {}
+    draft = _Draft(schema or build_schema(registry), [], {})
+    draft.values.update({name: {} for name in draft.schema.models})
+    own_tables: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
     for recipe in recipes:
-        _merge_recipe(recipe, schema, values, origins, problems, registry)
-    if any(problem.where in recipes for problem in problems):
-        raise ConfigError(problems)  # a recipe that cannot be read: what it would have set is not missing
-    _merge_flags(arguments, schema, values, origins, problems)
-    _merge_numerics(schema, values, origins, problems, registry)
-    sections: dict[str, SectionModel] = {}
-    for name, model in schema.models.items():
-        try:
-            sections[name] = model.model_validate(values[name])
-        except ValidationError as error:
-            problems += [_problem(name, detail, origins, schema) for detail in error.errors()]
-    if problems:
-        raise ConfigError(problems)
-    return Settings(sections, origins, schema.owners)
+        tables = _read(recipe, draft.problems)
+        for name, own in _stage_tables(recipe, tables.pop(STAGE, {}), draft.problems):
+            own_tables.setdefault(name, []).append((f"{recipe} [{STAGE}.{name}]", own))
+        _merge_tables(draft, tables, registry, origin=recipe)
+    if any(problem.where in recipes for problem in draft.problems):
+        raise ConfigError(
+            draft.problems
+        )  # a recipe that cannot be read: what it would have set is not missing
+    found: dict[str, Settings] = {}
+    for name in own_tables or [""]:
+        branch = draft.branch()
+        for origin, own in own_tables.get(name, ()):
+            _merge_tables(branch, own, registry, origin=origin)
+        _merge_flags(branch, arguments, stage=name, stages=own_tables)
+        _merge_numerics(branch, registry)
+        found[name] = _validated(branch)
+    if draft.problems:
+        raise ConfigError(dict.fromkeys(draft.problems))  # stages share most, and what is wrong with it
+    return chain(found)
 
 
-def _merge_recipe(
-    recipe: str,
-    schema: Schema,
-    values: dict[str, dict[str, Any]],
-    origins: dict[tuple[str, str], str],
-    problems: list[Problem],
-    registry: Registry,
-) -> None:
+def _read(recipe: str, problems: list[Problem]) -> dict[str, Any]:
     try:
-        tables = tomllib.loads(Path(recipe).read_text(encoding="utf-8"))
+        return tomllib.loads(Path(recipe).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         problems.append(Problem(recipe, str(getattr(error, "strerror", None) or error), "a readable recipe"))
-        return
     except tomllib.TOMLDecodeError as error:
         problems.append(Problem(recipe, f"broken TOML: {error}", "a TOML file"))
+    return {}
+
+
+def _stage_tables(
+    recipe: str, tables: Any, problems: list[Problem]
+) -> Iterable[tuple[str, Mapping[str, Any]]]:
+    """Yield (name, tables) of a recipe's stages, in its order."""
+    wanted = f"tables [{STAGE}.NAME] with keys section.key"
+    if not isinstance(tables, dict):
+        problems.append(Problem(f"{recipe}: {STAGE}", type(tables).__name__, wanted))
         return
+    for name, own in tables.items():
+        if not isinstance(own, dict):
+            problems.append(Problem(f"{recipe}: {STAGE}.{name}", repr(own), wanted))
+        elif not _STAGE_NAME.fullmatch(name):
+            named = "a name of letters, digits, - and _: it is a folder's"
+            problems.append(Problem(f"{recipe}: [{STAGE}.{name!r}]", "it", named))
+        else:
+            yield name, own
+
+
+def _merge_tables(draft: _Draft, tables: Mapping[str, Any], registry: Registry, *, origin: str) -> None:
     for name, table in tables.items():
-        if name not in schema.models or not isinstance(table, dict):
+        if name not in draft.schema.models or not isinstance(table, dict):
             broken = "".join(
                 f"; {dist} failed to import: {why}" for dist, why in registry.broken_hooks.items()
             )
-            where = f"{recipe}: [{name}]" if isinstance(table, dict) else f"{recipe}: {name}"
-            problems.append(Problem(where, "an unknown section", _nearest(name, schema.models) + broken))
+            where = f"{origin}: [{name}]" if isinstance(table, dict) else f"{origin}: {name}"
+            wanted = nearest(name, draft.schema.models) + broken
+            draft.problems.append(Problem(where, "an unknown section", wanted))
             continue
-        fields = schema.models[name].model_fields
         for key, value in table.items():
-            field = ALIASES.get(key, key)
-            theirs = schema.foreign.get(name)
-            if field not in fields and theirs is not None and key in theirs.names:
-                values[name][theirs.field] = {**values[name].get(theirs.field, {}), key: value}
-                origins[name, theirs.field] = recipe
-                continue
-            if field not in fields:
-                elsewhere = [f"[{t}]" for t, m in schema.models.items() if field in m.model_fields]
-                wanted = f"it in {elsewhere[0]}" if elsewhere else _nearest(key, fields)
-                problems.append(Problem(f"{recipe}: {name}.{key}", "an unknown key", wanted))
-                continue
-            values[name][field] = value
-            origins[name, field] = recipe
+            _merge_key(draft, name, key, value, origin=origin)
 
 
-def _merge_flags(
-    arguments: Sequence[str],
-    schema: Schema,
-    values: dict[str, dict[str, Any]],
-    origins: dict[tuple[str, str], str],
-    problems: list[Problem],
-) -> None:
+def _merge_key(draft: _Draft, table: str, key: str, value: Any, *, origin: str) -> None:
+    schema, field = draft.schema, ALIASES.get(key, key)
+    fields, theirs = schema.models[table].model_fields, schema.foreign.get(table)
+    if field in fields:
+        draft.put(table, field, value, origin=origin)
+    elif theirs is not None and key in theirs.names:
+        draft.put_foreign(table, key, value, origin=origin)
+    else:
+        elsewhere = [f"[{t}]" for t, m in schema.models.items() if field in m.model_fields]
+        wanted = f"it in {elsewhere[0]}" if elsewhere else nearest(key, fields)
+        draft.problems.append(Problem(f"{origin}: {table}.{key}", "an unknown key", wanted))
+
+
+def _merge_flags(draft: _Draft, arguments: Sequence[str], *, stage: str, stages: Collection[str]) -> None:
+    schema, problems = draft.schema, draft.problems
     for word, given in _split_flags(arguments, problems):
         if word == "--set":
-            _merge_set(given, schema, values, origins, problems)
+            _merge_set(draft, given, stage=stage, stages=stages)
             continue
         flag, negated = _lookup(word, schema)
         if flag is None:
             theirs = schema.find_foreign(word[2:].replace("-", "_"))
             if theirs is None:
-                near = _nearest(word, [*schema.spellings, "--set"])
+                near = nearest(word, [*schema.spellings, "--set"])
                 problems.append(Problem(word, "an unknown flag", near, "see `slime config flags`"))
                 continue
-            table, field, name = theirs
-            held = values[table].get(field, {})
-            values[table][field] = {**held, name: _foreign_value(given)}
-            origins[table, field] = word
+            table, _, name = theirs
+            draft.put_foreign(table, name, _foreign_value(given), origin=word)
             continue
         try:
-            values[flag.table][flag.field] = _flag_value(flag, given, negated=negated)
+            draft.put(flag.table, flag.field, _flag_value(flag, given, negated=negated), origin=word)
         except ValueError as error:
             problems.append(Problem(word, f"{' '.join(given) or 'no value'}", str(error)))
-            continue
-        origins[flag.table, flag.field] = word
 
 
-def _merge_numerics(
-    schema: Schema,
-    values: dict[str, dict[str, Any]],
-    origins: dict[tuple[str, str], str],
-    problems: list[Problem],
-    registry: Registry,
-) -> None:
+def _merge_numerics(draft: _Draft, registry: Registry) -> None:
     """Let the chosen conventions fill what recipes and flags leave open."""
-    name = values["algorithm"].get("numerics")
+    name = draft.values["algorithm"].get("numerics")
     if name is None:
         return
     try:
         conventions: Mapping[str, Mapping[str, Any]] = registry.resolve("slime.numerics", name)
     except PluginError as error:
-        problems.append(Problem(origins["algorithm", "numerics"], repr(name), str(error)))
+        draft.problems.append(Problem(draft.origins["algorithm", "numerics"], repr(name), str(error)))
         return
     for table, fields in conventions.items():
-        for field, value in fields.items():
-            if table not in schema.models or field not in schema.models[table].model_fields:
-                problems.append(
-                    Problem(f"numerics {name}: {table}.{field}", "an unknown setting", "a known one")
-                )
-            elif field not in values[table]:
-                values[table][field] = value
-                origins[table, field] = f"numerics {name}"
+        for key, value in fields.items():
+            if table not in draft.schema.models or key not in draft.schema.models[table].model_fields:
+                where = f"numerics {name}: {table}.{key}"
+                draft.problems.append(Problem(where, "an unknown setting", "a known one"))
+            elif key not in draft.values[table]:
+                draft.put(table, key, value, origin=f"numerics {name}")
 
 
 def _split_flags(arguments: Sequence[str], problems: list[Problem]) -> Iterable[tuple[str, list[str]]]:
@@ -278,26 +217,30 @@ def _split_flags(arguments: Sequence[str], problems: list[Problem]) -> Iterable[
     return grouped
 
 
-def _merge_set(
-    given: Sequence[str],
-    schema: Schema,
-    values: dict[str, dict[str, Any]],
-    origins: dict[tuple[str, str], str],
-    problems: list[Problem],
-) -> None:
+def _merge_set(draft: _Draft, given: Sequence[str], *, stage: str, stages: Collection[str]) -> None:
+    models = draft.schema.models
     for assignment in given or [""]:
         path, equals, text = assignment.partition("=")
-        table, _, field = path.partition(".")
-        if not equals or table not in schema.models or field not in schema.models[table].model_fields:
-            known = [f"{t}.{f}" for t, model in schema.models.items() for f in model.model_fields]
-            problems.append(Problem("--set", repr(assignment), f"section.key=value; {_nearest(path, known)}"))
+        table, _, key = path.partition(".")
+        if table == STAGE and stages:
+            name, _, rest = key.partition(".")
+            table, _, key = rest.partition(".")
+            if name not in stages:
+                wanted = f"{STAGE}.NAME.section.key=value; NAME is {nearest(name, stages)}"
+                draft.problems.append(Problem("--set", repr(assignment), wanted))
+                continue
+            if name != stage:
+                continue
+        if not equals or table not in models or key not in models[table].model_fields:
+            known = [f"{t}.{f}" for t, model in models.items() for f in model.model_fields]
+            wanted = f"section.key=value; {nearest(f'{table}.{key}', known)}"
+            draft.problems.append(Problem("--set", repr(assignment), wanted))
             continue
         try:
             value = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:
             value = text  # a bare word is a string
-        values[table][field] = value
-        origins[table, field] = f"--set {path}"
+        draft.put(table, key, value, origin=f"--set {path}")
 
 
 def _lookup(word: str, schema: Schema) -> tuple[Flag | None, bool]:
@@ -331,26 +274,26 @@ def _foreign_value(given: Sequence[str]) -> Any:
     return True if not given else given[0] if len(given) == 1 else list(given)
 
 
-def _problem(
-    table: str, detail: Mapping[str, Any], origins: Mapping[tuple[str, str], str], schema: Schema
-) -> Problem:
-    field = str(detail["loc"][0]) if detail["loc"] else ""
-    origin = origins.get((table, field))
-    spelled = next((f.spelled for f in schema.flags.values() if (f.table, f.field) == (table, field)), "")
+def _validated(draft: _Draft) -> Settings:
+    """Return the settings, without the sections in which something is wrong."""
+    sections: dict[str, SectionModel] = {}
+    for name, model in draft.schema.models.items():
+        try:
+            sections[name] = model.model_validate(draft.values[name])
+        except ValidationError as error:
+            draft.problems += [_problem(name, detail, draft) for detail in error.errors()]
+    return Settings(sections, draft.origins, draft.schema.owners)
+
+
+def _problem(table: str, detail: Mapping[str, Any], draft: _Draft) -> Problem:
+    key = str(detail["loc"][0]) if detail["loc"] else ""
+    origin = draft.origins.get((table, key))
+    flags = draft.schema.flags.values()
+    spelled = next((f.spelled for f in flags if (f.table, f.field) == (table, key)), "")
     where = (
-        f"{origin}: {table}.{field}"
-        if origin and not origin.startswith("--")
-        else origin or f"{table}.{field}"
+        f"{origin}: {table}.{key}" if origin and not origin.startswith("--") else origin or f"{table}.{key}"
     )
     if detail["type"] == "missing":
         return Problem(where, "nothing", "a value", f"give {spelled} or set it in [{table}] of the recipe")
     message = str(detail["msg"])
     return Problem(where, repr(detail["input"]), message[0].lower() + message[1:])
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    options = list(known)
-    near = difflib.get_close_matches(name, options, n=1, cutoff=0.5)
-    if near:
-        return f"{near[0]!r} (the nearest name)"
-    return f"one of {', '.join(options)}" if len(options) <= 12 else "a known name"

@@ -54,6 +54,13 @@ class Settings:
         """Say where a value came from: a recipe, a flag, or `default`."""
         return self.origins.get((table, field), "default")
 
+    def having(self, table: str, field: str, value: Any, *, origin: str) -> Settings:
+        """Return settings in which one value is another; it is not validated."""
+        section = self.sections[table].model_copy(update={field: value})
+        return Settings(
+            {**self.sections, table: section}, {**self.origins, (table, field): origin}, self.owners
+        )
+
     def to_toml(self) -> str:
         """Return all values as a recipe; settings that are None are left out, as TOML has no such value."""
         tables = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 from slime_core.assemble import assemble, start
@@ -50,18 +51,27 @@ async def assemble_and[T](
         handler.close()
 
 
-async def drive(run: Run) -> dict[str, Any]:
+def completed(run: Run) -> bool:
+    """Say whether an earlier process took all the steps of a run."""
+    previous = run.run_dir.read_summary()
+    return previous.get("status") == "completed" and previous["steps"] >= run.num_steps
+
+
+async def drive(run: Run, leaves: Path | None = None) -> dict[str, Any]:
     """Start an assembled run, drive it by its loop to its last step, and close it; returns the summary.
 
     `summary.json` holds it too. A run that was completed before is left as it is.
 
+    Args:
+        run: as it was assembled.
+        leaves: folder that gets the weights of the last step as a Hugging Face model.
+
     Raises:
         SlimeError: the run could not be started or failed; `summary.json` then says `failed`.
     """
-    previous = run.run_dir.read_summary()
-    if previous.get("status") == "completed" and previous["steps"] >= run.num_steps:
+    if completed(run) and (leaves is None or leaves.is_dir()):
         logger.info("completed before; --overwrite starts anew")
-        return previous
+        return run.run_dir.read_summary()
     loop = run.registry.resolve("slime.loops", run.settings.section(RunSection).loop)
     summary: dict[str, Any] = {}
     try:
@@ -71,6 +81,8 @@ async def drive(run: Run) -> dict[str, Any]:
         run.registry.hooks.slime_run_start(run=run)
         await loop(run)
         await run.finish()
+        if leaves is not None:
+            await run.trainer.save_hf(leaves, merged=True)
         summary = run.summary("completed")
     except BaseException as error:
         summary = run.summary("failed") | {"error": f"{type(error).__name__}: {error}"}

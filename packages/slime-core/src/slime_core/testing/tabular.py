@@ -152,16 +152,22 @@ class TabularEngine:
 
 
 class TabularTrainer:
-    """Gradient ascent on the table by REINFORCE, with the estimator and loss that were chosen."""
+    """Gradient ascent on the table by REINFORCE, with the estimator and loss that were chosen.
+
+    It begins with the table of the model's folder, if there is one.
+    """
 
     transports: tuple[str, ...] = ("memory",)
 
-    def __init__(self, *, estimator: Any, loss: Any, lr: float) -> None:
+    def __init__(self, *, estimator: Any, loss: Any, lr: float, model: Path | None = None) -> None:
         self.table: Table = np.zeros((VOCAB, VOCAB))
+        self._model = model
         self._estimator, self._loss, self._lr = estimator, loss, lr
 
     async def start(self) -> None:
-        """Nothing to do."""
+        """Read the model's table."""
+        if self._model is not None and (self._model / "table.npy").exists():
+            await self.load(self._model)
 
     async def train(self, batch: TrainBatch) -> Metrics:
         """Take the batch's optimizer steps."""
@@ -212,7 +218,7 @@ class TabularTrainer:
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{path}: found {error}; wanted table.npy") from error
 
-    async def save_hf(self, path: Path) -> None:
+    async def save_hf(self, path: Path, merged: bool = False) -> None:
         """Write the table alone."""
         path.mkdir(parents=True, exist_ok=True)
         np.save(path / "table.npy", self.table)
@@ -240,7 +246,8 @@ def create_engine(build: BuildContext) -> TabularEngine:
 def create_trainer(build: BuildContext) -> TabularTrainer:
     """Return a fresh trainer."""
     chosen = algorithm(build.settings, build.registry)
-    return TabularTrainer(estimator=chosen.estimator, loss=chosen.loss, lr=build.section(TrainSection).lr)
+    lr = build.section(TrainSection).lr
+    return TabularTrainer(estimator=chosen.estimator, loss=chosen.loss, lr=lr, model=build.model_path)
 
 
 def credit(view: TokenView) -> tuple[Any, Any]:
