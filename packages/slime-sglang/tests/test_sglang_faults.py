@@ -122,12 +122,15 @@ async def whole(fleet):
 
 
 def assert_greedy(prompt, answer, models, log_probs_of):
-    """Check that each token of a long answer is the likeliest of the model of its version, with its log-prob."""
+    """Check that each token of a long answer is the likeliest of the model of its version, with its log-prob.
+
+    The models are in float64, and the limit is 2e-5: over 200 tokens float32 is off by 1.1e-5, in transformers too.
+    """
     for span in answer.metadata["weight_versions"]:
         place = slice(span["start"], span["end"])
         log_probs, likeliest = log_probs_of(models[span["version"]], prompt, answer.tokens, can_end=False)
         assert answer.tokens[place] == likeliest[place]
-        assert answer.log_probs[place] == pytest.approx(log_probs[place], abs=1e-5, rel=0)
+        assert answer.log_probs[place] == pytest.approx(log_probs[place], abs=2e-5, rel=0)
     assert span["end"] == len(answer.tokens) == len(answer.log_probs) == LONG.max_new_tokens
 
 
@@ -165,7 +168,7 @@ def test_a_server_killed_over_an_update_loses_no_token_and_comes_back_with_the_n
         return await work
 
     answers = pair.run(scenario())
-    models = {"1": tiny_llama(1), "2": tiny_llama(2)}
+    models = {"1": tiny_llama(1).double(), "2": tiny_llama(2).double()}
     for prompt, answer in zip(PROMPTS, answers, strict=True):
         assert_greedy(prompt, answer, models, log_probs_of)
         assert answer.metadata["weight_versions"][0]["version"] == "1"  # what arrived before is kept
@@ -201,7 +204,7 @@ def test_a_server_that_hangs_is_killed_in_time_and_its_requests_go_on_elsewhere(
 
     seconds, answers, n_tokens = pair.run(scenario(), timeout_s=300)
     for prompt, answer in zip(PROMPTS, answers, strict=True):
-        assert_greedy(prompt, answer, {"2": tiny_llama(2)}, log_probs_of)
+        assert_greedy(prompt, answer, {"2": tiny_llama(2).double()}, log_probs_of)
     assert n_tokens < LONG.max_new_tokens * len(
         PROMPTS
     )  # what the first had generated was not generated again
