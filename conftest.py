@@ -26,8 +26,7 @@ class _ByFile(LoadScopeScheduling):
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _ByFile:
-    """Hand tests out file by file, in order: xdist would leave files of few tests, which are the longest, to the end."""
-    config.option.loadscopereorder = False
+    """Hand tests out file by file."""
     return _ByFile(config, log)
 
 
