@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import subprocess
 import time
@@ -32,4 +33,5 @@ def spring(kind: str) -> NoReturn:
         time.sleep(float(MARK))
     elif kind == "memory":
         bytearray(1 << 40)
+    faulthandler.disable()  # a hundred tracebacks would bury the table
     os.abort()
