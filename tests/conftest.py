@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -114,3 +117,19 @@ def tiny_llama(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         if "token" in file.name or file.suffix == ".jinja":
             shutil.copy(file, folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def kill_after() -> Callable[[Sequence[str], Path, int], None]:
+    """Returns a function that starts a command, and kills it once a file has more than so many lines."""
+
+    def kill(command: Sequence[str], file: Path, n_lines: int) -> None:
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        deadline = time.monotonic() + 120
+        while not (file.exists() and file.read_text().count("\n") > n_lines):
+            assert time.monotonic() < deadline
+            assert process.poll() is None
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+
+    return kill

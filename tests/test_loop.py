@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -82,7 +79,7 @@ def test_longer_run_goes_on_from_the_last_checkpoint(letters, tmp_path):
         }
 
 
-def test_killed_run_equals_one_that_was_not(letters, tmp_path):
+def test_killed_run_equals_one_that_was_not(letters, tmp_path, kill_after):
     """kill -9 three times, whenever; then the losses and prompts are those of a run that was left alone."""
     train(letters, "--run-name", "whole", "--num-rollout", "60")
     command = [
@@ -98,13 +95,7 @@ def test_killed_run_equals_one_that_was_not(letters, tmp_path):
     ]
     metrics = tmp_path / "runs/letters/metrics.jsonl"
     for wanted in (8, 23, 41):
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        deadline = time.monotonic() + 120
-        while not (metrics.exists() and metrics.read_text().count("\n") > wanted):
-            assert time.monotonic() < deadline
-            assert process.poll() is None
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
+        kill_after(command, metrics, wanted)
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     assert rows(tmp_path / "runs/letters") == rows(tmp_path / "runs/whole")
     assert prompts(tmp_path / "runs/letters") == prompts(tmp_path / "runs/whole")

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -81,20 +78,14 @@ def test_the_second_stage_is_the_run_that_begins_with_the_weights_of_the_first(s
     assert facts(runs / "letters/second") == facts(runs / "alone")
 
 
-def test_killed_in_either_stage_or_between_them_it_ends_as_if_it_had_not_been(staged, tmp_path):
+def test_killed_in_either_stage_or_between_them_it_ends_as_if_it_had_not_been(staged, tmp_path, kill_after):
     runs = tmp_path / "runs"
     whole, killed = runs / "whole", runs / "killed"
     unbroken = train(staged, "--run-name", "whole")
     command = [sys.executable, "-m", "slime_core", "train", str(staged), "--run-name", "killed"]
     for stage, wanted in (("first", 5), ("second", 9)):
         metrics = killed / stage / "metrics.jsonl"
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        deadline = time.monotonic() + 120
-        while not (metrics.exists() and metrics.read_text().count("\n") > wanted):
-            assert time.monotonic() < deadline
-            assert process.poll() is None
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
+        kill_after(command, metrics, wanted)
     ended = subprocess.run(command, check=True, capture_output=True, text=True)
     assert "stage first: completed: 6 steps" in ended.stdout
     what_is_left_by_a_kill = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from slime_sglang.stager import stager_of
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from .fake_fleet import run_fleet
 
 VOCAB, EOS = 128, 127
 SERVER_ARGS = {"max_total_tokens": 1024, "max_running_requests": 4, "stream_interval": 4}
@@ -165,3 +168,9 @@ def serving(
     staging = tmp_path_factory.mktemp("sglang-staging")
     engine = _new_engine(model_path, folder, staging_dir=staging, server_concurrency=4)
     yield from serving_of(engine, log=folder / "server.log", staging=staging)
+
+
+@pytest.fixture
+def fleet_of(model_path: Path, tmp_path: Path) -> Callable[..., Any]:
+    """Runs a scenario with a fleet over fake workers; see `run_fleet`."""
+    return partial(run_fleet, model_path, tmp_path)

@@ -13,8 +13,6 @@ from slime_core.protocols import SamplingParams
 from slime_core.weights import sync_weights
 from slime_models.checkpoint import HfCheckpoint
 from slime_models.families.qwen3_moe import QWEN3_MOE
-from slime_models.fingerprint import fingerprint
-from slime_models.transfer.sender import WeightSender
 from slime_sglang.compat import PATCHES
 from slime_sglang.engine import SglangEngine
 from slime_sglang.loader import Order, check, held_tensors, read_verdict
@@ -22,6 +20,8 @@ from slime_sglang.section import SglangSection
 from slime_sglang.stager import stager_of
 from slime_sglang.staging import Staging
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+from .sender import Sender
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 
@@ -58,20 +58,8 @@ def experts_model(seed, folder):
     return model
 
 
-class Sender:
-    """The sending half of a trainer, of the tensors of a folder."""
-
-    transports = WeightSender.transports
-
-    def __init__(self, folder):
-        self.tensors = list(HfCheckpoint(folder).items())
-        self._sender = WeightSender(asyncio.to_thread)
-
-    async def _buckets(self):
-        yield self.tensors, {name: fingerprint(tensor) for name, tensor in self.tensors}
-
-    async def send(self, plan):
-        return await self._sender.send(plan, self._buckets())
+def sender_of(folder):
+    return Sender(dict(HfCheckpoint(folder)))
 
 
 @pytest.fixture(scope="module")
@@ -180,15 +168,15 @@ def test_a_request_that_was_paused_has_the_routes_of_all_its_tokens(serving, mod
 @pytest.mark.parametrize("transport", ["memory", "disk-delta"])
 def test_after_updates_they_are_those_of_the_newest_model(serving, models, folders, check_serves, transport):
     for version, number in (("1", 1), ("2", 0), ("3", 1)):
-        update(serving, Sender(folders[number]), version, transport)
+        update(serving, sender_of(folders[number]), version, transport)
     check_serves(models[1])
 
 
 def test_a_missing_expert_is_named_and_the_old_weights_serve(serving, models, folders, check_serves):
-    update(serving, Sender(folders[1]), "1")
-    sender = Sender(folders[0])
+    update(serving, sender_of(folders[1]), "1")
+    sender = sender_of(folders[0])
     name = "model.layers.1.mlp.experts.3.up_proj.weight"
-    sender.tensors = [(other, tensor) for other, tensor in sender.tensors if other != name]
+    del sender.tensors[name]
     with pytest.raises(
         WeightSyncError, match=r"1 of \d+ tensors were not sent: .*experts\.3\.up_proj\.weight"
     ):

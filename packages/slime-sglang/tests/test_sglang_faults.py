@@ -19,9 +19,9 @@ from slime_core.config.load import load_settings
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import SamplingParams
 from slime_core.weights import sync_weights
-from slime_models.fingerprint import fingerprint
-from slime_models.transfer.sender import WeightSender
 from slime_sglang.build import create_engine
+
+from .sender import Sender
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 
@@ -31,22 +31,8 @@ LONG = SamplingParams(max_new_tokens=200, min_new_tokens=200, temperature=0)
 INTERVAL_S, DEADLINE_S = 2, 15
 
 
-class Sender:
-    """The sending half of a trainer; calls `midway` when all but the end is sent."""
-
-    transports = WeightSender.transports
-
-    def __init__(self, model, midway=lambda: None):
-        self.tensors = [(name, parameter.detach()) for name, parameter in model.named_parameters()]
-        self.midway = midway
-        self._sender = WeightSender(asyncio.to_thread)
-
-    async def _buckets(self):
-        yield self.tensors, {name: fingerprint(tensor) for name, tensor in self.tensors}
-        self.midway()
-
-    async def send(self, plan):
-        return await self._sender.send(plan, self._buckets())
+def sender_of(model, **options):
+    return Sender({name: parameter.detach() for name, parameter in model.named_parameters()}, **options)
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +129,7 @@ async def generated(engine):
 
 
 def test_two_servers_share_the_load_and_both_are_the_newest_model(pair, tiny_llama, check_holds):
-    sender = Sender(tiny_llama(1))
+    sender = sender_of(tiny_llama(1))
     pair.run(sync_weights(sender, pair.engine, version="1", timeout_s=60, transport="disk-delta"))
 
     counts, answers = shares(pair, "server-0.log", "server-1.log")
@@ -159,7 +145,7 @@ def test_a_server_killed_over_an_update_loses_no_token_and_comes_back_with_the_n
 ):
     seat = pair.engine._seats[0]
     group = group_of(seat)
-    sender = Sender(tiny_llama(2), midway=lambda: os.killpg(group, signal.SIGKILL))
+    sender = sender_of(tiny_llama(2), midway=lambda: os.killpg(group, signal.SIGKILL))
 
     async def scenario():
         work = await whole(pair.engine)

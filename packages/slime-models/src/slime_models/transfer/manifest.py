@@ -116,12 +116,10 @@ class TensorCheck:
             raise WeightSyncError(f"{where}: sent twice; send each tensor once")
         if shape != wanted:
             raise WeightSyncError(f"{where}: found shape {shape}; wanted {wanted}")
-        if name in self._float32:
-            if dtype != "float32":
-                raise WeightSyncError(f"{where}: found dtype {dtype}; wanted float32, as its family says")
-        elif dtype != self._dtype:
+        agreed = "float32" if name in self._float32 else self._dtype
+        if dtype != agreed:
             raise WeightSyncError(
-                f"{where}: found dtype {dtype}; wanted {self._dtype}; cast it to the plan's dtype"
+                f"{where}: found dtype {dtype}; wanted {agreed}; cast it to the dtype agreed on"
             )
         self._seen.add(name)
 

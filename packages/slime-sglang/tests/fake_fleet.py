@@ -1,0 +1,120 @@
+"""A fleet over fake workers, and what tests ask of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from slime_core.protocols import SamplingParams
+from slime_core.testing.tabular import LetterTokenizer
+from slime_sglang.engine import SglangEngine
+from slime_sglang.fleet import EngineFleet
+from slime_sglang.inlets import Place
+from slime_sglang.router import Router
+from slime_sglang.seat import Seat
+from slime_sglang.section import FleetSection, SglangSection
+from slime_sglang.stager import Stager
+
+from .fake_worker import TOKENS_OF_ANSWER, FakeWorker
+
+PARAMS = SamplingParams(max_new_tokens=TOKENS_OF_ANSWER)
+PROMPTS = [[number, 7] for number in range(12)]
+#: Checks come when something is suspected, and otherwise so seldom that none does.
+WATCHED = {
+    "use_fault_tolerance": True,
+    "rollout_health_check_interval": 50,
+    "rollout_health_check_timeout": 0.5,
+}
+
+
+@asynccontextmanager
+async def _opened(
+    model_path: Path, folder: Path, *, routed: str | None, spare: bool, settings: dict[str, Any]
+) -> AsyncIterator[tuple[Any, ...]]:
+    workers = [FakeWorker(model_path) for _ in range(2 + spare)]
+    for worker in workers:
+        await worker.start()
+    section = SglangSection(staging_dir=folder, request_retries=0, control_timeout_s=10)
+    fleet = FleetSection(rollout_external_engine_addrs=[worker.address for worker in workers[:2]], **settings)
+
+    def engine_of(number, before):
+        engine = SglangEngine(
+            model_path,
+            dtype="float32",
+            section=section,
+            folder=folder,
+            name=f"server-{number}-{before}",
+            address=workers[2 if before else number].address,
+        )
+        engine.is_external = not spare  # one that is, is not replaced
+        return engine
+
+    def seat(number):
+        return Seat(f"engine {number}", partial(engine_of, number), restarts=1)
+
+    engine = EngineFleet(
+        [seat(0), seat(1)],
+        section=fleet,
+        stager=Stager(
+            Place(
+                shapes={"a": (2, 3), "b": (4,)},
+                dtype="float32",
+                model_path=model_path,
+                staging_dir=folder,
+                disk_dir=folder / "weights",
+                keep_files=False,
+                encoding="xor",
+                timeout_s=10,
+            )
+        ),
+        tokenizer=LetterTokenizer(),
+        router=Router(routed, address=(None, None), width=64, section=section, folder=folder)
+        if routed
+        else None,
+    )
+    try:
+        await engine.start()
+        yield engine, *workers
+    finally:
+        await engine.close()
+        for worker in workers:
+            await worker.close()
+
+
+def run_fleet(
+    model_path: Path,
+    folder: Path,
+    scenario: Callable[..., Awaitable[Any]],
+    *,
+    routed: str | None = None,
+    spare: bool = False,
+    **settings: Any,
+) -> Any:
+    """Run a scenario with a started fleet over two fake workers, and return what it returns.
+
+    With `spare`, a third one takes the place of the first one that is lost.
+    """
+
+    async def within() -> Any:
+        opened = _opened(model_path, folder, routed=routed, spare=spare, settings=settings)
+        async with asyncio.timeout(40), opened as started:
+            return await scenario(*started)
+
+    return asyncio.run(within())
+
+
+async def generate_all(engine, prompts=PROMPTS, **options):
+    return await asyncio.gather(*(engine.generate(prompt, PARAMS, **options) for prompt in prompts))
+
+
+def right(answers, prompts=PROMPTS):
+    return [answer.tokens for answer in answers] == [[sum(p) % 100] * TOKENS_OF_ANSWER for p in prompts]
+
+
+async def until(condition):
+    while not condition():
+        await asyncio.sleep(0.01)
