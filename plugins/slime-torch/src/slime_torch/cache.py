@@ -68,8 +68,8 @@ class KvCache:
 
     def view(self, layer: int, slots: int) -> tuple[Tensor, Tensor]:
         """Return keys and values of the first slots, each [slots * heads, capacity, head_dim], contiguous."""
-        keys, values = self._layers[layer]
-        return keys[:slots].flatten(0, 1), values[:slots].flatten(0, 1)
+        stored = self._layers[layer]
+        return stored[0, :slots].flatten(0, 1), stored[1, :slots].flatten(0, 1)
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` positions of a slot into another slot."""

@@ -193,7 +193,7 @@ class Decoder:
                 self._norm_heads(heads, layer.query_norm, layer.key_norm)
             rotated = heads[:, : a.num_attention_heads + a.num_query_groups]
             swapped = rotated.roll(a.head_dim // 2, -1)
-            rotated.mul_(cosine).addcmul_(swapped, sine)
+            rotated.mul_(cosine).add_(swapped.mul_(sine))
             attended = attend(index, heads)
             if rows is not None and layer is self.layers[-1]:  # nobody asks for the others any more
                 x, attended = x[rows], attended[rows]

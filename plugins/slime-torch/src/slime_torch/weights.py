@@ -14,9 +14,11 @@ from slime_models.fingerprint import fingerprint
 from torch import Tensor
 from torch.nn import functional as F
 
+from slime_torch.pages import collapse
+
 Shape = tuple[int, ...]
 
-_PACKING = ("_is_mkldnn_bf16_supported", "_reorder_linear_weight", "_linear_pointwise")
+_PACKING = ("_is_mkldnn_bf16_supported", "_reorder_linear_weight", "_linear_pointwise", "data_ptr", "_nbytes")
 
 
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
@@ -73,7 +75,9 @@ class Fused:
         for name, tensor in tensors.items():
             plain[self._rows[name]].copy_(tensor)
         if self.packed:
-            self.tensor = torch.ops.mkldnn._reorder_linear_weight(plain)
+            ops = torch.ops.mkldnn
+            self.tensor = ops._reorder_linear_weight(plain)
+            collapse(ops.data_ptr(self.tensor), ops._nbytes(self.tensor))
 
     def linear(self, x: Tensor, bias: Fused | None = None) -> Tensor:
         """Return x W^T + bias: [n, columns] -> [n, rows]."""

@@ -1,0 +1,32 @@
+import torch
+from slime_torch.pages import collapse
+from slime_torch.weights import Fused, can_pack
+
+
+def huge_bytes():
+    """Return how much memory of this process lies in huge pages, as the kernel counts it."""
+    with open("/proc/self/smaps_rollup") as file:
+        return next(int(line.split()[1]) << 10 for line in file if line.startswith("AnonHugePages"))
+
+
+def test_what_is_collapsed_is_unchanged_and_in_as_many_huge_pages_as_said():
+    values = torch.arange(4 << 20)  # 32 MiB
+    before = huge_bytes()
+    pages = collapse(values.data_ptr(), values.nbytes)
+    assert huge_bytes() - before == pages * (2 << 20)
+    assert torch.equal(values, torch.arange(4 << 20))
+
+
+def test_memory_that_is_not_there_is_left_alone():
+    assert collapse(0, 4 << 20) == 0
+
+
+def test_packed_weights_multiply_as_plain_ones_after_each_write():
+    dtype, device = torch.bfloat16, torch.device("cpu")
+    fused = Fused({"w": (3072, 576)}, dtype=dtype, device=device, packed=can_pack(dtype, device))
+    x = torch.randn(64, 576).bfloat16()
+    for seed in range(3):
+        weight = torch.randn(3072, 576, generator=torch.Generator().manual_seed(seed)).bfloat16()
+        fused.write({"w": weight})
+        torch.testing.assert_close(fused.linear(x), torch.nn.functional.linear(x, weight))
+        assert torch.equal(fused.read()["w"], weight)
