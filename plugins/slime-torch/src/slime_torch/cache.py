@@ -6,6 +6,8 @@ import torch
 from slime_models.architecture import Architecture
 from torch import Tensor
 
+from slime_torch.pages import collapse
+
 _SLOTS, _POSITIONS = 8, 16
 
 
@@ -53,6 +55,8 @@ class KvCache:
         for index, old in enumerate(self._layers):
             new = self._empty(new_slots, new_capacity)
             new[:, : self.slots, :, :kept] = old[:, :, :, :kept]
+            if self._device.type == "cpu":
+                collapse(new.data_ptr(), new.nbytes)
             self._layers[index] = new
         self.slots, self.capacity = new_slots, new_capacity
 

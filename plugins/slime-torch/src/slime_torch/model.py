@@ -141,7 +141,7 @@ class Decoder:
             keys, values = cache.view(layer, n)
             # Keys times queries, not the other way round: oneDNN repacks its second operand, the small one.
             scores = torch.bmm(keys, queries.reshape(n * kv_heads, group, -1).transpose(1, 2))
-            scores = scores.view(n, kv_heads, length, group).transpose(2, 3)
+            scores = scores.view(n, kv_heads, length, group).transpose(2, 3).contiguous()
             shares = torch.add(mask, scores, alpha=self._scale).softmax(-1).to(values.dtype)
             return torch.bmm(shares.reshape(n * kv_heads, group, length), values).view(n, -1)
 
