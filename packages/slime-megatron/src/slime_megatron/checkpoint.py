@@ -1,12 +1,10 @@
-"""Saving and restoring all that training needs to go on exactly: Megatron's `torch_dist` format and a JSON file."""
+"""What a checkpoint holds, all that training needs to go on exactly: Megatron's `torch_dist` format and a JSON file."""
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,6 @@ from typing import Any
 import torch
 from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
 from megatron.core.dist_checkpointing.strategies.async_utils import AsyncRequest
-from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import ChainedOptimizer, MegatronOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
@@ -23,7 +20,7 @@ from slime_models.architecture import Architecture
 from torch.distributed.checkpoint.api import CheckpointException  # a BaseException
 
 from slime_megatron.compat import quiet
-from slime_megatron.description import DESCRIPTION, check_same, describe, read_description
+from slime_megatron.description import check_same, describe, read_description
 from slime_megatron.lora import cut_in_checkpoint
 from slime_megatron.optimizer import hyperparameters, load_optimizer
 from slime_megatron.roles import Roles
@@ -68,36 +65,29 @@ class TrainerState:
         }
 
 
-def save(state: TrainerState, folder: Path) -> None:
-    """Write the state into an existing, empty folder that all ranks see. Collective over the world.
+def planned(state: TrainerState, folder: Path) -> AsyncRequest:
+    """Return how Megatron is to write the state into a folder that all ranks see. Collective over the world.
 
     Of several ranks only the CPU's random state is written, which is the same on all: training draws nothing.
-
-    Raises:
-        CheckpointError: a rank could not write its part; says which, and why.
     """
-    with quiet():
-        planned = dist_checkpointing.save(
-            _sharded(state, is_loading=False) | {"rng": _rng_state()},
-            str(folder),
-            async_sharded_save=True,
-            async_strategy="mcore",
-        )
-        _write(planned, folder)
-    if torch.distributed.get_rank() == 0:
-        text = {
-            **state.description,
-            "optimizer_steps": state.scheduler.num_steps,
-            "estimator": state.estimator,
-            "train": hyperparameters(state.optimizer, state.scheduler),
-            "roles": [] if state.roles is None else list(state.roles.changing),
-            "versions": {name: version(name) for name in ("megatron-core", "torch", "slime-megatron")},
-        }
-        (folder / DESCRIPTION).write_text(json.dumps(text, indent=2) + "\n")
+    sharded = _sharded(state, is_loading=False) | {"rng": _rng_state()}
+    return dist_checkpointing.save(sharded, str(folder), async_sharded_save=True, async_strategy="mcore")
+
+
+def described(state: TrainerState) -> dict[str, Any]:
+    """Return what the folder's description says of a state: JSON values."""
+    return {
+        **state.description,
+        "optimizer_steps": state.scheduler.num_steps,
+        "estimator": state.estimator,
+        "train": hyperparameters(state.optimizer, state.scheduler),
+        "roles": [] if state.roles is None else list(state.roles.changing),
+        "versions": {name: version(name) for name in ("megatron-core", "torch", "slime-megatron")},
+    }
 
 
 def load(state: TrainerState, folder: Path) -> None:
-    """Restore what `save` wrote, under this or another parallel layout. Collective over the world.
+    """Restore what a `saving.Saver` wrote, under this or another parallel layout. Collective over the world.
 
     Settings of the optimizer and its schedule are this trainer's: where they differ from those of the run that wrote the
     folder, the log says so. The schedule goes on at its step.
@@ -143,26 +133,6 @@ def load(state: TrainerState, folder: Path) -> None:
     state.scheduler.step(0)
     _tell_changes(description, hyperparameters(state.optimizer, state.scheduler))
     _set_rng_state(loaded["rng"])
-
-
-def _write(planned: AsyncRequest, folder: Path) -> None:
-    """Write what Megatron planned, and complete the folder once all ranks have. Collective over the world.
-
-    Source: `AsyncRequest.execute_sync` of megatron-core 0.19.2, whose writer drops the reason of a failure.
-    """
-    buckets = [] if planned.preload_fn is None else planned.preload_fn()  # on the host
-    if buckets:
-        (transforms, _), (*_, results) = planned.async_fn.args, planned.async_fn_args
-        write = partial(FileSystemWriterAsync.write_preloaded_data, transforms)
-        found = {i: write(i, bucket, None, None, True)[1] for i, bucket in enumerate(buckets)}
-        failures = [each for each in found.values() if isinstance(each, Exception)]
-        results.put(failures[0] if failures else found)
-    try:
-        for complete in planned.finalize_fns:
-            complete()
-    except CheckpointException as error:
-        why = [f"rank {rank}: {cause}" for rank, (cause, _) in error.failures.items()]
-        raise CheckpointError(f"{folder}: {'; '.join(why) or 'another rank could not write'}") from error
 
 
 def _tell_changes(description: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
