@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -22,7 +23,7 @@ from torch.distributed.checkpoint.api import CheckpointException  # a BaseExcept
 from slime_megatron.compat import quiet
 from slime_megatron.description import check_same, describe, read_description
 from slime_megatron.lora import cut_in_checkpoint
-from slime_megatron.optimizer import hyperparameters, load_optimizer
+from slime_megatron.optimizer import hyperparameters, load_optimizer, parts_of, rearranged
 from slime_megatron.roles import Roles
 from slime_megatron.section_roles import LoraSection
 
@@ -30,6 +31,9 @@ logger = logging.getLogger(__name__)
 
 #: Layout of the folder; raised when an older reader could not read a newer folder.
 _FORMAT = 1
+_MASTERS = "fp32_from_fp16_params"
+#: Of the text of an error that names every tensor of a folder.
+_MOST_CHARACTERS = 400
 _METADATA = {"distrib_optim_sharding_type": "fully_reshardable", "chained_optim_avoid_prefix": True}
 
 
@@ -113,11 +117,13 @@ def load(state: TrainerState, folder: Path) -> None:
         CheckpointException,
     ) as error:  # what is raised depends on which file is damaged, and how
         cause = next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
-        raise CheckpointError(f"{folder}: cannot be read: {type(cause).__name__}: {cause}") from error
+        text = textwrap.shorten(f"{type(cause).__name__}: {cause}", _MOST_CHARACTERS, placeholder=" ...")
+        raise CheckpointError(f"{folder}: cannot be read: {text}") from error
     state.model.module.load_state_dict(loaded["model"])
-    if state.optimizer.config.optimizer == "adam" and not state.shares_optimizer:
-        _count_steps(loaded["optimizer"])
-    load_optimizer(state.optimizer, loaded["optimizer"])
+    saved = rearranged(loaded["optimizer"], state.optimizer)
+    if not state.shares_optimizer:
+        _complete_parts(saved, counts_steps=state.optimizer.config.optimizer == "adam")
+    load_optimizer(state.optimizer, saved)
     if state.shares_optimizer:
         for each in _adamws(
             state.optimizer
@@ -158,10 +164,14 @@ def _sharded(state: TrainerState, *, is_loading: bool) -> dict[str, Any]:
     metadata = {**_METADATA, "dp_cp_group": data_parallel}
     model = state.model.module.sharded_state_dict(metadata=metadata)
     cut_in_checkpoint(model, state.model.module, data_parallel)
-    shared = {"metadata": metadata} if state.shares_optimizer else {}
     if state.shares_optimizer or (not is_loading and state.optimizer.config.optimizer == "adam"):
         _fill(state.optimizer)
-    optimizer = state.optimizer.sharded_state_dict({"model": model}, is_loading=is_loading, **shared)
+    optimizer = state.optimizer.sharded_state_dict({"model": model}, is_loading=is_loading, metadata=metadata)
+    for each in parts_of(optimizer):
+        if not is_loading and not any(each.get(_MASTERS, ())):
+            each.pop(
+                _MASTERS, None
+            )  # empty lists are no tensors: they would be read in the place of other ranks' lists
     sharded = {"model": model, "optimizer": optimizer}
     if state.roles is not None and state.roles.changing:
         sharded["roles"] = {role: state.roles.sharded(role, model) for role in state.roles.changing}
@@ -180,10 +190,21 @@ def _fill(optimizer: MegatronOptimizer) -> None:
                 each.state[parameter] = zeros | {"step": torch.zeros((), device=parameter.device)}
 
 
-def _count_steps(loaded: dict[Any, Any]) -> None:
-    """Give an AdamW that has taken no step its number: Megatron 0.19.2 leaves 0 out, and looks for it when it loads."""
-    for each in loaded.values() if 0 in loaded else (loaded,):  # the optimizers of a chain are numbered
-        each.get("optimizer", each)["state"].setdefault("common_step", torch.zeros(()))
+def _complete_parts(saved: dict[Any, Any], *, counts_steps: bool) -> None:
+    """Give each optimizer what rank 0 does not know of it, which speaks for all: it may have no experts.
+
+    Then it leaves out the lists of master weights, and the number of steps, as Megatron 0.19.2 does where that is 0.
+    Megatron looks for both when it loads.
+    """
+    parts = parts_of(saved)
+    if _MASTERS in parts[0]:
+        for each in parts:
+            each.setdefault(_MASTERS, [])
+    if counts_steps:
+        states = [each.get("optimizer", each)["state"] for each in parts]
+        step = next((state["common_step"] for state in states if "common_step" in state), torch.zeros(()))
+        for state in states:
+            state.setdefault("common_step", step)
 
 
 def _adamws(optimizer: MegatronOptimizer) -> list[torch.optim.Optimizer]:
