@@ -173,30 +173,46 @@ def test_two_plugins_with_one_name(refuse, tmp_path):
     assert "yeta/length or zeta/length" in refuse("--rm-type", "length", env=env)
 
 
-def test_full_disk_while_saving_leaves_the_previous_checkpoint(slime, letters, tmp_path):
+@pytest.mark.parametrize("flags", [[], ["--async-save"]], ids=["", "async"])
+def test_full_disk_while_saving_leaves_the_previous_checkpoint(slime, letters, tmp_path, flags):
     source = """
 import errno
 from slime_core.testing import tabular
 class Full(tabular.TabularTrainer):
     saves = 0
-    async def save(self, path):
+    def write(self, path, table):
         self.saves += 1
         if self.saves == 2:
-            (path / "table.npy").write_bytes(b"half")
+            path.write_bytes(b"half")
             raise OSError(errno.ENOSPC, "No space left on device")
-        await super().save(path)
+        super().write(path, table)
 def create_trainer(build):
     made = tabular.create_trainer(build)
     made.__class__ = Full
     return made
+create_trainer.saves_in_background = True
 """
     env = os.environ | plugin(tmp_path / "site", "acme", "", acme_full=source)
-    result = slime("train", letters, "--train-backend", "acme_full:create_trainer", env=env)
+    result = slime("train", letters, "--train-backend", "acme_full:create_trainer", *flags, env=env)
     assert result.returncode == 2
     assert "No space left on device" in result.stderr
     assert "step_000004 is intact" in result.stderr
     assert [p.name for p in (tmp_path / "runs/letters/checkpoints").iterdir()] == ["step_000004"]
-    assert slime("train", letters, env=env).returncode == 0  # room was made: it goes on from there
+    assert slime("train", letters, *flags, env=env).returncode == 0  # room was made: it goes on from there
+
+
+def test_saving_in_the_background_by_a_trainer_that_cannot(refuse, tmp_path):
+    source = """
+from slime_core.testing import tabular
+def create_trainer(build):
+    return tabular.create_trainer(build)
+"""
+    env = plugin(tmp_path / "site", "acme", "", acme_plain=source)
+    message = refuse("--train-backend", "acme_plain:create_trainer", "--async-save", env=env)
+    assert (
+        "checkpoint.async_save: found it with the trainer 'acme_plain:create_trainer'; wanted a trainer that"
+        in message
+    )
 
 
 def test_checkpoint_of_other_data(slime, letters, tmp_path):

@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from slime_core.assemble import assemble
 from slime_core.config.load import load_settings
 from slime_core.launchers.local import drive
@@ -57,6 +58,37 @@ def test_it_learns_and_leaves_a_complete_run_folder(letters, tmp_path):
     assert ("slime.loops", "sync", "slime-core") in locked
     again = load_settings([str(run / "config.toml")], [], registry=Registry())
     assert again.sections == load_settings([str(letters)], [], registry=Registry()).sections
+
+
+def test_saving_in_the_background_changes_nothing_but_times(letters, tmp_path):
+    train(letters)
+    train(letters, "--run-name", "async", "--async-save", "--num-rollout", "10")
+    train(letters, "--run-name", "async", "--async-save")
+    one, other = (tmp_path / "runs" / name for name in ("letters", "async"))
+    kept = [sorted(p.name for p in (run / "checkpoints").iterdir()) for run in (one, other)]
+    assert kept == [["step_000008", "step_000012"], ["step_000010", "step_000012"]]
+    assert prompts(other) == prompts(one)
+    tables = [(run / "checkpoints/step_000012/trainer/table.npy").read_bytes() for run in (one, other)]
+    assert tables[0] == tables[1]
+
+
+def test_a_run_that_fails_completes_the_checkpoint_that_it_is_writing(letters, tmp_path):
+    class Fault:
+        @hookimpl
+        def slime_rollout_end(self, step):
+            if step == 4:
+                raise RuntimeError("after the save of step 3, before anyone asks whether it is written")
+
+    registry = Registry()
+    registry.hook_manager.register(Fault())
+    settings = load_settings([str(letters)], ["--async-save"], registry=registry)
+
+    async def main() -> None:
+        await drive(await assemble(settings, registry))
+
+    with pytest.raises(RuntimeError, match="after the save"):
+        asyncio.run(main())
+    assert [p.name for p in (tmp_path / "runs/letters/checkpoints").iterdir()] == ["step_000004"]
 
 
 def test_completed_run_is_left_as_it_is(letters, tmp_path):

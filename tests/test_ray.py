@@ -150,7 +150,8 @@ def test_megatron_on_two_ranks_equals_one_process_until_a_rank_dies_in_a_collect
     recipe = str(root / "recipes/quickstart.toml")
     env = os.environ | {"PYTHONPATH": str(root / "tests"), "RAY_ADDRESS": cluster}
     hook = ("--custom-megatron-before-train-step-hook-path", "trouble_in_training:die")
-    killed = slime("train", recipe, *common, *RANKS, *hook, "--run-name", "ray", env=env)
+    saves = ("--save-interval", "1", "--async-save")
+    killed = slime("train", recipe, *common, *RANKS, *hook, *saves, "--run-name", "ray", env=env)
     assert killed.returncode == 1, killed.stdout + killed.stderr
     first, message, *_ = killed.stderr[killed.stderr.index("slime train: ") :].splitlines()
     assert first == "slime train: RankDied"
@@ -159,6 +160,8 @@ def test_megatron_on_two_ranks_equals_one_process_until_a_rank_dies_in_a_collect
     summary = json.loads((tmp_path / "ray/summary.json").read_text())
     assert (summary["status"], summary["steps"]) == ("failed", 2)
     assert ranks_left(tmp_path) == []
+    assert (tmp_path / "ray/checkpoints/step_000001/trainer/trainer.json").exists()
+    assert list((tmp_path / "ray/checkpoints").glob(".tmp*")) == []
     registry = Registry()
     settings = load_settings([recipe], [*common, "--run-name", "local"], registry=registry)
     assert launch(settings, registry, drive)["status"] == "completed"

@@ -1,4 +1,4 @@
-"""kill -9 during rollout, training and saving of the real stack: the resumed run equals one that was left alone."""
+"""kill -9 during rollout, training and saving (also in the background) of the real stack: the resumed run equals one that was left alone."""
 
 from __future__ import annotations
 
@@ -71,9 +71,14 @@ def test_run_killed_three_times_equals_one_left_alone(root, tiny_llama, tmp_path
             [*command, "--run-name", "left-alone", "--tracker", "jsonl"], env=env, capture_output=True, text=True,
         )  # fmt: skip
         command += ["--run-name", "killed", "--tracker", "jsonl", "phase_file:create_tracker"]
-        for phase, step in (("rollout", 3), ("train", 5), ("save", 7)):
-            kill_during(command, killed, phase, step=step, env=env)
-        ended = subprocess.run(command, env=env, capture_output=True, text=True)
+        in_background = [*command, "--async-save"]
+        kill_during(in_background, killed, "rollout", step=3, env=env)
+        held = env | {"HOLD_SAVE_OF_STEP": "5"}
+        kill_during(in_background, killed, "train", step=6, env=held)  # while that checkpoint is written
+        found = sorted(path.name for path in (killed / "checkpoints").iterdir())
+        assert found == [".tmp_step_000006", "step_000002", "step_000004"]
+        kill_during(command, killed, "save", step=7, env=env)
+        ended = subprocess.run(in_background, env=env, capture_output=True, text=True)
     for one in (ended, whole.result()):
         assert one.returncode == 0, one.stdout + one.stderr
     assert steps(killed) == steps(left_alone)

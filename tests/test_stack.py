@@ -87,8 +87,9 @@ def test_cuda_runs_the_same_recipe(letters, letters_model):
 
     assert torch.cuda.is_available()
     summary, rows = train(
-        letters, letters_model, "--lr", "3e-3", "--num-rollout", "40", "--eval-interval", "40"
-    )
+        letters, letters_model, "--lr", "3e-3", "--num-rollout", "40", "--eval-interval", "40",
+        "--save-interval", "10", "--async-save",
+    )  # fmt: skip
     assert torch.cuda.max_memory_allocated() > 0
     assert summary["eval_after"] >= 0.8
     assert max(row["train/train_rollout_logprob_abs_diff"] for row in rows) < 0.05

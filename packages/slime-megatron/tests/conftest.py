@@ -45,6 +45,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Ignore what Megatron's modules say to each other, and a user never sees."""
     config.addinivalue_line("filterwarnings", "ignore:Warning. tp_group is None:DeprecationWarning")
     config.addinivalue_line("filterwarnings", "ignore:`torch.distributed:FutureWarning")
+    config.addinivalue_line("filterwarnings", "ignore:torch.distributed is disabled:UserWarning")
     config.addinivalue_line("filterwarnings", "ignore:Could not determine rank:UserWarning")
 
 

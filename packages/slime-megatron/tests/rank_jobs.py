@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -154,15 +155,31 @@ def export(*, folder: Path, megatron: dict[str, Any], dtype: str) -> tuple[list[
 
 
 def save_and_go_on(
-    *, folder: Path, checkpoint: Path, batches: list[TrainBatch], megatron: dict[str, Any], moments: bool
+    *,
+    folder: Path,
+    checkpoint: Path,
+    batches: list[TrainBatch],
+    megatron: dict[str, Any],
+    moments: bool,
+    train: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Train on the first two batches, save, and go on; return state when saved, and metrics after it."""
-    with learner_of(folder, megatron, {"lr": 1e-3}) as learner:
+    """Train on the first two batches, save, and go on; return state when saved, and metrics after it.
+
+    Rank 1 writes when all have trained on, and no rank says that it is done before.
+    """
+    with learner_of(folder, megatron, {"lr": 1e-3} | (train or {})) as learner:
         for batch in batches[:2]:
             learner.train(batch)
-        learner.save(checkpoint)
+        may_write = threading.Event()
+        if dist.get_rank() == 1:
+            learner._saver._thread.submit(may_write.wait)
+        learner.save(checkpoint, in_background=True)
         state = {"weights": weights_of(learner), "moments": moments_of(learner) if moments else {}}
-        return state | {"metrics": [learner.train(batch) for batch in batches[2:]]}
+        state["metrics"] = [learner.train(batch) for batch in batches[2:]]
+        assert not learner.written(wait=False)
+        may_write.set()
+        assert learner.written(wait=True)
+        return state
 
 
 def resume(
@@ -173,6 +190,22 @@ def resume(
         learner.load(checkpoint)
         state = {"weights": weights_of(learner), "moments": moments_of(learner) if moments else {}}
         return state | {"metrics": [learner.train(batch) for batch in batches[2:]]}
+
+
+def load_and_save(
+    *,
+    folder: Path,
+    checkpoint: Path,
+    megatron: dict[str, Any],
+    output: Path,
+    batches: list[TrainBatch],
+    train: dict[str, Any],
+) -> list[dict[str, float]]:
+    """Load, save to another folder, and go on as `save_and_go_on`; return metrics."""
+    with learner_of(folder, megatron, {"lr": 1e-3} | train) as learner:
+        learner.load(checkpoint)
+        learner.save(output)
+        return [learner.train(batch) for batch in batches[2:]]
 
 
 def redirects_taken(*, folder: Path, batch: TrainBatch, megatron: dict[str, Any]) -> list[str]:

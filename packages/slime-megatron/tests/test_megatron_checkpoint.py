@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import resource
 import sys
+import threading
 from functools import partial
 
 import pytest
@@ -113,17 +114,56 @@ def test_a_checkpoint_of_another_model_is_refused_by_the_field_that_differs(
         learner.load(tmp_path)
 
 
-def test_a_full_disk_is_an_error_that_says_so(make_learner, tmp_path, monkeypatch):
+@pytest.mark.parametrize("bf16", [True, False], ids=["bf16", "fp32"])
+def test_saved_in_the_background_it_goes_on_from_where_the_save_began(make_learner, tmp_path, bf16):
+    learner = make_learner(bf16=bf16, **SCHEDULE)
+    saved, after = {}, {}
+    for seed in (0, 1):  # the second save copies to where the first did
+        folder = tmp_path / str(seed)
+        learner.train(make_batch(seed=seed, n_steps=2))
+        saved[folder] = weights_of(learner), moments_of(learner)
+        may_write = held_back(learner)
+        learner.save(folder, in_background=True)
+        after[folder] = learner.train(make_batch(seed=seed + 2)), weights_of(learner)
+        assert not learner.written(wait=False)
+        assert not (folder / "trainer.json").exists()
+        may_write.set()
+        assert learner.written(wait=True)
+    for folder, (weights, moments) in saved.items():
+        learner = make_learner(bf16=bf16, **SCHEDULE)
+        learner.load(folder)
+        assert all(torch.equal(weights[name], found) for name, found in weights_of(learner).items())
+        assert all(torch.equal(one, other) for one, other in zip(moments, moments_of(learner), strict=True))
+        metrics = learner.train(make_batch(seed=int(folder.name) + 2))
+        assert all(torch.equal(after[folder][1][name], found) for name, found in weights_of(learner).items())
+        for name in ("train/loss", "train/grad_norm", "train/lr"):
+            assert metrics[name] == after[folder][0][name]
+
+
+def held_back(learner):
+    """Give the thread that writes something else to do first, until the event that is returned is set."""
+    may_write = threading.Event()
+    learner._saver._thread.submit(may_write.wait)
+    return may_write
+
+
+@pytest.mark.parametrize("in_background", [False, True], ids=["", "background"])
+def test_a_full_disk_is_an_error_that_says_so(make_learner, tmp_path, monkeypatch, in_background):
     """No file may be larger than 4 kB, as if there were no more room."""
     monkeypatch.setattr(sys, "dont_write_bytecode", True)  # it would be cut, too
     learner = make_learner()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
     try:
+        if in_background:
+            learner.save(tmp_path / "first", in_background=True)
         with pytest.raises(CheckpointError, match=r"rank 0: .*File too large"):
-            learner.save(tmp_path)
+            learner.save(tmp_path / "second")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (tmp_path / "second").exists() != in_background  # told of before the next began
+    learner.save(tmp_path / "third")
+    make_learner().load(tmp_path / "third")
 
 
 def test_an_incomplete_folder_is_refused(make_learner, tmp_path):

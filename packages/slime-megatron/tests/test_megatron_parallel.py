@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from slime_megatron import compat
 from slime_models.checkpoint import HfCheckpoint
+from torch.distributed.checkpoint import FileSystemReader, load
 
 from .conftest import make_batch
 
@@ -216,6 +218,53 @@ def test_a_checkpoint_goes_on_under_another_layout(ranks, cut_models, kind, shar
         assert all(tensor.equal(loaded["moments"][kind_of_moment][name]) for name, tensor in moments.items())
     for one, other in zip(saved["metrics"], loaded["metrics"], strict=True):
         assert other["train/loss"] == pytest.approx(one["train/loss"], abs=1e-6)
+
+
+def tensors_of(folder):
+    """Return every tensor of a checkpoint by its global name, however it was cut when it was written."""
+    listed = FileSystemReader(folder).read_metadata().state_dict_metadata
+    found = {
+        n: torch.empty(m.size, dtype=m.properties.dtype) for n, m in listed.items() if hasattr(m, "size")
+    }
+    load(found, storage_reader=FileSystemReader(folder), no_dist=True)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "train", "cuts"),
+    [
+        ("qwen3_moe", {}, [(2, EXPERT), (2, {}), (2, EXPERT)]),
+        ("qwen3_moe", {}, [(2, EXPERT | SHARED_STATE), (2, SHARED_STATE), (2, EXPERT | SHARED_STATE)]),
+        ("glm4_moe", {"fp16": True}, [(4, PIPELINE | EXPERT), (2, {}), (4, PIPELINE | EXPERT)]),
+    ],
+    ids=["", "distributed optimizer", "float16, a stage without experts"],
+)
+def test_the_optimizers_state_survives_sharing_experts_out_and_back(
+    ranks, cut_models, kind, train, cuts, tmp_path
+):
+    """Weights, master weights and moments, element by element; and by the next steps their number, of all optimizers."""
+    batches, folder = [make_batch(seed=seed) for seed in range(4)], cut_models[kind]
+    begun, *later = [(n, {"optimizer": "adam"} | megatron) for n, megatron in cuts]
+    saved = ranks.run(
+        "save_and_go_on", begun[0], folder=folder, checkpoint=tmp_path / "0", batches=batches, megatron=begun[1],
+        moments=False, train=train,
+    )[0]  # fmt: skip
+    wanted = tensors_of(tmp_path / "0")
+    moments = [name for name in wanted if "exp_avg" in name]
+    assert any("experts" in name for name in moments)
+    assert all(wanted[name].any() for name in moments)
+    for number, (n, megatron) in enumerate(later):
+        metrics = ranks.run(
+            "load_and_save", n, folder=folder, checkpoint=tmp_path / str(number), output=tmp_path / str(number + 1),
+            megatron=megatron, batches=batches, train=train,
+        )[0]  # fmt: skip
+        found = tensors_of(tmp_path / str(number + 1))
+        assert found.keys() == wanted.keys()
+        assert all(tensor.equal(wanted[name]) for name, tensor in found.items())
+        for one, other in zip(saved["metrics"], metrics, strict=True):
+            for name in ("train/loss", "train/grad_norm"):
+                assert other[name] == pytest.approx(one[name], rel=1e-5)
 
 
 def test_redirects_across_ranks_are_taken(ranks, cut_models):

@@ -36,7 +36,8 @@ from slime_core.protocols import DataSource, TokenView, Trainer, needs_of
 from slime_core.rewards.overlong import overlong_penalty
 from slime_core.rewards.pool import RewardPool
 from slime_core.rewards.scorer import Scorer
-from slime_core.run import Run, failure_of
+from slime_core.rollout.driver import failure_of
+from slime_core.run import Run
 from slime_core.rundir import RunDir
 from slime_core.sample import Group
 
@@ -149,7 +150,8 @@ async def assemble(
 
 async def start(run: Run) -> None:
     """Start every part of an assembled run, and restore its newest checkpoint."""
-    found = _find_checkpoint(run)
+    load = run.settings.section(CheckpointSection).load
+    found = checkpoint.to_start_from(run.run_dir.checkpoints, load=None if load is None else Path(load))
     await run.trainer.start()
     await run.engine.start()
     if run.scorer is not None:
@@ -386,15 +388,3 @@ def _num_steps(settings: Settings, source: DataSource) -> int:
             ]
         )
     return steps
-
-
-def _find_checkpoint(run: Run) -> checkpoint.Checkpoint | None:
-    found = checkpoint.latest(run.run_dir.checkpoints)
-    load = run.settings.section(CheckpointSection).load
-    if found is None and load is not None:
-        found = checkpoint.latest(Path(load) / "checkpoints") or checkpoint.latest(Path(load))
-        if found is None:
-            raise CheckpointError(
-                f"checkpoint.load: {load} holds no checkpoint; wanted a run folder with checkpoints/"
-            )
-    return found

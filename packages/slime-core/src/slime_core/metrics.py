@@ -33,6 +33,8 @@ def rollout_metrics(groups: Sequence[Group], *, reward_key: str | None, drops: C
             metrics[key] = metrics.get(key, 0.0) + 1.0
     for reason, count in drops.items():
         metrics[f"rollout/dynamic_filter/drop_{reason}"] = float(count)
+    if drops["reward_error"]:
+        metrics["rollout/reward_errors"] = float(drops["reward_error"])
     parts = {key for sample in samples if isinstance(sample.reward, dict) for key in sample.reward}
     for part in sorted(parts):
         values_of = [s.reward.get(part) for s in samples if isinstance(s.reward, dict)]

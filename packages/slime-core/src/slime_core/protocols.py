@@ -179,7 +179,7 @@ class Trainer(Protocol):
         """Put every tensor into the plan's channel, cast to its dtype or as float32 if its family says so; fingerprint it."""
 
     async def save(self, path: Path) -> None:
-        """Write all state that training needs to go on exactly (weights, optimizer, scheduler, RNG)."""
+        """Write all state to go on from exactly (weights, optimizer, RNG, ...). See also `checkpoint.SavesInBackground`."""
 
     async def load(self, path: Path) -> None:
         """Restore what `save` wrote.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import time
 from collections import Counter
@@ -12,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from slime_core import checkpoint
 from slime_core.batch import TrainBatch
+from slime_core.checkpoint import Checkpoints
 from slime_core.config.derive import BatchSizes
 from slime_core.config.sections import (
     CheckpointSection,
@@ -44,7 +45,7 @@ from slime_core.rewards.results import RewardFailure
 from slime_core.rewards.scorer import Scorer
 from slime_core.rollout.driver import fail, reset
 from slime_core.rundir import RunDir
-from slime_core.sample import Group, Sample, Status
+from slime_core.sample import Group, Sample
 from slime_core.weights import sync_weights, wanted_transport
 
 logger = logging.getLogger(__name__)
@@ -87,7 +88,7 @@ class Run:
     evaluated_at: int | None = None
     """Steps that were behind this run when it was evaluated last."""
     saved_at: int | None = None
-    """Steps that were behind this run when its newest checkpoint was written."""
+    """Steps that were behind this run when its newest checkpoint was taken."""
     wall_before_s: float = 0.0
     """Seconds that earlier processes spent on this run."""
     _metrics: Metrics = field(default_factory=dict)
@@ -146,7 +147,6 @@ class Run:
             groups = await self._within(timeout, f"step {step}: rollout", self.rollout_fn(self, step))
         self._metrics |= rollout_metrics(groups, reward_key=self._reward_key(), drops=self._drops)
         self._metrics |= request_metrics(groups, rollout_s=self._metrics["perf/rollout_time"])
-        self._metrics |= self._pool_metrics()
         self._drops.clear()
         with self.timed("dump"):
             self.run_dir.write_samples(step, groups)
@@ -163,7 +163,9 @@ class Run:
 
         Raises:
             TrainerError: rollout and trainer disagree about log-probs by more than `logprob_diff_limit`.
+            CheckpointError: one that was written in the background could not be.
         """
+        await self._checkpoints.complete(wait=False)
         section = self.settings.section(TrainSection)
         self.report("train", 0, len(batch))
         with self.timed("train"):
@@ -211,6 +213,7 @@ class Run:
         for tracker in self.trackers:
             tracker.log(step, metrics)
         self.registry.hooks.slime_step_end(run=self, step=step, metrics=metrics)
+        await self._checkpoints.complete(wait=False)
         if _due(self.done_steps, self.settings.section(CheckpointSection).save_interval, last=last):
             await self.save(self.done_steps)
 
@@ -226,6 +229,7 @@ class Run:
             self.saved_at != self.done_steps
         ):
             await self.save(self.done_steps)
+        await self._checkpoints.complete(wait=True)
 
     async def evaluate(self, step: int) -> Metrics:
         """Evaluate on the held-out prompts; returns `eval/*` metrics and remembers the accuracy."""
@@ -238,25 +242,26 @@ class Run:
         return metrics | {"perf/eval_time": time.perf_counter() - begin}
 
     async def save(self, next_step: int) -> None:
-        """Write a checkpoint from which `next_step` goes on exactly, and before it the folder of `save_hf`."""
+        """Write a checkpoint from which `next_step` goes on exactly, and before it the folder of `save_hf`.
+
+        With `async_save` its writing goes on after the call. `perf/save_time` of the next step is what the run waited.
+        """
         self.report("save", 0, 1)
         section = self.settings.section(CheckpointSection)
-        if section.save_hf is not None:
-            await self.trainer.save_hf(Path(section.save_hf.format(step=next_step, rollout_id=next_step)))
-        await checkpoint.save(
-            self.run_dir.checkpoints,
-            next_step=next_step,
-            state={
-                "source": self.source.state(),
-                "buffer": self.buffer.state(),
-                "eval_before": self.eval_before,
-                "eval_after": self.eval_after,
-                "evaluated_at": self.evaluated_at,
-                "wall_s": self.wall_s,
-            },
-            save_trainer=self.trainer.save,
-            keep=section.keep_checkpoints,
-        )
+        with self.timed("save"):
+            if section.save_hf is not None:
+                await self.trainer.save_hf(Path(section.save_hf.format(step=next_step, rollout_id=next_step)))
+            await self._checkpoints.save(
+                next_step,
+                {
+                    "source": self.source.state(),
+                    "buffer": self.buffer.state(),
+                    "eval_before": self.eval_before,
+                    "eval_after": self.eval_after,
+                    "evaluated_at": self.evaluated_at,
+                    "wall_s": self.wall_s,
+                },
+            )
         self.saved_at = next_step
         self.report("save", 1, 1)
 
@@ -338,7 +343,14 @@ class Run:
             self._metrics[name] = self._metrics.get(name, 0.0) + time.perf_counter() - begin
 
     async def close(self) -> None:
-        """Stop engine, trainer and reward workers; may be called twice."""
+        """Stop engine, trainer and reward workers; may be called twice.
+
+        A checkpoint that a run which fails is still writing is completed; if it cannot be, the log says so.
+        """
+        try:
+            await self._checkpoints.complete(wait=True)
+        except Exception as error:  # the run has an error of its own; what is left is to be closed
+            logger.error("the checkpoint that was being written is lost: %s", error)
         for part in (self.engine, self.trainer, self.scorer):
             if part is not None:
                 await part.close()
@@ -354,15 +366,17 @@ class Run:
             "wall_s": self.wall_s,
         }
 
+    @functools.cached_property
+    def _checkpoints(self) -> Checkpoints:
+        section = self.settings.section(CheckpointSection)
+        keep, in_background = section.keep_checkpoints, section.async_save
+        return Checkpoints(self.run_dir.checkpoints, self.trainer, keep=keep, in_background=in_background)
+
     def _start_clock(self, step: int) -> None:
         self._step, self._step_began = step, time.perf_counter()
 
     def _reward_key(self) -> str | None:
         return self.settings.section(RewardSection).reward_key
-
-    def _pool_metrics(self) -> Metrics:
-        failed = sum(count for reason, count in self._drops.items() if reason == "reward_error")
-        return {"rollout/reward_errors": float(failed)} if failed else {}
 
     @staticmethod
     async def _within[T](seconds: float, what: str, work: Awaitable[T]) -> T:
@@ -379,8 +393,3 @@ class Run:
 def _due(step: int, interval: int | None, *, last: bool) -> bool:
     """Say whether something that happens every `interval` steps, and at the end, is due after `step` steps."""
     return interval is not None and (last or step % interval == 0)
-
-
-def failure_of(group: Group) -> str | None:
-    """Return the reason to drop a group that holds a failed sample, None where there is none."""
-    return "reward_error" if any(sample.status is Status.FAILED for sample in group) else None

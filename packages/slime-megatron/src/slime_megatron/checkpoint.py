@@ -1,12 +1,11 @@
-"""Saving and restoring all that training needs to go on exactly: Megatron's `torch_dist` format and a JSON file."""
+"""What a checkpoint holds, all that training needs to go on exactly: Megatron's `torch_dist` format and a JSON file."""
 
 from __future__ import annotations
 
-import json
 import logging
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from typing import Any
 import torch
 from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
 from megatron.core.dist_checkpointing.strategies.async_utils import AsyncRequest
-from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import ChainedOptimizer, MegatronOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
@@ -23,9 +21,9 @@ from slime_models.architecture import Architecture
 from torch.distributed.checkpoint.api import CheckpointException  # a BaseException
 
 from slime_megatron.compat import quiet
-from slime_megatron.description import DESCRIPTION, check_same, describe, read_description
+from slime_megatron.description import check_same, describe, read_description
 from slime_megatron.lora import cut_in_checkpoint
-from slime_megatron.optimizer import hyperparameters, load_optimizer
+from slime_megatron.optimizer import hyperparameters, load_optimizer, parts_of, rearranged
 from slime_megatron.roles import Roles
 from slime_megatron.section_roles import LoraSection
 
@@ -33,6 +31,9 @@ logger = logging.getLogger(__name__)
 
 #: Layout of the folder; raised when an older reader could not read a newer folder.
 _FORMAT = 1
+_MASTERS = "fp32_from_fp16_params"
+#: Of the text of an error that names every tensor of a folder.
+_MOST_CHARACTERS = 400
 _METADATA = {"distrib_optim_sharding_type": "fully_reshardable", "chained_optim_avoid_prefix": True}
 
 
@@ -68,36 +69,29 @@ class TrainerState:
         }
 
 
-def save(state: TrainerState, folder: Path) -> None:
-    """Write the state into an existing, empty folder that all ranks see. Collective over the world.
+def planned(state: TrainerState, folder: Path) -> AsyncRequest:
+    """Return how Megatron is to write the state into a folder that all ranks see. Collective over the world.
 
     Of several ranks only the CPU's random state is written, which is the same on all: training draws nothing.
-
-    Raises:
-        CheckpointError: a rank could not write its part; says which, and why.
     """
-    with quiet():
-        planned = dist_checkpointing.save(
-            _sharded(state, is_loading=False) | {"rng": _rng_state()},
-            str(folder),
-            async_sharded_save=True,
-            async_strategy="mcore",
-        )
-        _write(planned, folder)
-    if torch.distributed.get_rank() == 0:
-        text = {
-            **state.description,
-            "optimizer_steps": state.scheduler.num_steps,
-            "estimator": state.estimator,
-            "train": hyperparameters(state.optimizer, state.scheduler),
-            "roles": [] if state.roles is None else list(state.roles.changing),
-            "versions": {name: version(name) for name in ("megatron-core", "torch", "slime-megatron")},
-        }
-        (folder / DESCRIPTION).write_text(json.dumps(text, indent=2) + "\n")
+    sharded = _sharded(state, is_loading=False) | {"rng": _rng_state()}
+    return dist_checkpointing.save(sharded, str(folder), async_sharded_save=True, async_strategy="mcore")
+
+
+def described(state: TrainerState) -> dict[str, Any]:
+    """Return what the folder's description says of a state: JSON values."""
+    return {
+        **state.description,
+        "optimizer_steps": state.scheduler.num_steps,
+        "estimator": state.estimator,
+        "train": hyperparameters(state.optimizer, state.scheduler),
+        "roles": [] if state.roles is None else list(state.roles.changing),
+        "versions": {name: version(name) for name in ("megatron-core", "torch", "slime-megatron")},
+    }
 
 
 def load(state: TrainerState, folder: Path) -> None:
-    """Restore what `save` wrote, under this or another parallel layout. Collective over the world.
+    """Restore what a `saving.Saver` wrote, under this or another parallel layout. Collective over the world.
 
     Settings of the optimizer and its schedule are this trainer's: where they differ from those of the run that wrote the
     folder, the log says so. The schedule goes on at its step.
@@ -123,11 +117,13 @@ def load(state: TrainerState, folder: Path) -> None:
         CheckpointException,
     ) as error:  # what is raised depends on which file is damaged, and how
         cause = next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
-        raise CheckpointError(f"{folder}: cannot be read: {type(cause).__name__}: {cause}") from error
+        text = textwrap.shorten(f"{type(cause).__name__}: {cause}", _MOST_CHARACTERS, placeholder=" ...")
+        raise CheckpointError(f"{folder}: cannot be read: {text}") from error
     state.model.module.load_state_dict(loaded["model"])
-    if state.optimizer.config.optimizer == "adam" and not state.shares_optimizer:
-        _count_steps(loaded["optimizer"])
-    load_optimizer(state.optimizer, loaded["optimizer"])
+    saved = rearranged(loaded["optimizer"], state.optimizer)
+    if not state.shares_optimizer:
+        _complete_parts(saved, counts_steps=state.optimizer.config.optimizer == "adam")
+    load_optimizer(state.optimizer, saved)
     if state.shares_optimizer:
         for each in _adamws(
             state.optimizer
@@ -143,26 +139,6 @@ def load(state: TrainerState, folder: Path) -> None:
     state.scheduler.step(0)
     _tell_changes(description, hyperparameters(state.optimizer, state.scheduler))
     _set_rng_state(loaded["rng"])
-
-
-def _write(planned: AsyncRequest, folder: Path) -> None:
-    """Write what Megatron planned, and complete the folder once all ranks have. Collective over the world.
-
-    Source: `AsyncRequest.execute_sync` of megatron-core 0.19.2, whose writer drops the reason of a failure.
-    """
-    buckets = [] if planned.preload_fn is None else planned.preload_fn()  # on the host
-    if buckets:
-        (transforms, _), (*_, results) = planned.async_fn.args, planned.async_fn_args
-        write = partial(FileSystemWriterAsync.write_preloaded_data, transforms)
-        found = {i: write(i, bucket, None, None, True)[1] for i, bucket in enumerate(buckets)}
-        failures = [each for each in found.values() if isinstance(each, Exception)]
-        results.put(failures[0] if failures else found)
-    try:
-        for complete in planned.finalize_fns:
-            complete()
-    except CheckpointException as error:
-        why = [f"rank {rank}: {cause}" for rank, (cause, _) in error.failures.items()]
-        raise CheckpointError(f"{folder}: {'; '.join(why) or 'another rank could not write'}") from error
 
 
 def _tell_changes(description: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
@@ -188,10 +164,14 @@ def _sharded(state: TrainerState, *, is_loading: bool) -> dict[str, Any]:
     metadata = {**_METADATA, "dp_cp_group": data_parallel}
     model = state.model.module.sharded_state_dict(metadata=metadata)
     cut_in_checkpoint(model, state.model.module, data_parallel)
-    shared = {"metadata": metadata} if state.shares_optimizer else {}
     if state.shares_optimizer or (not is_loading and state.optimizer.config.optimizer == "adam"):
         _fill(state.optimizer)
-    optimizer = state.optimizer.sharded_state_dict({"model": model}, is_loading=is_loading, **shared)
+    optimizer = state.optimizer.sharded_state_dict({"model": model}, is_loading=is_loading, metadata=metadata)
+    for each in parts_of(optimizer):
+        if not is_loading and not any(each.get(_MASTERS, ())):
+            each.pop(
+                _MASTERS, None
+            )  # empty lists are no tensors: they would be read in the place of other ranks' lists
     sharded = {"model": model, "optimizer": optimizer}
     if state.roles is not None and state.roles.changing:
         sharded["roles"] = {role: state.roles.sharded(role, model) for role in state.roles.changing}
@@ -210,10 +190,21 @@ def _fill(optimizer: MegatronOptimizer) -> None:
                 each.state[parameter] = zeros | {"step": torch.zeros((), device=parameter.device)}
 
 
-def _count_steps(loaded: dict[Any, Any]) -> None:
-    """Give an AdamW that has taken no step its number: Megatron 0.19.2 leaves 0 out, and looks for it when it loads."""
-    for each in loaded.values() if 0 in loaded else (loaded,):  # the optimizers of a chain are numbered
-        each.get("optimizer", each)["state"].setdefault("common_step", torch.zeros(()))
+def _complete_parts(saved: dict[Any, Any], *, counts_steps: bool) -> None:
+    """Give each optimizer what rank 0 does not know of it, which speaks for all: it may have no experts.
+
+    Then it leaves out the lists of master weights, and the number of steps, as Megatron 0.19.2 does where that is 0.
+    Megatron looks for both when it loads.
+    """
+    parts = parts_of(saved)
+    if _MASTERS in parts[0]:
+        for each in parts:
+            each.setdefault(_MASTERS, [])
+    if counts_steps:
+        states = [each.get("optimizer", each)["state"] for each in parts]
+        step = next((state["common_step"] for state in states if "common_step" in state), torch.zeros(()))
+        for state in states:
+            state.setdefault("common_step", step)
 
 
 def _adamws(optimizer: MegatronOptimizer) -> list[torch.optim.Optimizer]:

@@ -15,6 +15,7 @@ from slime_models.architecture import Architecture
 from slime_models.checkpoint import HfCheckpoint
 from torch import Tensor
 
+from slime_megatron.checkpoint import TrainerState
 from slime_megatron.columns import Columns
 from slime_megatron.micro_batch import MicroBatch
 from slime_megatron.model import ResponseTokens, assembled, build_model, load_weights, response_rows
@@ -85,6 +86,13 @@ class Critic:
             output_processor=response_values,
         )
         self._loss = settings.algorithm.value_loss
+        self._architecture = architecture
+
+    @property
+    def state(self) -> TrainerState:
+        """What a checkpoint holds of it."""
+        c = self.trained
+        return TrainerState(self._architecture, c.model, c.optimizer, c.scheduler)
 
     def values(self, steps: Sequence[Step], like: Tensor) -> Tensor:
         """Return the value [T] of the state before each response token, without gradient."""

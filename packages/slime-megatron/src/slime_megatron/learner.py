@@ -38,6 +38,7 @@ from slime_megatron.roles import Roles, check_same_model
 from slime_megatron.rotary import rotary_tables
 from slime_megatron.routed import Routes, StepRouting, engine_routes
 from slime_megatron.router import RECORD, REPLAY, replay
+from slime_megatron.saving import Saver
 from slime_megatron.schedule import rank_schedule
 from slime_megatron.sent import SENT, SentPolicies
 from slime_megatron.settings import LearnerSettings
@@ -64,6 +65,7 @@ class Learner:
         self._world = world.World(section, seed=settings.seed, rank=settings.rank)
         with contextlib.ExitStack() as on_failure, quiet():
             on_failure.callback(self._world.close)
+            self._saver = Saver(self._world)
             if settings.hooks.init is not None:
                 settings.hooks.init(settings)
             model = self._build_policy()
@@ -146,17 +148,22 @@ class Learner:
             bucket_bytes=self._settings.megatron.update_weight_buffer_size,
         )
 
-    def save(self, folder: Path) -> None:
-        """Write all state; see `checkpoint.save`. A critic's is in a folder of its own below."""
-        checkpoint.save(self._policy_state, folder)
+    def save(self, folder: Path, in_background: bool = False) -> None:
+        """Write all state; see `Saver.save`. A critic's is in a folder of its own below."""
+        states = [(self._policy_state, folder)]
         if self._critic is not None:
-            (folder / _CRITIC).mkdir(exist_ok=True)  # every rank does
-            checkpoint.save(self._critic_state(self._critic), folder / _CRITIC)
+            states.append((self._critic.state, folder / _CRITIC))
+        self._saver.save(states, in_background=in_background)
+
+    def written(self, wait: bool) -> bool:
+        """Return whether the folder of a save in the background is complete; see `Saver.complete`."""
+        return self._saver.complete(wait=wait)
 
     def load(self, folder: Path) -> None:
         """Restore all state; see `checkpoint.load`."""
+        self.written(wait=True)
         if self._critic is not None:
-            checkpoint.load(self._critic_state(self._critic), folder / _CRITIC)
+            checkpoint.load(self._critic.state, folder / _CRITIC)
         checkpoint.load(self._policy_state, folder)
         for role in self._roles.changing:  # what the folder's run kept, and this one does not read
             if self._sent is None if role.startswith(SENT) else "ref_log_probs" not in self._needs:
@@ -192,7 +199,8 @@ class Learner:
             self._critic.trained.onload()
 
     def close(self) -> None:
-        """End the process groups."""
+        """End the process groups, when nothing is written any more."""
+        self._saver.close()
         self._world.close()
 
     @property
@@ -202,10 +210,6 @@ class Learner:
             self._architecture, p.model, p.optimizer, p.scheduler, self._roles, self._settings.lora,
             self._estimator_state,
         )  # fmt: skip
-
-    def _critic_state(self, critic: Critic) -> checkpoint.TrainerState:
-        c = critic.trained
-        return checkpoint.TrainerState(self._architecture, c.model, c.optimizer, c.scheduler)
 
     def _build_policy(self) -> GPTModel:
         settings, section = self._settings, self._settings.megatron

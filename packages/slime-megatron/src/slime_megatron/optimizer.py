@@ -166,6 +166,45 @@ def load_optimizer(optimizer: MegatronOptimizer, saved: dict[str, Any]) -> None:
         group.update(settings)
 
 
+def parts_of(saved: dict[Any, Any]) -> list[dict[str, Any]]:
+    """Return the states of the optimizers that a state is of: Megatron numbers them if they are several."""
+    return [saved[number] for number in sorted(key for key in saved if isinstance(key, int))] or [saved]
+
+
+def rearranged(saved: dict[Any, Any], optimizer: MegatronOptimizer) -> dict[Any, Any]:
+    """Return an optimizer's saved state as this rank's optimizer arranges it.
+
+    With expert parallelism Megatron keeps experts in an optimizer of their own, and numbers the two; without it there is
+    one. Tensors are found by the names of parameters either way; the rest, the number of steps and the scale of the loss,
+    is alike in both. Groups of parameters are this optimizer's.
+
+    Args:
+        saved: what was read: tensors as this optimizer arranges them, the rest as the one that was saved did. Changed here.
+        optimizer: whose state it becomes.
+    """
+    plain = {key: value for key, value in saved.items() if not isinstance(key, int)}
+    if not plain or len(plain) == len(saved):
+        return saved
+    if len(optimizer.chained_optimizers) > 1:
+        mine, rest = {key: value for key, value in saved.items() if key not in plain}, plain
+    else:
+        mine, rest = plain, parts_of(saved)[0]
+    for state, each in zip(parts_of(mine), optimizer.chained_optimizers, strict=True):
+        state.update({key: rest[key] for key in ("grad_scaler", "param_state_sharding_type") if key in rest})
+        inner, other = state, rest
+        if "optimizer" in rest:
+            inner, other = state.setdefault("optimizer", {}), rest["optimizer"]
+        if "common_step" in other.get("state", {}):
+            inner.setdefault("state", {})["common_step"] = other["state"]["common_step"]
+        step = {key: value for key, value in other["param_groups"][0].items() if key == "step"}
+        members = inner.get("param_groups", [{}] * len(each.param_groups))
+        inner["param_groups"] = [
+            {key: value for key, value in group.items() if key != "params"} | step | own
+            for group, own in zip(each.param_groups, members, strict=True)
+        ]
+    return mine
+
+
 def _groups_of(state: Any) -> Iterator[dict[str, Any]]:
     """Yield the groups of parameters of all optimizers of a saved state."""
     for key, value in state.items() if isinstance(state, dict) else ():

@@ -89,10 +89,20 @@ class MegatronTrainer:
             self._sender = await self._on_thread(_make_sender, self._on_thread)
         return await self._sender.send(plan, self._buckets(plan.dtype))
 
-    async def save(self, path: Path) -> None:
-        """Write all state that training needs to go on exactly into the folder `path`, made if it is missing."""
-        path.mkdir(parents=True, exist_ok=True)
-        await self._on_thread(self._started.save, path)
+    async def save(self, path: Path, in_background: bool = False) -> None:
+        """Write all state that training needs to go on exactly into the folder `path`, made if it is missing.
+
+        In the background, return when it is copied to the host; `written` completes the folder.
+        """
+        await self._on_thread(self._started.save, path, in_background)
+
+    async def written(self, wait: bool) -> bool:
+        """Return whether the folder of the save in the background is complete, which it may be from now on only.
+
+        Raises:
+            CheckpointError: it could not be written; names the rank, and why.
+        """
+        return await self._on_thread(self._started.written, wait)
 
     async def load(self, path: Path) -> None:
         """Restore what `save` wrote.
@@ -189,6 +199,7 @@ def create_trainer(build: BuildContext) -> MegatronTrainer:
 
 
 create_trainer.ranked = True  # type: ignore[attr-defined]  # see `BuildContext.rank`
+create_trainer.saves_in_background = True  # type: ignore[attr-defined]  # see `checkpoint.SavesInBackground`
 
 
 def _released[T](function: Callable[..., T], *args: Any) -> T:

@@ -107,6 +107,14 @@ class World:
         names = dict.fromkeys(name for each in found for name in each)
         return Counter({name: math.fsum(each.get(name, 0.0) for each in found) for name in names})
 
+    def everywhere(self, fact: bool) -> bool:
+        """Return whether it is so on every rank. Collective over the world."""
+        if self.size == 1:
+            return fact
+        missing = torch.tensor(float(not fact), device=device())
+        dist.all_reduce(missing)
+        return float(missing) == 0.0
+
     def close(self) -> None:
         """End the groups."""
         parallel_state.destroy_model_parallel()

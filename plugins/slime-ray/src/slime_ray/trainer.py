@@ -98,9 +98,15 @@ class RayTrainer:
         fingerprint: Fingerprint = sending.result()[0]
         return fingerprint
 
-    async def save(self, path: Path) -> None:
-        """Write all state into a folder that every rank's machine sees."""
-        await self._started.ask("call", "save", path.absolute())
+    async def save(self, path: Path, in_background: bool = False) -> None:
+        """Write all state into a folder that every rank's machine sees, or begin to."""
+        how = (True,) if in_background else ()
+        await self._started.ask("call", "save", path.absolute(), *how)
+
+    async def written(self, wait: bool) -> bool:
+        """Return whether the folder of the save in the background is complete; an error ends the ranks, as any other."""
+        complete: list[bool] = await self._started.ask("call", "written", wait)
+        return complete[0]
 
     async def load(self, path: Path) -> None:
         """Restore what `save` wrote.

@@ -34,7 +34,7 @@ def check_settings(settings: Settings, registry: Registry) -> list[Problem]:
     for check in (batch_sizes, choices):
         problems += _caught(partial(check, settings))
     problems += _lengths(settings)
-    problems += _save_hf(settings)
+    problems += _saving(settings)
     problems += _weight_folder(settings)
     problems += _required(settings)
     problems += _processes(settings)
@@ -69,6 +69,15 @@ def check_build(build: BuildContext) -> list[Problem]:
                 "cluster.actor_num_nodes x cluster.actor_num_gpus_per_node",
                 f"{n} with the trainer {backend!r}",
                 "1: this trainer is one process",
+            )
+        )
+    if build.section(CheckpointSection).async_save and not getattr(factory, "saves_in_background", False):
+        problems.append(
+            Problem(
+                "checkpoint.async_save",
+                f"it with the trainer {backend!r}",
+                "a trainer that trains on while it writes",
+                "drop --async-save",
             )
         )
     problems += _engine_needs(build)
@@ -164,8 +173,10 @@ def _names(settings: Settings, registry: Registry) -> Iterator[Problem]:
             )
 
 
-def _save_hf(settings: Settings) -> Iterator[Problem]:
+def _saving(settings: Settings) -> Iterator[Problem]:
     section = settings.section(CheckpointSection)
+    if section.async_save and section.save_interval is None:
+        yield Problem("checkpoint.async_save", "it without save_interval", "checkpoint.save_interval")
     if section.save_hf is None:
         return
     try:

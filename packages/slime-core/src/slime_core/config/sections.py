@@ -290,6 +290,8 @@ class CheckpointSection(SectionModel):
     """Steps between checkpoints; the last step is always saved when given."""
     keep_checkpoints: Count = 2
     """Newest checkpoints that are kept."""
+    async_save: bool = False
+    """Go on with the run while a checkpoint is written, from a copy of the trainer's state in the host's memory."""
     save_hf: str | None = None
     """Folder for other programs, written with every checkpoint: `out/step_{step}`, by Hugging Face or PEFT."""
     load: str | None = None

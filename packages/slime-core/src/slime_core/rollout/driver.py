@@ -157,3 +157,8 @@ def _starved(step: int, waves: int, kept: int, target: int, drops: Counter[str])
         f"step {step}: after {waves} waves of sampling {kept} of {target} groups are kept; dropped: {reasons or 'none'}; "
         "loosen the filter, change the data, or raise --dynamic-sampling-max-waves"
     )
+
+
+def failure_of(group: Group) -> str | None:
+    """Return the reason to drop a group that holds a failed sample, None where there is none."""
+    return "reward_error" if any(sample.status is Status.FAILED for sample in group) else None

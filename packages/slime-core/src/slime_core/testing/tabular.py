@@ -163,6 +163,7 @@ class TabularTrainer:
         self.table: Table = np.zeros((VOCAB, VOCAB))
         self._model = model
         self._estimator, self._loss, self._lr = estimator, loss, lr
+        self._writing: asyncio.Future[None] | None = None
 
     async def start(self) -> None:
         """Read the model's table."""
@@ -207,9 +208,25 @@ class TabularTrainer:
         await plan.channel.end()
         return fingerprint(self.table)
 
-    async def save(self, path: Path) -> None:
+    async def save(self, path: Path, in_background: bool = False) -> None:
         """Write the table."""
-        np.save(path / "table.npy", self.table)
+        writing = asyncio.ensure_future(asyncio.to_thread(self.write, path / "table.npy", self.table.copy()))
+        if in_background:
+            self._writing = writing
+        else:
+            await writing
+
+    async def written(self, wait: bool) -> bool:
+        """Return whether the table that is saved in the background is written."""
+        if self._writing is None or (not wait and not self._writing.done()):
+            return self._writing is None
+        writing, self._writing = self._writing, None
+        await writing
+        return True
+
+    def write(self, path: Path, table: Table) -> None:
+        """Write a table, on a thread of its own."""
+        np.save(path, table)
 
     async def load(self, path: Path) -> None:
         """Read the table."""
@@ -248,6 +265,9 @@ def create_trainer(build: BuildContext) -> TabularTrainer:
     chosen = algorithm(build.settings, build.registry)
     lr = build.section(TrainSection).lr
     return TabularTrainer(estimator=chosen.estimator, loss=chosen.loss, lr=lr, model=build.model_path)
+
+
+create_trainer.saves_in_background = True  # type: ignore[attr-defined]  # see `checkpoint.SavesInBackground`
 
 
 def credit(view: TokenView) -> tuple[Any, Any]:
