@@ -31,6 +31,8 @@ ROUNDING = 2.0**-8
 #: Roundings that a token's hidden state meets in a layer, one after another: norm, product, norm of queries and keys,
 #: rotation (two), probabilities, attention, product, sum; norm, product, activation, gate, product, sum.
 ROUNDINGS_A_LAYER = 15
+#: How near a step's loss and norm are to another's that began alike: kernels of CUDA add up in no fixed order.
+NEAR = {"cpu": 1e-5, "cuda": 1e-3}
 INSTALLED = importlib.util.find_spec("transformer_engine") is not None
 #: Kernels that never hold scores of all pairs of tokens, by device and whether it computes in bfloat16.
 FLASH = {
@@ -87,7 +89,7 @@ def test_steps_and_checkpoints_of_a_distributed_optimizer_go_through_the_devices
     assert found == [{"rank": 0}]
     shared = learner.train(make_batch())
     for name in ("train/loss", "train/grad_norm"):
-        assert shared[name] == pytest.approx(alone[name], rel=1e-5)
+        assert shared[name] == pytest.approx(alone[name], rel=NEAR[device.type])
     learner.save(tmp_path)
     saved = state_of(learner)
     goes_on = learner.train(make_batch(seed=1))
@@ -96,7 +98,7 @@ def test_steps_and_checkpoints_of_a_distributed_optimizer_go_through_the_devices
     assert_same(state_of(again), saved)
     resumed = again.train(make_batch(seed=1))
     for name in ("train/loss", "train/grad_norm"):
-        assert resumed[name] == pytest.approx(goes_on[name], rel=1e-5)
+        assert resumed[name] == pytest.approx(goes_on[name], rel=NEAR[device.type])
 
 
 def state_of(learner: Any) -> list[torch.Tensor]:
@@ -181,7 +183,7 @@ def test_offload_gives_up_masters_moments_and_gradients_and_onload_brings_them_b
     never.train(make_batch())
     wanted = never.train(make_batch(seed=1))
     for name in ("train/loss", "train/grad_norm"):
-        assert goes_on[name] == pytest.approx(wanted[name], rel=1e-5)
+        assert goes_on[name] == pytest.approx(wanted[name], rel=NEAR[device.type])
 
 
 @pytest.mark.gpu
