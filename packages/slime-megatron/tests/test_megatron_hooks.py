@@ -80,3 +80,29 @@ def test_hooks_and_trainer_module_import_without_torch():
     code = "import slime_megatron.hooks, slime_megatron.trainer, sys; print({'torch', 'megatron'} & set(sys.modules))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize(
+    ("flags", "wanted"),
+    [
+        (
+            ["--transformer-impl", "inference_optimized"],
+            "transformer_impl: found inference_optimized; wanted local or",
+        ),
+        (
+            ["--transformer-impl", "transformer_engine", "--lora-rank", "4"],
+            "transformer_impl: found it beside lora.rank; wanted one of them",
+        ),
+        (
+            ["--fp8-format", "hybrid"],
+            "fp8_format: found hybrid with transformer_impl local; wanted transformer_impl",
+        ),
+    ],
+)
+def test_what_transformer_engine_alone_follows_is_refused_without_it(flags, wanted):
+    (problem,) = problems(*flags)
+    assert wanted in problem
+
+
+def test_transformer_engine_is_let_pass():
+    assert problems("--transformer-impl", "transformer_engine", "--fp8-format", "hybrid") == []

@@ -189,14 +189,3 @@ def test_an_unsupported_model_type_is_refused_by_name(make_hf, tmp_path):
     _, folder = make_hf("gpt_neox")
     with pytest.raises(PluginError, match=r"no plugin is named 'gpt_neox'; .*llama, qwen2, qwen3"):
         create_trainer(build_of(folder, tmp_path))
-
-
-def test_the_bench_measures_both_in_one_run(qwen3, capsys):
-    from slime_megatron.bench import trainer
-
-    arguments = ["--model", str(qwen3[1]), "--samples", "4", "--max-tokens", "200", "--repeats", "1"]
-    assert trainer(arguments) == 0
-    *_, ours, theirs, ratio = capsys.readouterr().out.splitlines()
-    rates = [float(line.split()[1]) for line in (ours, theirs)]
-    assert (ours.split()[0], theirs.split()[0]) == ("slime", "transformers")
-    assert float(ratio.split()[1]) == pytest.approx(rates[0] / rates[1], rel=0.1)

@@ -81,6 +81,10 @@ class PackedAttention(MegatronModule):
         if q.device.type == "cpu" and n_key < _FLOAT32_BELOW:
             q, k, v = q.float(), k.float(), v.float()
         mask = causal_lower_right(n_query, n_key)
+        repeats = q.size(1) // k.size(1)
+        if repeats > 1 and q.is_cuda and q.dtype is torch.float32:
+            # torch's kernels for float32 on CUDA take no groups; what does would hold the scores of all pairs of tokens.
+            k, v = (x.repeat_interleave(repeats, dim=1) for x in (k, v))
         gqa = q.size(1) != k.size(1)
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self._scale, enable_gqa=gqa)
         return out.transpose(1, 2).flatten(0, 1).flatten(1).to(dtype)

@@ -27,6 +27,7 @@ _DEFAULTS = frozenset(
         "persist_layer_norm",
         "recompute_method",
         "recompute_num_layers",
+        "transformer_impl",
     }
 )
 
@@ -66,6 +67,7 @@ def transformer_config(
         calculate_per_token_loss=True,
         variable_seq_lengths=True,
         moe_token_dispatcher_type="alltoall",  # the default one refuses variable_seq_lengths, experts or not
+        transformer_impl="local",
         # Every weight is loaded, so none is drawn; and none of the fused kernels exists without TransformerEngine.
         use_cpu_initialization=True,
         perform_initialization=False,

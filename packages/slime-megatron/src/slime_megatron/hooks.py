@@ -55,6 +55,7 @@ def slime_check_config(settings: Settings) -> list[Problem]:
         *_freezing_problems(section, settings.section(LoraSection)),
         *_bias_problems(section, settings.section(LoraSection)),
         *foreign.problems(section.megatron_args),
+        *_engine_problems(section, settings.section(LoraSection)),
         *_routing_problems(settings.section(RolesSection), section),
     ]
 
@@ -125,6 +126,25 @@ def _routing_problems(roles: RolesSection, section: MegatronSection) -> Iterator
             "whole layers: a router alone, computed again, would not know of which micro-batch",
             "use --recompute-granularity full",
         )
+
+
+def _engine_problems(section: MegatronSection, lora: LoraSection) -> Iterator[Problem]:
+    """Yield what is wrong about TransformerEngine."""
+    flags, name = section.megatron_args, "megatron.megatron_args.transformer_impl"
+    kind = flags.get("transformer_impl", "local")
+    if kind not in ("local", "transformer_engine"):
+        yield Problem(name, str(kind), "local or transformer_engine: others are not for training")
+    if kind == "transformer_engine" and lora.rank is not None:
+        yield Problem(
+            name, "it beside lora.rank", "one of them: adapters stand beside Megatron's own linear layers"
+        )
+    for flag in ("fp8_format", "fp4_format"):
+        if flag in flags and kind != "transformer_engine":
+            yield Problem(
+                f"megatron.megatron_args.{flag}",
+                f"{flags[flag]} with transformer_impl {kind}",
+                "transformer_impl transformer_engine: Megatron's own linear layers would not follow it",
+            )
 
 
 def _bias_problems(section: MegatronSection, lora: LoraSection) -> Iterator[Problem]:

@@ -1,12 +1,22 @@
-"""Our layer specification: Megatron's own linear layers, with attention and norm from `attention`."""
+"""Our layer specification: linear layers of Megatron or TransformerEngine, with attention from `attention`."""
 
 from __future__ import annotations
 
+from functools import partial
+from importlib.util import find_spec
+
+import torch
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_submodules
+from megatron.core.transformer.mlp import MLP, MLPSubmodules
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_config import TransformerConfig
-from megatron.core.transformer.transformer_layer import TransformerLayer, get_transformer_layer_offset
+from megatron.core.transformer.transformer_layer import (
+    TransformerLayer,
+    TransformerLayerSubmodules,
+    get_transformer_layer_offset,
+)
+from slime_core.errors import TrainerError
 
 from slime_megatron.attention import PackedAttention
 from slime_megatron.config import has_experts
@@ -24,7 +34,13 @@ def block_spec(config: TransformerConfig, *, vp_stage: int | None = None) -> Tra
 
 
 def layer_spec(config: TransformerConfig, layer: int = 0) -> ModuleSpec:
-    """Return one decoder layer, `layer` of the whole model, from 0. Needs neither TransformerEngine nor Apex."""
+    """Return one decoder layer, `layer` of the whole model, from 0.
+
+    Needs neither TransformerEngine nor Apex, unless `transformer_impl` is `transformer_engine`.
+
+    Raises:
+        TrainerError: TransformerEngine is asked for, and not there.
+    """
     experts = config.num_moe_experts if has_experts(config, layer) else None
     submodules = get_gpt_layer_local_submodules(
         num_experts=experts, qk_layernorm=config.qk_layernorm, normalization="RMSNorm"
@@ -34,7 +50,37 @@ def layer_spec(config: TransformerConfig, layer: int = 0) -> ModuleSpec:
     attention.core_attention = PackedAttention
     if config.qk_layernorm:
         attention.q_layernorm = attention.k_layernorm = RMSNorm
+    if config.transformer_impl == "transformer_engine":
+        _take_transformer_engine(submodules, config, dense=experts is None)
     if experts is None:
         return ModuleSpec(module=TransformerLayer, submodules=submodules)
     submodules.mlp = with_router(submodules.mlp)
     return ModuleSpec(module=RoutedLayer, submodules=submodules)
+
+
+def _take_transformer_engine(
+    layer: TransformerLayerSubmodules, config: TransformerConfig, *, dense: bool
+) -> None:
+    """Put TransformerEngine's linear layers and norms in a layer; names and shapes of its weights stay.
+
+    Attention is ours, which knows of shared prompts, and experts stay Megatron's own.
+    """
+    if not (torch.cuda.is_available() and find_spec("transformer_engine")):
+        raise TrainerError(
+            "--transformer-impl transformer_engine: found no CUDA device, or TransformerEngine is not installed; wanted "
+            "both; install it, or drop the flag"
+        )
+    from megatron.core.extensions.transformer_engine import (
+        TEColumnParallelLinear,
+        TENorm,
+        TERowParallelLinear,
+    )
+
+    layer.input_layernorm = layer.pre_mlp_layernorm = TENorm
+    attention = layer.self_attention.submodules
+    attention.linear_qkv, attention.linear_proj = TEColumnParallelLinear, TERowParallelLinear
+    if config.qk_layernorm:
+        attention.q_layernorm = attention.k_layernorm = TENorm
+    if dense:
+        matrices = MLPSubmodules(linear_fc1=TEColumnParallelLinear, linear_fc2=TERowParallelLinear)
+        layer.mlp = partial(MLP.as_mlp_submodule, submodules=matrices)
