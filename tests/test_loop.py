@@ -72,6 +72,21 @@ def test_saving_in_the_background_changes_nothing_but_times(letters, tmp_path):
     assert tables[0] == tables[1]
 
 
+@pytest.mark.parametrize("flags", [["--colocate"], ["--offload-train"], ["--colocate", "--no-offload-train"]])
+def test_sharing_devices_changes_nothing_but_times(letters, tmp_path, flags):
+    alone = train(letters, "--run-name", "alone")
+    shared = train(letters, "--run-name", "shared", *flags)
+    assert rows(tmp_path / "runs/shared") == rows(tmp_path / "runs/alone")
+    assert shared["eval_after"] == alone["eval_after"]
+
+
+def test_checkpoint_of_a_run_that_shares_devices_is_gone_on_from(letters, tmp_path):
+    train(letters, "--run-name", "whole")
+    train(letters, "--run-name", "cut", "--colocate", "--num-rollout", "6")
+    train(letters, "--run-name", "cut", "--colocate")
+    assert rows(tmp_path / "runs/cut")[-1] == rows(tmp_path / "runs/whole")[-1]
+
+
 def test_a_run_that_fails_completes_the_checkpoint_that_it_is_writing(letters, tmp_path):
     class Fault:
         @hookimpl

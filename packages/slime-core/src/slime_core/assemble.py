@@ -153,11 +153,12 @@ async def start(run: Run) -> None:
     load = run.settings.section(CheckpointSection).load
     found = checkpoint.to_start_from(run.run_dir.checkpoints, load=None if load is None else Path(load))
     await run.trainer.start()
+    if found is not None:
+        await restore(run, found)
+    await run.devices.for_engine()
     await run.engine.start()
     if run.scorer is not None:
         await run.scorer.start()
-    if found is not None:
-        await restore(run, found)
     checkpoint.clean(run.run_dir.checkpoints)
     run.run_dir.rewind(run.start_step)
     release_threads()  # what a part computed on this thread is done

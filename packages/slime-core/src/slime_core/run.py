@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from slime_core.checkpoint import Checkpoints
 from slime_core.config.derive import BatchSizes
 from slime_core.config.sections import (
     CheckpointSection,
+    ClusterSection,
     EvalSection,
     RewardSection,
     RolloutSection,
@@ -25,7 +25,8 @@ from slime_core.config.sections import (
     TrainSection,
 )
 from slime_core.config.settings import Settings
-from slime_core.errors import DeadlineError, TrainerError
+from slime_core.deadline import within
+from slime_core.errors import TrainerError
 from slime_core.evaluate import evaluate_groups
 from slime_core.metrics import request_metrics, rollout_metrics
 from slime_core.plugins.registry import Registry
@@ -41,11 +42,11 @@ from slime_core.protocols import (
     Tracker,
     Trainer,
 )
-from slime_core.rewards.results import RewardFailure
 from slime_core.rewards.scorer import Scorer
-from slime_core.rollout.driver import fail, reset
+from slime_core.rollout.driver import reset, score
 from slime_core.rundir import RunDir
 from slime_core.sample import Group, Sample
+from slime_core.shared_devices import SharedDevices
 from slime_core.weights import sync_weights, wanted_transport
 
 logger = logging.getLogger(__name__)
@@ -94,6 +95,7 @@ class Run:
     _metrics: Metrics = field(default_factory=dict)
     _drops: Counter[str] = field(default_factory=Counter)
     _step: int = 0
+    _version: int = 0
     _began: float = field(default_factory=time.perf_counter)
     _step_began: float = 0.0
 
@@ -143,8 +145,9 @@ class Run:
         """Generate and score the groups of a step."""
         self._start_clock(step)
         timeout = self.settings.section(RolloutSection).rollout_timeout_s
+        await self._turn_to_engine()
         with self.timed("rollout"):
-            groups = await self._within(timeout, f"step {step}: rollout", self.rollout_fn(self, step))
+            groups = await within(timeout, f"step {step}: rollout", self.rollout_fn(self, step))
         self._metrics |= rollout_metrics(groups, reward_key=self._reward_key(), drops=self._drops)
         self._metrics |= request_metrics(groups, rollout_s=self._metrics["perf/rollout_time"])
         self._drops.clear()
@@ -168,8 +171,9 @@ class Run:
         await self._checkpoints.complete(wait=False)
         section = self.settings.section(TrainSection)
         self.report("train", 0, len(batch))
+        await self._turn_to_trainer()
         with self.timed("train"):
-            metrics = await self._within(
+            metrics = await within(
                 section.train_timeout_s, f"step {batch.step}: training", self.trainer.train(batch)
             )
         self.report("train", len(batch), len(batch))
@@ -191,6 +195,7 @@ class Run:
         if not self.engine.transports:
             return
         self.report("sync", 0, 1)
+        await self.devices.for_engine()
         with self.timed("update_weights"):
             section = self.settings.section(TrainSection)
             await sync_weights(
@@ -200,6 +205,8 @@ class Run:
                 timeout_s=section.weight_sync_timeout_s,
                 transport=wanted_transport(section),
             )
+        self.devices.weights_arrived()
+        self._version = version
         self.report("sync", 1, 1)
 
     async def end_step(self, step: int) -> None:
@@ -235,6 +242,7 @@ class Run:
         """Evaluate on the held-out prompts; returns `eval/*` metrics and remembers the accuracy."""
         if self.eval_source is None:
             return {}
+        await self._turn_to_engine()
         begin = time.perf_counter()
         section = self.settings.section(EvalSection)
         metrics, accuracy = await evaluate_groups(self, self.eval_source, section, step=step)
@@ -248,6 +256,7 @@ class Run:
         """
         self.report("save", 0, 1)
         section = self.settings.section(CheckpointSection)
+        await self._turn_to_trainer()
         with self.timed("save"):
             if section.save_hf is not None:
                 await self.trainer.save_hf(Path(section.save_hf.format(step=next_step, rollout_id=next_step)))
@@ -301,27 +310,9 @@ class Run:
         )
 
     async def score(self, samples: Sequence[Sample]) -> None:
-        """Score samples in place. One that cannot be scored becomes FAILED with its reason.
-
-        Raises:
-            RewardError: a reward failed and `on_reward_error` is `stop`; names the sample.
-        """
-        if self.scorer is None:
-            return
-        section = self.settings.section(RewardSection)
-        if section.group_rm:
-            results = await self.scorer.score_group(list(samples))
-        else:
-            results = await asyncio.gather(*(self.scorer.score(sample) for sample in samples))
-        for sample, result in zip(samples, results, strict=True):
-            if isinstance(result, RewardFailure):
-                error = fail(sample, result.message)
-                logger.warning("%s", error)
-                if section.on_reward_error == "stop":
-                    raise error
-            else:
-                sample.reward = result.value
-                sample.timings["reward"] = result.seconds
+        """Score samples in place, if there is a reward; see `rollout.driver.score`."""
+        if self.scorer is not None:
+            await score(samples, self.scorer, self.settings.section(RewardSection))
 
     def record_drops(self, drops: Counter[str]) -> None:
         """Count groups that the step dropped, by reason."""
@@ -372,22 +363,31 @@ class Run:
         keep, in_background = section.keep_checkpoints, section.async_save
         return Checkpoints(self.run_dir.checkpoints, self.trainer, keep=keep, in_background=in_background)
 
+    @functools.cached_property
+    def devices(self) -> SharedDevices:
+        """Whose turn it is, where trainer and engine share devices."""
+        return SharedDevices(self.trainer, self.engine, self.settings.section(ClusterSection))
+
+    async def _turn_to_trainer(self) -> None:
+        if not self.devices.are_shared:
+            return
+        with self.timed("offload"):
+            await self.devices.for_trainer()
+
+    async def _turn_to_engine(self) -> None:
+        """Let the engine work, with the weights that it had last."""
+        if not self.devices.are_shared:
+            return
+        with self.timed("offload"):
+            has_weights = await self.devices.for_engine()
+        if not has_weights:
+            await self.sync_weights(self._version)
+
     def _start_clock(self, step: int) -> None:
         self._step, self._step_began = step, time.perf_counter()
 
     def _reward_key(self) -> str | None:
         return self.settings.section(RewardSection).reward_key
-
-    @staticmethod
-    async def _within[T](seconds: float, what: str, work: Awaitable[T]) -> T:
-        try:
-            async with asyncio.timeout(seconds):
-                return await work
-        except TimeoutError as error:
-            missed = DeadlineError(f"{what}: not done after {seconds:g} s")
-            for note in getattr(error.__cause__, "__notes__", ()):  # of the work that was cancelled
-                missed.add_note(note)
-            raise missed from error
 
 
 def _due(step: int, interval: int | None, *, last: bool) -> bool:

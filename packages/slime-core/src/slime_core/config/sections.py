@@ -279,8 +279,24 @@ class ClusterSection(SectionModel):
     """Machines that train."""
     actor_num_gpus_per_node: Count = 1
     """Ranks of the trainer on each machine: a GPU each, or a process on the CPU where no machine has GPUs."""
+    colocate: bool = False
+    """Trainer and engine share devices: each gives its memory up while the other is at work."""
+    offload_train: bool | None = None
+    """Move the trainer's state, all but its weights, to the host while samples are generated; if not given, as `colocate`."""
+    offload_rollout: bool | None = None
+    """Release the engine's memory while the trainer is at work; if not given, as `colocate`."""
     train_env_vars: dict[str, str] = {}
     """Environment variables of the trainer's processes, set before they import anything."""
+
+    @property
+    def offloads_train(self) -> bool:
+        """Whether the trainer gives memory up."""
+        return self.colocate if self.offload_train is None else self.offload_train
+
+    @property
+    def offloads_rollout(self) -> bool:
+        """Whether the engine gives memory up."""
+        return self.colocate if self.offload_rollout is None else self.offload_rollout
 
 
 class CheckpointSection(SectionModel):

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from slime_core.config.sections import RewardSection
 from slime_core.errors import DataError, RewardError, SampleError, SlimeError
 from slime_core.protocols import GenerateContext, SamplingParams
+from slime_core.rewards.results import RewardFailure
+from slime_core.rewards.scorer import Scorer
 from slime_core.sample import Group, Sample, Status
 
 if TYPE_CHECKING:
     from slime_core.run import Run
+
+logger = logging.getLogger(__name__)
 
 
 async def rollout(run: Run, step: int) -> list[Group]:
@@ -134,6 +140,27 @@ def reset(sample: Sample) -> Sample:
         generate_function_path=sample.generate_function_path,
         custom_rm_path=sample.custom_rm_path,
     )
+
+
+async def score(samples: Sequence[Sample], scorer: Scorer, section: RewardSection) -> None:
+    """Score samples in place. One that cannot be scored becomes FAILED with its reason.
+
+    Raises:
+        RewardError: a reward failed and `on_reward_error` is `stop`; names the sample.
+    """
+    if section.group_rm:
+        results = await scorer.score_group(list(samples))
+    else:
+        results = await asyncio.gather(*(scorer.score(sample) for sample in samples))
+    for sample, result in zip(samples, results, strict=True):
+        if isinstance(result, RewardFailure):
+            error = fail(sample, result.message)
+            logger.warning("%s", error)
+            if section.on_reward_error == "stop":
+                raise error
+        else:
+            sample.reward = result.value
+            sample.timings["reward"] = result.seconds
 
 
 def fail(sample: Sample, message: str) -> RewardError:

@@ -25,7 +25,7 @@ from slime_core.assemble import algorithm
 from slime_core.batch import TrainBatch
 from slime_core.build import BuildContext
 from slime_core.config.sections import TrainSection
-from slime_core.errors import CheckpointError, WeightSyncError
+from slime_core.errors import CheckpointError, TrainerError, WeightSyncError
 from slime_core.protocols import (
     Completion,
     Fingerprint,
@@ -126,10 +126,12 @@ class TabularEngine:
         """Nothing to do."""
 
     async def offload(self) -> None:
-        """Nothing to do."""
+        """Lose the table."""
+        self.table = np.full((0, 0), np.nan)
 
     async def onload(self) -> None:
-        """Nothing to do."""
+        """Have room for a table; the next update brings it."""
+        self.table = np.full((VOCAB, VOCAB), np.nan)
 
     async def open_update(self, transport: str, version: str) -> TransferPlan:
         """Open a memory channel."""
@@ -164,6 +166,7 @@ class TabularTrainer:
         self._model = model
         self._estimator, self._loss, self._lr = estimator, loss, lr
         self._writing: asyncio.Future[None] | None = None
+        self._is_away = False
 
     async def start(self) -> None:
         """Read the model's table."""
@@ -172,6 +175,7 @@ class TabularTrainer:
 
     async def train(self, batch: TrainBatch) -> Metrics:
         """Take the batch's optimizer steps."""
+        self._check_here()
         losses: list[float] = []
         diffs: list[float] = []
         previous, actions, owner = _responses(batch)
@@ -210,6 +214,7 @@ class TabularTrainer:
 
     async def save(self, path: Path, in_background: bool = False) -> None:
         """Write the table."""
+        self._check_here()
         writing = asyncio.ensure_future(asyncio.to_thread(self.write, path / "table.npy", self.table.copy()))
         if in_background:
             self._writing = writing
@@ -241,10 +246,16 @@ class TabularTrainer:
         np.save(path / "table.npy", self.table)
 
     async def offload(self) -> None:
-        """Nothing to do."""
+        """Go to the host: until `onload` the table can be sent, and neither trained nor saved."""
+        self._is_away = True
 
     async def onload(self) -> None:
-        """Nothing to do."""
+        """Come back."""
+        self._is_away = False
+
+    def _check_here(self) -> None:
+        if self._is_away:
+            raise TrainerError("tabular trainer: offloaded; wanted onload first")
 
     async def close(self) -> None:
         """Nothing to do."""
