@@ -190,20 +190,25 @@ def make_build(settings: Settings, registry: Registry, *, rank: Rank | None = No
     Raises:
         ConfigError: carries every problem between settings, model and chosen plugins.
     """
-    run, model = settings.section(RunSection), settings.section(ModelSection)
+    model = settings.section(ModelSection)
     path = resolve_model(model.hf_checkpoint, registry)
     build = BuildContext(
         settings=settings,
         registry=registry,
         tokenizer=registry.resolve("slime.tokenizers", model.tokenizer)(path),
         model_path=path,
-        run_dir=Path(run.output_dir) / run.run_name,
+        run_dir=_run_dir(settings),
         rank=rank or Rank(),
     )
     problems = check_build(build)
     if problems:
         raise ConfigError(problems)
     return build
+
+
+def _run_dir(settings: Settings) -> Path:
+    run = settings.section(RunSection)
+    return Path(run.output_dir) / run.run_name
 
 
 def make_scorer(settings: Settings, registry: Registry) -> Scorer | None:
@@ -221,6 +226,8 @@ def make_scorer(settings: Settings, registry: Registry) -> Scorer | None:
 def reward_pool(settings: Settings, registry: Registry, reference: str) -> RewardPool:
     """Return the pool of one reward, its options from `rm_args`, `rm_args_of` and its distribution's section.
 
+    One that declares the option `run_dir` gets the run's folder.
+
     Raises:
         PluginError: it is not installed, does not import, or does not take its options.
     """
@@ -231,7 +238,7 @@ def reward_pool(settings: Settings, registry: Registry, reference: str) -> Rewar
         registry.load(plugin),
         where="reward.rm_args" if main else f"reward.rm_args_of.{reference}",
         explicit=(section.rm_args if main else {}) | section.rm_args_of.get(reference, {}),
-        section=settings.section_of(plugin.distribution),
+        section={"run_dir": str(_run_dir(settings))} | settings.section_of(plugin.distribution),
     )
     return RewardPool(
         plugin.value,
