@@ -43,6 +43,10 @@ DERIVED = {
 }
 #: Arguments of engines that do only a part of the work.
 _PARTIAL = ("disaggregation_mode", "encoder_only", "language_only")
+#: Arguments that give a server other ranks than tensor-parallel ones.
+_OTHER_RANKS = (
+    "pp_size", "pipeline_parallel_size", "dp_size", "data_parallel_size", "ep_size", "expert_parallel_size", "ep",
+)  # fmt: skip
 
 Count = Annotated[int, Ge(1)]
 Seconds = Annotated[float, Gt(0)]
@@ -125,12 +129,15 @@ def known_arguments() -> frozenset[str]:
 
 
 def argument_problems(arguments: Mapping[str, Any], *, where: str) -> Iterator[Problem]:
-    """Yield each argument that SGLang's server has not, or that slime gives it."""
-    for name in arguments:
+    """Yield each argument that SGLang's server has not, that slime gives it, or that asks for what cannot be proven."""
+    for name, value in arguments.items():
         if name in DERIVED:
             yield Problem(f"{where}.{name}", "an argument that slime gives the server itself", DERIVED[name])
         elif name in _PARTIAL:
             yield Problem(f"{where}.{name}", "it", "engines that do all of the work", APART)
+        elif name in _OTHER_RANKS and str(value) != "1":
+            why = "weights that arrive are proven for tensor-parallel ranks only"
+            yield Problem(f"{where}.{name}", str(value), "1", why)
         elif name not in known_arguments():
             near = difflib.get_close_matches(name, known_arguments(), n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
