@@ -15,7 +15,7 @@ from slime_core import checkpoint
 from slime_core.batching import make_batch
 from slime_core.build import BuildContext, Rank
 from slime_core.config.check import check_build, check_settings
-from slime_core.config.derive import batch_sizes, choices, trackers
+from slime_core.config.derive import batch_sizes, choices, run_folder, trackers
 from slime_core.config.sections import (
     AlgorithmSection,
     CheckpointSection,
@@ -197,18 +197,13 @@ def make_build(settings: Settings, registry: Registry, *, rank: Rank | None = No
         registry=registry,
         tokenizer=registry.resolve("slime.tokenizers", model.tokenizer)(path),
         model_path=path,
-        run_dir=_run_dir(settings),
+        run_dir=run_folder(settings),
         rank=rank or Rank(),
     )
     problems = check_build(build)
     if problems:
         raise ConfigError(problems)
     return build
-
-
-def _run_dir(settings: Settings) -> Path:
-    run = settings.section(RunSection)
-    return Path(run.output_dir) / run.run_name
 
 
 def make_scorer(settings: Settings, registry: Registry) -> Scorer | None:
@@ -224,9 +219,7 @@ def make_scorer(settings: Settings, registry: Registry) -> Scorer | None:
 
 
 def reward_pool(settings: Settings, registry: Registry, reference: str) -> RewardPool:
-    """Return the pool of one reward, its options from `rm_args`, `rm_args_of` and its distribution's section.
-
-    One that declares the option `run_dir` gets the run's folder.
+    """Return the pool of one reward: options from `rm_args`, `rm_args_of` and its section; `run_dir` is the run's folder.
 
     Raises:
         PluginError: it is not installed, does not import, or does not take its options.
@@ -238,7 +231,7 @@ def reward_pool(settings: Settings, registry: Registry, reference: str) -> Rewar
         registry.load(plugin),
         where="reward.rm_args" if main else f"reward.rm_args_of.{reference}",
         explicit=(section.rm_args if main else {}) | section.rm_args_of.get(reference, {}),
-        section={"run_dir": str(_run_dir(settings))} | settings.section_of(plugin.distribution),
+        section={"run_dir": str(run_folder(settings))} | settings.section_of(plugin.distribution),
     )
     return RewardPool(
         plugin.value,

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from slime_core.assemble import resolve_model
 from slime_core.config.sections import ModelSection, RolloutSection, TrainSection
 from slime_core.config.settings import Settings
 from slime_core.errors import ConfigError, DataError, Problem
@@ -92,7 +91,8 @@ def slime_check_build(build: BuildContext) -> Iterable[Problem]:
 
 def _built_problems(build: BuildContext) -> Iterator[Problem]:
     """Refuse models that are not there, or that their engines' ranks cannot share."""
-    from slime_models.checkpoint import read_config  # imports torch, as the next
+    from slime_core.assemble import resolve_model  # imports numpy, and the next two torch
+    from slime_models.checkpoint import read_config
 
     from slime_sglang.server import visible_device
 
