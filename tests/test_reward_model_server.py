@@ -1,6 +1,7 @@
 """`reward_model` beside a real SGLang server, which serves a random llama with two outputs on the CPU.
 
-The server's model is asked by transformers, too, one text at a time.
+It is the second model of a run (`--sglang-config`), beside a policy of one engine. Both are asked by transformers, too, one
+text at a time.
 """
 
 from __future__ import annotations
@@ -9,20 +10,32 @@ import asyncio
 
 import pytest
 import torch
-from slime_core.errors import DeadlineError, EngineError
+from slime_core.assemble import make_build, make_scorer
+from slime_core.config.load import load_settings
+from slime_core.errors import ConfigError
+from slime_core.plugins.registry import Registry
+from slime_core.protocols import SamplingParams
 from slime_core.rewards.pool import RewardPool
 from slime_core.sample import Sample
+from slime_core.served import resolve_url
+from slime_core.weights import sync_weights
+from slime_models.fingerprint import fingerprint
+from slime_models.transfer.sender import WeightSender
+from slime_sglang import hooks
+from slime_sglang.build import create_engine
 from slime_sglang.client import SglangClient
-from slime_sglang.process import ServerProcess, free_port
-from slime_sglang.server import server_command, server_environment
 from tokenizers import Tokenizer, pre_tokenizers, processors
 from tokenizers.models import WordLevel
-from transformers import LlamaConfig, LlamaForSequenceClassification, PreTrainedTokenizerFast
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+    PreTrainedTokenizerFast,
+)
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 
 VOCAB, BOS, LONGEST = 128, 0, 64
-START_S = 500
 TEMPLATE = "{{ bos_token }}{% for m in messages %} <{{ m['role'] }}> {{ m['content'] }}{% endfor %}"
 
 
@@ -35,6 +48,16 @@ def model():
         bos_token_id=BOS, eos_token_id=None, pad_token_id=None, dtype="float32",
     )  # fmt: skip
     return LlamaForSequenceClassification(config).eval()
+
+
+def causal(seed):
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=VOCAB, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=LONGEST, initializer_range=0.2, tie_word_embeddings=False,
+        bos_token_id=BOS, eos_token_id=None, dtype="float32",
+    )  # fmt: skip
+    return LlamaForCausalLM(config).eval()
 
 
 @pytest.fixture(scope="module")
@@ -54,37 +77,59 @@ def folder(model, tokenizer, tmp_path_factory):
     return path
 
 
-async def _ready(server: ServerProcess, client: SglangClient) -> None:
-    async with asyncio.timeout(START_S):
-        while server.failure is None:
-            try:
-                return await client.get("/health", timeout_s=2)
-            except (EngineError, DeadlineError):
-                await asyncio.sleep(0.25)
-    raise AssertionError(server.failure)
+@pytest.fixture(scope="module")
+def policy(tokenizer, tmp_path_factory):
+    """Folder of the policy."""
+    path = tmp_path_factory.mktemp("policy")
+    causal(0).save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path
 
 
 @pytest.fixture(scope="module")
-def url(folder, tmp_path_factory):
-    """Address of the server."""
-    log, port = tmp_path_factory.mktemp("reward-server") / "server.log", free_port()
-    command = server_command(folder, port=port, dtype="float32", arguments=["--is-embedding"])
-    server = ServerProcess(command, environment=server_environment(), log=log)
+def run(policy, folder, tmp_path_factory):
+    """A run's folder, its engine, and a function that awaits something beside it."""
+    home = tmp_path_factory.mktemp("served")
+    groups = home / "groups.yaml"
+    groups.write_text(
+        f"""sglang:
+- name: policy
+  server_groups:
+  - {{num_gpus: 1, overrides: {{max_running_requests: 3, stream_interval: 7}}}}
+  - {{worker_type: placeholder, num_gpus: 2}}
+- name: scores
+  model_path: {folder}
+  server_groups: [{{num_gpus: 1, overrides: {{is_embedding: true}}}}]
+"""
+    )
+    flags = {
+        "hf-checkpoint": policy, "rollout-engine": "sglang", "rollout-batch-size": 1, "rollout-max-response-len": 8,
+        "output-dir": home, "sglang-config": groups, "rollout-num-gpus": 4, "sglang-dtype": "float32",
+        "sglang-staging-dir": home, "sglang-max-total-tokens": 2048, "sglang-max-running-requests": 8,
+        "reward-model-url": "served:scores", "rm-type": "reward_model",
+    }  # fmt: skip
+    words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+    registry = Registry.from_environment()
+    settings = load_settings([], [*words, "--rm-args", '{"output": 1}'], registry=registry)
+    assert list(hooks.slime_check_config(settings=settings)) == []
+    build = make_build(settings, registry)
+    engine = create_engine(build)
     with asyncio.Runner() as runner:
-
-        async def start():
-            client = SglangClient(f"http://127.0.0.1:{port}", connections=1, retries=0)
-            await server.start()
-            try:
-                await _ready(server, client)
-            finally:
-                await client.close()
-
         try:
-            runner.run(start())
-            yield f"http://127.0.0.1:{port}"
+            runner.run(engine.start())
+            yield build, engine, runner.run
         finally:
-            runner.run(server.stop())
+            runner.run(engine.close())
+    with pytest.raises(ConfigError):
+        resolve_url("served:scores", build.run_dir)
+
+
+@pytest.fixture(scope="module")
+def url(run):
+    """Address of the server."""
+    build, *_ = run
+    (address,) = resolve_url("served:scores", build.run_dir)
+    return address
 
 
 def scores(url, samples, **options):
@@ -153,3 +198,64 @@ def test_a_text_that_is_too_long_for_the_model_fails_alone(url, samples):
     assert (failure.kind, failure.message.split(":")[0]) == ("raised", "sample 99")
     assert "refused with status 400" in failure.message
     assert [type(first.score), type(last.score)] == [float, float]
+
+
+@torch.no_grad()
+def test_updates_reach_the_policy_alone(run, model, tokenizer, samples):
+    build, engine, await_beside = run
+    text = tokenizer(samples[0].prompt + samples[0].response).input_ids
+
+    async def ask():
+        async with make_scorer(build.settings, build.registry)._pools["reward_model"] as pool:
+            score = (await pool.score(samples[0])).score
+        return await engine.generate([1, 2, 3], SamplingParams(max_new_tokens=8, temperature=0)), score
+
+    for seed in (0, 1):
+        if seed:
+            tensors = {name: parameter.detach() for name, parameter in causal(seed).named_parameters()}
+            await_beside(sync_weights(_Sender(tensors), engine, version="1", timeout_s=60))
+        answer, score = await_beside(ask())
+        logits = causal(seed)(torch.tensor([[1, 2, 3, *answer.tokens]])).logits[0, 2:-1]
+        assert answer.tokens == logits.argmax(-1).tolist()
+        assert score == pytest.approx(wanted(model, text)[1].item(), abs=1e-5)
+
+
+def test_a_group_starts_its_servers_with_arguments_of_its_own(run, url):
+    _, engine, await_beside = run
+
+    async def info_of(address):
+        client = SglangClient(address, connections=1, retries=0)
+        try:
+            return await client.get("/server_info", timeout_s=60)
+        finally:
+            await client.close()
+
+    of_policy = await_beside(info_of(engine._seats[0].engine.url))
+    of_scores = await_beside(info_of(url))
+    names = (
+        "max_running_requests",
+        "stream_interval",
+        "is_embedding",
+        "max_total_tokens",
+        "served_model_name",
+    )
+    assert [of_policy[name] for name in names[:4]] == [3, 7, False, 2048]
+    assert [of_scores[name] for name in names] == [8, 32, True, 2048, "scores"]
+
+
+class _Sender:
+    """The sending half of a trainer."""
+
+    transports = WeightSender.transports
+
+    def __init__(self, tensors):
+        self._tensors, self._sender = tensors, WeightSender(asyncio.to_thread)
+
+    async def _buckets(self):
+        yield (
+            list(self._tensors.items()),
+            {name: fingerprint(tensor) for name, tensor in self._tensors.items()},
+        )
+
+    async def send(self, plan):
+        return await self._sender.send(plan, self._buckets())

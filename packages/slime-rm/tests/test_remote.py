@@ -8,6 +8,7 @@ import pytest
 from slime_core.errors import ConfigError
 from slime_core.rewards.pool import RewardPool
 from slime_core.sample import Sample
+from slime_core.served import write_addresses
 from slime_rm.batches import Batches
 from slime_rm.judge import Judge
 from slime_rm.remote import RemoteReward
@@ -47,6 +48,41 @@ def test_the_servers_number_is_the_reward(server):
     results = remote(server, [Sample(prompt="p", response="four", label="l"), Sample(response="x")])
     assert results == [4, 1]
     assert {"prompt": "p", "response": "four", "label": "l"} in [body for _, body, _ in server.requests]
+
+
+def test_the_servers_of_a_model_of_the_run_are_asked_in_turn(server, tmp_path):
+    write_addresses(tmp_path, "judge", [f"{server.url}/a", f"{server.url}/b"])
+    samples = [Sample(response=str(number)) for number in range(4)]
+    assert (
+        remote(server, samples, rm_url="served:judge/rm", run_dir=str(tmp_path), connections=1) == [1.0] * 4
+    )
+    assert [path for path, *_ in server.requests] == ["/a/rm", "/b/rm", "/a/rm", "/b/rm"]
+
+
+def test_a_server_that_comes_back_elsewhere_is_found(server, tmp_path):
+    write_addresses(tmp_path, "judge", [])
+    options = {"rm_url": "served:judge", "run_dir": str(tmp_path), "tries": 2}
+    (error,) = remote(server, [Sample()], **options)
+    assert str(error).startswith(
+        "served:judge: no answer after 2 tries (the last: ConnectionError none of its"
+    )
+
+    def moves(number, path, body):
+        write_addresses(tmp_path, "judge", [server.url])
+        return 503, "gone"
+
+    write_addresses(tmp_path, "judge", [f"{server.url}/old"])
+    server.answer = lambda number, path, body: moves(number, path, body) if path == "/old" else (200, "2.0")
+    assert remote(server, [Sample()], **options) == [2.0]
+
+
+def test_a_model_that_the_run_does_not_serve_is_refused(tmp_path):
+    with pytest.raises(
+        ConfigError, match=r"served:judge/v1: found no .*/served/judge\.json; wanted a model that"
+    ):
+        RemoteReward(rm_url="served:judge/v1", run_dir=str(tmp_path))
+    with pytest.raises(ConfigError, match="found no run; wanted a run that serves it"):
+        RemoteReward(rm_url="served:judge")
 
 
 def test_the_servers_object_is_a_dict_of_rewards(server):

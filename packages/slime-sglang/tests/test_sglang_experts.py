@@ -199,7 +199,7 @@ def test_each_expert_is_found_under_its_name_without_what_pads_it():
     model.experts = mlp
     shapes = {f"experts.{e}.{part}.weight": (3, 2) for e in range(2) for part in ("gate_proj", "up_proj")}
     shapes |= {f"experts.{e}.down_proj.weight": (2, 3) for e in range(2)}
-    held = {name: tensor.tolist() for name, tensor in held_tensors(model, shapes)}
+    held = {name: tensor.tolist() for name, tensor, _ in held_tensors(model, shapes)}
     assert held == {
         "experts.0.gate_proj.weight": [[0, 1], [3, 4], [6, 7]],
         "experts.0.up_proj.weight": [[12, 13], [15, 16], [18, 19]],
@@ -207,6 +207,26 @@ def test_each_expert_is_found_under_its_name_without_what_pads_it():
         "experts.1.up_proj.weight": [[36, 37], [39, 40], [42, 43]],
         "experts.0.down_proj.weight": [[0, 1, 2], [4, 5, 6]],
         "experts.1.down_proj.weight": [[12, 13, 14], [16, 17, 18]],
+    }
+
+
+def test_two_ranks_share_the_rows_of_gate_and_up_and_the_columns_of_down():
+    """An expert of 4 rows for gate and up each, of which the second rank has the last 2, padded to 3."""
+    mlp = torch.nn.Module()
+    mlp.w13_weight = torch.nn.Parameter(torch.arange(18.0).view(1, 6, 3))
+    mlp.w2_weight = torch.nn.Parameter(torch.arange(9.0).view(1, 3, 3))
+    model = torch.nn.Module()
+    model.experts = mlp
+    shapes = {f"experts.0.{part}_proj.weight": (4, 3) for part in ("gate", "up")}
+    shapes |= {"experts.0.down_proj.weight": (3, 4)}
+    held = {
+        name: (tensor.tolist(), index)
+        for name, tensor, index in held_tensors(model, shapes, rank=1, n_ranks=2)
+    }
+    assert held == {
+        "experts.0.gate_proj.weight": ([[0, 1, 2], [3, 4, 5]], (slice(2, 4), slice(0, 3))),
+        "experts.0.up_proj.weight": ([[9, 10, 11], [12, 13, 14]], (slice(2, 4), slice(0, 3))),
+        "experts.0.down_proj.weight": ([[0, 1], [3, 4], [6, 7]], (slice(0, 3), slice(2, 4))),
     }
 
 

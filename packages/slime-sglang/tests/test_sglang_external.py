@@ -55,6 +55,10 @@ def test_a_server_is_joined_and_left_running(join):
     assert join() == [[1, 2]]
 
 
+def test_how_many_ranks_it_has_is_read_from_the_server(join):
+    assert join(tp_size=2) == [[1, 2]]
+
+
 def test_a_copy_of_the_model_elsewhere_is_the_same_model(join, model_path, tmp_path):
     copy = tmp_path / "copy"
     copy.mkdir()
@@ -81,7 +85,7 @@ def test_another_model_is_refused_by_name(join, model_path, tmp_path):
     [
         ({"dtype": "bfloat16"}, "found dtype bfloat16; wanted float32"),
         ({"custom_weight_loader": None}, r"start it with --custom-weight-loader slime_sglang\.loader\.check"),
-        ({"tp_size": 2}, "'tp_size': 2"),
+        ({"pp_size": 2}, "'pp_size': 2"),
     ],
 )
 def test_a_server_whose_weights_could_not_be_proven_is_refused(join, said, message):

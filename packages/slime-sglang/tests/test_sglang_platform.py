@@ -19,7 +19,7 @@ from slime_core.errors import ConfigError, EngineError
 from slime_core.plugins.registry import Registry
 from slime_core.testing.tabular import LetterTokenizer
 from slime_sglang import compat, cpu, hooks
-from slime_sglang.section import FleetSection, SglangSection, known_arguments
+from slime_sglang.section import SglangSection, known_arguments
 from slime_sglang.server import gpu_arguments, server_arguments, server_command, server_environment
 
 SCRIPT = Path(__file__).parents[3] / "scripts/sglang_flags.py"
@@ -115,18 +115,30 @@ def test_servers_on_a_cpu_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     cores = len(os.sched_getaffinity(0))
     for n_servers, threads in ((2, max(1, cores // 2)), (cores + 1, 1), (3 * cores, 1)):
-        environment = server_environment(device="cpu", n_servers=n_servers)
+        environment = server_environment(device="cpu", n_ranks_in_all=n_servers)
         assert environment["OMP_NUM_THREADS"] == str(threads)
     assert "OMP_NUM_THREADS" not in server_environment(device="cpu")
-    assert server_environment(device="cuda", n_servers=2) == {}
+    assert server_environment(device="cuda", n_ranks_in_all=2) == {}
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    assert "OMP_NUM_THREADS" not in server_environment(device="cpu", n_servers=2)
+    assert "OMP_NUM_THREADS" not in server_environment(device="cpu", n_ranks_in_all=2)
+
+
+def test_ranks_of_a_server_on_a_cpu_get_cores_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {2, 3, 4, 5, 6})
+    bind = "SGLANG_CPU_OMP_THREADS_BIND"
+    assert server_environment(device="cpu", n_ranks=2)[bind] == "2,4,6|3,5"
+    assert server_environment(device="cpu", n_ranks=6)[bind] == "2|3|4|5|6|2"  # more than there are
+    assert bind not in server_environment(device="cpu", n_ranks_in_all=2)
 
 
 def test_servers_on_cuda_get_one_gpu_after_the_other() -> None:
-    assert gpu_arguments({}, first=2, device="cuda") == ["--base-gpu-id", "2"]
-    assert gpu_arguments({"base_gpu_id": "4"}, first=2, device="cuda") == ["--base-gpu-id", "6"]
-    assert gpu_arguments({"base_gpu_id": "4"}, first=2, device="cpu") == []
+    assert gpu_arguments({}, first=2, device="cuda") == {"base_gpu_id": 2}
+    assert gpu_arguments({"base_gpu_id": "4"}, first=2, device="cuda") == {"base_gpu_id": 6}
+    assert gpu_arguments({"base_gpu_id": "4"}, first=2, count=2, device="cuda") == {
+        "base_gpu_id": 6,
+        "tp_size": 2,
+    }
+    assert gpu_arguments({"base_gpu_id": "4"}, first=2, count=2, device="cpu") == {"tp_size": 2}
 
 
 def test_the_list_of_arguments_is_that_of_the_installed_sglang() -> None:
@@ -164,6 +176,11 @@ def test_an_argument_that_sglang_has_not_is_refused_with_the_nearest_name(tmp_pa
     assert "did you mean 'mem_fraction_static'?" in problem
     (problem,) = problems_of(*REQUIRED, "--sglang-port", "80")
     assert "slime gives the server itself" in problem
+    (problem,) = problems_of(*REQUIRED, "--sglang-tp-size", "2")
+    assert "fleet.rollout_num_gpus_per_engine" in problem
+    (problem,) = problems_of(*REQUIRED, "--sglang-dp-size", "2")
+    assert "sglang.server_args.dp_size: found 2; wanted 1; weights that arrive are proven for" in problem
+    assert problems_of(*REQUIRED, "--sglang-dp-size", "1") == []
 
 
 @pytest.mark.parametrize(
@@ -180,7 +197,8 @@ def test_what_would_make_log_probs_not_the_policys_is_refused(flag: str, value: 
     ("flags", "message"),
     [
         (("--rollout-num-gpus", "3", "--rollout-num-gpus-per-engine", "2"), "wanted a multiple of 2"),
-        (("--rollout-num-gpus", "4", "--rollout-num-gpus-per-engine", "2"), "engines of one GPU only"),
+        (("--prefill-num-servers", "1"), "which has not been run here"),
+        (("--sglang-config", "missing.yaml"), "missing.yaml (No such file or directory); wanted a YAML file"),
         (("--rollout-num-gpus", "2", "--rollout-external-engine-addrs", "a:1"), "wanted one of them"),
         (("--rollout-external-engine-addrs", "a:1", "b"), "found 'b'; wanted host:port"),
         (("--rollout-external-engine-addrs", "a:70000"), "found 'a:70000'; wanted host:port"),
@@ -214,17 +232,3 @@ def test_a_router_is_refused_where_the_run_needs_each_tokens_experts() -> None:
     (problem,) = problems(replay, *router)
     assert "fleet.router_policy: found it in a run that needs the experts of each token" in problem
     assert problems(replay) == problems(*router) == []
-
-
-def test_engines_that_add_up_are_counted() -> None:
-    def count(*flags: str) -> int:
-        settings = load_settings(
-            [], [*REQUIRED, *flags, "--hf-checkpoint", "m"], registry=Registry.from_environment()
-        )
-        assert list(hooks.slime_check_config(settings=settings)) == []
-        return settings.section(FleetSection).n_engines
-
-    assert count() == 1
-    assert count("--rollout-num-gpus", "3") == 3
-    assert count("--rollout-num-gpus", "2", "--update-weight-transport", "distributed") == 2
-    assert count("--rollout-external-engine-addrs", "a:1", "b:1") == 2

@@ -15,7 +15,7 @@ from slime_core import checkpoint
 from slime_core.batching import make_batch
 from slime_core.build import BuildContext, Rank
 from slime_core.config.check import check_build, check_settings
-from slime_core.config.derive import batch_sizes, choices, trackers
+from slime_core.config.derive import batch_sizes, choices, run_folder, trackers
 from slime_core.config.sections import (
     AlgorithmSection,
     CheckpointSection,
@@ -193,14 +193,14 @@ def make_build(settings: Settings, registry: Registry, *, rank: Rank | None = No
     Raises:
         ConfigError: carries every problem between settings, model and chosen plugins.
     """
-    run, model = settings.section(RunSection), settings.section(ModelSection)
+    model = settings.section(ModelSection)
     path = resolve_model(model.hf_checkpoint, registry)
     build = BuildContext(
         settings=settings,
         registry=registry,
         tokenizer=registry.resolve("slime.tokenizers", model.tokenizer)(path),
         model_path=path,
-        run_dir=Path(run.output_dir) / run.run_name,
+        run_dir=run_folder(settings),
         rank=rank or Rank(),
     )
     problems = check_build(build)
@@ -222,7 +222,7 @@ def make_scorer(settings: Settings, registry: Registry) -> Scorer | None:
 
 
 def reward_pool(settings: Settings, registry: Registry, reference: str) -> RewardPool:
-    """Return the pool of one reward, its options from `rm_args`, `rm_args_of` and its distribution's section.
+    """Return the pool of one reward: options from `rm_args`, `rm_args_of` and its section; `run_dir` is the run's folder.
 
     Raises:
         PluginError: it is not installed, does not import, or does not take its options.
@@ -234,7 +234,7 @@ def reward_pool(settings: Settings, registry: Registry, reference: str) -> Rewar
         registry.load(plugin),
         where="reward.rm_args" if main else f"reward.rm_args_of.{reference}",
         explicit=(section.rm_args if main else {}) | section.rm_args_of.get(reference, {}),
-        section=settings.section_of(plugin.distribution),
+        section={"run_dir": str(run_folder(settings))} | settings.section_of(plugin.distribution),
     )
     return RewardPool(
         plugin.value,

@@ -36,7 +36,7 @@ class Judge:
     The score is scaled to 0.0 .. 1.0; one outside of `low` .. `high`, or none, is an error, never a 0.
 
     Args:
-        judge_url: base of the server, up to `/v1`.
+        judge_url: base of the server, up to `/v1`; `served:NAME/v1` is of a model that the run serves.
         judge_model: name of the model.
         template: what is asked, a format string over prompt, response, label, reference, mark, low and high.
         pattern: regular expression with one group, the number.
@@ -48,6 +48,7 @@ class Judge:
         connections: most requests at once.
         request_timeout_s: deadline of one try, seconds.
         tries: how often a request is sent before it fails.
+        run_dir: folder of the run.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Judge:
         request_timeout_s: float = 60.0,
         tries: int = 5,
         first_wait_s: float = 0.5,
+        run_dir: str | None = None,
     ) -> None:
         problems = [
             Problem(f"rm.{name}", "nothing", what, f"give --{name.replace('_', '-')}")
@@ -85,6 +87,7 @@ class Judge:
             tries=tries,
             api_key_file=api_key_file,
             first_wait_s=first_wait_s,
+            run_dir=run_dir,
         )
         self._request = {"model": judge_model, "temperature": temperature, "max_tokens": max_tokens}
         self._template = template

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import itertools
 import random
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slime_core.errors import ConfigError, PluginError, Problem, RewardError
+from slime_core.served import resolve_url
 
 if TYPE_CHECKING:
     import httpx
@@ -25,19 +28,20 @@ class RefusedError(RewardError):
 
 
 class JsonClient:
-    """Posts JSON to one server over a pool of connections. Belongs to one event loop.
+    """Posts JSON to a server over a pool of connections. Belongs to one event loop.
 
     Args:
-        url: where to post.
+        url: where to post; `served:NAME/path` is any of the servers of a model that the run serves.
         connections: most requests at once; further ones wait.
         request_timeout_s: deadline of one try, seconds.
         tries: how often a request is sent before it fails; waits of 0.5 s, 1 s, 2 s, ... up to 30 s lie between,
             each shortened by chance by up to a half. Only failures that another try may mend are tried again.
         api_key_file: file with the key that the server wants.
         first_wait_s: wait before the second try, seconds.
+        run_dir: folder of the run.
 
     Raises:
-        ConfigError: `url` is no address, or a number is out of range.
+        ConfigError: `url` is no address, or of a model that the run does not serve; or a number is out of range.
         PluginError: httpx, which only rewards that ask servers need, is not installed; or the key cannot be read.
     """
 
@@ -50,13 +54,20 @@ class JsonClient:
         tries: int,
         api_key_file: str | None = None,
         first_wait_s: float = _FIRST_WAIT_S,
+        run_dir: str | None = None,
     ) -> None:
-        _check(url, connections=connections, request_timeout_s=request_timeout_s, tries=tries)
+        _check(
+            resolve_url(url, run_dir),
+            connections=connections,
+            request_timeout_s=request_timeout_s,
+            tries=tries,
+        )
         try:
             self._httpx: Any = importlib.import_module("httpx")
         except ImportError as error:
             raise PluginError("rewards that ask a server need httpx; install slime-rm[remote]") from error
-        self._url = url
+        self._url, self._run_dir = url, run_dir
+        self._turn = itertools.count()
         self._tries = tries
         self._first_wait_s = first_wait_s
         self._slots = asyncio.Semaphore(connections)
@@ -78,8 +89,8 @@ class JsonClient:
         for attempt in range(1, self._tries + 1):
             try:
                 async with self._slots, asyncio.timeout(self._request_timeout_s):
-                    reply = await self._client.post(self._url, json=body)
-            except (self._httpx.TransportError, TimeoutError) as error:
+                    reply = await self._client.post(self._address(), json=body)
+            except (self._httpx.TransportError, TimeoutError, ConnectionError) as error:
                 what = f"{type(error).__name__} {error}".strip()
             else:
                 if reply.status_code not in TRANSIENT:
@@ -95,6 +106,17 @@ class JsonClient:
         """Close the connections."""
         await self._client.aclose()
 
+    def _address(self) -> str:
+        """Return where the next request goes: to the servers in turn, as they are now.
+
+        Raises:
+            ConnectionError: there is none at the moment.
+        """
+        addresses = resolve_url(self._url, self._run_dir)
+        if not addresses:
+            raise ConnectionError("none of its servers is up")
+        return addresses[next(self._turn) % len(addresses)]
+
     def _wait_s(self, attempt: int) -> float:
         longest = min(self._first_wait_s * 2.0 ** (attempt - 1), _LONGEST_WAIT_S)
         return longest * random.uniform(0.5, 1.0)  # so that many clients do not come back at once
@@ -108,10 +130,12 @@ class JsonClient:
             raise RewardError(f"{self._url}: answered {_shown(reply.text)}; wanted JSON") from error
 
 
-def _check(url: str, *, connections: int, request_timeout_s: float, tries: int) -> None:
+def _check(urls: Sequence[str], *, connections: int, request_timeout_s: float, tries: int) -> None:
     problems = []
-    if re.match(r"https?://[^/]", url) is None:
-        problems.append(Problem("the address of a reward's server", repr(url), "http://HOST:PORT"))
+    for url in urls:
+        if re.match(r"https?://[^/]", url) is None:
+            wanted = "http://HOST:PORT, or served:NAME"
+            problems.append(Problem("the address of a reward's server", repr(url), wanted))
     for name, value in (("connections", connections), ("tries", tries)):
         if value < 1:
             problems.append(Problem(f"{name} of a reward's server", f"{value}", "at least 1"))

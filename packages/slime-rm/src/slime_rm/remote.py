@@ -27,6 +27,7 @@ class RemoteReward:
         connections: most requests at once.
         request_timeout_s: deadline of one try, seconds.
         tries: how often a request is sent before it fails.
+        run_dir: folder of the run.
 
     Source: slime/rollout/rm_hub (`remote_rm`), from which we differ in batching, and in not trying again what the
     server refuses.
@@ -43,6 +44,7 @@ class RemoteReward:
         request_timeout_s: float = 20.0,
         tries: int = 5,
         first_wait_s: float = 0.5,
+        run_dir: str | None = None,
     ) -> None:
         if not rm_url:
             raise ConfigError(
@@ -54,6 +56,7 @@ class RemoteReward:
             request_timeout_s=request_timeout_s,
             tries=tries,
             first_wait_s=first_wait_s,
+            run_dir=run_dir,
         )
         self._url = rm_url
         self._batch_size = batch_size

@@ -21,7 +21,7 @@ class RewardModel:
     SGLang.
 
     Args:
-        reward_model_url: address of the server, without a path.
+        reward_model_url: address of the server, without a path; `served:NAME` is a model that the run serves.
         api: what the server speaks.
         output: which of the model's outputs, or of its classes, is the score, from 0; must be given where there are
             several, so that a number of an embedding is never taken for a score.
@@ -35,6 +35,7 @@ class RewardModel:
         connections: most requests at once.
         request_timeout_s: deadline of one try, seconds.
         tries: how often a request is sent before it fails.
+        run_dir: folder of the run.
 
     Source: SGLang 0.5 `EmbeddingReqInput` and `OpenAIServingClassify`; vLLM's classification API.
     """
@@ -55,6 +56,7 @@ class RewardModel:
         request_timeout_s: float = 60.0,
         tries: int = 5,
         first_wait_s: float = 0.5,
+        run_dir: str | None = None,
     ) -> None:
         problems = []
         if not reward_model_url:
@@ -76,6 +78,7 @@ class RewardModel:
             tries=tries,
             api_key_file=api_key_file,
             first_wait_s=first_wait_s,
+            run_dir=run_dir,
         )
         self._output, self._model, self._messages_key = output, model, messages_key
         self._tokenizer = None if chat_template_from is None else _tokenizer(chat_template_from)

@@ -14,9 +14,11 @@ class RmSection(SectionModel):
     rm_url: str | None = None
     """Where the reward `remote_rm` posts samples."""
     reward_model_url: str | None = None
-    """Server of the model that the reward `reward_model` asks, such as `http://localhost:30000`."""
+    """Server of the model that the reward `reward_model` asks, such as `http://localhost:30000`; `served:NAME` is a
+    model that the run itself serves (`--sglang-config`)."""
     judge_url: str | None = None
-    """Base of the OpenAI-compatible server that the reward `judge` asks, such as `http://localhost:30000/v1`."""
+    """Base of the OpenAI-compatible server that the reward `judge` asks, such as `http://localhost:30000/v1`, or
+    `served:NAME/v1` for a model that the run itself serves."""
     judge_model: str | None = None
     """Model that the reward `judge` asks for."""
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+from slime_core.assemble import resolve_model
 from slime_core.build import BuildContext
 from slime_core.config.derive import compute_dtype
 from slime_core.config.sections import ModelSection, TrainSection
@@ -12,8 +15,11 @@ from slime_core.errors import ConfigError, Problem
 from slime_core.protocols import RolloutEngine
 from slime_models.checkpoint import read_config
 
+from slime_sglang.addresses import AddressBook
 from slime_sglang.engine import SglangEngine
 from slime_sglang.fleet import EngineFleet
+from slime_sglang.keeper import Keeper
+from slime_sglang.layout import Layout, Place, ServedModel, layout_of
 from slime_sglang.router import Router
 from slime_sglang.seat import Seat
 from slime_sglang.section import ROUTED_EXPERTS, FleetSection, SglangSection
@@ -28,7 +34,6 @@ def create_engine(build: BuildContext) -> RolloutEngine:
     family = build.registry.resolve("slime.models", str(model_type))
     train = build.section(TrainSection)
     dtype = section.dtype if section.dtype != "auto" else compute_dtype(train)
-    folder = build.run_dir / "sglang"
     stager = stager_of(
         build.model_path,
         family,
@@ -38,69 +43,114 @@ def create_engine(build: BuildContext) -> RolloutEngine:
         keep_files=train.update_weight_disk_keep_files,
         encoding=train.update_weight_delta_encoding,
     )
+    layout = layout_of(fleet, checkpoint=build.section(ModelSection).hf_checkpoint)
+    (policy,) = layout.policies
+    addresses = fleet.rollout_external_engine_addrs
+    places = [Place(0) for _ in addresses] or layout.places(policy)
+    if not addresses:
+        _check_gpus(layout)
     make = functools.partial(
         SglangEngine,
         build.model_path,
         dtype=dtype,
         section=section,
-        folder=folder,
+        folder=build.run_dir / "sglang",
         routes=ROUTED_EXPERTS in build.engine_needs,
+        n_ranks_in_all=layout.num_ranks,
     )
-    if fleet.is_plain:
-        return make(stager=stager)
-    addresses = fleet.rollout_external_engine_addrs
-    _check_gpus(fleet)
+    if (
+        not (addresses or fleet.sglang_config or fleet.has_router or fleet.use_fault_tolerance)
+        and len(places) == 1
+    ):
+        return make(stager=stager, **_placed(section, places[0]))
 
     def engine_of(seat: int, before: int) -> SglangEngine:
-        again = f"-restart-{before}" if before else ""
         return make(
-            name=f"server-{seat}{again}",
+            name=f"server-{seat}{_again(before)}",
             address=addresses[seat] if addresses else None,
-            n_servers=fleet.n_engines,
-            arguments=gpu_arguments(section.server_args, first=seat * fleet.rollout_num_gpus_per_engine),
+            **_placed(section, places[seat]),
         )
 
     return EngineFleet(
-        [
-            Seat(
-                f"engine {seat}",
-                functools.partial(engine_of, seat),
-                restarts=fleet.rollout_engine_restarts,
-            )
-            for seat in range(fleet.n_engines)
-        ],
+        _seats("engine", len(places), engine_of, fleet),
         section=fleet,
         stager=stager,
         tokenizer=build.tokenizer,
-        router=_router(build) if fleet.has_router else None,
+        router=_router(build, len(places)) if fleet.has_router else None,
+        others=[_keeper(build, layout, model) for model in layout.others],
     )
 
 
 create_engine.offers = frozenset({ROUTED_EXPERTS})  # type: ignore[attr-defined]  # see `BuildContext.engine_needs`
 
 
-def _router(build: BuildContext) -> Router:
+def _placed(section: SglangSection, place: Place) -> dict[str, Any]:
+    """Return what an engine gets at its place."""
+    gpus = gpu_arguments(section.server_args, first=place.first_gpu, count=place.num_gpus)
+    return {"arguments": {**place.overrides, **gpus}, "n_ranks": place.num_gpus}
+
+
+def _seats(
+    name: str, count: int, engine_of: Callable[[int, int], SglangEngine], fleet: FleetSection
+) -> list[Seat]:
+    return [
+        Seat(f"{name} {seat}", functools.partial(engine_of, seat), restarts=fleet.rollout_engine_restarts)
+        for seat in range(count)
+    ]
+
+
+def _again(before: int) -> str:
+    return f"-restart-{before}" if before else ""
+
+
+def _keeper(build: BuildContext, layout: Layout, model: ServedModel) -> Keeper:
+    """Return the engines of a model that stays as it is."""
+    section, fleet = build.section(SglangSection), build.section(FleetSection)
+    path = build.model_path if model.model_path is None else resolve_model(model.model_path, build.registry)
+    places, config = layout.places(model), read_config(path)
+
+    def engine_of(seat: int, before: int) -> SglangEngine:
+        placed = _placed(section, places[seat])
+        own = {"served_model_name": model.name, "incremental_streaming_output": False}
+        return SglangEngine(
+            path,
+            dtype=str(config.get("dtype") or config.get("torch_dtype") or "auto"),
+            section=section,
+            folder=build.run_dir / "sglang",
+            name=f"{model.name}-server-{seat}{_again(before)}",
+            n_ranks_in_all=layout.num_ranks,
+            **placed | {"arguments": own | placed["arguments"]},
+        )
+
+    return Keeper(
+        _seats(model.name, len(places), engine_of, fleet),
+        section=fleet,
+        register=AddressBook(build.run_dir, model.name),
+    )
+
+
+def _router(build: BuildContext, n_engines: int) -> Router:
     section, fleet = build.section(SglangSection), build.section(FleetSection)
     return Router(
         fleet.router_policy or "",
         address=(fleet.sglang_router_ip, fleet.sglang_router_port),
-        width=section.server_concurrency * fleet.n_engines,
+        width=section.server_concurrency * n_engines,
         section=section,
         folder=build.run_dir / "sglang",
     )
 
 
-def _check_gpus(fleet: FleetSection) -> None:
+def _check_gpus(layout: Layout) -> None:
     import torch
 
-    wanted = fleet.rollout_num_gpus or 0
-    if visible_device() == "cuda" and wanted > torch.cuda.device_count():
+    if visible_device() == "cuda" and layout.num_gpus > torch.cuda.device_count():
         raise ConfigError(
             [
                 Problem(
-                    "fleet.rollout_num_gpus",
-                    str(wanted),
-                    f"at most {torch.cuda.device_count()}, the GPUs that this process sees",
+                    "GPUs of all engines",
+                    str(layout.num_gpus),
+                    f"at most {torch.cuda.device_count()}, which this process sees",
+                    "--rollout-num-gpus or --sglang-config says how many",
                 )
             ]
         )

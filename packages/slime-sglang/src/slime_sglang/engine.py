@@ -46,9 +46,10 @@ class SglangEngine:
         stager: takes weight updates in for this server; None where a fleet does, for all of its servers.
         routes: whether completions must say which experts each token passed.
         name: of the server, of its log, and of the file that lists its Prometheus endpoint.
-        arguments: more of SGLang's own arguments.
+        arguments: SGLang's own, over those of `section`.
         address: `host:port` of a server that runs already and is joined; None starts one.
-        n_servers: that the run starts on this host, this one included.
+        n_ranks: tensor-parallel ranks of the server.
+        n_ranks_in_all: of all servers that the run starts on this host.
     """
 
     transports: tuple[str, ...] = TRANSPORTS
@@ -63,22 +64,24 @@ class SglangEngine:
         stager: Stager | None = None,
         routes: bool = False,
         name: str = "server",
-        arguments: Sequence[str] = (),
+        arguments: Mapping[str, Any] | None = None,
         address: str | None = None,
-        n_servers: int = 1,
+        n_ranks: int = 1,
+        n_ranks_in_all: int | None = None,
     ) -> None:
         self._path, self._dtype, self._section = model_path, dtype, section
-        self._routes, self._n_servers = routes, n_servers
+        self._routes, self.n_ranks = routes, n_ranks
+        self._n_ranks_in_all = n_ranks_in_all
         self.name, self._address = name, address or f"127.0.0.1:{free_port()}"
         self.is_external = address is not None
         self._server: ServerProcess | ExternalServer = (
-            ExternalServer(address) if address is not None else self._child(folder, arguments)
+            ExternalServer(address) if address is not None else self._child(folder, arguments or {})
         )
         self._targets = Targets(folder, name, self._address)
         self._gate = Gate(section.server_concurrency)
         self._client: SglangClient | None = None
         self._stager = stager
-        self._answer = folder.absolute() / f"{name}.verdict.json"
+        self._folder = folder.absolute()
         self.weight_version = "initial"
         self.routing: Routing | None = None
         """How the server says which experts each token passed; None where it does not, or has not started."""
@@ -126,7 +129,7 @@ class SglangEngine:
                     self._check_usable()
                     await asyncio.sleep(_POLL_S)
                 info = await self._client.get("/server_info", timeout_s=section.control_timeout_s)
-            _check_ranks(info)
+            self.n_ranks = _checked_ranks(info, None if self.is_external else self.n_ranks)
             if self.is_external:
                 check_joined(
                     info, self._address, model_path=self._path, dtype=self._dtype, routes=self._routes
@@ -268,8 +271,8 @@ class SglangEngine:
         if self._stager is not None:
             self._stager.close()
 
-    def _child(self, folder: Path, arguments: Sequence[str]) -> ServerProcess:
-        given = {**_OWN_ARGUMENTS, **self._section.server_args}
+    def _child(self, folder: Path, arguments: Mapping[str, Any]) -> ServerProcess:
+        given = {**_OWN_ARGUMENTS, **self._section.server_args, **arguments}
         if self._routes:
             given["enable_return_routed_experts"] = True
         return ServerProcess(
@@ -281,10 +284,12 @@ class SglangEngine:
                     "--custom-weight-loader",
                     *loader.LOADERS,
                     *server_arguments(given),
-                    *arguments,
                 ],
             ),
-            environment=server_environment(n_servers=self._n_servers) | {"HF_HUB_OFFLINE": "1"},
+            environment={
+                **server_environment(n_ranks=self.n_ranks, n_ranks_in_all=self._n_ranks_in_all),
+                "HF_HUB_OFFLINE": "1",
+            },
             log=folder / f"{self.name}.log",
         )
 
@@ -315,8 +320,9 @@ class SglangEngine:
         await self._server.stop()
 
     async def _load(self, update: Update) -> Fingerprint:
-        self._answer.parent.mkdir(parents=True, exist_ok=True)
-        held = await load_update(self, update, answer=self._answer)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        answers = [self._folder / f"{self.name}.verdict-{rank}.json" for rank in range(self.n_ranks)]
+        held = await load_update(self, update, answers=answers)
         self.weight_version = update.version
         return held
 
@@ -373,9 +379,15 @@ class SglangEngine:
             raise EngineError(self._server.failure)
 
 
-def _check_ranks(info: Mapping[str, Any]) -> None:
-    sizes = {name: int(info.get(name) or 1) for name in ("tp_size", "pp_size", "dp_size")}
+def _checked_ranks(info: Mapping[str, Any], wanted: int | None) -> int:
+    """Return the ranks of a server whose weights can be proven; `wanted` of them, where that is not None."""
+    sizes = {name: int(info.get(name) or 1) for name in ("tp_size", "pp_size", "dp_size", "ep_size")}
+    n_ranks = sizes.pop("tp_size")
     if any(size != 1 for size in sizes.values()):
         raise EngineError(
-            f"the SGLang server has {sizes}; weights that arrive are proven for one rank only: leave all three at 1"
+            f"the SGLang server has {sizes}; weights that arrive are proven for tensor-parallel ranks only: leave all "
+            "three at 1"
         )
+    if wanted not in (None, n_ranks):
+        raise EngineError(f"the SGLang server has {n_ranks} tensor-parallel ranks; wanted {wanted}")
+    return n_ranks

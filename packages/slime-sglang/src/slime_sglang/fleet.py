@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from slime_core.errors import DeadlineError, EngineError, WeightSyncError
@@ -14,15 +12,13 @@ from slime_core.weights import check_fingerprints
 from slime_sglang.client import ServerFaultError
 from slime_sglang.draft import Draft
 from slime_sglang.engine import SglangEngine
-from slime_sglang.health import watch
+from slime_sglang.keeper import Keeper, all_of
 from slime_sglang.router import Router
 from slime_sglang.seat import Seat
 from slime_sglang.section import TRANSPORTS, FleetSection
 from slime_sglang.spread import pick
 from slime_sglang.stager import Stager
 from slime_sglang.staging import Update
-
-logger = logging.getLogger(__name__)
 
 #: Engines that may fail at one request before it is given up: it may be the request that they fail at.
 _ATTEMPTS = 3
@@ -41,6 +37,7 @@ class EngineFleet:
         stager: takes weight updates in.
         tokenizer: of the model, for responses that go on elsewhere.
         router: sends requests to the engines; None has them spread here.
+        others: engines of other models, which stay as they are: they are started and stopped with these.
     """
 
     transports: tuple[str, ...] = TRANSPORTS
@@ -53,11 +50,12 @@ class EngineFleet:
         stager: Stager,
         tokenizer: Tokenizer,
         router: Router | None = None,
+        others: Sequence[Keeper] = (),
     ) -> None:
         self._seats, self._section, self._stager = tuple(seats), section, stager
         self._tokenizer, self._router = tokenizer, router
-        self._guards: list[asyncio.Task[None]] = []
-        self._changed = asyncio.Event()
+        self._keeper = Keeper(seats, section=section, register=router, join=self._join)
+        self._others = tuple(others)
         self._aborts = 0
         # Held while an update or another move reaches the engines: a new one joins before or after, not in between.
         self._moving = asyncio.Lock()
@@ -72,16 +70,10 @@ class EngineFleet:
             DeadlineError: one was not ready in time.
         """
         try:
-            if self._router is not None:
-                await self._router.start()
-            await _all([seat.engine.start() for seat in self._seats])
-            for seat in self._seats:
-                await self._seat_in(seat)
+            await all_of([keeper.start() for keeper in (self._keeper, *self._others)])
         except (EngineError, DeadlineError):
             await self.close()
             raise
-        if self._section.use_fault_tolerance:
-            self._guards = [asyncio.create_task(self._guard(seat)) for seat in self._seats]
 
     async def generate(
         self, tokens: Sequence[int], params: SamplingParams, *, session_id: str | None = None
@@ -120,7 +112,7 @@ class EngineFleet:
     async def abort(self) -> None:
         """End every request under way; each answers with its partial output and `abort`."""
         self._aborts += 1
-        self._tell()
+        self._keeper.tell()
         await self._everywhere(lambda seat: seat.engine.abort())
         if self._router is not None:
             await self._router.abort(lambda: self._everywhere(lambda seat: seat.engine.abort_requests()))
@@ -176,13 +168,7 @@ class EngineFleet:
 
     async def close(self) -> None:
         """Stop the router and all engines, and free everything. May be called twice."""
-        for guard in self._guards:
-            guard.cancel()
-        await asyncio.gather(*self._guards, return_exceptions=True)
-        self._guards = []
-        if self._router is not None:
-            await self._router.close()
-        await _all([seat.engine.close() for seat in self._seats])
+        await all_of([keeper.close() for keeper in (self._keeper, *self._others)])
         self._stager.close()
 
     async def _extend(self, draft: Draft, engine: SglangEngine, session_id: str | None) -> None:
@@ -208,13 +194,10 @@ class EngineFleet:
             ready = [seat for seat in self._seats if seat.is_ready and not seat.engine.suspected.is_set()]
             if ready:
                 return pick([seat for seat in ready if seat not in avoid] or ready, session_id)
-            for guard in self._guards:
-                if guard.done():
-                    guard.result()  # a guard ends quietly only when its seat is gone
             if all(seat.state == "gone" for seat in self._seats):
                 reasons = "\n".join(f"{seat.name}: {seat.reason}" for seat in self._seats)
                 raise EngineError(f"no engine is left to generate:\n{reasons}")
-            await self._changed.wait()
+            await self._keeper.changed()
         return None
 
     async def _everywhere[T](self, move: Callable[[Seat], Awaitable[T]]) -> list[T]:
@@ -223,7 +206,7 @@ class EngineFleet:
         The first failure ends it; under fault tolerance the engine that fails is lost, and the others go on.
         """
         if not self._section.use_fault_tolerance:
-            return await _all([move(seat) for seat in self._seats])
+            return await all_of([move(seat) for seat in self._seats])
         asked = [(seat, seat.engine) for seat in self._seats if seat.is_ready]
         answers = await asyncio.gather(*(move(seat) for seat, _ in asked), return_exceptions=True)
         good: list[T] = []
@@ -259,41 +242,6 @@ class EngineFleet:
         why = f"it had loaded the update to version {version}, which failed"
         await asyncio.gather(*(engine.lose(why) for engine in ahead))
 
-    async def _guard(self, seat: Seat) -> None:
-        """Watch the engines of a seat, one after the other, until it had its last."""
-        section = self._section
-        try:
-            while seat.state != "gone":
-                reason = await watch(
-                    seat.engine,
-                    first_wait_s=section.rollout_health_check_first_wait,
-                    interval_s=section.rollout_health_check_interval,
-                    timeout_s=section.rollout_health_check_timeout,
-                    cleared=self._tell,
-                )
-                await self._take_out(seat, reason if seat.state == "serving" else seat.reason)
-                while seat.replace():
-                    try:
-                        await seat.engine.start()
-                        await self._join(seat)
-                        break
-                    except (EngineError, DeadlineError, WeightSyncError) as error:
-                        await self._take_out(seat, str(error))
-            logger.error("%s is given up", seat.name)
-        finally:
-            self._tell()
-
-    async def _take_out(self, seat: Seat, reason: str) -> None:
-        """Give an engine nothing more, and end it with everything that it holds."""
-        logger.warning("%s is lost, with %d requests under way: %s", seat.name, seat.pending, reason)
-        seat.lose(reason)
-        self._tell()
-        try:
-            if self._router is not None:
-                await self._router.remove(seat.engine.url)
-        finally:
-            await seat.engine.kill()
-
     async def _join(self, seat: Seat) -> None:
         """Bring an engine that has just started to where the others are, and have it serve.
 
@@ -312,29 +260,4 @@ class EngineFleet:
                 await seat.engine.pause()
             if self._is_offloaded:
                 await seat.engine.offload()
-            await self._seat_in(seat)
-        logger.warning("%s serves again, with weights of version %s", seat.name, seat.engine.weight_version)
-
-    async def _seat_in(self, seat: Seat) -> None:
-        if self._router is not None:
-            await self._router.add(seat.engine.url)
-        seat.state = "serving"
-        self._tell()
-
-    def _tell(self) -> None:
-        """Wake whoever waits for a seat."""
-        self._changed.set()
-        self._changed = asyncio.Event()
-
-
-async def _all[T](work: Sequence[Awaitable[T]]) -> list[T]:
-    """Await all; at the first failure cancel the others and raise it."""
-    tasks = [asyncio.ensure_future(one) for one in work]
-    try:
-        return list(await asyncio.gather(*tasks))
-    except BaseException:
-        for task in tasks:
-            task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.gather(*tasks, return_exceptions=True)
-        raise
+            await self._keeper.seat_in(seat)

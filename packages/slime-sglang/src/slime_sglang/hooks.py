@@ -7,20 +7,24 @@ import difflib
 import importlib.metadata
 import importlib.util
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from slime_core.config.sections import RolloutSection, TrainSection
+from slime_core.config.sections import ModelSection, RolloutSection, TrainSection
 from slime_core.config.settings import Settings
-from slime_core.errors import Problem
+from slime_core.errors import ConfigError, DataError, Problem
 from slime_core.plugins.hooks import ForeignFlags, Section, hookimpl
+from slime_core.served import wanted_models
 from slime_core.weights import transport_problems
 
+from slime_sglang.layout import layout_of, problems_of, rank_problems
 from slime_sglang.section import (
-    DERIVED,
+    APART,
     ROUTED_EXPERTS,
     TRANSPORTS,
     FleetSection,
     SglangSection,
+    argument_problems,
     known_arguments,
 )
 
@@ -42,18 +46,17 @@ def slime_config_sections() -> Iterable[Section]:
 @hookimpl
 def slime_check_config(settings: Settings) -> Iterable[Problem]:
     """Refuse arguments and transports that are not there, and log-probs that are not of what is sampled from."""
-    for name in settings.section(SglangSection).server_args:
-        where = f"sglang.server_args.{name}"
-        if name in DERIVED:
-            yield Problem(where, "an argument that slime gives the server itself", DERIVED[name])
-        elif name not in known_arguments():
-            near = difflib.get_close_matches(name, known_arguments(), n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            yield Problem(where, "no argument of SGLang's server", f"one that it has{hint}")
+    yield from argument_problems(settings.section(SglangSection).server_args, where="sglang.server_args")
+    yield from _asked_problems(settings)
     rollout = settings.section(RolloutSection)
     if rollout.rollout_engine != "sglang":
         return
-    yield from _fleet_problems(settings.section(FleetSection))
+    fleet = settings.section(FleetSection)
+    yield from _gpu_problems(fleet)
+    if fleet.sglang_config is not None:
+        yield from problems_of(fleet, checkpoint=settings.section(ModelSection).hf_checkpoint)
+    yield from _external_problems(fleet)
+    yield from _router_problems(fleet)
     yield from transport_problems(settings.section(TrainSection), "engine sglang", TRANSPORTS)
     for name, value, neutral, why in (
         ("rollout_top_p", rollout.rollout_top_p, 1.0, "reports log-probs from before top-p"),
@@ -72,11 +75,12 @@ def slime_check_config(settings: Settings) -> Iterable[Problem]:
 
 @hookimpl
 def slime_check_build(build: BuildContext) -> Iterable[Problem]:
-    """Refuse a router where the run needs each token's experts."""
+    """Refuse models that are not there, and a router where the run needs each token's experts."""
     fleet = build.section(FleetSection)
-    if build.section(RolloutSection).rollout_engine != "sglang" or not fleet.has_router:
+    if build.section(RolloutSection).rollout_engine != "sglang":
         return
-    if ROUTED_EXPERTS in build.engine_needs:
+    yield from _built_problems(build)
+    if fleet.has_router and ROUTED_EXPERTS in build.engine_needs:
         yield Problem(
             "fleet.router_policy" if fleet.router_policy is not None else "fleet.sglang_router_ip",
             "it in a run that needs the experts of each token",
@@ -85,37 +89,95 @@ def slime_check_build(build: BuildContext) -> Iterable[Problem]:
         )
 
 
-def _fleet_problems(fleet: FleetSection) -> Iterator[Problem]:
-    """Refuse sums of GPUs that do not add up, addresses that are none, and a router that is not there."""
+def _built_problems(build: BuildContext) -> Iterator[Problem]:
+    """Refuse models that are not there, or that their engines' ranks cannot share."""
+    from slime_core.assemble import resolve_model  # imports numpy, and the next two torch
+    from slime_models.checkpoint import read_config
+
+    from slime_sglang.server import visible_device
+
+    fleet = build.section(FleetSection)
+    layout = layout_of(fleet, checkpoint=build.section(ModelSection).hf_checkpoint)
+    if fleet.rollout_external_engine_addrs:
+        return
+    for number, model in enumerate(layout.models):
+        where = f"{fleet.sglang_config}: sglang.{number}.model_path"
+        is_own = model.model_path is None or layout.is_policy(model)
+        try:
+            path = build.model_path if is_own else resolve_model(str(model.model_path), build.registry)
+        except ConfigError as error:
+            yield from (replace(problem, where=where) for problem in error.problems)
+            continue
+        except DataError as error:
+            yield Problem(where, repr(model.model_path), "a model that is there", str(error))
+            continue
+        if any(place.num_gpus > 1 for place in layout.places(model)):
+            yield from rank_problems(layout, model, read_config(path), on_cpu=visible_device() == "cpu")
+
+
+def _asked_problems(settings: Settings) -> Iterator[Problem]:
+    """Refuse `served:NAME` of a model that the run does not serve."""
+    asked = wanted_models(settings)
+    if not asked:
+        return
+    try:
+        fleet = settings.section(FleetSection)
+        layout = layout_of(fleet, checkpoint=settings.section(ModelSection).hf_checkpoint)
+    except ConfigError:  # which is said already
+        return
+    is_served = settings.section(RolloutSection).rollout_engine == "sglang"
+    known = [model.name for model in layout.others] if is_served else []
+    for where, name in asked:
+        if name in known:
+            continue
+        near = difflib.get_close_matches(name, known, n=1)
+        wanted = f"served:{near[0]}" if near else " or ".join(f"served:{each}" for each in known)
+        yield Problem(
+            where,
+            f"served:{name}, which the run does not serve",
+            wanted or "the address of a server",
+            "" if known else "models of the run are in --sglang-config, with --rollout-engine sglang",
+        )
+
+
+def _gpu_problems(fleet: FleetSection) -> Iterator[Problem]:
+    """Refuse sums of GPUs that do not add up, and engines that nobody can start."""
     total, each = fleet.rollout_num_gpus, fleet.rollout_num_gpus_per_engine
-    if total is not None and total % each:
+    if total is not None and total % each and fleet.sglang_config is None:
         yield Problem(
             "fleet.rollout_num_gpus",
             f"{total} with rollout_num_gpus_per_engine {each}",
             f"a multiple of {each}",
             f"{total % each} would be left over",
         )
-    elif each > 1:
-        yield Problem(
-            "fleet.rollout_num_gpus_per_engine",
-            str(each),
-            "1",
-            "weights that arrive are proven for engines of one GPU only; give each GPU an engine of its own",
-        )
+    if fleet.prefill_num_servers:
+        yield Problem("fleet.prefill_num_servers", str(fleet.prefill_num_servers), "0", APART)
+
+
+def _external_problems(fleet: FleetSection) -> Iterator[Problem]:
+    """Refuse addresses that are none, and settings of engines that the run would start."""
     addresses = fleet.rollout_external_engine_addrs
-    if addresses and total is not None:
-        yield Problem(
-            "fleet.rollout_num_gpus",
-            f"{total} beside rollout_external_engine_addrs",
-            "one of them",
-            "external engines bring their own GPUs",
-        )
+    for name, value in (
+        ("rollout_num_gpus", fleet.rollout_num_gpus),
+        ("sglang_config", fleet.sglang_config),
+    ):
+        if addresses and value is not None:
+            yield Problem(
+                f"fleet.{name}",
+                f"{value} beside rollout_external_engine_addrs",
+                "one of them",
+                "external engines bring their own GPUs and arguments",
+            )
     for address in addresses:
         host, _, port = address.rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) < 65536 or addresses.count(address) > 1:
             yield Problem(
                 "fleet.rollout_external_engine_addrs", repr(address), "host:port, each of them once"
             )
+
+
+def _router_problems(fleet: FleetSection) -> Iterator[Problem]:
+    """Refuse a router that is not there, or that two settings choose."""
     if fleet.sglang_router_ip is not None and fleet.sglang_router_port is None:
         yield Problem("fleet.sglang_router_port", "nothing beside sglang_router_ip", "the router's port")
     if fleet.sglang_router_port is not None and not fleet.has_router:

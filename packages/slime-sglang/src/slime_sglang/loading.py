@@ -6,7 +6,7 @@ import asyncio
 import base64
 import logging
 import pickle
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, Protocol
@@ -41,13 +41,13 @@ class Served(Protocol):
         """End it: its weights cannot be trusted."""
 
 
-async def load_update(server: Served, update: Update, *, answer: Path) -> Fingerprint:
+async def load_update(server: Served, update: Update, *, answers: Sequence[Path]) -> Fingerprint:
     """Have a server check an update and load it; returns the fingerprints of what it then holds.
 
     Args:
         server: on the update's host.
         update: that stays as it is meanwhile.
-        answer: file for this server's verdicts; on its host, too.
+        answers: files for the verdicts of this server's ranks, in their order; on its host, too.
 
     Raises:
         WeightSyncError: the bytes are not those that were sent; names the tensors. The server has the old weights.
@@ -55,13 +55,16 @@ async def load_update(server: Served, update: Update, *, answer: Path) -> Finger
         DeadlineError: it did not answer in time; it then serves no more.
     """
     version = update.version
-    order = Order(folder=str(update.folder), answer=str(answer))
+    orders = [
+        Order(folder=str(update.folder), answer=str(answer), rank=rank, n_ranks=len(answers))
+        for rank, answer in enumerate(answers)
+    ]
     async with server.paused():
         try:
             await server.control("/begin_weight_update", {})
             try:
-                await _call(server, loader.CHECK, order, version)
-                verdict = await _call(server, loader.LOAD, order, version, loads=True)
+                await _call(server, loader.CHECK, orders, version)
+                verdicts = await _call(server, loader.LOAD, orders, version, loads=True)
             finally:
                 await server.control("/end_weight_update", {})
             check_version(await server.model_info(), version)
@@ -70,7 +73,7 @@ async def load_update(server: Served, update: Update, *, answer: Path) -> Finger
                 f"the update to version {version} broke off, and its weights may be a mixture: {error}"
             )
             raise
-    return dict(verdict.held or {})
+    return together([verdict.held or {} for verdict in verdicts], update.fingerprint)
 
 
 async def to_its_end[T](work: Coroutine[Any, Any, T], end: Callable[[], Awaitable[None]]) -> T:
@@ -101,20 +104,35 @@ def check_version(info: Mapping[str, Any], version: str) -> None:
         )
 
 
-async def _call(server: Served, function: str, order: Order, version: str, *, loads: bool = False) -> Verdict:
-    """Have the server call a function of `loader`.
+def together(held: Sequence[Fingerprint], sent: Fingerprint) -> Fingerprint:
+    """Return what all ranks hold: of each tensor that every rank has its part of, whatever is not what was sent."""
+    names = set(held[0]).intersection(*held[1:])
+    return {
+        name: next((part[name] for part in held if part[name] != sent.get(name)), held[0][name])
+        for name in names
+    }
+
+
+async def _call(
+    server: Served, function: str, orders: Sequence[Order], version: str, *, loads: bool = False
+) -> list[Verdict]:
+    """Have each rank of the server call a function of `loader`.
 
     Raises:
-        WeightSyncError: it found something wrong.
+        WeightSyncError: one found something wrong.
     """
-    payload = pickle.dumps([(order.text(), _EmptyTensor())])
-    body = {"serialized_named_tensors": [base64.b64encode(payload).decode()], "load_format": function}
+    payloads = [pickle.dumps([(order.text(), _EmptyTensor())]) for order in orders]
+    body = {
+        "serialized_named_tensors": [base64.b64encode(payload).decode() for payload in payloads],
+        "load_format": function,
+    }
     options = {"weight_version": version} if loads else {"flush_cache": False}
     await server.control("/update_weights_from_tensor", body | options)
-    verdict = read_verdict(Path(order.answer))
-    if verdict.error is not None:
-        raise WeightSyncError(f"update to version {version}: {verdict.error}")
-    return verdict
+    verdicts = [read_verdict(Path(order.answer)) for order in orders]
+    errors = sorted({verdict.error for verdict in verdicts if verdict.error is not None})
+    if errors:
+        raise WeightSyncError(f"update to version {version}: {'; '.join(errors)}")
+    return verdicts
 
 
 class _EmptyTensor:

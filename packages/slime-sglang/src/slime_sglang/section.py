@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import json
+from collections.abc import Iterator, Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le
 from slime_core.config.base import SectionModel
+from slime_core.errors import Problem
 
 #: Weight transports that the engine receives by, best first.
 TRANSPORTS = ("memory", "distributed", "disk-delta", "disk")
 
 #: What completions hold where it is needed, by its name in `Completion.metadata`.
 ROUTED_EXPERTS = "routed_experts"
+
+#: Why no engine only reads prompts, only generates, or only encodes.
+APART = (
+    "engines that read prompts, generate or encode apart hand the cache over by RDMA or between GPUs (mooncake, nixl), "
+    "which has not been run here"
+)
 
 #: Arguments of SGLang's that follow from slime's own settings, and where those are.
 DERIVED = {
@@ -24,7 +33,20 @@ DERIVED = {
     "host": "nothing: the server listens on this host alone",
     "port": "nothing: a free one is taken",
     "custom_weight_loader": "nothing: updates are checked by slime's own",
+    "config": "nothing: each argument is given by itself",
+    "tp_size": "fleet.rollout_num_gpus_per_engine",
+    "tensor_parallel_size": "fleet.rollout_num_gpus_per_engine",
+    "gpu_id_step": "nothing: the GPUs of an engine lie in a row",
+    **dict.fromkeys(
+        ("nnodes", "node_rank", "dist_init_addr"), "nothing: an engine is a process of this run, on its host"
+    ),
 }
+#: Arguments of engines that do only a part of the work.
+_PARTIAL = ("disaggregation_mode", "encoder_only", "language_only")
+#: Arguments that give a server other ranks than tensor-parallel ones.
+_OTHER_RANKS = (
+    "pp_size", "pipeline_parallel_size", "dp_size", "data_parallel_size", "ep_size", "expert_parallel_size", "ep",
+)  # fmt: skip
 
 Count = Annotated[int, Ge(1)]
 Seconds = Annotated[float, Gt(0)]
@@ -60,9 +82,14 @@ class FleetSection(SectionModel):
 
     rollout_num_gpus: Count | None = None
     """GPUs of all engines together, one engine for each `rollout_num_gpus_per_engine` of them; without GPUs the number
-    of engines. One engine when not given."""
+    of ranks. One engine when not given; with `sglang_config`, what the file adds up to."""
     rollout_num_gpus_per_engine: Count = 1
-    """GPUs of one engine."""
+    """GPUs of one engine, its tensor-parallel ranks; without GPUs the number of ranks."""
+    sglang_config: Path | None = None
+    """YAML file with the models that the run serves and the groups of engines that serve them: groups with arguments of
+    their own, models that are not trained (`served:NAME` for rewards), and GPUs that are left alone."""
+    prefill_num_servers: Annotated[int, Ge(0)] = 0
+    """Engines that only read prompts; anything but 0 is refused, as no transfer of the cache has been run here."""
     rollout_external_engine_addrs: list[str] = []
     """Servers that run already, `host:port` each: they are joined, and neither started nor stopped."""
     router_policy: RouterPolicy | None = None
@@ -86,20 +113,6 @@ class FleetSection(SectionModel):
     """How often an engine is started again before it is given up; the run ends when all are."""
 
     @property
-    def n_engines(self) -> int:
-        """Number of engines."""
-        if self.rollout_external_engine_addrs:
-            return len(self.rollout_external_engine_addrs)
-        return (self.rollout_num_gpus or self.rollout_num_gpus_per_engine) // self.rollout_num_gpus_per_engine
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether one engine does, without a fleet around it."""
-        return self.n_engines == 1 and not (
-            self.rollout_external_engine_addrs or self.has_router or self.use_fault_tolerance
-        )
-
-    @property
     def has_router(self) -> bool:
         """Whether a router is started or joined."""
         return self.router_policy is not None or self.sglang_router_ip is not None
@@ -113,3 +126,19 @@ def known_arguments() -> frozenset[str]:
     """
     text = (files("slime_sglang") / "sglang_flags.json").read_text(encoding="utf-8")
     return frozenset(json.loads(text))
+
+
+def argument_problems(arguments: Mapping[str, Any], *, where: str) -> Iterator[Problem]:
+    """Yield each argument that SGLang's server has not, that slime gives it, or that asks for what cannot be proven."""
+    for name, value in arguments.items():
+        if name in DERIVED:
+            yield Problem(f"{where}.{name}", "an argument that slime gives the server itself", DERIVED[name])
+        elif name in _PARTIAL:
+            yield Problem(f"{where}.{name}", "it", "engines that do all of the work", APART)
+        elif name in _OTHER_RANKS and str(value) != "1":
+            why = "weights that arrive are proven for tensor-parallel ranks only"
+            yield Problem(f"{where}.{name}", str(value), "1", why)
+        elif name not in known_arguments():
+            near = difflib.get_close_matches(name, known_arguments(), n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            yield Problem(f"{where}.{name}", "no argument of SGLang's server", f"one that it has{hint}")

@@ -53,18 +53,27 @@ def server_command(
     return [*command, *arguments]
 
 
-def server_environment(*, device: Device | None = None, n_servers: int = 1) -> dict[str, str]:
-    """Return the variables to add to the environment of one of `n_servers` on this host: none on CUDA.
+def server_environment(
+    *, device: Device | None = None, n_ranks: int = 1, n_ranks_in_all: int | None = None
+) -> dict[str, str]:
+    """Return the variables to add to the environment of a server of `n_ranks` ranks: none on CUDA.
 
-    On a CPU they hide the GPUs, which SGLang would otherwise take, choose our platform, and share the cores out: OpenMP
-    threads that wait for others keep their core busy.
+    On a CPU they hide the GPUs, which SGLang would otherwise take, choose our platform, and share the cores out among
+    the `n_ranks_in_all` ranks of all servers on this host: OpenMP threads that wait for others keep their core busy.
     """
     if (device or visible_device()) == "cuda":
         return {}
     chosen = {"SGLANG_PLATFORM": PLATFORM_NAME, "CUDA_VISIBLE_DEVICES": ""}
-    if n_servers == 1 or "OMP_NUM_THREADS" in os.environ:
+    cores = sorted(os.sched_getaffinity(0))
+    if (
+        n_ranks > 1 and "SGLANG_CPU_OMP_THREADS_BIND" not in os.environ
+    ):  # without, it wants a NUMA node for each rank
+        shares = [cores[rank % len(cores) :: n_ranks] for rank in range(n_ranks)]
+        chosen["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(",".join(map(str, share)) for share in shares)
+    n_sharing = max(n_ranks, n_ranks_in_all or 1)
+    if n_sharing == 1 or "OMP_NUM_THREADS" in os.environ:
         return chosen
-    return chosen | {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // n_servers))}
+    return chosen | {"OMP_NUM_THREADS": str(max(1, len(cores) // n_sharing))}
 
 
 def server_arguments(values: Mapping[str, Any]) -> list[str]:
@@ -87,11 +96,17 @@ def server_arguments(values: Mapping[str, Any]) -> list[str]:
     return words
 
 
-def gpu_arguments(values: Mapping[str, Any], *, first: int, device: Device | None = None) -> list[str]:
-    """Return the words that give a server its GPUs: `first` places after those that `values` give; none on a CPU."""
+def gpu_arguments(
+    values: Mapping[str, Any], *, first: int = 0, count: int = 1, device: Device | None = None
+) -> dict[str, Any]:
+    """Return the arguments that give a server its GPUs: `count`, from `first` places after those that `values` give.
+
+    On a CPU it gets `count` ranks.
+    """
+    ranks = {"tp_size": count} if count > 1 else {}
     if (device or visible_device()) == "cpu":
-        return []
-    return ["--base-gpu-id", str(int(values.get("base_gpu_id") or 0) + first)]
+        return ranks
+    return ranks | {"base_gpu_id": int(values.get("base_gpu_id") or 0) + first}
 
 
 def visible_device() -> Device:

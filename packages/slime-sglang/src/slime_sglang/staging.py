@@ -227,8 +227,12 @@ class Staged:
         else:
             self._tensors = HfCheckpoint(folder)
 
+    def tensor(self, name: str) -> Tensor:
+        """Return a tensor, a view of memory or of the file."""
+        return self._tensors[name]
+
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield name and tensor, a view of memory or of the file."""
+        """Yield name and tensor."""
         for name in self.entries:
             yield name, self._tensors[name]
 

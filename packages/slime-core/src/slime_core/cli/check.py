@@ -20,6 +20,7 @@ from slime_core.protocols import DataSource
 from slime_core.rewards.results import RewardFailure
 from slime_core.rewards.scorer import Result, Scorer
 from slime_core.sample import Group, Sample, Status
+from slime_core.served import wanted_models
 
 HELP = """usage: slime check RECIPE.toml ... [--flag value ...]
 
@@ -105,6 +106,11 @@ async def _gold(console: Console, settings: Settings, registry: Registry, sample
     labelled = [sample for sample in samples if sample.label is not None]
     pool = make_scorer(settings, registry)
     if pool is None or not labelled:
+        return
+    if names := {name for _, name in wanted_models(settings)}:
+        console.print(
+            f"[green]ok[/green]  the reward is not tried: the run itself serves {', '.join(sorted(names))}"
+        )
         return
     await pool.start()
     try:

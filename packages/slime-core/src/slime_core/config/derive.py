@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from slime_core.config.sections import (
     AlgorithmSection,
@@ -155,3 +156,9 @@ def choices(settings: Settings) -> Choices:
         loss=algorithm.custom_loss_function_path or algorithm.loss_type,
         reducer=reducer,
     )
+
+
+def run_folder(settings: Settings) -> Path:
+    """Return the folder of the run."""
+    run = settings.section(RunSection)
+    return Path(run.output_dir) / run.run_name

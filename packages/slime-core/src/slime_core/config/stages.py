@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from slime_core.config.derive import run_folder
 from slime_core.config.sections import RunSection
 from slime_core.config.settings import Settings
 from slime_core.errors import ConfigError, Problem
@@ -38,8 +39,7 @@ class Stage:
     @property
     def folder(self) -> Path:
         """Folder of the run."""
-        run = self.settings.section(RunSection)
-        return Path(run.output_dir) / run.run_name
+        return run_folder(self.settings)
 
 
 def chain(found: Mapping[str, Settings]) -> list[Stage]:

@@ -1,0 +1,39 @@
+"""`AddressBook`: where a model is served that is not the policy, for rewards that ask it by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from slime_core.served import forget_addresses, write_addresses
+
+
+class AddressBook:
+    """Keeps the addresses of a model in the run's folder true.
+
+    Args:
+        run_dir: of the run.
+        name: of the model.
+    """
+
+    def __init__(self, run_dir: Path, name: str) -> None:
+        self._run_dir, self._name = run_dir, name
+        self._urls: list[str] = []
+
+    async def start(self) -> None:
+        """Say that there is no server yet."""
+        write_addresses(self._run_dir, self._name, [])
+
+    async def add(self, url: str) -> None:
+        """Add a server."""
+        self._urls.append(url)
+        write_addresses(self._run_dir, self._name, self._urls)
+
+    async def remove(self, url: str) -> None:
+        """Take a server out, if it is there."""
+        self._urls = [each for each in self._urls if each != url]
+        write_addresses(self._run_dir, self._name, self._urls)
+
+    async def close(self) -> None:
+        """Say that the model is not served any more."""
+        self._urls = []
+        forget_addresses(self._run_dir, self._name)
