@@ -19,7 +19,7 @@ from slime_models.families.glm4_moe import GLM4_MOE
 from slime_models.families.llama import LLAMA
 from slime_models.fingerprint import fingerprint
 from slime_models.quantization.blocks import dequantize_fp8, dequantize_int4, quantize_fp8, quantize_int4
-from slime_models.quantization.config import FIELD, FORMATS, read_quantization
+from slime_models.quantization.config import FIELD, FORMATS, Kept, read_quantization
 from slime_models.quantization.folder import quantize_folder
 from slime_models.quantization.scheme import specs_of
 from slime_models.transfer.sender import WeightSender
@@ -45,7 +45,7 @@ def bits(tensor):
 
 
 def quantization_of(method, kept=(), group_size=8):
-    return read_quantization({FIELD: FORMATS[method](kept, group_size)})
+    return read_quantization({FIELD: FORMATS[method](Kept(modules=kept), group_size)})
 
 
 def test_float8_codes_are_the_nearest_multiples_of_a_block_s_scale():
@@ -188,7 +188,7 @@ def test_modules_that_config_json_keeps_are_kept(method):
     own = {"fp8": ["layers.0.mlp", "o_proj"], "compressed-tensors": ["re:.*layers[.]0[.]mlp", "o_proj"]}[
         method
     ]
-    quantization = read_quantization({FIELD: base(own, 8)})
+    quantization = read_quantization({FIELD: base(Kept(modules=own), 8)})
     name = "model.layers.{}.{}.weight"
     assert not quantization.covers(name.format(0, "mlp.up_proj"), (8, 8))
     assert quantization.covers(name.format(1, "mlp.up_proj"), (8, 8))
@@ -221,7 +221,7 @@ def test_what_is_sent_is_what_was_announced(method):
 )
 def test_what_is_not_supported_is_refused_by_its_field(change, named):
     with pytest.raises(DataError, match=f"config.json: quantization_config.{named}"):
-        read_quantization({FIELD: FORMATS["fp8-block"]([], 8) | change})
+        read_quantization({FIELD: FORMATS["fp8-block"](Kept(), 8) | change})
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_what_is_not_supported_is_refused_by_its_field(change, named):
     ],
 )
 def test_what_is_not_supported_of_compressed_tensors_is_refused_by_its_field(change, named):
-    said = FORMATS["int4"]([], 8)
+    said = FORMATS["int4"](Kept(), 8)
     said["config_groups"]["group_0"]["weights"] |= change
     with pytest.raises(DataError, match=f"config_groups.group_0.{named}"):
         read_quantization({FIELD: said})
@@ -248,7 +248,7 @@ def test_a_sender_quantises_what_the_plan_says_and_fingerprints_what_it_sends():
         version="1",
         dtype="bfloat16",
         channel=channel,
-        quantization=FORMATS["fp8-block"]([], 8),
+        quantization=FORMATS["fp8-block"](Kept(), 8),
     )
 
     async def buckets():
@@ -318,6 +318,15 @@ def test_transformers_loads_a_folder_of_blocks_with_the_weights_that_we_mean(fol
         assert torch.equal(
             parameter.detach(), quantization.dequantized(name, held) if is_covered else held[name]
         )
+
+
+@pytest.mark.parametrize("method", ["fp8-channel", "int4"])
+def test_what_is_ignored_is_found_under_a_name_that_stacks_it_too(folder, tmp_path, method):
+    found = quantized_folder(folder, tmp_path / "q", method, ignore=["layers.1.self_attn"])
+    quantization = read_quantization(read_config(found))
+    assert quantization.ignores("model.layers.1.self_attn.qkv_proj")  # SGLang's
+    assert not quantization.ignores("model.layers.11.self_attn.qkv_proj")
+    assert not quantization.ignores("model.layers.1.mlp.gate_up_proj")
 
 
 def test_what_is_ignored_must_be_there(folder, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from slime_core.errors import DataError
@@ -128,35 +129,46 @@ _READERS: Mapping[str, tuple[Callable[[Mapping[str, Any]], Quantization], frozen
 }
 
 
-def _fp8_block(kept: Sequence[str], group_size: int) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """Modules whose matrices stay as they are."""
+
+    modules: Sequence[str] = ()
+    """All of their names."""
+    parts: Sequence[str] = ()
+    """Parts of names, at dots, by which some of them were chosen: so that an engine that stacks several modules under a
+    name of its own finds it, too."""
+
+
+def _fp8_block(kept: Kept, group_size: int) -> dict[str, Any]:
     return {
         "quant_method": "fp8",
         "fmt": "e4m3",
         "activation_scheme": "dynamic",
         "weight_block_size": _BLOCK,
-        "modules_to_not_convert": list(kept),
+        "modules_to_not_convert": list(kept.modules),
     }
 
 
-def _fp8_block_ue8m0(kept: Sequence[str], group_size: int) -> dict[str, Any]:
+def _fp8_block_ue8m0(kept: Kept, group_size: int) -> dict[str, Any]:
     return _fp8_block(kept, group_size) | {"scale_fmt": "ue8m0"}
 
 
-def _fp8_tensor(kept: Sequence[str], group_size: int) -> dict[str, Any]:
+def _fp8_tensor(kept: Kept, group_size: int) -> dict[str, Any]:
     return _compressed("float-quantized", {"type": "float", "num_bits": 8, "strategy": "tensor"}, kept)
 
 
-def _fp8_channel(kept: Sequence[str], group_size: int) -> dict[str, Any]:
+def _fp8_channel(kept: Kept, group_size: int) -> dict[str, Any]:
     return _compressed("float-quantized", {"type": "float", "num_bits": 8, "strategy": "channel"}, kept)
 
 
-def _int4(kept: Sequence[str], group_size: int) -> dict[str, Any]:
+def _int4(kept: Kept, group_size: int) -> dict[str, Any]:
     weights = {"type": "int", "num_bits": 4, "strategy": "group", "group_size": group_size}
     return _compressed("pack-quantized", weights, kept)
 
 
 #: Name -> what config.json says of it, of the modules that stay as they are and the group size of integers.
-FORMATS: Mapping[str, Callable[[Sequence[str], int], dict[str, Any]]] = {
+FORMATS: Mapping[str, Callable[[Kept, int], dict[str, Any]]] = {
     "fp8-block": _fp8_block,
     "fp8-block-ue8m0": _fp8_block_ue8m0,
     "fp8-channel": _fp8_channel,
@@ -165,19 +177,20 @@ FORMATS: Mapping[str, Callable[[Sequence[str], int], dict[str, Any]]] = {
 }
 
 
-def _compressed(kind: str, weights: Mapping[str, Any], kept: Sequence[str]) -> dict[str, Any]:
+def _compressed(kind: str, weights: Mapping[str, Any], kept: Kept) -> dict[str, Any]:
     inputs = {"type": "float", "num_bits": 8, "strategy": "token", "symmetric": True, "dynamic": True}
     group = {
         "targets": ["Linear"],
         "weights": {**weights, "symmetric": True, "dynamic": False},
         "input_activations": inputs if weights["type"] == "float" else None,
     }
+    patterns = [f"re:(.*[.])?{re.escape(part)}([.].*)?$" for part in kept.parts]
     return {
         "quant_method": "compressed-tensors",
         "format": kind,
         "quantization_status": "compressed",
         "config_groups": {"group_0": group},
-        "ignore": list(kept),
+        "ignore": [*kept.modules, *patterns],
     }
 
 

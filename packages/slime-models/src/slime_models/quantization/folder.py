@@ -11,7 +11,7 @@ from torch import Tensor
 
 from slime_models.checkpoint import HfCheckpoint, copy_other_files, new_folder, read_config, write_weights
 from slime_models.family import EMBEDDING_WEIGHT, ModelFamily
-from slime_models.quantization.config import FIELD, FORMATS, read_quantization
+from slime_models.quantization.config import FIELD, FORMATS, Kept, read_quantization
 from slime_models.quantization.scheme import LINEAR_LAYERS, Quantization
 
 _WEIGHT = ".weight"
@@ -53,7 +53,9 @@ def quantize_folder(
         )
     hf, architecture = HfCheckpoint(source), family.architecture(config)
     family.check_weights(hf, architecture)
-    config[FIELD] = FORMATS[method](_kept(hf, family.hf_shapes(architecture).keys(), ignore), group_size)
+    ignore = [part.strip(".") for part in ignore]
+    kept = _kept(hf, family.hf_shapes(architecture).keys(), ignore)
+    config[FIELD] = FORMATS[method](Kept(modules=kept, parts=ignore), group_size)
     quantization = read_quantization(config)
     assert quantization is not None
     covered = [name for name in hf if quantization.covers(name, tuple(hf[name].shape))]
@@ -89,7 +91,7 @@ def _kept(hf: HfCheckpoint, own: Collection[str], ignore: Sequence[str]) -> list
     modules = {name.removesuffix(_WEIGHT): name in own for name in matrices if name != EMBEDDING_WEIGHT}
     linear = {module for module, is_own in modules.items() if is_own and _leaf(module) in LINEAR_LAYERS}
     for part in ignore:
-        found = {module for module in linear if f".{part.strip('.')}." in f".{module}."}
+        found = {module for module in linear if f".{part}." in f".{module}."}
         if not found:
             raise CheckpointError(
                 f"--ignore {part}: no linear layer left has it in its name; wanted parts of names, at dots, such as "
