@@ -7,16 +7,16 @@ from pathlib import Path
 
 from slime_core.build import BuildContext
 from slime_core.config.derive import compute_dtype
-from slime_core.config.sections import ModelSection, TrainSection
+from slime_core.config.sections import TrainSection
 from slime_core.errors import ConfigError, Problem
 from slime_core.protocols import RolloutEngine
-from slime_models.checkpoint import read_config
 
 from slime_sglang.engine import SglangEngine
 from slime_sglang.fleet import EngineFleet
 from slime_sglang.router import Router
 from slime_sglang.seat import Seat
 from slime_sglang.section import ROUTED_EXPERTS, FleetSection, SglangSection
+from slime_sglang.served import family_of
 from slime_sglang.server import gpu_arguments, visible_device
 from slime_sglang.stager import stager_of
 
@@ -24,14 +24,13 @@ from slime_sglang.stager import stager_of
 def create_engine(build: BuildContext) -> RolloutEngine:
     """Return the engine for a run. Entry point `sglang` of the group `slime.engines`."""
     section, fleet = build.section(SglangSection), build.section(FleetSection)
-    model_type = build.section(ModelSection).model_name or read_config(build.model_path).get("model_type")
-    family = build.registry.resolve("slime.models", str(model_type))
+    model_path = section.model_path or build.model_path
     train = build.section(TrainSection)
     dtype = section.dtype if section.dtype != "auto" else compute_dtype(train)
     folder = build.run_dir / "sglang"
     stager = stager_of(
-        build.model_path,
-        family,
+        model_path,
+        family_of(build),
         dtype=dtype,
         section=section,
         disk_dir=Path(train.update_weight_disk_dir or build.run_dir / "weights"),
@@ -40,7 +39,7 @@ def create_engine(build: BuildContext) -> RolloutEngine:
     )
     make = functools.partial(
         SglangEngine,
-        build.model_path,
+        model_path,
         dtype=dtype,
         section=section,
         folder=folder,

@@ -72,11 +72,16 @@ def slime_check_config(settings: Settings) -> Iterable[Problem]:
 
 @hookimpl
 def slime_check_build(build: BuildContext) -> Iterable[Problem]:
-    """Refuse a router where the run needs each token's experts."""
-    fleet = build.section(FleetSection)
-    if build.section(RolloutSection).rollout_engine != "sglang" or not fleet.has_router:
+    """Refuse a router where the run needs each token's experts, and a folder for servers that updates do not fit."""
+    if build.section(RolloutSection).rollout_engine != "sglang":
         return
-    if ROUTED_EXPERTS in build.engine_needs:
+    folder = build.section(SglangSection).model_path
+    if folder is not None:
+        from slime_sglang.served import served_problems
+
+        yield from served_problems(build, folder)
+    fleet = build.section(FleetSection)
+    if fleet.has_router and ROUTED_EXPERTS in build.engine_needs:
         yield Problem(
             "fleet.router_policy" if fleet.router_policy is not None else "fleet.sglang_router_ip",
             "it in a run that needs the experts of each token",

@@ -16,16 +16,19 @@ from typing import Any
 import torch
 from slime_core.errors import EngineError
 from slime_models.fingerprint import fingerprint
+from slime_models.quantization.blocks import PER_WORD
 from slime_models.transfer.manifest import listed
 from torch import Tensor
 
 from slime_sglang.staging import Staged
 
 #: SGLang's modules that stack several Hugging Face matrices: leaf name -> leaf names, top to bottom.
-_STACKED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
-#: Its parameters of all experts, [experts, rows, columns]: leaf name -> an expert's Hugging Face matrices, top to bottom.
-_EXPERTS = {"w13_weight": ("gate_proj", "up_proj"), "w2_weight": ("down_proj",)}
-
+STACKED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+#: Its parameters of all experts, [experts, rows, columns]: how the name begins -> an expert's Hugging Face matrices, top to
+#: bottom. The rest of the name is that of the matrix or of its scales.
+_EXPERTS = {"w13": ("gate_proj", "up_proj"), "w2": ("down_proj",)}
+#: A packed matrix, and the two numbers that are kept beside it.
+_PACKED, _SHAPE = "weight_packed", "weight_shape"
 
 CHECK, LOAD = f"{__name__}.check", f"{__name__}.load"
 LOADERS = (CHECK, LOAD)
@@ -89,7 +92,11 @@ def load(model: Any, named_tensors: Sequence[tuple[str, Tensor]]) -> None:
     with torch.no_grad():
         model.load_weights(staged.tensors())
         shapes = {name: entry.shape for name, entry in staged.entries.items()}
-        held = {name: fingerprint(tensor) for name, tensor in held_tensors(model, shapes) if name in shapes}
+        held = {
+            name: fingerprint(_as_sent(tensor, staged.entries[name].dtype))
+            for name, tensor in held_tensors(model, shapes)
+            if name in shapes
+        }
     _answer(order, Verdict(held=held))
 
 
@@ -105,6 +112,14 @@ def _left_out(model: Any, staged: Staged) -> str | None:
     shapes = {name: entry.shape for name, entry in staged.entries.items()}
     left = [name for name, _ in held_tensors(model, shapes) if name not in shapes]
     return f"{listed(left)}: the server's model has it, and no tensor is for it" if left else None
+
+
+def _as_sent(tensor: Tensor, dtype: str) -> Tensor:
+    """Return a parameter in the dtype that was sent, where the server keeps the same numbers in float32: GLM's routers."""
+    if tensor.dtype != torch.float32:
+        return tensor
+    cast = tensor.to(getattr(torch, dtype))
+    return cast if cast.float().equal(tensor) else tensor
 
 
 def _order(named_tensors: Sequence[tuple[str, Tensor]]) -> Order:
@@ -123,11 +138,15 @@ def held_tensors(model: Any, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[
     """
     for name, parameter in model.named_parameters():
         module, _, kind = name.rpartition(".")
-        if kind in _EXPERTS:
-            yield from _expert_tensors(module, parameter, _EXPERTS[kind], shapes)
+        stack, _, part_kind = kind.partition("_")
+        if stack in _EXPERTS:
+            yield from _expert_tensors(module, parameter, _EXPERTS[stack], part_kind, shapes)
             continue
         parent, _, leaf = module.rpartition(".")
-        names = [f"{parent}.{part}.{kind}" for part in _STACKED.get(leaf, ())] or [name]
+        names = [f"{parent}.{part}.{kind}" for part in STACKED.get(leaf, ())] or [name]
+        if kind == _SHAPE:
+            yield from _shapes_held(names, model.get_parameter(f"{module}.{_PACKED}"), shapes)
+            continue
         start = 0
         for part in names:
             rows = shapes[part][0] if part in shapes else len(parameter)
@@ -135,13 +154,22 @@ def held_tensors(model: Any, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[
             start += rows
 
 
+def _shapes_held(
+    names: Sequence[str], packed: Tensor, shapes: Mapping[str, tuple[int, ...]]
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the shapes of packed matrices: of those that are stacked SGLang keeps the last one's, so all are of what it holds."""
+    for name in names:
+        rows, *_ = shapes.get(name.removesuffix(_SHAPE) + _PACKED, packed.shape)
+        yield name, torch.tensor((rows, packed.shape[1] * PER_WORD))
+
+
 def _expert_tensors(
-    module: str, parameter: Tensor, parts: Sequence[str], shapes: Mapping[str, tuple[int, ...]]
+    module: str, parameter: Tensor, parts: Sequence[str], kind: str, shapes: Mapping[str, tuple[int, ...]]
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield each expert's matrices. They have equal shares of the rows; what pads a share is left out."""
     share = parameter.shape[1] // len(parts)
     for expert, matrix in enumerate(parameter):
         for number, part in enumerate(parts):
-            name = f"{module}.{expert}.{part}.weight"
+            name = f"{module}.{expert}.{part}.{kind}"
             rows, columns = shapes.get(name, (share, matrix.shape[1]))
             yield name, matrix[number * share : number * share + rows, :columns]
