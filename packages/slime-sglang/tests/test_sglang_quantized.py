@@ -113,7 +113,7 @@ SIZES = {
     "num_attention_heads": 4,
     "num_key_value_heads": 4,
     "max_position_embeddings": 256,
-    "initializer_range": 0.2,
+    "initializer_range": 0.1,
     "tie_word_embeddings": False,
     "bos_token_id": None,
     "eos_token_id": 127,
