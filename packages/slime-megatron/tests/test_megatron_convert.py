@@ -232,3 +232,15 @@ def test_a_command_of_a_plugin_is_in_the_help_and_suggested(capsys):
     assert "  convert  from slime-megatron" in capsys.readouterr().out
     assert run(["convrt"]) == 2
     assert "did you mean 'convert'?" in capsys.readouterr().err
+
+
+def test_a_folder_is_quantised_for_servers(make_hf, tmp_path, capsys):
+    _, folder = make_hf("llama", dtype=torch.bfloat16)
+    command = ["convert", "quantize", str(folder), str(tmp_path / "few"), "--format"]
+    assert run([*command, "int4", "--group-size", "16", "--ignore", "self_attn"]) == 0
+    tensors = HfCheckpoint(tmp_path / "few")
+    assert tensors["model.layers.0.mlp.down_proj.weight_packed"].dtype == torch.int32
+    assert tensors["model.layers.0.self_attn.q_proj.weight"].dtype == torch.bfloat16
+    assert f"{3 * 3} tensors in int4; " in capsys.readouterr().out
+    assert run([*command, "int4"]) == 2
+    assert "few: exists; wanted a new folder" in capsys.readouterr().err

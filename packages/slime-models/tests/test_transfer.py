@@ -14,11 +14,12 @@ from slime_core.errors import WeightSyncError
 from slime_core.protocols import TransferPlan
 from slime_models.checkpoint import HfCheckpoint
 from slime_models.fingerprint import fingerprint
+from slime_models.quantization.scheme import specs_of
 from slime_models.transfer.broadcast import BroadcastSender, call_off, open_store, receive_broadcast
 from slime_models.transfer.channels import BroadcastChannel, DeltaChannel, DiskChannel
 from slime_models.transfer.delta import apply_changes, encode_changes
 from slime_models.transfer.folders import CHANGES
-from slime_models.transfer.manifest import TensorCheck, check_manifest, read_manifest
+from slime_models.transfer.manifest import Spec, TensorCheck, check_manifest, read_manifest
 from slime_models.transfer.sender import WeightSender
 
 SHAPES = {"a": (3, 5), "b": (0, 4), "c": (130,)}
@@ -189,7 +190,8 @@ def test_a_broadcast_brings_every_byte(meeting, tmp_path):
     _, received = broadcast(meeting[1], work, tmp_path / "w")
     data = (tmp_path / "w").read_bytes()
     manifest = received.result()
-    check_manifest(manifest, SHAPES, dtype="bfloat16", version="7")
+    specs = {name: Spec(shape=shape, dtype="bfloat16") for name, shape in SHAPES.items()}
+    check_manifest(manifest, specs, version="7")
     for entry in manifest.entries:
         arrived = data[entry.offset : entry.offset + entry.n_bytes]
         assert arrived == bits(values[entry.name]).numpy().tobytes()
@@ -197,7 +199,8 @@ def test_a_broadcast_brings_every_byte(meeting, tmp_path):
 
 
 def test_tensors_that_their_family_keeps_in_float32_must_come_so():
-    check = TensorCheck({"w": (2,), "bias": (2,)}, dtype="bfloat16", version="7", float32={"bias"})
+    specs = specs_of({"w": (2,), "bias": (2,)}, dtype="bfloat16", float32=frozenset({"bias"}))
+    check = TensorCheck(specs, version="7")
     check.see("w", (2,), "bfloat16")
     with pytest.raises(WeightSyncError, match=r"bias: found dtype bfloat16; wanted float32"):
         check.see("bias", (2,), "bfloat16")

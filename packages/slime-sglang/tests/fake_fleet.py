@@ -11,6 +11,7 @@ from typing import Any
 
 from slime_core.protocols import SamplingParams
 from slime_core.testing.tabular import LetterTokenizer
+from slime_models.transfer.manifest import Spec
 from slime_sglang.engine import SglangEngine
 from slime_sglang.fleet import EngineFleet
 from slime_sglang.inlets import Place
@@ -61,15 +62,15 @@ async def _opened(
         section=fleet,
         stager=Stager(
             Place(
-                shapes={"a": (2, 3), "b": (4,)},
-                dtype="float32",
+                specs={"a": Spec(shape=(2, 3), dtype="float32"), "b": Spec(shape=(4,), dtype="float32")},
                 model_path=model_path,
                 staging_dir=folder,
                 disk_dir=folder / "weights",
                 keep_files=False,
                 encoding="xor",
                 timeout_s=10,
-            )
+            ),
+            dtype="float32",
         ),
         tokenizer=LetterTokenizer(),
         router=Router(routed, address=(None, None), width=64, section=section, folder=folder)

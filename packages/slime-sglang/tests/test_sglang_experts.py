@@ -13,6 +13,7 @@ from slime_core.protocols import SamplingParams
 from slime_core.weights import sync_weights
 from slime_models.checkpoint import HfCheckpoint
 from slime_models.families.qwen3_moe import QWEN3_MOE
+from slime_models.transfer.manifest import Spec
 from slime_sglang.compat import PATCHES
 from slime_sglang.engine import SglangEngine
 from slime_sglang.loader import Order, check, held_tensors, read_verdict
@@ -232,7 +233,7 @@ def test_two_ranks_share_the_rows_of_gate_and_up_and_the_columns_of_down():
 
 def test_a_parameter_that_no_tensor_is_for_is_named(tmp_path):
     """As SGLang's qwen3_moe has an output layer of its own, also where the model shares the embedding's."""
-    staging = Staging(tmp_path / "update", shapes={"weight": (2, 3)}, dtype=torch.float32)
+    staging = Staging(tmp_path / "update", specs={"weight": Spec(shape=(2, 3), dtype="float32")})
     staging.begin("1")
     staging.put("weight", torch.ones(2, 3))
     staging.seal()

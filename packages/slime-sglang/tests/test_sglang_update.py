@@ -11,6 +11,7 @@ from slime_core.errors import DeadlineError, EngineError, WeightSyncError
 from slime_core.protocols import SamplingParams
 from slime_core.weights import sync_weights
 from slime_models.fingerprint import fingerprint
+from slime_models.quantization.scheme import specs_of
 from slime_models.transfer.sender import WeightSender
 from slime_sglang.loading import check_version
 from slime_sglang.staging import Staged, Staging
@@ -318,7 +319,7 @@ def test_tensors_that_their_family_keeps_in_float32_lie_so_among_the_others(tmp_
         "v": torch.ones(5, dtype=torch.bfloat16),
     }
     shapes = {name: tuple(tensor.shape) for name, tensor in values.items()}
-    staging = Staging(tmp_path, shapes=shapes, dtype=torch.bfloat16, float32={"bias"})
+    staging = Staging(tmp_path, specs=specs_of(shapes, dtype="bfloat16", float32=frozenset({"bias"})))
     staging.begin("1")
     for name, tensor in values.items():
         staging.put(name, tensor)

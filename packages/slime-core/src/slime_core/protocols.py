@@ -99,12 +99,15 @@ class TransferPlan:
     """Version that the engine reports once the update is done."""
     dtype: str
     """Storage dtype that the engine wants, as torch spells it: `bfloat16`."""
+    quantization: Mapping[str, Any] | None = None
+    """`quantization_config` of the Hugging Face folder that the engine serves: which tensors it wants in few bits, with
+    their scales. None: all of them in `dtype`."""
     channel: Any = None
     """Where the tensors go; its type belongs to the transport (`memory`: `weights.MemoryChannel`; others:
     `slime_models.transfer.channels`). Plans of one agreement are equal, also after crossing a process."""
 
 
-#: Hugging Face tensor name -> checksum of the tensor's bytes in the engine's dtype.
+#: Hugging Face tensor name -> checksum of the tensor as it is sent: in the engine's dtype, or as codes and scales.
 Fingerprint = dict[str, int]
 
 
@@ -176,7 +179,8 @@ class Trainer(Protocol):
         """Run the batch's optimizer steps; return `train/*` metrics averaged over them."""
 
     async def send(self, plan: TransferPlan) -> Fingerprint:
-        """Put every tensor into the plan's channel, cast to its dtype or as float32 if its family says so; fingerprint it."""
+        """Put every tensor into the plan's channel, cast to its dtype or as float32 if its family says so, and quantised as
+        the plan says; return the fingerprints of what was sent."""
 
     async def save(self, path: Path) -> None:
         """Write all state to go on from exactly (weights, optimizer, RNG, ...). See also `checkpoint.SavesInBackground`."""

@@ -27,6 +27,14 @@ if TYPE_CHECKING:
 _HF = "hf"
 #: Megatron's own file beside the folders of iterations, and what it says when there is but one set of weights.
 _TRACKER, _RELEASE = "latest_checkpointed_iteration.txt", "release"
+#: What `quantize` can make, of `slime_models.quantization.config`, and what each is.
+_FORMATS = {
+    "fp8-block": "float8, a scale for each 128 x 128 numbers",
+    "fp8-block-ue8m0": "the same, scales rounded up to powers of 2",
+    "fp8-channel": "float8, a scale for each row",
+    "fp8-tensor": "float8, one scale",
+    "int4": "integers from -8 to 7, a scale for each group of a row",
+}
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 #: (number of tensors that are done, number of all) -> nothing.
@@ -44,13 +52,16 @@ class Source:
 
 
 def main(argv: list[str]) -> int:
-    """Convert weights: `to-hf` from a run, a checkpoint or a Megatron folder; `to-megatron` from a Hugging Face folder."""
+    """Convert weights: `to-hf` from a run, a checkpoint or a Megatron folder; `to-megatron` from a Hugging Face folder;
+    `quantize` a Hugging Face folder for servers."""
     options = _parse(argv)
     registry = Registry.from_environment()
     if options.target.exists():
         raise CheckpointError(f"{options.target}: exists; wanted a new folder: remove it or choose another")
     if options.direction == "to-megatron":
         to_megatron(resolve_model(options.source, registry), options.target, registry, progress=_report)
+    elif options.direction == "quantize":
+        _quantize(options, registry)
     else:
         source = find(Path(options.source))
         model = options.config_from or source.model
@@ -70,6 +81,28 @@ def main(argv: list[str]) -> int:
         )
     print(options.target)
     return 0
+
+
+def _quantize(options: argparse.Namespace, registry: Registry) -> None:
+    from slime_models.quantization.folder import quantize_folder
+
+    source = resolve_model(options.source, registry)
+    family, _ = _model(source, registry)
+    n_quantized = quantize_folder(
+        source,
+        options.target,
+        family,
+        method=options.format,
+        ignore=options.ignore,
+        group_size=options.group_size,
+        max_file_bytes=options.max_shard_size,
+        progress=_report,
+    )
+    before, after = (
+        sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+        for folder in (source, options.target)
+    )
+    print(f"{n_quantized} tensors in {options.format}; {after:,} bytes of weights instead of {before:,}")
 
 
 def to_megatron(
@@ -265,12 +298,32 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     to_hf.add_argument("target", type=Path, help="new folder")
     to_hf.add_argument("--config-from", metavar="MODEL", help="Hugging Face folder or name whose config and tokenizer the "
                        "result gets; needed where the source does not say what it came from")  # fmt: skip
-    to_hf.add_argument("--max-shard-size", type=_size, default=5 * _UNITS["GB"], metavar="SIZE", help="most bytes of a "
-                       "safetensors file, such as 500MB or 5GB, and of memory that holds weights (5GB)")  # fmt: skip
+    _add_max_shard_size(to_hf)
+    quantize = directions.add_parser("quantize", help="a Hugging Face folder's linear layers to few bits, for servers "
+                                     "(--sglang-model-path)")  # fmt: skip
+    quantize.add_argument("source", help="Hugging Face folder, or a name that `slime models` knows")
+    quantize.add_argument("target", type=Path, help="new folder")
+    quantize.add_argument("--format", required=True, choices=_FORMATS, help="; ".join(f"{name}: {what}" for name, what in
+                          _FORMATS.items()))  # fmt: skip
+    quantize.add_argument("--ignore", nargs="+", default=[], metavar="PART", help="parts of module names, at dots, such as "
+                          "self_attn: linear layers in there stay as they are")  # fmt: skip
+    quantize.add_argument("--group-size", type=_count, default=128, metavar="N", help="of int4 (128)")
+    _add_max_shard_size(quantize)
     to_megatron = directions.add_parser("to-megatron", help="a Hugging Face folder to a folder of Megatron")
     to_megatron.add_argument("source", help="Hugging Face folder, or a name that `slime models` knows")
     to_megatron.add_argument("target", type=Path, help="new folder")
     return parser.parse_args(argv)
+
+
+def _add_max_shard_size(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--max-shard-size", type=_size, default=5 * _UNITS["GB"], metavar="SIZE", help="most bytes of a "
+                        "safetensors file, such as 500MB or 5GB, and of memory that holds weights (5GB)")  # fmt: skip
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"found {text!r}; wanted a number, 1 or more")
+    return int(text)
 
 
 def _size(text: str) -> int:

@@ -34,6 +34,15 @@ def slime_check_config(settings: Settings) -> list[Problem]:
 
     try:
         config = read_config(folder)
+        if config.get("quantization_config"):
+            return [
+                Problem(
+                    "model.hf_checkpoint",
+                    f"{folder}: quantised weights (quantization_config in config.json)",
+                    "the weights to train",
+                    "quantised ones are for servers: --sglang-model-path",
+                )
+            ]
         family = Registry.from_environment().resolve("slime.models", str(config.get("model_type", "")))
         family.check_weights(HfCheckpoint(folder), family.architecture(config))
     except PluginError:

@@ -10,7 +10,7 @@ from typing import Any
 from slime_core.assemble import resolve_model
 from slime_core.build import BuildContext
 from slime_core.config.derive import compute_dtype
-from slime_core.config.sections import ModelSection, TrainSection
+from slime_core.config.sections import ClusterSection, ModelSection, TrainSection
 from slime_core.errors import ConfigError, Problem
 from slime_core.protocols import RolloutEngine
 from slime_models.checkpoint import read_config
@@ -23,6 +23,7 @@ from slime_sglang.layout import Layout, Place, ServedModel, layout_of
 from slime_sglang.router import Router
 from slime_sglang.seat import Seat
 from slime_sglang.section import ROUTED_EXPERTS, FleetSection, SglangSection
+from slime_sglang.served import family_of
 from slime_sglang.server import gpu_arguments, visible_device
 from slime_sglang.stager import stager_of
 
@@ -30,13 +31,12 @@ from slime_sglang.stager import stager_of
 def create_engine(build: BuildContext) -> RolloutEngine:
     """Return the engine for a run. Entry point `sglang` of the group `slime.engines`."""
     section, fleet = build.section(SglangSection), build.section(FleetSection)
-    model_type = build.section(ModelSection).model_name or read_config(build.model_path).get("model_type")
-    family = build.registry.resolve("slime.models", str(model_type))
+    model_path = section.model_path or build.model_path
     train = build.section(TrainSection)
     dtype = section.dtype if section.dtype != "auto" else compute_dtype(train)
     stager = stager_of(
-        build.model_path,
-        family,
+        model_path,
+        family_of(build),
         dtype=dtype,
         section=section,
         disk_dir=Path(train.update_weight_disk_dir or build.run_dir / "weights"),
@@ -49,9 +49,10 @@ def create_engine(build: BuildContext) -> RolloutEngine:
     places = [Place(0) for _ in addresses] or layout.places(policy)
     if not addresses:
         _check_gpus(layout)
+    released = build.section(ClusterSection).offloads_rollout and visible_device() == "cuda"
     make = functools.partial(
         SglangEngine,
-        build.model_path,
+        model_path,
         dtype=dtype,
         section=section,
         folder=build.run_dir / "sglang",
@@ -62,13 +63,13 @@ def create_engine(build: BuildContext) -> RolloutEngine:
         not (addresses or fleet.sglang_config or fleet.has_router or fleet.use_fault_tolerance)
         and len(places) == 1
     ):
-        return make(stager=stager, **_placed(section, places[0]))
+        return make(stager=stager, **_placed(section, places[0], released))
 
     def engine_of(seat: int, before: int) -> SglangEngine:
         return make(
             name=f"server-{seat}{_again(before)}",
             address=addresses[seat] if addresses else None,
-            **_placed(section, places[seat]),
+            **_placed(section, places[seat], released),
         )
 
     return EngineFleet(
@@ -84,10 +85,11 @@ def create_engine(build: BuildContext) -> RolloutEngine:
 create_engine.offers = frozenset({ROUTED_EXPERTS})  # type: ignore[attr-defined]  # see `BuildContext.engine_needs`
 
 
-def _placed(section: SglangSection, place: Place) -> dict[str, Any]:
-    """Return what an engine gets at its place."""
+def _placed(section: SglangSection, place: Place, released: bool = False) -> dict[str, Any]:
+    """Return what an engine gets at its place; `released` says that it gives its GPUs' memory up while others work."""
+    own = {"enable_memory_saver": True} if released else {}
     gpus = gpu_arguments(section.server_args, first=place.first_gpu, count=place.num_gpus)
-    return {"arguments": {**place.overrides, **gpus}, "n_ranks": place.num_gpus}
+    return {"arguments": {**own, **place.overrides, **gpus}, "n_ranks": place.num_gpus}
 
 
 def _seats(

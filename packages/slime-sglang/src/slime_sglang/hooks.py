@@ -75,11 +75,22 @@ def slime_check_config(settings: Settings) -> Iterable[Problem]:
 
 @hookimpl
 def slime_check_build(build: BuildContext) -> Iterable[Problem]:
-    """Refuse models that are not there, and a router where the run needs each token's experts."""
-    fleet = build.section(FleetSection)
+    """Refuse models that are not there, a folder for servers that updates do not fit, and a router where routes are needed."""
     if build.section(RolloutSection).rollout_engine != "sglang":
         return
     yield from _built_problems(build)
+    fleet, folder = build.section(FleetSection), build.section(SglangSection).model_path
+    if folder is not None:
+        from slime_sglang.served import served_problems
+
+        yield from served_problems(build, folder)
+        if fleet.rollout_num_gpus_per_engine > 1 or fleet.sglang_config is not None:
+            yield Problem(
+                "sglang.model_path",
+                "it beside rollout_num_gpus_per_engine or sglang_config",
+                "engines of one GPU",
+                "which part of quantised weights a rank holds is not proven",
+            )
     if fleet.has_router and ROUTED_EXPERTS in build.engine_needs:
         yield Problem(
             "fleet.router_policy" if fleet.router_policy is not None else "fleet.sglang_router_ip",

@@ -14,14 +14,13 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
 from slime_core.errors import WeightSyncError
 from slime_core.openmp import release_threads
 from slime_core.protocols import TransferPlan
 from slime_core.weights import Bucket, MemoryChannel
 from slime_models.transfer.broadcast import call_off, open_store, receive_broadcast, sender_is_there
 from slime_models.transfer.channels import BroadcastChannel, DeltaChannel, DiskChannel, Encoding
-from slime_models.transfer.manifest import Shape, check_manifest, read_manifest
+from slime_models.transfer.manifest import Spec, check_manifest, read_manifest
 
 from slime_sglang.staging import WEIGHTS, Staging, Update
 
@@ -38,14 +37,10 @@ _LAST_WORD_S = 2.0
 class Place:
     """Where updates lie, and what they must be."""
 
-    shapes: Mapping[str, Shape]
-    """Hugging Face name -> shape of every tensor of the model."""
-    dtype: str
-    """Of all of them but those in `float32`, as torch spells it."""
-    float32: frozenset[str] = frozenset()
-    """Names of tensors that are float32 whatever `dtype` is."""
+    specs: Mapping[str, Spec]
+    """Every tensor of the model, by Hugging Face name."""
     model_path: Path
-    """Hugging Face folder of the model."""
+    """Hugging Face folder of the servers."""
     staging_dir: Path
     """In shared memory."""
     disk_dir: Path
@@ -66,7 +61,7 @@ class Place:
     def staging(self) -> Staging:
         """The folder in shared memory, made when it is first needed."""
         folder = self.staging_dir / f"slime-weights-{secrets.token_hex(8)}"
-        return Staging(folder, shapes=self.shapes, dtype=getattr(torch, self.dtype), float32=self.float32)
+        return Staging(folder, specs=self.specs)
 
     @property
     def has_staging(self) -> bool:
@@ -216,7 +211,7 @@ class DiskInlet:
         place, folder = self._place, plan.channel.folder
         await _appears(folder)
         manifest = read_manifest(folder)
-        check_manifest(manifest, place.shapes, dtype=place.dtype, version=plan.version, float32=place.float32)
+        check_manifest(manifest, place.specs, version=plan.version)
         return Update(folder=folder, manifest=manifest)
 
     def give_up(self, plan: TransferPlan) -> None:

@@ -17,16 +17,19 @@ from typing import Any
 import torch
 from slime_core.errors import EngineError
 from slime_models.fingerprint import fingerprint
+from slime_models.quantization.blocks import PER_WORD
 from slime_models.transfer.manifest import Shape, listed
 from torch import Tensor
 
 from slime_sglang.staging import Staged
 
 #: SGLang's modules that stack several Hugging Face matrices: leaf name -> leaf names, top to bottom.
-_STACKED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
-#: Its parameters of all experts, [experts, rows, columns]: leaf name -> an expert's Hugging Face matrices, top to bottom.
-_EXPERTS = {"w13_weight": ("gate_proj", "up_proj"), "w2_weight": ("down_proj",)}
-
+STACKED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+#: Its parameters of all experts, [experts, rows, columns]: how the name begins -> an expert's Hugging Face matrices, top to
+#: bottom. The rest of the name is that of the matrix or of its scales.
+_EXPERTS = {"w13": ("gate_proj", "up_proj"), "w2": ("down_proj",)}
+#: A packed matrix, and the two numbers that are kept beside it.
+_PACKED, _SHAPE = "weight_packed", "weight_shape"
 
 #: Which part of a tensor; all ranks' parts together are all of it.
 Index = tuple[slice, ...]
@@ -99,7 +102,7 @@ def load(model: Any, named_tensors: Sequence[tuple[str, Tensor]]) -> None:
     with torch.no_grad():
         model.load_weights(staged.tensors())
         held = {
-            name: _proof(tensor, index, staged, name)
+            name: _proof(_as_sent(tensor, staged.entries[name].dtype), index, staged, name)
             for name, tensor, index in held_tensors(
                 model, _shapes(staged), rank=order.rank, n_ranks=order.n_ranks
             )
@@ -128,6 +131,14 @@ def _left_out(model: Any, staged: Staged, order: Order) -> str | None:
     return f"{listed(left)}: the server's model has it, and no tensor is for it" if left else None
 
 
+def _as_sent(tensor: Tensor, dtype: str) -> Tensor:
+    """Return a parameter in the dtype that was sent, where the server keeps the same numbers in float32: GLM's routers."""
+    if tensor.dtype != torch.float32:
+        return tensor
+    cast = tensor.to(getattr(torch, dtype))
+    return cast if cast.float().equal(tensor) else tensor
+
+
 def _shapes(staged: Staged) -> dict[str, Shape]:
     return {name: entry.shape for name, entry in staged.entries.items()}
 
@@ -150,11 +161,18 @@ def held_tensors(
     """
     for name, parameter in model.named_parameters():
         module, _, kind = name.rpartition(".")
-        if kind in _EXPERTS:
-            yield from _expert_tensors(module, parameter, _EXPERTS[kind], shapes, rank=rank, n_ranks=n_ranks)
+        stack, _, part_kind = kind.partition("_")
+        if stack in _EXPERTS:
+            names = _EXPERTS[stack]
+            yield from _expert_tensors(
+                module, parameter, names, part_kind, shapes, rank=rank, n_ranks=n_ranks
+            )
             continue
         parent, _, leaf = module.rpartition(".")
-        names = [f"{parent}.{part}.{kind}" for part in _STACKED.get(leaf, ())]
+        names = [f"{parent}.{part}.{kind}" for part in STACKED.get(leaf, ())]
+        if kind == _SHAPE:
+            yield from _shapes_held(names or [name], model.get_parameter(f"{module}.{_PACKED}"), shapes)
+            continue
         if not names:
             yield name, *_part(parameter, shapes.get(name), rank=rank, n_ranks=n_ranks)
             continue
@@ -201,10 +219,20 @@ def _part(held: Tensor, whole: Shape | None, *, rank: int, n_ranks: int) -> tupl
     return held.narrow(axis, 0, end - start), (*[slice(None)] * axis, slice(start, end))
 
 
+def _shapes_held(
+    names: Sequence[str], packed: Tensor, shapes: Mapping[str, Shape]
+) -> Iterator[tuple[str, Tensor, Index]]:
+    """Yield the shapes of packed matrices: of those that are stacked SGLang keeps the last one's, so all are of what it holds."""
+    for name in names:
+        rows, *_ = shapes.get(name.removesuffix(_SHAPE) + _PACKED, packed.shape)
+        yield name, torch.tensor((rows, packed.shape[1] * PER_WORD)), WHOLE
+
+
 def _expert_tensors(
     module: str,
     parameter: Tensor,
     parts: Sequence[str],
+    kind: str,
     shapes: Mapping[str, Shape],
     *,
     rank: int,
@@ -218,7 +246,7 @@ def _expert_tensors(
     cut = 1 if parts == ("down_proj",) else 0
     for expert, matrix in enumerate(parameter):
         for number, part in enumerate(parts):
-            name = f"{module}.{expert}.{part}.weight"
+            name = f"{module}.{expert}.{part}.{kind}"
             size = list(shapes.get(name, (share, matrix.shape[1])))
             if name in shapes and size[cut] % n_ranks == 0:
                 size[cut] //= n_ranks

@@ -9,6 +9,7 @@ from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
 
 if TYPE_CHECKING:  # SGLang imports this module while its own is half imported
+    from sglang.srt.layers.quantization.base_config import QuantizationConfig
     from sglang.srt.server_args import ServerArgs
 
 
@@ -30,6 +31,12 @@ class TorchPlatform(CpuDeviceMixin, SRTPlatform):
     def get_default_attention_backend(self) -> str:
         """Return the attention that is written in PyTorch."""
         return "torch_native"
+
+    def get_quantization_config(self, quantization: str) -> type[QuantizationConfig] | None:
+        """Return the configuration of a method that is computed in PyTorch; None leaves it to SGLang, which has kernels."""
+        from slime_sglang.quantized import CONFIGS
+
+        return CONFIGS.get(quantization)
 
     def get_dispatch_key_name(self) -> str:
         """Return the key of the layers' PyTorch forms, `forward_native`."""

@@ -28,8 +28,9 @@ APART = (
 
 #: Arguments of SGLang's that follow from slime's own settings, and where those are.
 DERIVED = {
-    "model_path": "model.hf_checkpoint",
-    "model": "model.hf_checkpoint",
+    "model_path": "sglang.model_path, or model.hf_checkpoint",
+    "model": "sglang.model_path, or model.hf_checkpoint",
+    "quantization": "nothing: the config.json of sglang.model_path says it",
     "host": "nothing: the server listens on this host alone",
     "port": "nothing: a free one is taken",
     "custom_weight_loader": "nothing: updates are checked by slime's own",
@@ -56,8 +57,11 @@ RouterPolicy = Literal["random", "round_robin", "power_of_two", "cache_aware", "
 class SglangSection(SectionModel):
     """An SGLang server (`--rollout-engine sglang`)."""
 
+    model_path: Path | None = None
+    """Hugging Face folder that servers start from, where it is not the trainer's: its model quantised, as `slime convert
+    quantize` writes it. Updates are quantised as its config.json says."""
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
-    """Storage and compute dtype of the server; `auto` is the trainer's (`bf16`, `fp16`)."""
+    """Compute dtype of the server, and storage dtype of what is not quantised; `auto` is the trainer's (`bf16`, `fp16`)."""
     server_args: dict[str, Any] = {}
     """SGLang's own arguments by name, for what slime has no setting of; each can also be given as a flag,
     `--sglang-mem-fraction-static 0.8`. True stands for one without a value."""

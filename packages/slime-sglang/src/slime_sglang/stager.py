@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from slime_core.errors import WeightSyncError
 from slime_core.protocols import TransferPlan
 from slime_core.weights import Agreement
 from slime_models.checkpoint import read_config
 from slime_models.family import ModelFamily
+from slime_models.quantization.config import FIELD, read_quantization
+from slime_models.quantization.scheme import specs_of
 from slime_models.transfer.channels import Encoding
 
 from slime_sglang.inlets import INLETS, Inlet, Place
@@ -23,10 +26,13 @@ class Stager:
 
     Args:
         place: where they come to lie.
+        dtype: of tensors that are not quantised, as torch spells it.
+        quantization: what the config.json of the servers' folder says about it.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, *, dtype: str, quantization: Mapping[str, Any] | None = None) -> None:
         self._place, self._agreement = place, Agreement()
+        self._dtype, self._quantization = dtype, quantization
         self._inlets: dict[str, Inlet] = {name: make(place) for name, make in INLETS.items()}
         self.kept: Update | None = None
         """The newest update, for servers that start later; None where none lies whole any more."""
@@ -43,7 +49,13 @@ class Stager:
             )
         channel = self._inlets[transport].open(version)
         return self._agreement.open(
-            TransferPlan(transport=transport, version=version, dtype=self._place.dtype, channel=channel)
+            TransferPlan(
+                transport=transport,
+                version=version,
+                dtype=self._dtype,
+                quantization=self._quantization,
+                channel=channel,
+            )
         )
 
     @contextmanager
@@ -95,25 +107,29 @@ def stager_of(
     """Return what takes updates of a model in.
 
     Args:
-        model_path: Hugging Face folder.
+        model_path: Hugging Face folder of the servers; its `quantization_config` says what they want in few bits.
         family: of the model; says which tensors an update must hold.
-        dtype: storage dtype of the servers, as torch spells it.
+        dtype: storage dtype of all else, as torch spells it.
         section: the engine's settings.
         disk_dir: where transports write that go by the disk.
         keep_files: keep what they wrote for earlier versions.
         encoding: of changes.
     """
-    architecture = family.architecture(read_config(model_path))
-    return Stager(
-        Place(
-            shapes=family.hf_shapes(architecture),
-            float32=family.float32(architecture),
-            dtype=dtype,
-            model_path=model_path,
-            staging_dir=section.staging_dir,
-            disk_dir=disk_dir,
-            keep_files=keep_files,
-            encoding=encoding,
-            timeout_s=section.control_timeout_s,
-        )
+    config = read_config(model_path)
+    architecture = family.architecture(config)
+    specs = specs_of(
+        family.hf_shapes(architecture),
+        dtype=dtype,
+        float32=family.float32(architecture),
+        quantization=read_quantization(config),
     )
+    place = Place(
+        specs=specs,
+        model_path=model_path,
+        staging_dir=section.staging_dir,
+        disk_dir=disk_dir,
+        keep_files=keep_files,
+        encoding=encoding,
+        timeout_s=section.control_timeout_s,
+    )
+    return Stager(place, dtype=dtype, quantization=config.get(FIELD))

@@ -8,7 +8,7 @@ whole, at the price of one copy of the weights, however many servers: in shared 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from slime_models.transfer.folders import CHANGES
 from slime_models.transfer.manifest import (
     Entry,
     Manifest,
-    Shape,
+    Spec,
     TensorCheck,
     aligned,
     check_manifest,
@@ -56,28 +56,19 @@ class Staging:
 
     Args:
         folder: made if it is missing.
-        shapes: Hugging Face name -> shape of every tensor of the model.
-        dtype: of all of them but those in `float32`.
-        float32: names of tensors that are float32 whatever `dtype` is.
+        specs: every tensor of the model, by Hugging Face name.
 
     Raises:
         WeightSyncError: the weights do not fit into the folder's file system.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        shapes: Mapping[str, Shape],
-        dtype: torch.dtype,
-        float32: Collection[str] = (),
-    ) -> None:
-        self.folder, self._dtype, self._float32 = folder, dtype, frozenset(float32)
-        self._shapes, self._offsets = dict(shapes), dict[str, int]()
+    def __init__(self, folder: Path, *, specs: Mapping[str, Spec]) -> None:
+        self.folder = folder
+        self._specs, self._offsets = dict(specs), dict[str, int]()
         end = 0
-        for name, shape in shapes.items():
+        for name, spec in specs.items():
             self._offsets[name] = end
-            end = aligned(end + torch.Size(shape).numel() * self._dtype_of(name).itemsize)
+            end = aligned(end + spec.n_bytes)
         self.n_bytes = end
         folder.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(folder).free
@@ -98,9 +89,7 @@ class Staging:
         """Begin an update; what was there is no update any more."""
         self.forget()
         self._version, self._entries = version, list[Entry]()
-        self._check = TensorCheck(
-            self._shapes, dtype=_name(self._dtype), version=version, float32=self._float32
-        )
+        self._check = TensorCheck(self._specs, version=version)
 
     def put(self, name: str, tensor: Tensor, said: int | None = None) -> None:
         """Copy a tensor in.
@@ -137,7 +126,7 @@ class Staging:
             WeightSyncError: a tensor is wrong, missing or damaged; names it.
         """
         manifest = read_manifest(folder)
-        self._check_whole(manifest, version)
+        check_manifest(manifest, self._specs, version=version)
         if manifest.base is not None and manifest.base != self.digest:
             raise DeltaBaseError(
                 f"update to version {version}: its changes are to the weights {manifest.base}; the engine keeps "
@@ -158,7 +147,7 @@ class Staging:
         Raises:
             WeightSyncError: it is of another version, or a tensor is unknown, missing or misshapen; names it.
         """
-        self._check_whole(manifest, version)
+        check_manifest(manifest, self._specs, version=version)
         manifest.write(self.folder)
         if {entry.name: entry.offset for entry in manifest.entries} == self._offsets:
             self._sealed = manifest  # so that changes can be applied
@@ -189,21 +178,12 @@ class Staging:
             raise WeightSyncError(f"{where}: {len(data)} bytes of encoding {entry.encoding!r}; update again")
 
     def _note(self, name: str, said: int) -> None:
-        shape = self._shapes[name]
-        dtype = self._dtype_of(name)
-        entry = Entry(name=name, shape=shape, dtype=_name(dtype), fingerprint=said)
-        n_bytes = torch.Size(shape).numel() * dtype.itemsize
-        self._entries.append(replace(entry, offset=self._offsets[name], n_bytes=n_bytes))
-
-    def _check_whole(self, manifest: Manifest, version: str) -> None:
-        dtype = _name(self._dtype)
-        check_manifest(manifest, self._shapes, dtype=dtype, version=version, float32=self._float32)
+        spec = self._specs[name]
+        entry = Entry(name=name, shape=spec.shape, dtype=spec.dtype, fingerprint=said)
+        self._entries.append(replace(entry, offset=self._offsets[name], n_bytes=spec.n_bytes))
 
     def _view(self, name: str) -> Tensor:
-        return _view(self._bytes, self._offsets[name], self._shapes[name], self._dtype_of(name))
-
-    def _dtype_of(self, name: str) -> torch.dtype:
-        return torch.float32 if name in self._float32 else self._dtype
+        return _view(self._bytes, self._offsets[name], self._specs[name])
 
 
 class Staged:
@@ -221,7 +201,7 @@ class Staged:
         if path.exists():
             memory = _mapped(path, n_bytes=path.stat().st_size)
             self._tensors = {
-                name: _view(memory, entry.offset, entry.shape, getattr(torch, entry.dtype))
+                name: _view(memory, entry.offset, Spec(shape=entry.shape, dtype=entry.dtype))
                 for name, entry in self.entries.items()
             }
         else:
@@ -241,9 +221,8 @@ def _mapped(path: Path, *, n_bytes: int) -> Tensor:
     return torch.from_file(str(path), shared=True, size=n_bytes, dtype=torch.uint8)
 
 
-def _view(memory: Tensor, offset: int, shape: Shape, dtype: torch.dtype) -> Tensor:
-    n_bytes = torch.Size(shape).numel() * dtype.itemsize
-    return memory[offset : offset + n_bytes].view(dtype).view(shape)
+def _view(memory: Tensor, offset: int, spec: Spec) -> Tensor:
+    return memory[offset : offset + spec.n_bytes].view(getattr(torch, spec.dtype)).view(spec.shape)
 
 
 def _name(dtype: torch.dtype) -> str:

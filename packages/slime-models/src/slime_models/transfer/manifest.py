@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import torch
 from slime_core.errors import WeightSyncError
 from slime_core.protocols import Fingerprint
 from slime_core.weights import Bucket
@@ -18,6 +20,20 @@ _SHOWN = 5
 _ALIGNMENT = 64
 
 Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    """What a tensor of an engine's model must be."""
+
+    shape: Shape
+    dtype: str
+    """As torch spells it: `bfloat16`."""
+
+    @property
+    def n_bytes(self) -> int:
+        """How many bytes it has."""
+        return math.prod(self.shape) * int(getattr(torch, self.dtype).itemsize)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,22 +99,12 @@ class TensorCheck:
     """Finds tensors that a model does not have, has otherwise, or that come twice or not at all.
 
     Args:
-        shapes: Hugging Face name -> shape of every tensor of the model.
-        dtype: of all of them but those in `float32`, as torch spells it.
+        specs: every tensor of the model, by Hugging Face name.
         version: of the update, for messages.
-        float32: names of tensors that are float32 whatever `dtype` is.
     """
 
-    def __init__(
-        self,
-        shapes: Mapping[str, Shape],
-        *,
-        dtype: str,
-        version: str,
-        float32: Collection[str] = (),
-    ) -> None:
-        self._shapes, self._dtype, self._update = shapes, dtype, f"update to version {version}"
-        self._float32 = float32
+    def __init__(self, specs: Mapping[str, Spec], *, version: str) -> None:
+        self._specs, self._update = specs, f"update to version {version}"
         self._seen: set[str] = set()
 
     def see(self, name: str, shape: Shape, dtype: str) -> None:
@@ -107,19 +113,18 @@ class TensorCheck:
         Raises:
             WeightSyncError: the model has no such tensor, it came before, or shape or dtype are others.
         """
-        where, wanted = f"{self._update}: {name}", self._shapes.get(name)
+        where, wanted = f"{self._update}: {name}", self._specs.get(name)
         if wanted is None:
             raise WeightSyncError(
-                f"{where}: the engine's model has no such tensor; send its {len(self._shapes)} tensors only"
+                f"{where}: the engine's model has no such tensor; send its {len(self._specs)} tensors only"
             )
         if name in self._seen:
             raise WeightSyncError(f"{where}: sent twice; send each tensor once")
-        if shape != wanted:
-            raise WeightSyncError(f"{where}: found shape {shape}; wanted {wanted}")
-        agreed = "float32" if name in self._float32 else self._dtype
-        if dtype != agreed:
+        if shape != wanted.shape:
+            raise WeightSyncError(f"{where}: found shape {shape}; wanted {wanted.shape}")
+        if dtype != wanted.dtype:
             raise WeightSyncError(
-                f"{where}: found dtype {dtype}; wanted {agreed}; cast it to the dtype agreed on"
+                f"{where}: found dtype {dtype}; wanted {wanted.dtype}; cast or quantise it as the plan says"
             )
         self._seen.add(name)
 
@@ -129,21 +134,14 @@ class TensorCheck:
         Raises:
             WeightSyncError: names up to five tensors that were not seen.
         """
-        missing = sorted(self._shapes.keys() - self._seen)
+        missing = sorted(self._specs.keys() - self._seen)
         if missing:
             raise WeightSyncError(
-                f"{self._update}: {len(missing)} of {len(self._shapes)} tensors were not sent: {listed(missing)}"
+                f"{self._update}: {len(missing)} of {len(self._specs)} tensors were not sent: {listed(missing)}"
             )
 
 
-def check_manifest(
-    manifest: Manifest,
-    shapes: Mapping[str, Shape],
-    *,
-    dtype: str,
-    version: str,
-    float32: Collection[str] = (),
-) -> None:
+def check_manifest(manifest: Manifest, specs: Mapping[str, Spec], *, version: str) -> None:
     """Check that an update is the one agreed on, and holds each tensor of the model once and as it should be.
 
     Raises:
@@ -153,7 +151,7 @@ def check_manifest(
         raise WeightSyncError(
             f"update to version {version}: what arrived is version {manifest.version}; wanted the version agreed on"
         )
-    check = TensorCheck(shapes, dtype=dtype, version=version, float32=float32)
+    check = TensorCheck(specs, version=version)
     for entry in manifest.entries:
         check.see(entry.name, entry.shape, entry.dtype)
     check.end()

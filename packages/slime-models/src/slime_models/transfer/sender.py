@@ -11,6 +11,9 @@ from slime_core.errors import WeightSyncError
 from slime_core.protocols import Fingerprint, TransferPlan
 from slime_core.weights import Bucket
 
+from slime_models.fingerprint import fingerprint
+from slime_models.quantization.config import FIELD, read_quantization
+from slime_models.quantization.scheme import Quantization
 from slime_models.transfer.broadcast import BroadcastSender
 from slime_models.transfer.folders import DeltaWriter, DiskWriter, LastSent
 from slime_models.transfer.manifest import bytes_of
@@ -59,14 +62,20 @@ class WeightSender:
     async def send(
         self, plan: TransferPlan, buckets: AsyncIterator[tuple[Bucket, Fingerprint]]
     ) -> Fingerprint:
-        """Send all buckets, in the plan's dtype and with their fingerprints; returns all fingerprints.
+        """Send all buckets, in the plan's dtype and with their fingerprints; returns the fingerprints of what was sent.
+
+        Where the plan's engine serves quantised weights, each bucket is quantised before it is sent.
 
         Raises:
-            WeightSyncError: no such transport, or the receiving side refused or went.
+            WeightSyncError: no such transport, the receiving side refused or went, or a tensor cannot be quantised.
+            DataError: the plan's quantisation is not supported; names the field.
             CheckpointError: the folder of `disk` or `disk-delta` cannot be written.
         """
         sent: Fingerprint = {}
         self.last_bytes = 0
+        quantization = read_quantization({FIELD: plan.quantization})
+        if quantization is not None:
+            buckets = self._quantized(buckets, quantization)
         if plan.transport == "memory":
             async for bucket, fingerprints in buckets:
                 await plan.channel.put(bucket, fingerprints)
@@ -87,6 +96,12 @@ class WeightSender:
         await self._on_thread(outlet.__exit__, None, None, None)
         return sent
 
+    async def _quantized(
+        self, buckets: AsyncIterator[tuple[Bucket, Fingerprint]], quantization: Quantization
+    ) -> AsyncIterator[tuple[Bucket, Fingerprint]]:
+        async for bucket, fingerprints in buckets:
+            yield await self._on_thread(quantize_bucket, bucket, fingerprints, quantization)
+
     def _outlet(self, plan: TransferPlan) -> Outlet:
         outlets: Mapping[str, Callable[[TransferPlan], Outlet]] = {
             "disk": DiskWriter,
@@ -99,3 +114,24 @@ class WeightSender:
                 f"{', '.join(TRANSPORTS)}"
             )
         return outlets[plan.transport](plan)
+
+
+def quantize_bucket(
+    bucket: Bucket, fingerprints: Fingerprint, quantization: Quantization
+) -> tuple[Bucket, Fingerprint]:
+    """Return what is sent in the place of a bucket, and its fingerprints.
+
+    Raises:
+        WeightSyncError: a tensor cannot be quantised; names it.
+    """
+    tensors: list[tuple[str, Any]] = []
+    found: Fingerprint = {}
+    for name, tensor in bucket:
+        if not quantization.covers(name, tuple(tensor.shape)):
+            tensors.append((name, tensor))
+            found[name] = fingerprints[name]
+            continue
+        for part, values in quantization.tensors(name, tensor):
+            tensors.append((part, values))
+            found[part] = fingerprint(values)
+    return tensors, found

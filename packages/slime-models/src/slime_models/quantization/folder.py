@@ -1,0 +1,105 @@
+"""Quantising a Hugging Face folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
+
+from slime_core.errors import CheckpointError, WeightSyncError
+from torch import Tensor
+
+from slime_models.checkpoint import HfCheckpoint, copy_other_files, new_folder, read_config, write_weights
+from slime_models.family import EMBEDDING_WEIGHT, ModelFamily
+from slime_models.quantization.config import FIELD, FORMATS, Kept, read_quantization
+from slime_models.quantization.scheme import LINEAR_LAYERS, Quantization
+
+_WEIGHT = ".weight"
+
+
+def quantize_folder(
+    source: Path,
+    target: Path,
+    family: ModelFamily,
+    *,
+    method: str,
+    ignore: Sequence[str] = (),
+    group_size: int,
+    max_file_bytes: int,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> int:
+    """Write a Hugging Face folder with the linear layers of another in few bits; returns how many tensors those are.
+
+    The new config.json says what was done, as inference engines read it. Holds one file's worth of tensors.
+
+    Args:
+        source: of the model.
+        target: new folder.
+        family: of the model.
+        method: a name of `FORMATS`.
+        ignore: parts of module names, at dots (`self_attn`, `model.layers.0`): linear layers in there stay as they are.
+        group_size: numbers that share a scale, where integers are asked for.
+        max_file_bytes: most bytes of a safetensors file.
+        progress: is told (tensors done, all tensors) after each.
+
+    Raises:
+        CheckpointError: a weight does not fit config.json, is not finite or does not fit the groups; an entry of `ignore`
+            is in no linear layer's name; the folder is quantised already; or `target` exists.
+    """
+    config = read_config(source)
+    if config.get(FIELD):
+        raise CheckpointError(
+            f"{source}: its config.json has {FIELD}; wanted weights that are not quantised yet"
+        )
+    hf, architecture = HfCheckpoint(source), family.architecture(config)
+    family.check_weights(hf, architecture)
+    ignore = [part.strip(".") for part in ignore]
+    kept = _kept(hf, family.hf_shapes(architecture).keys(), ignore)
+    config[FIELD] = FORMATS[method](Kept(modules=kept, parts=ignore), group_size)
+    quantization = read_quantization(config)
+    assert quantization is not None
+    covered = [name for name in hf if quantization.covers(name, tuple(hf[name].shape))]
+
+    def tensors() -> Iterator[tuple[str, Tensor]]:
+        for done, name in enumerate(hf, start=1):
+            yield from _written(name, hf[name], quantization)
+            progress(done, len(hf))
+
+    try:
+        with new_folder(target) as partial:
+            copy_other_files(source, partial)
+            (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+            write_weights(partial, tensors(), max_file_bytes=max_file_bytes)
+    except WeightSyncError as error:
+        raise CheckpointError(f"{source}: {error}") from error
+    return len(covered)
+
+
+def _written(name: str, tensor: Tensor, quantization: Quantization) -> Iterator[tuple[str, Tensor]]:
+    if quantization.covers(name, tuple(tensor.shape)):
+        yield from quantization.tensors(name, tensor)
+    else:
+        yield name, tensor
+
+
+def _kept(hf: HfCheckpoint, own: Collection[str], ignore: Sequence[str]) -> list[str]:
+    """Return the modules whose matrices stay as they are, but for embeddings, which nobody takes for linear layers.
+
+    Layers that predict further tokens, which are none of the family's `own`, stay whole.
+    """
+    matrices = [name for name in hf if name.endswith(_WEIGHT) and hf[name].dim() == 2]
+    modules = {name.removesuffix(_WEIGHT): name in own for name in matrices if name != EMBEDDING_WEIGHT}
+    linear = {module for module, is_own in modules.items() if is_own and _leaf(module) in LINEAR_LAYERS}
+    for part in ignore:
+        found = {module for module in linear if f".{part}." in f".{module}."}
+        if not found:
+            raise CheckpointError(
+                f"--ignore {part}: no linear layer left has it in its name; wanted parts of names, at dots, such as "
+                "self_attn or model.layers.0"
+            )
+        linear -= found
+    return [module for module in modules if module not in linear]
+
+
+def _leaf(module: str) -> str:
+    return module.rpartition(".")[2]

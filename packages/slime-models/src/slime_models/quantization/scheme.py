@@ -1,0 +1,134 @@
+"""`Quantization`: what a `quantization_config` says, applied to tensors by their Hugging Face names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from slime_core.errors import WeightSyncError
+from torch import Tensor
+
+from slime_models.quantization.blocks import (
+    PER_WORD,
+    dequantize_fp8,
+    dequantize_int4,
+    n_blocks,
+    quantize_fp8,
+    quantize_int4,
+)
+from slime_models.transfer.manifest import Shape, Spec
+
+#: Last parts of the names of modules whose matrix may be quantised: those of attention, MLP and experts. Embeddings, the
+#: output layer, routers and norms never are.
+LINEAR_LAYERS = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"})
+_WEIGHT = ".weight"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantization:
+    """Which matrices are kept in few bits, and how; see `blocks` for what a block is."""
+
+    bits: Literal[4, 8]
+    """8: float8 e4m3. 4: integers from -8 to 7, packed."""
+    rows: int | None
+    """Of a block; None: all of the matrix's."""
+    columns: int | None
+    """Of a block; None: all of the matrix's."""
+    scale: str
+    """Last part of the name of a matrix's scales."""
+    power_of_two: bool = False
+    """Whether scales are powers of 2."""
+    ignores: Callable[[str], bool] = lambda module: False
+    """Whether the matrix of a module stays as it is, though it is one of `LINEAR_LAYERS`."""
+
+    def covers(self, name: str, shape: Shape) -> bool:
+        """Return whether a tensor of the trainer's model is kept in few bits."""
+        module = name.removesuffix(_WEIGHT)
+        is_linear = name.endswith(_WEIGHT) and module.rpartition(".")[2] in LINEAR_LAYERS
+        return is_linear and len(shape) == 2 and not self.ignores(module)
+
+    def specs(self, name: str, shape: Shape, dtype: str) -> Iterator[tuple[str, Spec]]:
+        """Yield what the engine is to hold in the place of one tensor that it `covers`.
+
+        Args:
+            name: of the trainer's tensor.
+            shape: of it.
+            dtype: in which tensors are sent that stay as they are, as torch spells it.
+        """
+        module = name.removesuffix(_WEIGHT)
+        down, across = n_blocks(shape, self.rows, self.columns)
+        if self.bits == 8:
+            whole = self.rows is None and self.columns is None
+            yield name, Spec(shape=shape, dtype="float8_e4m3fn")
+            yield (
+                f"{module}.{self.scale}",
+                Spec(shape=(1,) if whole else (down, across), dtype="float32"),
+            )
+            return
+        yield f"{module}.weight_packed", Spec(shape=(shape[0], -(-shape[1] // PER_WORD)), dtype="int32")
+        yield f"{module}.{self.scale}", Spec(shape=(down, across), dtype=dtype)
+        yield f"{module}.weight_shape", Spec(shape=(2,), dtype="int64")
+
+    def tensors(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """Yield what one of the trainer's tensors that this `covers` is sent as.
+
+        Raises:
+            WeightSyncError: it holds inf or nan, or does not fit the groups; names it.
+        """
+        module = name.removesuffix(_WEIGHT)
+        try:
+            if self.bits == 8:
+                codes, scales = quantize_fp8(
+                    tensor, rows=self.rows, columns=self.columns, power_of_two=self.power_of_two
+                )
+                yield name, codes
+                yield (
+                    f"{module}.{self.scale}",
+                    scales.reshape(1) if self.rows is self.columns is None else scales,
+                )
+                return
+            packed, scales = quantize_int4(tensor, group_size=self._group_size(tensor), dtype=tensor.dtype)
+        except ValueError as error:
+            raise WeightSyncError(f"{name}: cannot be quantised: {error}") from error
+        yield f"{module}.weight_packed", packed
+        yield f"{module}.{self.scale}", scales
+        yield f"{module}.weight_shape", torch.tensor(tensor.shape)
+
+    def dequantized(self, name: str, held: Mapping[str, Tensor]) -> Tensor:
+        """Return the float32 matrix that stands in the place of one of the trainer's tensors that this `covers`."""
+        module = name.removesuffix(_WEIGHT)
+        scales = held[f"{module}.{self.scale}"]
+        if self.bits == 8:
+            tiles = scales if scales.dim() == 2 else scales.reshape(1, 1)
+            return dequantize_fp8(held[name], tiles, rows=self.rows, columns=self.columns)
+        columns = int(held[f"{module}.weight_shape"][1])
+        return dequantize_int4(held[f"{module}.weight_packed"], scales, columns=columns)
+
+    def _group_size(self, tensor: Tensor) -> int:
+        return self.columns or tensor.shape[1]
+
+
+def specs_of(
+    shapes: Mapping[str, Shape],
+    *,
+    dtype: str,
+    float32: frozenset[str] = frozenset(),
+    quantization: Quantization | None = None,
+) -> dict[str, Spec]:
+    """Return what an engine holds of a model, by Hugging Face name.
+
+    Args:
+        shapes: of the trainer's tensors.
+        dtype: of those that stay as they are, as torch spells it.
+        float32: names of tensors that are float32 whatever `dtype` is.
+        quantization: of the engine's model.
+    """
+    specs: dict[str, Spec] = {}
+    for name, shape in shapes.items():
+        if quantization is not None and quantization.covers(name, shape):
+            specs |= quantization.specs(name, shape, dtype)
+        else:
+            specs[name] = Spec(shape=shape, dtype="float32" if name in float32 else dtype)
+    return specs
