@@ -78,6 +78,30 @@ def test_patches_apply_only_where_the_platform_is_active() -> None:
     assert (unnamed, with_cuda, active) == ([False] * 3, [False] * 3, [True] * 3)
 
 
+ORPHAN = """
+import multiprocessing, os, sys, time
+from slime_sglang import compat
+
+def child(parent, report):
+    while os.getppid() == parent:
+        time.sleep(0.01)
+    compat.install()
+    os.write(report, b"survived")
+
+context = multiprocessing.get_context("fork")
+context.Process(target=child, args=(os.getpid(), int(sys.argv[1]))).start()
+os._exit(0)
+"""
+
+
+def test_a_process_of_sglang_that_begins_without_its_parent_ends() -> None:
+    reading, writing = os.pipe()
+    subprocess.run([sys.executable, "-c", ORPHAN, str(writing)], pass_fds=[writing], check=True, timeout=60)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as report:
+        assert report.read() == b""  # to the end of the last process that could write
+
+
 def test_patches_refuse_a_version_that_they_were_not_written_for() -> None:
     compat.check_version("0.5.23")
     compat.check_version("0.5.30.post1")

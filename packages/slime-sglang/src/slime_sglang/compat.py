@@ -1,7 +1,8 @@
 """Running SGLang on a machine without CUDA. Every change to foreign code that this package makes is here.
 
 SGLang 0.5.23 names CUDA in three places where it means "the device". SGLang itself calls `install` at the start of each
-of its processes (entry-point group `sglang.srt.plugins`); no other process is changed, and none that sees a GPU.
+of its processes (entry-point group `sglang.srt.plugins`); no other process is changed, and none that sees a GPU, but that
+one which begins without its parent ends.
 A patch writes one line to the server's log when it is first taken. A test reads it there, and so fails once SGLang
 no longer needs the patch.
 """
@@ -11,6 +12,8 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import logging
+import multiprocessing
+import os
 import pkgutil
 import re
 from collections.abc import Callable
@@ -69,16 +72,24 @@ PATCHES = (
 
 
 def install() -> None:
-    """Apply the patches to this process if it is SGLang's on the platform `cpu_torch`; otherwise do nothing.
+    """Apply the patches to this process if it is SGLang's on the platform `cpu_torch`; end it if nobody will.
 
     Raises:
         EngineError: the patches are not written for the installed SGLang.
     """
+    _end_without_parent()
     if not is_active():
         return
     check_version(importlib.metadata.version("sglang"))
     for patch in PATCHES:
         _apply(patch)
+
+
+def _end_without_parent() -> None:
+    """End this process if its parent ended before SGLang asked the kernel to end the two together; it would stay for ever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None and os.getppid() != parent.pid:
+        os._exit(1)
 
 
 def check_version(version: str) -> None:
