@@ -17,8 +17,17 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 _ONE_SERVER = ("test_sglang_engine.py", "test_sglang_server.py", "test_sglang_update.py")
 
 
+#: A file whose few tests take minutes: last it would keep one process busy alone.
+_LONGEST = "tests/test_resume.py"
+
+
 class _ByFile(LoadScopeScheduling):
-    """Keeps the tests of a file in one process, and those of a server."""
+    """Keeps the tests of a file in one process, and those of a server; files of many tests come first, after the longest."""
+
+    def _assign_work_unit(self, node: Any) -> None:
+        if _LONGEST in self.workqueue:
+            self.workqueue.move_to_end(_LONGEST, last=False)
+        super()._assign_work_unit(node)
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]

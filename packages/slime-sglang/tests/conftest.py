@@ -23,7 +23,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from .fake_fleet import run_fleet
 
 VOCAB, EOS = 128, 127
-SERVER_ARGS = {"max_total_tokens": 1024, "max_running_requests": 4, "stream_interval": 4}
+SERVER_ARGS = {"max_total_tokens": 4096, "max_running_requests": 4, "stream_interval": 4}
 
 
 class Serving:
@@ -52,7 +52,7 @@ def _tiny_llama(seed: int) -> LlamaForCausalLM:
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        max_position_embeddings=256,
+        max_position_embeddings=1024,
         initializer_range=0.2,
         tie_word_embeddings=False,
         bos_token_id=None,

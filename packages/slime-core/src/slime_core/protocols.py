@@ -30,11 +30,9 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text`."""
-        ...
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of `tokens`."""
-        ...
 
     def apply_chat_template(
         self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Any] | None = None, **kwargs: Any
@@ -43,7 +41,6 @@ class Tokenizer(Protocol):
 
         `kwargs` are the template's variables; `add_generation_prompt=False` ends the text with the last message.
         """
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,37 +117,29 @@ class RolloutEngine(Protocol):
 
     async def start(self) -> None:
         """Load the model and get ready to generate."""
-        ...
 
     async def generate(
         self, tokens: Sequence[int], params: SamplingParams, *, session_id: str | None = None
     ) -> Completion:
         """Generate one response to the prompt ids `tokens`. Many calls may be under way at once."""
-        ...
 
     async def abort(self) -> None:
         """End every request under way; each answers with its partial output and `abort`."""
-        ...
 
     async def pause(self) -> None:
         """Stop generating and keep the requests under way."""
-        ...
 
     async def resume(self) -> None:
         """Go on after `pause`."""
-        ...
 
     async def offload(self) -> None:
         """Give up device memory; only `onload` and `close` may follow."""
-        ...
 
     async def onload(self) -> None:
         """Take device memory back."""
-        ...
 
     async def open_update(self, transport: str, version: str) -> TransferPlan:
         """Agree on a weight update by `transport`."""
-        ...
 
     async def receive(self, plan: TransferPlan) -> Fingerprint:
         """Take the tensors in, in place, and return the fingerprint of the weights now held.
@@ -158,11 +147,9 @@ class RolloutEngine(Protocol):
         Raises:
             WeightSyncError: an unknown, missing or misshapen tensor; names it. The plan's version is not current then.
         """
-        ...
 
     async def close(self) -> None:
         """Stop, and free everything. May be called twice."""
-        ...
 
 
 @runtime_checkable
@@ -256,7 +243,6 @@ class GenerateFn(Protocol):
         self, ctx: GenerateContext, sample: Sample, params: SamplingParams
     ) -> Awaitable[Sample | list[Sample]]:
         """Generate. `sample.tokens` holds the prompt ids, and earlier response ids when it is resumed."""
-        ...
 
 
 #: Scores one sample; sync or async. Keyword-only parameters are options, filled from `rm_args`. Or a class that takes the
@@ -367,7 +353,6 @@ class AdvantageEstimator(Protocol):
         An estimator that remembers something from batch to batch takes the keyword `state`, an empty mapping at
         first, and returns the next state, of JSON values, after the metrics. The trainer saves it with its own.
         """
-        ...
 
 
 class LossFn(Protocol):
@@ -380,7 +365,6 @@ class LossFn(Protocol):
 
     def __call__(self, view: TokenView, advantages: Any, **options: Any) -> tuple[Any, Mapping[str, Any]]:
         """Return (scalar loss with gradient, metrics: name -> detached scalar), both reduced by `view.reduce`."""
-        ...
 
 
 class Tracker(Protocol):
@@ -388,16 +372,12 @@ class Tracker(Protocol):
 
     def run_start(self, run: Run) -> None:
         """The run is assembled and about to begin at `run.start_step`."""
-        ...
 
     def phase(self, step: int, phase: str, done: int, total: int) -> None:
         """`done` of `total` units of a phase (`rollout`, `reward`, `train`, `sync`, `eval`, `save`) are done."""
-        ...
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Metrics of a step are known."""
-        ...
 
     def run_end(self, summary: Mapping[str, Any]) -> None:
         """The run is over."""
-        ...
