@@ -53,7 +53,7 @@ def _tiny_llama(seed: int) -> LlamaForCausalLM:
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=1024,
-        initializer_range=0.2,
+        initializer_range=0.1,
         tie_word_embeddings=False,
         bos_token_id=None,
         eos_token_id=EOS,

@@ -16,7 +16,8 @@ from slime_models.families.qwen3_moe import QWEN3_MOE
 from slime_models.transfer.manifest import Spec
 from slime_sglang.compat import PATCHES
 from slime_sglang.engine import SglangEngine
-from slime_sglang.loader import Order, check, held_tensors, read_verdict
+from slime_sglang.held import held_tensors
+from slime_sglang.loader import Order, check, read_verdict
 from slime_sglang.section import SglangSection
 from slime_sglang.stager import stager_of
 from slime_sglang.staging import Staging

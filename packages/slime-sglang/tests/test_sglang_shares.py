@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from slime_sglang.loader import WHOLE, held_tensors
+from slime_sglang.held import WHOLE, held_tensors
 
 
 def module_of(**parameters):

@@ -1,3 +1,6 @@
+import contextlib
+import mmap
+
 import torch
 from slime_torch.pages import collapse
 from slime_torch.weights import Fused, can_pack
@@ -10,11 +13,17 @@ def huge_bytes():
 
 
 def test_what_is_collapsed_is_unchanged_and_in_as_many_huge_pages_as_said():
-    values = torch.arange(4 << 20)  # 32 MiB
-    before = huge_bytes()
-    pages = collapse(values.data_ptr(), values.nbytes)
-    assert huge_bytes() - before == pages * (2 << 20)
-    assert torch.equal(values, torch.arange(4 << 20))
+    with mmap.mmap(-1, 32 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        with contextlib.suppress(OSError):  # a kernel that has no huge pages
+            memory.madvise(mmap.MADV_NOHUGEPAGE)  # one that gives them out unasked
+        values = torch.frombuffer(memory, dtype=torch.int64).copy_(torch.arange(4 << 20))
+        with contextlib.suppress(OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        before = huge_bytes()
+        pages = collapse(values.data_ptr(), values.nbytes)
+        assert huge_bytes() - before == pages * (2 << 20)
+        assert torch.equal(values, torch.arange(4 << 20))
+        del values  # the mapping cannot be closed before
 
 
 def test_memory_that_is_not_there_is_left_alone():

@@ -145,7 +145,7 @@ class Run:
         """Generate and score the groups of a step."""
         self._start_clock(step)
         timeout = self.settings.section(RolloutSection).rollout_timeout_s
-        await self._turn_to_engine()
+        await self._ready_engine()
         with self.timed("rollout"):
             groups = await within(timeout, f"step {step}: rollout", self.rollout_fn(self, step))
         self._metrics |= rollout_metrics(groups, reward_key=self._reward_key(), drops=self._drops)
@@ -195,7 +195,7 @@ class Run:
         if not self.engine.transports:
             return
         self.report("sync", 0, 1)
-        await self.devices.for_engine()
+        await self._turn_to_engine()
         with self.timed("update_weights"):
             section = self.settings.section(TrainSection)
             await sync_weights(
@@ -242,7 +242,7 @@ class Run:
         """Evaluate on the held-out prompts; returns `eval/*` metrics and remembers the accuracy."""
         if self.eval_source is None:
             return {}
-        await self._turn_to_engine()
+        await self._ready_engine()
         begin = time.perf_counter()
         section = self.settings.section(EvalSection)
         metrics, accuracy = await evaluate_groups(self, self.eval_source, section, step=step)
@@ -369,18 +369,20 @@ class Run:
         return SharedDevices(self.trainer, self.engine, self.settings.section(ClusterSection))
 
     async def _turn_to_trainer(self) -> None:
-        if not self.devices.are_shared:
-            return
-        with self.timed("offload"):
-            await self.devices.for_trainer()
+        if self.devices.are_shared:
+            with self.timed("offload"):
+                await self.devices.for_trainer()
 
-    async def _turn_to_engine(self) -> None:
-        """Let the engine work, with the weights that it had last."""
+    async def _turn_to_engine(self) -> bool:
+        """Let the engine work; returns whether it has its weights."""
         if not self.devices.are_shared:
-            return
+            return True
         with self.timed("offload"):
-            has_weights = await self.devices.for_engine()
-        if not has_weights:
+            return await self.devices.for_engine()
+
+    async def _ready_engine(self) -> None:
+        """Let the engine generate, with the weights that it had last."""
+        if not await self._turn_to_engine():
             await self.sync_weights(self._version)
 
     def _start_clock(self, step: int) -> None:

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from slime_core.config.sections import TrainSection
-from slime_core.errors import DeadlineError, DeltaBaseError, Problem, WeightSyncError
+from slime_core.deadline import within
+from slime_core.errors import DeltaBaseError, Problem, WeightSyncError
 from slime_core.protocols import Fingerprint, RolloutEngine, Trainer, TransferPlan
 
 logger = logging.getLogger(__name__)
@@ -135,17 +136,15 @@ async def sync_weights(
         DeadlineError: it took longer than `timeout_s`.
     """
     transport = choose_transport(trainer, engine, transport)
-    try:
-        async with asyncio.timeout(timeout_s):
-            try:
-                sent, held = await _once(trainer, engine, transport, version)
-            except DeltaBaseError as error:
-                logger.warning("%s; sending all weights", error)
-                sent, held = await _once(trainer, engine, transport, version)
-    except TimeoutError as error:
-        raise DeadlineError(
-            f"weight sync to version {version} by {transport}: not done after {timeout_s:g} s"
-        ) from error
+
+    async def update() -> tuple[Fingerprint, Fingerprint]:
+        try:
+            return await _once(trainer, engine, transport, version)
+        except DeltaBaseError as error:
+            logger.warning("%s; sending all weights", error)
+            return await _once(trainer, engine, transport, version)
+
+    sent, held = await within(timeout_s, f"weight sync to version {version} by {transport}", update())
     check_fingerprints(sent, held, version=version)
     return transport
 

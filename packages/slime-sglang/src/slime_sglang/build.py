@@ -23,7 +23,7 @@ from slime_sglang.layout import Layout, Place, ServedModel, layout_of
 from slime_sglang.router import Router
 from slime_sglang.seat import Seat
 from slime_sglang.section import ROUTED_EXPERTS, FleetSection, SglangSection
-from slime_sglang.served import family_of
+from slime_sglang.served_folder import family_of
 from slime_sglang.server import gpu_arguments, visible_device
 from slime_sglang.stager import stager_of
 

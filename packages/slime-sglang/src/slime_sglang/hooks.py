@@ -81,16 +81,9 @@ def slime_check_build(build: BuildContext) -> Iterable[Problem]:
     yield from _built_problems(build)
     fleet, folder = build.section(FleetSection), build.section(SglangSection).model_path
     if folder is not None:
-        from slime_sglang.served import served_problems
+        from slime_sglang.served_folder import served_problems
 
         yield from served_problems(build, folder)
-        if fleet.rollout_num_gpus_per_engine > 1 or fleet.sglang_config is not None:
-            yield Problem(
-                "sglang.model_path",
-                "it beside rollout_num_gpus_per_engine or sglang_config",
-                "engines of one GPU",
-                "which part of quantised weights a rank holds is not proven",
-            )
     if fleet.has_router and ROUTED_EXPERTS in build.engine_needs:
         yield Problem(
             "fleet.router_policy" if fleet.router_policy is not None else "fleet.sglang_router_ip",
@@ -124,6 +117,13 @@ def _built_problems(build: BuildContext) -> Iterator[Problem]:
             continue
         if any(place.num_gpus > 1 for place in layout.places(model)):
             yield from rank_problems(layout, model, read_config(path), on_cpu=visible_device() == "cpu")
+            if layout.is_policy(model) and build.section(SglangSection).model_path is not None:
+                yield Problem(
+                    "sglang.model_path",
+                    f"it with several GPUs an engine of {model.name!r}",
+                    "engines of one GPU",
+                    "which part of quantised weights a rank holds is not proven",
+                )
 
 
 def _asked_problems(settings: Settings) -> Iterator[Problem]:

@@ -16,7 +16,8 @@ from slime_core.batch import TrainBatch
 from slime_core.build import BuildContext, Rank
 from slime_core.config.derive import num_ranks
 from slime_core.config.sections import ClusterSection, TrainSection
-from slime_core.errors import DeadlineError, TrainerError
+from slime_core.deadline import within
+from slime_core.errors import TrainerError
 from slime_core.plugins.registry import ALLOW_LIST
 from slime_core.protocols import Fingerprint, Metrics, Trainer, TransferPlan
 from slime_core.rundir import RunDir
@@ -62,18 +63,16 @@ class RayTrainer:
         cluster, limit = self._build.section(ClusterSection), self._build.section(RaySection).start_timeout_s
         count = num_ranks(self._build.settings)
         self._connected = connect(count)
-        try:
-            async with asyncio.timeout(limit):
-                self._places = Places.reserve(cluster)
-                await self._places.group.ready()
-                await self._start_ranks(self._places, count)
-        except TimeoutError as error:
-            missed = DeadlineError(
-                f"launcher ray: {count} ranks are not up after {limit:g} s (--ray-start-timeout-s)"
-            )
-            for note in getattr(error.__cause__, "__notes__", ()):
-                missed.add_note(note)
-            raise missed from error
+        await within(
+            limit,
+            f"launcher ray: starting {count} ranks (--ray-start-timeout-s)",
+            self._start_all(cluster, count),
+        )
+
+    async def _start_all(self, cluster: ClusterSection, count: int) -> None:
+        self._places = Places.reserve(cluster)
+        await self._places.group.ready()
+        await self._start_ranks(self._places, count)
 
     async def train(self, batch: TrainBatch) -> Metrics:
         """Run the batch's optimizer steps; every rank is given the whole batch."""

@@ -12,9 +12,7 @@ from torch import Tensor
 from slime_models.checkpoint import HfCheckpoint, copy_other_files, new_folder, read_config, write_weights
 from slime_models.family import EMBEDDING_WEIGHT, ModelFamily
 from slime_models.quantization.config import FIELD, FORMATS, Kept, read_quantization
-from slime_models.quantization.scheme import LINEAR_LAYERS, Quantization
-
-_WEIGHT = ".weight"
+from slime_models.quantization.scheme import LINEAR_LAYERS, WEIGHT, Quantization
 
 
 def quantize_folder(
@@ -87,8 +85,8 @@ def _kept(hf: HfCheckpoint, own: Collection[str], ignore: Sequence[str]) -> list
 
     Layers that predict further tokens, which are none of the family's `own`, stay whole.
     """
-    matrices = [name for name in hf if name.endswith(_WEIGHT) and hf[name].dim() == 2]
-    modules = {name.removesuffix(_WEIGHT): name in own for name in matrices if name != EMBEDDING_WEIGHT}
+    matrices = [name for name in hf if name.endswith(WEIGHT) and hf[name].dim() == 2]
+    modules = {name.removesuffix(WEIGHT): name in own for name in matrices if name != EMBEDDING_WEIGHT}
     linear = {module for module, is_own in modules.items() if is_own and _leaf(module) in LINEAR_LAYERS}
     for part in ignore:
         found = {module for module in linear if f".{part}." in f".{module}."}

@@ -23,7 +23,8 @@ from slime_models.transfer.manifest import Shape, Spec
 #: Last parts of the names of modules whose matrix may be quantised: those of attention, MLP and experts. Embeddings, the
 #: output layer, routers and norms never are.
 LINEAR_LAYERS = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"})
-_WEIGHT = ".weight"
+#: How the names of matrices end.
+WEIGHT = ".weight"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +46,8 @@ class Quantization:
 
     def covers(self, name: str, shape: Shape) -> bool:
         """Return whether a tensor of the trainer's model is kept in few bits."""
-        module = name.removesuffix(_WEIGHT)
-        is_linear = name.endswith(_WEIGHT) and module.rpartition(".")[2] in LINEAR_LAYERS
+        module = name.removesuffix(WEIGHT)
+        is_linear = name.endswith(WEIGHT) and module.rpartition(".")[2] in LINEAR_LAYERS
         return is_linear and len(shape) == 2 and not self.ignores(module)
 
     def specs(self, name: str, shape: Shape, dtype: str) -> Iterator[tuple[str, Spec]]:
@@ -57,15 +58,12 @@ class Quantization:
             shape: of it.
             dtype: in which tensors are sent that stay as they are, as torch spells it.
         """
-        module = name.removesuffix(_WEIGHT)
+        module = name.removesuffix(WEIGHT)
         down, across = n_blocks(shape, self.rows, self.columns)
         if self.bits == 8:
-            whole = self.rows is None and self.columns is None
+            of_scales = (1,) if self._is_whole else (down, across)
             yield name, Spec(shape=shape, dtype="float8_e4m3fn")
-            yield (
-                f"{module}.{self.scale}",
-                Spec(shape=(1,) if whole else (down, across), dtype="float32"),
-            )
+            yield f"{module}.{self.scale}", Spec(shape=of_scales, dtype="float32")
             return
         yield f"{module}.weight_packed", Spec(shape=(shape[0], -(-shape[1] // PER_WORD)), dtype="int32")
         yield f"{module}.{self.scale}", Spec(shape=(down, across), dtype=dtype)
@@ -77,19 +75,17 @@ class Quantization:
         Raises:
             WeightSyncError: it holds inf or nan, or does not fit the groups; names it.
         """
-        module = name.removesuffix(_WEIGHT)
+        module = name.removesuffix(WEIGHT)
         try:
             if self.bits == 8:
                 codes, scales = quantize_fp8(
                     tensor, rows=self.rows, columns=self.columns, power_of_two=self.power_of_two
                 )
                 yield name, codes
-                yield (
-                    f"{module}.{self.scale}",
-                    scales.reshape(1) if self.rows is self.columns is None else scales,
-                )
+                yield f"{module}.{self.scale}", scales.reshape(1) if self._is_whole else scales
                 return
-            packed, scales = quantize_int4(tensor, group_size=self._group_size(tensor), dtype=tensor.dtype)
+            group_size = self.columns or tensor.shape[1]
+            packed, scales = quantize_int4(tensor, group_size=group_size, dtype=tensor.dtype)
         except ValueError as error:
             raise WeightSyncError(f"{name}: cannot be quantised: {error}") from error
         yield f"{module}.weight_packed", packed
@@ -98,7 +94,7 @@ class Quantization:
 
     def dequantized(self, name: str, held: Mapping[str, Tensor]) -> Tensor:
         """Return the float32 matrix that stands in the place of one of the trainer's tensors that this `covers`."""
-        module = name.removesuffix(_WEIGHT)
+        module = name.removesuffix(WEIGHT)
         scales = held[f"{module}.{self.scale}"]
         if self.bits == 8:
             tiles = scales if scales.dim() == 2 else scales.reshape(1, 1)
@@ -106,8 +102,10 @@ class Quantization:
         columns = int(held[f"{module}.weight_shape"][1])
         return dequantize_int4(held[f"{module}.weight_packed"], scales, columns=columns)
 
-    def _group_size(self, tensor: Tensor) -> int:
-        return self.columns or tensor.shape[1]
+    @property
+    def _is_whole(self) -> bool:
+        """Whether a matrix has one scale."""
+        return self.rows is None and self.columns is None
 
 
 def specs_of(

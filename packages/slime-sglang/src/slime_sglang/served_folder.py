@@ -14,7 +14,7 @@ from slime_models.quantization.config import read_quantization
 from slime_models.quantization.scheme import Quantization, specs_of
 from slime_models.transfer.manifest import listed
 
-from slime_sglang.loader import STACKED
+from slime_sglang.held import STACKED
 from slime_sglang.server import Device, visible_device
 
 _WHERE = "sglang.model_path"

@@ -16,7 +16,7 @@ from slime_models.checkpoint import read_config, save_hf
 from slime_models.quantization.config import FIELD, FORMATS, Kept, read_quantization
 from slime_models.quantization.folder import quantize_folder
 from slime_sglang import hooks
-from slime_sglang.served import not_computed
+from slime_sglang.served_folder import not_computed
 
 SIZES = {
     "vocab_size": 16,
