@@ -15,27 +15,12 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 #: Files whose tests share a server that takes a minute to start.
 _ONE_SERVER = ("test_sglang_engine.py", "test_sglang_server.py", "test_sglang_update.py")
-
-
-#: Files that start ranks of a trainer. Threads of gloo spin: two such files at once take several times as long as in turn.
-_RANKS = (
-    "test_megatron_convert.py",
-    "test_megatron_expert_bias.py",
-    "test_megatron_log_probs.py",
-    "test_megatron_lora_parallel.py",
-    "test_megatron_parallel.py",
-    "test_megatron_roles_parallel.py",
-    "test_megatron_router.py",
-    "test_ray.py",
-    "test_ray_cluster.py",
-    "test_ray_failure.py",
-)
 #: A file whose few tests take minutes: last it would keep one process busy alone.
 _LONGEST = "tests/test_resume.py"
 
 
 class _ByFile(LoadScopeScheduling):
-    """Keeps together the tests of a file, those of a server, and those with ranks; many come first, after the longest."""
+    """Keeps together the tests of a file, and those of a server; many come first, after the longest."""
 
     def _assign_work_unit(self, node: Any) -> None:
         if _LONGEST in self.workqueue:
@@ -44,9 +29,7 @@ class _ByFile(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
-        if file.endswith(_ONE_SERVER):
-            return "server"
-        return "ranks" if file.endswith(_RANKS) else file
+        return "server" if file.endswith(_ONE_SERVER) else file
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _ByFile:

@@ -1,8 +1,11 @@
-"""`python rank_processes.py FD ...`: import Megatron, fork a process for each pipe, and let it serve jobs of `rank_jobs`."""
+"""`python rank_processes.py FD ...`: import Megatron, and serve each pipe's jobs of `rank_jobs`, each in a process of its own.
+
+A process that served several would keep the threads of worlds that are over: Megatron's hooks on gradients hold groups in
+cycles that Python cannot see, and gloo's threads spin when their peers are gone.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pickle
 import signal
@@ -16,16 +19,22 @@ import torch
 import torch.distributed as dist
 from slime_megatron import compat
 
+#: Exit statuses of a process that served a job, and of one whose pipe was closed before.
+_SERVED, _CLOSED = 0, 3
 
-def serve(connection: Connection) -> None:
-    """Answer jobs until the pipe is closed."""
+
+def serve(pipe: int) -> int:
+    """Answer a job; returns the exit status."""
     import rank_jobs
 
-    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
-        while True:
-            meeting, rank, name, world_size, arguments = pickle.loads(connection.recv_bytes())
-            job = getattr(rank_jobs, name)
-            connection.send_bytes(pickle.dumps(answer(meeting, rank, world_size, job, arguments)))
+    connection = Connection(pipe)
+    try:
+        meeting, rank, name, world_size, arguments = pickle.loads(connection.recv_bytes())
+    except (EOFError, ConnectionResetError):
+        return _CLOSED
+    job = getattr(rank_jobs, name)
+    connection.send_bytes(pickle.dumps(answer(meeting, rank, world_size, job, arguments)))
+    return _SERVED
 
 
 def answer(
@@ -39,37 +48,49 @@ def answer(
         return None, job(**arguments)
     except Exception:
         return traceback.format_exc(), None
-    finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
+
+
+def fork(pipe: int, pipes: list[int]) -> int:
+    """Return the id of a new process that answers the next job of a pipe."""
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for other in pipes:
+            if other != pipe:
+                os.close(other)
+        status = 1
+        try:
+            status = serve(pipe)
+        finally:
+            os._exit(status)
+    return child
 
 
 def main(pipes: list[int]) -> None:
-    """Fork the processes; end them when this one is told to end."""
+    """Keep a process for each pipe that is open; end them when this one is told to end."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     compat.install()
-    children = []
-    for own in pipes:
-        child = os.fork()
-        if child == 0:
-            for other in pipes:
-                if other != own:
-                    os.close(other)
-            serve(Connection(own))
-            os._exit(0)
-        children.append(child)
-    for pipe in pipes:
-        os.close(pipe)
+    import rank_jobs  # noqa: F401  # before it forks, so that it is imported once
+
+    serving: dict[int, int] = {}
 
     def end(*_: object) -> None:
-        for child in children:
+        for child in serving:
             os.kill(child, signal.SIGKILL)
         os._exit(0)
 
     signal.signal(signal.SIGTERM, end)
-    for child in children:
-        os.waitpid(child, 0)
+    for pipe in pipes:
+        serving[fork(pipe, pipes)] = pipe
+    while serving:
+        child, status = os.wait()
+        pipe = serving.pop(child)
+        if os.waitstatus_to_exitcode(status) == _SERVED:
+            serving[fork(pipe, pipes)] = pipe
+        else:  # whoever waits for its answer sees the pipe's end
+            pipes.remove(pipe)
+            os.close(pipe)
 
 
 if __name__ == "__main__":
