@@ -1,4 +1,4 @@
-"""A model with experts on a real server: what it generates, what it holds after an update, and where it sent each token."""
+"""Models with experts on a real server: what it generates, what it holds after an update, and where it sent each token."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from slime_core.errors import WeightSyncError
 from slime_core.protocols import SamplingParams
 from slime_core.weights import sync_weights
 from slime_models.checkpoint import HfCheckpoint
+from slime_models.families.glm4_moe import GLM4_MOE
 from slime_models.families.qwen3_moe import QWEN3_MOE
 from slime_models.transfer.manifest import Spec
 from slime_sglang.compat import PATCHES
@@ -21,7 +22,7 @@ from slime_sglang.loader import Order, check, read_verdict
 from slime_sglang.section import SglangSection
 from slime_sglang.stager import stager_of
 from slime_sglang.staging import Staging
-from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import AutoModelForCausalLM, Glm4MoeConfig, Qwen3MoeConfig
 
 from .sender import Sender
 
@@ -33,29 +34,46 @@ GREEDY = SamplingParams(max_new_tokens=12, temperature=0)
 LONG = SamplingParams(max_new_tokens=240, min_new_tokens=240, temperature=0)
 
 
-def experts_model(seed, folder):
-    """A random float32 model of which each layer sends a token to two of four experts, and its folder."""
-    config = Qwen3MoeConfig(
-        vocab_size=128,
-        hidden_size=64,
-        intermediate_size=96,
-        moe_intermediate_size=40,
-        num_experts=EXPERTS,
-        num_experts_per_tok=TOPK,
-        norm_topk_prob=True,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        max_position_embeddings=256,
-        initializer_range=0.2,
-        tie_word_embeddings=False,
-        bos_token_id=None,
-        eos_token_id=127,
-        dtype="float32",
-    )
+SIZES = {
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "moe_intermediate_size": 40,
+    "num_experts_per_tok": TOPK,
+    "norm_topk_prob": True,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.1,
+    "tie_word_embeddings": False,
+    "bos_token_id": None,
+    "eos_token_id": 127,
+    "dtype": "float32",
+}
+CONFIGS = {
+    "qwen3_moe": Qwen3MoeConfig(**SIZES, num_experts=EXPERTS),
+    "glm4_moe": Glm4MoeConfig(
+        **SIZES,
+        n_routed_experts=EXPERTS,
+        n_shared_experts=1,
+        routed_scaling_factor=2.5,
+        first_k_dense_replace=1,
+        use_qk_norm=True,
+        num_nextn_predict_layers=0,
+    ),
+}
+FAMILIES = {"qwen3_moe": QWEN3_MOE, "glm4_moe": GLM4_MOE}
+
+
+def experts_model(kind, seed, folder):
+    """A random float32 model whose layers send a token to two of four experts, and its folder."""
     torch.manual_seed(seed)
-    model = Qwen3MoeForCausalLM(config).eval()
+    model = AutoModelForCausalLM.from_config(CONFIGS[kind], dtype=torch.float32).eval()
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.uniform_(-0.2, 0.2)
     model.save_pretrained(folder)
     return model
 
@@ -64,8 +82,13 @@ def sender_of(folder):
     return Sender(dict(HfCheckpoint(folder)))
 
 
+@pytest.fixture(scope="module", params=["qwen3_moe", pytest.param("glm4_moe", marks=pytest.mark.faults)])
+def kind(request):
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def folders(model_path, tmp_path_factory):
+def folders(kind, model_path, tmp_path_factory):
     """The folders of two models."""
     found = [tmp_path_factory.mktemp(f"experts-{seed}") for seed in (0, 1)]
     for folder in found:
@@ -75,13 +98,13 @@ def folders(model_path, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def models(folders):
+def models(kind, folders):
     """Their models; the server starts with the first."""
-    return [experts_model(seed, folder) for seed, folder in enumerate(folders)]
+    return [experts_model(kind, seed, folder) for seed, folder in enumerate(folders)]
 
 
 @pytest.fixture(scope="module")
-def serving(serving_of, models, folders, tmp_path_factory):
+def serving(kind, serving_of, models, folders, tmp_path_factory):
     """A started engine whose completions say which experts each token passed."""
     folder = tmp_path_factory.mktemp("experts-server")
     section = SglangSection(
@@ -89,19 +112,25 @@ def serving(serving_of, models, folders, tmp_path_factory):
         start_timeout_s=300,
         staging_dir=folder,
     )
-    stager = stager_of(folders[0], QWEN3_MOE, dtype="float32", section=section, disk_dir=folder / "weights")
+    stager = stager_of(
+        folders[0], FAMILIES[kind], dtype="float32", section=section, disk_dir=folder / "weights"
+    )
     engine = SglangEngine(
         folders[0], dtype="float32", section=section, folder=folder, stager=stager, routes=True
     )
     yield from serving_of(engine, log=folder / "server.log", staging=folder)
 
 
+def layers_with_experts(model):
+    return [layer for layer in model.model.layers if hasattr(layer.mlp, "gate")]
+
+
 def routes_of(model, tokens):
-    """The experts of each token in each layer, by one pass of transformers, in ascending order."""
+    """The experts of each token in each layer that has any, by one pass of transformers, in ascending order."""
     chosen = []
     hooks = [
         layer.mlp.gate.register_forward_hook(lambda gate, inputs, output: chosen.append(output[-1]))
-        for layer in model.model.layers
+        for layer in layers_with_experts(model)
     ]
     with torch.no_grad():
         model(torch.tensor([tokens]))
@@ -113,6 +142,8 @@ def routes_of(model, tokens):
 def check_routes(model, prompt, answer):
     """Check that an answer says where transformers sends its tokens."""
     routes = np.sort(answer.metadata["routed_experts"], axis=-1)
+    assert routes.shape[1] == LAYERS
+    routes = routes[:, -len(layers_with_experts(model)) :]  # dense layers are the first
     assert np.array_equal(routes, routes_of(model, [*prompt, *answer.tokens[:-1]]))
 
 

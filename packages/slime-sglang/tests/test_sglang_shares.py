@@ -43,6 +43,15 @@ def test_heads_of_keys_and_values_that_several_ranks_hold():
         }
 
 
+def test_each_matrix_of_a_stack_is_found_without_what_pads_it():
+    """One rank, gate and up of 3 rows, each padded to 4."""
+    shapes = {"mlp.gate_proj.weight": (3, 2), "mlp.up_proj.weight": (3, 2)}
+    assert held(module_of(mlp__gate_up_proj__weight=numbered(8)), shapes, 0, 1) == {
+        "mlp.gate_proj.weight": ([0, 1, 2], (slice(0, 3),)),
+        "mlp.up_proj.weight": ([4, 5, 6], (slice(0, 3),)),
+    }
+
+
 def test_rows_and_columns_are_shared_and_small_tensors_are_held_whole():
     shapes = {
         "mlp.gate_proj.weight": (6, 2),

@@ -27,8 +27,14 @@ from slime_sglang.staging import Update
 from slime_sglang.targets import Targets
 
 #: Arguments of servers that are started here; the user's win. An event of a stream brings 32 new tokens: so many of a
-#: response at most are lost with an engine.
-_OWN_ARGUMENTS = {"enable_metrics": True, "incremental_streaming_output": True, "stream_interval": 32}
+#: response at most are lost with an engine. Shared experts stay under their names, and out of a token's routes: on CUDA
+#: SGLang makes further routed experts of them.
+_OWN_ARGUMENTS = {
+    "enable_metrics": True,
+    "incremental_streaming_output": True,
+    "stream_interval": 32,
+    "disable_shared_experts_fusion": True,
+}
 #: Seconds between two looks at a server that is starting.
 _POLL_S = 0.25
 #: Seconds that a server gets to end after a lost connection: its sockets close before its exit status is known.

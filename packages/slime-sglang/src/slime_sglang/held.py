@@ -59,11 +59,11 @@ def _stack(
 ) -> Iterator[tuple[str, int, int]]:
     """Yield (name, rows on one rank, ranks that hold the same rows) for each matrix of a stack of `total` rows."""
     whole = [shapes[name][0] if name in shapes else 0 for name in names]
+    if len(set(whole)) == 1:  # equal shares, each with what pads it
+        yield from ((name, total // len(names), 1) for name in names)
+        return
     if n_ranks == 1 and total >= sum(whole):
         yield from zip(names, (rows or total for rows in whole), [1] * len(names), strict=True)
-        return
-    if len(set(whole)) == 1:
-        yield from ((name, total // len(names), 1) for name in names)
         return
     queries, others = whole[0] // n_ranks, (total - whole[0] // n_ranks) // (len(names) - 1)
     yield names[0], queries, 1
