@@ -54,7 +54,9 @@ async def _measure(engine: SglangEngine, vocab_size: int, options: argparse.Name
     )
     for stream, name in ((False, "plain"), (True, f"streams, an event for {options.stream_interval} tokens")):
         measured = rates[stream][1:]
-        print(f"  {statistics.median(measured):8.1f} tokens/s ({min(measured):.1f} to {max(measured):.1f})  {name}")
+        print(
+            f"  {statistics.median(measured):8.1f} tokens/s ({min(measured):.1f} to {max(measured):.1f})  {name}"
+        )
     ratios = [streamed / plain for plain, streamed in zip(rates[False][1:], rates[True][1:], strict=True)]
     print(
         f"  {statistics.median(ratios):8.2f} ({min(ratios):.2f} to {max(ratios):.2f})  streams / plain, turn by turn"
