@@ -70,6 +70,16 @@ def test_it_learns_letters(letters, letters_model):
     assert max(row["train/train_rollout_logprob_abs_diff"] for row in rows) < 0.05  # bf16
 
 
+def test_the_trainer_holds_to_the_ids_that_tokens_were_drawn_from(letters, letters_model):
+    """Over all 27 letters its log-probs would be lower by a third of a nat and more: top-p 0.7 leaves two thirds."""
+    _, rows = train(
+        letters, letters_model, "--lr", "1e-3", "--num-rollout", "3", "--eval-interval", "none", "--no-bf16",
+        "--rollout-top-p", "0.7", "--rollout-top-k", "12", "--num-steps-per-rollout", "2",
+    )  # fmt: skip
+    assert all(row["train/train_rollout_logprob_abs_diff"] < 1e-5 for row in rows)
+    assert all(1 < row["rollout/top_p_kept_vocab_per_token"] <= 12 for row in rows)
+
+
 def test_several_optimizer_steps_use_the_old_log_probs(letters, letters_model):
     _, rows = train(
         letters, letters_model, "--lr", "1e-3", "--num-rollout", "3", "--eval-interval", "none", "--no-bf16",

@@ -133,13 +133,16 @@ def test_an_aborted_response_goes_on_within_its_remaining_budget():
 def test_a_stop_string_that_two_calls_share_ends_the_response(earlier, later, response):
     sample = generate(ScriptedEngine(earlier, finish_reason="abort"), prompt(), max_new_tokens=40)
     routes = [[[n]] for n in range(2 + len(earlier + later) - 1)]
-    engine = ScriptedEngine(later, finish_reason="length", routed_experts=routes)
+    drawn_from = (list(range(2 * len(later))), list(range(0, 2 * len(later) + 1, 2)))
+    engine = ScriptedEngine(later, finish_reason="length", routed_experts=routes, top_p_tokens=drawn_from)
     generate(engine, sample, max_new_tokens=40, stop=("</answer>", "§"))
     n_tokens = len(response.encode())
     assert (sample.response, sample.response_length) == (response, n_tokens)
     assert sample.rollout_log_probs == [-0.5] * n_tokens
     assert sample.status is (Status.COMPLETED if response.endswith((">", "§")) else Status.TRUNCATED)
     assert sample.rollout_routed_experts == routes[: 2 + n_tokens - 1]
+    assert sample.rollout_top_p_token_ids == list(range(2 * (n_tokens - len(earlier))))
+    sample.check()
 
 
 def test_a_stop_string_before_min_new_tokens_does_not_end_the_response():

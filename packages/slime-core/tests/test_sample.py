@@ -72,6 +72,22 @@ def test_reward_key_must_fit_the_reward():
         Sample(index=1).reward_value()
 
 
+def test_ids_that_tokens_were_drawn_from_are_joined():
+    """Two tokens that an environment put in, and one that could have been any, have none."""
+    sample = Sample(index=1, tokens=[1, 2])
+    sample.append_response([3], trainable=False)
+    sample.append_response(
+        [4, 5], log_probs=[-0.5, -0.5], top_p_tokens=(np.array([4, 6, 5]), np.array([0, 2, 3]))
+    )
+    sample.append_response([6], trainable=False)
+    sample.append_response([7, 8], log_probs=[-0.5, -0.5], top_p_tokens=([8, 9], [0, 0, 2]))
+    sample.check()
+    assert sample.rollout_top_p_token_ids == [4, 6, 5, 8, 9]
+    assert sample.rollout_top_p_token_offsets == [0, 0, 2, 3, 3, 3, 5]
+    with pytest.raises(SampleError, match="sample 1: top_p_tokens has 2 offsets for 2 tokens; wanted 3"):
+        sample.append_response([9, 9], log_probs=[-0.5, -0.5], top_p_tokens=([9], [0, 1]))
+
+
 def test_routes_of_the_engine_are_those_of_the_last_call():
     sample = Sample(index=1, tokens=[1, 2])
     first, second = np.zeros((3, 2, 1)), np.ones((6, 2, 1))

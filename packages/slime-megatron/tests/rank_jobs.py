@@ -19,6 +19,7 @@ from slime_megatron import compat
 from slime_megatron.learner import Learner
 from slime_megatron.log_probs import Vocabulary, sum_pi_squared, token_log_probs
 from slime_megatron.lora import adapter_weights
+from slime_megatron.nuclei import Nuclei
 from slime_megatron.section import MegatronSection
 from slime_megatron.section_roles import LoraSection, RolesSection
 from slime_megatron.settings import LearnerSettings
@@ -372,6 +373,7 @@ def log_probs_of_columns(
     vocab_size: int,
     gradients: Tensor,
     chunk_tokens: int,
+    nuclei: Nuclei | None,
 ) -> tuple[Tensor | None, ...]:
     """Return log-probs, entropies, sums of squared probabilities, and this rank's gradients.
 
@@ -385,6 +387,7 @@ def log_probs_of_columns(
         "vocabulary": Vocabulary(vocab_size, start=rank * columns, group=dist.group.WORLD),
         "temperature": 0.7,
         "chunk_tokens": chunk_tokens,
+        "nuclei": nuclei,
     }
     squares = sum_pi_squared(states, own, **options)
     found, entropy = token_log_probs(states, own, targets, with_entropy=True, **options)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
+from slime_core.errors import TrainerError
+
+from .conftest import make_batch
 
 
 @pytest.fixture(params=[(7, 50), (70, 1 << 16)], ids=["one chunk in float32", "three chunks in float32"])
@@ -19,10 +24,19 @@ def inputs(request):
     )
 
 
-def reference(hidden, weight, targets, gradients, *, temperature=1.0):
-    """Return log-probs, entropies, and the gradients of hidden states and weight, by log_softmax in float64."""
+def reference(hidden, weight, targets, gradients, *, temperature=1.0, kept=None):
+    """Return log-probs, entropies, and the gradients of hidden states and weight, by log_softmax in float64.
+
+    Args:
+        hidden, weight, targets, gradients, temperature: see `inputs`.
+        kept: of each row the ids that it may be, or none for all.
+    """
     hidden, weight = (t.detach().double().requires_grad_() for t in (hidden, weight))
-    table = torch.log_softmax(hidden @ weight.t() / temperature, dim=-1)
+    logits = hidden @ weight.t() / temperature
+    if kept is not None:
+        others = torch.tensor([[bool(ids) and i not in ids for i in range(len(weight))] for ids in kept])
+        logits = logits.masked_fill(others, -1e9)
+    table = torch.log_softmax(logits, dim=-1)
     log_probs = table.gather(1, targets[:, None]).squeeze(1)
     entropy = -(table.exp() * table).sum(dim=-1)
     (log_probs @ gradients[0].double() + entropy @ gradients[1].double()).backward()
@@ -75,6 +89,62 @@ def test_squared_probabilities_add_up_to_those_of_softmax(inputs, chunk_tokens):
     found = sum_pi_squared(hidden, weight, temperature=0.7, chunk_tokens=chunk_tokens)
     wanted = torch.softmax(hidden.double() @ weight.double().t() / 0.7, dim=-1).square().sum(-1)
     torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("chunk_tokens", [4096, 3], ids=["whole", "chunks of 3 tokens"])
+def test_other_ids_than_those_drawn_from_count_for_nothing(chunk_tokens):
+    from slime_megatron.log_probs import sum_pi_squared, token_log_probs
+
+    generator = torch.Generator().manual_seed(3)
+    hidden, weight = torch.randn(7, 12, generator=generator), torch.randn(50, 12, generator=generator)
+    targets, gradients = torch.tensor([3, 0, 49, 7, 7, 21, 2]), torch.randn(2, 7, generator=generator)
+    kept = [[3, 4, 5], [0], [], [1, 7, 40], [7, 8], [20, 21, 22, 49], []]
+    wanted = reference(hidden, weight, targets, gradients, temperature=0.7, kept=kept)
+    ours = [t.clone().requires_grad_() for t in (hidden, weight)]
+    options = {"temperature": 0.7, "nuclei": nuclei(kept), "chunk_tokens": chunk_tokens}
+    found = token_log_probs(*ours, targets, with_entropy=True, **options)
+    (found[0] @ gradients[0] + found[1] @ gradients[1]).backward()
+    for one, other in zip((*found, *(t.grad for t in ours)), wanted, strict=True):
+        assert_near(one, other)
+    assert found[0][1] == 0  # the only one that it could be
+    squares = sum_pi_squared(hidden, weight, **options)
+    assert squares[1] == 1
+    probabilities = torch.softmax((hidden.double() @ weight.double().t() / 0.7)[0, 3:6], dim=-1)
+    assert squares[0].item() == pytest.approx(probabilities.square().sum().item(), abs=1e-6)
+
+
+def nuclei(kept):
+    from slime_megatron.nuclei import Nuclei
+
+    offsets = torch.tensor([0, *(len(ids) for ids in kept)]).cumsum(0)
+    return Nuclei(torch.tensor([i for ids in kept for i in ids]), offsets)
+
+
+def test_nuclei_of_some_tokens_are_found():
+    some = nuclei([[3, 4, 5], [0], [], [1, 7]]).of(torch.tensor([3, 2, 0]), torch.device("cpu"))
+    assert some.ids.tolist() == [1, 7, 3, 4, 5]
+    assert some.offsets.tolist() == [0, 2, 2, 5]
+
+
+def test_a_batch_that_does_not_say_what_its_tokens_were_drawn_from_is_refused_by_sample():
+    from slime_megatron.nuclei import nuclei_of
+
+    batch = make_batch(lengths=((3, 2), (2, 2)))
+    batch.loss_mask[:] = [1, 1, 1, 0]
+    first, *_, third, _ = batch.tokens[[3, 4, 7, 8]].tolist()
+
+    def found(*held):
+        return nuclei_of(dataclasses.replace(batch, extra={"rollout_top_p_tokens": held}))
+
+    good = found(([first, 99], [0, 2, 2]), ([98, third], [0, 2, 2]))
+    assert good.ids.tolist() == [first, 99, 98, third]
+    assert good.offsets.tolist() == [0, 2, 2, 4, 4]
+    with pytest.raises(TrainerError, match="sample 101: rollout_top_p_token_ids is missing"):
+        found(([first], [0, 1, 1]), None)
+    with pytest.raises(
+        TrainerError, match=rf"sample 101: response token 0 \(id {third}\) is not among the 2 ids"
+    ):
+        found(([first], [0, 1, 1]), ([98, 99], [0, 2, 2]))
 
 
 def test_without_entropy_the_gradient_is_right(inputs):
@@ -150,8 +220,9 @@ def test_a_second_backward_pass_is_refused():
         log_probs.sum().backward()
 
 
+@pytest.mark.parametrize("kept", [None, [[0, 2], [], [2, 4], [3], [0, 4], [0, 1, 2]]], ids=["any", "held"])
 @pytest.mark.parametrize("chunk_tokens", [4096, 4], ids=["whole", "chunks of 4 tokens"])
-def test_columns_on_four_ranks_give_the_log_softmax_of_all_that_are_tokens(ranks, chunk_tokens):
+def test_columns_on_four_ranks_give_the_log_softmax_of_all_that_are_tokens(ranks, chunk_tokens, kept):
     """5 ids in 8 columns: the third rank has one id and padding, the fourth padding alone."""
     generator = torch.Generator().manual_seed(3)
     hidden, weight = torch.randn(6, 7, generator=generator), torch.randn(8, 7, generator=generator)
@@ -166,9 +237,14 @@ def test_columns_on_four_ranks_give_the_log_softmax_of_all_that_are_tokens(ranks
         vocab_size=5,
         gradients=gradients,
         chunk_tokens=chunk_tokens,
+        nuclei=kept and nuclei(kept),
     )
-    wanted = reference(hidden, weight[:5], targets, gradients, temperature=0.7)
-    squares = torch.softmax(hidden.double() @ weight[:5].double().t() / 0.7, dim=-1).square().sum(-1)
+    wanted = reference(hidden, weight[:5], targets, gradients, temperature=0.7, kept=kept)
+    logits = hidden.double() @ weight[:5].double().t() / 0.7
+    if kept:
+        others = torch.tensor([[bool(ids) and i not in ids for i in range(5)] for ids in kept])
+        logits = logits.masked_fill(others, -1e9)
+    squares = torch.softmax(logits, dim=-1).square().sum(-1)
     for log_probs, entropies, sums, _, _ in found:
         torch.testing.assert_close(log_probs.double(), wanted[0], rtol=0, atol=1e-5)
         torch.testing.assert_close(entropies.double(), wanted[1], rtol=0, atol=1e-5)

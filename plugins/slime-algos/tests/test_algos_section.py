@@ -25,7 +25,11 @@ def check(**values):
         RolloutSection: RolloutSection(**SIZES | values.get("rollout", {})),
         TrainSection: TrainSection(**values.get("train", {})),
     }
-    return list(slime_check_config(SimpleNamespace(section=sections.__getitem__)))
+
+    def origin(table, field):
+        return "a flag" if field in values.get(table, {}) else "default"
+
+    return list(slime_check_config(SimpleNamespace(section=sections.__getitem__, origin=origin)))
 
 
 def test_flags_have_no_prefix():
@@ -80,6 +84,16 @@ def test_reinforce_plus_plus_wants_whitening(name):
     (problem,) = check(algorithm={"advantage_estimator": name})
     assert problem.todo == "add --normalize-advantages"
     assert check(algorithm={"advantage_estimator": name}, algos={"normalize_advantages": True}) == []
+
+
+@pytest.mark.parametrize(
+    "algorithm", [{"advantage_estimator": "gspo"}, {"advantage_estimator": "grpo", "loss_type": "gspo_loss"}]
+)
+def test_gspo_wants_a_bound_of_its_own(algorithm):
+    (problem,) = check(algorithm=algorithm)
+    assert problem.todo == "add the paper's: --eps-clip 3e-4 --eps-clip-high 4e-4"
+    assert check(algorithm=algorithm, algos={"eps_clip": 0.2}) == []  # if it was asked for
+    assert check(algorithm={"advantage_estimator": "gspo", "loss_type": "policy_loss"}) == []
 
 
 def gdpo(weights, **reward):

@@ -13,16 +13,26 @@ from slime_core.sample import Sample, Status
 from slime_core.testing.tabular import TabularEngine, load_tokenizer
 
 
-def test_baseline_is_the_reward_of_the_groups_untrained_sample():
+def test_baseline_is_the_reward_of_the_groups_greedy_sample():
+    """The last sample is not trained on either, for a reason of its own: it is no baseline."""
+    baseline = {"is_baseline": True}
     view = view_of(
-        [[1, 1], [0], [1], [0]], rewards=[3.0, 1.0, 2.0, 5.0], group_ids=torch.tensor([7, 7, 2, 2])
+        [[1, 1], [0], [1], [0], [0]],
+        rewards=[3.0, 1.0, 2.0, 5.0, 9.0],
+        group_ids=torch.tensor([7, 7, 2, 2, 2]),
+        train_metadata=[None, baseline, {"other": 1}, baseline, None],
     )
-    assert (remax(view)[0] * view.loss_mask).tolist() == [2.0, 2.0, 0.0, -3.0, 0.0]
+    assert (remax(view)[0] * view.loss_mask).tolist() == [2.0, 2.0, 0.0, -3.0, 0.0, 0.0]
 
 
 def test_a_group_without_a_baseline_is_named():
-    view = view_of([[1], [0], [1]], rewards=[1.0, 1.0, 1.0], group_ids=torch.tensor([7, 7, 4]))
-    with pytest.raises(TrainerError, match="group 4 has no untrained sample"):
+    view = view_of(
+        [[1], [0], [1]],
+        rewards=[1.0, 1.0, 1.0],
+        group_ids=torch.tensor([7, 7, 4]),
+        train_metadata=[None, {"is_baseline": True}, None],
+    )
+    with pytest.raises(TrainerError, match="group 4 has no sample to take"):
         remax(view)
 
 
@@ -40,6 +50,7 @@ def test_the_greedy_response_is_of_the_same_execution_and_not_trained_on():
     engine, (sampled, greedy) = generate()
     assert (sampled.rollout_id, greedy.rollout_id) == (4, 4)
     assert (sampled.remove_sample, greedy.remove_sample) == (False, True)
+    assert (sampled.train_metadata, greedy.train_metadata) == (None, {"is_baseline": True})
     assert greedy.label == "b"
     assert greedy.response_tokens[0] == int(engine.table[1].argmax())
 

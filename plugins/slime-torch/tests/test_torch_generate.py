@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from types import SimpleNamespace
 
 import pytest
 import torch
 from slime_core.build import BuildContext
-from slime_core.config.sections import ModelSection, TrainSection
+from slime_core.config.load import load_settings
 from slime_core.errors import DataError, EngineError
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import RolloutEngine, SamplingParams
@@ -159,18 +158,18 @@ def test_an_unsupported_rope_scaling_is_refused(tiny, tokenizer, tmp_path):
         TorchEngine(tmp_path, LLAMA, tokenizer, dtype=torch.float32, section=TorchSection())
 
 
-@pytest.mark.parametrize(
-    ("bf16", "dtype", "wanted"), [(True, "auto", "bfloat16"), (True, "float32", "float32")]
-)
-def test_the_factory_reads_its_sections(tiny, tokenizer, tmp_path, bf16, dtype, wanted):
-    sections = {
-        TorchSection: TorchSection(dtype=dtype, max_context_len=99),
-        ModelSection: ModelSection(hf_checkpoint="tiny"),
-        TrainSection: TrainSection(bf16=bf16),
-    }
+@pytest.mark.parametrize(("dtype", "wanted"), [("auto", "bfloat16"), ("float32", "float32")])
+def test_the_factory_reads_its_sections(tiny, tokenizer, tmp_path, dtype, wanted):
+    registry = Registry.from_environment()
+    flags = {
+        "--hf-checkpoint": "tiny", "--prompt-data": "none.jsonl", "--rm-type": "math", "--num-rollout": "1",
+        "--rollout-batch-size": "1", "--rollout-max-response-len": "8", "--torch-dtype": dtype,
+        "--torch-max-context-len": "99",
+    }  # fmt: skip
+    words = [word for flag in flags.items() for word in flag]
     build = BuildContext(
-        settings=SimpleNamespace(section=sections.__getitem__),
-        registry=Registry.from_environment(),
+        settings=load_settings([], words, registry=registry),
+        registry=registry,
         tokenizer=tokenizer,
         model_path=tiny("qwen3").folder,
         run_dir=tmp_path,

@@ -99,7 +99,7 @@ def columns(
 
     Raises:
         SampleError: a sample is unfinished, breaks an invariant, has no finite reward or lacks a part of it, or
-            lacks log-probs that others have. Names the sample.
+            lacks log-probs that others have, or has some that are not finite. Names the sample.
     """
     for sample in samples:
         _check_trainable(sample)
@@ -138,11 +138,17 @@ def _extra(samples: Sequence[Sample]) -> dict[str, Any]:
     """Return the further columns that some sample has something for.
 
     `train_metadata` and `rollout_routed_experts`: as the samples hold them. `weight_version`: of the weights that
-    generated each, the newest.
+    generated each, the newest. `rollout_top_p_tokens`: (ids, offsets) of each; see `Sample.rollout_top_p_token_ids`.
     """
     extra: dict[str, list[Any]] = {
         "train_metadata": [s.train_metadata for s in samples],
         "rollout_routed_experts": [s.rollout_routed_experts for s in samples],
+        "rollout_top_p_tokens": [
+            None
+            if s.rollout_top_p_token_offsets is None
+            else (s.rollout_top_p_token_ids, s.rollout_top_p_token_offsets)
+            for s in samples
+        ],
         "weight_version": [s.weight_versions[-1] if s.weight_versions else None for s in samples],
     }
     return {name: column for name, column in extra.items() if any(value is not None for value in column)}
@@ -173,7 +179,13 @@ def _per_token(samples: Sequence[Sample], name: str) -> NDArray[np.float32] | No
     if not all(having):
         lacking = samples[having.index(False)]
         raise SampleError(f"{lacking.name}: has no {name}, other samples of the batch have")
-    return np.concatenate([np.asarray(getattr(s, name), dtype=np.float32) for s in samples])
+    columns = [np.asarray(getattr(s, name), dtype=np.float32) for s in samples]
+    for sample, column in zip(samples, columns, strict=True):
+        if (bad := np.flatnonzero(~np.isfinite(column))).size:
+            raise SampleError(
+                f"{sample.name}: {name} of response token {bad[0]} is {column[bad[0]]}; wanted a finite number"
+            )
+    return np.concatenate(columns)
 
 
 def _execution_ids(samples: Sequence[Sample]) -> NDArray[np.int64]:

@@ -35,6 +35,11 @@ def rollout_metrics(groups: Sequence[Group], *, reward_key: str | None, drops: C
         metrics[f"rollout/dynamic_filter/drop_{reason}"] = float(count)
     if drops["reward_error"]:
         metrics["rollout/reward_errors"] = float(drops["reward_error"])
+    if nuclei := [
+        s.rollout_top_p_token_offsets for s in samples if s.rollout_top_p_token_offsets is not None
+    ]:
+        kept = np.concatenate([np.diff(offsets) for offsets in nuclei])
+        metrics["rollout/top_p_kept_vocab_per_token"] = float(kept[kept > 0].mean()) if kept.any() else 0.0
     parts = {key for sample in samples if isinstance(sample.reward, dict) for key in sample.reward}
     for part in sorted(parts):
         values_of = [s.reward.get(part) for s in samples if isinstance(s.reward, dict)]

@@ -67,6 +67,10 @@ class SamplingParams:
     """Leave special tokens out of the decoded text."""
 
 
+#: Key of `Completion.metadata` for the ids that tokens were drawn from.
+TOP_P_TOKENS = "top_p_tokens"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Completion:
     """What an engine answers to one request."""
@@ -83,7 +87,9 @@ class Completion:
     """Counters that the engine offers (`cached_tokens`, ...). `timings`: name -> seconds of this request, as the engine
     measures them (`e2e_latency`, `queue_time`, `first_token_latency`). `weight_versions`: in order, `version` of the tokens
     from `start` to before `end`, where the weights may change meanwhile. `routed_experts`, where `BuildContext.engine_needs`
-    has it: integers [tokens of prompt and completion but the last, num_layers, topk], the experts that each token passed."""
+    has it: integers [tokens of prompt and completion but the last, num_layers, topk], the experts that each token passed.
+    `top_p_tokens`, where that has it: (integers, integers [tokens + 1]), the ids that top-p and top-k left to draw each token
+    from, one token's after another's, and where each token's begin; a token without could have been any."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -309,6 +315,8 @@ class TokenView:
     """int64 [N]: prompt group of each sample. For estimators."""
     reward_parts: Any = None
     """Name -> float32 [N]: transformed parts of the rewards, those that the estimator names. For estimators."""
+    train_metadata: Any = None
+    """Sequence [N] of `Sample.train_metadata`, None where a sample has none; None where none has any."""
     sum_pi_squared: Any = None
     """float32 [T]: sum over the vocabulary of each token's squared probabilities under the old policy. For estimators."""
     values: Any = None

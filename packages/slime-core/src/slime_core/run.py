@@ -179,7 +179,7 @@ class Run:
         self.report("train", len(batch), len(batch))
         self._metrics |= metrics
         diff = metrics.get("train/train_rollout_logprob_abs_diff", 0.0)
-        if diff > section.logprob_diff_limit:
+        if not diff <= section.logprob_diff_limit:  # nan is no agreement
             raise TrainerError(
                 f"step {batch.step}: rollout and trainer log-probs differ by {diff:.4g} nats on average, the limit is "
                 f"{section.logprob_diff_limit:g}; the engine's weights or numerics are not the trainer's "

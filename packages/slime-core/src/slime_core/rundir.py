@@ -98,8 +98,9 @@ class RunDir:
                 file.unlink()
 
     def write_samples(self, step: int, groups: Iterable[Group], *, evaluation: bool = False) -> None:
-        """Write every sample of a step, without the engine's routes, which may be hundreds of numbers a token."""
-        without: dict[str, Any] = {"rollout_routed_experts": None}
+        """Write every sample of a step, without the engine's routes and nuclei, which may be hundreds of numbers a token."""
+        left_out = ("rollout_routed_experts", "rollout_top_p_token_ids", "rollout_top_p_token_offsets")
+        without: dict[str, Any] = dict.fromkeys(left_out)
         samples = (sample.to_dict() | without for group in groups for sample in group)
         lines = [json.dumps(sample, default=_plain) + "\n" for sample in samples]
         write_atomic(self.rollout_file(step, evaluation=evaluation), "".join(lines))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from slime_megatron.micro_batch import MicroBatch
 
 @dataclass(frozen=True)
 class Columns:
-    """Float32 [T], one entry a response token of the batch, but `rewards` and each of `reward_parts` [N]."""
+    """Float32 [T], one entry a response token of the batch, but `rewards`, each of `reward_parts`, and `train_metadata` [N]."""
 
     loss_mask: Tensor
     weights: Tensor
@@ -25,6 +26,7 @@ class Columns:
     reward_parts: Mapping[str, Tensor]
     rollout_log_probs: Tensor | None
     teacher_log_probs: Tensor | None
+    train_metadata: Sequence[Any] | None
     old_log_probs: Tensor | None = None
     ref_log_probs: Tensor | None = None
     sum_pi_squared: Tensor | None = None
@@ -45,6 +47,7 @@ class Columns:
             reward_parts={name: column(values) for name, values in batch.reward_parts.items()},
             rollout_log_probs=None if rollout is None else column(rollout),
             teacher_log_probs=None if teacher is None else column(teacher),
+            train_metadata=batch.extra.get("train_metadata"),
         )
 
     def whole(self, batch: TrainBatch) -> TokenView:
@@ -65,13 +68,14 @@ class Columns:
             values=self.values,
             reward_parts=self.reward_parts,
             group_ids=torch.from_numpy(batch.group_ids).to(device),
+            train_metadata=self.train_metadata,
         )
 
     def view(
         self, micro: MicroBatch, log_probs: Tensor | None = None, entropy: Tensor | None = None
     ) -> TokenView:
         """Return the view of a micro-batch; without old log-probs, the detached new ones stand in for them."""
-        old = self.old_log_probs
+        old, given = self.old_log_probs, self.train_metadata
 
         def pick(column: Tensor | None) -> Tensor | None:
             return None if column is None else column[micro.columns]
@@ -89,4 +93,5 @@ class Columns:
             ref_log_probs=pick(self.ref_log_probs),
             teacher_log_probs=pick(self.teacher_log_probs),
             values=pick(self.values),
+            train_metadata=given and [given[i] for i in micro.samples.tolist()],
         )

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from slime_core.config.derive import num_ranks
-from slime_core.config.sections import RunSection, TrainSection
+from slime_core.config.sections import AlgorithmSection, RolloutSection, RunSection, TrainSection
 from slime_core.errors import Problem
 from slime_core.plugins.hooks import ForeignFlags, Section, hookimpl
+from slime_core.protocols import TOP_P_TOKENS
 from slime_core.weights import transport_problems
 from slime_models.transfer.names import TRANSPORTS
 
@@ -62,10 +63,13 @@ def slime_check_config(settings: Settings) -> list[Problem]:
 
 @hookimpl
 def slime_engine_needs(settings: Settings) -> list[str]:
-    """Return that the experts of each token are needed, where they are replayed."""
+    """Return that the experts of each token are needed, where they are replayed, and the ids it was drawn from."""
     if settings.section(TrainSection).train_backend not in _OURS:
         return []
-    return ["routed_experts"] if settings.section(MegatronSection).use_rollout_routing_replay else []
+    rollout, algorithm = settings.section(RolloutSection), settings.section(AlgorithmSection)
+    needs = ["routed_experts"] if settings.section(MegatronSection).use_rollout_routing_replay else []
+    is_restricted = rollout.rollout_top_p < 1 or rollout.rollout_top_k > 0
+    return [*needs, TOP_P_TOKENS] if is_restricted and algorithm.loss_type != "sft_loss" else needs
 
 
 @hookimpl

@@ -34,9 +34,10 @@ from slime_megatron.layout import check_model
 from slime_megatron.lora import add_adapters, clear_adapters
 from slime_megatron.micro_batch import MicroBatch, make_micro_batch
 from slime_megatron.model import build_model, load_weights, response_log_probs
+from slime_megatron.nuclei import nuclei_of
 from slime_megatron.roles import Roles, check_same_model
 from slime_megatron.rotary import rotary_tables
-from slime_megatron.routed import Routes, StepRouting, engine_routes
+from slime_megatron.routed import StepRouting, engine_routes
 from slime_megatron.router import RECORD, REPLAY, replay
 from slime_megatron.saving import Saver
 from slime_megatron.schedule import rank_schedule
@@ -100,6 +101,7 @@ class Learner:
         critic_only = self._critic is not None and batch.step < self._settings.roles.num_critic_only_steps
         log_probs_start = time.perf_counter()
         columns, before = self._with_old_policy(batch, columns, steps, always=critic_only)
+        compared = batch.optimizer_steps[: 1 if before is None else None]
         columns = self._fill(columns, steps)
         log_probs_time = time.perf_counter() - log_probs_start
         with torch.no_grad():
@@ -122,7 +124,7 @@ class Learner:
         work = self._world.add_up(forwarded(steps, self._settings.megatron.context_parallel_size))
         return (
             metrics
-            | mismatch(columns, before)
+            | mismatch(batch, columns, before, compared)
             | {f"train/{name}": float(value) for name, value in credited.items()}
             | {
                 "perf/train_tokens": float(len(batch.tokens)),
@@ -270,7 +272,8 @@ class Learner:
         section, cut = self._settings.megatron, self._world.row_cut
         cos, sin = rotary_tables(self._architecture, longest + cut.most_padding, dtype=self._dtype)
         rotary = cos.to(self._device), sin.to(self._device)
-        routes = self._engine_routes(batch)
+        routes = engine_routes(batch, self._architecture) if section.use_rollout_routing_replay else None
+        nuclei = nuclei_of(batch) if self._settings.restricted else None
         steps: list[Step] = []
         for samples in batch.optimizer_steps:
             schedule = rank_schedule(
@@ -296,17 +299,12 @@ class Learner:
                         with_sum_pi_squared="sum_pi_squared" in self._needs,
                         counted=members.counted,
                         routing=None if self._architecture.num_moe_experts is None else routing,
+                        nuclei=nuclei,
                     )
                     for members in schedule[self._world.data_parallel_rank]
                 ]
             )
         return steps
-
-    def _engine_routes(self, batch: TrainBatch) -> list[Routes] | None:
-        """Return the engine's routes of each sample, where they are to be replayed."""
-        if not self._settings.megatron.use_rollout_routing_replay:
-            return None
-        return engine_routes(batch, self._architecture)
 
     def _with_old_policy(
         self, batch: TrainBatch, columns: Columns, steps: Sequence[Step], *, always: bool

@@ -15,11 +15,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from slime_megatron.nuclei import NEVER, Nuclei
+
 #: Elements of logits that are held in float32 at once, by device: 64 MiB, but on a CPU what fits into its cache (8 MiB
 #: took a third of the time of 64 MiB, measured with [2048, 49152] bfloat16 logits).
 _CHUNK_ELEMENTS = {"cpu": 1 << 21, "cuda": 1 << 24}
-#: Logit of an id that is none: its probability is 0, and unlike infinity it can be multiplied by 0.
-_NEVER = -1e30
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,7 @@ def token_log_probs(
     *,
     vocabulary: Vocabulary | None = None,
     temperature: float = 1.0,
+    nuclei: Nuclei | None = None,
     with_entropy: bool = False,
     chunk_tokens: int = 4096,
 ) -> tuple[Tensor, Tensor | None]:
@@ -55,13 +56,14 @@ def token_log_probs(
         targets: int64 [R].
         vocabulary: which ids the columns are; all of them, one by one, when None.
         temperature: divides the logits.
+        nuclei: the ids that targets were drawn from, which the distributions are over; all ids when None.
         with_entropy: whether to compute entropies.
         chunk_tokens: tokens whose logits are held at once. The backward pass computes those of all but the last chunk
             again; those of the last were kept, and become its gradient, so that no second backward pass is possible.
     """
     vocabulary = vocabulary or Vocabulary(len(weight))
     log_probs, entropy = _TokenLogProbs.apply(
-        hidden, weight, targets, vocabulary, temperature, with_entropy, chunk_tokens
+        hidden, weight, targets, vocabulary, temperature, nuclei, with_entropy, chunk_tokens
     )
     return log_probs, entropy if with_entropy else None
 
@@ -73,6 +75,7 @@ def sum_pi_squared(
     *,
     vocabulary: Vocabulary | None = None,
     temperature: float = 1.0,
+    nuclei: Nuclei | None = None,
     chunk_tokens: int = 4096,
 ) -> Tensor:
     """Return the sum over the vocabulary of squared probabilities, float32 [R].
@@ -85,7 +88,7 @@ def sum_pi_squared(
     sums = peaks.new_empty(2, len(hidden))  # of exp(z - peak), and of its square
     for rows in _slices(len(hidden), chunk_tokens):
         logits = hidden[rows] @ weight.t()
-        for chunk, scaled in _chunks(logits, rows.start, vocabulary, temperature):
+        for chunk, scaled in _chunks(logits, rows.start, vocabulary, temperature, nuclei):
             torch.amax(scaled, dim=-1, out=peaks[chunk])
             weights = scaled.sub_(peaks[chunk, None]).exp_()
             torch.sum(weights, dim=-1, out=sums[0, chunk])
@@ -115,6 +118,7 @@ class _TokenLogProbs(torch.autograd.Function):
         targets: Tensor,
         vocabulary: Vocabulary,
         temperature: float,
+        nuclei: Nuclei | None,
         with_entropy: bool,
         chunk_tokens: int,
     ) -> tuple[Tensor, Tensor]:
@@ -125,7 +129,7 @@ class _TokenLogProbs(torch.autograd.Function):
         memory = hidden.new_empty(min(chunk_tokens, len(hidden)), len(weight))
         for rows in _slices(len(hidden), chunk_tokens):
             logits = torch.mm(hidden[rows], weight.t(), out=memory[: rows.stop - rows.start])
-            for chunk, scaled in _chunks(logits, rows.start, vocabulary, temperature):
+            for chunk, scaled in _chunks(logits, rows.start, vocabulary, temperature, nuclei):
                 sums[0, chunk] = scaled.gather(1, columns[chunk, None]).squeeze(1)
                 torch.amax(scaled, dim=-1, out=peaks[chunk])
                 peak = peaks[chunk, None]
@@ -139,8 +143,8 @@ class _TokenLogProbs(torch.autograd.Function):
         log_probs = sums[0] - normalisers
         entropy = normalisers - sums[2] / sums[1] if with_entropy else normalisers.new_empty(0)
         ctx.save_for_backward(hidden, weight, memory, columns, mine, normalisers, entropy)
-        ctx.vocabulary, ctx.temperature, ctx.with_entropy = vocabulary, temperature, with_entropy
-        ctx.chunk_tokens = chunk_tokens
+        ctx.vocabulary, ctx.temperature, ctx.nuclei = vocabulary, temperature, nuclei
+        ctx.with_entropy, ctx.chunk_tokens = with_entropy, chunk_tokens
         if not with_entropy:
             ctx.mark_non_differentiable(entropy)
         return log_probs, entropy
@@ -157,7 +161,7 @@ class _TokenLogProbs(torch.autograd.Function):
             logits = memory[: rows.stop - rows.start]
             if rows is not chunks[-1]:
                 torch.mm(hidden[rows], weight.t(), out=logits)
-            for chunk, scaled in _chunks(logits, rows.start, ctx.vocabulary, ctx.temperature):
+            for chunk, scaled in _chunks(logits, rows.start, ctx.vocabulary, ctx.temperature, ctx.nuclei):
                 shifted = scaled.sub_(normalisers[chunk, None])
                 outer = -d_log_probs[chunk, None] / ctx.temperature
                 if ctx.with_entropy:
@@ -176,7 +180,7 @@ class _TokenLogProbs(torch.autograd.Function):
                     d_weight = part
                 else:  # in float32: rounded once, however many chunks there are
                     d_weight = part.float() if d_weight is None else d_weight.add_(part)
-        return d_hidden, None if d_weight is None else d_weight.to(weight), None, None, None, None, None
+        return d_hidden, None if d_weight is None else d_weight.to(weight), *[None] * 6
 
 
 def _own_targets(targets: Tensor, vocabulary: Vocabulary, columns: int) -> tuple[Tensor, Tensor | None]:
@@ -204,7 +208,7 @@ def _slices(n: int, size: int) -> list[slice]:
 
 
 def _chunks(
-    logits: Tensor, first: int, vocabulary: Vocabulary, temperature: float
+    logits: Tensor, first: int, vocabulary: Vocabulary, temperature: float, nuclei: Nuclei | None
 ) -> Iterator[tuple[slice, Tensor]]:
     """Yield rows, and logits / temperature of those rows in float32, each time in the same memory.
 
@@ -213,6 +217,7 @@ def _chunks(
         first: number of their first row; rows are yielded from there on.
         vocabulary: which ids the columns are.
         temperature: divides the logits.
+        nuclei: the ids that each row's token was drawn from; all others never come.
     """
     columns = logits.shape[1]
     step = min(len(logits), max(1, _CHUNK_ELEMENTS[logits.device.type] // columns))
@@ -223,5 +228,7 @@ def _chunks(
         if temperature != 1.0:
             scaled.div_(temperature)
         if real < columns:
-            scaled[:, real:] = _NEVER
+            scaled[:, real:] = NEVER
+        if nuclei is not None:
+            nuclei.hold(scaled, first + rows.start, start=vocabulary.start)
         yield slice(first + rows.start, first + rows.stop), scaled

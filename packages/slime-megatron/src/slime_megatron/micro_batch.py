@@ -15,6 +15,7 @@ from torch import Tensor
 
 from slime_megatron.context import ZigZag
 from slime_megatron.model import ResponseTokens
+from slime_megatron.nuclei import Nuclei
 from slime_megatron.packed import Family, PackedSequences, pack, pack_zigzag
 from slime_megatron.prefix import family_of, family_tokens
 from slime_megatron.routed import StepRouting, routed_tokens
@@ -75,6 +76,7 @@ def make_micro_batch(
     with_sum_pi_squared: bool = False,
     counted: bool = True,
     routing: StepRouting | None = None,
+    nuclei: Nuclei | None = None,
 ) -> MicroBatch:
     """Pack the samples of some families (see `prefix`), those with the longest sample first.
 
@@ -88,6 +90,7 @@ def make_micro_batch(
         with_sum_pi_squared: whether sums of squared probabilities are.
         counted: whether it counts for the loss.
         routing: what routers are told of the optimizer step; None for a model without experts.
+        nuclei: the ids that the batch's response tokens were drawn from; None where they could have been any.
     """
     ordered = sorted(families, key=lambda members: (-max(batch.lengths[i] for i in members), members[0]))
     shapes = [family_of(batch, members) for members in ordered]
@@ -98,6 +101,7 @@ def make_micro_batch(
     response_lengths = batch.response_lengths[order]
     row = _whole_row if cut.context is None else _context_row
     source, packed, rows, places = row(len(tokens), shapes, rotary, cut)
+    columns = torch.from_numpy(_ranges(batch.response_offsets[order], batch.response_offsets[order + 1]))
     if routing is not None:
         own = cut.own_part(source)
         packed.routed = routed_tokens(shapes, ordered, own, routing, counted=counted, device=device)
@@ -116,11 +120,10 @@ def make_micro_batch(
             n_tokens=int(response_lengths.sum()),
             places=None if places is None else torch.from_numpy(places).to(device),
             context=cut.context,
+            nuclei=nuclei and nuclei.of(columns if places is None else columns[places], device),
         ),
         samples=torch.from_numpy(order).to(device),
-        columns=torch.from_numpy(
-            _ranges(batch.response_offsets[order], batch.response_offsets[order + 1])
-        ).to(device),
+        columns=columns.to(device),
         offsets=torch.from_numpy(np.concatenate([[0], np.cumsum(response_lengths)])).to(device),
         sample_of_token=torch.from_numpy(np.repeat(np.arange(len(order)), response_lengths)).to(device),
         counted=counted,

@@ -23,6 +23,7 @@ from slime_megatron.context import Assemble
 from slime_megatron.foreign import with_flags
 from slime_megatron.log_probs import Vocabulary, sum_pi_squared, token_log_probs
 from slime_megatron.low_rank import is_adapter
+from slime_megatron.nuclei import Nuclei
 from slime_megatron.router import check_routers, moves_bias
 from slime_megatron.section import MegatronSection
 from slime_megatron.sharded import global_weights, own_part
@@ -51,6 +52,8 @@ class ResponseTokens:
     """int64 [r]: which of the R tokens this rank has; None where it has all."""
     context: dist.ProcessGroup | None = None
     """The ranks that have the others."""
+    nuclei: Nuclei | None = None
+    """The ids that the r tokens were drawn from; None where they could have been any."""
 
 
 def build_model(
@@ -192,6 +195,7 @@ def response_log_probs(
         context.targets,
         vocabulary=vocabulary,
         temperature=context.temperature,
+        nuclei=context.nuclei,
         with_entropy=context.with_entropy,
         chunk_tokens=chunk_tokens,
     )
@@ -203,6 +207,7 @@ def response_log_probs(
                 weight,
                 vocabulary=vocabulary,
                 temperature=context.temperature,
+                nuclei=context.nuclei,
                 chunk_tokens=chunk_tokens,
             )
         )

@@ -50,6 +50,8 @@ class LearnerSettings:
     """Hugging Face folder of the teacher; samples carry its log-probs when None."""
     rank: Rank = field(default_factory=Rank)
     """Which of the trainer's processes this is."""
+    restricted: bool = False
+    """Whether tokens are drawn from what top-p or top-k keep; batches then say from which ids."""
     critic_path: Path | None = None
     """Hugging Face folder that the critic starts from; `model_path` when None."""
 

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from slime_core.batch import TrainBatch
 from slime_core.protocols import Metrics
 from torch import Tensor
 
@@ -18,11 +22,21 @@ def forwarded(steps: Sequence[Step], n_ranks: int) -> dict[str, float]:
     return {name: float(n_ranks * number) for name, number in numbers.items()}
 
 
-def mismatch(columns: Columns, log_probs: Tensor | None) -> Metrics:
-    """Return the mean difference between the engine's log-probs and ours, over trainable tokens that we have."""
+def mismatch(
+    batch: TrainBatch, columns: Columns, log_probs: Tensor | None, steps: Sequence[NDArray[np.int64]]
+) -> Metrics:
+    """Return the mean difference between the engine's log-probs and ours, over trainable tokens; nan where one of them is.
+
+    Args:
+        batch: the samples.
+        columns: theirs.
+        log_probs: ours [T], computed for the samples of `steps`.
+        steps: optimizer steps of the batch.
+    """
     if columns.rollout_log_probs is None or log_probs is None:
         return {}
-    mask = columns.loss_mask * log_probs.isfinite()
-    difference = (log_probs.nan_to_num() - columns.rollout_log_probs).abs()
-    mean = (difference * mask).sum() / mask.sum().clamp(min=1)
-    return {"train/train_rollout_logprob_abs_diff": float(mean)}
+    in_steps = np.isin(np.arange(len(batch)), np.concatenate(steps))
+    of_tokens = np.repeat(in_steps, batch.response_lengths)
+    trained = (columns.loss_mask > 0) & torch.from_numpy(of_tokens).to(log_probs.device)
+    difference = (log_probs - columns.rollout_log_probs)[trained].abs()
+    return {"train/train_rollout_logprob_abs_diff": float(difference.sum() / max(1, len(difference)))}

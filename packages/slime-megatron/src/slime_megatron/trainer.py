@@ -15,7 +15,7 @@ from slime_core.config.derive import batch_sizes
 from slime_core.config.sections import RunSection, TrainSection
 from slime_core.errors import TrainerError
 from slime_core.openmp import release_threads
-from slime_core.protocols import Fingerprint, Metrics, TransferPlan
+from slime_core.protocols import TOP_P_TOKENS, Fingerprint, Metrics, TransferPlan
 from slime_core.weights import Bucket
 from slime_models.transfer.names import TRANSPORTS
 
@@ -194,6 +194,7 @@ def create_trainer(build: BuildContext) -> MegatronTrainer:
             ref_path=folder(roles.ref_load),
             teacher_path=folder(roles.opd_teacher_load),
             critic_path=folder(roles.critic_load),
+            restricted=TOP_P_TOKENS in build.engine_needs,
         )
     )
 

@@ -10,6 +10,9 @@ from slime_core.rollout.driver import reset
 from slime_core.rollout.generate import single_turn
 from slime_core.sample import Sample, Status
 
+#: Key of a sample's `train_metadata` by which `remax` knows the greedy response.
+IS_BASELINE = "is_baseline"
+
 
 async def greedy_baseline(ctx: GenerateContext, sample: Sample, params: SamplingParams) -> list[Sample]:
     """Generate a response as `single-turn` does, and the greedy response to the same prompt, for `remax`.
@@ -21,7 +24,12 @@ async def greedy_baseline(ctx: GenerateContext, sample: Sample, params: Sampling
     if ctx.evaluation:
         return [await single_turn(ctx, sample, params)]
     fresh = reset(sample)
-    greedy = dataclasses.replace(reset(sample), session_id=None, remove_sample=True)
+    greedy = dataclasses.replace(
+        reset(sample),
+        session_id=None,
+        remove_sample=True,
+        train_metadata={**(sample.train_metadata or {}), IS_BASELINE: True},
+    )
     sample.rollout_id = greedy.rollout_id = sample.index
     first, second = await asyncio.gather(
         single_turn(ctx, sample, params),

@@ -62,6 +62,7 @@ def slime_check_config(settings: Settings) -> Iterable[Problem]:
             wanted="true",
             todo="add --normalize-advantages",
         )
+    yield from _check_clip(settings, section)
     if chosen == "gdpo":
         yield from _check_parts(settings.section(RewardSection), section.gdpo_weights)
     if settings.section(TrainSection).use_rollout_logprobs and (section.use_tis or section.use_rs):
@@ -70,6 +71,19 @@ def slime_check_config(settings: Settings) -> Iterable[Problem]:
             found="a correction of π_old against the engine's policy with train.use_rollout_logprobs, "
             "which makes them the same",
             wanted="one of them",
+        )
+
+
+def _check_clip(settings: Settings, section: AlgosSection) -> Iterable[Problem]:
+    """Refuse PPO's bound, unless somebody asked for it, where a sample's mean ratio would never reach it."""
+    algorithm = settings.section(AlgorithmSection)
+    loss = algorithm.loss_type or f"{algorithm.advantage_estimator}_loss"
+    if loss == "gspo_loss" and settings.origin("algos", "eps_clip") == "default":
+        yield Problem(
+            where="algos.eps_clip",
+            found=f"nothing with gspo_loss, and the default {section.eps_clip:g} clips none of its ratios",
+            wanted="a bound for the mean ratio of a sample",
+            todo="add the paper's: --eps-clip 3e-4 --eps-clip-high 4e-4",
         )
 
 

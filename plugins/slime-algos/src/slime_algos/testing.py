@@ -20,7 +20,7 @@ def view_of(masks: Rows, *, rewards: Sequence[float] | None = None, **columns: A
     Args:
         masks: loss mask of each sample.
         rewards: one a sample; 0 when not given.
-        columns: other fields of the view; a [T] column as `Rows` or as a flat tensor. By default trained tokens
+        columns: other fields of the view; a [T] column as `Rows` or as a flat tensor, `train_metadata` as it is. By default trained tokens
             all weigh the same, together 1, and old log-probs are 0.
     """
     lengths = torch.tensor([len(mask) for mask in masks])
@@ -28,7 +28,7 @@ def view_of(masks: Rows, *, rewards: Sequence[float] | None = None, **columns: A
     fields = {
         "weights": mask / mask.sum().clamp(min=1),
         "old_log_probs": torch.zeros_like(mask),
-    } | {name: _flat(values) for name, values in columns.items()}
+    } | {name: values if name == "train_metadata" else _flat(values) for name, values in columns.items()}
     return TokenView(
         offsets=torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]),
         sample_of_token=torch.repeat_interleave(torch.arange(len(masks)), lengths),

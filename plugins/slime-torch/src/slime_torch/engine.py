@@ -14,7 +14,14 @@ from slime_core.build import BuildContext
 from slime_core.config.derive import compute_dtype
 from slime_core.config.sections import ModelSection, TrainSection
 from slime_core.errors import EngineError, WeightSyncError
-from slime_core.protocols import Completion, Fingerprint, SamplingParams, Tokenizer, TransferPlan
+from slime_core.protocols import (
+    TOP_P_TOKENS,
+    Completion,
+    Fingerprint,
+    SamplingParams,
+    Tokenizer,
+    TransferPlan,
+)
 from slime_core.weights import Agreement, MemoryChannel
 from slime_models.checkpoint import HfCheckpoint, read_config
 from slime_models.family import ModelFamily
@@ -47,6 +54,7 @@ class TorchEngine:
         tokenizer: gives the end-of-sequence id, and decodes where stop strings are looked for.
         dtype: storage and compute dtype.
         section: the engine's settings.
+        with_nuclei: whether completions say from which ids top-p and top-k left their tokens to be drawn.
     """
 
     transports: tuple[str, ...] = TRANSPORTS
@@ -59,7 +67,9 @@ class TorchEngine:
         *,
         dtype: torch.dtype,
         section: TorchSection,
+        with_nuclei: bool = False,
     ) -> None:
+        self._with_nuclei = with_nuclei
         self._path, self._family, self._tokenizer = model_path, family, tokenizer
         self._dtype, self._section = dtype, section
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -227,6 +237,7 @@ class TorchEngine:
             self._cache,
             max_running=self._section.max_running_requests,
             max_prefill_tokens=self._section.max_prefill_tokens,
+            with_nuclei=self._with_nuclei,
         )
 
     def _end_update(self, update: Update, *, complete: bool) -> None:
@@ -315,4 +326,8 @@ def create_engine(build: BuildContext) -> TorchEngine:
         build.tokenizer,
         dtype=DTYPES[name],
         section=section,
+        with_nuclei=TOP_P_TOKENS in build.engine_needs,
     )
+
+
+create_engine.offers = frozenset({TOP_P_TOKENS})  # type: ignore[attr-defined]  # see `BuildContext.engine_needs`

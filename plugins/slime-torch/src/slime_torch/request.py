@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from slime_core.protocols import Completion, SamplingParams, Tokenizer
+import numpy as np
+from slime_core.protocols import TOP_P_TOKENS, Completion, SamplingParams, Tokenizer
+
+from slime_torch.sampling import Nucleus
 
 #: Tokens decoded beyond those that can spell a stop string: the first of a tail may lose a leading space.
 _SLACK = 4
@@ -72,6 +75,7 @@ class Request:
         )
         self.tokens: list[int] = []
         self.log_probs: list[float] = []
+        self._nuclei: list[Nucleus] = []
         self.cached_tokens = 0
         """Prompt tokens whose keys and values were copied from another request."""
         self.hidden: Any = None
@@ -89,19 +93,28 @@ class Request:
         """Number of tokens of prompt and response so far."""
         return len(self.prompt) + len(self.tokens)
 
-    def append(self, token: int, log_prob: float) -> None:
+    def append(self, token: int, log_prob: float, nucleus: Nucleus = None) -> None:
         """Take the next token in, and note why if it is the last."""
         self.tokens.append(token)
         self.log_probs.append(log_prob)
+        self._nuclei.append(nucleus)
         self.finish_reason = self.stop.reason(self.tokens)
 
     def completion(self, weight_version: str) -> Completion:
         """Return the answer of a finished request."""
         assert self.finish_reason is not None
+        metadata: dict[str, Any] = {
+            "cached_tokens": self.cached_tokens,
+            "prompt_tokens": len(self.prompt),
+        }
+        if any(nucleus is not None for nucleus in self._nuclei):
+            nuclei = [np.empty(0, np.int32) if each is None else each for each in self._nuclei]
+            offsets = np.cumsum([0, *map(len, nuclei)])
+            metadata[TOP_P_TOKENS] = (np.concatenate(nuclei), offsets)
         return Completion(
             tokens=self.tokens,
             log_probs=self.log_probs,
             finish_reason=self.finish_reason,
             weight_version=weight_version,
-            metadata={"cached_tokens": self.cached_tokens, "prompt_tokens": len(self.prompt)},
+            metadata=metadata,
         )

@@ -48,7 +48,13 @@ def _mixed(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return state ^ (state >> np.uint64(31))
 
 
-def sample(logits: Tensor, draws: Sequence[Draw]) -> tuple[list[int], list[float]]:
+#: Of a token: the ids that it was drawn from, in order; None where it could have been any.
+Nucleus = NDArray[np.int32] | None
+
+
+def sample(
+    logits: Tensor, draws: Sequence[Draw], *, with_nuclei: bool = False
+) -> tuple[list[int], list[float], list[Nucleus]]:
     """Draw a token a row by inverting the cumulative distribution.
 
     The distribution is the softmax of logits / temperature, over what top-k keeps and then top-p of that; tokens
@@ -58,9 +64,10 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> tuple[list[int], list[float
     Args:
         logits: [n, vocab_size], any floating dtype; not changed.
         draws: n of them.
+        with_nuclei: whether to tell what top-k and top-p kept.
 
     Returns:
-        (tokens, natural log-probs in float32 precision).
+        (tokens, natural log-probs in float32 precision, nuclei).
     """
     temperatures = [draw.params.temperature or 1.0 for draw in draws]
     if any(temperature != 1.0 for temperature in temperatures):
@@ -74,7 +81,19 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> tuple[list[int], list[float
     points = torch.from_numpy(uniform([d.seed for d in draws], [d.position for d in draws])).to(logits.device)
     tokens = torch.where(greedy, _likeliest(blocks), _inverted(blocks, ends, points))
     log_probs = (logits.gather(1, tokens[:, None]) - peaks.double() - ends[:, -1:].log()).squeeze(1)
-    return tokens.tolist(), log_probs.tolist()
+    nuclei = _nuclei(logits, draws) if with_nuclei else [None] * len(draws)
+    return tokens.tolist(), log_probs.tolist(), nuclei
+
+
+def _nuclei(logits: Tensor, draws: Sequence[Draw]) -> list[Nucleus]:
+    vocab = logits.shape[1]
+    is_held = [
+        bool(d.params.temperature) and (0 < d.params.top_k < vocab or d.params.top_p < 1) for d in draws
+    ]
+    return [
+        row.isfinite().nonzero()[:, 0].to(torch.int32).cpu().numpy() if held else None
+        for row, held in zip(logits, is_held, strict=True)
+    ]
 
 
 def _in_blocks(weights: Tensor) -> Tensor:

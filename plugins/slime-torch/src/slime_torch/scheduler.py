@@ -22,11 +22,21 @@ class Scheduler:
         cache: of the same model.
         max_running: most requests that run at once.
         max_prefill_tokens: most tokens of a prefill batch, padding included, unless one prompt is longer.
+        with_nuclei: whether requests take down the ids that top-k and top-p left to draw their tokens from.
     """
 
-    def __init__(self, model: Decoder, cache: KvCache, *, max_running: int, max_prefill_tokens: int) -> None:
+    def __init__(
+        self,
+        model: Decoder,
+        cache: KvCache,
+        *,
+        max_running: int,
+        max_prefill_tokens: int,
+        with_nuclei: bool = False,
+    ) -> None:
         self._model, self._cache = model, cache
         self._max_running, self._max_prefill_tokens = max_running, max_prefill_tokens
+        self._with_nuclei = with_nuclei
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
 
@@ -162,6 +172,6 @@ class Scheduler:
 
     def _sample(self, hidden: Tensor, requests: list[Request]) -> None:
         draws = [Draw(request.params, request.seed, request.length) for request in requests]
-        tokens, log_probs = sample(self._model.logits(hidden), draws)
-        for request, token, log_prob in zip(requests, tokens, log_probs, strict=True):
-            request.append(token, log_prob)
+        drawn = sample(self._model.logits(hidden), draws, with_nuclei=self._with_nuclei)
+        for request, token, log_prob, nucleus in zip(requests, *drawn, strict=True):
+            request.append(token, log_prob, nucleus)

@@ -113,9 +113,9 @@ class RolloutSection(SectionModel):
     rollout_temperature: Annotated[float, Gt(0)] = 1.0
     """Sampling temperature."""
     rollout_top_p: Share = 1.0
-    """Nucleus of the sampling distribution."""
+    """Nucleus of the sampling distribution. Below 1 the trainer holds to the ids that it left for each token."""
     rollout_top_k: int = -1
-    """Most likely tokens to sample from; -1 for all."""
+    """Most likely tokens to sample from; -1 for all. The trainer holds to them."""
     rollout_max_response_len: Count
     """Most tokens of a response."""
     rollout_max_context_len: Count | None = None

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from slime_core.errors import SampleError
-from slime_core.protocols import Completion, GenerateContext, SamplingParams
+from slime_core.protocols import TOP_P_TOKENS, Completion, GenerateContext, SamplingParams
 from slime_core.rollout.continuation import params_after, stop_across
 from slime_core.sample import Sample, Status
 
@@ -55,6 +55,9 @@ def _until_stop(
     metadata = dict(completion.metadata)
     if "routed_experts" in metadata:
         metadata["routed_experts"] = metadata["routed_experts"][: sample.prompt_length + end - 1]
+    if TOP_P_TOKENS in metadata:
+        ids, offsets = metadata[TOP_P_TOKENS]
+        metadata[TOP_P_TOKENS] = (ids[: offsets[end - seam]], offsets[: end - seam + 1])
     if "weight_versions" in metadata:
         metadata["weight_versions"] = [
             span for span in metadata["weight_versions"] if span["start"] < end - seam
@@ -85,6 +88,7 @@ def _append(
         log_probs=completion.log_probs,
         finish_reason=completion.finish_reason,
         routed_experts=completion.metadata.get("routed_experts"),
+        top_p_tokens=completion.metadata.get(TOP_P_TOKENS),
     )
     sample.response = text
     spans = completion.metadata.get("weight_versions")

@@ -7,19 +7,19 @@ from slime_core.protocols import TokenView
 from torch import Tensor
 
 from slime_algos.advantages.outcome import outcome
-from slime_algos.along import sample_sums
 from slime_algos.estimator import estimator
+from slime_algos.greedy_baseline import IS_BASELINE
 
 
 @estimator(reward_transform="raw", reads={"group_ids"})
 def remax(view: TokenView, kl: Tensor) -> tuple[Tensor, Tensor]:
     """Give every token of a sample its reward less that of its group's greedy response.
 
-    Baselines are the samples of which no token is trained on; the generator `greedy-baseline` makes them. Where a
-    group has several, their mean counts.
+    Baselines are the samples whose `train_metadata` has `is_baseline`; the generator `greedy-baseline` makes them. Where
+    a group has several, their mean counts.
 
     Args:
-        view: reads `rewards`, `group_ids`, `loss_mask`, `offsets`, `sample_of_token`.
+        view: reads `rewards`, `group_ids`, `train_metadata`, `sample_of_token`.
         kl: [T] penalty of each token.
 
     Raises:
@@ -27,13 +27,14 @@ def remax(view: TokenView, kl: Tensor) -> tuple[Tensor, Tensor]:
 
     Source: ReMax, arXiv 2310.10505, algorithm 2.
     """
-    greedy = (sample_sums(view.loss_mask, view.offsets) == 0).to(view.rewards.dtype)
+    given = view.train_metadata or [None] * len(view.rewards)
+    greedy = view.rewards.new_tensor([bool(each and each.get(IS_BASELINE)) for each in given])
     of_group = (view.group_ids[:, None] == view.group_ids[None, :]).to(greedy.dtype) * greedy
     count = of_group.sum(1)
     if (count == 0).any():
         lacking = int(view.group_ids[int((count == 0).nonzero()[0])])
         raise TrainerError(
-            f"remax: group {lacking} has no untrained sample to take the baseline from; "
+            f"remax: group {lacking} has no sample to take the baseline from; "
             "generate with --custom-generate-function-path greedy-baseline"
         )
     return outcome(view, view.rewards - (of_group * view.rewards).sum(1) / count, kl)

@@ -27,6 +27,7 @@ from slime_algos.advantages.rloo import rloo
 from slime_algos.conformance.case import PARTS, Case
 from slime_algos.conformance.rows import Row
 from slime_algos.correction import importance_weights
+from slime_algos.greedy_baseline import IS_BASELINE
 from slime_algos.reward_transforms import gpg as gpg_transform
 from slime_algos.reward_transforms import group_centre, leave_one_out, pass_at_k
 
@@ -125,7 +126,9 @@ def _without_the_first(case: Case) -> tuple[Case, Tensor]:
     first = torch.tensor([ids.index(group) for group in ids])
     greedy = first == torch.arange(len(ids))
     mask = case.view.loss_mask * ~greedy[case.view.sample_of_token]
-    return replace(case, view=TokenView(**(vars(case.view) | {"loss_mask": mask}))), case.view.rewards[first]
+    metadata = [{IS_BASELINE: is_baseline} for is_baseline in greedy.tolist()]
+    view = TokenView(**(vars(case.view) | {"loss_mask": mask, "train_metadata": metadata}))
+    return replace(case, view=view), case.view.rewards[first]
 
 
 def _our_remax(case: Case) -> Tensor:

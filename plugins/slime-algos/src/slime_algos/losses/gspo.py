@@ -23,7 +23,7 @@ def gspo_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Take the objective of `policy_loss` with ρ = exp(mean of log π − log π_old over the sample's trained tokens).
 
-    The paper clips at 3e-4 and 4e-4, far closer than PPO.
+    The paper clips at 3e-4 and 4e-4, far closer than PPO, whose 0.2 has to be asked for.
 
     Source: GSPO, arXiv 2507.18071, eq. 5 and 7. verl takes the gradient token by token (eq. 13): the same where
     the reducer weighs the tokens of a sample the same, as all of ours do.
