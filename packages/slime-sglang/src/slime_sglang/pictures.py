@@ -67,5 +67,6 @@ def check_read(answer: Mapping[str, Any], sent: Sequence[int]) -> None:
     if list(read) != list(sent):
         raise EngineError(
             f"/generate: the server read prompt and images as {len(read)} ids, which are not the sample's {len(sent)}; "
-            "its processor takes images otherwise than the one of --hf-checkpoint (--sglang-mm-process-config?)"
+            "it dropped images, or takes them otherwise than the processor of --hf-checkpoint (--sglang-mm-process-config?); "
+            "its log may say more"
         )
