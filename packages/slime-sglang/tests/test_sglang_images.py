@@ -61,8 +61,14 @@ def ask(serving, tokenizer):
 
 @pytest.mark.parametrize(
     ("text", "images"),
-    [(TEXT, [A]), (TEXT, [B]), (f"t1 {IMAGE}{IMAGE} t9", [A, B]), ("t5 t6 t7 t8", [])],
-    ids=["one", "another", "both", "none"],
+    [
+        (TEXT, [A]),
+        (TEXT, [B]),
+        (TEXT, [picture(4, width=301, height=221)]),
+        (f"t1 {IMAGE}{IMAGE} t9", [A, B]),
+        ("t5 t6 t7 t8", []),
+    ],
+    ids=["one", "another", "resized", "both", "none"],
 )
 def test_answers_are_those_of_transformers_that_sees_the_same_pixels(vision, ask, text, images):
     urls = [as_url(image) for image in images]

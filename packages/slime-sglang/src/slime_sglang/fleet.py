@@ -92,6 +92,10 @@ class EngineFleet:
             DeadlineError: no answer within `request_timeout_s`.
             DataError: an image cannot be read.
         """
+        if images and self._router is not None:
+            raise EngineError(
+                "images do not go through a router, which is not proven to hand them on; do without it"
+            )
         aborts = self._aborts
         failed: list[Seat] = []
         draft = Draft(tokens, params, tokenizer=self._tokenizer, images=encoded(images))
