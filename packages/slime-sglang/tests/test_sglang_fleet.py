@@ -134,6 +134,14 @@ def test_a_response_goes_on_elsewhere_with_the_same_images(tmp_path):
     assert run_fleet(tmp_path, tmp_path, scenario, **WATCHED) == [([5, 7, 6], seen), ([5, 7, 6, 12], seen)]
 
 
+def test_images_do_not_go_through_a_router(fleet_of):
+    async def scenario(engine, first, second):
+        with pytest.raises(EngineError, match="images do not go through a router"):
+            await engine.generate([5, 7, 6], PARAMS, images=["data:image;base64,AAAA"])
+
+    fleet_of(scenario, routed="round_robin")
+
+
 def test_an_abort_answers_with_what_arrived_of_a_response_that_waits_for_an_engine(fleet_of):
     async def scenario(engine, first, second):
         for worker in (first, second):
