@@ -237,3 +237,22 @@ def test_weight_folder_that_is_a_file_or_that_nothing_goes_to(refuse, letters):
     assert "train.update_weight_disk_dir: found" in message
     assert "with nothing that goes there; wanted --update-weight-transport disk" in message
     assert "which is a file; wanted a folder" in message
+
+
+def test_images_with_a_trainer_or_without_a_chat_template(refuse):
+    message = refuse("--multimodal-keys", '{"image": "pics", "video": "clips"}')
+    assert "data.multimodal_keys: found ['image', 'video'] with the trainer" in message
+    assert "wanted --train-backend none and `slime eval`" in message
+    assert "data.multimodal_keys: found ['video']; wanted image" in message
+    assert "data.apply_chat_template: found false with multimodal_keys; wanted true" in message
+
+
+def test_images_with_an_engine_that_takes_none(slime, letters):
+    flags = ["--multimodal-keys", '{"image": "pics"}', "--apply-chat-template", "--train-backend", "none"]
+    result = slime("check", letters, *flags)
+    assert result.returncode == 2
+    assert "tabular:create_engine, which takes no images, with data.multimodal_keys" in result.stderr
+
+
+def test_training_without_a_trainer(refuse):
+    assert "train.train_backend: found none; wanted a trainer" in refuse("--train-backend", "none")

@@ -202,3 +202,14 @@ def test_plugins_hear_of_each_rollout_before_it_is_trained_on(letters, tmp_path)
         ("rollout of 4 groups", 1),
         ("step", 1),
     ]
+
+
+def test_a_model_is_evaluated_without_a_trainer_and_a_run_is_not(slime, letters):
+    assert train(letters, "--num-rollout", "4")["eval_before"] == pytest.approx(0.1, abs=0.1)
+    flags = ["eval", letters, "--train-backend", "none"]
+    result = slime(*flags)
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["eval/letters"] == pytest.approx(0.1, abs=0.1)
+    refused = slime(*flags, "--load", letters.parent / "runs/letters")
+    assert refused.returncode == 2
+    assert "train_backend is none, which loads no checkpoint; drop --load" in refused.stderr

@@ -70,6 +70,7 @@ def test_steps_cover_every_sample_once(size, n_steps, fan_out):
         (sample(5, status=Status.ABORTED), "sample 5: status is aborted"),
         (sample(5, reward=float("nan")), "sample 5: reward is nan"),
         (sample(5, n=0), "sample 5: has no response token"),
+        (sample(5, multimodal_inputs={"image": ["/a"]}), r"sample 5: its policy saw \['image'\]"),
         (sample(5, rollout_log_probs=None), "sample 5: has no rollout_log_probs, other samples"),
         (sample(5, tokens=[1, 1]), "sample 5: has no prompt token"),
         (sample(5, group_index=None), r"sample 5: index and group_index must be set"),

@@ -1,6 +1,7 @@
 """Data files to prompts: rows, slices, keys, templates, and messages that say what is wrong where."""
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import pyarrow as pa
@@ -60,7 +61,10 @@ def source_of(*, evaluation=False, rollout=None, **settings):
 def test_blank_lines_are_no_rows_and_lines_count_from_one(tmp_path):
     path = tmp_path / "data.jsonl"
     path.write_text('\ufeff{"a": 1}\n\n   \n{"a": "é"}\n', encoding="utf-8")
-    assert read_records(str(path)) == [Record(f"{path}:1", {"a": 1}), Record(f"{path}:4", {"a": "é"})]
+    assert read_records(str(path)) == [
+        Record(f"{path}:1", {"a": 1}, tmp_path),
+        Record(f"{path}:4", {"a": "é"}, tmp_path),
+    ]
 
 
 @settings(deadline=None)
@@ -216,20 +220,83 @@ def test_a_template_that_refuses_is_a_data_error_with_the_line():
 
 
 def test_placeholders_become_content_parts_with_the_items_in_order():
-    row = {"input": "left <image>, right <image>", "pics": ["a.png", "b.png"]}
+    row = {"input": "left <image>, right <image>", "pics": ["/a.png", "/b.png"]}
     sample = sample_of(row, multimodal_keys={"image": "pics"})
     assert sample.prompt == [
         {
             "role": "user",
             "content": [
                 {"type": "text", "text": "left "},
-                {"type": "image", "image": "a.png"},
+                {"type": "image", "image": "/a.png"},
                 {"type": "text", "text": ", right "},
-                {"type": "image", "image": "b.png"},
+                {"type": "image", "image": "/b.png"},
             ],
         }
     ]
-    assert sample.multimodal_inputs == {"image": ["a.png", "b.png"]}
+    assert sample.multimodal_inputs == {"image": ["/a.png", "/b.png"]}
+
+
+class SeeingTokenizer(ByteTokenizer):
+    """A token a byte; an image is 0 and the last byte of its name, three times."""
+
+    def apply_chat_template(self, messages, *, tools=None, **kwargs):
+        return "".join("#" if part["type"] == "image" else part["text"] for part in messages[0]["content"])
+
+    def encode_with_images(self, text, images):
+        if "/missing" in images:
+            raise DataError("/missing: no such file")
+        waiting = iter(images)
+        return [
+            id
+            for byte in text.encode()
+            for id in ([0, *next(waiting).encode()[-1:] * 3] if byte == 35 else [byte])
+        ]
+
+
+def prompt_with_images(row, tokenizer=None, folder="/data"):
+    prompt_format = PromptFormat(multimodal_keys={"image": "pics"}, apply_chat_template=True)
+    return prototype(Record("data.jsonl:7", row, Path(folder)), tokenizer or SeeingTokenizer(), prompt_format)
+
+
+def test_a_rendered_prompt_has_the_ids_that_a_model_sees():
+    sample = prompt_with_images({"input": "x<image>y<image>", "pics": ["/a", "/b"]})
+    assert sample.prompt == "x#y#"
+    assert sample.tokens == [120, 0, 97, 97, 97, 121, 0, 98, 98, 98]
+
+
+@pytest.mark.parametrize(
+    ("image", "held"),
+    [
+        ("/elsewhere/a.png", "/elsewhere/a.png"),
+        ("sub/a.png", "/data/sub/a.png"),
+        ("data:image/png;base64,AAAA", "data:image/png;base64,AAAA"),
+        (b"\x00\x00\x00", "data:image;base64,AAAA"),
+        ({"bytes": b"\x00\x00\x00", "path": "a.png"}, "data:image;base64,AAAA"),
+        ({"bytes": None, "path": "a.png"}, "/data/a.png"),
+    ],
+)
+def test_an_image_is_a_path_or_its_bytes(image, held):
+    assert prompt_with_images({"input": "<image>", "pics": [image]}).multimodal_inputs == {"image": [held]}
+
+
+@pytest.mark.parametrize("image", ["https://example.org/a.png", 7, None, "", {"url": "a.png"}])
+def test_what_is_no_image_is_an_error_that_names_the_row(image):
+    with pytest.raises(DataError, match=r"^data.jsonl:7: found .* for an image; wanted the path of a file"):
+        prompt_with_images({"input": "<image>", "pics": [image]})
+
+
+def test_an_image_that_cannot_be_read_is_an_error_that_names_the_row():
+    with pytest.raises(DataError, match=r"^data.jsonl:7: /missing: no such file"):
+        prompt_with_images({"input": "<image>", "pics": ["/missing"]})
+
+
+def test_a_tokenizer_that_reads_no_images_is_refused():
+    class Blind(ByteTokenizer):
+        def apply_chat_template(self, messages, *, tools=None, **kwargs):
+            return "x"
+
+    with pytest.raises(DataError, match=r"^data.jsonl:7: found an image, and Blind reads none"):
+        prompt_with_images({"input": "<image>", "pics": ["/a"]}, Blind())
 
 
 def test_long_prompts_are_dropped_and_counted():

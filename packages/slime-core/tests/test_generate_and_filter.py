@@ -192,13 +192,36 @@ def test_without_budget_the_sample_is_truncated_and_the_engine_not_asked():
         (Sample(index=0, prompt=[{"role": "user", "content": "hi"}]), "has no prompt ids"),
         (
             prompt(multimodal_inputs={"image": ["a.png"]}),
-            r"carries \['image'\], and single-turn sends ids only",
+            r"carries \['image'\], and the engine takes ids only",
         ),
     ],
 )
 def test_a_sample_that_cannot_be_generated_is_refused(sample, words):
     with pytest.raises(SampleError, match=f"sample 0: {words}"):
         generate(ScriptedEngine(b"c"), sample)
+
+
+class SeeingEngine(ScriptedEngine):
+    """Takes images, and keeps those, too."""
+
+    sees_images = True
+
+    async def generate(self, tokens, params, *, session_id=None, images=()):
+        self.seen = images
+        return await super().generate(tokens, params, session_id=session_id)
+
+
+def test_images_go_with_the_ids_also_when_a_response_goes_on():
+    sample = generate(SeeingEngine(b"c", finish_reason="abort"), prompt(multimodal_inputs={"image": ["/a"]}))
+    engine = SeeingEngine(b"d")
+    assert generate(engine, sample).response == "cd"
+    assert ([tokens for tokens, *_ in engine.asked], engine.seen) == ([list(b"abc")], ["/a"])
+
+
+def test_other_media_than_images_are_refused_by_name():
+    sample = prompt(multimodal_inputs={"image": ["/a"], "video": ["/b"]})
+    with pytest.raises(SampleError, match=r"carries \['image', 'video'\], and the engine takes image only"):
+        generate(SeeingEngine(b"c"), sample)
 
 
 def group(*rewards):

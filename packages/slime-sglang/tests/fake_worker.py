@@ -137,7 +137,10 @@ class FakeWorker:
                 [-float(len(context) + place), token, None] for place, token in enumerate(tokens, start=start)
             ],
         }
-        return {"output_ids": tokens, "meta_info": meta}
+        read = (
+            {"prompt_token_ids": context} if body.get("return_prompt_token_ids") else {}
+        )  # an image is one id
+        return {"output_ids": tokens, "meta_info": meta, **read}
 
     def _load(self, body: dict[str, Any]) -> None:
         """Hold what lies in the folder, as its manifest says."""

@@ -204,3 +204,53 @@ def test_routes_that_were_lost_with_all_tokens_there_are_asked_for_with_the_last
     draft.take(answer(1, 2, reason="length", routed_experts=encoded(3, 0, 1, 2, 0, 1)))
     completion = draft.completion("none")
     assert (completion.tokens, len(completion.metadata["routed_experts"])) == ([1, 2], 3)
+
+
+IMAGE = 9
+SEEING = [0, IMAGE, IMAGE, 0, IMAGE, 1]
+
+
+def drafted(tokens, placeholder=IMAGE):
+    draft = Draft(tokens, PARAMS, tokenizer=LetterTokenizer(), images=["data:a", "data:b"])
+    return draft, draft.request(stream=True, placeholder=placeholder)
+
+
+def test_a_run_of_placeholders_is_sent_as_one_and_each_request_has_all_images():
+    draft, first = drafted(SEEING)
+    draft.take(answer(2, 2, 3) | {"prompt_token_ids": SEEING})
+    second = draft.request(stream=True, placeholder=IMAGE)
+    assert first["input_ids"] == [0, IMAGE, 0, IMAGE, 1]
+    assert second["input_ids"] == [0, IMAGE, 0, IMAGE, 1, 2, 3]
+    assert first["image_data"] == second["image_data"] == ["data:a", "data:b"]
+    draft.take(answer(4, 4, 5, 6, 7, reason="length") | {"prompt_token_ids": [*SEEING, 2, 3]})
+    assert draft.completion("none").tokens == [2, 3, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize(
+    "tokens", [[0, IMAGE, IMAGE, 0], [0, IMAGE, 0, IMAGE, 1, IMAGE]], ids=["few", "many"]
+)
+def test_other_than_one_run_for_each_image_is_refused(tokens):
+    with pytest.raises(EngineError, match="runs of the image placeholder 9 among the ids and 2 images"):
+        drafted(tokens)
+
+
+def test_a_model_without_a_placeholder_is_refused():
+    with pytest.raises(EngineError, match=r"2 images, and the model's config.json has no image_token_id"):
+        drafted(SEEING, placeholder=None)
+
+
+def test_a_server_that_reads_other_ids_is_refused_and_not_asked_elsewhere():
+    draft, _ = drafted(SEEING)
+    with pytest.raises(
+        EngineError, match="read prompt and images as 5 ids, which are not the sample's 6"
+    ) as caught:
+        draft.take(answer(1, 2) | {"prompt_token_ids": SEEING[1:]})
+    assert not isinstance(caught.value, ServerFaultError)
+
+
+def test_a_server_that_does_not_say_what_it_read_is_at_fault_unless_it_read_nothing():
+    draft, _ = drafted(SEEING)
+    with pytest.raises(ServerFaultError, match="the ids of the prompt were asked for"):
+        draft.take(answer(1, 2))
+    draft.take(answer(0, reason="abort"))
+    assert draft.completion("none").finish_reason == "abort"

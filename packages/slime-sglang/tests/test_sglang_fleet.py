@@ -8,7 +8,7 @@ import pytest
 from slime_core.errors import EngineError
 from slime_core.protocols import SamplingParams
 
-from .fake_fleet import PARAMS, PROMPTS, WATCHED, generate_all, right, until
+from .fake_fleet import PARAMS, PROMPTS, WATCHED, generate_all, right, run_fleet, until
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -119,6 +119,27 @@ def test_a_stop_string_that_two_engines_share_ends_the_response(fleet_of):
         return answer.tokens, answer.log_probs, answer.finish_reason
 
     assert fleet_of(scenario, **WATCHED) == ([1, 1], [-2.0, -3.0], "stop")
+
+
+def test_a_response_goes_on_elsewhere_with_the_same_images(tmp_path):
+    async def scenario(engine, first, second):
+        first.faults_within = ["cut"]
+        answer = await engine.generate([5, 7, 6], PARAMS, images=[str(tmp_path / "a.png")])
+        assert answer.tokens == [12, 12, 12]
+        return [(body["input_ids"], body["image_data"]) for body in first.bodies + second.bodies]
+
+    (tmp_path / "a.png").write_bytes(b"\0\0\0")
+    (tmp_path / "config.json").write_text('{"image_token_id": 7}')
+    seen = ["data:image;base64,AAAA"]
+    assert run_fleet(tmp_path, tmp_path, scenario, **WATCHED) == [([5, 7, 6], seen), ([5, 7, 6, 12], seen)]
+
+
+def test_images_do_not_go_through_a_router(fleet_of):
+    async def scenario(engine, first, second):
+        with pytest.raises(EngineError, match="images do not go through a router"):
+            await engine.generate([5, 7, 6], PARAMS, images=["data:image;base64,AAAA"])
+
+    fleet_of(scenario, routed="round_robin")
 
 
 def test_an_abort_answers_with_what_arrived_of_a_response_that_waits_for_an_engine(fleet_of):

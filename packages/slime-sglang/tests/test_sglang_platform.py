@@ -238,21 +238,33 @@ def test_engines_that_do_not_add_up_are_refused(flags: Sequence[str], message: s
     assert problems_of(*REQUIRED[:-1], "torch", *flags) == []
 
 
-def test_a_router_is_refused_where_the_run_needs_each_tokens_experts() -> None:
-    def problems(*flags: str) -> list[str]:
-        registry = Registry.from_environment()
-        settings = load_settings([], [*REQUIRED, *flags, "--hf-checkpoint", "m"], registry=registry)
-        folder = Path("m")
-        build = BuildContext(
-            settings=settings,
-            registry=registry,
-            tokenizer=LetterTokenizer(),
-            model_path=folder,
-            run_dir=folder,
-        )
-        return [str(problem) for problem in hooks.slime_check_build(build=build)]
+def build_problems(*flags: str, folder: Path = Path("m")) -> list[str]:
+    registry = Registry.from_environment()
+    settings = load_settings([], [*REQUIRED, *flags, "--hf-checkpoint", str(folder)], registry=registry)
+    build = BuildContext(
+        settings=settings,
+        registry=registry,
+        tokenizer=LetterTokenizer(),
+        model_path=folder,
+        run_dir=folder,
+    )
+    return [str(problem) for problem in hooks.slime_check_build(build=build)]
 
+
+def test_a_router_is_refused_where_the_run_needs_each_tokens_experts() -> None:
     replay, router = "--use-rollout-routing-replay", ("--router-policy", "random")
-    (problem,) = problems(replay, *router)
+    (problem,) = build_problems(replay, *router)
     assert "fleet.router_policy: found it in a run that needs the experts of each token" in problem
-    assert problems(replay) == problems(*router) == []
+    assert build_problems(replay) == build_problems(*router) == []
+
+
+def test_images_want_a_model_that_sees_them_and_no_router(tmp_path: Path) -> None:
+    images = ("--multimodal-keys", '{"image": "images"}')
+    config = tmp_path / "config.json"
+    config.write_text('{"model_type": "llama"}')
+    (problem,) = build_problems(*images, folder=tmp_path)
+    assert "whose config.json has no image_token_id, with data.multimodal_keys" in problem
+    config.write_text('{"model_type": "qwen3_vl", "image_token_id": 3}')
+    assert build_problems(*images, folder=tmp_path) == []
+    (problem,) = build_problems(*images, "--router-policy", "random", folder=tmp_path)
+    assert "fleet.router_policy: found it with data.multimodal_keys; wanted no router" in problem

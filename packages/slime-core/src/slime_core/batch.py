@@ -166,6 +166,11 @@ def _check_trainable(sample: Sample) -> None:
         raise SampleError(f"{sample.name}: has no prompt token; the first response token needs one before it")
     if sample.response_length < 1:
         raise SampleError(f"{sample.name}: has no response token")
+    if sample.multimodal_inputs:
+        raise SampleError(
+            f"{sample.name}: its policy saw {sorted(sample.multimodal_inputs)}, which batches do not carry; evaluate it "
+            "(slime eval), or train on text"
+        )
 
 
 def _offsets(lengths: Sequence[int]) -> NDArray[np.int64]:

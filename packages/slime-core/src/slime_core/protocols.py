@@ -163,7 +163,7 @@ class Trainer(Protocol):
     """Learns from batches, and hands its weights out under their Hugging Face names."""
 
     transports: tuple[str, ...]
-    """Weight transports that it can send by, best first."""
+    """Weight transports that it can send by, best first; none if it has no weights."""
 
     async def start(self) -> None:
         """Build the model from the Hugging Face folder, and the optimizer."""

@@ -190,9 +190,9 @@ class Run:
     async def sync_weights(self, version: int) -> None:
         """Bring the trainer's weights to the engine as version `version`, and prove that they arrived.
 
-        An engine that lists no transport takes none.
+        An engine that lists no transport takes none, and a trainer that lists none has none.
         """
-        if not self.engine.transports:
+        if not self.engine.transports or not self.trainer.transports:
             return
         self.report("sync", 0, 1)
         await self._turn_to_engine()

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from slime_core.errors import DataError
+
+from slime_models.processor import ImageProcessor
 
 #: Any of these holds a vocabulary that transformers can read.
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
@@ -17,7 +20,7 @@ class HfTokenizer:
 
     Args:
         inner: the transformers tokenizer.
-        where: how messages name it.
+        where: its folder.
     """
 
     def __init__(self, inner: Any, where: str) -> None:
@@ -32,6 +35,18 @@ class HfTokenizer:
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text`. A special token that is spelled out in it becomes its id."""
         return list(self.inner.encode(text, add_special_tokens=False))
+
+    def encode_with_images(self, text: str, images: Sequence[str]) -> list[int]:
+        """Return the ids of a rendered prompt as the model sees them: each placeholder as long as its image.
+
+        Raises:
+            DataError: the model sees no images, one cannot be read, or there is not one placeholder for each.
+        """
+        return self._processor.encode(text, images)
+
+    @cached_property
+    def _processor(self) -> ImageProcessor:
+        return ImageProcessor(Path(self._where))
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of `tokens`, unpolished: spaces stay as they were encoded."""

@@ -12,6 +12,7 @@ from slime_core.build import BuildContext
 from slime_core.config.derive import compute_dtype
 from slime_core.config.sections import ClusterSection, ModelSection, TrainSection
 from slime_core.errors import ConfigError, Problem
+from slime_core.no_trainer import NAMES as NO_TRAINER
 from slime_core.protocols import RolloutEngine
 from slime_models.checkpoint import read_config
 
@@ -36,7 +37,7 @@ def create_engine(build: BuildContext) -> RolloutEngine:
     dtype = section.dtype if section.dtype != "auto" else compute_dtype(train)
     stager = stager_of(
         model_path,
-        family_of(build),
+        None if train.train_backend in NO_TRAINER else family_of(build),
         dtype=dtype,
         section=section,
         disk_dir=Path(train.update_weight_disk_dir or build.run_dir / "weights"),
@@ -83,6 +84,7 @@ def create_engine(build: BuildContext) -> RolloutEngine:
 
 
 create_engine.offers = frozenset({ROUTED_EXPERTS})  # type: ignore[attr-defined]  # see `BuildContext.engine_needs`
+create_engine.sees_images = True  # type: ignore[attr-defined]  # see `slime_core.images.SeesImages`
 
 
 def _placed(section: SglangSection, place: Place, released: bool = False) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from slime_core.protocols import Completion, SamplingParams, Tokenizer
 from slime_core.rollout.continuation import params_after, stop_across
 
 from slime_sglang.client import ServerFaultError, SglangClient
+from slime_sglang.pictures import check_read, folded
 from slime_sglang.routing import Routing
 from slime_sglang.section import ROUTED_EXPERTS
 
@@ -29,12 +30,19 @@ class Draft:
         prompt: ids.
         params: of the whole response.
         tokenizer: finds a stop string that two requests share; without one there may be one request only.
+        images: of the prompt, as `data:` URLs; each request has them all.
     """
 
     def __init__(
-        self, prompt: Sequence[int], params: SamplingParams, *, tokenizer: Tokenizer | None = None
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        tokenizer: Tokenizer | None = None,
+        images: Sequence[str] = (),
     ) -> None:
         self._prompt, self._params, self._tokenizer = list(prompt), params, tokenizer
+        self._images = list(images)
         self._tokens: list[int] = []
         self._log_probs: list[float] = []
         self._begins: list[int] = []
@@ -52,12 +60,18 @@ class Draft:
         is_full = len(self._tokens) >= self._params.max_new_tokens
         return self._finish_reason is not None or (is_full and self._routing is None)
 
-    def request(self, *, stream: bool, routing: Routing | None = None) -> dict[str, Any]:
+    def request(
+        self, *, stream: bool, routing: Routing | None = None, placeholder: int | None = None
+    ) -> dict[str, Any]:
         """Return the body of `/generate` for what is left; what is taken from now on answers it.
 
         Args:
             stream: have the tokens come as they are generated.
             routing: have the last answer say which experts each token passed, earlier ones included.
+            placeholder: id that stands for images in the model's prompts; None where it sees none.
+
+        Raises:
+            EngineError: the model sees no images, or not one place among the ids stands for each.
         """
         assert self._tokenizer is not None or not self._begins, "a second request, and no tokenizer"
         self._routing = routing
@@ -81,12 +95,16 @@ class Draft:
         }
         if params.seed is not None:  # SGLang heeds it under --enable-deterministic-inference
             sampling["sampling_seed"] = params.seed % 2**63
+        tokens = self._prompt + self._tokens
         body = {
-            "input_ids": self._prompt + self._tokens,
+            "input_ids": tokens,
             "sampling_params": sampling,
             "return_logprob": True,
             "stream": stream,
         }
+        if self._images:
+            body["input_ids"] = folded(tokens, placeholder, n_images=len(self._images))
+            body |= {"image_data": self._images, "return_prompt_token_ids": True}
         return body if routing is None else body | {"return_routed_experts": True}
 
     def take(self, answer: Any) -> None:
@@ -127,6 +145,10 @@ class Draft:
             raise ServerFaultError(
                 f"/generate: found {len(ids)} ids and {len(drawn)} log-probs after {had - begin} tokens of {n_tokens}"
             )
+        if self._images and (
+            n_tokens or kind != "abort"
+        ):  # it may be aborted before the server reads the prompt
+            check_read(answer, self._prompt + self._tokens[:begin])
         n_rows = len(self._prompt) + had + len(new) - 1
         routes = None if kind is None else self._routes_in(meta, n_rows=n_rows, is_aborted=kind == "abort")
         self._tokens += [token for _, token in new]
@@ -218,6 +240,7 @@ async def ask(
     timeout_s: float,
     headers: Mapping[str, str] | None = None,
     routing: Routing | None = None,
+    placeholder: int | None = None,
 ) -> None:
     """Ask a server for the rest of a response; with `stream` the draft has what arrived, whatever happens then.
 
@@ -226,7 +249,7 @@ async def ask(
         EngineError: it refused it.
         DeadlineError: it took longer than `timeout_s` seconds.
     """
-    body = draft.request(stream=stream, routing=routing)
+    body = draft.request(stream=stream, routing=routing, placeholder=placeholder)
     if stream:
         await client.stream("/generate", body, draft.take, timeout_s=timeout_s, headers=headers)
     else:

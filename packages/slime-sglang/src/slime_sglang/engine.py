@@ -17,7 +17,8 @@ from slime_sglang.client import ConnectionLostError, SglangClient
 from slime_sglang.draft import Draft, ask
 from slime_sglang.external import ExternalServer, check_joined
 from slime_sglang.gate import Gate
-from slime_sglang.loading import load_update, to_its_end
+from slime_sglang.loading import load_update, provable_ranks, to_its_end
+from slime_sglang.pictures import PLACEHOLDER, encoded
 from slime_sglang.process import ServerProcess, free_port
 from slime_sglang.routing import Routing, routing_of
 from slime_sglang.section import TRANSPORTS, SglangSection
@@ -59,6 +60,7 @@ class SglangEngine:
     """
 
     transports: tuple[str, ...] = TRANSPORTS
+    sees_images = True
 
     def __init__(
         self,
@@ -78,6 +80,7 @@ class SglangEngine:
         self._path, self._dtype, self._section = model_path, dtype, section
         self._routes, self.n_ranks = routes, n_ranks
         self._n_ranks_in_all = n_ranks_in_all
+        self._placeholder: int | None = read_config(model_path).get(PLACEHOLDER)
         self.name, self._address = name, address or f"127.0.0.1:{free_port()}"
         self.is_external = address is not None
         self._server: ServerProcess | ExternalServer = (
@@ -135,7 +138,7 @@ class SglangEngine:
                     self._check_usable()
                     await asyncio.sleep(_POLL_S)
                 info = await self._client.get("/server_info", timeout_s=section.control_timeout_s)
-            self.n_ranks = _checked_ranks(info, None if self.is_external else self.n_ranks)
+            self.n_ranks = provable_ranks(info, None if self.is_external else self.n_ranks)
             if self.is_external:
                 check_joined(
                     info, self._address, model_path=self._path, dtype=self._dtype, routes=self._routes
@@ -155,17 +158,23 @@ class SglangEngine:
             self._targets.write()
 
     async def generate(
-        self, tokens: Sequence[int], params: SamplingParams, *, session_id: str | None = None
+        self,
+        tokens: Sequence[int],
+        params: SamplingParams,
+        *,
+        session_id: str | None = None,
+        images: Sequence[str] = (),
     ) -> Completion:
-        """Generate one response to the prompt ids `tokens`.
+        """Generate one response to the prompt ids `tokens`, in which runs of placeholders stand for `images`.
 
         `min_new_tokens` forbids the tokens that would end the response earlier, as SGLang does.
 
         Raises:
             EngineError: the server refused the request, ended, or could not be reached.
             DeadlineError: no answer within `request_timeout_s`.
+            DataError: an image cannot be read.
         """
-        draft = Draft(tokens, params)
+        draft = Draft(tokens, params, images=encoded(images))
         await self.extend(draft, stream=False)
         return draft.completion(self.weight_version)
 
@@ -181,7 +190,14 @@ class SglangEngine:
         limit = self._section.request_timeout_s
         await self._gate.pass_through(
             lambda: self._unless_ended(
-                ask(self._usable(), draft, stream=stream, timeout_s=limit, routing=self.routing)
+                ask(
+                    self._usable(),
+                    draft,
+                    stream=stream,
+                    timeout_s=limit,
+                    routing=self.routing,
+                    placeholder=self._placeholder,
+                )
             )
         )
 
@@ -383,17 +399,3 @@ class SglangEngine:
             raise EngineError(f"the SGLang engine cannot be used any more: {self._lost}")
         if self._server.failure is not None:
             raise EngineError(self._server.failure)
-
-
-def _checked_ranks(info: Mapping[str, Any], wanted: int | None) -> int:
-    """Return the ranks of a server whose weights can be proven; `wanted` of them, where that is not None."""
-    sizes = {name: int(info.get(name) or 1) for name in ("tp_size", "pp_size", "dp_size", "ep_size")}
-    n_ranks = sizes.pop("tp_size")
-    if any(size != 1 for size in sizes.values()):
-        raise EngineError(
-            f"the SGLang server has {sizes}; weights that arrive are proven for tensor-parallel ranks only: leave all "
-            "three at 1"
-        )
-    if wanted not in (None, n_ranks):
-        raise EngineError(f"the SGLang server has {n_ranks} tensor-parallel ranks; wanted {wanted}")
-    return n_ranks

@@ -13,6 +13,7 @@ from slime_sglang.client import ServerFaultError
 from slime_sglang.draft import Draft
 from slime_sglang.engine import SglangEngine
 from slime_sglang.keeper import Keeper, all_of
+from slime_sglang.pictures import encoded
 from slime_sglang.router import Router
 from slime_sglang.seat import Seat
 from slime_sglang.section import TRANSPORTS, FleetSection
@@ -41,6 +42,7 @@ class EngineFleet:
     """
 
     transports: tuple[str, ...] = TRANSPORTS
+    sees_images = True
 
     def __init__(
         self,
@@ -76,17 +78,27 @@ class EngineFleet:
             raise
 
     async def generate(
-        self, tokens: Sequence[int], params: SamplingParams, *, session_id: str | None = None
+        self,
+        tokens: Sequence[int],
+        params: SamplingParams,
+        *,
+        session_id: str | None = None,
+        images: Sequence[str] = (),
     ) -> Completion:
-        """Generate one response to the prompt ids `tokens`; where an engine is lost over it, another one goes on.
+        """Generate one response to the prompt ids `tokens`, and the images in it; where an engine is lost over it, another one goes on.
 
         Raises:
             EngineError: refused, failed at by several engines, or no engine is left.
             DeadlineError: no answer within `request_timeout_s`.
+            DataError: an image cannot be read.
         """
+        if images and self._router is not None:
+            raise EngineError(
+                "images do not go through a router, which is not proven to hand them on; do without it"
+            )
         aborts = self._aborts
         failed: list[Seat] = []
-        draft = Draft(tokens, params, tokenizer=self._tokenizer)
+        draft = Draft(tokens, params, tokenizer=self._tokenizer, images=encoded(images))
         while True:
             seat = await self._seat_for(session_id, avoid=failed, aborts=aborts)
             if seat is None:

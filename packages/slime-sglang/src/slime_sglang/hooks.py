@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from slime_core.config.derive import sends_images
 from slime_core.config.sections import ModelSection, RolloutSection, TrainSection
 from slime_core.config.settings import Settings
 from slime_core.errors import ConfigError, DataError, Problem
@@ -79,6 +80,7 @@ def slime_check_build(build: BuildContext) -> Iterable[Problem]:
     if build.section(RolloutSection).rollout_engine != "sglang":
         return
     yield from _built_problems(build)
+    yield from _image_problems(build)
     fleet, folder = build.section(FleetSection), build.section(SglangSection).model_path
     if folder is not None:
         from slime_sglang.served_folder import served_problems
@@ -90,6 +92,30 @@ def slime_check_build(build: BuildContext) -> Iterable[Problem]:
             "it in a run that needs the experts of each token",
             "no router",
             "sglang-router drops the question for them; without it requests are spread all the same",
+        )
+
+
+def _image_problems(build: BuildContext) -> Iterator[Problem]:
+    """Refuse a model that sees no images, and a router, where prompts have some."""
+    if not sends_images(build.settings):
+        return
+    from slime_models.checkpoint import read_config  # imports torch
+
+    from slime_sglang.pictures import PLACEHOLDER
+
+    if read_config(build.model_path).get(PLACEHOLDER) is None:
+        yield Problem(
+            "model.hf_checkpoint",
+            f"{build.model_path}, whose config.json has no {PLACEHOLDER}, with data.multimodal_keys",
+            "a model that sees images",
+        )
+    fleet = build.section(FleetSection)
+    if fleet.has_router:
+        yield Problem(
+            "fleet.router_policy" if fleet.router_policy is not None else "fleet.sglang_router_ip",
+            "it with data.multimodal_keys",
+            "no router",
+            "that sglang-router hands images on is not proven; without it requests are spread all the same",
         )
 
 

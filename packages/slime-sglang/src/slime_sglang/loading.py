@@ -113,6 +113,24 @@ def together(held: Sequence[Fingerprint], sent: Fingerprint) -> Fingerprint:
     }
 
 
+def provable_ranks(info: Mapping[str, Any], wanted: int | None) -> int:
+    """Return the ranks of a server whose weights can be proven; `wanted` of them, where that is not None.
+
+    Raises:
+        EngineError: it has others.
+    """
+    sizes = {name: int(info.get(name) or 1) for name in ("tp_size", "pp_size", "dp_size", "ep_size")}
+    n_ranks = sizes.pop("tp_size")
+    if any(size != 1 for size in sizes.values()):
+        raise EngineError(
+            f"the SGLang server has {sizes}; weights that arrive are proven for tensor-parallel ranks only: leave all "
+            "three at 1"
+        )
+    if wanted not in (None, n_ranks):
+        raise EngineError(f"the SGLang server has {n_ranks} tensor-parallel ranks; wanted {wanted}")
+    return n_ranks
+
+
 async def _call(
     server: Served, function: str, orders: Sequence[Order], version: str, *, loads: bool = False
 ) -> list[Verdict]:

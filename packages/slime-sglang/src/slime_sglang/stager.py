@@ -15,6 +15,7 @@ from slime_models.family import ModelFamily
 from slime_models.quantization.config import FIELD, read_quantization
 from slime_models.quantization.scheme import specs_of
 from slime_models.transfer.channels import Encoding
+from slime_models.transfer.manifest import Spec
 
 from slime_sglang.inlets import INLETS, Inlet, Place
 from slime_sglang.section import SglangSection
@@ -96,7 +97,7 @@ class Stager:
 
 def stager_of(
     model_path: Path,
-    family: ModelFamily,
+    family: ModelFamily | None,
     *,
     dtype: str,
     section: SglangSection,
@@ -108,7 +109,7 @@ def stager_of(
 
     Args:
         model_path: Hugging Face folder of the servers; its `quantization_config` says what they want in few bits.
-        family: of the model; says which tensors an update must hold.
+        family: of the model; says which tensors an update must hold. None where nobody sends any: no update fits then.
         dtype: storage dtype of all else, as torch spells it.
         section: the engine's settings.
         disk_dir: where transports write that go by the disk.
@@ -116,15 +117,8 @@ def stager_of(
         encoding: of changes.
     """
     config = read_config(model_path)
-    architecture = family.architecture(config)
-    specs = specs_of(
-        family.hf_shapes(architecture),
-        dtype=dtype,
-        float32=family.float32(architecture),
-        quantization=read_quantization(config),
-    )
     place = Place(
-        specs=specs,
+        specs={} if family is None else _specs(family, config, dtype),
         model_path=model_path,
         staging_dir=section.staging_dir,
         disk_dir=disk_dir,
@@ -133,3 +127,13 @@ def stager_of(
         timeout_s=section.control_timeout_s,
     )
     return Stager(place, dtype=dtype, quantization=config.get(FIELD))
+
+
+def _specs(family: ModelFamily, config: Mapping[str, Any], dtype: str) -> dict[str, Spec]:
+    architecture = family.architecture(config)
+    return specs_of(
+        family.hf_shapes(architecture),
+        dtype=dtype,
+        float32=family.float32(architecture),
+        quantization=read_quantization(config),
+    )

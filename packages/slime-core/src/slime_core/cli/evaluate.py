@@ -15,7 +15,8 @@ from slime_core.run import Run
 HELP = """usage: slime eval RECIPE.toml ... [--flag value ...]
 
 Evaluates on the recipe's held-out prompts (those of its last stage): the weights of --load RUN_FOLDER's newest
-checkpoint, or the model itself. Writes to OUTPUT_DIR/RUN_NAME-eval and prints the metrics as JSON."""
+checkpoint, or the model itself, for which --train-backend none does without a trainer. Writes to
+OUTPUT_DIR/RUN_NAME-eval and prints the metrics as JSON."""
 
 
 def main(argv: list[str]) -> int:

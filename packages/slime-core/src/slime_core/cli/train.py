@@ -8,9 +8,10 @@ from typing import Any
 
 from slime_core.cli.arguments import read_stages, wants_help
 from slime_core.config.check import check_stages
-from slime_core.config.sections import RunSection
-from slime_core.errors import ConfigError
+from slime_core.config.sections import RunSection, TrainSection
+from slime_core.errors import ConfigError, Problem
 from slime_core.launchers.local import drive
+from slime_core.no_trainer import NAMES
 from slime_core.plugins.registry import Registry
 from slime_core.stages import train_stages
 
@@ -35,6 +36,8 @@ def main(argv: list[str]) -> int:
     registry = Registry.from_environment()
     stages = read_stages(argv, registry)
     problems = check_stages(stages, registry)
+    if any(stage.settings.section(TrainSection).train_backend in NAMES for stage in stages):
+        problems.append(Problem("train.train_backend", "none", "a trainer", "slime eval does without one"))
     if problems:
         raise ConfigError(problems)
     if stages[0].name:

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from slime_core.build import BuildContext
-from slime_core.config.derive import batch_sizes, choices, num_ranks, trackers
+from slime_core.config.derive import batch_sizes, choices, num_ranks, sends_images, trackers
 from slime_core.config.sections import (
     AlgorithmSection,
     CheckpointSection,
@@ -24,6 +24,8 @@ from slime_core.config.sections import (
 from slime_core.config.settings import Settings
 from slime_core.config.stages import STAGE, Stage
 from slime_core.errors import ConfigError, PluginError, Problem
+from slime_core.images import IMAGE
+from slime_core.no_trainer import NAMES as NO_TRAINER
 from slime_core.plugins.registry import Registry
 from slime_core.weights import wanted_transport
 
@@ -38,6 +40,7 @@ def check_settings(settings: Settings, registry: Registry) -> list[Problem]:
     problems += _weight_folder(settings)
     problems += _required(settings)
     problems += _processes(settings)
+    problems += _media(settings)
     if not problems:
         problems += _names(settings, registry)
     for answer in registry.hooks.slime_check_config(settings=settings):
@@ -81,6 +84,7 @@ def check_build(build: BuildContext) -> list[Problem]:
             )
         )
     problems += _engine_needs(build)
+    problems += _images(build)
     for answer in build.registry.hooks.slime_check_build(build=build):
         problems += answer
     return problems
@@ -99,6 +103,21 @@ def _engine_needs(build: BuildContext) -> Iterator[Problem]:
             f"{engine}, whose completions have no {', '.join(missing)}",
             "an engine that offers what the run needs",
             "the trainer's settings ask for it",
+        )
+
+
+def _images(build: BuildContext) -> Iterator[Problem]:
+    """Refuse an engine that takes no images, where they are to go to it."""
+    rollout = build.section(RolloutSection)
+    if not sends_images(build.settings):
+        return
+    factory = build.registry.resolve("slime.engines", rollout.rollout_engine)
+    if not getattr(factory, "sees_images", False):
+        yield Problem(
+            "rollout.rollout_engine",
+            f"{rollout.rollout_engine}, which takes no images, with data.multimodal_keys",
+            "an engine that does",
+            "--rollout-engine sglang does",
         )
 
 
@@ -227,6 +246,30 @@ def _processes(settings: Settings) -> Iterator[Problem]:
             f"{', '.join(section.train_env_vars)} with launcher local",
             "nothing: it starts no process of the trainer",
             "set them in the shell",
+        )
+
+
+def _media(settings: Settings) -> Iterator[Problem]:
+    data, where = settings.section(DataSection), "data.multimodal_keys"
+    if data.multimodal_keys and (backend := settings.section(TrainSection).train_backend) not in NO_TRAINER:
+        yield Problem(
+            where,
+            f"{sorted(data.multimodal_keys)} with the trainer {backend!r}",
+            "--train-backend none and `slime eval`",
+            "batches are token ids, and no trainer here learns from what a model saw",
+        )
+    if not sends_images(settings):
+        return
+    if others := sorted(set(data.multimodal_keys or ()) - {IMAGE}):
+        yield Problem(
+            where, f"{others}", IMAGE, "single-turn sends nothing else; a generator of your own may"
+        )
+    if not data.apply_chat_template:
+        yield Problem(
+            "data.apply_chat_template",
+            "false with multimodal_keys",
+            "true",
+            "the model's chat template says how a prompt with an image is written",
         )
 
 

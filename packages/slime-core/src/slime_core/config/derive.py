@@ -8,6 +8,7 @@ from pathlib import Path
 from slime_core.config.sections import (
     AlgorithmSection,
     ClusterSection,
+    DataSection,
     RewardSection,
     RolloutSection,
     RunSection,
@@ -15,6 +16,9 @@ from slime_core.config.sections import (
 )
 from slime_core.config.settings import Settings
 from slime_core.errors import ConfigError, Problem
+
+#: How settings name the generator that sends a prompt with its images.
+_SINGLE_TURN = ("single-turn", "slime-core/single-turn")
 
 
 def trackers(run: RunSection) -> list[str]:
@@ -103,6 +107,15 @@ class Choices:
     loss: str | None
     """None for the loss that goes with the estimator."""
     reducer: str
+
+
+def sends_images(settings: Settings) -> bool:
+    """Return whether prompts have images that the engine gets, or other media: those of the generator `single-turn`.
+
+    Other generators know best what becomes of theirs.
+    """
+    generator = settings.section(RolloutSection).custom_generate_function_path
+    return bool(settings.section(DataSection).multimodal_keys) and generator in _SINGLE_TURN
 
 
 def choices(settings: Settings) -> Choices:

@@ -69,7 +69,7 @@ class DataSection(SectionModel):
     tool_key: str = "tools"
     """Column of tool schemas, for the chat template."""
     multimodal_keys: dict[str, str] | None = None
-    """Media type -> column that holds it."""
+    """Media type -> column that holds it: `{"image": "images"}` puts the next image in the place of each `<image>`."""
     apply_chat_template: bool = False
     """Render the prompt through the tokenizer's chat template."""
     apply_chat_template_kwargs: dict[str, Any] = {}
@@ -219,7 +219,7 @@ class TrainSection(SectionModel):
     """Optimisation, for whichever trainer is chosen."""
 
     train_backend: str = "megatron"
-    """Trainer."""
+    """Trainer; `none` for `slime eval` of a model as its folder is."""
     global_batch_size: Count | None = None
     """Executions of an optimizer step; all of a rollout when neither this nor `num_steps_per_rollout` is given."""
     num_steps_per_rollout: Count | None = None

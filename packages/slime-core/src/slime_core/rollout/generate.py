@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from slime_core import images
 from slime_core.errors import SampleError
 from slime_core.protocols import TOP_P_TOKENS, Completion, GenerateContext, SamplingParams
 from slime_core.rollout.continuation import params_after, stop_across
@@ -19,7 +20,7 @@ async def single_turn(ctx: GenerateContext, sample: Sample, params: SamplingPara
     new text appended to it.
 
     Raises:
-        SampleError: the sample is finished, has no prompt ids, or carries media, which ids alone do not.
+        SampleError: the sample is finished, has no prompt ids, or carries media that the engine does not take.
     """
     if sample.status not in (Status.PENDING, Status.ABORTED):
         raise SampleError(f"{sample.name}: status is {sample.status}; wanted pending or aborted")
@@ -28,16 +29,11 @@ async def single_turn(ctx: GenerateContext, sample: Sample, params: SamplingPara
             f"{sample.name}: has no prompt ids; set --apply-chat-template, or choose a generator that "
             "renders chat messages"
         )
-    if sample.multimodal_inputs:
-        raise SampleError(
-            f"{sample.name}: carries {sorted(sample.multimodal_inputs)}, and single-turn sends ids only; "
-            "choose a generator that sends media"
-        )
     left = params_after(params, sample.response_length)
     if left.max_new_tokens <= 0:
         sample.status = Status.TRUNCATED
         return sample
-    completion = await ctx.engine.generate(sample.tokens, left, session_id=sample.session_id)
+    completion = await images.generate(ctx, sample, left)
     if sample.response_length:
         completion = _until_stop(ctx, sample, completion, params)
     _append(ctx, sample, completion, skip_special_tokens=params.skip_special_tokens)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slime_core.errors import DataError
+from slime_core.images import IMAGE, EncodesImages, image_of
 from slime_core.protocols import Tokenizer
 from slime_core.sample import Sample
 from slime_core.sources.records import Record
@@ -96,7 +97,7 @@ def prototype(record: Record, tokenizer: Tokenizer, prompt_format: PromptFormat)
         prompt = _render(
             record, tokenizer, _as_messages(prompt), tools, prompt_format.apply_chat_template_kwargs
         )
-    tokens = tokenizer.encode(prompt) if isinstance(prompt, str) else []
+    tokens = _encoded(record, tokenizer, prompt, media) if isinstance(prompt, str) else []
     if isinstance(prompt, str) and not tokens:
         raise DataError(f"{record.where}: found an empty prompt in {prompt_format.input_key!r}; wanted text")
     return Sample(
@@ -106,6 +107,22 @@ def prototype(record: Record, tokenizer: Tokenizer, prompt_format: PromptFormat)
         metadata=metadata,
         multimodal_inputs=media or None,
     )
+
+
+def _encoded(
+    record: Record, tokenizer: Tokenizer, text: str, media: Mapping[str, Sequence[Any]]
+) -> list[int]:
+    """Return the ids of a rendered prompt. Only images take places among them; other media are a generator's own matter."""
+    if IMAGE not in media:
+        return tokenizer.encode(text)
+    if not isinstance(tokenizer, EncodesImages):
+        raise DataError(
+            f"{record.where}: found an image, and {type(tokenizer).__name__} reads none; wanted a tokenizer that does (hf)"
+        )
+    try:
+        return tokenizer.encode_with_images(text, media[IMAGE])
+    except DataError as error:
+        raise DataError(f"{record.where}: {error}") from error
 
 
 def _prompt(record: Record, prompt_format: PromptFormat) -> str | Messages:
@@ -217,4 +234,9 @@ def _media_items(record: Record, key: str, kind: str) -> list[Any]:
     value = record.value(key, setting=f"multimodal_keys.{kind}")
     if value is None:
         return []
-    return list(value) if isinstance(value, Sequence) and not isinstance(value, str | bytes) else [value]
+    items = list(value) if isinstance(value, Sequence) and not isinstance(value, str | bytes) else [value]
+    return (
+        [image_of(item, where=record.where, folder=record.folder) for item in items]
+        if kind == IMAGE
+        else items
+    )

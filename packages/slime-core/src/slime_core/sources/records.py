@@ -24,6 +24,8 @@ class Record:
     """File and line (JSONL) or row (Parquet), both from 1: `train.jsonl:17`."""
     values: dict[str, Any]
     """Column -> value."""
+    folder: Path = Path()
+    """Where relative paths in it begin: the file's."""
 
     def value(self, key: str, *, setting: str) -> Any:
         """Return the value of column `key`, which `setting` asks for.
@@ -102,7 +104,7 @@ def _parse(path: Path, number: int, line: bytes) -> Record:
         ) from error
     if not isinstance(values, dict):
         raise DataError(f"{where}: found a JSON {type(values).__name__}; wanted one JSON object a line")
-    return Record(where, values)
+    return Record(where, values, path.parent)
 
 
 def _read_parquet(path: Path, rows: slice) -> list[Record]:
@@ -116,7 +118,7 @@ def _read_parquet(path: Path, rows: slice) -> list[Record]:
             start, stop, _ = rows.indices(file.metadata.num_rows)
             batches = itertools.chain.from_iterable(batch.to_pylist() for batch in file.iter_batches())
             numbered = itertools.islice(enumerate(batches, start=1), start, max(start, stop))
-            return [Record(f"{path}:row {number}", values) for number, values in numbered]
+            return [Record(f"{path}:row {number}", values, path.parent) for number, values in numbered]
     except (invalid, OSError) as error:
         raise DataError(f"{path}: found a broken Parquet file ({error}); wanted a readable one") from error
 
