@@ -22,20 +22,11 @@ from slime_sglang.pictures import PLACEHOLDER, encoded
 from slime_sglang.process import ServerProcess, free_port
 from slime_sglang.routing import Routing, routing_of
 from slime_sglang.section import TRANSPORTS, SglangSection
-from slime_sglang.server import server_arguments, server_command, server_environment
+from slime_sglang.server import OWN_ARGUMENTS, server_arguments, server_command, server_environment
 from slime_sglang.stager import Stager
 from slime_sglang.staging import Update
 from slime_sglang.targets import Targets
 
-#: Arguments of servers that are started here; the user's win. An event of a stream brings 32 new tokens: so many of a
-#: response at most are lost with an engine. Shared experts stay under their names, and out of a token's routes: on CUDA
-#: SGLang makes further routed experts of them.
-_OWN_ARGUMENTS = {
-    "enable_metrics": True,
-    "incremental_streaming_output": True,
-    "stream_interval": 32,
-    "disable_shared_experts_fusion": True,
-}
 #: Seconds between two looks at a server that is starting.
 _POLL_S = 0.25
 #: Seconds that a server gets to end after a lost connection: its sockets close before its exit status is known.
@@ -294,7 +285,7 @@ class SglangEngine:
             self._stager.close()
 
     def _child(self, folder: Path, arguments: Mapping[str, Any]) -> ServerProcess:
-        given = {**_OWN_ARGUMENTS, **self._section.server_args, **arguments}
+        given = {**OWN_ARGUMENTS, **self._section.server_args, **arguments}
         if self._routes:
             given["enable_return_routed_experts"] = True
         return ServerProcess(

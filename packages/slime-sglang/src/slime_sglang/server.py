@@ -13,6 +13,16 @@ from slime_sglang.cpu import PLATFORM_NAME
 
 Device = Literal["cuda", "cpu"]
 
+#: Arguments of servers that are started here; the user's win. An event of a stream brings 32 new tokens: so many of a
+#: response at most are lost with an engine. Shared experts stay under their names, and out of a token's routes: on CUDA
+#: SGLang makes further routed experts of them.
+OWN_ARGUMENTS = {
+    "enable_metrics": True,
+    "incremental_streaming_output": True,
+    "stream_interval": 32,
+    "disable_shared_experts_fusion": True,
+}
+
 
 def server_command(
     model_path: str | Path,
