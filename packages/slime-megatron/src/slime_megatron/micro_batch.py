@@ -99,12 +99,11 @@ def make_micro_batch(
     tokens = np.concatenate([family_tokens(batch, members) for members in ordered])
     targets = _ranges(batch.offsets[order + 1] - batch.response_lengths[order], batch.offsets[order + 1])
     response_lengths = batch.response_lengths[order]
-    row = _whole_row if cut.context is None else _context_row
-    source, packed, own_row = row(len(tokens), shapes, rotary, cut)
-    rows, places = own_row[predicting_rows(shapes)], None
-    if cut.context is not None:
-        places = np.flatnonzero(rows >= 0)
-        rows = rows[places]
+    row = (_whole_row if cut.context is None else _context_row)(len(tokens), shapes, rotary, cut)
+    source, packed, own_row = row
+    rows = own_row[predicting_rows(shapes)]
+    places = np.flatnonzero(rows >= 0)
+    host = HostRow(batch, ordered, shapes, targets, counted)
     if routing is not None:
         own = cut.own_part(source)
         packed.routed = routed_tokens(shapes, ordered, own, routing, counted=counted, device=device)
@@ -112,24 +111,16 @@ def make_micro_batch(
         tokens=torch.from_numpy(np.where(source < 0, 0, tokens[source]).astype(np.int64))[None].to(device),
         packed=packed,
         responses=ResponseTokens(
-            rows=torch.from_numpy(rows).to(device),
-            targets=torch.from_numpy(
-                batch.tokens[targets if places is None else targets[places]].astype(np.int64)
-            ).to(device),
+            rows=torch.from_numpy(rows[places]).to(device),
+            targets=torch.from_numpy(batch.tokens[targets[places]].astype(np.int64)).to(device),
             temperature=batch.temperature,
             with_entropy=with_entropy,
             with_sum_pi_squared=with_sum_pi_squared,
             vocab_size=vocab_size,
             n_tokens=int(response_lengths.sum()),
-            places=None if places is None else torch.from_numpy(places).to(device),
+            places=None if cut.context is None else torch.from_numpy(places).to(device),
             context=cut.context,
-            further=_further(
-                HostRow(batch, ordered, shapes, targets, counted),
-                further,
-                (source, packed, own_row),
-                rotary,
-                cut,
-            ),
+            further=_further(host, further, row, rotary, cut),
         ),
         samples=torch.from_numpy(order).to(device),
         columns=torch.from_numpy(

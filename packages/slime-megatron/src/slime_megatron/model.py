@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -216,19 +216,31 @@ def response_log_probs(
             )
         )
     parts = [assembled(part, context) for part in parts]
-    if mtp is not None and context.further and torch.is_grad_enabled():
+    if mtp is not None and torch.is_grad_enabled():
         states = mtp(hidden_states, context.further)
-        for row, predicted in zip(context.further, states, strict=True):
-            found, _ = token_log_probs(
-                tensor_parallel.copy_to_tensor_model_parallel_region(predicted),
-                weight.detach(),
-                row.targets,
-                vocabulary=vocabulary,
-                temperature=context.temperature,
-                chunk_tokens=chunk_tokens,
-            )
-            parts.append(Assemble.apply(found, row.places, context.n_tokens, context.context))
+        parts += _further_log_probs(states, weight.detach(), context, vocabulary, chunk_tokens=chunk_tokens)
     return torch.stack(parts)
+
+
+def _further_log_probs(
+    states: Iterable[Tensor],
+    weight: Tensor,
+    context: ResponseTokens,
+    vocabulary: Vocabulary,
+    *,
+    chunk_tokens: int,
+) -> Iterator[Tensor]:
+    """Yield log-probs [R] of each layer that predicts further tokens, 0 for response tokens that it does not predict."""
+    for row, predicting in zip(context.further, states, strict=True):
+        found, _ = token_log_probs(
+            tensor_parallel.copy_to_tensor_model_parallel_region(predicting),
+            weight,
+            row.targets,
+            vocabulary=vocabulary,
+            temperature=context.temperature,
+            chunk_tokens=chunk_tokens,
+        )
+        yield Assemble.apply(found, row.places, context.n_tokens, context.context)
 
 
 def response_rows(hidden_states: Tensor, context: ResponseTokens, config: TransformerConfig) -> Tensor:

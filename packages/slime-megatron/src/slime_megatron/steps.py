@@ -48,11 +48,7 @@ def pack_steps(
     Raises:
         TrainerError: a sample is longer than the model's context; names it.
     """
-    limit, longest = architecture.max_position_embeddings, int(batch.lengths.max())
-    if longest > limit:
-        index = int(batch.sample_ids[int(batch.lengths.argmax())])
-        raise TrainerError(f"sample {index}: has {longest} tokens; the model's limit is {limit}")
-    cut = world.row_cut
+    cut, longest = world.row_cut, _longest(batch, limit=architecture.max_position_embeddings)
     cos, sin = rotary_tables(architecture, longest + cut.most_padding, dtype=dtype)
     rotary = cos.to(device), sin.to(device)
     depths = range(1, architecture.mtp_num_layers + 1) if architecture.holds_mtp else ()
@@ -87,3 +83,12 @@ def pack_steps(
             ]
         )
     return steps
+
+
+def _longest(batch: TrainBatch, *, limit: int) -> int:
+    """Return the tokens of the longest sample, which may not exceed a limit."""
+    longest = int(batch.lengths.max())
+    if longest > limit:
+        index = int(batch.sample_ids[int(batch.lengths.argmax())])
+        raise TrainerError(f"sample {index}: has {longest} tokens; the model's limit is {limit}")
+    return longest
