@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from slime_core.config.sections import TrainSection
 from slime_megatron import compat
 from slime_megatron.section import MegatronSection
 from slime_megatron.settings import LearnerSettings
-from slime_models.checkpoint import read_config
+from slime_models.checkpoint import HfCheckpoint, read_config, save_hf
 from slime_models.families.glm4_moe import GLM4_MOE
 from slime_models.families.llama import LLAMA
 from slime_models.families.qwen2 import QWEN2
@@ -115,6 +116,33 @@ def cut_models(make_hf: Callable[..., tuple[Any, Path]]) -> dict[str, Path]:
     _, moe = make_hf("qwen3_moe", tie_word_embeddings=False, **size, **experts)
     _, glm = make_hf("glm4_moe", tie_word_embeddings=False, **size, **GLM)
     return {"qwen3": dense, "qwen3_moe": moe, "glm4_moe": glm}
+
+
+@pytest.fixture(scope="session")
+def further_model(
+    make_hf: Callable[..., tuple[Any, Path]], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Any, Path]:
+    """Return a tiny GLM of four layers, and a folder in which the last two predict the two tokens after the next."""
+    size = {"num_hidden_layers": 4, "vocab_size": VOCAB + 1, "head_dim": 32}
+    model, made = make_hf("glm4_moe", tie_word_embeddings=False, **size, **GLM)
+    weights = dict(HfCheckpoint(made))
+    generator = torch.Generator().manual_seed(1)
+    for layer in (2, 3):
+        for name, shape in (
+            ("enorm", (64,)),
+            ("hnorm", (64,)),
+            ("shared_head.norm", (64,)),
+            ("eh_proj", (64, 128)),
+        ):
+            drawn = 0.15 * torch.randn(shape, generator=generator)
+            weights[f"model.layers.{layer}.{name}.weight"] = drawn + 1 if len(shape) == 1 else drawn
+        for copy, original in (("embed_tokens", "model.embed_tokens"), ("shared_head.head", "lm_head")):
+            weights[f"model.layers.{layer}.{copy}.weight"] = weights[f"{original}.weight"]
+    folder = save_hf(tmp_path_factory.mktemp("further") / "hf", weights.items(), config_from=made)
+    config = json.loads((made / "config.json").read_text())
+    config |= {"num_hidden_layers": 2, "num_nextn_predict_layers": 2}
+    (folder / "config.json").write_text(json.dumps(config))
+    return model, folder
 
 
 @pytest.fixture(scope="session")

@@ -81,7 +81,7 @@ def gather_gradients(learner: Learner) -> None:
 
 def whole(learner: Learner, read: Any) -> dict[str, Tensor]:
     """Return Hugging Face name -> what `read` returns of a parameter, of the whole model. Collective."""
-    family, architecture = learner._settings.family, learner._architecture
+    family, architecture = learner._settings.family, learner._held
     parameters = family.parameter_names(architecture)
     weights = {name: family.weight(name, architecture) for name in parameters}
     tensors = whole_tensors(learner.model, weights, architecture, read, dtype=torch.float32)
@@ -103,8 +103,9 @@ def moments_of(learner: Learner) -> dict[str, dict[str, Tensor]]:
 
 
 def weights_of(learner: Learner) -> dict[str, Tensor]:
-    """Return Hugging Face name -> weight. Collective."""
-    return {name: tensor.clone() for bucket in learner.weights("float32") for name, tensor in bucket}
+    """Return Hugging Face name -> weight, also of layers that are not sent. Collective."""
+    buckets = learner._buckets(learner._held, torch.float32)
+    return {name: tensor.clone() for bucket in buckets for name, tensor in bucket}
 
 
 def train(

@@ -61,7 +61,7 @@ def test_a_misspelt_flag_of_megatron_is_refused_with_the_nearest_name():
 @pytest.mark.parametrize(
     ("flags", "wanted"),
     [
-        (["--mtp-num-layers", "1"], "none: layers that predict further tokens are not trained"),
+        (["--mtp-use-repeated-layer"], "layers that predict further tokens as the model's folder has them"),
         (["--num-layers-per-virtual-pipeline-stage", "2"], "pipeline stages of consecutive layers"),
     ],
 )

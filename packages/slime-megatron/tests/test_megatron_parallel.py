@@ -267,6 +267,36 @@ def test_the_optimizers_state_survives_sharing_experts_out_and_back(
                 assert other[name] == pytest.approx(one[name], rel=1e-5)
 
 
+def test_layers_of_further_tokens_learn_under_every_layout_as_in_one_process(ranks, further_model):
+    """Beside a policy whose routers have a loss and a bias that moves; the last stage has no embedding of its own."""
+    flags = {"moe_router_enable_expert_bias": True, "moe_z_loss_coeff": "1e-3"}
+    on = {"enable_mtp_training": True, "megatron_args": flags}
+    common = {"folder": further_model[1], "batch": with_shared_prompts(), "train": {"max_tokens_per_gpu": 40}}
+    one, gradients, weights = ranks.run("train", 1, megatron=on, n_steps=2, **common)[0]
+    assert any(name.startswith("model.layers.3.self_attn") for name in gradients)
+    for layout in ("TP2+SP", "PP2xEP2", "CP2"):
+        n, megatron = settings_of("glm4_moe", layout)
+        found = ranks.run("train", n, megatron=megatron | on, n_steps=2, **common)[0]
+        for name in ("train/loss", "train/mtp_1_loss", "train/mtp_2_loss", "train/z_loss"):
+            assert found[0][name] == pytest.approx(one[name], abs=1e-6), layout
+        assert largest_difference(found[1], gradients, relative=True) <= 1e-5
+        assert largest_difference(found[2], weights, relative=False) <= 1e-6
+
+
+def test_layers_of_further_tokens_go_on_under_another_layout(ranks, further_model, tmp_path):
+    on = {"enable_mtp_training": True, "optimizer": "adam"}
+    common = {"folder": further_model[1], "checkpoint": tmp_path, "moments": True}
+    common["batches"] = [make_batch(seed=seed) for seed in range(3)]
+    saved = ranks.run("save_and_go_on", 4, megatron=on | PIPELINE | EXPERT, **common)[0]
+    loaded = ranks.run("resume", 2, megatron=on | CONTEXT, **common)[0]
+    assert all(tensor.equal(loaded["weights"][name]) for name, tensor in saved["weights"].items())
+    for kind_of_moment, moments in saved["moments"].items():
+        assert all(tensor.equal(loaded["moments"][kind_of_moment][name]) for name, tensor in moments.items())
+        assert moments["model.layers.2.eh_proj.weight"].any()
+    for name in ("train/loss", "train/mtp_loss"):
+        assert loaded["metrics"][0][name] == pytest.approx(saved["metrics"][0][name], abs=1e-6)
+
+
 def test_redirects_across_ranks_are_taken(ranks, cut_models):
     taken = ranks.run(
         "redirects_taken", 2, folder=cut_models["qwen3_moe"], batch=make_batch(), megatron=TENSOR | SEQUENCE

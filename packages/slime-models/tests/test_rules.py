@@ -342,3 +342,35 @@ def test_layers_that_predict_further_tokens_are_passed_on_and_no_others() -> Non
     without = GLM4_MOE.architecture(config | {"num_nextn_predict_layers": 0})
     with pytest.raises(CheckpointError, match=r"model\.layers\.2\.eh_proj\.weight, .* unknown"):
         GLM4_MOE.check_names(hf | further, without)
+
+
+def test_layers_that_are_held_go_there_and_back_and_their_copies_follow_the_model() -> None:
+    config = tiny_config("glm4_moe", num_nextn_predict_layers=2, tie_word_embeddings=False)
+    alone = GLM4_MOE.architecture(config)
+    held = alone.with_mtp()
+    assert_round_trip(GLM4_MOE, held)
+    names = GLM4_MOE.megatron_names(held)
+    assert names[: len(GLM4_MOE.megatron_names(alone))] == GLM4_MOE.megatron_names(alone)
+    weight = GLM4_MOE.weight("mtp.layers.1.eh_proj.weight", held)
+    assert (weight.shape, weight.hf) == ((20, 40), {"model.layers.3.eh_proj.weight": (20, 40)})
+    expert = GLM4_MOE.weight(
+        "mtp.layers.0.mtp_model_layer.mlp.experts.local_experts.2.linear_fc2.weight", held
+    )
+    assert list(expert.hf) == ["model.layers.2.mlp.experts.2.down_proj.weight"]
+    folder = hf_tensors(GLM4_MOE, held)
+    assert GLM4_MOE.has_mtp(folder, alone)
+    assert not GLM4_MOE.has_mtp(hf_tensors(GLM4_MOE, alone), alone)
+    stale = {
+        "model.layers.2.embed_tokens.weight": torch.zeros(1),
+        "model.layers.3.shared_head.head.weight": torch.ones(1),
+    }
+    other = {"model.layers.3.self_attn.rotary_emb.inv_freq": torch.ones(2)}
+    folder |= stale | other
+    GLM4_MOE.check_names(folder, held)
+    assert dict(GLM4_MOE.passed_on(folder, held)) == other
+    model = {name: folder[name] for name in ("model.embed_tokens.weight", "lm_head.weight")}
+    written = dict(GLM4_MOE.with_copies(model.items(), folder, held))
+    assert written.keys() == model.keys() | stale.keys()
+    assert written["model.layers.2.embed_tokens.weight"] is model["model.embed_tokens.weight"]
+    assert written["model.layers.3.shared_head.head.weight"] is model["lm_head.weight"]
+    assert dict(GLM4_MOE.with_copies(model.items(), folder, alone)) == model

@@ -13,6 +13,8 @@ from slime_models.architecture import Architecture
 from slime_megatron.foreign import with_flags
 from slime_megatron.section import MegatronSection
 
+#: Flag that may only say what the folder does; Megatron would build the layers with it, and compute its own loss.
+MTP_NUM_LAYERS = "mtp_num_layers"
 #: What Megatron's own flags may change; all else follows from the model or from slime's settings.
 _DEFAULTS = frozenset(
     {
@@ -89,7 +91,8 @@ def transformer_config(
         batch_p2p_comm=torch.cuda.is_available(),  # gloo sends one by one
         **_experts(architecture, section),
     )
-    return with_flags(ours, section.megatron_args, "transformer", defaults=_DEFAULTS)
+    flags = {name: value for name, value in section.megatron_args.items() if name != MTP_NUM_LAYERS}
+    return with_flags(ours, flags, "transformer", defaults=_DEFAULTS)
 
 
 def _experts(architecture: Architecture, section: MegatronSection) -> dict[str, Any]:

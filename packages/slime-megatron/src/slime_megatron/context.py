@@ -89,7 +89,9 @@ def attend_zigzag(query: Tensor, key: Tensor, value: Tensor, zigzag: ZigZag, att
 
 
 class Assemble(torch.autograd.Function):
-    """Put together the entries that ranks have of a vector: [n] to [R] on every rank. Collective over the group.
+    """Put together the entries that ranks have of a vector: [n] to [R] on every rank. Collective over the group, if any.
+
+    Entries that no rank has are 0.
 
     Every rank computes the same from the result, so each takes its own entries of the gradient, once.
     """
@@ -100,12 +102,13 @@ class Assemble(torch.autograd.Function):
         own: Tensor,
         places: Tensor,
         size: int,
-        group: dist.ProcessGroup,
+        group: dist.ProcessGroup | None,
     ) -> Tensor:
         """Return the vector of `size` entries, of which `own` stand at `places` and others' elsewhere."""
         ctx.save_for_backward(places)
         whole = own.new_zeros(size).index_copy_(0, places, own)
-        dist.all_reduce(whole, group=group)
+        if group is not None:
+            dist.all_reduce(whole, group=group)
         return whole
 
     @staticmethod

@@ -6,7 +6,7 @@ import argparse
 import re
 import sys
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -126,6 +126,7 @@ def to_megatron(
 
     family, architecture = _model(source, registry)
     hf = HfCheckpoint(source)
+    architecture = architecture.with_mtp(family.has_mtp(hf, architecture))
     family.check_weights(hf, architecture)
     weights = family.weights(architecture)
     made = 0
@@ -150,8 +151,8 @@ def to_megatron(
         extras.mkdir()
         write_weights(release, {name: unwritten(name) for name in weights}, architecture)
         copy_other_files(source, extras)
-        if next(family.passed_on(hf, architecture), None) is not None:
-            write_hf(extras, family.passed_on(hf, architecture))
+        if left := family.left_over(hf, architecture):
+            write_hf(extras, ((name, hf[name]) for name in left))
         (partial / _TRACKER).write_text(_RELEASE)
 
 
@@ -180,11 +181,13 @@ def to_hf(
     Raises:
         CheckpointError: the weights do not fit config.json, which names the field or tensor; or `target` exists.
     """
-    from slime_models.checkpoint import save_hf
+    from slime_models.checkpoint import HfCheckpoint, has_weights, save_hf
 
     from slime_megatron.torch_dist import StoredWeights
 
     family, architecture = _model(config_from, registry)
+    stored = StoredWeights(source, architecture)
+    architecture = architecture.with_mtp(stored.holds_mtp)
     description: dict[str, Any] = {}
     if (source / DESCRIPTION).exists():
         description = read_description(source)
@@ -195,10 +198,9 @@ def to_hf(
             todo="give the folder of the model that was trained: --config-from FOLDER",
             prefix="architecture.",
         )
-    stored = StoredWeights(source, architecture)
     adapter = _adapter_scale(description)
 
-    def tensors() -> Iterator[tuple[str, Tensor]]:
+    def own() -> Iterator[tuple[str, Tensor]]:
         weights = family.weights(architecture)
         for done, (name, weight) in enumerate(weights.items(), start=1):
             tensor = stored.read(name, weight.shape)
@@ -206,17 +208,21 @@ def to_hf(
                 tensor = stored.merged(name, tensor, rank=adapter[0], scale=adapter[1])
             yield from family.to_hf(name, tensor, architecture)
             progress(done, len(weights))
-        yield from _passed_on(config_from, family, architecture)
+
+    def tensors() -> Iterator[tuple[str, Tensor]]:
+        before = HfCheckpoint(config_from) if has_weights(config_from) else {}
+        yield from family.with_copies(own(), before, architecture)
+        yield from _passed_on(config_from, before, family, architecture)
 
     save_hf(target, tensors(), config_from=config_from, max_file_bytes=max_file_bytes)
 
 
-def _passed_on(folder: Path, family: ModelFamily, architecture: Architecture) -> Iterator[tuple[str, Tensor]]:
+def _passed_on(
+    folder: Path, hf: Mapping[str, Tensor], family: ModelFamily, architecture: Architecture
+) -> Iterator[tuple[str, Tensor]]:
     """Yield the weights of a Hugging Face folder that are passed on as they are; say so if it lacks them."""
-    from slime_models.checkpoint import HfCheckpoint, has_weights
-
-    found = dict(family.passed_on(HfCheckpoint(folder), architecture)) if has_weights(folder) else {}
-    if architecture.mtp_num_layers and not found:
+    found = dict(family.passed_on(hf, architecture))
+    if architecture.mtp_num_layers and not architecture.holds_mtp and not found:
         print(
             f"{folder}: has no weights of layers that predict further tokens, and its config.json says "
             f"{architecture.mtp_num_layers}; the result has none",

@@ -24,15 +24,18 @@ _NO_VIRTUAL = (
     "use --pipeline-model-parallel-size alone",
 )
 _NO_MTP = (
-    "none: layers that predict further tokens are not trained; --save-hf and `slime convert` pass them on as they are",
-    "drop the flag",
+    "layers that predict further tokens as the model's folder has them, one for each token",
+    "use --enable-mtp-training alone",
 )
 #: Flag that is not followed -> what is wanted in its place, and what to do.
 _REFUSED = {
     "num_layers_per_virtual_pipeline_stage": _NO_VIRTUAL,
     "num_virtual_stages_per_pipeline_rank": _NO_VIRTUAL,
-    "mtp_num_layers": _NO_MTP,
-    "mtp_loss_scaling_factor": _NO_MTP,
+    "mtp_detach_heads": _NO_MTP,
+    "mtp_loss_scaling_factor": ("slime's setting of that name", "give megatron.mtp_loss_scaling_factor"),
+    "mtp_hybrid_override_pattern": _NO_MTP,
+    "mtp_standalone": _NO_MTP,
+    "mtp_use_repeated_layer": _NO_MTP,
 }
 #: Flag, dashes as underscores -> the configurations that it reaches.
 Reach = Mapping[str, tuple[str, ...]]

@@ -12,7 +12,7 @@ import torch
 from megatron.core.models.gpt import GPTModel
 from safetensors.torch import save_file
 from slime_models.architecture import Architecture
-from slime_models.checkpoint import new_folder, save_hf
+from slime_models.checkpoint import HfCheckpoint, new_folder, save_hf
 from slime_models.family import ModelFamily
 from torch import Tensor
 
@@ -28,13 +28,14 @@ _MARKS = ("config.json", "adapter_config.json")
 def save_model(
     folder: Path,
     buckets: Iterable[list[tuple[str, Tensor]]],
-    passed: Iterable[tuple[str, Tensor]],
+    family: ModelFamily,
+    architecture: Architecture,
     *,
     config_from: Path,
 ) -> None:
     """Write safetensors of at most 5 GB each, and config and tokenizer of `config_from`; holds one file's worth.
 
-    The tensors of `passed`, which no rank has, are written after those of the buckets.
+    What that folder has of layers that predict further tokens, and no rank, is written after the buckets' tensors.
 
     Collective over the world; the first rank writes. An earlier folder of the same name, from a step that is being run
     again, is replaced.
@@ -47,8 +48,10 @@ def save_model(
             pass
         return
     _remove_earlier(folder)
-    tensors = ((name, tensor.to("cpu", copy=True)) for bucket in buckets for name, tensor in bucket)
-    save_hf(folder, itertools.chain(tensors, passed), config_from=config_from)
+    own = ((name, tensor.to("cpu", copy=True)) for bucket in buckets for name, tensor in bucket)
+    before = HfCheckpoint(config_from)
+    tensors = family.with_copies(own, before, architecture)
+    save_hf(folder, itertools.chain(tensors, family.passed_on(before, architecture)), config_from=config_from)
 
 
 def save_adapter(

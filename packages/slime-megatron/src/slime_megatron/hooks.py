@@ -20,8 +20,12 @@ from slime_megatron.section import MegatronSection
 from slime_megatron.section_roles import LoraSection, RolesSection
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from slime_core.build import BuildContext
     from slime_core.config.settings import Settings
+    from slime_models.architecture import Architecture
+    from slime_models.family import ModelFamily
 
 #: What balances experts and is right for packed rows of several sizes.
 _BALANCING = ("aux_loss", "seq_aux_loss", "global_aux_loss", "none")
@@ -55,6 +59,7 @@ def slime_check_config(settings: Settings) -> list[Problem]:
         *_critic_problems(run, settings.section(RolesSection)),
         *_freezing_problems(section, settings.section(LoraSection)),
         *_bias_problems(section, settings.section(LoraSection)),
+        *_mtp_problems(section, settings.section(LoraSection)),
         *foreign.problems(section.megatron_args),
         *_engine_problems(section, settings.section(LoraSection)),
         *_routing_problems(settings.section(RolesSection), section),
@@ -80,7 +85,24 @@ def slime_check_build(build: BuildContext) -> list[Problem]:
     from slime_megatron.settings import family_of  # with core's assembly
 
     family, config = family_of(build)
-    return list(layout.model_problems(build.section(MegatronSection), family.architecture(config)))
+    section, architecture = build.section(MegatronSection), family.architecture(config)
+    found = list(layout.model_problems(section, architecture))
+    if section.enable_mtp_training and architecture.mtp_num_layers:
+        found += _missing_mtp(build.model_path, family, architecture)
+    return found
+
+
+def _missing_mtp(folder: Path, family: ModelFamily, architecture: Architecture) -> Iterator[Problem]:
+    from slime_models.checkpoint import HfCheckpoint, has_weights  # imports torch
+
+    if has_weights(folder) and not family.has_mtp(HfCheckpoint(folder), architecture):
+        yield Problem(
+            "megatron.enable_mtp_training",
+            f"it with {folder}, whose config.json says num_nextn_predict_layers {architecture.mtp_num_layers} and whose "
+            "weights lack them",
+            "all tensors of these layers, which transformers drops when it saves a model",
+            "take the original folder, or drop the flag",
+        )
 
 
 def _routing_problems(roles: RolesSection, section: MegatronSection) -> Iterator[Problem]:
@@ -157,6 +179,15 @@ def _bias_problems(section: MegatronSection, lora: LoraSection) -> Iterator[Prob
             "megatron.megatron_args.moe_router_enable_expert_bias",
             "it beside lora.rank",
             "one of them: a folder of adapters has no place for a bias that moved",
+        )
+
+
+def _mtp_problems(section: MegatronSection, lora: LoraSection) -> Iterator[Problem]:
+    if lora.rank is not None and section.enable_mtp_training:
+        yield Problem(
+            "megatron.enable_mtp_training",
+            "it beside lora.rank",
+            "one of them: a folder of adapters has no place for layers that predict further tokens",
         )
 
 

@@ -75,6 +75,7 @@ def model_problems(section: MegatronSection, architecture: Architecture) -> Iter
         )
     tensor, experts = section.tensor_model_parallel_size, architecture.num_moe_experts
     yield from _router_problems(section, architecture)
+    yield from _mtp_problems(section, architecture)
     divided = [
         (
             "pipeline_model_parallel_size",
@@ -130,6 +131,32 @@ def _router_problems(section: MegatronSection, architecture: Architecture) -> It
             f"it with a {architecture.model_type} model, whose folder has no bias of routers",
             "a model that has one, such as glm4_moe",
             "balance experts by --moe-aux-loss-coeff",
+        )
+
+
+def _mtp_problems(section: MegatronSection, architecture: Architecture) -> Iterator[Problem]:
+    if section.enable_mtp_training and not architecture.mtp_num_layers:
+        yield Problem(
+            "megatron.enable_mtp_training",
+            f"it with a {architecture.model_type} model whose config gives no num_nextn_predict_layers",
+            "a folder with layers that predict further tokens, such as GLM-4.5's",
+            "drop the flag",
+        )
+    given = section.megatron_args.get("mtp_num_layers")
+    if given is None:
+        return
+    if not section.enable_mtp_training:
+        yield Problem(
+            "megatron.megatron_args.mtp_num_layers",
+            f"{given} without enable_mtp_training",
+            "both, or neither: layers that predict further tokens are there to be trained",
+        )
+    elif str(given) != str(architecture.mtp_num_layers):
+        yield Problem(
+            "megatron.megatron_args.mtp_num_layers",
+            str(given),
+            f"{architecture.mtp_num_layers}, the num_nextn_predict_layers of the model's config.json",
+            "drop the flag: the folder says it",
         )
 
 

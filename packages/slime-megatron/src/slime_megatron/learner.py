@@ -19,6 +19,7 @@ from slime_core.batch import TrainBatch
 from slime_core.config.derive import compute_dtype
 from slime_core.errors import TrainerError
 from slime_core.protocols import Metrics, TokenView
+from slime_models.architecture import Architecture
 from slime_models.checkpoint import HfCheckpoint, read_config
 from torch import Tensor
 
@@ -27,24 +28,23 @@ from slime_megatron.columns import Columns
 from slime_megatron.compat import quiet
 from slime_megatron.critic import Critic
 from slime_megatron.export import hf_buckets
-from slime_megatron.flops import forward_flops
 from slime_megatron.freezing import freeze
 from slime_megatron.hf_folder import save_adapter, save_model
 from slime_megatron.layout import check_model
 from slime_megatron.lora import add_adapters, clear_adapters
-from slime_megatron.micro_batch import MicroBatch, make_micro_batch
+from slime_megatron.micro_batch import MicroBatch
 from slime_megatron.model import build_model, load_weights, response_log_probs
+from slime_megatron.mtp import further_loss
 from slime_megatron.nuclei import nuclei_of
 from slime_megatron.roles import Roles, check_same_model
-from slime_megatron.rotary import rotary_tables
-from slime_megatron.routed import StepRouting, engine_routes
+from slime_megatron.routed import engine_routes
 from slime_megatron.router import RECORD, REPLAY, replay
 from slime_megatron.saving import Saver
-from slime_megatron.schedule import rank_schedule
 from slime_megatron.sent import SENT, SentPolicies
 from slime_megatron.settings import LearnerSettings
 from slime_megatron.sharded import global_weights
 from slime_megatron.step_metrics import forwarded, mismatch
+from slime_megatron.steps import pack_steps
 from slime_megatron.trained import Step, TrainedModel, average
 
 _CRITIC = "critic"
@@ -61,6 +61,8 @@ class Learner:
         architecture = settings.family.architecture(read_config(settings.model_path))
         check_model(section, architecture)
         self._architecture = architecture.with_padded_vocab(section.tensor_model_parallel_size)
+        #: With the layers that predict further tokens, where they are trained: engines, critic and roles have none.
+        self._held = self._architecture.with_mtp(section.enable_mtp_training)
         self._device = world.device()
         self._dtype: torch.dtype = getattr(torch, compute_dtype(train))
         self._world = world.World(section, seed=settings.seed, rank=settings.rank)
@@ -79,7 +81,12 @@ class Learner:
                 section,
                 self._world,
                 total_steps=settings.total_steps,
-                output_processor=partial(response_log_probs, chunk_tokens=section.log_probs_chunk_size),
+                output_processor=partial(
+                    response_log_probs,
+                    chunk_tokens=section.log_probs_chunk_size,
+                    mtp=getattr(model, "mtp", None),
+                ),
+                n_further=self._n_further,
             )
             self._critic: Critic | None = None
             if "values" in self._needs:
@@ -142,13 +149,7 @@ class Learner:
 
     def weights(self, dtype: str) -> Iterator[list[tuple[str, Tensor]]]:
         """Yield buckets of weights under their Hugging Face names; see `hf_buckets`."""
-        return hf_buckets(
-            self.model,
-            self._settings.family,
-            self._architecture,
-            dtype=getattr(torch, dtype),
-            bucket_bytes=self._settings.megatron.update_weight_buffer_size,
-        )
+        return self._buckets(self._architecture, getattr(torch, dtype))
 
     def save(self, folder: Path, in_background: bool = False) -> None:
         """Write all state; see `Saver.save`. A critic's is in a folder of its own below."""
@@ -184,9 +185,13 @@ class Learner:
                 base=settings.model_path,
             )
         else:
-            buckets = self.weights(str(self._dtype).removeprefix("torch."))
-            passed = settings.family.passed_on(HfCheckpoint(settings.model_path), self._architecture)
-            save_model(folder, buckets, passed, config_from=settings.model_path)
+            save_model(
+                folder,
+                self._buckets(self._held, self._dtype),
+                settings.family,
+                self._held,
+                config_from=settings.model_path,
+            )
 
     def offload(self) -> None:
         """Move the optimizers' state to the host and free the gradients. Nothing to do on a CPU."""
@@ -209,27 +214,36 @@ class Learner:
     def _policy_state(self) -> checkpoint.TrainerState:
         p = self._policy
         return checkpoint.TrainerState(
-            self._architecture, p.model, p.optimizer, p.scheduler, self._roles, self._settings.lora,
+            self._held, p.model, p.optimizer, p.scheduler, self._roles, self._settings.lora,
             self._estimator_state,
         )  # fmt: skip
+
+    @property
+    def _n_further(self) -> int:
+        """Layers that are trained to predict further tokens."""
+        return self._held.mtp_num_layers if self._held.holds_mtp else 0
+
+    def _buckets(self, architecture: Architecture, dtype: torch.dtype) -> Iterator[list[tuple[str, Tensor]]]:
+        size = self._settings.megatron.update_weight_buffer_size
+        return hf_buckets(self.model, self._settings.family, architecture, dtype=dtype, bucket_bytes=size)
 
     def _build_policy(self) -> GPTModel:
         settings, section = self._settings, self._settings.megatron
         model = build_model(
-            self._architecture,
+            self._held,
             section,
             dtype=self._dtype,
             device=self._device,
             provider=settings.hooks.model_provider,
         )
-        load_weights(model, self._weights_of(settings.model_path), settings.family, self._architecture)
+        load_weights(model, self._weights_of(settings.model_path, self._held), settings.family, self._held)
         if settings.lora.rank is not None:
             names = global_weights(model, self._architecture)
             add_adapters(model, names, settings.lora, seed=settings.seed)
         freeze(
             model,
-            global_weights(model, self._architecture),
-            settings.family.parameter_names(self._architecture),
+            global_weights(model, self._held),
+            settings.family.parameter_names(self._held),
             only_train=section.only_train_params_name_list,
             frozen=section.freeze_params_name_list,
         )
@@ -251,60 +265,32 @@ class Learner:
         check_same_model(folder, family, architecture, role=role)
 
         def write() -> None:
-            load_weights(model, self._weights_of(folder), family, architecture)
+            load_weights(model, self._weights_of(folder, architecture), family, architecture)
             clear_adapters(model)
 
         self._roles.load(role, write)
 
-    def _weights_of(self, folder: Path) -> HfCheckpoint:
+    def _weights_of(self, folder: Path, architecture: Architecture) -> HfCheckpoint:
         """Return the weights of a folder, found to be what its config.json describes."""
         weights = HfCheckpoint(folder)
-        self._settings.family.check_weights(weights, self._architecture)
+        self._settings.family.check_weights(weights, architecture)
         return weights
 
     def _pack(self, batch: TrainBatch) -> list[Step]:
         """Return the micro-batches of this data-parallel rank, for each optimizer step."""
-        limit = self._architecture.max_position_embeddings
-        longest = int(batch.lengths.max())
-        if longest > limit:
-            index = int(batch.sample_ids[int(batch.lengths.argmax())])
-            raise TrainerError(f"sample {index}: has {longest} tokens; the model's limit is {limit}")
-        section, cut = self._settings.megatron, self._world.row_cut
-        cos, sin = rotary_tables(self._architecture, longest + cut.most_padding, dtype=self._dtype)
-        rotary = cos.to(self._device), sin.to(self._device)
-        routes = engine_routes(batch, self._architecture) if section.use_rollout_routing_replay else None
-        nuclei = nuclei_of(batch) if self._settings.restricted else None
-        steps: list[Step] = []
-        for samples in batch.optimizer_steps:
-            schedule = rank_schedule(
-                batch,
-                samples.tolist(),
-                n_ranks=self._world.data_parallel_size,
-                max_tokens=self._settings.train.max_tokens_per_gpu * section.context_parallel_size,
-                share=section.share_prefix and section.context_parallel_size == 1,
-                cost=partial(forward_flops, self._architecture) if section.balance_data else None,
-                routes=routes,
-            )
-            n_tokens = int((batch.lengths[samples] - 1).sum())
-            routing = StepRouting(n_tokens=n_tokens, n_samples=len(samples), routes=routes)
-            steps.append(
-                [
-                    make_micro_batch(
-                        batch,
-                        members.families,
-                        rotary=rotary,
-                        vocab_size=self._architecture.vocab_size,
-                        cut=cut,
-                        with_entropy="entropy" in self._needs,
-                        with_sum_pi_squared="sum_pi_squared" in self._needs,
-                        counted=members.counted,
-                        routing=None if self._architecture.num_moe_experts is None else routing,
-                        nuclei=nuclei,
-                    )
-                    for members in schedule[self._world.data_parallel_rank]
-                ]
-            )
-        return steps
+        settings, replays = self._settings, self._settings.megatron.use_rollout_routing_replay
+        return pack_steps(
+            batch,
+            self._held,
+            settings.megatron,
+            self._world,
+            max_tokens_per_gpu=settings.train.max_tokens_per_gpu,
+            needs=self._needs,
+            routes=engine_routes(batch, self._architecture) if replays else None,
+            nuclei=nuclei_of(batch) if settings.restricted else None,
+            dtype=self._dtype,
+            device=self._device,
+        )
 
     def _with_old_policy(
         self, batch: TrainBatch, columns: Columns, steps: Sequence[Step], *, always: bool
@@ -385,11 +371,18 @@ class Learner:
 
     def _optimizer_step(self, step: Step, columns: Columns, advantages: Tensor) -> tuple[Metrics, Tensor]:
         """Take one optimizer step. Returns its metrics, and the log-probs [T] before it that this rank computed."""
-        trained = torch.full_like(columns.weights, math.nan)
+        trained, n_further = torch.full_like(columns.weights, math.nan), self._n_further
 
         def loss(micro: MicroBatch, output: Tensor) -> tuple[Tensor, Mapping[str, Any]]:
             trained[micro.columns] = output[0].detach()
-            return self._settings.algorithm.loss(columns.view(micro, *output), advantages[micro.columns])
+            own, further = output[: len(output) - n_further], output[len(output) - n_further :]
+            view = columns.view(micro, *own)
+            value, metrics = self._settings.algorithm.loss(view, advantages[micro.columns])
+            if not n_further:
+                return value, metrics
+            further_value, further_metrics = further_loss(further, view.weights)
+            scaled = self._settings.megatron.mtp_loss_scaling_factor * further_value
+            return value + scaled, {"loss": value.detach()} | metrics | further_metrics
 
         # With one optimizer step there may be no pass before it, whose routes would be those of the step itself.
         routed = step[0].packed.routed

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from slime_megatron.context import ZigZag
 from slime_megatron.model import ResponseTokens
+from slime_megatron.mtp_rows import FurtherRow, HostRow, further_chunks, further_rows
 from slime_megatron.nuclei import Nuclei
 from slime_megatron.packed import Family, PackedSequences, pack, pack_zigzag
-from slime_megatron.prefix import family_of, family_tokens
+from slime_megatron.prefix import family_of, family_tokens, predicting_rows
 from slime_megatron.routed import StepRouting, routed_tokens
 
 
@@ -76,6 +77,7 @@ def make_micro_batch(
     with_sum_pi_squared: bool = False,
     counted: bool = True,
     routing: StepRouting | None = None,
+    further: Sequence[StepRouting] = (),
     nuclei: Nuclei | None = None,
 ) -> MicroBatch:
     """Pack the samples of some families (see `prefix`), those with the longest sample first.
@@ -90,6 +92,7 @@ def make_micro_batch(
         with_sum_pi_squared: whether sums of squared probabilities are.
         counted: whether it counts for the loss.
         routing: what routers are told of the optimizer step; None for a model without experts.
+        further: the same for each layer that is trained to predict further tokens.
         nuclei: the ids that the batch's response tokens were drawn from; None where they could have been any.
     """
     ordered = sorted(families, key=lambda members: (-max(batch.lengths[i] for i in members), members[0]))
@@ -99,8 +102,11 @@ def make_micro_batch(
     tokens = np.concatenate([family_tokens(batch, members) for members in ordered])
     targets = _ranges(batch.offsets[order + 1] - batch.response_lengths[order], batch.offsets[order + 1])
     response_lengths = batch.response_lengths[order]
-    row = _whole_row if cut.context is None else _context_row
-    source, packed, rows, places = row(len(tokens), shapes, rotary, cut)
+    row = (_whole_row if cut.context is None else _context_row)(len(tokens), shapes, rotary, cut)
+    source, packed, own_row = row
+    rows = own_row[predicting_rows(shapes)]
+    places = np.flatnonzero(rows >= 0)
+    host = HostRow(batch, ordered, shapes, targets, counted)
     columns = torch.from_numpy(_ranges(batch.response_offsets[order], batch.response_offsets[order + 1]))
     if routing is not None:
         own = cut.own_part(source)
@@ -109,18 +115,17 @@ def make_micro_batch(
         tokens=torch.from_numpy(np.where(source < 0, 0, tokens[source]).astype(np.int64))[None].to(device),
         packed=packed,
         responses=ResponseTokens(
-            rows=torch.from_numpy(rows).to(device),
-            targets=torch.from_numpy(
-                batch.tokens[targets if places is None else targets[places]].astype(np.int64)
-            ).to(device),
+            rows=torch.from_numpy(rows[places]).to(device),
+            targets=torch.from_numpy(batch.tokens[targets[places]].astype(np.int64)).to(device),
             temperature=batch.temperature,
             with_entropy=with_entropy,
             with_sum_pi_squared=with_sum_pi_squared,
             vocab_size=vocab_size,
             n_tokens=int(response_lengths.sum()),
-            places=None if places is None else torch.from_numpy(places).to(device),
+            places=None if cut.context is None else torch.from_numpy(places).to(device),
             context=cut.context,
-            nuclei=nuclei and nuclei.of(columns if places is None else columns[places], device),
+            nuclei=nuclei and nuclei.of(columns[places], device),
+            further=_further(host, further, row, rotary, cut),
         ),
         samples=torch.from_numpy(order).to(device),
         columns=columns.to(device),
@@ -130,17 +135,27 @@ def make_micro_batch(
     )
 
 
-#: The token of the packed row that each of a rank's is, -1 for padding; what attention needs; the row before each of its
-#: response tokens; which of all those are its.
-_Row = tuple[NDArray[np.int64], PackedSequences, NDArray[np.int64], NDArray[np.int64] | None]
+def _further(
+    host: HostRow, routing: Sequence[StepRouting], row: _Row, rotary: tuple[Tensor, Tensor], cut: RowCut
+) -> tuple[FurtherRow, ...]:
+    """Return the row of each layer that predicts further tokens."""
+    if cut.context is None:
+        return further_rows(host, routing, rotary, cut)
+    source, packed, own_row = row
+    return further_chunks(host, routing, packed, cut, source=source, own_row=own_row, device=rotary[0].device)
+
+
+#: The token of the packed row that each of a rank's is, -1 for padding; what attention needs; which of a rank's each token
+#: of the packed row is, -1 where it is another's.
+_Row = tuple[NDArray[np.int64], PackedSequences, NDArray[np.int64]]
 
 
 def _whole_row(n_tokens: int, shapes: list[Family], rotary: tuple[Tensor, Tensor], cut: RowCut) -> _Row:
     """Return the row as it is, with a sequence of padding at its end if its tokens are no multiple."""
-    rows = _predicting_rows(shapes)
     padding = -n_tokens % cut.multiple
     source = np.concatenate([np.arange(n_tokens), np.full(padding, -1)])
-    return source, pack([*shapes, Family(padding, ())] if padding else shapes, rotary), rows, None
+    packed = pack([*shapes, Family(padding, ())] if padding else shapes, rotary)
+    return source, packed, np.arange(n_tokens)
 
 
 def _context_row(n_tokens: int, shapes: list[Family], rotary: tuple[Tensor, Tensor], cut: RowCut) -> _Row:
@@ -154,11 +169,9 @@ def _context_row(n_tokens: int, shapes: list[Family], rotary: tuple[Tensor, Tens
     starts = np.cumsum([0, *zigzag.padded])[: len(lengths)]
     place_of_token = _ranges(starts, starts + np.array(lengths))
     own = zigzag.own_tokens().numpy()
-    own_row_of_place = _scattered(np.arange(len(own)), own, size)
-    rows = own_row_of_place[place_of_token[_predicting_rows(shapes)]]
-    places = np.flatnonzero(rows >= 0)
+    own_row = _scattered(np.arange(len(own)), own, size)[place_of_token]
     source = _scattered(np.arange(n_tokens), place_of_token, size)[own]
-    return source, pack_zigzag(zigzag, rotary), rows[places], places
+    return source, pack_zigzag(zigzag, rotary), own_row
 
 
 def _scattered(values: NDArray[np.int64], places: NDArray[np.int64], size: int) -> NDArray[np.int64]:
@@ -166,18 +179,6 @@ def _scattered(values: NDArray[np.int64], places: NDArray[np.int64], size: int) 
     whole = np.full(size, -1, dtype=np.int64)
     whole[places] = values
     return whole
-
-
-def _predicting_rows(families: Sequence[Family]) -> NDArray[np.int64]:
-    """Return the packed row before each response token: the prompt's last one, then the response's own but the last."""
-    rows, start = [], 0
-    for family in families:
-        last = start + family.prompt - 1
-        start += family.prompt
-        for n in family.continuations:
-            rows += [[last], np.arange(start, start + n)]
-            start += n
-    return np.concatenate(rows).astype(np.int64)
 
 
 def _ranges(starts: NDArray[np.int64], stops: NDArray[np.int64]) -> NDArray[np.int64]:

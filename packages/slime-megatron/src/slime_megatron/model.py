@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -23,6 +23,8 @@ from slime_megatron.context import Assemble
 from slime_megatron.foreign import with_flags
 from slime_megatron.log_probs import Vocabulary, sum_pi_squared, token_log_probs
 from slime_megatron.low_rank import is_adapter
+from slime_megatron.mtp import FurtherTokens, whole_row
+from slime_megatron.mtp_rows import FurtherRow
 from slime_megatron.nuclei import Nuclei
 from slime_megatron.router import check_routers, moves_bias
 from slime_megatron.section import MegatronSection
@@ -52,6 +54,8 @@ class ResponseTokens:
     """int64 [r]: which of the R tokens this rank has; None where it has all."""
     context: dist.ProcessGroup | None = None
     """The ranks that have the others."""
+    further: tuple[FurtherRow, ...] = ()
+    """What each layer that predicts further tokens sees; none where they are not trained."""
     nuclei: Nuclei | None = None
     """The ids that the r tokens were drawn from; None where they could have been any."""
 
@@ -83,6 +87,8 @@ def build_model(
     check_routers(model, config, moves_bias=moves_bias(section))
     if model.post_process:
         _check_output_layer(model.output_layer)
+        if architecture.holds_mtp:
+            model.mtp = FurtherTokens(model, architecture.mtp_num_layers)
     return model.to(device)
 
 
@@ -171,9 +177,12 @@ def response_log_probs(
     context: ResponseTokens,
     config: TransformerConfig,
     chunk_tokens: int,
+    mtp: FurtherTokens | None = None,
     **_: Any,
 ) -> Tensor:
     """Return log-probs, then entropies, then sums of squared probabilities, as far as wanted: [1 to 3, R].
+
+    With gradient, the log-probs of each layer `mtp` that predicts further tokens follow: [1 to 2 + layers, R].
 
     The `output_processor` of GPTModel, in place of logits. One tensor, because Megatron's schedules ask the output for
     its device.
@@ -211,7 +220,32 @@ def response_log_probs(
                 chunk_tokens=chunk_tokens,
             )
         )
-    return torch.stack([assembled(part, context) for part in parts])
+    parts = [assembled(part, context) for part in parts]
+    if mtp is not None and torch.is_grad_enabled():
+        states = mtp(hidden_states, context.further)
+        parts += _further_log_probs(states, weight.detach(), context, vocabulary, chunk_tokens=chunk_tokens)
+    return torch.stack(parts)
+
+
+def _further_log_probs(
+    states: Iterable[Tensor],
+    weight: Tensor,
+    context: ResponseTokens,
+    vocabulary: Vocabulary,
+    *,
+    chunk_tokens: int,
+) -> Iterator[Tensor]:
+    """Yield log-probs [R] of each layer that predicts further tokens, 0 for response tokens that it does not predict."""
+    for row, predicting in zip(context.further, states, strict=True):
+        found, _ = token_log_probs(
+            tensor_parallel.copy_to_tensor_model_parallel_region(predicting),
+            weight,
+            row.targets,
+            vocabulary=vocabulary,
+            temperature=context.temperature,
+            chunk_tokens=chunk_tokens,
+        )
+        yield Assemble.apply(found, row.places, context.n_tokens, context.context)
 
 
 def response_rows(hidden_states: Tensor, context: ResponseTokens, config: TransformerConfig) -> Tensor:
@@ -222,11 +256,7 @@ def response_rows(hidden_states: Tensor, context: ResponseTokens, config: Transf
         context: the tokens.
         config: the model's.
     """
-    if config.sequence_parallel:
-        hidden_states = tensor_parallel.gather_from_sequence_parallel_region(
-            hidden_states, tensor_parallel_output_grad=False
-        )
-    return hidden_states.squeeze(1).index_select(0, context.rows)
+    return whole_row(hidden_states, config).squeeze(1).index_select(0, context.rows)
 
 
 def assembled(own: Tensor, context: ResponseTokens) -> Tensor:

@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer.clip_grads import get_grad_norm_fp32
+from megatron.core.optimizer.optimizer import GRAD_NORM_GROUP_ATTR, MTP_GRAD_NORM_GROUP
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from slime_core.config.derive import compute_dtype
 from slime_core.config.sections import TrainSection
@@ -219,28 +221,56 @@ def learning_rate(optimizer: MegatronOptimizer) -> float:
     return float(optimizer.param_groups[0]["lr"])
 
 
-def update(optimizer: MegatronOptimizer, *, clip_grad: float) -> float:
+def update(optimizer: MegatronOptimizer, *, clip_grad: float, trains_mtp: bool = False) -> float:
     """Take one optimizer step, unless a gradient is not finite on some rank. Collective over the world.
 
     Args:
         optimizer: with gradients of the whole step in the model's buffers.
-        clip_grad: largest gradient norm; 0 does not clip.
+        clip_grad: largest gradient norm; 0 does not clip. That of layers that predict further tokens is held apart: what
+            they learn from does not shorten the policy's step.
+        trains_mtp: whether there are such layers.
 
     Returns:
-        The gradient's norm before clipping; the step was taken if and only if it is finite.
+        The norm before clipping of the gradient of all others; the step was taken if and only if it is finite.
     """
     optimizer.prepare_grads()
-    gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    norm = float(optimizer.get_grad_norm())
-    if dist.get_world_size() > 1 and not _finite_on_all(gradients):
+    policys, further = _gradients(optimizer)
+    norm, further_norm = float(optimizer.get_grad_norm()), _mtp_norm(optimizer) if trains_mtp else 0.0
+    if dist.get_world_size() > 1 and not _finite_on_all([*policys, *further]):
         norm = math.nan
+    if not math.isfinite(further_norm):
+        norm = further_norm
     if math.isfinite(norm):
-        if 0 < clip_grad < norm:
-            torch._foreach_mul_(gradients, clip_grad / (norm + 1e-6))
+        for gradients, own in ((policys, norm), (further, further_norm)):
+            if gradients and 0 < clip_grad < own:
+                torch._foreach_mul_(gradients, clip_grad / (own + 1e-6))
         optimizer.step_with_ready_grads()
     if (scaler := loss_scaler(optimizer)) is not None:
         scaler.settle(overflow=not math.isfinite(norm))
     return norm
+
+
+def _gradients(optimizer: MegatronOptimizer) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Return this rank's gradients, and apart those of layers that predict further tokens."""
+    found: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
+    for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+        if parameter.grad is not None:
+            found[getattr(parameter, GRAD_NORM_GROUP_ATTR, None) == MTP_GRAD_NORM_GROUP].append(
+                parameter.grad
+            )
+    return found
+
+
+def _mtp_norm(optimizer: MegatronOptimizer) -> float:
+    """Return the norm of the gradient of layers that predict further tokens."""
+    norms = [
+        get_grad_norm_fp32(
+            each.get_grads_for_grad_norm(MTP_GRAD_NORM_GROUP),
+            grad_stats_parallel_group=each.get_grad_stats_parallel_group(),
+        )
+        for each in optimizer.chained_optimizers
+    ]
+    return math.hypot(*(float(norm) for norm in norms))
 
 
 def _finite_on_all(gradients: list[torch.Tensor]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 from slime_core.batch import TrainBatch
 
 from slime_megatron.packed import Family
@@ -38,7 +39,7 @@ def prompt_families(
         return [[i] for i in samples]
     by_prompt: dict[tuple[int, bytes, bytes], list[int]] = {}
     for i in samples:
-        start, n = batch.offsets[i], _prompt_length(batch, i)
+        start, n = batch.offsets[i], prompt_length(batch, i)
         prompt = batch.tokens[start : start + n].tobytes()
         path = b"" if routes is None else routes[i][:n].tobytes()
         by_prompt.setdefault((int(batch.group_ids[i]), prompt, path), []).append(i)
@@ -53,28 +54,41 @@ def prompt_families(
 def family_of(batch: TrainBatch, members: Sequence[int]) -> Family:
     """Return the lengths of a family: the last token of a response predicts nothing, and is left out."""
     return Family(
-        prompt=_prompt_length(batch, members[0]),
+        prompt=prompt_length(batch, members[0]),
         continuations=tuple(int(batch.response_lengths[i]) - 1 for i in members),
     )
 
 
-def family_tokens(batch: TrainBatch, members: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+def family_tokens(batch: TrainBatch, members: Sequence[int]) -> NDArray[np.int32]:
     """Return the ids of a family in the order of the packed row."""
     first = batch.offsets[members[0]]
-    parts = [batch.tokens[first : first + _prompt_length(batch, members[0])]]
+    parts = [batch.tokens[first : first + prompt_length(batch, members[0])]]
     parts += [
-        batch.tokens[batch.offsets[i] + _prompt_length(batch, i) : batch.offsets[i + 1] - 1] for i in members
+        batch.tokens[batch.offsets[i] + prompt_length(batch, i) : batch.offsets[i + 1] - 1] for i in members
     ]
     return np.concatenate(parts)
 
 
-def _prompt_length(batch: TrainBatch, i: int) -> int:
+def predicting_rows(families: Sequence[Family]) -> NDArray[np.int64]:
+    """Return the packed row before each response token: the prompt's last one, then the response's own but the last."""
+    rows, start = [np.zeros(0, dtype=np.int64)], 0
+    for family in families:
+        last = start + family.prompt - 1
+        start += family.prompt
+        for n in family.continuations:
+            rows += [np.array([last]), np.arange(start, start + n)]
+            start += n
+    return np.concatenate(rows)
+
+
+def prompt_length(batch: TrainBatch, i: int) -> int:
+    """Return the tokens of a sample's prompt."""
     return int(batch.lengths[i] - batch.response_lengths[i])
 
 
 def _cut(batch: TrainBatch, members: Sequence[int], max_tokens: int) -> list[list[int]]:
     """Cut a family into parts of at most `max_tokens` tokens, where one member allows it."""
-    prompt = _prompt_length(batch, members[0])
+    prompt = prompt_length(batch, members[0])
     parts: list[list[int]] = []
     room = 0
     for i in members:

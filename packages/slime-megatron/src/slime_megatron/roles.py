@@ -16,7 +16,7 @@ from slime_models.family import ModelFamily
 from torch import Tensor
 from torch.nn import Module, Parameter
 
-from slime_megatron.weights import named_weights
+from slime_megatron.weights import MTP, named_weights
 
 #: What the weights of two roles may differ in.
 _MAY_DIFFER = ("max_position_embeddings", "mtp_num_layers")
@@ -28,14 +28,16 @@ class Roles:
     """The weights of a model's other roles: reference, teacher, earlier policies.
 
     A role that is taken from the model holds the trained parameters and the buffers only: the frozen ones are the same
-    in all of them, so that with LoRA a role is the size of its adapters. On CUDA the sets lie in pinned memory.
+    in all of them, so that with LoRA a role is the size of its adapters. No role predicts further tokens: what does is in
+    none of them. On CUDA the sets lie in pinned memory.
 
     Args:
         model: this rank's part of the model, on its device, with the policy's weights; what is frozen is so already.
     """
 
     def __init__(self, model: Module) -> None:
-        self._weights = named_weights(model)
+        weights = named_weights(model)
+        self._weights = {name: weight for name, weight in weights.items() if not name.startswith(MTP)}
         self._sets: dict[str, WeightSet] = {}
         self._changing: set[str] = set()
 

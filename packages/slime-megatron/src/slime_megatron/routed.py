@@ -30,6 +30,28 @@ class StepRouting:
     routes: Sequence[Routes] | None = None
     """The engine's, of each sample of the batch; None where they are not replayed."""
 
+    @classmethod
+    def of(
+        cls,
+        batch: TrainBatch,
+        samples: NDArray[np.int64],
+        *,
+        depth: int = 0,
+        routes: Sequence[Routes] | None = None,
+    ) -> StepRouting:
+        """Return that of some samples of a batch.
+
+        Args:
+            batch: holds them.
+            samples: their positions in it.
+            depth: of the layer that predicts further tokens, from 1 (see `mtp_rows`); 0 for the decoder.
+            routes: the engine's.
+        """
+        lengths = batch.lengths[samples]
+        own = lengths - batch.response_lengths[samples] > depth
+        n_tokens, n_samples = int((lengths[own] - 1 - depth).sum()), int(own.sum())
+        return cls(n_tokens=max(1, n_tokens), n_samples=max(1, n_samples), routes=routes)
+
 
 @dataclass(frozen=True)
 class RoutedTokens:
@@ -92,8 +114,8 @@ def routed_tokens(
         copies=torch.from_numpy(own_copies.astype(np.float32)).to(device),
         stretch=torch.from_numpy(stretch).to(device),
         n_stretches=len(lengths),
-        prompts=torch.tensor(prompts, device=device),
-        continuations=torch.tensor(continuations, device=device),
+        prompts=torch.tensor(prompts, dtype=torch.int64, device=device),
+        continuations=torch.tensor(continuations, dtype=torch.int64, device=device),
         step=step,
         routes={} if step.routes is None else _own_routes(families, order, source, step.routes),
     )

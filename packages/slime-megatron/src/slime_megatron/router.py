@@ -203,11 +203,11 @@ def replay(routers: Iterable[PackedRouter], action: RouterReplayAction | None) -
 
 
 def take_losses(
-    routers: list[PackedRouter], config: TransformerConfig, *, device: torch.device
+    routers: list[PackedRouter], config: TransformerConfig, *, device: torch.device, n_further: int = 0
 ) -> dict[str, float]:
     """Return each router loss of the optimizer step, the mean over layers, and forget it. Collective over the world.
 
-    A pipeline stage may have no router.
+    A pipeline stage may have no router. `n_further` layers, beside those of `config`, predict further tokens.
     """
     names = _losses_of(config)
     if not names:
@@ -217,7 +217,7 @@ def take_losses(
         own += torch.stack([router.losses[name] for name in names])
         router.losses = {}
     dist.all_reduce(own)
-    n_layers = sum(has_experts(config, layer) for layer in range(config.num_layers))
+    n_layers = n_further + sum(has_experts(config, layer) for layer in range(config.num_layers))
     return dict(zip(names, (own / n_layers).tolist(), strict=True))
 
 

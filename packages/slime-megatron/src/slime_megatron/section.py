@@ -49,6 +49,11 @@ class MegatronSection(SectionModel):
     use_rollout_routing_replay: bool = False
     """Send each token to the experts that the engine sent it to, for log-probs and in training (R3); samples carry
     them as `rollout_routed_experts`."""
+    enable_mtp_training: bool = False
+    """Train the layers of the folder that predict further tokens, on the policy's samples; the policy's own gradient does
+    not change. Without it they go as they are into folders that are written."""
+    mtp_loss_scaling_factor: Annotated[float, Ge(0)] = 0.2
+    """What their loss, the mean over them, is multiplied by."""
     megatron_args: dict[str, Any] = {}
     """Megatron's own flags by name, for what slime has no setting of; each can also be given as the flag itself."""
     only_train_params_name_list: list[str] = []

@@ -14,9 +14,10 @@ from slime_models.family import Weight
 from slime_models.sharding import join, split
 from torch import Tensor
 
-from slime_megatron.weights import named_weights
+from slime_megatron.weights import MTP, named_weights
 
 _LAYER = re.compile(r"^decoder\.layers\.(\d+)\.")
+_ANY_LAYER = re.compile(r"^(decoder|mtp)\.layers\.\d+\.")
 _EXPERT = re.compile(r"\.local_experts\.(\d+)\.")
 _EMBEDDING, _OUTPUT = "embedding.word_embeddings.weight", "output_layer.weight"
 
@@ -25,7 +26,8 @@ def global_weights(model: GPTModel, architecture: Architecture) -> dict[str, Ten
     """Return the weights of this rank (see `named_weights`) by the name of the tensor that they are (a part of).
 
     Megatron numbers layers from 0 on each pipeline stage, and experts on each expert-parallel rank. A last stage
-    with a copy of the embedding as its output layer has it under the embedding's name.
+    with a copy of the embedding as its output layer has it under the embedding's name. What predicts further tokens is left
+    out unless the architecture holds it.
     """
     first_expert = 0
     if architecture.num_moe_experts is not None:
@@ -43,6 +45,7 @@ def global_weights(model: GPTModel, architecture: Architecture) -> dict[str, Ten
         if name == _OUTPUT and architecture.tie_word_embeddings
         else _EXPERT.sub(expert, _LAYER.sub(layer, name)): tensor
         for name, tensor in named_weights(model).items()
+        if architecture.holds_mtp or not name.startswith(MTP)
     }
 
 
@@ -141,5 +144,5 @@ def _stages(own: Mapping[str, Tensor]) -> dict[str, int]:
 
 def _place(name: str) -> str:
     """Return what a stage holds whole or not at all: a layer, or the tensor itself outside of layers."""
-    found = _LAYER.match(name)
+    found = _ANY_LAYER.match(name)
     return name if found is None else found[0]

@@ -47,15 +47,18 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from slime_megatron.low_rank import A, B, merge
+from slime_megatron.weights import MTP
 
-_LAYER = re.compile(r"^decoder\.layers\.(\d+)\.")
+_LAYER = re.compile(r"^(decoder|mtp)\.layers\.(\d+)\.")
 _EXPERT = re.compile(r"\.experts\.local_experts\.(\d+)\.")
 #: Norms, and the linear layers that checkpoints name them after.
 _NORMS = {
     "input_layernorm.": "self_attention.linear_qkv.layer_norm_",
     "pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_",
 }
-_LINEAR = re.compile(r"\.layers\..*\.linear_(qkv|proj|fc1|fc2)\.weight$")
+_LINEAR = re.compile(r"\.layers\..*\.(linear_(qkv|proj|fc1|fc2)|eh_proj)\.weight$")
+#: The decoder layer within one that predicts further tokens: its name in a model, and in a checkpoint.
+_WITHIN, _STORED_WITHIN = "mtp_model_layer.", "transformer_layer."
 #: What Megatron's layers save beside their weights where they have nothing to save.
 _NO_STATE = [None]
 #: Rows of these are ids; a checkpoint may have more of them than the model: padding.
@@ -79,12 +82,14 @@ class Place:
         layer, expert = _LAYER.search(name), _EXPERT.search(name)
         if layer is None:
             return cls(name)
-        rest = name[layer.end() :]
+        rest, inner = name[layer.end() :], ""
+        if rest.startswith(_WITHIN):
+            rest, inner = rest.removeprefix(_WITHIN), _STORED_WITHIN
         for norm, key in _NORMS.items():
             rest = key + rest.removeprefix(norm) if rest.startswith(norm) else rest
-        stem, numbers, counts = "decoder.layers.", (int(layer[1]),), (architecture.num_layers,)
-        if architecture.dense_layers:  # then layers are not alike, and each has a name of its own
-            stem, numbers, counts = f"{stem}{layer[1]}.", (), ()
+        stem, numbers, counts = "decoder.layers.", (int(layer[2]),), (architecture.num_layers,)
+        if architecture.dense_layers or layer[1] == "mtp":  # not alike: each has a name of its own
+            stem, numbers, counts = f"{layer[1]}.layers.{layer[2]}.{inner}", (), ()
         if expert is not None:
             assert architecture.num_moe_experts is not None
             rest = _EXPERT.sub(".experts.experts.", rest)
@@ -122,6 +127,11 @@ class StoredWeights:
                 f"{folder}: cannot be read as a torch_dist checkpoint of Megatron: {error}"
             ) from error
         self._reader.set_up_storage_reader(self._metadata, is_coordinator=True)
+
+    @property
+    def holds_mtp(self) -> bool:
+        """Whether it has layers that predict further tokens."""
+        return any(name.startswith(MTP) for name in self._metadata.state_dict_metadata)
 
     def read(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """Return the tensor `name` of the whole model, in the dtype that it was saved in.

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from slime_megatron.micro_batch import MicroBatch
 from slime_megatron.model import wrap_for_gradients
+from slime_megatron.mtp import share_embedding
 from slime_megatron.optimizer import build_optimizer, build_scheduler, learning_rate, loss_scaler, update
 from slime_megatron.router import move_biases, moves_bias, routers_of, start_loads, take_losses
 from slime_megatron.section import MegatronSection
@@ -41,6 +42,7 @@ class TrainedModel:
         world: of the ranks.
         total_steps: optimizer steps of the run; see `build_scheduler`.
         output_processor: what the model's output becomes; see `response_log_probs`.
+        n_further: layers of the model's last stage that predict further tokens.
     """
 
     def __init__(
@@ -52,12 +54,13 @@ class TrainedModel:
         *,
         total_steps: int | None,
         output_processor: Callable[..., Any],
+        n_further: int = 0,
     ) -> None:
         self.model: DistributedDataParallel = wrap_for_gradients(model, section)
         self._moves_bias = moves_bias(section)
         self.model.config.finalize_model_grads_func = _finish_gradients
-        #: This rank's routers, none in a model without experts.
-        self.routers = routers_of(model)
+        #: This rank's routers, none in a model without experts; those of further tokens are among all.
+        self.routers, self._all_routers = routers_of(model.decoder), routers_of(model)
         self.optimizer = build_optimizer(self.model, train, section)
         self.scheduler = build_scheduler(self.optimizer, train, total_steps=total_steps)
         self._clip_grad = train.clip_grad
@@ -65,6 +68,7 @@ class TrainedModel:
         self._skipped_in_a_row = 0
         self._output_processor = output_processor
         self._world = world
+        self._n_further = n_further
 
     @torch.no_grad()
     def forward(self, steps: Sequence[Step], like: Tensor, output: Callable[[Any], Tensor]) -> Tensor:
@@ -106,25 +110,29 @@ class TrainedModel:
             n_tokens = torch.tensor(micro.columns.numel(), dtype=torch.int)
             return value, n_tokens, {"loss": value.detach(), **metrics}
 
+        if self._n_further:
+            share_embedding(self.model.module)
         self.model.zero_grad_buffer()
         self.optimizer.zero_grad()
         if self._moves_bias:
-            start_loads(self.routers)
+            start_loads(self._all_routers)
         shares = self._run(step, share, forward_only=False)
         names = shares[0] if shares else ()  # the last pipeline stage has them
         own = {name: float(sum(share[name] for share in shares)) for name in names}
         metrics: Metrics = dict(self._world.add_up(own))
-        metrics |= take_losses(self.routers, self.model.config, device=device())
+        metrics |= take_losses(
+            self._all_routers, self.model.config, device=device(), n_further=self._n_further
+        )
         metrics["lr"] = learning_rate(self.optimizer)
         scaler = loss_scaler(self.optimizer)
         can_fall = scaler is not None and scaler.can_fall
         if scaler is not None:
             metrics["loss_scale"] = float(scaler.scale)
-        norm = update(self.optimizer, clip_grad=self._clip_grad)
+        norm = update(self.optimizer, clip_grad=self._clip_grad, trains_mtp=self._n_further > 0)
         if math.isfinite(norm):
             self.scheduler.step(1)
             if self._moves_bias:
-                move_biases(self.routers, rate=self.model.config.moe_router_bias_update_rate)
+                move_biases(self._all_routers, rate=self.model.config.moe_router_bias_update_rate)
             self._skipped_in_a_row = 0
             metrics["grad_norm"] = norm
         elif not can_fall:

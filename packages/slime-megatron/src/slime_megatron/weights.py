@@ -7,6 +7,8 @@ from torch.nn import Module
 
 #: How the names of buffers end that belong to a model's weights.
 _BUFFER = ".router.expert_bias"
+#: How the names of weights begin that predict further tokens.
+MTP = "mtp."
 
 
 def named_weights(model: Module) -> dict[str, Tensor]:

@@ -85,7 +85,9 @@ class Architecture:
     moe_shared_expert_intermediate_size: int | None = None
     """Width of the MLP that every token passes beside its experts; None where there is none."""
     mtp_num_layers: int = 0
-    """Layers after the last that predict further tokens. They are not loaded."""
+    """Layers after the last that predict further tokens. They are loaded where `holds_mtp`, else passed on as they are."""
+    holds_mtp: bool = False
+    """The model holds the layers that predict further tokens, not its folder alone; see `with_mtp`."""
     vocab_padding: int = 0
     """Rows of zeros after the embedding in Megatron's tensors; see `with_padded_vocab`."""
 
@@ -120,6 +122,11 @@ class Architecture:
         return 2 * (self.moe_ffn_hidden_size or 0)
 
     @property
+    def two_hidden_sizes(self) -> int:
+        """Columns of the matrix that puts a hidden state and an embedding together."""
+        return 2 * self.hidden_size
+
+    @property
     def shared_gated_size(self) -> int:
         """Rows of Megatron's fused gate and up projection of the shared expert; 0 without one."""
         return 2 * (self.moe_shared_expert_intermediate_size or 0)
@@ -147,6 +154,10 @@ class Architecture:
         The added rows are zeros: whoever computes a softmax over the padded vocabulary must leave them out.
         """
         return dataclasses.replace(self, vocab_padding=-self.vocab_size % multiple)
+
+    def with_mtp(self, held: bool = True) -> Architecture:
+        """Return a copy that holds the layers that predict further tokens, or does not."""
+        return dataclasses.replace(self, holds_mtp=held)
 
 
 class ConfigReader:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from slime_core.errors import CheckpointError, WeightSyncError
@@ -23,6 +23,7 @@ EMBEDDING_WEIGHT, OUTPUT_WEIGHT = "model.embed_tokens.weight", "lm_head.weight"
 #: What config.json says of each size of `Architecture` that a Hugging Face tensor has.
 CONFIG_FIELDS = {
     "hidden_size": "hidden_size",
+    "two_hidden_sizes": "2 x hidden_size",
     "vocab_size": "vocab_size",
     "head_dim": "head_dim",
     "query_size": "num_attention_heads x head_dim",
@@ -81,9 +82,11 @@ class ModelFamily:
     """Reads a parsed config.json; raises DataError, naming the field, for what is not supported."""
     ignored: tuple[str, ...] = ()
     """Tensors that old folders hold and nobody needs; names may contain `{layer}`."""
-    passed: str | None = None
+    further: str | None = None
     """How the names of a layer that predicts further tokens begin, with `{layer}` for its number, which follows those of
-    the decoder. Such layers are not loaded; their tensors go into folders that are written, as they are."""
+    the decoder. Where a model does not hold such layers, their tensors go into folders that are written, as they are."""
+    copies: Mapping[str, str] = field(default_factory=dict)
+    """What such a layer has in folders and not in the model: how the name ends -> the tensor that it is a copy of."""
 
     def weights(self, architecture: Architecture) -> Mapping[str, Weight]:
         """Return Megatron name -> weight, for every Megatron tensor of a model, unsharded."""
@@ -114,17 +117,63 @@ class ModelFamily:
         )
 
     def passed_on(self, hf: Mapping[str, Tensor], architecture: Architecture) -> Iterator[tuple[str, Tensor]]:
-        """Yield (name, tensor) of what `hf` has of the layers that predict further tokens; see `passed`."""
-        for name in sorted(hf):
-            if self._is_passed(name, architecture):
+        """Yield (name, tensor) of what `hf` has of the layers that predict further tokens, and the model does not hold.
+
+        Copies of what it does hold are none of these; see `with_copies`.
+        """
+        copies = self._originals(hf, architecture) if architecture.holds_mtp else {}
+        for name in self.left_over(hf, architecture):
+            if name not in copies:
                 yield name, hf[name]
 
-    def _is_passed(self, name: str, architecture: Architecture) -> bool:
-        first = architecture.num_layers
-        return self.passed is not None and any(
-            name.startswith(self.passed.replace(LAYER, str(layer)))
-            for layer in range(first, first + architecture.mtp_num_layers)
+    def left_over(self, names: Iterable[str], architecture: Architecture) -> list[str]:
+        """Return which tensors of a folder are of layers that predict further tokens, and in no tensor of the model."""
+        own = self.hf_shapes(architecture)
+        return sorted(
+            name for name in names if name not in own and self._in_further(name, architecture) is not None
         )
+
+    def with_copies(
+        self, tensors: Iterable[tuple[str, Tensor]], like: Iterable[str], architecture: Architecture
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Yield each (name, tensor), and after it again under the names of its copies in a folder whose names are `like`.
+
+        A layer that predicts further tokens reads the model's embedding and output layer; folders hold copies of them
+        beside it, which only follow where the model holds the layer.
+        """
+        copies: dict[str, list[str]] = {}
+        if architecture.holds_mtp:
+            for copy, original in self._originals(like, architecture).items():
+                copies.setdefault(original, []).append(copy)
+        for name, tensor in tensors:
+            yield name, tensor
+            for copy in copies.get(name, ()):
+                yield copy, tensor
+
+    def has_mtp(self, names: Collection[str], architecture: Architecture) -> bool:
+        """Return whether a folder with tensors of these names has the layers that predict further tokens, whole."""
+        held = architecture.with_mtp()
+        wanted = self.hf_shapes(held).keys() - self.hf_shapes(architecture.with_mtp(False)).keys()
+        return bool(wanted) and all(name in names for name in wanted)
+
+    def _originals(self, names: Iterable[str], architecture: Architecture) -> dict[str, str]:
+        """Return those of the names that are copies -> what they are copies of."""
+        found = {}
+        for name in names:
+            original = self.copies.get(self._in_further(name, architecture) or "")
+            if original is not None:
+                tied = architecture.tie_word_embeddings and original == OUTPUT_WEIGHT
+                found[name] = EMBEDDING_WEIGHT if tied else original
+        return found
+
+    def _in_further(self, name: str, architecture: Architecture) -> str | None:
+        """Return what a name says within a layer that predicts further tokens; None where it is of no such layer."""
+        first = architecture.num_layers
+        for layer in range(first, first + architecture.mtp_num_layers):
+            prefix = "" if self.further is None else self.further.replace(LAYER, str(layer))
+            if prefix and name.startswith(prefix):
+                return name.removeprefix(prefix)
+        return None
 
     def weight(self, name: str, architecture: Architecture) -> Weight:
         """Return what the Megatron tensor `name` is made of, and how parallelism cuts it.
@@ -193,7 +242,7 @@ class ModelFamily:
         optional = {name.replace(LAYER, str(layer)) for name in self.ignored for layer in layers}
         if architecture.tie_word_embeddings:
             optional.add(OUTPUT_WEIGHT)
-        optional |= {name for name in found - wanted if self._is_passed(name, architecture)}
+        optional |= {name for name in found - wanted if self._in_further(name, architecture) is not None}
         missing, unknown = sorted(wanted - found), sorted(found - wanted - optional)
         if missing or unknown:
             parts = [
@@ -248,7 +297,8 @@ def _weights(family: ModelFamily, architecture: Architecture) -> Mapping[str, We
                 groups.append([])
             groups[-1].append(rule)
     for group in groups:
-        layers = range(architecture.num_layers) if group and LAYER in group[0].megatron else range(1)
+        all_layers = range(architecture.num_layers + architecture.mtp_num_layers)
+        layers = all_layers if group and LAYER in group[0].megatron else range(1)
         for layer in layers:
             own = [rule for rule in group if LAYER not in rule.megatron or layer in rule.layers(architecture)]
             for experts, rules in itertools.groupby(own, key=lambda rule: rule.of_experts):
@@ -261,14 +311,15 @@ def _weights(family: ModelFamily, architecture: Architecture) -> Mapping[str, We
 
 
 def _bound(rule: Rule, layer: int, expert: int | None, architecture: Architecture) -> Weight:
-    def named(name: str) -> str:
-        return name.replace(LAYER, str(layer)).replace(EXPERT, str(expert))
+    def named(name: str, number: int = layer) -> str:
+        return name.replace(LAYER, str(number)).replace(EXPERT, str(expert))
 
     def shape(dims: Dims) -> Shape:
         return tuple(getattr(architecture, dim) for dim in dims)
 
     hf = {named(name): shape(dims) for name, dims in rule.hf}
-    return Weight(named(rule.megatron), shape(rule.dims), hf, rule, expert)
+    megatron = named(rule.megatron, layer - architecture.num_layers if rule.further else layer)
+    return Weight(megatron, shape(rule.dims), hf, rule, expert)
 
 
 def _listing(names: list[str]) -> str:

@@ -8,8 +8,8 @@ disagree. Megatron names are those of megatron-core's local layer spec, with glo
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from slime_models.architecture import Architecture
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 LAYER = "{layer}"
 #: Where the expert's number stands in names; Megatron's names carry it across all expert-parallel ranks.
 EXPERT = "{expert}"
+
+_DECODER, _FURTHER, _HF_LAYER = "decoder.layers.{layer}.", "mtp.layers.{layer}.", "model.layers.{layer}."
 
 #: Shape by name: each entry is an integer attribute of `Architecture`.
 Dims = tuple[str, ...]
@@ -71,6 +73,8 @@ class Rule:
     """The layers that have it, where its name has a layer."""
     buffer: bool = False
     """A float32 buffer of Megatron's: it has no gradient, and is float32 on every way whatever the model's dtype."""
+    further: bool = False
+    """Of a layer that predicts further tokens: Megatron counts these from 0, folders from `num_layers`."""
 
     @property
     def of_experts(self) -> bool:
@@ -102,6 +106,45 @@ def dense_layers(architecture: Architecture) -> Sequence[int]:
 def moe_layers(architecture: Architecture) -> Sequence[int]:
     """Layers have the tensor that have experts."""
     return architecture.moe_layers
+
+
+def further_layers(architecture: Architecture) -> Sequence[int]:
+    """Layers have the tensor that predict further tokens."""
+    first = architecture.num_layers
+    return range(first, first + architecture.mtp_num_layers)
+
+
+def further_rules(decoder: Iterable[Rule]) -> Iterator[Rule]:
+    """Yield the rules of a layer that predicts further tokens: its own, and those of a decoder layer with experts within.
+
+    Its first matrix takes the embedding's half of its columns first, then the hidden state's, in folders and in Megatron.
+    Source: `multi_token_prediction.py` of megatron-core 0.19.2 (`_concat_embeddings`) and `glm4_moe_nextn.py` of SGLang.
+
+    Args:
+        decoder: the rules of the family.
+    """
+    for name, dims, shard in (
+        ("enorm.weight", ("hidden_size",), Shard.NONE),
+        ("hnorm.weight", ("hidden_size",), Shard.NONE),
+        ("eh_proj.weight", ("hidden_size", "two_hidden_sizes"), Shard.ROWS),
+    ):
+        yield _further(rename(_FURTHER + name, _HF_LAYER + name, dims, shard=shard))
+    for rule in decoder:
+        if LAYER in rule.megatron and rule.layers is not dense_layers:
+            name = rule.megatron.replace(_DECODER, f"{_FURTHER}mtp_model_layer.")
+            yield _further(replace(rule, megatron=name))
+    yield _further(
+        rename(f"{_FURTHER}final_layernorm.weight", f"{_HF_LAYER}shared_head.norm.weight", ("hidden_size",))
+    )
+
+
+def _further(rule: Rule) -> Rule:
+    return replace(
+        rule,
+        when=lambda architecture: architecture.holds_mtp and rule.when(architecture),
+        layers=further_layers,
+        further=True,
+    )
 
 
 def rename(

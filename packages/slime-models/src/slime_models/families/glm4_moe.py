@@ -17,8 +17,8 @@ from slime_models.families.dense import (
     dense_rules,
 )
 from slime_models.families.qwen3_moe import EXPERT_DOWN, EXPERT_GATE_UP, ROUTER
-from slime_models.family import ModelFamily
-from slime_models.rules import Shard, gated, moe_layers, rename
+from slime_models.family import EMBEDDING_WEIGHT, OUTPUT_WEIGHT, ModelFamily
+from slime_models.rules import Shard, further_rules, gated, moe_layers, rename
 
 _MEGATRON, _HF = "decoder.layers.{layer}.mlp.", "model.layers.{layer}.mlp."
 
@@ -118,15 +118,18 @@ def _count(read: ConfigReader, field: str, default: int) -> int:
     return 0 if read.get(field) == 0 else read.integer(field, default)
 
 
+_DECODER = dense_rules(
+    QKV_BIAS,
+    QUERY_NORM,
+    KEY_NORM,
+    mlp=(GATE_UP, DOWN, ROUTER, EXPERT_BIAS, SHARED_GATE_UP, SHARED_DOWN, EXPERT_GATE_UP, EXPERT_DOWN),
+)
+
 #: Dense layers as Qwen 3's, bias and norms of queries and keys where config.json says so; then layers with experts.
 GLM4_MOE = ModelFamily(
     model_type="glm4_moe",
-    rules=dense_rules(
-        QKV_BIAS,
-        QUERY_NORM,
-        KEY_NORM,
-        mlp=(GATE_UP, DOWN, ROUTER, EXPERT_BIAS, SHARED_GATE_UP, SHARED_DOWN, EXPERT_GATE_UP, EXPERT_DOWN),
-    ),
+    rules=(*_DECODER, *further_rules(_DECODER)),
     architecture=read_architecture,
-    passed="model.layers.{layer}.",
+    further="model.layers.{layer}.",
+    copies={"embed_tokens.weight": EMBEDDING_WEIGHT, "shared_head.head.weight": OUTPUT_WEIGHT},
 )
