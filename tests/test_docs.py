@@ -39,6 +39,11 @@ def test_loop_guide_quotes_the_example_word_for_word(root):
     )
 
 
+def test_loop_guides_reference_is_found_from_the_repository(slime, root):
+    (reference,) = re.findall(r"--loop (\S+:\w+)\n", (root / "docs/examples/custom_loop.py").read_text())
+    assert slime("plugins", "show", "loops", reference, cwd=root).returncode == 0
+
+
 def test_a_reward_models_server_without_a_gpu_is_started_as_the_engine_starts_its_own(root):
     from slime_sglang.server import server_command, server_environment
 

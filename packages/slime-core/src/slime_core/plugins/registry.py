@@ -103,9 +103,12 @@ class Registry:
         try:
             return import_object(plugin.value)
         except IMPORT_FAILURES as error:
+            todo = "wanted module:attribute, of a module that is installed or in the working directory"
+            if plugin.distribution:
+                todo = "run `slime plugins check`"
             raise PluginError(
                 f"{plugin.group} {plugin.qualified!r} ({plugin.value}) does not import: "
-                f"{type(error).__name__}: {error}; run `slime plugins check`"
+                f"{type(error).__name__}: {error}; {todo}"
             ) from error
 
     def resolve(self, group: str, reference: str) -> Any:
