@@ -179,8 +179,8 @@ class AlgorithmSection(SectionModel):
     """Advantage estimator."""
     loss_type: str | None = None
     """Loss; the estimator's own when not given."""
-    value_loss_type: str = "value_loss"
-    """Loss of the critic, where the estimator reads values."""
+    value_loss_type: str | None = None
+    """Loss of the critic, where the estimator reads values; `value_loss` when not given."""
     loss_reducer: str = "sample-mean"
     """How token losses become one number."""
     custom_advantage_function_path: str | None = None
