@@ -181,7 +181,14 @@ def test_plugin_that_fails_to_import_is_fatal_when_chosen(refuse, tmp_path):
 
 def test_plugin_that_fails_to_import_is_only_shown_when_not_chosen(slime, letters, tmp_path):
     env = os.environ | plugin(tmp_path / "site", "acme", "[slime]\nacme = acme_bad\n", acme_bad=BROKEN)
-    assert slime("train", letters, "--num-rollout", "1", env=env).returncode == 0
+    trained = slime("train", letters, "--num-rollout", "1", env=env)
+    assert trained.returncode == 0
+    assert "warning: the hooks of acme are left out: slime 'acme/acme'" in trained.stderr
+    assert "libacme.so is missing" in trained.stderr
+    checked = slime("plugins", "check", env=env | {"SLIME_PLUGINS": "acme"})
+    assert "libacme.so is missing" in checked.stdout
+    assert "ok  slime acme/acme" not in checked.stdout
+    assert checked.returncode == 1
     listed = slime("plugins", env=env)
     assert listed.returncode == 0
     assert "acme" in listed.stdout

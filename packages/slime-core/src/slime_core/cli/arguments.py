@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -24,13 +25,15 @@ def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def read_stages(argv: Sequence[str], registry: Registry) -> list[Stage]:
-    """Read the runs that `RECIPE... [--flag value]...` is.
+    """Read the runs that `RECIPE... [--flag value]...` is; hook modules that are left out are named on standard error.
 
     Raises:
         ConfigError: carries every problem.
     """
     from slime_core.config.load import load_stages
 
+    for distribution, why in registry.broken_hooks.items():
+        print(f"warning: the hooks of {distribution} are left out: {why}", file=sys.stderr)
     recipes, flags = split(argv)
     return load_stages(recipes, flags, registry=registry)
 
