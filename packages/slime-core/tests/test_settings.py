@@ -80,6 +80,23 @@ def test_unknown_key_of_a_recipe_names_file_and_section(registry_of, tmp_path):
     assert found[2] == f"{path}: [trian]: found an unknown section; wanted 'train' (the nearest name)"
 
 
+def test_what_is_not_installed_is_named_by_its_distribution(load, registry_of, tmp_path):
+    path = tmp_path / "gym.toml"
+    path.write_text(RECIPE + "[gym]\ngym_tasks = []\n")
+    found = problems(lambda: load_settings([str(path)], [], registry=registry_of()))
+    assert found == [
+        f"{path}: [gym]: found an unknown section; wanted slime-gym, which brings it; install it"
+    ]
+    flags = ("--num-rollout", "1", "--prompt-data", "p", "--rm-type", "exact")
+    found = [str(problem) for problem in check_settings(load(*flags), registry_of())]
+    for setting, distribution in {
+        "model.tokenizer": "slime-models",
+        "train.train_backend": "slime-megatron",
+    }.items():
+        (said,) = [problem for problem in found if problem.startswith(setting)]
+        assert f"install {distribution}, which brings it" in said
+
+
 def test_missing_values_say_which_flag_gives_them(registry_of):
     found = problems(lambda: load_settings([], [], registry=registry_of()))
     assert any("give --rollout-batch-size or set it in [rollout]" in p for p in found)

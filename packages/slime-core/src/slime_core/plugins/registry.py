@@ -16,7 +16,7 @@ import importlib_metadata
 import pluggy
 
 from slime_core.errors import PluginError
-from slime_core.plugins import hooks
+from slime_core.plugins import elsewhere, hooks
 from slime_core.plugins.groups import GROUP_BY_NAME, GROUPS
 from slime_core.plugins.importing import IMPORT_FAILURES, import_object
 
@@ -174,8 +174,10 @@ class Registry:
     def _unknown(self, group: str, reference: str) -> str:
         near = difflib.get_close_matches(reference, [p.name for p in self.plugins(group)], n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
-        elsewhere = sorted({p.group for p in self._plugins if p.name == reference and p.group != group})
-        also = f" ({reference!r} exists in {', '.join(elsewhere)})" if elsewhere else ""
+        if home := elsewhere.NAMES.get((group, reference)):
+            hint = f"install {home}, which brings it; "
+        others = sorted({p.group for p in self._plugins if p.name == reference and p.group != group})
+        also = f" ({reference!r} exists in {', '.join(others)})" if others else ""
         return f"{group}: no plugin is named {reference!r}{also}; {hint}installed: {self._names(group)}"
 
 
