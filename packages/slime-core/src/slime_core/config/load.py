@@ -175,7 +175,7 @@ def _merge_flags(draft: _Draft, arguments: Sequence[str], *, stage: str, stages:
         if flag is None:
             theirs = schema.find_foreign(word[2:].replace("-", "_"))
             if theirs is None:
-                near = nearest(word, [*schema.spellings, "--set"])
+                near = schema.nearest_flag(word)
                 problems.append(Problem(word, "an unknown flag", near, "see `slime config flags`"))
                 continue
             table, _, name = theirs
