@@ -28,7 +28,7 @@ def slime() -> Callable[..., subprocess.CompletedProcess[str]]:
     def run(
         *words: str, cwd: Path | None = None, timeout: float = 240, **kwargs: object
     ) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "slime_core", *map(str, words)]
+        command = [Path(sys.executable).with_name("slime"), *map(str, words)]
         return subprocess.run(
             command, cwd=cwd or ROOT, capture_output=True, text=True, timeout=timeout, **kwargs
         )  # type: ignore[call-overload]

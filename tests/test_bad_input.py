@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from slime_core.cli import main
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -55,6 +56,37 @@ def test_unknown_key_in_a_recipe(refuse, letters):
 def test_unknown_reward(refuse):
     message = refuse("--rm-type", "mathh")
     assert "no plugin is named 'mathh'; did you mean 'math'?" in message
+
+
+@pytest.mark.parametrize("command", ["check", "train"])
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--custom-reward-post-process-path", "nope"), "reward.custom_reward_post_process_path (--custom"),
+        (("--value-loss-type", "nope"), "algorithm.value_loss_type (--value-loss-type): found 'nope'"),
+        (("--reward-transform-args", '{"std_dof": 0}'), "the key 'std_dof'; did you mean 'std_ddof'?"),
+        (("--reducer-args", '{"x": 1}'), "algorithm.reducer_args: found the key 'x'"),
+        (("--rm-args", '{"x": 1}', "--label-key", "none"), "reward.rm_args: found the key 'x'"),
+        (
+            ("--dynamic-sampling-filter-path", "nonzero-std", "--filter-args", '{"thresold": 1}'),
+            "rollout.filter_args: found the key 'thresold'; did you mean 'threshold'?",
+        ),
+        (
+            ("--rollout-function-path", "sft", "--rollout-temperature", "0.5"),
+            "rollout.n_samples_per_prompt: found 16; wanted 1: the rollout sft trains on each conversation once "
+            "a pass\n  rollout.rollout_temperature: found 0.5; wanted 1: the trainer divides its logits by it",
+        ),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_check_refuses_what_train_refuses_before_it_starts(
+    letters, tmp_path, capsys, command, flags, message
+):
+    assert main.run([command, str(letters), *flags]) == 2
+    shown = capsys.readouterr()
+    assert message in shown.err
+    assert "every plugin imports" not in shown.out
+    assert not (tmp_path / "runs").exists()
 
 
 def test_reward_that_raises_names_the_sample(refuse, tmp_path):
@@ -149,7 +181,14 @@ def test_plugin_that_fails_to_import_is_fatal_when_chosen(refuse, tmp_path):
 
 def test_plugin_that_fails_to_import_is_only_shown_when_not_chosen(slime, letters, tmp_path):
     env = os.environ | plugin(tmp_path / "site", "acme", "[slime]\nacme = acme_bad\n", acme_bad=BROKEN)
-    assert slime("train", letters, "--num-rollout", "1", env=env).returncode == 0
+    trained = slime("train", letters, "--num-rollout", "1", env=env)
+    assert trained.returncode == 0
+    assert "warning: the hooks of acme are left out: slime 'acme/acme'" in trained.stderr
+    assert "libacme.so is missing" in trained.stderr
+    checked = slime("plugins", "check", env=env | {"SLIME_PLUGINS": "acme"})
+    assert "libacme.so is missing" in checked.stdout
+    assert "ok  slime acme/acme" not in checked.stdout
+    assert checked.returncode == 1
     listed = slime("plugins", env=env)
     assert listed.returncode == 0
     assert "acme" in listed.stdout

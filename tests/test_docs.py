@@ -10,6 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
+from slime_core.config.schema import build_schema
+from slime_core.plugins import elsewhere
+from slime_core.plugins.registry import Registry
 
 
 def test_generated_pages_are_fresh(root):
@@ -39,6 +42,11 @@ def test_loop_guide_quotes_the_example_word_for_word(root):
     )
 
 
+def test_loop_guides_reference_is_found_from_the_repository(slime, root):
+    (reference,) = re.findall(r"--loop (\S+:\w+)\n", (root / "docs/examples/custom_loop.py").read_text())
+    assert slime("plugins", "show", "loops", reference, cwd=root).returncode == 0
+
+
 def test_a_reward_models_server_without_a_gpu_is_started_as_the_engine_starts_its_own(root):
     from slime_sglang.server import server_command, server_environment
 
@@ -51,6 +59,15 @@ def test_a_reward_models_server_without_a_gpu_is_started_as_the_engine_starts_it
     own_host = command.index("--host")
     del command[own_host : own_host + 2]
     assert sorted(said) == sorted([*variables, "python", *command[1:]])
+
+
+def test_table_of_what_other_distributions_bring_is_whole():
+    registry = Registry()
+    not_named = {"slime-core", "slime-example-reward"}
+    plugins = [plugin for plugin in registry.plugins() if plugin.distribution not in not_named]
+    assert {(plugin.group, plugin.name): plugin.distribution for plugin in plugins} == elsewhere.NAMES
+    owners = build_schema(registry).owners
+    assert {table: owner for table, owner in owners.items() if owner != "slime-core"} == elsewhere.SECTIONS
 
 
 def test_links_of_the_guides_exist(root):

@@ -30,6 +30,17 @@ def test_trying_a_reward_reads_metadata_options_and_standard_input(slime):
     assert tried.stdout.startswith("score: 1.0\nacc: 1.0\n")
 
 
+def test_trying_a_function_of_a_file_in_the_working_directory(slime, tmp_path):
+    (tmp_path / "mine.py").write_text("def score(sample):\n    return float(len(sample.response))\n")
+    tried = slime("rm", "try", "mine:score", "--response", "four", cwd=tmp_path)
+    assert (tried.stdout, tried.stderr) == ("score: 4.0\n", "")
+    missed = slime("rm", "try", "mime:score", "--response", "four", cwd=tmp_path)
+    assert (
+        "No module named 'mime'; wanted module:attribute, of a module that is installed or in"
+        in missed.stderr
+    )
+
+
 def test_trying_a_group_reward_scores_each_response_beside_the_others(slime):
     responses = [word for answer in ("1/2", "0.5", "3") for word in ("--response", rf"\boxed{{{answer}}}")]
     tried = slime("rm", "try", "majority", "--group-rm", *responses, "--json")

@@ -81,6 +81,7 @@ def test_combination_installs_and_lists_its_plugins(names, dist, tmp_path):
     assert run(python, "-c", code).strip() == "[]"
     checked = run(python, "-m", "slime_core", "plugins", "check")
     assert "bad" not in checked.split()
+    assert "nothing is missing" in run(python, "-m", "slime_core", "doctor")
 
 
 def test_every_package_is_installed_by_some_combination(root):

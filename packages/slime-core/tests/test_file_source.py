@@ -99,7 +99,9 @@ def test_a_slice_from_the_front_does_not_look_beyond_its_end(tmp_path):
     assert len(read_records(f"{path}@[:1]")) == 1
 
 
-@pytest.mark.parametrize("spec", ["d.jsonl@[1]", "d.jsonl@[a:b]", "d.jsonl@[1:2:3]", "d.jsonl@[:1"])
+@pytest.mark.parametrize(
+    "spec", ["d.jsonl@[1]", "d.jsonl@[a:b]", "d.jsonl@[1:2:3]", "d.jsonl@[:1", "d.jsonl@[-:]"]
+)
 def test_a_malformed_slice_is_an_error(spec):
     with pytest.raises(DataError, match="malformed slice"):
         parse_spec(spec)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from slime_core.errors import PluginError
 
@@ -72,12 +74,35 @@ def test_hook_module_that_fails_is_set_aside_by_name(install, registry_of):
     assert "not_there_at_all" in registry.broken_hooks["acme"]
 
 
-def test_hook_with_a_wrong_argument_is_set_aside(install, registry_of):
-    source = (
-        "from slime_core.plugins.hooks import hookimpl\n@hookimpl\ndef slime_step_end(run, stepp): pass\n"
-    )
-    install("acme", "[slime]\nacme = acme_typo\n", acme_typo=source)
-    assert "stepp" in registry_of().broken_hooks["acme"]
+HOOKS = """
+from slime_core.plugins.hooks import hookimpl
+@hookimpl
+def slime_list_models(): return []
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("@hookimpl\ndef slime_step_end(run, stepp): pass\n", "stepp"),
+        ("@hookimpl\ndef slime_step_ended(run, step): pass\n", "unknown hook 'slime_step_ended'"),
+        (
+            "def slime_step_end(run, step): pass\n",
+            "acme_wrong.slime_step_end: found no mark; wanted @hookimpl",
+        ),
+    ],
+    ids=["argument", "name", "mark"],
+)
+def test_hook_module_with_a_wrong_hook_is_set_aside_whole(install, registry_of, source, why):
+    install("acme", "[slime]\nacme = acme_wrong\n", acme_wrong=HOOKS + source)
+    install("zeta", "[slime]\nzeta = zeta_right\n", zeta_right=HOOKS)
+    registry = registry_of()
+    assert registry.hooks.slime_list_models() == [[]]  # zeta's alone
+    assert list(registry.broken_hooks) == ["acme"]
+    assert why in registry.broken_hooks["acme"]
+    assert [plugin["distribution"] for plugin in registry.lock()] == ["zeta"]
+    for module in ("acme_wrong", "zeta_right"):
+        del sys.modules[module]
 
 
 def test_allow_list_hides_other_distributions(install, registry_of):

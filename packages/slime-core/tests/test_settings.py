@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from slime_core.cli.arguments import split
 from slime_core.config.check import check_settings
 from slime_core.config.derive import batch_sizes
 from slime_core.config.load import load_settings
@@ -71,6 +72,67 @@ def test_every_problem_is_reported_at_once_with_the_nearest_name(load):
     assert any(p.startswith("--no-lr: found an unknown flag") for p in found)
 
 
+FOREIGN = """
+from slime_core.config.base import SectionModel
+from slime_core.plugins.hooks import ForeignFlags, Section, hookimpl
+class Acme(SectionModel):
+    words: dict[str, str] = {}
+@hookimpl
+def slime_config_sections():
+    return [Section("acme", Acme, prefix="", foreign=ForeignFlags("words", ["lr_warmup_iter", "te_rng_tracker"]))]
+"""
+
+
+@pytest.mark.parametrize(
+    ("word", "wanted"),
+    [
+        ("--learning-rate", "'--lr'"),
+        ("--gpus", "'--actor-num-gpus-per-node'"),
+        ("--dataset", "'--prompt-data'"),
+        ("--lr-warmup-iterss", "'--lr-warmup-iters' (the nearest name)"),  # own before foreign
+        ("--te-rng-traker", "'--te-rng-tracker' (the nearest name)"),
+        ("--kl", "a known flag"),  # the flag that is meant is not installed
+        ("--zzz", "a known flag"),
+    ],
+)
+def test_unknown_flag_gets_the_flag_that_is_meant_or_none(install, registry_of, recipe, word, wanted):
+    install("acme", "[slime]\nacme = acme_foreign\n", acme_foreign=FOREIGN)
+    found = problems(lambda: load_settings([recipe], [word, "1"], registry=registry_of()))
+    assert found == [f"{word}: found an unknown flag; wanted {wanted}; see `slime config flags`"]
+
+
+@pytest.mark.parametrize(
+    ("words", "late"),
+    [
+        (["--num-rollout", "2", "r.toml"], "r.toml: found it behind a flag; wanted recipes before all flags"),
+        (["--overwrite", "r.toml"], "r.toml"),
+        (["r.toml", "--tracker", "jsonl", "s.toml"], "s.toml"),
+        (["r.toml", "--load", "s.toml", "--set", "run.run_name=s.toml", "--save-hf=s.toml"], None),
+    ],
+)
+def test_recipe_behind_a_flag_is_told_from_the_value_of_one(words, late):
+    if late is None:
+        assert split(words) == (words[:1], words[1:])
+    else:
+        (found,) = problems(split, words)
+        assert found.startswith(late)
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("--rollout-seed", "-1"),
+        ("--rollout-seed", str(2**32)),
+        ("--seed", "-1"),
+        ("--rollout-temperature", "inf"),
+        ("--lr", "nan"),
+    ],
+)
+def test_numbers_out_of_bounds_are_refused(load, flag, value):
+    (found,) = problems(load, flag, value)
+    assert found.startswith(f"{flag}: found {value!r}; wanted input should be")
+
+
 def test_unknown_key_of_a_recipe_names_file_and_section(registry_of, tmp_path):
     path = tmp_path / "bad.toml"
     path.write_text(RECIPE + "[train]\nlearning_rate = 1\nrm_type = 'x'\n[trian]\nlr = 1\n")
@@ -78,6 +140,23 @@ def test_unknown_key_of_a_recipe_names_file_and_section(registry_of, tmp_path):
     assert f"{path}: train.learning_rate: found an unknown key" in found[0]
     assert f"{path}: train.rm_type: found an unknown key; wanted it in [reward]" in found[1]
     assert found[2] == f"{path}: [trian]: found an unknown section; wanted 'train' (the nearest name)"
+
+
+def test_what_is_not_installed_is_named_by_its_distribution(load, registry_of, tmp_path):
+    path = tmp_path / "gym.toml"
+    path.write_text(RECIPE + "[gym]\ngym_tasks = []\n")
+    found = problems(lambda: load_settings([str(path)], [], registry=registry_of()))
+    assert found == [
+        f"{path}: [gym]: found an unknown section; wanted slime-gym, which brings it; install it"
+    ]
+    flags = ("--num-rollout", "1", "--prompt-data", "p", "--rm-type", "exact")
+    found = [str(problem) for problem in check_settings(load(*flags), registry_of())]
+    for setting, distribution in {
+        "model.tokenizer": "slime-models",
+        "train.train_backend": "slime-megatron",
+    }.items():
+        (said,) = [problem for problem in found if problem.startswith(setting)]
+        assert f"install {distribution}, which brings it" in said
 
 
 def test_missing_values_say_which_flag_gives_them(registry_of):

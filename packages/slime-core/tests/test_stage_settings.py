@@ -102,9 +102,9 @@ def test_what_cannot_be_a_stage_is_refused_once_by_file_and_key(load, more, mess
     assert len(found) == len(set(found))
 
 
-def test_an_assignment_to_a_stage_that_there_is_not_names_the_nearest(load):
+def test_an_assignment_to_a_stage_that_there_is_not_names_those_that_there_are(load):
     found = refused(load, "--set", "stage.bb.train.lr=1")
-    assert "NAME is 'b' (the nearest name)" in found[0]
+    assert "NAME is one of a, b" in found[0]
 
 
 def test_checks_say_which_stage_they_mean_unless_it_is_all(load, registry_of):

@@ -123,7 +123,7 @@ async def assemble(
     eval_source = _eval_source(settings, registry, build)
     num_steps = _num_steps(settings, source)
     scorer = make_scorer(settings, registry)
-    functions = _functions(settings, registry)
+    functions = resolve_functions(settings, registry)
     run_dir = RunDir(build.run_dir)
     run = Run(
         settings=settings,
@@ -295,7 +295,7 @@ def algorithm(settings: Settings, registry: Registry) -> Algorithm:
     if "values" in wanted:
         value_loss = resolve(
             "slime.losses",
-            section.value_loss_type,
+            section.value_loss_type or "value_loss",
             where="algorithm.value_loss_args",
             explicit=section.value_loss_args,
         )
@@ -304,7 +304,8 @@ def algorithm(settings: Settings, registry: Registry) -> Algorithm:
     return Algorithm(estimator, loss, wanted, transform, value_loss, tuple(parts))
 
 
-def _functions(settings: Settings, registry: Registry) -> dict[str, Any]:
+def resolve_functions(settings: Settings, registry: Registry) -> dict[str, Any]:
+    """Return the chosen functions, options bound, by the field of `Run` that each is; raises as `algorithm` does."""
     section, rollout = settings.section(AlgorithmSection), settings.section(RolloutSection)
     picked, chosen = choices(settings), algorithm(settings, registry)
     resolve = functools.partial(resolve_function, settings, registry)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+from slime_core.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,19 +22,34 @@ def wants_help(argv: Sequence[str]) -> bool:
 
 
 def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return (recipes, flags): the words before the first flag, and the rest."""
+    """Return (recipes, flags): the words before the first flag, and the rest.
+
+    Raises:
+        ConfigError: a recipe stands behind a flag.
+    """
     first = next((i for i, word in enumerate(argv) if word.startswith("--")), len(argv))
-    return list(argv[:first]), list(argv[first:])
+    recipes, flags = list(argv[:first]), list(argv[first:])
+    late = [
+        Problem(word, "it behind a flag", "recipes before all flags", f"write {word} {flags[0]} ...")
+        for before, word in itertools.pairwise(flags)
+        if word.endswith(".toml") and not word.startswith("--") and "=" not in word
+        if not recipes or not before.startswith("--")  # beside a recipe it may be a flag's own value
+    ]
+    if late:
+        raise ConfigError(late)
+    return recipes, flags
 
 
 def read_stages(argv: Sequence[str], registry: Registry) -> list[Stage]:
-    """Read the runs that `RECIPE... [--flag value]...` is.
+    """Read the runs that `RECIPE... [--flag value]...` is; hook modules that are left out are named on standard error.
 
     Raises:
         ConfigError: carries every problem.
     """
     from slime_core.config.load import load_stages
 
+    for distribution, why in registry.broken_hooks.items():
+        print(f"warning: the hooks of {distribution} are left out: {why}", file=sys.stderr)
     recipes, flags = split(argv)
     return load_stages(recipes, flags, registry=registry)
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from slime_core.assemble import algorithm, make_build, make_scorer
+from slime_core.assemble import algorithm, make_build, make_scorer, resolve_functions
 from slime_core.cli.arguments import read_stages, wants_help
 from slime_core.config.check import check_stages, chosen
 from slime_core.config.derive import batch_sizes
@@ -62,7 +62,8 @@ def _check(console: Console, settings: Settings, registry: Registry) -> None:
     """
     for _, group, reference in chosen(settings):
         registry.resolve(group, reference)
-    algorithm(settings, registry)
+    resolve_functions(settings, registry)
+    make_scorer(settings, registry)
     console.print("[green]ok[/green]  every plugin imports, and its options fit")
     sizes = batch_sizes(settings)
     console.print(

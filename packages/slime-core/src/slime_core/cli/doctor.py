@@ -7,6 +7,7 @@ import re
 import sys
 
 from importlib_metadata import PackageNotFoundError, distributions, version
+from packaging.specifiers import SpecifierSet
 from rich.console import Console
 
 from slime_core.cli.arguments import read_stages, wants_help
@@ -44,8 +45,6 @@ def main(argv: list[str]) -> int:
 
 
 def _packages(console: Console) -> int:
-    from packaging.specifiers import SpecifierSet
-
     problems = 0
     ours = sorted({d.name: d for d in distributions() if d.name.startswith("slime-")}.items())
     for name, distribution in ours:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
@@ -26,6 +27,7 @@ COMMANDS = {
 
 def main() -> None:
     """Run the command line and exit with its status: 0 done, 1 failed while running, 2 bad input."""
+    _see_working_directory()
     try:
         status = run(sys.argv[1:])
     except KeyboardInterrupt:
@@ -73,6 +75,13 @@ def usage() -> str:
         f"commands:\n{commands}\n\n"
         "`slime COMMAND --help` tells more about a command; `slime config flags` lists every setting."
     )
+
+
+def _see_working_directory() -> None:
+    """Let `module:function` name a file of the user's own; at the end of the path, so that it hides nothing installed."""
+    with contextlib.suppress(FileNotFoundError):  # the directory may be deleted
+        if (folder := os.getcwd()) not in sys.path:
+            sys.path.append(folder)
 
 
 def _command(name: str) -> Callable[[list[str]], int] | None:

@@ -14,7 +14,7 @@ from slime_core.plugins.registry import HOOK_GROUP, Plugin, Registry
 
 HELP = """usage: slime plugins [list [GROUP] [--json] | show GROUP NAME | check]
 
-  list    every plugin by group; imports hook modules only, and shows those that fail in red
+  list    every plugin by group; imports hook modules only, and shows those that are left out in red
   show    what one plugin is, how it is called, and its options
   check   import every plugin; exit status 1 if one fails
 
@@ -74,7 +74,7 @@ def _show(registry: Registry, group: str, name: str) -> int:
 
 def _check(registry: Registry) -> int:
     console = wide_console()
-    failures = dict(registry.broken_hooks)
+    failures: dict[str, str] = {}
     for plugin in (*registry.plugins(), *registry.plugins(HOOK_GROUP)):
         why = _failure(registry, plugin)
         if why is not None:
@@ -87,6 +87,8 @@ def _check(registry: Registry) -> int:
 
 
 def _failure(registry: Registry, plugin: Plugin) -> str | None:
+    if plugin.group == HOOK_GROUP and plugin.distribution in registry.broken_hooks:
+        return registry.broken_hooks[plugin.distribution]
     try:
         value = registry.load(plugin)
     except PluginError as error:

@@ -27,6 +27,7 @@ from slime_core.errors import ConfigError, PluginError, Problem
 from slime_core.images import IMAGE
 from slime_core.no_trainer import NAMES as NO_TRAINER
 from slime_core.plugins.registry import Registry
+from slime_core.rollout.sft import misfits
 from slime_core.weights import wanted_transport
 
 
@@ -43,6 +44,8 @@ def check_settings(settings: Settings, registry: Registry) -> list[Problem]:
     problems += _media(settings)
     if not problems:
         problems += _names(settings, registry)
+    if not problems:
+        problems += _supervised(settings, registry)
     for answer in registry.hooks.slime_check_config(settings=settings):
         problems += answer
     return problems
@@ -144,10 +147,16 @@ def chosen(settings: Settings) -> Iterator[tuple[str, str, str]]:
         yield "reward.rm_weights" if reward.rm_weights else "reward.rm_type", picked.reward_group, reference
     for reference in reward.rm_args_of:
         yield "reward.rm_args_of", picked.reward_group, reference
+    if reward.custom_reward_post_process_path is not None:
+        where = "reward.custom_reward_post_process_path"
+        yield where, "slime.reward_transforms", reward.custom_reward_post_process_path
     yield "train.train_backend", "slime.trainers", settings.section(TrainSection).train_backend
     yield "algorithm.advantage_estimator", "slime.advantages", picked.advantage
     if picked.loss is not None:
         yield "algorithm.loss_type", "slime.losses", picked.loss
+    value_loss = settings.section(AlgorithmSection).value_loss_type
+    if value_loss is not None:
+        yield "algorithm.value_loss_type", "slime.losses", value_loss
     yield "algorithm.loss_reducer", "slime.reducers", picked.reducer
     if evaluation.eval_data_source_path is not None:
         yield "eval.eval_data_source_path", "slime.sources", evaluation.eval_data_source_path
@@ -190,6 +199,12 @@ def _names(settings: Settings, registry: Registry) -> Iterator[Problem]:
                 "a plugin that imports",
                 broken[plugin.distribution],
             )
+
+
+def _supervised(settings: Settings, registry: Registry) -> Iterator[Problem]:
+    rollout = settings.section(RolloutSection)
+    if registry.find("slime.rollouts", rollout.rollout_function_path).value == "slime_core.rollout.sft:sft":
+        yield from misfits(rollout)
 
 
 def _saving(settings: Settings) -> Iterator[Problem]:

@@ -21,6 +21,7 @@ from slime_core.config.sections import ALIASES
 from slime_core.config.settings import Settings
 from slime_core.config.stages import STAGE, Stage, chain
 from slime_core.errors import ConfigError, PluginError, Problem
+from slime_core.plugins.elsewhere import SECTIONS
 from slime_core.plugins.registry import Registry
 
 _STAGE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
@@ -143,6 +144,8 @@ def _merge_tables(draft: _Draft, tables: Mapping[str, Any], registry: Registry, 
             )
             where = f"{origin}: [{name}]" if isinstance(table, dict) else f"{origin}: {name}"
             wanted = nearest(name, draft.schema.models) + broken
+            if home := SECTIONS.get(name):
+                wanted = f"{home}, which brings it" + (broken or "; install it")
             draft.problems.append(Problem(where, "an unknown section", wanted))
             continue
         for key, value in table.items():
@@ -172,7 +175,7 @@ def _merge_flags(draft: _Draft, arguments: Sequence[str], *, stage: str, stages:
         if flag is None:
             theirs = schema.find_foreign(word[2:].replace("-", "_"))
             if theirs is None:
-                near = nearest(word, [*schema.spellings, "--set"])
+                near = schema.nearest_flag(word)
                 problems.append(Problem(word, "an unknown flag", near, "see `slime config flags`"))
                 continue
             table, _, name = theirs

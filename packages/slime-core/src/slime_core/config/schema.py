@@ -15,6 +15,26 @@ from slime_core.errors import ConfigError, Problem
 from slime_core.plugins.hooks import ForeignFlags, Section
 from slime_core.plugins.registry import Registry
 
+#: What other frameworks call it -> our flag, for the message that refuses it.
+_MEANT: Mapping[str, str] = {
+    "batch_size": "rollout_batch_size",
+    "dataset": "prompt_data",
+    "epochs": "num_epoch",
+    "gpus": "actor_num_gpus_per_node",
+    "num_gpus": "actor_num_gpus_per_node",
+    "kl": "kl_loss_coef",
+    "learning_rate": "lr",
+    "max_steps": "num_rollout",
+    "steps": "num_rollout",
+    "max_tokens": "rollout_max_response_len",
+    "model": "hf_checkpoint",
+    "num_generations": "n_samples_per_prompt",
+    "output": "output_dir",
+    "reward": "rm_type",
+    "temperature": "rollout_temperature",
+    "train_data": "prompt_data",
+}
+
 
 @dataclass(frozen=True)
 class Flag:
@@ -72,13 +92,16 @@ class Schema:
                 return table, flags.field, bare
         return None
 
-    @property
-    def spellings(self) -> list[str]:
-        """Every flag as it is typed."""
-        names = [f"{flags.prefix}{name}" for flags in self.foreign.values() for name in flags.names]
-        return [flag.spelled for flag in self.flags.values()] + [
-            "--" + name.replace("_", "-") for name in names
-        ]
+    def nearest_flag(self, word: str) -> str:
+        """Return what an error says of the flag that was probably meant: one of slime's own before another program's."""
+        name = word.removeprefix("--").replace("-", "_")
+        if (meant := _MEANT.get(name, "")) in self.flags:
+            return repr(self.flags[meant].spelled)
+        theirs = [f"{flags.prefix}{bare}" for flags in self.foreign.values() for bare in flags.names]
+        for names in ([*self.flags, "set"], theirs):
+            if near := _close(name, names):
+                return f"{'--' + near.replace('_', '-')!r} (the nearest name)"
+        return "a known flag"
 
 
 def build_schema(registry: Registry) -> Schema:
@@ -128,7 +151,11 @@ def build_schema(registry: Registry) -> Schema:
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return what an error says of the name that was probably meant."""
     options = list(known)
-    near = difflib.get_close_matches(name, options, n=1, cutoff=0.5)
-    if near:
-        return f"{near[0]!r} (the nearest name)"
+    if near := _close(name, options):
+        return f"{near!r} (the nearest name)"
     return f"one of {', '.join(options)}" if len(options) <= 12 else "a known name"
+
+
+def _close(name: str, options: list[str]) -> str | None:
+    """Return the option that `name` may be a misspelling of: three letters in four are the same."""
+    return next(iter(difflib.get_close_matches(name, options, n=1, cutoff=0.75)), None)

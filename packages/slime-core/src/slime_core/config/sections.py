@@ -5,12 +5,16 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le
+from pydantic import AllowInfNan
 
 from slime_core.config.base import SectionModel
 
 Count = Annotated[int, Ge(1)]
 Share = Annotated[float, Gt(0), Le(1)]
 Seconds = Annotated[float, Gt(0)]
+Seed = Annotated[int, Ge(0), Le(2**32 - 1)]
+#: A number of the arithmetic of sampling or training.
+Amount = Annotated[float, Ge(0), AllowInfNan(False)]
 
 
 class RunSection(SectionModel):
@@ -32,7 +36,7 @@ class RunSection(SectionModel):
     """Add the tracker `wandb`."""
     use_tensorboard: bool = False
     """Add the tracker `tensorboard`."""
-    seed: int = 1234
+    seed: Seed = 1234
     """Seed of everything random in training."""
     num_rollout: Count | None = None
     """Number of steps (rollout and train); needed unless `num_epoch` is given."""
@@ -110,7 +114,7 @@ class RolloutSection(SectionModel):
     """Keep aborted groups in the buffer and go on with them in the next step."""
     mask_offpolicy_in_partial_rollout: bool = False
     """Do not train on tokens that an earlier policy generated."""
-    rollout_temperature: Annotated[float, Gt(0)] = 1.0
+    rollout_temperature: Annotated[Amount, Gt(0)] = 1.0
     """Sampling temperature."""
     rollout_top_p: Share = 1.0
     """Nucleus of the sampling distribution. Below 1 the trainer holds to the ids that it left for each token."""
@@ -128,7 +132,7 @@ class RolloutSection(SectionModel):
     """Token ids that end a response."""
     rollout_skip_special_tokens: bool = False
     """Leave special tokens out of the decoded response."""
-    rollout_seed: int = 42
+    rollout_seed: Seed = 42
     """Seed of the prompts' order and of sampling."""
     rollout_timeout_s: Seconds = 3600
     """Deadline of one step's rollout, seconds."""
@@ -179,8 +183,8 @@ class AlgorithmSection(SectionModel):
     """Advantage estimator."""
     loss_type: str | None = None
     """Loss; the estimator's own when not given."""
-    value_loss_type: str = "value_loss"
-    """Loss of the critic, where the estimator reads values."""
+    value_loss_type: str | None = None
+    """Loss of the critic, where the estimator reads values; `value_loss` when not given."""
     loss_reducer: str = "sample-mean"
     """How token losses become one number."""
     custom_advantage_function_path: str | None = None
@@ -197,7 +201,7 @@ class AlgorithmSection(SectionModel):
     """Do not divide by the standard deviation of rewards (Dr. GRPO)."""
     std_ddof: Literal[0, 1] = 1
     """1 for the unbiased variance of rewards, 0 for the population's."""
-    std_eps: Annotated[float, Ge(0)] = 1e-6
+    std_eps: Amount = 1e-6
     """Added to the standard deviation of rewards."""
     std_over_batch: bool = False
     """Take the standard deviation of all rewards of a step, not of each group's."""
@@ -230,9 +234,9 @@ class TrainSection(SectionModel):
     """Compute in bfloat16 with float32 master weights; float32 throughout when off."""
     fp16: bool = False
     """Compute in float16, not in bfloat16, with float32 master weights and a loss that is scaled against underflow."""
-    lr: Annotated[float, Ge(0)] = 1e-6
+    lr: Amount = 1e-6
     """Peak learning rate."""
-    min_lr: Annotated[float, Ge(0)] = 0.0
+    min_lr: Amount = 0.0
     """Learning rate at the end of the decay."""
     lr_decay_style: Literal["constant", "linear", "cosine"] = "constant"
     """Shape of the learning rate after the warm-up."""
@@ -240,13 +244,13 @@ class TrainSection(SectionModel):
     """Optimizer steps over which the learning rate rises from 0."""
     lr_decay_iters: Count | None = None
     """Optimizer steps over which the learning rate decays; the whole run when not given."""
-    weight_decay: Annotated[float, Ge(0)] = 0.0
+    weight_decay: Amount = 0.0
     """Weight decay of AdamW."""
     adam_beta1: Annotated[float, Ge(0), Le(1)] = 0.9
     """First AdamW decay rate."""
     adam_beta2: Annotated[float, Ge(0), Le(1)] = 0.98
     """Second AdamW decay rate."""
-    adam_eps: Annotated[float, Gt(0)] = 1e-8
+    adam_eps: Annotated[Amount, Gt(0)] = 1e-8
     """AdamW epsilon."""
     clip_grad: Annotated[float, Ge(0)] = 1.0
     """Largest gradient norm; 0 does not clip."""
@@ -329,7 +333,7 @@ class EvalSection(SectionModel):
     """Rows of each evaluation file that are used; all when not given."""
     n_samples_per_eval_prompt: Count = 1
     """Samples for each evaluation prompt; pass@k is reported for the powers of two up to it."""
-    eval_temperature: Annotated[float, Ge(0)] = 0.0
+    eval_temperature: Amount = 0.0
     """Temperature; 0 is greedy."""
     eval_top_p: Share = 1.0
     """Nucleus of the sampling distribution."""

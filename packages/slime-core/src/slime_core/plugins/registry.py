@@ -6,6 +6,7 @@ Entry points are metadata: listing and resolving import nothing. A name is never
 from __future__ import annotations
 
 import difflib
+import inspect
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -15,7 +16,7 @@ import importlib_metadata
 import pluggy
 
 from slime_core.errors import PluginError
-from slime_core.plugins import hooks
+from slime_core.plugins import elsewhere, hooks
 from slime_core.plugins.groups import GROUP_BY_NAME, GROUPS
 from slime_core.plugins.importing import IMPORT_FAILURES, import_object
 
@@ -103,9 +104,12 @@ class Registry:
         try:
             return import_object(plugin.value)
         except IMPORT_FAILURES as error:
+            todo = "wanted module:attribute, of a module that is installed or in the working directory"
+            if plugin.distribution:
+                todo = "run `slime plugins check`"
             raise PluginError(
                 f"{plugin.group} {plugin.qualified!r} ({plugin.value}) does not import: "
-                f"{type(error).__name__}: {error}; run `slime plugins check`"
+                f"{type(error).__name__}: {error}; {todo}"
             ) from error
 
     def resolve(self, group: str, reference: str) -> Any:
@@ -113,12 +117,13 @@ class Registry:
         return self.load(self.find(group, reference))
 
     def lock(self) -> list[dict[str, str]]:
-        """Return what has been resolved so far, with versions, for `plugins.lock.json`."""
-        return [asdict(plugin) for plugin in sorted(set(self._resolved.values()))]
+        """Return what has been resolved so far and the hook modules, with versions, for `plugins.lock.json`."""
+        answering = {p for p in self.plugins(HOOK_GROUP) if p.distribution not in self.broken_hooks}
+        return [asdict(plugin) for plugin in sorted({*self._resolved.values()} | answering)]
 
     @property
     def hooks(self) -> pluggy.HookRelay:
-        """The hooks of all installed plugins; hook modules that fail to import are left out (see `broken_hooks`)."""
+        """The hooks of all installed plugins; hook modules with something wrong are left out (see `broken_hooks`)."""
         return self.hook_manager.hook
 
     @property
@@ -129,15 +134,15 @@ class Registry:
             manager.add_hookspecs(hooks)
             for plugin in self.plugins(HOOK_GROUP):
                 try:
-                    manager.register(self.load(plugin), name=plugin.distribution)
-                except (PluginError, pluggy.PluginValidationError, ValueError) as error:
+                    _register(manager, self.load(plugin), name=plugin.distribution)
+                except (PluginError, ValueError) as error:
                     self._broken_hooks[plugin.distribution] = str(error)
             self._hooks = manager
         return self._hooks
 
     @property
     def broken_hooks(self) -> Mapping[str, str]:
-        """Distribution -> why its hook module does not load."""
+        """Distribution -> why its hook module is left out."""
         _ = self.hook_manager
         return self._broken_hooks
 
@@ -169,8 +174,10 @@ class Registry:
     def _unknown(self, group: str, reference: str) -> str:
         near = difflib.get_close_matches(reference, [p.name for p in self.plugins(group)], n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
-        elsewhere = sorted({p.group for p in self._plugins if p.name == reference and p.group != group})
-        also = f" ({reference!r} exists in {', '.join(elsewhere)})" if elsewhere else ""
+        if home := elsewhere.NAMES.get((group, reference)):
+            hint = f"install {home}, which brings it; "
+        others = sorted({p.group for p in self._plugins if p.name == reference and p.group != group})
+        also = f" ({reference!r} exists in {', '.join(others)})" if others else ""
         return f"{group}: no plugin is named {reference!r}{also}; {hint}installed: {self._names(group)}"
 
 
@@ -183,6 +190,26 @@ def _plugin(point: importlib_metadata.EntryPoint) -> Plugin:
         distribution.version if distribution is not None else "",
         point.value,
     )
+
+
+def _register(manager: pluggy.PluginManager, module: Any, *, name: str) -> None:
+    """Let a hook module answer, with all of its hooks or none.
+
+    Raises:
+        PluginError: a function is no hook, is not marked as one, or takes what its hook does not give.
+        ValueError: another module of this name answers.
+    """
+    for key, value in vars(module).items():
+        own = inspect.isfunction(value) and value.__module__ == getattr(module, "__name__", None)
+        if own and key.startswith("slime_") and not hasattr(value, "slime_impl"):
+            raise PluginError(f"{value.__module__}.{key}: found no mark; wanted @hookimpl before it")
+    try:
+        manager.register(module, name=name)
+        manager.check_pending()  # those before are checked: a hook that is none is this module's
+    except pluggy.PluginValidationError as error:
+        manager.unregister(name=name)
+        known = ", ".join(key for key in vars(hooks) if key.startswith("slime_"))
+        raise PluginError(f"{error}; the hooks are {known}") from error
 
 
 def _normal(distribution: str) -> str:

@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from slime_core.config.sections import DataSection, RolloutSection
-from slime_core.errors import DataError
+from slime_core.errors import ConfigError, DataError, Problem
 from slime_core.protocols import Tokenizer
 from slime_core.rollout.conversations import Conversation, LossMask
 from slime_core.sample import Group, Sample, Status
@@ -23,19 +23,12 @@ async def sft(run: Run, step: int) -> list[Group]:
     counts once.
 
     Raises:
-        DataError: names the sample that has nothing to train on, and why; or the setting that cannot be meant.
+        DataError: names the sample that has nothing to train on, and why.
+        ConfigError: names the settings that cannot be meant.
     """
     data, rollout = run.settings.section(DataSection), run.settings.section(RolloutSection)
-    if run.sizes.n_samples_per_prompt != 1:
-        raise DataError(
-            f"n_samples_per_prompt is {run.sizes.n_samples_per_prompt}; the rollout sft trains on each conversation "
-            "once a pass: set it to 1"
-        )
-    if rollout.rollout_temperature != 1.0:
-        raise DataError(
-            f"rollout_temperature is {rollout.rollout_temperature}, by which the trainer divides its logits; answers "
-            "that nobody sampled are trained on at 1: set it to 1"
-        )
+    if problems := misfits(rollout):
+        raise ConfigError(problems)
     loss_mask: LossMask = run.registry.resolve("slime.loss_masks", data.loss_mask_type)
     return [
         supervised(
@@ -47,6 +40,18 @@ async def sft(run: Run, step: int) -> list[Group]:
         )
         for group in run.take(run.sizes.rollout_batch_size)
     ]
+
+
+def misfits(rollout: RolloutSection) -> list[Problem]:
+    """Return the settings that cannot be meant where nothing is generated."""
+    problems = []
+    if rollout.n_samples_per_prompt != 1:
+        wanted = "1: the rollout sft trains on each conversation once a pass"
+        problems.append(Problem("rollout.n_samples_per_prompt", str(rollout.n_samples_per_prompt), wanted))
+    if rollout.rollout_temperature != 1.0:
+        wanted = "1: the trainer divides its logits by it, and nobody sampled the answers of the rollout sft"
+        problems.append(Problem("rollout.rollout_temperature", f"{rollout.rollout_temperature:g}", wanted))
+    return problems
 
 
 def supervised(

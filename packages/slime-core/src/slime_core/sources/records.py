@@ -13,7 +13,7 @@ from typing import Any
 
 from slime_core.errors import DataError
 
-_SLICED = re.compile(r"(?P<path>.+)@\[(?P<start>-?\d*):(?P<stop>-?\d*)\]")
+_SLICED = re.compile(r"(?P<path>.+)@\[(?P<start>(?:-?\d+)?):(?P<stop>(?:-?\d+)?)\]")
 
 
 @dataclass(frozen=True)
