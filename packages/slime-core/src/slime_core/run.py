@@ -43,7 +43,7 @@ from slime_core.protocols import (
     Trainer,
 )
 from slime_core.rewards.scorer import Scorer
-from slime_core.rollout.driver import reset, score
+from slime_core.rollout.driver import fresh, score
 from slime_core.rundir import RunDir
 from slime_core.sample import Group, Sample
 from slime_core.shared_devices import SharedDevices
@@ -288,11 +288,7 @@ class Run:
             for sample in group:
                 if section.partial_rollout and section.mask_offpolicy_in_partial_rollout:
                     sample.loss_mask = [0] * sample.response_length
-        kept = [
-            list(group) if section.partial_rollout else [reset(sample) for sample in group]
-            for group in groups
-        ]
-        self.buffer.put(kept)
+        self.buffer.put([list(group) if section.partial_rollout else fresh(group) for group in groups])
 
     def sampling_params(self, sample: Sample) -> SamplingParams:
         """Return how a training sample is drawn; its seed depends on the run's seed and the sample's index alone."""

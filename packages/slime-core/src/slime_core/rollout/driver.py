@@ -107,21 +107,32 @@ async def run_group(
 async def run_sample(
     run: Run, context: GenerateContext, sample: Sample, params: SamplingParams
 ) -> list[Sample]:
-    """Run one execution; returns its samples."""
+    """Run one execution; returns its samples. One that fans out and is aborted begins anew: its prompt alone is returned."""
     if sample.status in (Status.COMPLETED, Status.TRUNCATED):
         return [sample]
     if sample.session_id is None:
         sample.session_id = str(uuid.UUID(int=(run.seed << 64) | (sample.index or 0)))
-    begin = time.perf_counter()
+    prompt, begin = reset(sample), time.perf_counter()
     try:
         result = await run.generate(context, sample, params)
     except SlimeError as error:
         error.add_note(f"{sample.name} was being generated")
         raise
     samples = result if isinstance(result, list) else [result]
+    if len(samples) > 1 and any(one.status is Status.ABORTED for one in samples):
+        prompt.status = Status.ABORTED
+        return [prompt]
     for one in samples:
         one.timings["generate"] = one.timings.get("generate", 0.0) + time.perf_counter() - begin
     return samples
+
+
+def fresh(group: Group) -> Group:
+    """Return the prompts of a group, one for each execution, however many samples it fanned out into."""
+    prompts: dict[int | None, Sample] = {}
+    for sample in group:
+        prompts.setdefault(sample.index, reset(sample))
+    return list(prompts.values())
 
 
 def reset(sample: Sample) -> Sample:
@@ -175,6 +186,12 @@ def _check_siblings(samples: list[Sample]) -> None:
         raise SampleError(
             f"{samples[0].name}: one execution returned {len(samples)} samples with rollout_ids {sorted(map(str, ids))}; "
             "a generator that fans out must give all of them the same rollout_id"
+        )
+    indices = {sample.index for sample in samples}
+    if len(indices) > 1:
+        raise SampleError(
+            f"{samples[0].name}: one execution returned samples of the indices {sorted(map(str, indices))}; "
+            "a generator that fans out must give all of them the index of the prompt"
         )
 
 
