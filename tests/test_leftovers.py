@@ -79,3 +79,27 @@ def test_groups_that_fan_out_and_come_back_have_two_samples_for_each_execution(l
     executions = Counter(sample["rollout_id"] for step in steps for sample in step)
     assert len(executions) == 4 * 4 * 2
     assert set(executions.values()) == {2}
+
+
+def test_a_surplus_group_whose_reward_failed_is_generated_again_and_dropped_in_its_turn(letters, monkeypatch):
+    (letters.parent / "fails_on_e.py").write_text(
+        "def score(sample):\n    return 1 / (sample.prompt != 'e')\n"
+    )
+    monkeypatch.syspath_prepend(str(letters.parent))  # workers are given the path
+    recipe = letters.read_text()
+    letters.write_text(
+        "\n".join(line for line in recipe.splitlines() if not line.startswith(("rm_type", "eval_")))
+    )
+    steps = train(
+        letters,
+        *("--custom-rm-path", "fails_on_e:score", "--on-reward-error", "drop", "--partial-rollout"),
+        *("--over-sampling-batch-size", "8", "--num-rollout", "6"),
+    )
+    seen = Counter(sample["prompt"] for step in steps for sample in step)
+    rows = [
+        json.loads(line) for line in (letters.parent / "runs/letters/metrics.jsonl").read_text().splitlines()
+    ]
+    n_dropped = sum(row.get("rollout/reward_errors", 0.0) for row in rows)
+    assert sum(seen.values()) == 6 * 4 * 16
+    assert n_dropped >= 2  # each epoch of ten prompts has one, and six steps take 24 that are kept
+    assert "e" not in seen

@@ -43,7 +43,7 @@ from slime_core.protocols import (
     Trainer,
 )
 from slime_core.rewards.scorer import Scorer
-from slime_core.rollout.driver import fresh, score
+from slime_core.rollout.driver import leftovers, score
 from slime_core.rundir import RunDir
 from slime_core.sample import Group, Sample
 from slime_core.shared_devices import SharedDevices
@@ -282,13 +282,8 @@ class Run:
         return groups + self.source.take(n_groups - len(groups)) if len(groups) < n_groups else groups
 
     def keep_for_later(self, groups: Sequence[Group]) -> None:
-        """Put surplus and aborted groups into the buffer: as they are, or as fresh prompts without partial rollout."""
-        section = self.settings.section(RolloutSection)
-        for group in groups:
-            for sample in group:
-                if section.partial_rollout and section.mask_offpolicy_in_partial_rollout:
-                    sample.loss_mask = [0] * sample.response_length
-        self.buffer.put([list(group) if section.partial_rollout else fresh(group) for group in groups])
+        """Put surplus and aborted groups into the buffer; see `rollout.driver.leftovers`."""
+        self.buffer.put(leftovers(groups, self.settings.section(RolloutSection)))
 
     def sampling_params(self, sample: Sample) -> SamplingParams:
         """Return how a training sample is drawn; its seed depends on the run's seed and the sample's index alone."""

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from slime_core.config.sections import RewardSection
+from slime_core.config.sections import RewardSection, RolloutSection
 from slime_core.errors import DataError, RewardError, SampleError, SlimeError
 from slime_core.protocols import GenerateContext, SamplingParams
 from slime_core.rewards.results import RewardFailure
@@ -125,6 +125,21 @@ async def run_sample(
     for one in samples:
         one.timings["generate"] = one.timings.get("generate", 0.0) + time.perf_counter() - begin
     return samples
+
+
+def leftovers(groups: Sequence[Group], section: RolloutSection) -> list[Group]:
+    """Return surplus and aborted groups as they are to be generated in a later step.
+
+    With partial rollout as they are, but for those that hold a failed sample; all others as fresh prompts. A failed
+    sample is no reason to drop a group that was not decided on: which of the surplus got so far depends on the clock.
+    """
+    if section.partial_rollout and section.mask_offpolicy_in_partial_rollout:
+        for sample in (sample for group in groups for sample in group):
+            sample.loss_mask = [0] * sample.response_length
+    return [
+        list(group) if section.partial_rollout and failure_of(group) is None else fresh(group)
+        for group in groups
+    ]
 
 
 def fresh(group: Group) -> Group:
