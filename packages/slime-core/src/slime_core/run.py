@@ -7,7 +7,7 @@ import functools
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -236,7 +236,7 @@ class Run:
             self.saved_at != self.done_steps
         ):
             await self.save(self.done_steps)
-        await self._checkpoints.complete(wait=True)
+        await self._save_in_time(self._checkpoints.complete(wait=True))
 
     async def evaluate(self, step: int) -> Metrics:
         """Evaluate on the held-out prompts; returns `eval/*` metrics and remembers the accuracy."""
@@ -245,7 +245,11 @@ class Run:
         await self._ready_engine()
         begin = time.perf_counter()
         section = self.settings.section(EvalSection)
-        metrics, accuracy = await evaluate_groups(self, self.eval_source, section, step=step)
+        metrics, accuracy = await within(
+            self.settings.section(RolloutSection).rollout_timeout_s,
+            f"evaluation after {step} steps (--rollout-timeout-s)",
+            evaluate_groups(self, self.eval_source, section, step=step),
+        )
         self.eval_after, self.evaluated_at = accuracy, step
         return metrics | {"perf/eval_time": time.perf_counter() - begin}
 
@@ -255,22 +259,9 @@ class Run:
         With `async_save` its writing goes on after the call. `perf/save_time` of the next step is what the run waited.
         """
         self.report("save", 0, 1)
-        section = self.settings.section(CheckpointSection)
         await self._turn_to_trainer()
         with self.timed("save"):
-            if section.save_hf is not None:
-                await self.trainer.save_hf(Path(section.save_hf.format(step=next_step, rollout_id=next_step)))
-            await self._checkpoints.save(
-                next_step,
-                {
-                    "source": self.source.state(),
-                    "buffer": self.buffer.state(),
-                    "eval_before": self.eval_before,
-                    "eval_after": self.eval_after,
-                    "evaluated_at": self.evaluated_at,
-                    "wall_s": self.wall_s,
-                },
-            )
+            await self._save_in_time(self._write(next_step))
         self.saved_at = next_step
         self.report("save", 1, 1)
 
@@ -330,7 +321,7 @@ class Run:
         A checkpoint that a run which fails is still writing is completed; if it cannot be, the log says so.
         """
         try:
-            await self._checkpoints.complete(wait=True)
+            await self._save_in_time(self._checkpoints.complete(wait=True))
         except Exception as error:  # the run has an error of its own; what is left is to be closed
             logger.error("the checkpoint that was being written is lost: %s", error)
         for part in (self.engine, self.trainer, self.scorer):
@@ -353,6 +344,24 @@ class Run:
         section = self.settings.section(CheckpointSection)
         keep, in_background = section.keep_checkpoints, section.async_save
         return Checkpoints(self.run_dir.checkpoints, self.trainer, keep=keep, in_background=in_background)
+
+    async def _write(self, next_step: int) -> None:
+        save_hf = self.settings.section(CheckpointSection).save_hf
+        if save_hf is not None:
+            await self.trainer.save_hf(Path(save_hf.format(step=next_step, rollout_id=next_step)))
+        state = {
+            "source": self.source.state(),
+            "buffer": self.buffer.state(),
+            "eval_before": self.eval_before,
+            "eval_after": self.eval_after,
+            "evaluated_at": self.evaluated_at,
+            "wall_s": self.wall_s,
+        }
+        await self._checkpoints.save(next_step, state)
+
+    async def _save_in_time(self, work: Awaitable[None]) -> None:
+        timeout = self.settings.section(TrainSection).train_timeout_s
+        await within(timeout, f"the checkpoint after {self.done_steps} steps (--train-timeout-s)", work)
 
     @functools.cached_property
     def devices(self) -> SharedDevices:

@@ -10,8 +10,9 @@ from typing import Any
 
 from slime_core.assemble import assemble, start
 from slime_core.build import BuildContext
-from slime_core.config.sections import RunSection
+from slime_core.config.sections import RunSection, TrainSection
 from slime_core.config.settings import Settings
+from slime_core.deadline import within
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import Trainer
 from slime_core.run import Run
@@ -82,7 +83,8 @@ async def drive(run: Run, leaves: Path | None = None) -> dict[str, Any]:
         await loop(run)
         await run.finish()
         if leaves is not None:
-            await run.trainer.save_hf(leaves, merged=True)
+            timeout = run.settings.section(TrainSection).train_timeout_s
+            await within(timeout, f"{leaves} (--train-timeout-s)", run.trainer.save_hf(leaves, merged=True))
         summary = run.summary("completed")
     except BaseException as error:
         summary = run.summary("failed") | {"error": f"{type(error).__name__}: {error}"}
