@@ -15,6 +15,7 @@ from slime_core.launchers.local import drive
 from slime_core.plugins.registry import Registry
 from slime_core.rollout.driver import reset
 from slime_core.rollout.generate import single_turn
+from slime_core.sample import Sample, Status
 from slime_core.testing.tabular import TabularEngine
 
 
@@ -103,3 +104,38 @@ def test_a_surplus_group_whose_reward_failed_is_generated_again_and_dropped_in_i
     assert sum(seen.values()) == 6 * 4 * 16
     assert n_dropped >= 2  # each epoch of ten prompts has one, and six steps take 24 that are kept
     assert "e" not in seen
+
+
+async def two_turns(ctx, sample, params):
+    """A turn, a tool call, a turn; the tools of surplus groups return only when the rollout was aborted."""
+    sample = await single_turn(ctx, sample, dataclasses.replace(params, max_new_tokens=1))
+    if ctx.evaluation or sample.group_index < 4 or sample.status is Status.ABORTED:
+        return sample
+    await ctx.engine.aborted.wait()
+    completion = await ctx.engine.generate(sample.tokens, params)
+    sample.metadata["second_turn"] = (completion.tokens, completion.finish_reason, completion.weight_version)
+    sample.append_response(
+        completion.tokens, log_probs=completion.log_probs, finish_reason=completion.finish_reason
+    )
+    return sample
+
+
+def test_a_turn_that_begins_after_the_abort_is_aborted_without_tokens(letters):
+    registry = Registry()
+    flags = [
+        *("--custom-generate-function-path", f"{__name__}:two_turns", "--num-rollout", "1"),
+        *("--rollout-engine", f"{__name__}:create_engine", "--over-sampling-batch-size", "12"),
+        *("--rollout-max-response-len", "6", "--partial-rollout"),
+    ]
+    settings = load_settings([str(letters)], flags, registry=registry)
+
+    async def main() -> list[Sample]:
+        run = await assemble(settings, registry)
+        await drive(run)
+        return [sample for group in run.take(8) for sample in group]
+
+    left = asyncio.run(main())
+    assert {sample.group_index for sample in left} == set(range(4, 12))
+    assert {sample.status for sample in left} == {Status.ABORTED}
+    assert all(sample.metadata["second_turn"] == ([], "abort", "0") for sample in left)
+    assert {sample.response_length for sample in left} == {1}

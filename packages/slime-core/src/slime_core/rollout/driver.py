@@ -8,13 +8,14 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from slime_core.config.sections import RewardSection, RolloutSection
 from slime_core.errors import DataError, RewardError, SampleError, SlimeError
-from slime_core.protocols import GenerateContext, SamplingParams
+from slime_core.protocols import GenerateContext, RolloutEngine, SamplingParams
 from slime_core.rewards.results import RewardFailure
 from slime_core.rewards.scorer import Scorer
+from slime_core.rollout.abortable import AbortableEngine
 from slime_core.sample import Group, Sample, Status
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ async def rollout(run: Run, step: int) -> list[Group]:
     Prompts are taken in waves of `over_sampling_batch_size`. Groups are decided on in the order of their prompts,
     and the next wave begins when all are decided on, so that the same run always trains on the same samples; with
     `rollout_in_completion_order` the first to finish are kept and a wave begins as soon as it is sure to be needed,
-    which is faster and is not reproducible. Once the batch is full, what is still under way is aborted.
+    which is faster and is not reproducible. Once the batch is full, what is still under way is aborted: from
+    then on generators get `abort` from every request, also from those that they begin later.
 
     Groups that are left over (surplus or aborted) go to the buffer, so that no prompt is lost: with
     `partial_rollout` as they are, otherwise as fresh prompts.
@@ -43,6 +45,7 @@ async def rollout(run: Run, step: int) -> list[Group]:
     drops: Counter[str] = Counter()
     tasks: dict[asyncio.Task[Group], int] = {}
     waves = 0
+    engine = cast(RolloutEngine, AbortableEngine(run.engine))  # it passes all else on
     try:
         while len(kept) < target:
             if not tasks or (run.in_completion_order and len(kept) + len(tasks) < target):
@@ -50,7 +53,9 @@ async def rollout(run: Run, step: int) -> list[Group]:
                     raise DataError(_starved(step, waves, len(kept), target, drops))
                 waves += 1
                 for group in run.take(run.sizes.over_sampling_batch_size):
-                    task = asyncio.create_task(run_group(run, group, params_of=run.sampling_params))
+                    task = asyncio.create_task(
+                        run_group(run, group, params_of=run.sampling_params, engine=engine)
+                    )
                     tasks[task] = group[0].index or 0
                 continue
             task = await _next_decided(tasks, in_order=not run.in_completion_order)
@@ -63,7 +68,7 @@ async def rollout(run: Run, step: int) -> list[Group]:
                 drops[reason] += 1
             run.report("rollout", len(kept), target)
         if tasks:
-            await run.engine.abort()
+            await engine.abort()
             run.keep_for_later(await asyncio.gather(*sorted(tasks, key=tasks.__getitem__)))
     finally:
         for task in tasks:
@@ -87,10 +92,23 @@ async def _next_decided(tasks: dict[asyncio.Task[Group], int], *, in_order: bool
 
 
 async def run_group(
-    run: Run, group: Group, *, params_of: Callable[[Sample], SamplingParams], evaluation: bool = False
+    run: Run,
+    group: Group,
+    *,
+    params_of: Callable[[Sample], SamplingParams],
+    engine: RolloutEngine | None = None,
+    evaluation: bool = False,
 ) -> Group:
-    """Generate and score the samples of one group; an execution that fans out adds its samples to the group."""
-    context = GenerateContext(engine=run.engine, tokenizer=run.tokenizer, evaluation=evaluation)
+    """Generate and score the samples of one group; an execution that fans out adds its samples to the group.
+
+    Args:
+        run: of the group.
+        group: as it was taken.
+        params_of: how a sample is drawn.
+        engine: what generators are given, if it is not the run's engine itself; see `AbortableEngine`.
+        evaluation: whether it is not for training.
+    """
+    context = GenerateContext(engine=engine or run.engine, tokenizer=run.tokenizer, evaluation=evaluation)
     executions = await asyncio.gather(
         *(run_sample(run, context, sample, params_of(sample)) for sample in group)
     )
