@@ -26,6 +26,7 @@ from slime_core.config.sections import (
 )
 from slime_core.config.settings import Settings
 from slime_core.deadline import within
+from slime_core.ending import close_all, logged
 from slime_core.errors import TrainerError
 from slime_core.evaluate import evaluate_groups
 from slime_core.metrics import request_metrics, rollout_metrics
@@ -316,17 +317,16 @@ class Run:
             self._metrics[name] = self._metrics.get(name, 0.0) + time.perf_counter() - begin
 
     async def close(self) -> None:
-        """Stop engine, trainer and reward workers; may be called twice.
+        """Stop engine, trainer and reward workers; may be called twice. What fails is logged, and keeps nothing else open.
 
-        A checkpoint that a run which fails is still writing is completed; if it cannot be, the log says so.
+        A checkpoint that a run which fails is still writing is completed.
         """
         try:
-            await self._save_in_time(self._checkpoints.complete(wait=True))
-        except Exception as error:  # the run has an error of its own; what is left is to be closed
-            logger.error("the checkpoint that was being written is lost: %s", error)
-        for part in (self.engine, self.trainer, self.scorer):
-            if part is not None:
-                await part.close()
+            with logged("the checkpoint that was being written is lost"):
+                await self._save_in_time(self._checkpoints.complete(wait=True))
+        finally:
+            parts = (self.engine, self.trainer, self.scorer)
+            await close_all([part for part in parts if part is not None])
 
     def summary(self, status: str) -> dict[str, Any]:
         """Return what `summary.json` says."""
