@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ from slime_models.transfer.channels import DiskChannel
 from .conftest import make_batch, policy_gradient
 
 
-def make_trainer(folder, *needs, **megatron):
+def make_trainer(folder, *needs, close_s=10.0, **megatron):
     return MegatronTrainer(
         LearnerSettings(
             model_path=folder,
@@ -33,7 +34,8 @@ def make_trainer(folder, *needs, **megatron):
             megatron=MegatronSection(**megatron),
             algorithm=policy_gradient(*needs),
             seed=1,
-        )
+        ),
+        close_s=close_s,
     )
 
 
@@ -62,6 +64,23 @@ def test_sent_weights_are_the_folders_in_the_plans_dtype(qwen3):
     assert held.keys() == sent.keys() == set(original)
     assert all(torch.equal(held[name], original[name].bfloat16()) for name in original)
     assert all(fingerprint(held[name]) == sent[name] for name in sent)
+
+
+def test_closing_waits_for_a_call_that_hangs_no_longer_than_it_is_told(qwen3, caplog):
+    async def main():
+        trainer, event = make_trainer(qwen3[1], close_s=0.2), threading.Event()
+        await trainer.start()
+        learner, thread = trainer._learner, trainer._thread
+        thread.submit(event.wait)
+        async with asyncio.timeout(10):
+            await trainer.close()
+            await trainer.close()
+        event.set()
+        thread.shutdown()
+        learner.close()  # the process groups, for the tests that follow
+
+    asyncio.run(main())
+    assert "the trainer's thread still computes after 0.2 s" in caplog.text
 
 
 def test_a_folder_that_the_trainer_sends_is_the_one_it_started_from(qwen3, tmp_path):

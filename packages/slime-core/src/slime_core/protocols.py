@@ -238,6 +238,7 @@ class GenerateContext:
     """What a generator may use."""
 
     engine: RolloutEngine
+    """Answers `abort` when the rollout has all that it needs; then the sample is to be returned as ABORTED, as far as it is."""
     tokenizer: Tokenizer
     evaluation: bool = False
 

@@ -7,7 +7,7 @@ import functools
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from slime_core.config.sections import (
 )
 from slime_core.config.settings import Settings
 from slime_core.deadline import within
+from slime_core.ending import close_all, logged
 from slime_core.errors import TrainerError
 from slime_core.evaluate import evaluate_groups
 from slime_core.metrics import request_metrics, rollout_metrics
@@ -43,7 +44,7 @@ from slime_core.protocols import (
     Trainer,
 )
 from slime_core.rewards.scorer import Scorer
-from slime_core.rollout.driver import reset, score
+from slime_core.rollout.driver import leftovers, score
 from slime_core.rundir import RunDir
 from slime_core.sample import Group, Sample
 from slime_core.shared_devices import SharedDevices
@@ -236,7 +237,7 @@ class Run:
             self.saved_at != self.done_steps
         ):
             await self.save(self.done_steps)
-        await self._checkpoints.complete(wait=True)
+        await self._save_in_time(self._checkpoints.complete(wait=True))
 
     async def evaluate(self, step: int) -> Metrics:
         """Evaluate on the held-out prompts; returns `eval/*` metrics and remembers the accuracy."""
@@ -245,7 +246,11 @@ class Run:
         await self._ready_engine()
         begin = time.perf_counter()
         section = self.settings.section(EvalSection)
-        metrics, accuracy = await evaluate_groups(self, self.eval_source, section, step=step)
+        metrics, accuracy = await within(
+            self.settings.section(RolloutSection).rollout_timeout_s,
+            f"evaluation after {step} steps (--rollout-timeout-s)",
+            evaluate_groups(self, self.eval_source, section, step=step),
+        )
         self.eval_after, self.evaluated_at = accuracy, step
         return metrics | {"perf/eval_time": time.perf_counter() - begin}
 
@@ -255,22 +260,9 @@ class Run:
         With `async_save` its writing goes on after the call. `perf/save_time` of the next step is what the run waited.
         """
         self.report("save", 0, 1)
-        section = self.settings.section(CheckpointSection)
         await self._turn_to_trainer()
         with self.timed("save"):
-            if section.save_hf is not None:
-                await self.trainer.save_hf(Path(section.save_hf.format(step=next_step, rollout_id=next_step)))
-            await self._checkpoints.save(
-                next_step,
-                {
-                    "source": self.source.state(),
-                    "buffer": self.buffer.state(),
-                    "eval_before": self.eval_before,
-                    "eval_after": self.eval_after,
-                    "evaluated_at": self.evaluated_at,
-                    "wall_s": self.wall_s,
-                },
-            )
+            await self._save_in_time(self._write(next_step))
         self.saved_at = next_step
         self.report("save", 1, 1)
 
@@ -282,17 +274,8 @@ class Run:
         return groups + self.source.take(n_groups - len(groups)) if len(groups) < n_groups else groups
 
     def keep_for_later(self, groups: Sequence[Group]) -> None:
-        """Put surplus and aborted groups into the buffer: as they are, or as fresh prompts without partial rollout."""
-        section = self.settings.section(RolloutSection)
-        for group in groups:
-            for sample in group:
-                if section.partial_rollout and section.mask_offpolicy_in_partial_rollout:
-                    sample.loss_mask = [0] * sample.response_length
-        kept = [
-            list(group) if section.partial_rollout else [reset(sample) for sample in group]
-            for group in groups
-        ]
-        self.buffer.put(kept)
+        """Put surplus and aborted groups into the buffer; see `rollout.driver.leftovers`."""
+        self.buffer.put(leftovers(groups, self.settings.section(RolloutSection)))
 
     def sampling_params(self, sample: Sample) -> SamplingParams:
         """Return how a training sample is drawn; its seed depends on the run's seed and the sample's index alone."""
@@ -334,17 +317,16 @@ class Run:
             self._metrics[name] = self._metrics.get(name, 0.0) + time.perf_counter() - begin
 
     async def close(self) -> None:
-        """Stop engine, trainer and reward workers; may be called twice.
+        """Stop engine, trainer and reward workers; may be called twice. What fails is logged, and keeps nothing else open.
 
-        A checkpoint that a run which fails is still writing is completed; if it cannot be, the log says so.
+        A checkpoint that a run which fails is still writing is completed.
         """
         try:
-            await self._checkpoints.complete(wait=True)
-        except Exception as error:  # the run has an error of its own; what is left is to be closed
-            logger.error("the checkpoint that was being written is lost: %s", error)
-        for part in (self.engine, self.trainer, self.scorer):
-            if part is not None:
-                await part.close()
+            with logged("the checkpoint that was being written is lost"):
+                await self._save_in_time(self._checkpoints.complete(wait=True))
+        finally:
+            parts = (self.engine, self.trainer, self.scorer)
+            await close_all([part for part in parts if part is not None])
 
     def summary(self, status: str) -> dict[str, Any]:
         """Return what `summary.json` says."""
@@ -362,6 +344,24 @@ class Run:
         section = self.settings.section(CheckpointSection)
         keep, in_background = section.keep_checkpoints, section.async_save
         return Checkpoints(self.run_dir.checkpoints, self.trainer, keep=keep, in_background=in_background)
+
+    async def _write(self, next_step: int) -> None:
+        save_hf = self.settings.section(CheckpointSection).save_hf
+        if save_hf is not None:
+            await self.trainer.save_hf(Path(save_hf.format(step=next_step, rollout_id=next_step)))
+        state = {
+            "source": self.source.state(),
+            "buffer": self.buffer.state(),
+            "eval_before": self.eval_before,
+            "eval_after": self.eval_after,
+            "evaluated_at": self.evaluated_at,
+            "wall_s": self.wall_s,
+        }
+        await self._checkpoints.save(next_step, state)
+
+    async def _save_in_time(self, work: Awaitable[None]) -> None:
+        timeout = self.settings.section(TrainSection).train_timeout_s
+        await within(timeout, f"the checkpoint after {self.done_steps} steps (--train-timeout-s)", work)
 
     @functools.cached_property
     def devices(self) -> SharedDevices:

@@ -41,7 +41,7 @@ class Sample:
     """
 
     index: int | None = None
-    """Id of this sample, unique over the whole run."""
+    """Id of this sample, unique over the whole run but for the samples that one execution fans out into, which share it."""
     group_index: int | None = None
     """Id of the prompt group, unique over the whole run."""
     rollout_id: int | None = None

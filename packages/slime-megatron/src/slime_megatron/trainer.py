@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,6 +19,7 @@ from slime_core.protocols import TOP_P_TOKENS, Fingerprint, Metrics, TransferPla
 from slime_core.weights import Bucket
 from slime_models.transfer.names import TRANSPORTS
 
+from slime_megatron.daemon_thread import DaemonThread
 from slime_megatron.hook_functions import resolve_hooks
 from slime_megatron.section import MegatronSection
 from slime_megatron.section_roles import LoraSection, RolesSection
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+logger = logging.getLogger(__name__)
+
 #: Optional fields of `TokenView` that this trainer can fill.
 FILLED = frozenset(
     {"entropy", "group_ids", "old_log_probs", "rollout_log_probs", "ref_log_probs", "teacher_log_probs"}
@@ -41,24 +44,28 @@ FILLED = frozenset(
 class MegatronTrainer:
     """Trains with megatron-core, in this process: the only one, or one rank of several that all get the same calls.
 
+    Args:
+        settings: of the learner.
+        close_s: seconds that a call under way, and the end of the process groups after it, get when this is closed.
+
     Raises:
         TrainerError: estimator or loss needs what this trainer has not.
     """
 
     transports: tuple[str, ...] = TRANSPORTS
 
-    def __init__(self, settings: LearnerSettings) -> None:
+    def __init__(self, settings: LearnerSettings, *, close_s: float = 10.0) -> None:
         lacking = settings.algorithm.needs - FILLED
         if lacking:
             raise TrainerError(
                 f"estimator and loss need {', '.join(sorted(lacking))}, which the trainer megatron does not "
                 f"compute; it fills {', '.join(sorted(FILLED))}"
             )
-        self._settings = settings
+        self._settings, self._close_s = settings, close_s
         self._learner: Learner | None = None
         self._sender: WeightSender | None = None
         # One thread for everything: torch keeps a pool of workers for each thread that calls it.
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="megatron")
+        self._thread = DaemonThread("megatron")
 
     async def start(self) -> None:
         """Import Megatron, build the model from the Hugging Face folder, and the optimizer."""
@@ -131,11 +138,18 @@ class MegatronTrainer:
         await self._on_thread(self._started.onload)
 
     async def close(self) -> None:
-        """Free everything. May be called twice."""
-        if self._learner is not None:
-            await self._on_thread(self._learner.close)
-            self._learner = None
-        self._thread.shutdown(wait=False)
+        """Free everything; a call that hangs is left to the end of the process. May be called twice."""
+        learner, self._learner = self._learner, None
+        try:
+            if learner is not None:
+                async with asyncio.timeout(self._close_s):
+                    await self._on_thread(learner.close)
+        except TimeoutError:
+            logger.warning(
+                "close: the trainer's thread still computes after %g s; it is left alone", self._close_s
+            )
+        finally:
+            self._thread.shutdown(wait=False)
 
     async def _buckets(self, dtype: str) -> AsyncIterator[tuple[Bucket, Fingerprint]]:
         buckets = self._started.weights(dtype)

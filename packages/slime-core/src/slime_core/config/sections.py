@@ -135,7 +135,7 @@ class RolloutSection(SectionModel):
     rollout_seed: Seed = 42
     """Seed of the prompts' order and of sampling."""
     rollout_timeout_s: Seconds = 3600
-    """Deadline of one step's rollout, seconds."""
+    """Deadline of one step's rollout, and of one evaluation, seconds."""
 
 
 class RewardSection(SectionModel):
@@ -273,7 +273,7 @@ class TrainSection(SectionModel):
     weight_sync_timeout_s: Seconds = 600
     """Deadline of one weight sync, seconds."""
     train_timeout_s: Seconds = 7200
-    """Deadline of one step's training, seconds."""
+    """Deadline of one step's training, and of writing one checkpoint, seconds."""
 
 
 class ClusterSection(SectionModel):

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from slime_core.assemble import assemble, start
 from slime_core.build import BuildContext
-from slime_core.config.sections import RunSection
+from slime_core.config.sections import RunSection, TrainSection
 from slime_core.config.settings import Settings
+from slime_core.deadline import within
+from slime_core.ending import logged
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import Trainer
 from slime_core.run import Run
@@ -60,7 +62,8 @@ def completed(run: Run) -> bool:
 async def drive(run: Run, leaves: Path | None = None) -> dict[str, Any]:
     """Start an assembled run, drive it by its loop to its last step, and close it; returns the summary.
 
-    `summary.json` holds it too. A run that was completed before is left as it is.
+    `summary.json` holds it too. A run that was completed before is left as it is. Errors of trackers and plugins that are
+    told of the end, and of parts that are closed, are logged; they change nothing about the run's outcome.
 
     Args:
         run: as it was assembled.
@@ -82,16 +85,28 @@ async def drive(run: Run, leaves: Path | None = None) -> dict[str, Any]:
         await loop(run)
         await run.finish()
         if leaves is not None:
-            await run.trainer.save_hf(leaves, merged=True)
+            timeout = run.settings.section(TrainSection).train_timeout_s
+            await within(timeout, f"{leaves} (--train-timeout-s)", run.trainer.save_hf(leaves, merged=True))
         summary = run.summary("completed")
+        run.run_dir.write_json(run.run_dir.summary.name, summary)
     except BaseException as error:
         summary = run.summary("failed") | {"error": f"{type(error).__name__}: {error}"}
         logger.exception("the run failed")
+        with logged("summary.json was not written"):
+            run.run_dir.write_json(run.run_dir.summary.name, summary)
         raise
     finally:
-        run.run_dir.write_json("summary.json", summary)
-        for tracker in run.trackers:
-            tracker.run_end(summary)
-        run.registry.hooks.slime_run_end(run=run, summary=summary)
-        await run.close()
+        try:
+            _tell(run, summary)
+        finally:
+            await run.close()
     return summary
+
+
+def _tell(run: Run, summary: Mapping[str, Any]) -> None:
+    """Tell trackers and plugins that the run is over; an error of one is logged, and the others are told."""
+    for tracker in run.trackers:
+        with logged(f"run_end of the tracker {type(tracker).__name__}"):
+            tracker.run_end(summary)
+    with logged("slime_run_end of a plugin"):
+        run.registry.hooks.slime_run_end(run=run, summary=summary)

@@ -8,13 +8,14 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
-from slime_core.config.sections import RewardSection
+from slime_core.config.sections import RewardSection, RolloutSection
 from slime_core.errors import DataError, RewardError, SampleError, SlimeError
-from slime_core.protocols import GenerateContext, SamplingParams
+from slime_core.protocols import GenerateContext, RolloutEngine, SamplingParams
 from slime_core.rewards.results import RewardFailure
 from slime_core.rewards.scorer import Scorer
+from slime_core.rollout.abortable import AbortableEngine
 from slime_core.sample import Group, Sample, Status
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ async def rollout(run: Run, step: int) -> list[Group]:
     Prompts are taken in waves of `over_sampling_batch_size`. Groups are decided on in the order of their prompts,
     and the next wave begins when all are decided on, so that the same run always trains on the same samples; with
     `rollout_in_completion_order` the first to finish are kept and a wave begins as soon as it is sure to be needed,
-    which is faster and is not reproducible. Once the batch is full, what is still under way is aborted.
+    which is faster and is not reproducible. Once the batch is full, what is still under way is aborted: from
+    then on generators get `abort` from every request, also from those that they begin later.
 
     Groups that are left over (surplus or aborted) go to the buffer, so that no prompt is lost: with
     `partial_rollout` as they are, otherwise as fresh prompts.
@@ -43,6 +45,7 @@ async def rollout(run: Run, step: int) -> list[Group]:
     drops: Counter[str] = Counter()
     tasks: dict[asyncio.Task[Group], int] = {}
     waves = 0
+    engine = cast(RolloutEngine, AbortableEngine(run.engine))  # it passes all else on
     try:
         while len(kept) < target:
             if not tasks or (run.in_completion_order and len(kept) + len(tasks) < target):
@@ -50,7 +53,9 @@ async def rollout(run: Run, step: int) -> list[Group]:
                     raise DataError(_starved(step, waves, len(kept), target, drops))
                 waves += 1
                 for group in run.take(run.sizes.over_sampling_batch_size):
-                    task = asyncio.create_task(run_group(run, group, params_of=run.sampling_params))
+                    task = asyncio.create_task(
+                        run_group(run, group, params_of=run.sampling_params, engine=engine)
+                    )
                     tasks[task] = group[0].index or 0
                 continue
             task = await _next_decided(tasks, in_order=not run.in_completion_order)
@@ -63,7 +68,7 @@ async def rollout(run: Run, step: int) -> list[Group]:
                 drops[reason] += 1
             run.report("rollout", len(kept), target)
         if tasks:
-            await run.engine.abort()
+            await engine.abort()
             run.keep_for_later(await asyncio.gather(*sorted(tasks, key=tasks.__getitem__)))
     finally:
         for task in tasks:
@@ -87,10 +92,23 @@ async def _next_decided(tasks: dict[asyncio.Task[Group], int], *, in_order: bool
 
 
 async def run_group(
-    run: Run, group: Group, *, params_of: Callable[[Sample], SamplingParams], evaluation: bool = False
+    run: Run,
+    group: Group,
+    *,
+    params_of: Callable[[Sample], SamplingParams],
+    engine: RolloutEngine | None = None,
+    evaluation: bool = False,
 ) -> Group:
-    """Generate and score the samples of one group; an execution that fans out adds its samples to the group."""
-    context = GenerateContext(engine=run.engine, tokenizer=run.tokenizer, evaluation=evaluation)
+    """Generate and score the samples of one group; an execution that fans out adds its samples to the group.
+
+    Args:
+        run: of the group.
+        group: as it was taken.
+        params_of: how a sample is drawn.
+        engine: what generators are given, if it is not the run's engine itself; see `AbortableEngine`.
+        evaluation: whether it is not for training.
+    """
+    context = GenerateContext(engine=engine or run.engine, tokenizer=run.tokenizer, evaluation=evaluation)
     executions = await asyncio.gather(
         *(run_sample(run, context, sample, params_of(sample)) for sample in group)
     )
@@ -107,21 +125,47 @@ async def run_group(
 async def run_sample(
     run: Run, context: GenerateContext, sample: Sample, params: SamplingParams
 ) -> list[Sample]:
-    """Run one execution; returns its samples."""
+    """Run one execution; returns its samples. One that fans out and is aborted begins anew: its prompt alone is returned."""
     if sample.status in (Status.COMPLETED, Status.TRUNCATED):
         return [sample]
     if sample.session_id is None:
         sample.session_id = str(uuid.UUID(int=(run.seed << 64) | (sample.index or 0)))
-    begin = time.perf_counter()
+    prompt, begin = reset(sample), time.perf_counter()
     try:
         result = await run.generate(context, sample, params)
     except SlimeError as error:
         error.add_note(f"{sample.name} was being generated")
         raise
     samples = result if isinstance(result, list) else [result]
+    if len(samples) > 1 and any(one.status is Status.ABORTED for one in samples):
+        prompt.status = Status.ABORTED
+        return [prompt]
     for one in samples:
         one.timings["generate"] = one.timings.get("generate", 0.0) + time.perf_counter() - begin
     return samples
+
+
+def leftovers(groups: Sequence[Group], section: RolloutSection) -> list[Group]:
+    """Return surplus and aborted groups as they are to be generated in a later step.
+
+    With partial rollout as they are, but for those that hold a failed sample; all others as fresh prompts. A failed
+    sample is no reason to drop a group that was not decided on: which of the surplus got so far depends on the clock.
+    """
+    if section.partial_rollout and section.mask_offpolicy_in_partial_rollout:
+        for sample in (sample for group in groups for sample in group):
+            sample.loss_mask = [0] * sample.response_length
+    return [
+        list(group) if section.partial_rollout and failure_of(group) is None else fresh(group)
+        for group in groups
+    ]
+
+
+def fresh(group: Group) -> Group:
+    """Return the prompts of a group, one for each execution, however many samples it fanned out into."""
+    prompts: dict[int | None, Sample] = {}
+    for sample in group:
+        prompts.setdefault(sample.index, reset(sample))
+    return list(prompts.values())
 
 
 def reset(sample: Sample) -> Sample:
@@ -175,6 +219,12 @@ def _check_siblings(samples: list[Sample]) -> None:
         raise SampleError(
             f"{samples[0].name}: one execution returned {len(samples)} samples with rollout_ids {sorted(map(str, ids))}; "
             "a generator that fans out must give all of them the same rollout_id"
+        )
+    indices = {sample.index for sample in samples}
+    if len(indices) > 1:
+        raise SampleError(
+            f"{samples[0].name}: one execution returned samples of the indices {sorted(map(str, indices))}; "
+            "a generator that fans out must give all of them the index of the prompt"
         )
 
 

@@ -1,0 +1,137 @@
+"""The end of a run: whatever fails there, the rest is closed, and the cause stays."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+
+import pytest
+from slime_core.assemble import assemble
+from slime_core.config.load import load_settings
+from slime_core.ending import close_all
+from slime_core.errors import TrainerError
+from slime_core.launchers.local import drive
+from slime_core.plugins.hooks import hookimpl
+from slime_core.plugins.registry import Registry
+from slime_core.testing import tabular
+
+
+class Tracker:
+    """Raises at the end."""
+
+    def run_start(self, run):
+        pass
+
+    def phase(self, step, phase, done, total):
+        pass
+
+    def log(self, step, metrics):
+        pass
+
+    def run_end(self, summary):
+        raise ConnectionError("the tracker's server is down")
+
+
+class Engine(tabular.TabularEngine):
+    """Does not close."""
+
+    async def close(self):
+        raise RuntimeError("the engine does not close")
+
+
+class Trainer(tabular.TabularTrainer):
+    """Says when it is closed."""
+
+    async def close(self):
+        logging.getLogger(__name__).warning("the trainer is closed")
+
+
+def create_tracker(build):
+    return Tracker()
+
+
+def create_engine(build):
+    return Engine()
+
+
+def create_trainer(build):
+    trainer = tabular.create_trainer(build)
+    trainer.__class__ = Trainer
+    return trainer
+
+
+class Plugin:
+    """Raises at the end, and in step 1 if it is told to."""
+
+    def __init__(self, *, stops):
+        self._stops = stops
+
+    @hookimpl
+    def slime_rollout_end(self, step):
+        if self._stops and step == 1:
+            raise TrainerError("the cause")
+
+    @hookimpl
+    def slime_run_end(self):
+        raise ValueError("a plugin has a mistake")
+
+
+def end(letters, *, stops):
+    registry = Registry()
+    registry.hook_manager.register(Plugin(stops=stops))
+    flags = [
+        *("--num-rollout", "2", "--tracker", f"{__name__}:create_tracker"),
+        *("--rollout-engine", f"{__name__}:create_engine", "--train-backend", f"{__name__}:create_trainer"),
+    ]
+    settings = load_settings([str(letters)], flags, registry=registry)
+
+    async def main():
+        return await drive(await assemble(settings, registry))
+
+    return asyncio.run(main())
+
+
+ERRORS = (
+    "run_end of the tracker Tracker: the tracker's server is down",
+    "slime_run_end of a plugin: a plugin has a mistake",
+    "Engine was not closed: the engine does not close",
+    "the trainer is closed",
+)
+
+
+def test_a_run_that_is_completed_stays_so_and_is_closed_whatever_fails_at_its_end(letters, caplog):
+    assert end(letters, stops=False)["status"] == "completed"
+    assert all(error in caplog.text for error in ERRORS)
+
+
+def test_what_fails_at_the_end_does_not_hide_why_the_run_failed(letters, caplog):
+    with pytest.raises(TrainerError, match="the cause"):
+        end(letters, stops=True)
+    assert all(error in caplog.text for error in ERRORS)
+    summary = json.loads((letters.parent / "runs/letters/summary.json").read_text())
+    assert (summary["status"], summary["error"]) == ("failed", "TrainerError: the cause")
+
+
+def test_a_close_that_is_cancelled_does_not_keep_the_next_part_open():
+    closed = []
+
+    class Waits:
+        async def close(self):
+            closed.append("waits")
+            await asyncio.Event().wait()
+
+    class Part:
+        async def close(self):
+            closed.append("part")
+
+    async def main():
+        task = asyncio.create_task(close_all([Waits(), Part()]))
+        while not closed:
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert closed == ["waits", "part"]
