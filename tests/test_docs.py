@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from slime_core.config.schema import build_schema
 from slime_core.plugins import elsewhere
+from slime_core.plugins.groups import GROUPS
 from slime_core.plugins.registry import Registry
 
 
@@ -23,6 +24,11 @@ def test_generated_pages_are_fresh(root):
     spec.loader.exec_module(module)
     for path, text in module.pages().items():
         assert path.read_text() == text, f"{path} is stale; run scripts/generate_docs.py"
+
+
+def test_every_flag_that_chooses_a_plugin_is_one():
+    known = {flag.spelled for flag in build_schema(Registry()).flags.values()}
+    assert {flag for group in GROUPS for flag in group.flags} <= known
 
 
 def test_plugin_guide_quotes_the_example_word_for_word(root):

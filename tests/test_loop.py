@@ -12,9 +12,12 @@ from pathlib import Path
 import pytest
 from slime_core.assemble import assemble
 from slime_core.config.load import load_settings
+from slime_core.errors import SampleError
 from slime_core.launchers.local import drive
 from slime_core.plugins.hooks import hookimpl
 from slime_core.plugins.registry import Registry
+from slime_core.protocols import GenerateContext
+from slime_core.rollout.driver import run_sample
 
 
 def train(recipe: Path, *flags: str) -> dict[str, object]:
@@ -213,3 +216,36 @@ def test_a_model_is_evaluated_without_a_trainer_and_a_run_is_not(slime, letters)
     refused = slime(*flags, "--load", letters.parent / "runs/letters")
     assert refused.returncode == 2
     assert "train_backend is none, which loads no checkpoint; drop --load" in refused.stderr
+
+
+def test_responses_end_where_prompt_and_response_fill_the_context(letters, tmp_path):
+    """Prompts have one token: of five that a response may have two are left."""
+    train(letters, "--rollout-max-response-len", "5", "--rollout-max-context-len", "3", "--num-rollout", "1")
+    samples = (tmp_path / "runs/letters/rollouts/step_000000.jsonl").read_text().splitlines()
+    assert max(len(json.loads(line)["tokens"]) for line in samples) == 3
+    with pytest.raises(SampleError, match=r"sample \d+: its prompt of 1 tokens leaves no room"):
+        train(letters, "--rollout-max-context-len", "1", "--overwrite")
+
+
+def test_a_sample_may_have_a_generator_of_its_own(letters):
+    registry = Registry()
+    settings = load_settings([str(letters)], [], registry=registry)
+
+    async def main() -> list[int]:
+        run = await assemble(settings, registry)
+        await run.engine.start()
+        first, second, third, *_ = run.take(1)[0]
+        first.generate_function_path, third.generate_function_path = "greedy-baseline", "greedy-baselin"
+        context = GenerateContext(engine=run.engine, tokenizer=run.tokenizer)
+        params = run.sampling_params(first)
+        try:
+            found = [len(await run_sample(run, context, sample, params)) for sample in (first, second)]
+            with pytest.raises(
+                SampleError, match=rf"{third.name}: generate_function_path: .*greedy-baseline"
+            ):
+                await run_sample(run, context, third, params)
+        finally:
+            await run.close()
+        return found
+
+    assert asyncio.run(main()) == [2, 1]

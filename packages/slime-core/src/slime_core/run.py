@@ -44,7 +44,7 @@ from slime_core.protocols import (
     Trainer,
 )
 from slime_core.rewards.scorer import Scorer
-from slime_core.rollout.driver import leftovers, score
+from slime_core.rollout.driver import leftovers, most_new_tokens, score
 from slime_core.rundir import RunDir
 from slime_core.sample import Group, Sample
 from slime_core.shared_devices import SharedDevices
@@ -281,7 +281,7 @@ class Run:
         """Return how a training sample is drawn; its seed depends on the run's seed and the sample's index alone."""
         section = self.settings.section(RolloutSection)
         return SamplingParams(
-            max_new_tokens=section.rollout_max_response_len,
+            max_new_tokens=most_new_tokens(sample, section),
             min_new_tokens=section.rollout_min_new_tokens,
             temperature=section.rollout_temperature,
             top_p=section.rollout_top_p,

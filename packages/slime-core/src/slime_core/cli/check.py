@@ -88,12 +88,14 @@ def _check(console: Console, settings: Settings, registry: Registry) -> None:
 def _lengths(console: Console, settings: Settings, samples: list[Sample], total: int) -> None:
     rollout = settings.section(RolloutSection)
     longest = max(len(sample.tokens) for sample in samples)
-    needed = longest + rollout.rollout_max_response_len
-    if rollout.rollout_max_context_len is not None and needed > rollout.rollout_max_context_len:
-        raise DataError(
-            f"a prompt of {longest} tokens and a response of {rollout.rollout_max_response_len} make {needed}; "
-            f"rollout.rollout_max_context_len is {rollout.rollout_max_context_len}"
-        )
+    needed, context = longest + rollout.rollout_max_response_len, rollout.rollout_max_context_len
+    if context is not None:
+        if longest >= context:
+            raise DataError(
+                f"a prompt of {longest} tokens leaves no room in rollout.rollout_max_context_len, {context}; drop such "
+                "prompts (--rollout-max-prompt-len), or raise it"
+            )
+        needed = min(needed, context)
     limit = settings.section(TrainSection).max_tokens_per_gpu
     packed = "fits" if needed <= limit else "gets a micro-batch of its own, over"
     console.print(

@@ -123,7 +123,7 @@ class RolloutSection(SectionModel):
     rollout_max_response_len: Count
     """Most tokens of a response."""
     rollout_max_context_len: Count | None = None
-    """Most tokens of prompt and response."""
+    """Most tokens of prompt and response; longer responses are cut, and a prompt that leaves no room is refused."""
     rollout_min_new_tokens: Annotated[int, Ge(0)] = 0
     """Fewest tokens of a response."""
     rollout_stop: list[str] = []

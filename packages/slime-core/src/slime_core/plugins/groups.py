@@ -32,7 +32,7 @@ GROUPS: tuple[Group, ...] = (
     Group("slime.tokenizers", ("--tokenizer",), "(model_path: Path) -> Tokenizer", "text to ids and back"),
     Group(
         "slime.rollouts",
-        ("--rollout-function-path", "--eval-function-path"),
+        ("--rollout-function-path",),
         "async (run: Run, step: int) -> list[Group]",
         "one whole rollout",
     ),

@@ -8,10 +8,10 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from slime_core.config.sections import RewardSection, RolloutSection
-from slime_core.errors import DataError, RewardError, SampleError, SlimeError
+from slime_core.errors import DataError, PluginError, RewardError, SampleError, SlimeError
 from slime_core.protocols import GenerateContext, RolloutEngine, SamplingParams
 from slime_core.rewards.results import RewardFailure
 from slime_core.rewards.scorer import Scorer
@@ -132,7 +132,7 @@ async def run_sample(
         sample.session_id = str(uuid.UUID(int=(run.seed << 64) | (sample.index or 0)))
     prompt, begin = reset(sample), time.perf_counter()
     try:
-        result = await run.generate(context, sample, params)
+        result = await _generator(run, sample)(context, sample, params)
     except SlimeError as error:
         error.add_note(f"{sample.name} was being generated")
         raise
@@ -143,6 +143,18 @@ async def run_sample(
     for one in samples:
         one.timings["generate"] = one.timings.get("generate", 0.0) + time.perf_counter() - begin
     return samples
+
+
+def _generator(run: Run, sample: Sample) -> Callable[..., Any]:
+    """Return the sample's own generator, if it has one, or the run's."""
+    if sample.generate_function_path is None:
+        return run.generate
+    try:
+        return cast(
+            Callable[..., Any], run.registry.resolve("slime.generators", sample.generate_function_path)
+        )
+    except PluginError as error:
+        raise SampleError(f"{sample.name}: generate_function_path: {error}") from error
 
 
 def leftovers(groups: Sequence[Group], section: RolloutSection) -> list[Group]:
@@ -166,6 +178,23 @@ def fresh(group: Group) -> Group:
     for sample in group:
         prompts.setdefault(sample.index, reset(sample))
     return list(prompts.values())
+
+
+def most_new_tokens(sample: Sample, section: RolloutSection) -> int:
+    """Return the most tokens that a response may have.
+
+    Raises:
+        SampleError: its prompt leaves no room for any.
+    """
+    context = section.rollout_max_context_len
+    if context is None:
+        return section.rollout_max_response_len
+    if sample.prompt_length >= context:
+        raise SampleError(
+            f"{sample.name}: its prompt of {sample.prompt_length} tokens leaves no room in rollout_max_context_len, "
+            f"{context}; drop such prompts (--rollout-max-prompt-len), or raise it"
+        )
+    return min(section.rollout_max_response_len, context - sample.prompt_length)
 
 
 def reset(sample: Sample) -> Sample:
