@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slime_core.errors import ConfigError, Problem
 from slime_core.sample import Group
 
 
@@ -48,10 +49,29 @@ class RunDir:
         """Every sample of a step, one JSON object a line."""
         return self.path / "rollouts" / f"{'eval_' if evaluation else ''}step_{step:06d}.jsonl"
 
-    def create(self, *, overwrite: bool) -> None:
-        """Make the folder; an earlier run of the name is deleted when `overwrite`."""
-        if overwrite and self.path.exists():
-            shutil.rmtree(self.path)
+    def delete(self) -> None:
+        """Delete the run, if there is one.
+
+        Raises:
+            ConfigError: the folder has something in it, and is no run's.
+        """
+        if not self.path.exists():
+            return
+        if any(self.path.iterdir()) and not self.config.exists():
+            raise ConfigError(
+                [
+                    Problem(
+                        "run.overwrite",
+                        f"{self.path}, which has no {self.config.name}",
+                        "the folder of a run",
+                        "delete it yourself, or give another --run-name",
+                    )
+                ]
+            )
+        shutil.rmtree(self.path)
+
+    def create(self) -> None:
+        """Make the folder, or what an earlier run of the name left out."""
         (self.path / "rollouts").mkdir(parents=True, exist_ok=True)
         self.checkpoints.mkdir(exist_ok=True)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -43,7 +42,7 @@ async def _drive(run: Run, *, stages: Sequence[Stage], position: int) -> dict[st
     stage, later = stages[position], [other.folder for other in stages[position + 1 :]]
     if run.settings.section(RunSection).overwrite:
         for folder in later:
-            shutil.rmtree(folder, ignore_errors=True)
+            RunDir(folder).delete()
     begun = [folder for folder in later if folder.exists()]
     if begun and not completed(run):
         raise CheckpointError(
