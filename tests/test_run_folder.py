@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -69,3 +71,17 @@ def test_checkpoint_that_is_not_there_leaves_no_folder(letters, tmp_path):
     with pytest.raises(CheckpointError, match="mistyped holds no checkpoint"):
         train(letters, "--load", str(tmp_path / "mistyped"))
     assert not (tmp_path / "runs").exists()
+
+
+def test_folder_is_refused_while_another_process_has_it(letters, run):
+    take = f"from slime_core.rundir import *; d = RunDir(Path({str(run)!r})); d.take(anew=False); print(); input()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", take], **pipes) as other:
+        other.stdout.readline()
+        before = files(run)
+        for flags in ([], ["--overwrite"]):
+            with pytest.raises(ConfigError, match=f"letters, which process {other.pid} on .* is writing to;"):
+                train(letters, *flags)
+        assert files(run) == before
+        other.kill()
+    assert train(letters, "--overwrite")["steps"] == 4

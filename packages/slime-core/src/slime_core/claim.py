@@ -12,11 +12,11 @@ from slime_core.rundir import RunDir
 
 
 def take_folder(run_dir: RunDir, settings: Settings, *, model: Path) -> None:
-    """Make the folder of a run; an earlier run of the name is deleted when `run.overwrite`.
+    """Make the folder of a run, this process's until it is released; `run.overwrite` deletes an earlier run of the name.
 
     Raises:
         CheckpointError: the run is to start from a checkpoint that is not there.
-        ConfigError: what would be deleted is no run, or is what the run starts from.
+        ConfigError: another process has the folder; or what would be deleted is no run, or is what the run starts from.
     """
     overwrite, load = settings.section(RunSection).overwrite, settings.section(CheckpointSection).load
     found = checkpoint.to_start_from(None if overwrite else run_dir.checkpoints, load=load)
@@ -34,5 +34,5 @@ def take_folder(run_dir: RunDir, settings: Settings, *, model: Path) -> None:
         ]
         if inside:
             raise ConfigError(inside)
-        run_dir.delete()
+    run_dir.take(anew=overwrite)
     run_dir.create()

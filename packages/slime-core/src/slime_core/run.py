@@ -334,7 +334,7 @@ class Run:
             self._metrics[name] = self._metrics.get(name, 0.0) + time.perf_counter() - begin
 
     async def close(self) -> None:
-        """Stop engine, trainer and reward workers; may be called twice.
+        """Stop engine, trainer and reward workers, and let go of the folder; may be called twice.
 
         A checkpoint that a run which fails is still writing is completed; if it cannot be, the log says so.
         """
@@ -345,6 +345,7 @@ class Run:
         for part in (self.engine, self.trainer, self.scorer):
             if part is not None:
                 await part.close()
+        self.run_dir.release()
 
     def summary(self, status: str) -> dict[str, Any]:
         """Return what `summary.json` says."""

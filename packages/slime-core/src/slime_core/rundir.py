@@ -7,11 +7,12 @@ import logging
 import os
 import shutil
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from slime_core.errors import ConfigError, Problem
+from slime_core.hold import LOCK, Hold
 from slime_core.sample import Group
 
 
@@ -20,6 +21,7 @@ class RunDir:
     """Paths and files of one run."""
 
     path: Path
+    _hold: Hold = field(default_factory=Hold, compare=False, repr=False)
 
     @property
     def checkpoints(self) -> Path:
@@ -49,15 +51,15 @@ class RunDir:
         """Every sample of a step, one JSON object a line."""
         return self.path / "rollouts" / f"{'eval_' if evaluation else ''}step_{step:06d}.jsonl"
 
-    def delete(self) -> None:
-        """Delete the run, if there is one.
+    def take(self, *, anew: bool) -> None:
+        """Keep the folder to this process until `release`; with `anew` nothing is left of an earlier run.
 
         Raises:
-            ConfigError: the folder has something in it, and is no run's.
+            ConfigError: another process has it; or something is in it that is to be deleted, and no run.
         """
-        if not self.path.exists():
-            return
-        if any(self.path.iterdir()) and not self.config.exists():
+        found = sorted(self.path.iterdir(), key=self.config.__eq__) if anew and self.path.exists() else []
+        found = [path for path in found if path.name != LOCK]
+        if found and not self.config.exists():
             raise ConfigError(
                 [
                     Problem(
@@ -68,7 +70,17 @@ class RunDir:
                     )
                 ]
             )
-        shutil.rmtree(self.path)
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._hold.take(self.path)
+        for path in found:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+
+    def release(self) -> None:
+        """Let other processes have the folder; may be called twice."""
+        self._hold.release()
 
     def create(self) -> None:
         """Make the folder, or what an earlier run of the name left out."""
