@@ -85,3 +85,14 @@ def test_folder_is_refused_while_another_process_has_it(letters, run):
         assert files(run) == before
         other.kill()
     assert train(letters, "--overwrite")["steps"] == 4
+
+
+def test_last_step_is_saved_and_only_what_is_there_is_named(slime, letters, tmp_path):
+    flags = ["--num-rollout", "2", "--save-interval", "none", "--eval-interval", "none"]
+    run = tmp_path / "runs/letters"
+    done = slime("train", letters, *flags)
+    assert done.stdout.endswith(f"results in {run}: metrics.jsonl, summary.json, rollouts/, checkpoints/\n")
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["step_000002"]
+    done = slime("train", letters, *flags, "--no-save-last", "--overwrite")
+    assert done.stdout.endswith(f"results in {run}: metrics.jsonl, summary.json, rollouts/\n")
+    assert list((run / "checkpoints").iterdir()) == []

@@ -221,7 +221,7 @@ class Run:
             tracker.log(step, metrics)
         self.registry.hooks.slime_step_end(run=self, step=step, metrics=metrics)
         await self._checkpoints.complete(wait=False)
-        if _due(self.done_steps, self.settings.section(CheckpointSection).save_interval, last=last):
+        if self.settings.section(CheckpointSection).due(self.done_steps, last=last):
             await self.save(self.done_steps)
 
     async def finish(self) -> None:
@@ -232,9 +232,8 @@ class Run:
             metrics = await self.evaluate(self.done_steps)
             for tracker in self.trackers:
                 tracker.log(self.done_steps - 1, metrics)
-        if _due(self.done_steps, self.settings.section(CheckpointSection).save_interval, last=True) and (
-            self.saved_at != self.done_steps
-        ):
+        due = self.settings.section(CheckpointSection).due(self.done_steps, last=True)
+        if due and self.saved_at != self.done_steps:
             await self.save(self.done_steps)
         await self._checkpoints.complete(wait=True)
 

@@ -186,8 +186,8 @@ def _saving(settings: Settings) -> Iterator[Problem]:
         names = set()
     if len(names) != 2:
         yield Problem("checkpoint.save_hf", repr(section.save_hf), "a path with {step} in it")
-    if section.save_interval is None:
-        yield Problem("checkpoint.save_hf", "it without save_interval", "checkpoint.save_interval")
+    if section.save_interval is None and not section.save_last:
+        yield Problem("checkpoint.save_hf", "it where nothing is saved", "checkpoint.save_interval")
 
 
 def _folder(settings: Settings) -> Iterator[Problem]:
