@@ -42,7 +42,8 @@ def plugins_page() -> str:
 
 def flags_page(schema: Schema) -> str:
     """Return the page of settings."""
-    lines = [HEAD + "# Settings\n", "Each is a key of a table in a recipe, and a flag.\n"]
+    intro = "Each is a key of a table in a recipe, and a flag. Where None is a value, it is written `none`.\n"
+    lines = [HEAD + "# Settings\n", intro]
     for table in schema.models:
         lines += [
             f"\n## [{table}]\n",

@@ -28,7 +28,7 @@ def test_with_lr_0_rollout_and_trainer_agree_in_fp32(root, smollm2, tmp_path, mo
     registry = Registry()
     flags = [
         "--hf-checkpoint", str(smollm2), "--output-dir", str(tmp_path), "--lr", "0", "--num-rollout", "5", "--no-bf16",
-        "--eval-interval", "none", "--save-interval", "none", "--tracker", "jsonl", "--rollout-batch-size", "2",
+        "--eval-interval", "none", "--save-interval", "none", "--no-save-last", "--tracker", "jsonl", "--rollout-batch-size", "2",
         "--n-samples-per-prompt", "4",
     ]  # fmt: skip
     settings = load_settings([str(root / "recipes/quickstart.toml")], flags, registry=registry)

@@ -211,7 +211,7 @@ def test_sft_without_an_engine_then_grpo_from_its_weights(root, tiny_llama, tmp_
     conversations.write_text("".join(json.dumps(row) + "\n" for row in rows))
     flags = [
         "--output-dir", str(tmp_path), "--no-bf16", "--lr-decay-style", "constant", "--hf-checkpoint", str(tiny_llama),
-        "--eval-interval", "none", "--save-interval", "none", "--tracker", "jsonl", "--set",
+        "--eval-interval", "none", "--save-interval", "none", "--no-save-last", "--tracker", "jsonl", "--set",
         "stage.sft.run.num_rollout=20", "stage.sft.train.lr=1e-2", "stage.sft.data.data_source_path=file",
         f"stage.sft.data.prompt_data={conversations}", "stage.sft.data.input_key=messages",
         "stage.sft.data.apply_chat_template=false", "stage.sft.rollout.rollout_engine=none",

@@ -48,7 +48,7 @@ def train(recipe: Path, model: Path, *flags: str) -> tuple[dict[str, object], li
         [
             "--hf-checkpoint", str(model), "--rollout-engine", "torch", "--train-backend", "megatron",
             "--advantage-estimator", "grpo", "--loss-type", "policy_loss", "--loss-reducer", "sample-mean",
-            "--save-interval", "none", "--rollout-batch-size", "10", *flags,
+            "--save-interval", "none", "--no-save-last", "--rollout-batch-size", "10", *flags,
         ],
         registry=registry,
     )  # fmt: skip

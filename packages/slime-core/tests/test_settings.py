@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from slime_core.cli.arguments import split
 from slime_core.config.check import check_settings
 from slime_core.config.derive import batch_sizes
 from slime_core.config.load import load_settings
-from slime_core.config.sections import DataSection, RolloutSection, RunSection, TrainSection
+from slime_core.config.sections import DataSection, RewardSection, RolloutSection, RunSection, TrainSection
 from slime_core.errors import ConfigError
 
 RECIPE = """
@@ -232,3 +233,28 @@ def test_toml_of_settings_loads_to_the_same_settings(load, registry_of, tmp_path
     path.write_text(settings.to_toml())
     again = load_settings([str(path)], [], registry=registry_of())
     assert again.sections == settings.sections
+
+
+def test_what_toml_lacks_survives_it(install, registry_of, recipe, tmp_path):
+    source = (
+        "from slime_core.config.base import SectionModel\n"
+        "from slime_core.plugins.hooks import Section, hookimpl\n"
+        "class Acme(SectionModel):\n    size: int | None = 3\n    sort: str | None = None\n"
+        "@hookimpl\ndef slime_config_sections():\n    return [Section('acme', Acme)]\n"
+        "CONVENTIONS = {'acme': {'size': 4, 'sort': 'theirs'}}\n"
+    )
+    points = "[slime]\nacme = acme_none\n[slime.numerics]\ntheirs = acme_none:CONVENTIONS\n"
+    install("acme", points, acme_none=source)
+    flags = ["--numerics", "theirs", "--acme-size", "none", "--set", "acme.sort=none"]
+    options = {"x": None, "y": [1, {"z": None}], "none": "none"}
+    settings = load_settings([recipe], [*flags, "--rm-args", json.dumps(options)], registry=registry_of())
+    assert settings.section_of("acme") == {"size": None, "sort": None}
+    path = tmp_path / "again.toml"
+    path.write_text(settings.to_toml())
+    again = load_settings([str(path)], [], registry=registry_of())
+    assert again.section(RewardSection).rm_args == options
+    assert again.sections == settings.sections
+
+
+def test_string_in_the_place_of_a_table_is_refused(load):
+    assert "--set reward.rm_args" in problems(load, "--set", "reward.rm_args=broken")[0]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from slime_core import checkpoint
 from slime_core.batching import make_batch
 from slime_core.build import BuildContext, Rank
+from slime_core.claim import take_folder
 from slime_core.config.check import check_build, check_settings
 from slime_core.config.derive import batch_sizes, choices, run_folder, trackers
 from slime_core.config.sections import (
@@ -142,7 +143,8 @@ async def assemble(
         num_steps=num_steps,
         **functions,
     )
-    run_dir.create(overwrite=run_section.overwrite)  # after everything that can refuse: nothing half-written
+    # Last, when all that can refuse before a start has agreed: nothing is half-written, and nothing deleted in vain.
+    take_folder(run_dir, settings, model=build.model_path)
     run_dir.write_text(run_dir.config.name, settings.to_toml())
     run_dir.write_json("plugins.lock.json", registry.lock())
     return run
@@ -151,7 +153,7 @@ async def assemble(
 async def start(run: Run) -> None:
     """Start every part of an assembled run, and restore its newest checkpoint."""
     load = run.settings.section(CheckpointSection).load
-    found = checkpoint.to_start_from(run.run_dir.checkpoints, load=None if load is None else Path(load))
+    found = checkpoint.to_start_from(run.run_dir.checkpoints, load=load)
     await run.trainer.start()
     if found is not None:
         await restore(run, found)

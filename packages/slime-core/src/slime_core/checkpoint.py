@@ -57,15 +57,15 @@ def latest(folder: Path) -> Checkpoint | None:
     return max(complete, key=lambda checkpoint: checkpoint.next_step, default=None)
 
 
-def to_start_from(folder: Path, *, load: Path | None) -> Checkpoint | None:
+def to_start_from(folder: Path | None, *, load: str | None) -> Checkpoint | None:
     """Return the newest checkpoint of a run, or else the newest of another's folder, if that is given.
 
     Raises:
         CheckpointError: `load` is to be used, and holds none.
     """
-    found = latest(folder)
+    found = None if folder is None else latest(folder)
     if found is None and load is not None:
-        found = latest(load / "checkpoints") or latest(load)
+        found = latest(Path(load) / "checkpoints") or latest(Path(load))
         if found is None:
             raise CheckpointError(
                 f"checkpoint.load: {load} holds no checkpoint; wanted a run folder with checkpoints/"

@@ -222,7 +222,7 @@ class Run:
             tracker.log(step, metrics)
         self.registry.hooks.slime_step_end(run=self, step=step, metrics=metrics)
         await self._checkpoints.complete(wait=False)
-        if _due(self.done_steps, self.settings.section(CheckpointSection).save_interval, last=last):
+        if self.settings.section(CheckpointSection).due(self.done_steps, last=last):
             await self.save(self.done_steps)
 
     async def finish(self) -> None:
@@ -233,9 +233,8 @@ class Run:
             metrics = await self.evaluate(self.done_steps)
             for tracker in self.trackers:
                 tracker.log(self.done_steps - 1, metrics)
-        if _due(self.done_steps, self.settings.section(CheckpointSection).save_interval, last=True) and (
-            self.saved_at != self.done_steps
-        ):
+        due = self.settings.section(CheckpointSection).due(self.done_steps, last=True)
+        if due and self.saved_at != self.done_steps:
             await self.save(self.done_steps)
         await self._save_in_time(self._checkpoints.complete(wait=True))
 
@@ -317,9 +316,9 @@ class Run:
             self._metrics[name] = self._metrics.get(name, 0.0) + time.perf_counter() - begin
 
     async def close(self) -> None:
-        """Stop engine, trainer and reward workers; may be called twice. What fails is logged, and keeps nothing else open.
+        """Stop engine, trainer and reward workers, and let go of the folder; may be called twice.
 
-        A checkpoint that a run which fails is still writing is completed.
+        What fails is logged, and keeps nothing else open. A checkpoint that a run which fails is still writing is completed.
         """
         try:
             with logged("the checkpoint that was being written is lost"):
@@ -327,6 +326,7 @@ class Run:
         finally:
             parts = (self.engine, self.trainer, self.scorer)
             await close_all([part for part in parts if part is not None])
+            self.run_dir.release()
 
     def summary(self, status: str) -> dict[str, Any]:
         """Return what `summary.json` says."""

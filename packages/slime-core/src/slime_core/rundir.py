@@ -7,10 +7,12 @@ import logging
 import os
 import shutil
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from slime_core.errors import ConfigError, Problem
+from slime_core.hold import LOCK, Hold
 from slime_core.sample import Group
 
 
@@ -19,6 +21,7 @@ class RunDir:
     """Paths and files of one run."""
 
     path: Path
+    _hold: Hold = field(default_factory=Hold, compare=False, repr=False)
 
     @property
     def checkpoints(self) -> Path:
@@ -48,10 +51,39 @@ class RunDir:
         """Every sample of a step, one JSON object a line."""
         return self.path / "rollouts" / f"{'eval_' if evaluation else ''}step_{step:06d}.jsonl"
 
-    def create(self, *, overwrite: bool) -> None:
-        """Make the folder; an earlier run of the name is deleted when `overwrite`."""
-        if overwrite and self.path.exists():
-            shutil.rmtree(self.path)
+    def take(self, *, anew: bool) -> None:
+        """Keep the folder to this process until `release`; with `anew` nothing is left of an earlier run.
+
+        Raises:
+            ConfigError: another process has it; or something is in it that is to be deleted, and no run.
+        """
+        found = sorted(self.path.iterdir(), key=self.config.__eq__) if anew and self.path.exists() else []
+        found = [path for path in found if path.name != LOCK]
+        if found and not self.config.exists():
+            raise ConfigError(
+                [
+                    Problem(
+                        "run.overwrite",
+                        f"{self.path}, which has no {self.config.name}",
+                        "the folder of a run",
+                        "delete it yourself, or give another --run-name",
+                    )
+                ]
+            )
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._hold.take(self.path)
+        for path in found:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+
+    def release(self) -> None:
+        """Let other processes have the folder; may be called twice."""
+        self._hold.release()
+
+    def create(self) -> None:
+        """Make the folder, or what an earlier run of the name left out."""
         (self.path / "rollouts").mkdir(parents=True, exist_ok=True)
         self.checkpoints.mkdir(exist_ok=True)
 

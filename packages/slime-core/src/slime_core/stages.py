@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from slime_core.assemble import make_build
@@ -32,6 +32,9 @@ def train_stages(stages: Sequence[Stage], registry: Registry) -> dict[str, Any]:
         except SlimeError as error:
             error.add_note(f"in stage {stage.name}")
             raise
+    for stage in stages:
+        if stage.folder.exists():
+            _take(stage.folder, anew=False)
     for i, stage in enumerate(stages):
         launch = registry.resolve("slime.launchers", stage.settings.section(RunSection).launcher)
         launch(stage.settings, registry, partial(_drive, stages=stages, position=i))
@@ -43,8 +46,9 @@ async def _drive(run: Run, *, stages: Sequence[Stage], position: int) -> dict[st
     stage, later = stages[position], [other.folder for other in stages[position + 1 :]]
     if run.settings.section(RunSection).overwrite:
         for folder in later:
-            shutil.rmtree(folder, ignore_errors=True)
-    begun = [folder for folder in later if folder.exists()]
+            if folder.exists():
+                _take(folder, anew=True)
+    begun = [folder for folder in later if RunDir(folder).config.exists()]
     if begun and not completed(run):
         raise CheckpointError(
             f"{begun[0]}: found the run of a later stage, and stage {stage.name} has not taken all of its "
@@ -56,6 +60,13 @@ async def _drive(run: Run, *, stages: Sequence[Stage], position: int) -> dict[st
     except BaseException as error:
         _summarize(stages, {"status": "failed", "error": f"{type(error).__name__}: {error}"})
         raise
+
+
+def _take(folder: Path, *, anew: bool) -> None:
+    """Make sure that no other process has the folder of a stage; with `anew`, empty it."""
+    run_dir = RunDir(folder)
+    run_dir.take(anew=anew)
+    run_dir.release()
 
 
 def _summarize(stages: Sequence[Stage], outcome: dict[str, Any]) -> dict[str, Any]:

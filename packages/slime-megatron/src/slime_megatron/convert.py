@@ -240,7 +240,9 @@ def find(source: Path) -> Source:
     if (source / "checkpoints").is_dir():
         newest = checkpoint.latest(source / "checkpoints")
         if newest is None:
-            raise CheckpointError(f"{source}: the run has no checkpoint yet; set --save-interval")
+            raise CheckpointError(
+                f"{source}: the run has no checkpoint yet; wait until it has ended, or set --save-interval"
+            )
         return find(newest.path)
     if (source / checkpoint.TRAINER).is_dir():
         return Source(source / checkpoint.TRAINER, _model_of_run(source.resolve().parent.parent))

@@ -18,8 +18,8 @@ from typing import Any, Concatenate
 
 from slime_core.assemble import make_build
 from slime_core.build import Rank
-from slime_core.config.load import load_settings
 from slime_core.config.sections import TrainSection
+from slime_core.config.settings import Settings
 from slime_core.errors import PluginError
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import Fingerprint, Metrics, Trainer, TransferPlan
@@ -78,17 +78,17 @@ class RankProcess:
             return ray.util.get_node_ip_address(), os.getpid(), int(listener.getsockname()[1])
 
     @answering
-    async def start(self, recipe: Path, rank: Rank, lock: Sequence[Mapping[str, str]]) -> None:
-        """Build this rank of the trainer from the run's resolved settings, and start it.
+    async def start(self, pickled: bytes, rank: Rank, lock: Sequence[Mapping[str, str]]) -> None:
+        """Build this rank of the trainer from the driver's settings, and start it.
 
         Args:
-            recipe: the settings.
+            pickled: the settings.
             rank: which rank this is.
             lock: plugins that the driver resolved.
         """
         self._rank = rank
         registry = Registry.from_environment()
-        settings = load_settings([str(recipe)], [], registry=registry)
+        settings: Settings = pickle.loads(pickled)
         build = make_build(settings, registry, rank=rank)
         backend = settings.section(TrainSection).train_backend
         self._trainer = registry.resolve("slime.trainers", backend)(build)

@@ -171,8 +171,8 @@ class RayTrainer:
         )
         address, _, port = found[0]
         ranks = [Rank(number=i, count=count, address=address, port=port) for i in range(count)]
-        recipe, lock = self._run_dir.config, self._build.registry.lock()
-        await self._ranks.ask_each("start", [(recipe, rank, lock) for rank in ranks])
+        settings, lock = pickle.dumps(self._build.settings), self._build.registry.lock()
+        await self._ranks.ask_each("start", [(settings, rank, lock) for rank in ranks])
 
     def _surroundings(self, number: int) -> Surroundings:
         section = self._build.section(ClusterSection)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +58,18 @@ def report(summary: dict[str, Any], folder: Path) -> None:
     for name, stage in each.items():
         print("; ".join([f"stage {name}: {_ended(stage)}", *_accuracy(stage)]))
     print(_ended(summary), *_accuracy(summary), sep="\n")
-    where = " and ".join(str(folder.parent / name) for name in each) or str(folder)
-    print(f"results in {where}: metrics.jsonl, summary.json, reward.png, rollouts/, checkpoints/")
+    folders = [folder.parent / name for name in each] or [folder]
+    print(f"results in {' and '.join(map(str, folders))}: {', '.join(_left_in(folders))}")
+
+
+def _left_in(folders: Sequence[Path]) -> list[str]:
+    """Return which of a run's results are there."""
+    files = [name for name in ("metrics.jsonl", "summary.json", "reward.png") if _any(folders, name)]
+    return files + [f"{name}/" for name in ("rollouts", "checkpoints") if _any(folders, f"{name}/*")]
+
+
+def _any(folders: Sequence[Path], pattern: str) -> bool:
+    return any(any(folder.glob(pattern)) for folder in folders)
 
 
 def _ended(summary: Mapping[str, Any]) -> str:

@@ -156,7 +156,7 @@ def _merge_key(draft: _Draft, table: str, key: str, value: Any, *, origin: str) 
     schema, field = draft.schema, ALIASES.get(key, key)
     fields, theirs = schema.models[table].model_fields, schema.foreign.get(table)
     if field in fields:
-        draft.put(table, field, value, origin=origin)
+        draft.put(table, field, _plain_value(schema, table, field, value), origin=origin)
     elif theirs is not None and key in theirs.names:
         draft.put_foreign(table, key, value, origin=origin)
     else:
@@ -243,7 +243,7 @@ def _merge_set(draft: _Draft, given: Sequence[str], *, stage: str, stages: Colle
             value = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:
             value = text  # a bare word is a string
-        draft.put(table, key, value, origin=f"--set {path}")
+        draft.put(table, key, _plain_value(draft.schema, table, key, value), origin=f"--set {path}")
 
 
 def _lookup(word: str, schema: Schema) -> tuple[Flag | None, bool]:
@@ -264,12 +264,29 @@ def _flag_value(flag: Flag, given: Sequence[str], *, negated: bool) -> Any:
         return list(given)
     if len(given) != 1:
         raise ValueError("one value")
+    return _word_value(flag, given[0])
+
+
+def _word_value(flag: Flag, word: str) -> Any:
+    if flag.optional and word.lower() == "none":
+        return None
     if flag.kind is dict:
         try:
-            return json.loads(given[0])
+            return json.loads(word)
         except json.JSONDecodeError as error:
             raise ValueError(f"a JSON object ({error})") from error
-    return None if given[0].lower() == "none" and flag.optional else given[0]
+    return word
+
+
+def _plain_value(schema: Schema, table: str, field: str, value: Any) -> Any:
+    """Return a value of a recipe, in which a string may stand for what TOML lacks, as in `Settings.to_toml`."""
+    if not isinstance(value, str):
+        return value
+    flag = next(flag for flag in schema.flags.values() if (flag.table, flag.field) == (table, field))
+    try:
+        return _word_value(flag, value)
+    except ValueError:
+        return value  # it is refused as what it is
 
 
 def _foreign_value(given: Sequence[str]) -> Any:

@@ -307,7 +307,9 @@ class CheckpointSection(SectionModel):
     """When the run is saved, and what is kept."""
 
     save_interval: Count | None = None
-    """Steps between checkpoints; the last step is always saved when given."""
+    """Steps between checkpoints; the last step alone is saved when not given."""
+    save_last: bool = True
+    """Save the last step, also where it is not its turn."""
     keep_checkpoints: Count = 2
     """Newest checkpoints that are kept."""
     async_save: bool = False
@@ -316,6 +318,11 @@ class CheckpointSection(SectionModel):
     """Folder for other programs, written with every checkpoint: `out/step_{step}`, by Hugging Face or PEFT."""
     load: str | None = None
     """Run folder to start from, when this run has no checkpoint of its own."""
+
+    def due(self, step: int, *, last: bool) -> bool:
+        """Say whether a checkpoint is to be written after `step` steps."""
+        in_turn = self.save_interval is not None and step % self.save_interval == 0
+        return in_turn or (last and self.save_last)
 
 
 class EvalSection(SectionModel):

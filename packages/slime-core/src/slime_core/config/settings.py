@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -62,9 +63,20 @@ class Settings:
         )
 
     def to_toml(self) -> str:
-        """Return all values as a recipe; settings that are None are left out, as TOML has no such value."""
-        tables = {
-            name: {key: value for key, value in section.model_dump(mode="json").items() if value is not None}
-            for name, section in self.sections.items()
-        }
-        return tomli_w.dumps({name: values for name, values in tables.items() if values})
+        """Return all values as a recipe. What TOML lacks is a string: `none`, and a table with a null in it as JSON."""
+        tables = {name: section.model_dump(mode="json") for name, section in self.sections.items()}
+        return tomli_w.dumps(
+            {name: {key: _for_toml(value) for key, value in table.items()} for name, table in tables.items()}
+        )
+
+
+def _for_toml(value: Any) -> Any:
+    if value is None:
+        return "none"
+    return json.dumps(value) if isinstance(value, dict) and _holds_none(value) else value
+
+
+def _holds_none(value: Any) -> bool:
+    if isinstance(value, dict | list):
+        return any(map(_holds_none, value.values() if isinstance(value, dict) else value))
+    return value is None

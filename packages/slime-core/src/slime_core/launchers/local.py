@@ -49,6 +49,7 @@ async def assemble_and[T](
     try:
         return await use(run)
     finally:
+        run.run_dir.release()
         logging.getLogger().removeHandler(handler)
         handler.close()
 
@@ -74,6 +75,7 @@ async def drive(run: Run, leaves: Path | None = None) -> dict[str, Any]:
     """
     if completed(run) and (leaves is None or leaves.is_dir()):
         logger.info("completed before; --overwrite starts anew")
+        run.run_dir.release()
         return run.run_dir.read_summary()
     loop = run.registry.resolve("slime.loops", run.settings.section(RunSection).loop)
     summary: dict[str, Any] = {}

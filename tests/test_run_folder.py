@@ -1,0 +1,98 @@
+"""What happens to the folder of a run that is there already."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from slime_core.config.load import load_settings
+from slime_core.errors import CheckpointError, ConfigError
+from slime_core.launchers.local import drive, launch
+from slime_core.plugins.registry import Registry
+
+
+def train(recipe: Path, *flags: str) -> dict[str, Any]:
+    """Run four short steps, and save after them."""
+    registry = Registry()
+    short = ("--num-rollout", "4", "--eval-interval", "none")
+    return launch(load_settings([str(recipe)], [*short, *flags], registry=registry), registry, drive)
+
+
+@pytest.fixture
+def run(letters: Path, tmp_path: Path) -> Path:
+    """The folder of a run that is done."""
+    train(letters)
+    return tmp_path / "runs/letters"
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_overwrite_that_is_refused_deletes_nothing(letters, run):
+    before = files(run.parent)
+    for flags, error, message in (
+        (["--load", "runs/mistyped"], CheckpointError, "runs/mistyped holds no checkpoint"),
+        (
+            ["--load", str(run)],
+            ConfigError,
+            f"step_000004, which --overwrite would delete; .* outside {run};",
+        ),
+        (
+            ["--hf-checkpoint", f"{run}/checkpoints"],
+            ConfigError,
+            "model.hf_checkpoint: found .*points, which",
+        ),
+        (["--run-name", ""], ConfigError, "run.run_name: found ''; wanted the name of a folder below"),
+        (["--run-name", "x/../letters"], ConfigError, "run.run_name: found 'x/../letters'"),
+        (["--run-name", str(run)], ConfigError, "run.run_name: found '/"),
+        (
+            ["--run-name", "letters/rollouts"],
+            ConfigError,
+            "letters/rollouts, which has no config.toml; wanted",
+        ),
+    ):
+        with pytest.raises(error, match=message):
+            train(letters, "--overwrite", *flags)
+        assert files(run.parent) == before
+
+
+def test_overwrite_leaves_nothing_of_the_run_before(letters, run):
+    (run / "reward.png").touch()
+    assert train(letters, "--overwrite", "--num-rollout", "2")["steps"] == 2
+    assert not (run / "reward.png").exists()
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["step_000002"]
+
+
+def test_checkpoint_that_is_not_there_leaves_no_folder(letters, tmp_path):
+    with pytest.raises(CheckpointError, match="mistyped holds no checkpoint"):
+        train(letters, "--load", str(tmp_path / "mistyped"))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_folder_is_refused_while_another_process_has_it(letters, run):
+    take = f"from slime_core.rundir import *; d = RunDir(Path({str(run)!r})); d.take(anew=False); print(); input()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", take], **pipes) as other:
+        other.stdout.readline()
+        before = files(run)
+        for flags in ([], ["--overwrite"]):
+            with pytest.raises(ConfigError, match=f"letters, which process {other.pid} on .* is writing to;"):
+                train(letters, *flags)
+        assert files(run) == before
+        other.kill()
+    assert train(letters, "--overwrite")["steps"] == 4
+
+
+def test_last_step_is_saved_and_only_what_is_there_is_named(slime, letters, tmp_path):
+    flags = ["--num-rollout", "2", "--save-interval", "none", "--eval-interval", "none"]
+    run = tmp_path / "runs/letters"
+    done = slime("train", letters, *flags)
+    assert done.stdout.endswith(f"results in {run}: metrics.jsonl, summary.json, rollouts/, checkpoints/\n")
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["step_000002"]
+    done = slime("train", letters, *flags, "--no-save-last", "--overwrite")
+    assert done.stdout.endswith(f"results in {run}: metrics.jsonl, summary.json, rollouts/\n")
+    assert list((run / "checkpoints").iterdir()) == []
