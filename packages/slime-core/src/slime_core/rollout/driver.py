@@ -34,7 +34,7 @@ async def rollout(run: Run, step: int) -> list[Group]:
     then on generators get `abort` from every request, also from those that they begin later.
 
     Groups that are left over (surplus or aborted) go to the buffer, so that no prompt is lost: with
-    `partial_rollout` as they are, otherwise as fresh prompts.
+    `partial_rollout` as they are (see `leftovers`), otherwise as fresh prompts.
 
     Raises:
         DataError: the filter dropped so much that `dynamic_sampling_max_waves` waves did not fill the batch.
