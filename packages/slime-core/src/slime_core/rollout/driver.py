@@ -42,12 +42,13 @@ async def rollout(run: Run, step: int) -> list[Group]:
     kept: list[Group] = []
     drops: Counter[str] = Counter()
     tasks: dict[asyncio.Task[Group], int] = {}
+    failure: str | None = None
     waves = 0
     try:
         while len(kept) < target:
             if not tasks or (run.in_completion_order and len(kept) + len(tasks) < target):
                 if waves == run.max_waves:
-                    raise DataError(_starved(step, waves, len(kept), target, drops))
+                    raise DataError(_starved(step, waves, len(kept), target, drops, failure))
                 waves += 1
                 for group in run.take(run.sizes.over_sampling_batch_size):
                     task = asyncio.create_task(run_group(run, group, params_of=run.sampling_params))
@@ -61,6 +62,7 @@ async def rollout(run: Run, step: int) -> list[Group]:
                 kept.append(group)
             else:
                 drops[reason] += 1
+                failure = failure or next((sample.failure for sample in group if sample.failure), None)
             run.report("rollout", len(kept), target)
         if tasks:
             await run.engine.abort()
@@ -178,12 +180,13 @@ def _check_siblings(samples: list[Sample]) -> None:
         )
 
 
-def _starved(step: int, waves: int, kept: int, target: int, drops: Counter[str]) -> str:
+def _starved(step: int, waves: int, kept: int, target: int, drops: Counter[str], failure: str | None) -> str:
     reasons = ", ".join(f"{reason}: {count}" for reason, count in drops.most_common(5))
-    return (
-        f"step {step}: after {waves} waves of sampling {kept} of {target} groups are kept; dropped: {reasons or 'none'}; "
-        "loosen the filter, change the data, or raise --dynamic-sampling-max-waves"
-    )
+    todo = "loosen the filter, change the data, or raise --dynamic-sampling-max-waves"
+    if failure is not None:
+        mend = f"mend the reward, whose first failure is: {failure}"
+        todo = mend if len(drops) == 1 else f"{todo}, or {mend}"
+    return f"step {step}: after {waves} waves of sampling {kept} of {target} groups are kept; dropped: {reasons or 'none'}; {todo}"
 
 
 def failure_of(group: Group) -> str | None:
