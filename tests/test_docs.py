@@ -6,7 +6,6 @@ import importlib.util
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -114,18 +113,13 @@ def test_command_imports_nothing_heavy(words):
     assert result.returncode == 0, result.stderr
 
 
-def test_help_answers_at_once():
-    """At most 0.15 s over `python -c pass`: the quickest of several, because the machine may be busy."""
-
-    def quickest(*words: str) -> float:
-        times = []
-        for _ in range(7):
-            begin = time.perf_counter()
-            subprocess.run([sys.executable, *words], check=True, capture_output=True)
-            times.append(time.perf_counter() - begin)
-        return min(times)
-
-    assert quickest("-m", "slime_core", "--help") - quickest("-c", "pass") < 0.15
+def test_help_imports_nothing_heavy():
+    """Neither what computes nor what checks settings: both take longer than the answer."""
+    code = "import sys; from slime_core.cli.main import run; run(['--help']); print(*sys.modules, file=sys.stderr)"
+    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert "usage: slime" in found.stdout
+    tops = {name.partition(".")[0] for name in found.stderr.split()}
+    assert tops & {"numpy", "pydantic", "rich", "torch", "transformers", "ray", "megatron", "sglang"} == set()
 
 
 def test_every_python_file_of_a_package_is_small(root: Path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -96,3 +97,35 @@ def test_last_step_is_saved_and_only_what_is_there_is_named(slime, letters, tmp_
     done = slime("train", letters, *flags, "--no-save-last", "--overwrite")
     assert done.stdout.endswith(f"results in {run}: metrics.jsonl, summary.json, rollouts/\n")
     assert list((run / "checkpoints").iterdir()) == []
+
+
+def test_other_settings_of_a_run_that_goes_on_or_is_done_are_told(letters, run, capsys):
+    config = (run / "config.toml").read_text()
+    assert "lr = 40.0" in config
+    train(letters, "--lr", "0.5")
+    told = capsys.readouterr().err
+    assert told == (
+        f"warning: {run} was completed before, with other settings: train.lr 40.0 -> 0.5; nothing is trained; "
+        "--overwrite starts anew\n"
+    )
+    assert (run / "config.toml").read_text() == config
+    train(letters, "--num-rollout", "5", "--rollout-seed", "7")
+    told = capsys.readouterr().err
+    assert told == (
+        f"warning: {run} goes on with other settings than before: run.num_rollout 4 -> 5, rollout.rollout_seed 42 -> 7\n"
+    )
+    assert "rollout_seed = 7" in (run / "config.toml").read_text()
+
+
+def test_terminal_shows_why_rewards_fail(slime, letters, tmp_path):
+    (tmp_path / "broken.py").write_text("def reward(sample):\n    raise ZeroDivisionError('nope')\n")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    flags = ["--rm-type", "broken:reward", "--on-reward-error", "drop", "--eval-interval", "none"]
+    ended = slime("train", letters, *flags, env=os.environ | {"PYTHONPATH": path})
+    assert ended.returncode == 2
+    first, second, third, *rest = ended.stderr.splitlines()
+    assert all(line.startswith("warning: sample ") for line in (first, second, third))
+    assert "nope" in first
+    assert third.endswith(f"(more like it: {tmp_path}/runs/letters/log.txt)")
+    assert "dropped: reward_error: 80; mend the reward, whose first failure is: sample " in rest[-1]
+    assert "nope" in rest[-1]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from slime_core import checkpoint
 from slime_core.batching import make_batch
 from slime_core.build import BuildContext, Rank
-from slime_core.claim import take_folder
+from slime_core.claim import record, take_folder
 from slime_core.config.check import check_build, check_settings
 from slime_core.config.derive import batch_sizes, choices, run_folder, trackers
 from slime_core.config.sections import (
@@ -145,8 +145,6 @@ async def assemble(
     )
     # Last, when all that can refuse before a start has agreed: nothing is half-written, and nothing deleted in vain.
     take_folder(run_dir, settings, model=build.model_path)
-    run_dir.write_text(run_dir.config.name, settings.to_toml())
-    run_dir.write_json("plugins.lock.json", registry.lock())
     return run
 
 
@@ -154,6 +152,8 @@ async def start(run: Run) -> None:
     """Start every part of an assembled run, and restore its newest checkpoint."""
     load = run.settings.section(CheckpointSection).load
     found = checkpoint.to_start_from(run.run_dir.checkpoints, load=load)
+    goes_on = found is not None and found.path.parent == run.run_dir.checkpoints
+    record(run.run_dir, run.settings, run.registry, goes_on=goes_on)
     await run.trainer.start()
     if found is not None:
         await restore(run, found)

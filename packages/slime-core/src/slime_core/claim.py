@@ -1,14 +1,19 @@
-"""Taking the folder of a run: what is checked before anything in it is made or deleted."""
+"""Taking the folder of a run: what is checked before anything in it is made or deleted, and what it says of the run."""
 
 from __future__ import annotations
 
+import logging
+import tomllib
 from pathlib import Path
 
 from slime_core import checkpoint
 from slime_core.config.sections import CheckpointSection, RunSection
 from slime_core.config.settings import Settings
 from slime_core.errors import ConfigError, Problem
+from slime_core.plugins.registry import Registry
 from slime_core.rundir import RunDir
+
+logger = logging.getLogger(__name__)
 
 
 def take_folder(run_dir: RunDir, settings: Settings, *, model: Path) -> None:
@@ -36,3 +41,24 @@ def take_folder(run_dir: RunDir, settings: Settings, *, model: Path) -> None:
             raise ConfigError(inside)
     run_dir.take(anew=overwrite)
     run_dir.create()
+
+
+def record(run_dir: RunDir, settings: Settings, registry: Registry, *, goes_on: bool) -> None:
+    """Write the settings and plugins of a run that starts; where it goes on, log which settings are not as before."""
+    if goes_on and (changed := changes(run_dir, settings)):
+        logger.warning("%s goes on with other settings than before: %s", run_dir.path, ", ".join(changed))
+    run_dir.write_text(run_dir.config.name, settings.to_toml())
+    run_dir.write_json("plugins.lock.json", registry.lock())
+
+
+def changes(run_dir: RunDir, settings: Settings) -> list[str]:
+    """Return which settings are not those that the folder's run had, each as `section.key old -> new`."""
+    if not run_dir.config.exists():
+        return []
+    before = tomllib.loads(run_dir.config.read_text(encoding="utf-8"))
+    return [
+        f"{table}.{key} {before[table][key]!r} -> {value!r}"
+        for table, values in tomllib.loads(settings.to_toml()).items()
+        for key, value in values.items()
+        if before.get(table, {}).get(key, value) != value and (table, key) != ("run", "overwrite")
+    ]

@@ -6,6 +6,8 @@ import json
 import logging
 import os
 import shutil
+import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +16,9 @@ from typing import Any
 from slime_core.errors import ConfigError, Problem
 from slime_core.hold import LOCK, Hold
 from slime_core.sample import Group
+
+#: Warnings from one place in the code that the terminal shows.
+_SHOWN = 3
 
 
 @dataclass(frozen=True)
@@ -148,9 +153,26 @@ def write_atomic(path: Path, text: str) -> None:
     temporary.replace(path)
 
 
+class _RunLog(logging.FileHandler):
+    """Writes everything to a file, and of each kind of warning the first few to the terminal as well."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, encoding="utf-8")
+        self._shown: Counter[tuple[str, int]] = Counter()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record; its traceback goes to the file alone."""
+        super().emit(record)
+        place = (record.pathname, record.lineno)
+        if record.levelno >= logging.WARNING and self._shown[place] < _SHOWN:
+            self._shown[place] += 1
+            more = f" (more like it: {self.baseFilename})" if self._shown[place] == _SHOWN else ""
+            print(f"{record.levelname.lower()}: {record.getMessage()}{more}", file=sys.stderr)
+
+
 def log_to_file(run_dir: RunDir) -> logging.Handler:
-    """Send the log of every `slime_*` module to `log.txt`; the caller removes the handler when the run ends."""
-    handler = logging.FileHandler(run_dir.path / "log.txt", encoding="utf-8")
+    """Send every module's log to `log.txt`, and warnings to the terminal too; the caller removes the handler in the end."""
+    handler = _RunLog(run_dir.path / "log.txt")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.getLogger().addHandler(handler)
     return handler

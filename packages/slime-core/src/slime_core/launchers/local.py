@@ -10,6 +10,7 @@ from typing import Any
 
 from slime_core.assemble import assemble, start
 from slime_core.build import BuildContext
+from slime_core.claim import changes
 from slime_core.config.sections import RunSection, TrainSection
 from slime_core.config.settings import Settings
 from slime_core.deadline import within
@@ -75,6 +76,12 @@ async def drive(run: Run, leaves: Path | None = None) -> dict[str, Any]:
     """
     if completed(run) and (leaves is None or leaves.is_dir()):
         logger.info("completed before; --overwrite starts anew")
+        if changed := ", ".join(changes(run.run_dir, run.settings)):
+            logger.warning(
+                "%s was completed before, with other settings: %s; nothing is trained; --overwrite starts anew",
+                run.run_dir.path,
+                changed,
+            )
         run.run_dir.release()
         return run.run_dir.read_summary()
     loop = run.registry.resolve("slime.loops", run.settings.section(RunSection).loop)

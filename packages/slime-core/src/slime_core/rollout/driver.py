@@ -44,13 +44,14 @@ async def rollout(run: Run, step: int) -> list[Group]:
     kept: list[Group] = []
     drops: Counter[str] = Counter()
     tasks: dict[asyncio.Task[Group], int] = {}
+    failure: str | None = None
     waves = 0
     engine = cast(RolloutEngine, AbortableEngine(run.engine))  # it passes all else on
     try:
         while len(kept) < target:
             if not tasks or (run.in_completion_order and len(kept) + len(tasks) < target):
                 if waves == run.max_waves:
-                    raise DataError(_starved(step, waves, len(kept), target, drops))
+                    raise DataError(_starved(step, waves, len(kept), target, drops, failure))
                 waves += 1
                 for group in run.take(run.sizes.over_sampling_batch_size):
                     task = asyncio.create_task(
@@ -66,6 +67,7 @@ async def rollout(run: Run, step: int) -> list[Group]:
                 kept.append(group)
             else:
                 drops[reason] += 1
+                failure = failure or next((sample.failure for sample in group if sample.failure), None)
             run.report("rollout", len(kept), target)
         if tasks:
             await engine.abort()
@@ -257,12 +259,13 @@ def _check_siblings(samples: list[Sample]) -> None:
         )
 
 
-def _starved(step: int, waves: int, kept: int, target: int, drops: Counter[str]) -> str:
+def _starved(step: int, waves: int, kept: int, target: int, drops: Counter[str], failure: str | None) -> str:
     reasons = ", ".join(f"{reason}: {count}" for reason, count in drops.most_common(5))
-    return (
-        f"step {step}: after {waves} waves of sampling {kept} of {target} groups are kept; dropped: {reasons or 'none'}; "
-        "loosen the filter, change the data, or raise --dynamic-sampling-max-waves"
-    )
+    todo = "loosen the filter, change the data, or raise --dynamic-sampling-max-waves"
+    if failure is not None:
+        mend = f"mend the reward, whose first failure is: {failure}"
+        todo = mend if len(drops) == 1 else f"{todo}, or {mend}"
+    return f"step {step}: after {waves} waves of sampling {kept} of {target} groups are kept; dropped: {reasons or 'none'}; {todo}"
 
 
 def failure_of(group: Group) -> str | None:
