@@ -114,20 +114,23 @@ def test_a_checkpoint_of_four_ranks_becomes_one_folder(ranks, cut_models, regist
     assert equal(HfCheckpoint(tmp_path / "hf"), saved["weights"])
 
 
-def test_memory_holds_a_tensor_or_a_file_and_never_the_model(make_hf, registry, tmp_path):
+def test_memory_holds_a_tensor_or_a_file_and_never_the_model(make_hf, registry, tmp_path, request):
     _, folder = make_hf("llama", tie_word_embeddings=False, num_hidden_layers=12)
     largest = max(
         tensor.nbytes for tensor in HfCheckpoint(folder).values()
     )  # the first of an MLP holds two of them
-    before, most = {id(o) for o in gc.get_objects() if torch.is_tensor(o)}, []
+    gc.collect()
+    gc.freeze()  # from now on `get_objects` returns only what is made
+    request.addfinalizer(gc.unfreeze)
+    most = []
 
     def measure(done, total):
-        new = {
+        found = {
             tensor.data_ptr(): tensor.untyped_storage().nbytes()
             for tensor in gc.get_objects()
-            if torch.is_tensor(tensor) and id(tensor) not in before
+            if torch.is_tensor(tensor)
         }
-        most.append(sum(new.values()))
+        most.append(sum(found.values()))
 
     to_megatron(folder, tmp_path / "megatron", registry, progress=measure)
     assert max(most) <= 4 * largest

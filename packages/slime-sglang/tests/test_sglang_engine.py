@@ -127,9 +127,11 @@ def test_a_stop_string_that_two_requests_share_ends_the_response(serving, model_
 @pytest.mark.parametrize("stream", [False, True])
 def test_abort_answers_with_what_there_is_and_to_those_who_wait_here(serving, starting_gun, stream):
     async def scenario():
-        gun = asyncio.ensure_future(starting_gun(serving.engine))  # it and three others are at the server
         drafts = [Draft([i, 5], ENDLESS) for i in range(6)]
-        tasks = [asyncio.ensure_future(serving.engine.extend(draft, stream=stream)) for draft in drafts]
+        requests = [serving.engine.extend(draft, stream=stream) for draft in drafts]
+        tasks = [asyncio.ensure_future(request) for request in requests[:3]]
+        gun = asyncio.ensure_future(starting_gun(serving.engine))  # it and the three before are at the server
+        tasks += [asyncio.ensure_future(request) for request in requests[3:]]
         await gun
         await serving.engine.abort()
         await asyncio.gather(*tasks)

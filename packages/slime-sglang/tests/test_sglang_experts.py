@@ -82,7 +82,10 @@ def sender_of(folder):
     return Sender(dict(HfCheckpoint(folder)))
 
 
-@pytest.fixture(scope="module", params=["qwen3_moe", pytest.param("glm4_moe", marks=pytest.mark.faults)])
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(kind, marks=pytest.mark.faults) for kind in ("qwen3_moe", "glm4_moe")],
+)
 def kind(request):
     return request.param
 
