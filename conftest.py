@@ -19,16 +19,17 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 #: Files whose tests share a server that takes a minute to start.
 _ONE_SERVER = ("test_sglang_engine.py", "test_sglang_server.py", "test_sglang_update.py")
-#: A file whose few tests take minutes: last it would keep one process busy alone.
-_LONGEST = "tests/test_resume.py"
+#: Files of one test that takes long: last it would keep one process busy alone. The first is the longest.
+_LONGEST = ("tests/test_resume.py", "tests/test_agreement.py")
 
 
 class _ByFile(LoadScopeScheduling):
     """Keeps together the tests of a file, and those of a server; many come first, after the longest."""
 
     def _assign_work_unit(self, node: Any) -> None:
-        if _LONGEST in self.workqueue:
-            self.workqueue.move_to_end(_LONGEST, last=False)
+        for file in reversed(_LONGEST):
+            if file in self.workqueue:
+                self.workqueue.move_to_end(file, last=False)
         super()._assign_work_unit(node)
 
     def _split_scope(self, nodeid: str) -> str:

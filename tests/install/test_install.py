@@ -55,7 +55,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def outside(place: Path) -> dict[str, str]:
     """Return environment variables that know nothing of this environment."""
     kept = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    return kept | {"PYTHONPYCACHEPREFIX": str(place / "compiled")}
+    return kept | {"PYTHONPYCACHEPREFIX": str(place / "compiled"), "PIP_NO_COMPILE": "1"}
 
 
 def environment(place: Path, dist: Path, names: str) -> Path:
