@@ -8,12 +8,12 @@ import secrets
 import shutil
 from collections import deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from slime_core.daemon_thread import DaemonThread
 from slime_core.errors import WeightSyncError
 from slime_core.openmp import release_threads
 from slime_core.protocols import TransferPlan
@@ -52,9 +52,7 @@ class Place:
     timeout_s: float
     """Deadline of a broadcast, seconds."""
     # One thread for all of it: torch keeps a pool of workers for each thread that calls it.
-    _thread: ThreadPoolExecutor = field(
-        default_factory=lambda: ThreadPoolExecutor(max_workers=1, thread_name_prefix="sglang-staging")
-    )
+    _thread: DaemonThread = field(default_factory=lambda: DaemonThread("sglang-staging"))
     _folders: deque[Path] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
 
     @cached_property
