@@ -16,6 +16,8 @@ from slime_sglang.pictures import check_read, folded
 from slime_sglang.routing import Routing
 from slime_sglang.section import ROUTED_EXPERTS
 
+#: Version of weights that SGLang says while it has those that it started with; and what we say before the first update.
+UNSENT, NONE_SENT = "default", "initial"
 #: Seconds that SGLang measures of a request; `queue_time` only under --sglang-enable-metrics.
 _TIMINGS = ("e2e_latency", "queue_time", "first_token_latency")
 
@@ -31,6 +33,7 @@ class Draft:
         params: of the whole response.
         tokenizer: finds a stop string that two requests share; without one there may be one request only.
         images: of the prompt, as `data:` URLs; each request has them all.
+        newest: version of the weights when it begins.
     """
 
     def __init__(
@@ -40,9 +43,10 @@ class Draft:
         *,
         tokenizer: Tokenizer | None = None,
         images: Sequence[str] = (),
+        newest: str = NONE_SENT,
     ) -> None:
         self._prompt, self._params, self._tokenizer = list(prompt), params, tokenizer
-        self._images = list(images)
+        self._images, self._newest = list(images), newest
         self._tokens: list[int] = []
         self._log_probs: list[float] = []
         self._begins: list[int] = []
@@ -137,6 +141,11 @@ class Draft:
             raise ServerFaultError(f"/generate: the answer is not SGLang's: {str(answer)[:300]}") from error
         if kind == "abort" and reason.get("status_code"):
             raise _refusal({"code": reason["status_code"], "message": reason.get("message")})
+        if version == UNSENT and self._newest != NONE_SENT:
+            raise EngineError(
+                f"/generate: the server has the weights that it started with, and should have version {self._newest}; "
+                "somebody started it anew: start the run again, which resumes"
+            )
         begin, had = self._begins[-1], len(self._tokens)
         told = [token for _, token in drawn]
         new = drawn[had - begin :] if len(drawn) == n_tokens else drawn

@@ -11,6 +11,7 @@ from typing import Any
 from slime_core.errors import EngineError
 
 from slime_sglang import loader
+from slime_sglang.draft import UNSENT
 
 
 class ExternalServer:
@@ -48,25 +49,34 @@ class ExternalServer:
 
 
 def check_joined(
-    info: Mapping[str, Any], address: str, *, model_path: Path, dtype: str, routes: bool = False
+    info: Mapping[str, Any],
+    address: str,
+    *,
+    model_path: Path,
+    dtype: str,
+    routes: bool = False,
+    is_updated: bool = True,
 ) -> None:
     """Check that a server is one that this run can use.
 
     Args:
-        info: what it answers to `/server_info`.
+        info: what it answers to `/server_info` and `/model_info`.
         address: `host:port`.
         model_path: Hugging Face folder of the run's model.
         dtype: that the run wants, as torch spells it.
         routes: whether it must say which experts each token passed.
+        is_updated: whether the run sends it weights.
 
     Raises:
-        EngineError: another model or dtype, no routes where they are needed, no loader that proves weights, or a host
+        EngineError: another model or dtype, other weights in a run that sends none, no routes where they are needed, no loader that proves weights, or a host
             without this one's shared memory.
     """
     where = f"the SGLang server at {address}"
     served = str(info.get("model_path"))
     if not _same_model(Path(served), model_path):
         raise EngineError(f"{where}: found the model {served}; wanted {model_path}")
+    if not is_updated:
+        _check_weights(info, where, model_path=model_path)
     if info.get("dtype") not in (dtype, "auto"):
         raise EngineError(
             f"{where}: found dtype {info.get('dtype')}; wanted {dtype}; start it with --dtype {dtype}, or give "
@@ -87,6 +97,21 @@ def check_joined(
     if not _is_local(host):
         raise EngineError(
             f"{where}: it is on another host, and updates go through this host's shared memory; start it here"
+        )
+
+
+def _check_weights(info: Mapping[str, Any], where: str, *, model_path: Path) -> None:
+    """Check that a server has the weights of a folder, which nobody is going to send."""
+    served, version = str(info.get("model_path")), info.get("weight_version")
+    if Path(served).resolve() != model_path.resolve():
+        raise EngineError(
+            f"{where}: found a model of the same shapes in {served}; wanted the weights of {model_path}, as this run "
+            "sends none; start it with that folder"
+        )
+    if version != UNSENT:
+        raise EngineError(
+            f"{where}: found weights of version {version!r}, which a run sent it; wanted those of {model_path}, as this "
+            "run sends none; start it anew"
         )
 
 

@@ -22,6 +22,7 @@ from slime_models.transfer.broadcast import call_off, open_store, receive_broadc
 from slime_models.transfer.channels import BroadcastChannel, DeltaChannel, DiskChannel, Encoding
 from slime_models.transfer.manifest import Spec, check_manifest, read_manifest
 
+from slime_sglang.own_folder import OwnFolder
 from slime_sglang.staging import WEIGHTS, Staging, Update
 
 #: Seconds between two looks for a sender.
@@ -47,6 +48,8 @@ class Place:
     """Shared with the sender."""
     keep_files: bool
     """Keep folders of earlier updates."""
+    has_disk_dir: bool = False
+    """Whether nobody else writes to `disk_dir`: what is there at first was left by a process that was killed."""
     encoding: Encoding
     """Of changes."""
     timeout_s: float
@@ -58,8 +61,11 @@ class Place:
     @cached_property
     def staging(self) -> Staging:
         """The folder in shared memory, made when it is first needed."""
-        folder = self.staging_dir / f"slime-weights-{secrets.token_hex(8)}"
-        return Staging(folder, specs=self.specs)
+        return Staging(self._own_folder.path, specs=self.specs)
+
+    @cached_property
+    def _own_folder(self) -> OwnFolder:
+        return OwnFolder(self.staging_dir, prefix="slime-weights-")
 
     @property
     def has_staging(self) -> bool:
@@ -72,6 +78,8 @@ class Place:
 
     def new_folder(self, version: str) -> Path:
         """Name a folder for an update; a second one to the same version gets another name."""
+        if self.has_disk_dir and not self.keep_files and not self._folders:
+            shutil.rmtree(self.disk_dir, ignore_errors=True)
         name = re.sub(r"[^\w.-]", "_", version)
         folder = self.disk_dir.absolute() / f"weight_v{name:0>6}-{secrets.token_hex(4)}"
         self._folders.append(folder)
@@ -98,8 +106,10 @@ class Place:
         self._thread.shutdown(wait=False, cancel_futures=True)  # a sender that hangs may keep it
         self.drop_folders()
         if self.has_staging:
-            self.staging.remove()
             del self.staging
+        if "_own_folder" in vars(self):
+            self._own_folder.remove()
+            del self._own_folder
 
 
 class Inlet(Protocol):
