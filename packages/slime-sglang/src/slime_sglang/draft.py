@@ -18,6 +18,13 @@ from slime_sglang.section import ROUTED_EXPERTS
 
 #: Version of weights that SGLang says while it has those that it started with; and what we say before the first update.
 UNSENT, NONE_SENT = "default", "initial"
+#: Counters of speculative decoding: our name, and SGLang's of one request.
+_SPECULATION = {
+    "spec_accept_token_num": "spec_num_correct_drafts",
+    "spec_draft_token_num": "spec_num_proposed_drafts",
+    "spec_verify_ct": "spec_verify_ct",
+    "completion_token_num": "completion_tokens",
+}
 #: Seconds that SGLang measures of a request; `queue_time` only under --sglang-enable-metrics.
 _TIMINGS = ("e2e_latency", "queue_time", "first_token_latency")
 
@@ -55,6 +62,7 @@ class Draft:
         self._finish_reason: str | None = None
         self._timings: dict[str, float] = {}
         self._counters: dict[str, int] = {}
+        self._speculation: dict[int, dict[str, int]] = {}
         self._routing: Routing | None = None
         self._routes: NDArray[np.int16] | None = None
 
@@ -168,6 +176,9 @@ class Draft:
             self._note_version(str(span["version"]), begin + span["start"])
         if "cached_tokens" in meta:  # of the prompt, which the first request brought
             self._counters.setdefault("cached_tokens", meta["cached_tokens"])
+        if "spec_verify_ct" in meta:  # of the request so far
+            counts = {name: int(meta[theirs]) for name, theirs in _SPECULATION.items()}
+            self._speculation[begin] = counts
         if kind is not None:
             self._timings = {name: float(meta[name]) for name in _TIMINGS if meta.get(name) is not None}
             self._routes = routes
@@ -193,6 +204,7 @@ class Draft:
             finish_reason=reason,
             weight_version=spans[-1]["version"] if spans else self._version or version,
             metadata={**self._counters, "timings": self._timings, "weight_versions": spans}
+            | self._speculated()
             | self._routed(end),
         )
 
@@ -209,6 +221,14 @@ class Draft:
                 "/generate: the experts of each token were asked for, and the answer has none"
             )
         return None
+
+    def _speculated(self) -> dict[str, dict[str, int]]:
+        requests = self._speculation.values()
+        return (
+            {"spec_info": {name: sum(each[name] for each in requests) for name in _SPECULATION}}
+            if requests
+            else {}
+        )
 
     def _routed(self, end: int | None) -> dict[str, NDArray[np.int16]]:
         if self._routes is None:
