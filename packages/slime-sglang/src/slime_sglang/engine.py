@@ -15,11 +15,11 @@ from slime_models.checkpoint import read_config
 from slime_sglang import loader
 from slime_sglang.client import ConnectionLostError, SglangClient
 from slime_sglang.draft import NONE_SENT, Draft, ask
-from slime_sglang.external import ExternalServer, check_joined
+from slime_sglang.external import ExternalServer, check_joined, meet
 from slime_sglang.gate import Gate
 from slime_sglang.loading import load_update, provable_ranks, to_its_end
 from slime_sglang.pictures import PLACEHOLDER, encoded
-from slime_sglang.process import ServerProcess, free_port
+from slime_sglang.process import HeldPort, ServerProcess
 from slime_sglang.routing import Routing, routing_of
 from slime_sglang.section import TRANSPORTS, SglangSection
 from slime_sglang.server import OWN_ARGUMENTS, server_arguments, server_command, server_environment
@@ -74,7 +74,8 @@ class SglangEngine:
         self._routes, self._is_updated = routes, is_updated
         self.n_ranks, self._n_ranks_in_all = n_ranks, n_ranks_in_all
         self._placeholder: int | None = read_config(model_path).get(PLACEHOLDER)
-        self.name, self._address = name, address or f"127.0.0.1:{free_port()}"
+        self._port = HeldPort() if address is None else None
+        self.name, self._address = name, address or f"127.0.0.1:{self._port.number}"
         self.is_external = address is not None
         self._server: ServerProcess | ExternalServer = (
             ExternalServer(address) if address is not None else self._child(folder, arguments or {})
@@ -126,7 +127,7 @@ class SglangEngine:
         )
         try:
             if self.is_external:
-                await self._meet()
+                await meet(self._client, self._server.name, timeout_s=section.control_timeout_s)
             async with asyncio.timeout(section.start_timeout_s):
                 while not await self._is_ready():
                     self._check_usable()
@@ -283,6 +284,8 @@ class SglangEngine:
 
     async def _end(self, ending: Awaitable[None]) -> None:
         await ending
+        if self._port is not None:
+            self._port.release()
         self._targets.remove()
         if self._client is not None:
             await self._client.close()
@@ -344,13 +347,6 @@ class SglangEngine:
         held = await load_update(self, update, answers=answers)
         self.weight_version = update.version
         return held
-
-    async def _meet(self) -> None:
-        assert self._client is not None
-        try:
-            await self._client.get("/model_info", timeout_s=self._section.control_timeout_s)
-        except ConnectionLostError as error:
-            raise EngineError(f"{self._server.name}: nobody answers ({error}); start it first") from error
 
     async def _is_ready(self) -> bool:
         assert self._client is not None

@@ -11,6 +11,7 @@ from typing import Any
 from slime_core.errors import EngineError
 
 from slime_sglang import loader
+from slime_sglang.client import ConnectionLostError, ServerFaultError, SglangClient
 from slime_sglang.draft import UNSENT
 
 
@@ -46,6 +47,26 @@ class ExternalServer:
     def failure(self) -> str | None:
         """That it was left; None before."""
         return f"{self.name} is not used any more" if self._left.is_set() else None
+
+
+async def meet(client: SglangClient, name: str, *, timeout_s: float) -> None:
+    """See that a server answers, and have it generate: a run that was killed over an update left it paused.
+
+    Raises:
+        EngineError: nobody answers, or it cannot.
+        DeadlineError: a call took longer than `timeout_s` seconds.
+    """
+    try:
+        await client.get("/model_info", timeout_s=timeout_s)
+    except ConnectionLostError as error:
+        raise EngineError(f"{name}: nobody answers ({error}); start it first") from error
+    try:
+        await client.post("/end_weight_update", {}, timeout_s=timeout_s)
+    except ServerFaultError:
+        raise
+    except EngineError:
+        pass  # no update is open
+    await client.post("/continue_generation", {}, timeout_s=timeout_s)
 
 
 def check_joined(
