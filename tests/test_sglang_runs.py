@@ -46,7 +46,7 @@ def command(letters: Path, qwen3: Path) -> list[str]:
     flags = {
         "hf-checkpoint": qwen3, "rollout-engine": "sglang", "train-backend": "megatron", "advantage-estimator": "grpo",
         "loss-type": "policy_loss", "loss-reducer": "sample-mean", "rm-type": "slime_bench.step:parity", "lr": "1e-3",
-        "num-rollout": 4, "n-samples-per-prompt": 4, "rollout-max-response-len": 12, "eval-interval": 2, "save-interval": 2,
+        "num-rollout": 4, "n-samples-per-prompt": 4, "rollout-max-response-len": 6, "eval-interval": 2, "save-interval": 2,
         "sglang-max-total-tokens": 4096, "sglang-max-running-requests": 4, "sglang-server-concurrency": 1,
         "sglang-random-seed": 7,
     }  # fmt: skip
@@ -74,8 +74,14 @@ def samples(run: Path, step: int) -> list[dict]:
     return [json.loads(line) for line in lines]
 
 
-def drawn(run: Path, step: int) -> list[tuple]:
-    return [(each["index"], each["tokens"], each["rollout_log_probs"]) for each in samples(run, step)]
+def check_same(run: Path, other: Path, *, steps: int) -> None:
+    """Check that two runs drew the same tokens, and agree to rounding, which depends on where a server's memory lies."""
+    measured = zip(metrics(run)[: steps + 1], metrics(other)[: steps + 1], strict=True)
+    assert all(row == pytest.approx(wanted, rel=1e-3, abs=1e-5) for row, wanted in measured)
+    for step in range(steps):
+        for found, wanted in zip(samples(run, step), samples(other, step), strict=True):
+            assert (found["index"], found["tokens"]) == (wanted["index"], wanted["tokens"])
+            assert found["rollout_log_probs"] == pytest.approx(wanted["rollout_log_probs"], abs=1e-5, rel=0)
 
 
 def check_whole(run: Path, *, limit: float = 1e-5) -> None:
@@ -122,13 +128,12 @@ def test_on_shared_devices_a_run_is_the_same_run_and_one_that_is_killed_goes_on(
     whole = "UGFBUGFBUGFBUGFBUGFBUGF"  # after each evaluation comes a checkpoint, and after that the weights once more
     assert whole.startswith(calls(shared)[: len("UGFBUGFBUGFBUGFBU")])
     assert len(calls(shared)) >= len("UGFBUGFBUGFBUGFBU")
-    assert metrics(shared)[:4] == metrics(apart)[:4]
-    assert [drawn(shared, step) for step in range(3)] == [drawn(apart, step) for step in range(3)]
+    check_same(shared, apart, steps=3)
 
     finish(command)
     assert calls(shared) == "UGFBUGFBUGF"
     check_whole(shared)
-    assert metrics(shared)[:3] == metrics(apart)[:3]
+    check_same(shared, apart, steps=2)
 
 
 def test_servers_in_few_bits_get_each_update_in_few_bits(command, slime, qwen3, tmp_path):
@@ -151,6 +156,8 @@ def test_a_run_that_loses_both_servers_in_turn_ends_with_every_sample_once(comma
     finish(command, *trouble, *checks, *more)
     check_whole(run)
     log = (run / "log.txt").read_text()
-    assert re.search(r"engine 0 is lost, with [1-9]\d* requests under way: .*status -9", log)
-    assert "engine 0 serves again, with weights of version" in log
-    assert "engine 1 is lost" in log
+    assert re.search(
+        r"engine 0 is lost, with \d+ requests under way: the SGLang server ended with status -9", log
+    )
+    assert "engine 0 serves again, with weights of version 2" in log
+    assert "it failed its health check" in log[log.index("engine 1 is lost") :]
