@@ -72,6 +72,10 @@ def test_unknown_reward(refuse):
             "rollout.filter_args: found the key 'thresold'; did you mean 'threshold'?",
         ),
         (
+            ("--filter-args", '{"threshold": 1}'),
+            "rollout.filter_args: found {'threshold': 1} and no filter; wanted rollout.dynamic_sampling_filter",
+        ),
+        (
             ("--rollout-function-path", "sft", "--rollout-temperature", "0.5"),
             "rollout.n_samples_per_prompt: found 16; wanted 1: the rollout sft trains on each conversation once "
             "a pass\n  rollout.rollout_temperature: found 0.5; wanted 1: the trainer divides its logits by it",
@@ -97,6 +101,11 @@ def test_reward_that_raises_names_the_sample(refuse, tmp_path):
     assert "RewardError" in message
     assert "sample " in message
     assert "ZeroDivisionError: nope" in message
+    assert "the run failed" not in message  # one error is enough; the log has its traceback
+    assert (
+        "ERROR slime_core.launchers.local: the run failed\nTraceback"
+        in (tmp_path / "runs/letters/log.txt").read_text()
+    )
     assert json.loads((tmp_path / "runs/letters/summary.json").read_text())["status"] == "failed"
     assert list((tmp_path / "runs/letters/checkpoints").iterdir()) == []
 

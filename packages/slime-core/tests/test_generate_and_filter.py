@@ -1,11 +1,12 @@
 """The generator `single-turn` and the filter `nonzero-std`."""
 
 import asyncio
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
 from slime_core.errors import EngineError, SampleError
-from slime_core.metrics import request_metrics
+from slime_core.metrics import request_metrics, rollout_metrics
 from slime_core.protocols import Completion, GenerateContext, SamplingParams
 from slime_core.rollout.driver import run_sample
 from slime_core.rollout.filters import nonzero_std
@@ -87,6 +88,28 @@ def test_an_error_of_generation_names_the_sample():
     with pytest.raises(EngineError) as caught:
         asyncio.run(run_sample(run, None, prompt(), SamplingParams(max_new_tokens=1)))
     assert caught.value.__notes__ == ["sample 0 was being generated"]
+
+
+def test_speculation_is_counted_over_requests_and_samples():
+    counts = {
+        "spec_accept_token_num": 0,
+        "spec_draft_token_num": 4,
+        "spec_verify_ct": 2,
+        "completion_token_num": 3,
+    }
+    sample = generate(ScriptedEngine(b"cd", finish_reason="abort", spec_info=counts), prompt())
+    sample = generate(ScriptedEngine(b"e", spec_info=counts | {"spec_accept_token_num": 3}), sample)
+    assert sample.spec_info == {
+        "spec_accept_token_num": 3,
+        "spec_draft_token_num": 8,
+        "spec_verify_ct": 4,
+        "completion_token_num": 6,
+    }
+    other, plain = prompt(reward=1.0, spec_info=counts), prompt(reward=0.0)
+    sample.reward = 1.0
+    found = rollout_metrics([[sample], [other, plain]], reward_key=None, drops=Counter())
+    assert (found["rollout/spec_accept_rate"], found["rollout/spec_accept_length"]) == (3 / 12, 9 / 6)
+    assert not any("spec" in name for name in rollout_metrics([[plain]], reward_key=None, drops=Counter()))
 
 
 def test_request_metrics_are_tokens_a_second_and_what_requests_took():

@@ -63,10 +63,14 @@ def _tiny_llama(seed: int) -> LlamaForCausalLM:
     return LlamaForCausalLM(config).eval()
 
 
-def _new_engine(model_path: Path, folder: Path, **settings: Any) -> SglangEngine:
+def _new_engine(
+    model_path: Path, folder: Path, *, address: str | None = None, **settings: Any
+) -> SglangEngine:
     section = SglangSection(**{"server_args": SERVER_ARGS, "start_timeout_s": 300, **settings})
     stager = stager_of(model_path, LLAMA, dtype="float32", section=section, disk_dir=folder / "weights")
-    return SglangEngine(model_path, dtype="float32", section=section, folder=folder, stager=stager)
+    return SglangEngine(
+        model_path, dtype="float32", section=section, folder=folder, stager=stager, address=address
+    )
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 from slime_core.errors import DeadlineError, EngineError
 from slime_sglang.client import ServerFaultError, SglangClient
-from slime_sglang.process import free_port
+from slime_sglang.process import HeldPort, free_port
 
 
 def ask(answer: Callable, *, take: Callable | None = None, retries: int = 3, timeout_s: float = 10):
@@ -162,3 +162,17 @@ def test_a_closed_port_is_an_error_after_all_retries():
 
     with pytest.raises(EngineError, match="ClientConnectorError"):
         asyncio.run(scenario())
+
+
+def test_a_port_that_is_held_is_given_to_nobody_else_and_can_be_listened_on():
+    held = [HeldPort() for _ in range(300)]
+    assert len({port.number for port in held}) == 300
+
+    async def listen(port):
+        server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", port)
+        server.close()
+
+    asyncio.run(listen(held[0].number))
+    for port in held:
+        port.release()
+        port.release()

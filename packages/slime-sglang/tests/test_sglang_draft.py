@@ -67,6 +67,29 @@ def test_an_id_that_is_repeated_at_an_abort_counts_once(drawn):
     assert (completion.tokens, completion.finish_reason) == (list(drawn), "abort")
 
 
+def test_counters_of_speculation_add_up_over_requests_each_of_which_counts_anew():
+    def spoken(*counts):
+        return dict(
+            zip(
+                ("spec_num_correct_drafts", "spec_num_proposed_drafts", "spec_verify_ct"), counts, strict=True
+            )
+        )
+
+    draft = asked()
+    draft.take(answer(1, 1))
+    draft.take(answer(2, 2, **spoken(0, 3, 1)))
+    draft.take(answer(3, 3, **spoken(0, 6, 2)))  # and its engine is lost
+    draft.request(stream=True)
+    draft.take(answer(3, 4, 5, 6, reason="length", **spoken(2, 3, 1)))
+    assert draft.completion("none").metadata["spec_info"] == {
+        "spec_accept_token_num": 2,
+        "spec_draft_token_num": 9,
+        "spec_verify_ct": 3,
+        "completion_token_num": 6,
+    }
+    assert "spec_info" not in taken(answer(1, 1, reason="stop")).metadata
+
+
 def test_nothing_arrived_is_an_abort_under_the_version_that_is_given():
     completion = asked().completion("none")
     assert (completion.tokens, completion.finish_reason, completion.weight_version) == ([], "abort", "none")

@@ -158,6 +158,26 @@ def test_a_paused_request_goes_on_where_it_was(serving, starting_gun):
     assert answer.tokens == whole.tokens
 
 
+def test_memory_is_released_once_nothing_is_generated_any_more(serving, starting_gun):
+    """SGLang ends a server that is told to release its memory while a batch is under way."""
+
+    async def scenario():
+        engine = serving.engine
+        task, check = (
+            asyncio.ensure_future(work)
+            for work in (engine.generate([5, 6], LONG), engine.probe(timeout_s=60))
+        )
+        await starting_gun(engine)
+        await engine.offload()
+        was_done = task.done(), check.done()
+        await engine.onload()
+        return was_done, await task, await engine.generate([5, 6], LONG)
+
+    was_done, during, after = serving.run(scenario())
+    assert was_done == (True, True)
+    assert during.tokens == after.tokens
+
+
 def test_a_request_that_the_server_refuses_is_an_error_at_once(serving):
     refused = '"POST /generate HTTP/1.1" 400'
     before = serving.log.read_text().count(refused)

@@ -22,9 +22,10 @@ pytestmark = pytest.mark.timeout(60)
 def join(model_path, tmp_path):
     """Join a server that says the given things of itself; returns how it was used."""
 
-    def run(served=None, routes=False, **info):
+    def run(served=None, routes=False, version="default", is_updated=True, **info):
         async def scenario():
             worker = FakeWorker(served or model_path, **info)
+            worker.version = version
             await worker.start()
             section = SglangSection(staging_dir=tmp_path)
             engine = SglangEngine(
@@ -34,6 +35,7 @@ def join(model_path, tmp_path):
                 folder=tmp_path,
                 address=worker.address,
                 routes=routes,
+                is_updated=is_updated,
             )
             try:
                 await engine.start()
@@ -64,6 +66,18 @@ def test_a_copy_of_the_model_elsewhere_is_the_same_model(join, model_path, tmp_p
     copy.mkdir()
     shutil.copy(model_path / "config.json", copy)
     assert join(served=copy) == [[1, 2]]
+
+
+def test_where_no_weights_are_sent_a_server_must_have_those_of_the_folder(join, model_path, tmp_path):
+    assert join(is_updated=False) == [[1, 2]]
+    with pytest.raises(EngineError, match=r"found weights of version '3', .*; start it anew"):
+        join(is_updated=False, version="3")
+    (tmp_path / "tuned").mkdir()
+    shutil.copy(model_path / "config.json", tmp_path / "tuned")
+    with pytest.raises(
+        EngineError, match=rf"same shapes in {tmp_path}/tuned; wanted the weights of {model_path}"
+    ):
+        join(is_updated=False, served=tmp_path / "tuned")
 
 
 def test_a_server_that_does_not_say_where_tokens_went_is_refused_where_that_is_needed(join):

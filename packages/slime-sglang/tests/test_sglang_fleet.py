@@ -254,10 +254,10 @@ def test_moves_reach_all_engines(fleet_of):
     async def scenario(engine, first, second):
         for move in (engine.pause, engine.resume, engine.offload, engine.onload):
             await move()
-        return first.asked[-4:], second.asked[-4:]
+        return first.asked[-5:], second.asked[-5:]
 
     moves = ["/pause_generation", "/continue_generation"]
-    moves += ["/release_memory_occupation", "/resume_memory_occupation"]
+    moves += ["/flush_cache", "/release_memory_occupation", "/resume_memory_occupation"]
     assert fleet_of(scenario) == (moves, moves)
 
 

@@ -115,6 +115,16 @@ def test_after_an_update_that_failed_only_weights_that_still_lie_whole_are_given
     assert fleet_of(scenario, spare=True, **WATCHED) == wanted
 
 
+def test_a_server_that_somebody_starts_anew_is_not_taken_for_one_with_the_newest_weights(fleet_of, sender):
+    async def scenario(engine, first, second):
+        await sync_weights(sender, engine, version="5", timeout_s=10)
+        first.version = "default"
+        with pytest.raises(EngineError, match="weights that it started with, and should have version 5"):
+            await generate_all(engine)
+
+    fleet_of(scenario, **WATCHED)
+
+
 def test_a_wrong_tensor_is_refused_before_any_engine_is_told(fleet_of, sender):
     async def scenario(engine, first, second):
         sender.tensors["c"] = sender.tensors.pop("b")

@@ -282,6 +282,28 @@ def test_changes_are_a_small_part_of_the_weights(restored, tiny_llama, check_ser
     check_serves(model)
 
 
+def test_a_server_that_a_killed_run_left_in_an_update_is_joined_and_updated(
+    restored, new_engine, model_path, tiny_llama, check_serves, tmp_path
+):
+    left = restored.engine
+    joined = new_engine(model_path, tmp_path, address=left.url.removeprefix("http://"), start_timeout_s=30)
+
+    async def scenario():
+        await left.pause()
+        await left.control("/begin_weight_update", {})
+        try:
+            await joined.start()
+            sender = Sender()
+            sender.tensors = tensors_of(tiny_llama(1))
+            await sync_weights(sender, joined, version="1", timeout_s=60)
+        finally:
+            await joined.close()
+            await left.resume()
+
+    restored.run(scenario())
+    check_serves(tiny_llama(1))
+
+
 def test_damaged_changes_are_named_and_all_weights_follow(restored, tiny_llama, check_serves):
     how = {"transport": "disk-delta", "sender": Sender()}
     model, name = tiny_llama(1), "model.layers.1.mlp.down_proj.weight"

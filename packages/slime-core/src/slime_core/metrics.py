@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from slime_core.protocols import Metrics
-from slime_core.sample import Group, Status
+from slime_core.sample import Group, Sample, Status
 
 
 def rollout_metrics(groups: Sequence[Group], *, reward_key: str | None, drops: Counter[str]) -> Metrics:
@@ -40,6 +40,7 @@ def rollout_metrics(groups: Sequence[Group], *, reward_key: str | None, drops: C
     ]:
         kept = np.concatenate([np.diff(offsets) for offsets in nuclei])
         metrics["rollout/top_p_kept_vocab_per_token"] = float(kept[kept > 0].mean()) if kept.any() else 0.0
+    metrics |= _speculation(samples)
     parts = {key for sample in samples if isinstance(sample.reward, dict) for key in sample.reward}
     for part in sorted(parts):
         values_of = [s.reward.get(part) for s in samples if isinstance(s.reward, dict)]
@@ -47,6 +48,19 @@ def rollout_metrics(groups: Sequence[Group], *, reward_key: str | None, drops: C
         if numbers:
             metrics[f"rollout/reward/{part}"] = float(np.mean(numbers))
     return metrics
+
+
+def _speculation(samples: Iterable[Sample]) -> Metrics:
+    """Return the share of proposed tokens that were right, and how many tokens a pass gave; none without speculation."""
+    counts: Counter[str] = Counter()
+    for sample in samples:
+        counts.update(sample.spec_info)
+    if not counts["spec_draft_token_num"] or not counts["spec_verify_ct"]:
+        return {}
+    return {
+        "rollout/spec_accept_rate": counts["spec_accept_token_num"] / counts["spec_draft_token_num"],
+        "rollout/spec_accept_length": counts["completion_token_num"] / counts["spec_verify_ct"],
+    }
 
 
 #: What engines measure of a request.

@@ -85,7 +85,8 @@ class Completion:
     """Version of the weights that generated it, the last of several."""
     metadata: dict[str, Any] = field(default_factory=dict)
     """Counters that the engine offers (`cached_tokens`, ...). `timings`: name -> seconds of this request, as the engine
-    measures them (`e2e_latency`, `queue_time`, `first_token_latency`). `weight_versions`: in order, `version` of the tokens
+    measures them (`e2e_latency`, `queue_time`, `first_token_latency`). `spec_info`: of an engine that speculates, the counters
+    of `Sample.spec_info`. `weight_versions`: in order, `version` of the tokens
     from `start` to before `end`, where the weights may change meanwhile. `routed_experts`, where `BuildContext.engine_needs`
     has it: integers [tokens of prompt and completion but the last, num_layers, topk], the experts that each token passed.
     `top_p_tokens`, where that has it: (integers, integers [tokens + 1]), the ids that top-p and top-k left to draw each token

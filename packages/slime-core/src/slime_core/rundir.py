@@ -153,6 +153,10 @@ def write_atomic(path: Path, text: str) -> None:
     temporary.replace(path)
 
 
+#: `extra` of a record that the terminal shows otherwise, such as the error that ends the run.
+FILE_ALONE = {"file_alone": True}
+
+
 class _RunLog(logging.FileHandler):
     """Writes everything to a file, and of each kind of warning the first few to the terminal as well."""
 
@@ -164,7 +168,8 @@ class _RunLog(logging.FileHandler):
         """Write a record; its traceback goes to the file alone."""
         super().emit(record)
         place = (record.pathname, record.lineno)
-        if record.levelno >= logging.WARNING and self._shown[place] < _SHOWN:
+        is_shown = record.levelno >= logging.WARNING and not getattr(record, "file_alone", False)
+        if is_shown and self._shown[place] < _SHOWN:
             self._shown[place] += 1
             more = f" (more like it: {self.baseFilename})" if self._shown[place] == _SHOWN else ""
             print(f"{record.levelname.lower()}: {record.getMessage()}{more}", file=sys.stderr)

@@ -100,7 +100,8 @@ class Sample:
     non_generation_time: float = 0.0
     """Seconds spent in tools and environments."""
     spec_info: dict[str, int] = field(default_factory=dict)
-    """Speculative decoding counters."""
+    """Counters of speculative decoding, over this sample's requests: of tokens `spec_draft_token_num` that were proposed and
+    `spec_accept_token_num` of them that were right, `spec_verify_ct` passes, and `completion_token_num` that these gave."""
     prefix_cache_info: dict[str, int] = field(default_factory=dict)
     """Prefix cache counters: `cached_tokens`, `total_prompt_tokens`."""
     timings: dict[str, float] = field(default_factory=dict)

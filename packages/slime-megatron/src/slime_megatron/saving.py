@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from megatron.core.dist_checkpointing.strategies.async_utils import AsyncRequest
 from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
+from slime_core.daemon_thread import DaemonThread
 from slime_core.errors import CheckpointError
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException  # a BaseException
@@ -50,7 +51,7 @@ class Saver:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._thread = DaemonThread("checkpoint")
         self._copies: dict[Any, Tensor] = {}
         self._begun: list[_Folder] = []
 

@@ -13,13 +13,13 @@ from slime_core.batch import TrainBatch
 from slime_core.build import BuildContext
 from slime_core.config.derive import batch_sizes
 from slime_core.config.sections import RunSection, TrainSection
+from slime_core.daemon_thread import DaemonThread
 from slime_core.errors import TrainerError
 from slime_core.openmp import release_threads
 from slime_core.protocols import TOP_P_TOKENS, Fingerprint, Metrics, TransferPlan
 from slime_core.weights import Bucket
 from slime_models.transfer.names import TRANSPORTS
 
-from slime_megatron.daemon_thread import DaemonThread
 from slime_megatron.hook_functions import resolve_hooks
 from slime_megatron.section import MegatronSection
 from slime_megatron.section_roles import LoraSection, RolesSection

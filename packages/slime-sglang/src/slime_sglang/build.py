@@ -42,6 +42,7 @@ def create_engine(build: BuildContext) -> RolloutEngine:
         section=section,
         disk_dir=Path(train.update_weight_disk_dir or build.run_dir / "weights"),
         keep_files=train.update_weight_disk_keep_files,
+        has_disk_dir=train.update_weight_disk_dir is None,
         encoding=train.update_weight_delta_encoding,
     )
     layout = layout_of(fleet, checkpoint=build.section(ModelSection).hf_checkpoint)
@@ -58,6 +59,7 @@ def create_engine(build: BuildContext) -> RolloutEngine:
         section=section,
         folder=build.run_dir / "sglang",
         routes=ROUTED_EXPERTS in build.engine_needs,
+        is_updated=train.train_backend not in NO_TRAINER,
         n_ranks_in_all=layout.num_ranks,
     )
     if (

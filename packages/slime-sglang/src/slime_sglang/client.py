@@ -85,6 +85,10 @@ class SglangClient:
             lambda: self._answer(method, path, body, headers), path, timeout_s=timeout_s, retries=retries
         )
 
+    async def drain(self, *, timeout_s: float) -> None:
+        """Return once the server generates nothing any more, its cache empty; see `call`."""
+        await self._sent(lambda: self._flush(timeout_s), "/flush_cache", timeout_s=timeout_s, retries=None)
+
     async def stream(
         self,
         path: str,
@@ -146,6 +150,10 @@ class SglangClient:
         async with self._asked(method, path, body, headers) as reply:
             text = await reply.read()
             return self._parsed(text, path) if text else None
+
+    async def _flush(self, timeout_s: float) -> None:
+        async with self._asked("POST", f"/flush_cache?timeout={timeout_s:g}", None, None):
+            pass  # the answer is a text for people
 
     async def _events(
         self,

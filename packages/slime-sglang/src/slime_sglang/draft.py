@@ -16,6 +16,15 @@ from slime_sglang.pictures import check_read, folded
 from slime_sglang.routing import Routing
 from slime_sglang.section import ROUTED_EXPERTS
 
+#: Version of weights that SGLang says while it has those that it started with; and what we say before the first update.
+UNSENT, NONE_SENT = "default", "initial"
+#: Counters of speculative decoding: our name, and SGLang's of one request.
+_SPECULATION = {
+    "spec_accept_token_num": "spec_num_correct_drafts",
+    "spec_draft_token_num": "spec_num_proposed_drafts",
+    "spec_verify_ct": "spec_verify_ct",
+    "completion_token_num": "completion_tokens",
+}
 #: Seconds that SGLang measures of a request; `queue_time` only under --sglang-enable-metrics.
 _TIMINGS = ("e2e_latency", "queue_time", "first_token_latency")
 
@@ -31,6 +40,7 @@ class Draft:
         params: of the whole response.
         tokenizer: finds a stop string that two requests share; without one there may be one request only.
         images: of the prompt, as `data:` URLs; each request has them all.
+        newest: version of the weights when it begins.
     """
 
     def __init__(
@@ -40,9 +50,10 @@ class Draft:
         *,
         tokenizer: Tokenizer | None = None,
         images: Sequence[str] = (),
+        newest: str = NONE_SENT,
     ) -> None:
         self._prompt, self._params, self._tokenizer = list(prompt), params, tokenizer
-        self._images = list(images)
+        self._images, self._newest = list(images), newest
         self._tokens: list[int] = []
         self._log_probs: list[float] = []
         self._begins: list[int] = []
@@ -51,6 +62,7 @@ class Draft:
         self._finish_reason: str | None = None
         self._timings: dict[str, float] = {}
         self._counters: dict[str, int] = {}
+        self._speculation: dict[int, dict[str, int]] = {}
         self._routing: Routing | None = None
         self._routes: NDArray[np.int16] | None = None
 
@@ -137,6 +149,11 @@ class Draft:
             raise ServerFaultError(f"/generate: the answer is not SGLang's: {str(answer)[:300]}") from error
         if kind == "abort" and reason.get("status_code"):
             raise _refusal({"code": reason["status_code"], "message": reason.get("message")})
+        if version == UNSENT and self._newest != NONE_SENT:
+            raise EngineError(
+                f"/generate: the server has the weights that it started with, and should have version {self._newest}; "
+                "somebody started it anew: start the run again, which resumes"
+            )
         begin, had = self._begins[-1], len(self._tokens)
         told = [token for _, token in drawn]
         new = drawn[had - begin :] if len(drawn) == n_tokens else drawn
@@ -159,6 +176,9 @@ class Draft:
             self._note_version(str(span["version"]), begin + span["start"])
         if "cached_tokens" in meta:  # of the prompt, which the first request brought
             self._counters.setdefault("cached_tokens", meta["cached_tokens"])
+        if "spec_verify_ct" in meta:  # of the request so far
+            counts = {name: int(meta[theirs]) for name, theirs in _SPECULATION.items()}
+            self._speculation[begin] = counts
         if kind is not None:
             self._timings = {name: float(meta[name]) for name in _TIMINGS if meta.get(name) is not None}
             self._routes = routes
@@ -184,6 +204,7 @@ class Draft:
             finish_reason=reason,
             weight_version=spans[-1]["version"] if spans else self._version or version,
             metadata={**self._counters, "timings": self._timings, "weight_versions": spans}
+            | self._speculated()
             | self._routed(end),
         )
 
@@ -200,6 +221,14 @@ class Draft:
                 "/generate: the experts of each token were asked for, and the answer has none"
             )
         return None
+
+    def _speculated(self) -> dict[str, dict[str, int]]:
+        requests = self._speculation.values()
+        return (
+            {"spec_info": {name: sum(each[name] for each in requests) for name in _SPECULATION}}
+            if requests
+            else {}
+        )
 
     def _routed(self, end: int | None) -> dict[str, NDArray[np.int16]]:
         if self._routes is None:

@@ -14,12 +14,12 @@ from slime_models.checkpoint import read_config
 
 from slime_sglang import loader
 from slime_sglang.client import ConnectionLostError, SglangClient
-from slime_sglang.draft import Draft, ask
-from slime_sglang.external import ExternalServer, check_joined
+from slime_sglang.draft import NONE_SENT, Draft, ask
+from slime_sglang.external import ExternalServer, check_joined, meet
 from slime_sglang.gate import Gate
 from slime_sglang.loading import load_update, provable_ranks, to_its_end
 from slime_sglang.pictures import PLACEHOLDER, encoded
-from slime_sglang.process import ServerProcess, free_port
+from slime_sglang.process import HeldPort, ServerProcess
 from slime_sglang.routing import Routing, routing_of
 from slime_sglang.section import TRANSPORTS, SglangSection
 from slime_sglang.server import OWN_ARGUMENTS, server_arguments, server_command, server_environment
@@ -43,6 +43,7 @@ class SglangEngine:
         folder: for these files.
         stager: takes weight updates in for this server; None where a fleet does, for all of its servers.
         routes: whether completions must say which experts each token passed.
+        is_updated: whether the run sends weights; where it does not, a server that is joined must have the right ones.
         name: of the server, of its log, and of the file that lists its Prometheus endpoint.
         arguments: SGLang's own, over those of `section`.
         address: `host:port` of a server that runs already and is joined; None starts one.
@@ -62,6 +63,7 @@ class SglangEngine:
         folder: Path,
         stager: Stager | None = None,
         routes: bool = False,
+        is_updated: bool = True,
         name: str = "server",
         arguments: Mapping[str, Any] | None = None,
         address: str | None = None,
@@ -69,10 +71,11 @@ class SglangEngine:
         n_ranks_in_all: int | None = None,
     ) -> None:
         self._path, self._dtype, self._section = model_path, dtype, section
-        self._routes, self.n_ranks = routes, n_ranks
-        self._n_ranks_in_all = n_ranks_in_all
+        self._routes, self._is_updated = routes, is_updated
+        self.n_ranks, self._n_ranks_in_all = n_ranks, n_ranks_in_all
         self._placeholder: int | None = read_config(model_path).get(PLACEHOLDER)
-        self.name, self._address = name, address or f"127.0.0.1:{free_port()}"
+        self._port = HeldPort() if address is None else None
+        self.name, self._address = name, address or f"127.0.0.1:{self._port.number}"
         self.is_external = address is not None
         self._server: ServerProcess | ExternalServer = (
             ExternalServer(address) if address is not None else self._child(folder, arguments or {})
@@ -82,7 +85,7 @@ class SglangEngine:
         self._client: SglangClient | None = None
         self._stager = stager
         self._folder = folder.absolute()
-        self.weight_version = "initial"
+        self.weight_version = NONE_SENT
         self.routing: Routing | None = None
         """How the server says which experts each token passed; None where it does not, or has not started."""
         self.suspected = asyncio.Event()
@@ -90,6 +93,7 @@ class SglangEngine:
         self.can_stream = False
         """Whether events of a stream bring what is new, and not all again; known once it is started."""
         self._is_quiet = False
+        self._checking = asyncio.Lock()  # held by a check, which may generate a token
         self._lost: str | None = None
 
     @property
@@ -123,7 +127,7 @@ class SglangEngine:
         )
         try:
             if self.is_external:
-                await self._meet()
+                await meet(self._client, self._server.name, timeout_s=section.control_timeout_s)
             async with asyncio.timeout(section.start_timeout_s):
                 while not await self._is_ready():
                     self._check_usable()
@@ -132,7 +136,12 @@ class SglangEngine:
             self.n_ranks = provable_ranks(info, None if self.is_external else self.n_ranks)
             if self.is_external:
                 check_joined(
-                    info, self._address, model_path=self._path, dtype=self._dtype, routes=self._routes
+                    {**info, **await self.model_info()},
+                    self._address,
+                    model_path=self._path,
+                    dtype=self._dtype,
+                    routes=self._routes,
+                    is_updated=self._is_updated,
                 )
             self.routing = routing_of(read_config(self._path), info)
         except TimeoutError as error:
@@ -165,7 +174,7 @@ class SglangEngine:
             DeadlineError: no answer within `request_timeout_s`.
             DataError: an image cannot be read.
         """
-        draft = Draft(tokens, params, images=encoded(images))
+        draft = Draft(tokens, params, images=encoded(images), newest=self.weight_version)
         await self.extend(draft, stream=False)
         return draft.completion(self.weight_version)
 
@@ -179,17 +188,9 @@ class SglangEngine:
         """
         self._check_usable()
         limit = self._section.request_timeout_s
+        seen: dict[str, Any] = {"routing": self.routing, "placeholder": self._placeholder}
         await self._gate.pass_through(
-            lambda: self._unless_ended(
-                ask(
-                    self._usable(),
-                    draft,
-                    stream=stream,
-                    timeout_s=limit,
-                    routing=self.routing,
-                    placeholder=self._placeholder,
-                )
-            )
+            lambda: self._unless_ended(ask(self._usable(), draft, stream=stream, timeout_s=limit, **seen))
         )
 
     async def abort(self) -> None:
@@ -211,8 +212,13 @@ class SglangEngine:
         self._is_quiet = False
 
     async def offload(self) -> None:
-        """Release weights and cache; `onload` brings their memory back."""
-        self._is_quiet = True
+        """Release weights and cache, once nothing is generated any more; `onload` brings their memory back."""
+        async with self._checking:
+            self._is_quiet = True
+        limit = (
+            self._section.control_timeout_s
+        )  # SGLang ends where memory is released while a batch is under way
+        await self._unless_ended(self._usable().drain(timeout_s=limit))
         await self.control("/release_memory_occupation", {})
 
     async def onload(self) -> None:
@@ -227,13 +233,14 @@ class SglangEngine:
             EngineError: it ended, or answers that it cannot.
             DeadlineError: no answer within `timeout_s`.
         """
-        was_quiet = self._is_quiet
-        try:
-            await self._get("/model_info" if was_quiet else "/health_generate", timeout_s=timeout_s)
-        except (EngineError, DeadlineError):
-            if was_quiet or not self._is_quiet:
-                raise
-            await self._get("/model_info", timeout_s=timeout_s)  # it was told to be quiet meanwhile
+        async with self._checking:
+            was_quiet = self._is_quiet
+            try:
+                await self._get("/model_info" if was_quiet else "/health_generate", timeout_s=timeout_s)
+            except (EngineError, DeadlineError):
+                if was_quiet or not self._is_quiet:
+                    raise
+                await self._get("/model_info", timeout_s=timeout_s)  # it was told to be quiet meanwhile
 
     async def open_update(self, transport: str, version: str) -> TransferPlan:
         """Agree on a weight update by `transport`."""
@@ -277,6 +284,8 @@ class SglangEngine:
 
     async def _end(self, ending: Awaitable[None]) -> None:
         await ending
+        if self._port is not None:
+            self._port.release()
         self._targets.remove()
         if self._client is not None:
             await self._client.close()
@@ -337,13 +346,6 @@ class SglangEngine:
         held = await load_update(self, update, n_ranks=self.n_ranks, answers=self._folder)
         self.weight_version = update.version
         return held
-
-    async def _meet(self) -> None:
-        assert self._client is not None
-        try:
-            await self._client.get("/model_info", timeout_s=self._section.control_timeout_s)
-        except ConnectionLostError as error:
-            raise EngineError(f"{self._server.name}: nobody answers ({error}); start it first") from error
 
     async def _is_ready(self) -> bool:
         assert self._client is not None

@@ -10,6 +10,8 @@ from typing import Any
 from slime_core.errors import EngineError
 
 from slime_sglang import loader
+from slime_sglang.client import ConnectionLostError, ServerFaultError, SglangClient
+from slime_sglang.draft import UNSENT
 
 
 class ExternalServer:
@@ -46,25 +48,55 @@ class ExternalServer:
         return f"{self.name} is not used any more" if self._left.is_set() else None
 
 
+async def meet(client: SglangClient, name: str, *, timeout_s: float) -> None:
+    """See that a server answers, and have it generate: a run that was killed over an update left it paused.
+
+    Raises:
+        EngineError: nobody answers, or it cannot.
+        DeadlineError: a call took longer than `timeout_s` seconds.
+    """
+    try:
+        await client.get("/model_info", timeout_s=timeout_s)
+    except ConnectionLostError as error:
+        raise EngineError(f"{name}: nobody answers ({error}); start it first") from error
+    try:
+        await client.post("/end_weight_update", {}, timeout_s=timeout_s)
+    except ServerFaultError:
+        raise
+    except EngineError:
+        pass  # no update is open
+    await client.post("/continue_generation", {}, timeout_s=timeout_s)
+
+
 def check_joined(
-    info: Mapping[str, Any], address: str, *, model_path: Path, dtype: str, routes: bool = False
+    info: Mapping[str, Any],
+    address: str,
+    *,
+    model_path: Path,
+    dtype: str,
+    routes: bool = False,
+    is_updated: bool = True,
 ) -> None:
     """Check that a server is one that this run can use.
 
     Args:
-        info: what it answers to `/server_info`.
+        info: what it answers to `/server_info` and `/model_info`.
         address: `host:port`.
         model_path: Hugging Face folder of the run's model.
         dtype: that the run wants, as torch spells it.
         routes: whether it must say which experts each token passed.
+        is_updated: whether the run sends it weights.
 
     Raises:
-        EngineError: another model or dtype, no routes where they are needed, or no loader that proves weights.
+        EngineError: another model or dtype, other weights in a run that sends none, no routes where they are needed, or no
+            loader that proves weights.
     """
     where = f"the SGLang server at {address}"
     served = str(info.get("model_path"))
     if not _same_model(Path(served), model_path):
         raise EngineError(f"{where}: found the model {served}; wanted {model_path}")
+    if not is_updated:
+        _check_weights(info, where, model_path=model_path)
     if info.get("dtype") not in (dtype, "auto"):
         raise EngineError(
             f"{where}: found dtype {info.get('dtype')}; wanted {dtype}; start it with --dtype {dtype}, or give "
@@ -80,6 +112,21 @@ def check_joined(
         raise EngineError(
             f"{where}: found no loader that checks and proves weights; start it with "
             f"--custom-weight-loader {' '.join(loader.LOADERS)}, slime-sglang installed beside it"
+        )
+
+
+def _check_weights(info: Mapping[str, Any], where: str, *, model_path: Path) -> None:
+    """Check that a server has the weights of a folder, which nobody is going to send."""
+    served, version = str(info.get("model_path")), info.get("weight_version")
+    if Path(served).resolve() != model_path.resolve():
+        raise EngineError(
+            f"{where}: found a model of the same shapes in {served}; wanted the weights of {model_path}, as this run "
+            "sends none; start it with that folder"
+        )
+    if version != UNSENT:
+        raise EngineError(
+            f"{where}: found weights of version {version!r}, which a run sent it; wanted those of {model_path}, as this "
+            "run sends none; start it anew"
         )
 
 

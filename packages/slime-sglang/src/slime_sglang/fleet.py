@@ -10,7 +10,7 @@ from slime_core.protocols import Completion, Fingerprint, SamplingParams, Tokeni
 from slime_core.weights import check_fingerprints
 
 from slime_sglang.client import ServerFaultError
-from slime_sglang.draft import Draft
+from slime_sglang.draft import NONE_SENT, Draft
 from slime_sglang.engine import SglangEngine
 from slime_sglang.keeper import Keeper, all_of
 from slime_sglang.pictures import encoded
@@ -62,7 +62,7 @@ class EngineFleet:
         # Held while an update or another move reaches the engines: a new one joins before or after, not in between.
         self._moving = asyncio.Lock()
         self._is_paused = self._is_offloaded = False
-        self.weight_version = "initial"
+        self.weight_version = NONE_SENT
 
     async def start(self) -> None:
         """Start the router and all engines, and wait until they are ready.
@@ -98,7 +98,13 @@ class EngineFleet:
             )
         aborts = self._aborts
         failed: list[Seat] = []
-        draft = Draft(tokens, params, tokenizer=self._tokenizer, images=encoded(images))
+        draft = Draft(
+            tokens,
+            params,
+            tokenizer=self._tokenizer,
+            images=encoded(images),
+            newest=self.weight_version,
+        )
         while True:
             seat = await self._seat_for(session_id, avoid=failed, aborts=aborts)
             if seat is None:
@@ -264,7 +270,7 @@ class EngineFleet:
         async with self._moving:
             if self._stager.kept is not None:
                 await self._load(seat, self._stager.kept)
-            elif self.weight_version != "initial":
+            elif self.weight_version != NONE_SENT:
                 raise EngineError(
                     f"{seat.name}: the last update broke off, and there are no weights to give it"
                 )

@@ -8,12 +8,12 @@ import secrets
 import shutil
 from collections import deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from slime_core.daemon_thread import DaemonThread
 from slime_core.errors import WeightSyncError
 from slime_core.openmp import release_threads
 from slime_core.protocols import TransferPlan
@@ -22,6 +22,7 @@ from slime_models.transfer.broadcast import call_off, open_store, receive_broadc
 from slime_models.transfer.channels import BroadcastChannel, DeltaChannel, DiskChannel, Encoding
 from slime_models.transfer.manifest import Spec, check_manifest, read_manifest
 
+from slime_sglang.own_folder import OwnFolder
 from slime_sglang.staging import WEIGHTS, Staging, Update
 
 #: Seconds between two looks for a sender.
@@ -47,21 +48,24 @@ class Place:
     """Shared with the sender."""
     keep_files: bool
     """Keep folders of earlier updates."""
+    has_disk_dir: bool = False
+    """Whether nobody else writes to `disk_dir`: what is there at first was left by a process that was killed."""
     encoding: Encoding
     """Of changes."""
     timeout_s: float
     """Deadline of a broadcast, seconds."""
     # One thread for all of it: torch keeps a pool of workers for each thread that calls it.
-    _thread: ThreadPoolExecutor = field(
-        default_factory=lambda: ThreadPoolExecutor(max_workers=1, thread_name_prefix="sglang-staging")
-    )
+    _thread: DaemonThread = field(default_factory=lambda: DaemonThread("sglang-staging"))
     _folders: deque[Path] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
 
     @cached_property
     def staging(self) -> Staging:
         """The folder in shared memory, made when it is first needed."""
-        folder = self.staging_dir / f"slime-weights-{secrets.token_hex(8)}"
-        return Staging(folder, specs=self.specs)
+        return Staging(self._own_folder.path, specs=self.specs)
+
+    @cached_property
+    def _own_folder(self) -> OwnFolder:
+        return OwnFolder(self.staging_dir, prefix="slime-weights-")
 
     @property
     def has_staging(self) -> bool:
@@ -74,6 +78,8 @@ class Place:
 
     def new_folder(self, version: str) -> Path:
         """Name a folder for an update; a second one to the same version gets another name."""
+        if self.has_disk_dir and not self.keep_files and not self._folders:
+            shutil.rmtree(self.disk_dir, ignore_errors=True)
         name = re.sub(r"[^\w.-]", "_", version)
         folder = self.disk_dir.absolute() / f"weight_v{name:0>6}-{secrets.token_hex(4)}"
         self._folders.append(folder)
@@ -100,8 +106,10 @@ class Place:
         self._thread.shutdown(wait=False, cancel_futures=True)  # a sender that hangs may keep it
         self.drop_folders()
         if self.has_staging:
-            self.staging.remove()
             del self.staging
+        if "_own_folder" in vars(self):
+            self._own_folder.remove()
+            del self._own_folder
 
 
 class Inlet(Protocol):

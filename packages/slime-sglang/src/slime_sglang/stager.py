@@ -103,6 +103,7 @@ def stager_of(
     section: SglangSection,
     disk_dir: Path,
     keep_files: bool = False,
+    has_disk_dir: bool = False,
     encoding: Encoding = "xor",
 ) -> Stager:
     """Return what takes updates of a model in.
@@ -114,6 +115,7 @@ def stager_of(
         section: the engine's settings.
         disk_dir: where transports write that go by the disk.
         keep_files: keep what they wrote for earlier versions.
+        has_disk_dir: whether nobody else writes there.
         encoding: of changes.
     """
     config = read_config(model_path)
@@ -123,6 +125,7 @@ def stager_of(
         staging_dir=section.staging_dir,
         disk_dir=disk_dir,
         keep_files=keep_files,
+        has_disk_dir=has_disk_dir,
         encoding=encoding,
         timeout_s=section.control_timeout_s,
     )

@@ -7,6 +7,7 @@ whole, at the price of one copy of the weights, however many servers: in shared 
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -71,12 +72,7 @@ class Staging:
             end = aligned(end + spec.n_bytes)
         self.n_bytes = end
         folder.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(folder).free
-        if free < end:
-            raise WeightSyncError(
-                f"{folder}: an update takes {end:,} bytes and {free:,} are free; enlarge the shared memory, or name "
-                "another folder (--sglang-staging-dir)"
-            )
+        _reserve(folder / WEIGHTS, n_bytes=end)
         self._bytes = _mapped(folder / WEIGHTS, n_bytes=end)
         self._sealed: Manifest | None = None
 
@@ -159,11 +155,6 @@ class Staging:
         for old in self.folder.glob("*.json"):
             old.unlink()
 
-    def remove(self) -> None:
-        """Free the memory."""
-        del self._bytes
-        shutil.rmtree(self.folder, ignore_errors=True)
-
     def _take(self, entry: Entry, data: bytes) -> None:
         where = f"update to version {self._version}: {entry.name}"
         if len(data) != entry.n_bytes:
@@ -215,6 +206,21 @@ class Staged:
         """Yield name and tensor."""
         for name in self.entries:
             yield name, self._tensors[name]
+
+
+def _reserve(path: Path, *, n_bytes: int) -> None:
+    """Make a file whose bytes are all there: mapped memory that the file system cannot provide ends the process."""
+    try:
+        with path.open("wb") as file:
+            if n_bytes:
+                os.posix_fallocate(file.fileno(), 0, n_bytes)
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        free = shutil.disk_usage(path.parent).free
+        raise WeightSyncError(
+            f"{path.parent}: an update takes {n_bytes:,} bytes and {free:,} are free ({error.strerror}); enlarge the "
+            "shared memory, or name another folder (--sglang-staging-dir)"
+        ) from error
 
 
 def _mapped(path: Path, *, n_bytes: int) -> Tensor:

@@ -38,6 +38,7 @@ def check_settings(settings: Settings, registry: Registry) -> list[Problem]:
         problems += _caught(partial(check, settings))
     problems += _folder(settings)
     problems += _lengths(settings)
+    problems += _filter(settings)
     problems += _saving(settings)
     problems += _weight_folder(settings)
     problems += _required(settings)
@@ -251,6 +252,18 @@ def _lengths(settings: Settings) -> Iterator[Problem]:
             "data.rollout_max_prompt_len",
             f"{prompt} with rollout.rollout_max_context_len {context}",
             f"at most {context - 1}",
+        )
+
+
+def _filter(settings: Settings) -> Iterator[Problem]:
+    """Refuse options of a filter where there is none."""
+    section = settings.section(RolloutSection)
+    if section.filter_args and section.dynamic_sampling_filter_path is None:
+        yield Problem(
+            "rollout.filter_args",
+            f"{section.filter_args} and no filter",
+            "rollout.dynamic_sampling_filter_path",
+            "give --dynamic-sampling-filter-path, or drop --filter-args",
         )
 
 

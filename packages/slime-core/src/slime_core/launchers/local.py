@@ -18,7 +18,7 @@ from slime_core.ending import logged
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import Trainer
 from slime_core.run import Run
-from slime_core.rundir import log_to_file
+from slime_core.rundir import FILE_ALONE, log_to_file
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ async def drive(run: Run, leaves: Path | None = None) -> dict[str, Any]:
         run.run_dir.write_json(run.run_dir.summary.name, summary)
     except BaseException as error:
         summary = run.summary("failed") | {"error": f"{type(error).__name__}: {error}"}
-        logger.exception("the run failed")
+        logger.exception("the run failed", extra=FILE_ALONE)
         with logged("summary.json was not written"):
             run.run_dir.write_json(run.run_dir.summary.name, summary)
         raise

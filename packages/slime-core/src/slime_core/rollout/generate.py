@@ -91,6 +91,8 @@ def _append(
     sample.weight_versions += [span["version"] for span in spans] if spans else [completion.weight_version]
     for name, seconds in completion.metadata.get("timings", {}).items():
         sample.timings[name] = sample.timings.get(name, 0.0) + seconds
+    for name, count in completion.metadata.get("spec_info", {}).items():
+        sample.spec_info[name] = sample.spec_info.get(name, 0) + count
     if "cached_tokens" in completion.metadata:
         counts = sample.prefix_cache_info
         counts["cached_tokens"] = counts.get("cached_tokens", 0) + int(completion.metadata["cached_tokens"])

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 
@@ -34,8 +35,12 @@ class DaemonThread(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take no more calls; those that were taken are made, unless they were cancelled."""
+        """Take no more calls; those that were taken are made, unless they were cancelled, as all that wait are here."""
         self._closed = True
+        while cancel_futures and not self._calls.empty():
+            with contextlib.suppress(Empty):  # the thread was faster
+                if (call := self._calls.get_nowait()) is not None:
+                    call[0].cancel()
         self._calls.put(None)
         if wait and self._thread is not None:
             self._thread.join()

@@ -1,4 +1,4 @@
-"""The thread that a trainer computes on."""
+"""The thread that trainers and engines compute on."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 import threading
 
 import pytest
-from slime_megatron.daemon_thread import DaemonThread
+from slime_core.daemon_thread import DaemonThread
 
 
 def test_calls_are_made_in_turn_in_one_thread_and_errors_are_their_callers():
@@ -32,10 +32,22 @@ def test_a_call_that_is_cancelled_before_its_turn_is_not_made():
     assert made == [3]
 
 
+def test_calls_that_wait_are_cancelled_by_a_shutdown_that_says_so():
+    thread, begun, event = DaemonThread("one"), threading.Event(), threading.Event()
+    first = thread.submit(lambda: begun.set() or event.wait())
+    others = [thread.submit(event.wait) for _ in range(3)]
+    begun.wait()
+    thread.shutdown(wait=False, cancel_futures=True)
+    assert [other.cancelled() for other in others] == [True] * 3
+    event.set()
+    thread.shutdown()
+    assert first.result()
+
+
 def test_a_call_that_hangs_does_not_keep_the_process():
     program = """
 import threading
-from slime_megatron.daemon_thread import DaemonThread
+from slime_core.daemon_thread import DaemonThread
 DaemonThread("hangs").submit(threading.Event().wait)
 print("the end")
 """
