@@ -55,6 +55,10 @@ class SglangClient:
         """Return the JSON answer to a POST, None where it is empty; see `call`."""
         return await self.call("POST", path, body, timeout_s=timeout_s)
 
+    async def tell(self, path: str, *, timeout_s: float) -> None:
+        """Post where the answer is no JSON, and says nothing; see `call`."""
+        await self._sent(lambda: self._told(path), path, timeout_s=timeout_s, retries=None)
+
     async def call(
         self,
         method: str,
@@ -146,6 +150,10 @@ class SglangClient:
         async with self._asked(method, path, body, headers) as reply:
             text = await reply.read()
             return self._parsed(text, path) if text else None
+
+    async def _told(self, path: str) -> None:
+        async with self._asked("POST", path, None, None) as reply:
+            await reply.read()
 
     async def _events(
         self,
