@@ -55,10 +55,6 @@ class SglangClient:
         """Return the JSON answer to a POST, None where it is empty; see `call`."""
         return await self.call("POST", path, body, timeout_s=timeout_s)
 
-    async def tell(self, path: str, *, timeout_s: float) -> None:
-        """Post where the answer is no JSON, and says nothing; see `call`."""
-        await self._sent(lambda: self._told(path), path, timeout_s=timeout_s, retries=None)
-
     async def call(
         self,
         method: str,
@@ -88,6 +84,10 @@ class SglangClient:
         return await self._sent(
             lambda: self._answer(method, path, body, headers), path, timeout_s=timeout_s, retries=retries
         )
+
+    async def drain(self, *, timeout_s: float) -> None:
+        """Return once the server generates nothing any more, its cache empty; see `call`."""
+        await self._sent(lambda: self._flush(timeout_s), "/flush_cache", timeout_s=timeout_s, retries=None)
 
     async def stream(
         self,
@@ -151,9 +151,9 @@ class SglangClient:
             text = await reply.read()
             return self._parsed(text, path) if text else None
 
-    async def _told(self, path: str) -> None:
-        async with self._asked("POST", path, None, None) as reply:
-            await reply.read()
+    async def _flush(self, timeout_s: float) -> None:
+        async with self._asked("POST", f"/flush_cache?timeout={timeout_s:g}", None, None):
+            pass  # the answer is a text for people
 
     async def _events(
         self,

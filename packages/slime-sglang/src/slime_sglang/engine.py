@@ -220,7 +220,7 @@ class SglangEngine:
     async def offload(self) -> None:
         """Release weights and cache; `onload` brings their memory back."""
         self._is_quiet = True
-        await self._flush()
+        await self._drain()
         await self.control("/release_memory_occupation", {})
 
     async def onload(self) -> None:
@@ -319,7 +319,7 @@ class SglangEngine:
     async def paused(self) -> AsyncIterator[None]:
         """Have the server generate nothing within the context; `pause_mode` says what becomes of its requests."""
         was_quiet, self._is_quiet = self._is_quiet, True
-        await self._flush()
+        await self._drain()
         await self.control("/pause_generation", {"mode": self._section.pause_mode})
         try:
             yield
@@ -328,12 +328,11 @@ class SglangEngine:
                 await self.control("/continue_generation", {})
             self._is_quiet = was_quiet
 
-    async def _flush(self) -> None:
+    async def _drain(self) -> None:
         """Empty the cache of a server that does half of the work, once it has no request any more."""
         if self.role != "regular":  # SGLang 0.5.23 hands over after a pause what was read before it
             limit = self._section.control_timeout_s
-            flushed = self._usable().tell(f"/flush_cache?timeout={limit / 2:g}", timeout_s=limit)
-            await self._unless_ended(flushed)
+            await self._unless_ended(self._usable().drain(timeout_s=limit))
 
     async def lose(self, why: str) -> None:
         """End the server: requests under way fail, and none goes on with weights that cannot be trusted."""
