@@ -12,6 +12,10 @@ from xdist.scheduler import LoadScopeScheduling
 # Over a hundred processes are started: where Python is told to write no bytecode, each would compile torch anew, for 8 s.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # As many threads as cores for all processes together: OpenMP's wait busily, and more than that take twice as long.
+    _SHARE = len(os.sched_getaffinity(0)) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, _SHARE)))
 
 #: Files whose tests share a server that takes a minute to start.
 _ONE_SERVER = ("test_sglang_engine.py", "test_sglang_server.py", "test_sglang_update.py")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -31,8 +32,8 @@ COMBINATIONS = {
     ),
     "slime-ray": ({"slime.launchers ray"}, ("megatron", "transformers", "sglang")),
 }
-#: Combinations light enough for pip itself; the others go through uv's cache.
-LIGHT = ("slime-core", "slime-core slime-rm")
+#: What the README's command installs, by pip itself; the others go through uv's cache.
+BY_PIP = "slime-core slime-rm"
 
 
 @pytest.fixture(scope="module")
@@ -45,34 +46,47 @@ def dist(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Path:
     return folder
 
 
-def environment(folder: Path, dist: Path, names: str, *, with_pip: bool) -> Path:
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where each test makes its environment anew, so that what is the same file in several is compiled once."""
+    return tmp_path_factory.mktemp("place")
+
+
+def outside(place: Path) -> dict[str, str]:
+    """Return environment variables that know nothing of this environment."""
+    kept = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    return kept | {"PYTHONPYCACHEPREFIX": str(place / "compiled")}
+
+
+def environment(place: Path, dist: Path, names: str) -> Path:
     """Make a fresh environment with `names` installed; returns its interpreter."""
+    folder = place / "env"
+    shutil.rmtree(folder, ignore_errors=True)
     python = folder / "bin" / "python"
-    outside = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    if with_pip:
-        subprocess.run([sys.executable, "-m", "venv", folder], check=True, env=outside)
-        install = [python, "-m", "pip", "install", "--quiet"]
+    if names == BY_PIP:
+        make, install = [sys.executable, "-m", "venv"], [python, "-m", "pip"]
     else:
-        subprocess.run(["uv", "venv", "--quiet", "--python", sys.executable, folder], check=True, env=outside)
-        install = ["uv", "pip", "install", "--quiet", "--python", python]
-    subprocess.run([*install, "--find-links", dist, *names.split()], check=True, cwd=folder, env=outside)
+        make, install = ["uv", "venv", "--quiet", "--python", sys.executable], ["uv", "pip"]
+    subprocess.run([*make, folder], check=True, env=outside(place))
+    command = [*install, "install", "--quiet", "--find-links", dist, *names.split()]
+    subprocess.run(command, check=True, cwd=folder, env=outside(place) | {"VIRTUAL_ENV": str(folder)})
     return python
 
 
 def run(python: Path, *words: str) -> str:
     """Run a program of a fresh environment, away from the repository."""
-    outside = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    folder = python.parents[1]
     result = subprocess.run(
-        [python, *words], capture_output=True, text=True, cwd=python.parents[1], env=outside
+        [python, *words], capture_output=True, text=True, cwd=folder, env=outside(folder.parent)
     )
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
 
 
 @pytest.mark.parametrize("names", COMBINATIONS)
-def test_combination_installs_and_lists_its_plugins(names, dist, tmp_path):
+def test_combination_installs_and_lists_its_plugins(names, dist, place):
     listed, absent = COMBINATIONS[names]
-    python = environment(tmp_path / "env", dist, names, with_pip=names in LIGHT)
+    python = environment(place, dist, names)
     answer = json.loads(run(python, "-m", "slime_core", "plugins", "list", "--json"))
     assert listed <= {f"{p['group']} {p['name']}" for p in answer["plugins"]}
     assert answer["broken_hooks"] == {}
@@ -90,8 +104,8 @@ def test_every_package_is_installed_by_some_combination(root):
     assert packages - {"slime-example-reward"} == tested  # that one has a test of its own
 
 
-def test_example_reward_plugin_needs_slime_core_alone(dist, tmp_path, letters):
-    python = environment(tmp_path / "env", dist, "slime-example-reward", with_pip=True)
+def test_example_reward_plugin_needs_slime_core_alone(dist, place, tmp_path, letters):
+    python = environment(place, dist, "slime-example-reward")
     table = run(python, "-m", "slime_core", "plugins")
     assert "ends-with-label" in table
     run(

@@ -266,5 +266,5 @@ def test_a_reward_asks_for_a_model_that_the_run_serves(problems_of):
 
 
 def test_a_file_beside_servers_that_run_already_is_refused(problems_of):
-    (found,) = problems_of(TWO_MODELS, "--rollout-external-engine-addrs", "a:1")
+    (found,) = problems_of(TWO_MODELS, "--rollout-external-engine-addrs", "127.0.0.1:1")
     assert found.startswith("fleet.sglang_config: found")

@@ -224,9 +224,13 @@ def test_what_would_make_log_probs_not_the_policys_is_refused(flag: str, value: 
         (("--prefill-num-servers", "1"), "found 1 of 1 engines; wanted 2 engines at least"),
         (("--rollout-num-gpus", "3", "--prefill-num-servers", "3"), "found 3 of 3 engines; wanted 2 at most"),
         (("--sglang-config", "missing.yaml"), "missing.yaml (No such file or directory); wanted a YAML file"),
-        (("--rollout-num-gpus", "2", "--rollout-external-engine-addrs", "a:1"), "wanted one of them"),
-        (("--rollout-external-engine-addrs", "a:1", "b"), "found 'b'; wanted host:port"),
+        (("--rollout-num-gpus", "2", "--rollout-external-engine-addrs", "127.0.0.1:1"), "wanted one of them"),
+        (("--rollout-external-engine-addrs", "127.0.0.1:1", "b"), "found 'b'; wanted host:port"),
         (("--rollout-external-engine-addrs", "a:70000"), "found 'a:70000'; wanted host:port"),
+        (
+            ("--rollout-external-engine-addrs", "192.0.2.1:1"),
+            "the engine 192.0.2.1:1 on another host; wanted disk",
+        ),
         (("--sglang-router-ip", "a"), "wanted the router's port"),
         (("--sglang-router-port", "80"), "found it without a router"),
         (("--router-policy", "random", "--sglang-router-ip", "a", "--sglang-router-port", "1"), "own policy"),
@@ -237,6 +241,16 @@ def test_engines_that_do_not_add_up_are_refused(flags: Sequence[str], message: s
     assert len(problems) == 1
     assert message in problems.pop()
     assert problems_of(*REQUIRED[:-1], "torch", *flags) == []
+
+
+def test_engines_on_other_hosts_get_weights_by_disk_or_none_at_all() -> None:
+    where = ("--rollout-external-engine-addrs", "192.0.2.1:1", "127.0.0.1:1")
+    assert problems_of(*REQUIRED, *where, "--update-weight-transport", "disk") == []
+    assert problems_of(*REQUIRED, *where, "--train-backend", "none") == []
+    (problem,) = problems_of(
+        *REQUIRED, *where, "--update-weight-transport", "disk", "--update-weight-mode", "delta"
+    )
+    assert "found disk-delta, and the engine 192.0.2.1:1 on another host; wanted disk, in full" in problem
 
 
 def build_problems(*flags: str, folder: Path = Path("m")) -> list[str]:

@@ -341,8 +341,7 @@ class SglangEngine:
 
     async def _load(self, update: Update) -> Fingerprint:
         self._folder.mkdir(parents=True, exist_ok=True)
-        answers = [self._folder / f"{self.name}.verdict-{rank}.json" for rank in range(self.n_ranks)]
-        held = await load_update(self, update, answers=answers)
+        held = await load_update(self, update, n_ranks=self.n_ranks, answers=self._folder)
         self.weight_version = update.version
         return held
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -60,8 +59,7 @@ def check_joined(
         routes: whether it must say which experts each token passed.
 
     Raises:
-        EngineError: another model or dtype, no routes where they are needed, no loader that proves weights, or a host
-            without this one's shared memory.
+        EngineError: another model or dtype, no routes where they are needed, or no loader that proves weights.
     """
     where = f"the SGLang server at {address}"
     served = str(info.get("model_path"))
@@ -83,11 +81,6 @@ def check_joined(
             f"{where}: found no loader that checks and proves weights; start it with "
             f"--custom-weight-loader {' '.join(loader.LOADERS)}, slime-sglang installed beside it"
         )
-    host, _, _ = address.rpartition(":")
-    if not _is_local(host):
-        raise EngineError(
-            f"{where}: it is on another host, and updates go through this host's shared memory; start it here"
-        )
 
 
 def _same_model(served: Path, ours: Path) -> bool:
@@ -96,20 +89,3 @@ def _same_model(served: Path, ours: Path) -> bool:
         return True
     theirs, own = served / "config.json", ours / "config.json"
     return theirs.is_file() and theirs.read_bytes() == own.read_bytes()
-
-
-def _is_local(host: str) -> bool:
-    try:
-        found = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_STREAM)
-    except socket.gaierror:
-        return False
-    return any(_can_bind(family, address) for family, *_, address in found)
-
-
-def _can_bind(family: int, address: Any) -> bool:
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        try:
-            probe.bind(address)
-        except OSError:
-            return False
-    return True

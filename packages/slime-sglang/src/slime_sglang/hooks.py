@@ -14,12 +14,14 @@ from slime_core.config.derive import sends_images
 from slime_core.config.sections import ModelSection, RolloutSection, TrainSection
 from slime_core.config.settings import Settings
 from slime_core.errors import ConfigError, DataError, Problem
+from slime_core.no_trainer import NAMES as NO_TRAINER
 from slime_core.plugins.hooks import ForeignFlags, Section, hookimpl
 from slime_core.served import wanted_models
-from slime_core.weights import transport_problems
+from slime_core.weights import transport_problems, wanted_transport
 
 from slime_sglang.apart import missing_for_mooncake, transfer_problems
 from slime_sglang.layout import Layout, layout_of, problems_of, rank_problems
+from slime_sglang.process import is_here
 from slime_sglang.section import (
     ROUTED_EXPERTS,
     TRANSPORTS,
@@ -57,7 +59,7 @@ def slime_check_config(settings: Settings) -> Iterable[Problem]:
     if fleet.sglang_config is not None:
         yield from problems_of(fleet, checkpoint=settings.section(ModelSection).hf_checkpoint)
     yield from _apart_problems(settings)
-    yield from _external_problems(fleet)
+    yield from _external_problems(fleet, settings.section(TrainSection))
     yield from _router_problems(fleet)
     yield from transport_problems(settings.section(TrainSection), "engine sglang", TRANSPORTS)
     for name, value, neutral, why in (
@@ -251,8 +253,8 @@ def _apart_problems(settings: Settings) -> Iterator[Problem]:
         )
 
 
-def _external_problems(fleet: FleetSection) -> Iterator[Problem]:
-    """Refuse addresses that are none, and settings of engines that the run would start."""
+def _external_problems(fleet: FleetSection, train: TrainSection) -> Iterator[Problem]:
+    """Refuse addresses that are none or that weights do not reach, and settings of engines that the run would start."""
     addresses = fleet.rollout_external_engine_addrs
     for name, value in (
         ("rollout_num_gpus", fleet.rollout_num_gpus),
@@ -271,6 +273,18 @@ def _external_problems(fleet: FleetSection) -> Iterator[Problem]:
         if not host or not port.isdecimal() or not 0 < int(port) < 65536 or addresses.count(address) > 1:
             yield Problem(
                 "fleet.rollout_external_engine_addrs", repr(address), "host:port, each of them once"
+            )
+        elif (
+            wanted_transport(train) != "disk"
+            and train.train_backend not in NO_TRAINER
+            and not is_here(address)
+        ):
+            yield Problem(
+                "train.update_weight_transport",
+                f"{wanted_transport(train) or 'memory, which is the default'}, and the engine {address} on another host",
+                "disk, in full",
+                "the other transports go by the memory of one host; give --update-weight-transport disk, and an "
+                "--output-dir that both hosts see under one name",
             )
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from slime_core.errors import EngineError
+from slime_core.errors import EngineError, WeightSyncError
 from slime_models.fingerprint import fingerprint
 from slime_models.transfer.manifest import Shape, listed
 from torch import Tensor
@@ -34,7 +34,7 @@ class Order:
     folder: str
     """Where the update lies."""
     answer: str
-    """File for the verdict; each rank of each of several servers has its own."""
+    """File for the verdict, not there yet."""
     rank: int = 0
     """Which of the server's tensor-parallel ranks this is."""
     n_ranks: int = 1
@@ -57,13 +57,16 @@ class Verdict:
 
 
 def read_verdict(path: Path) -> Verdict:
-    """Return what the server said since this was last asked.
+    """Return what the server said, and remove it.
 
     Raises:
-        EngineError: it said nothing.
+        EngineError: it said nothing, or where this host does not see it.
     """
     if not path.exists():
-        raise EngineError(f"{path}: the server did not say what became of the update")
+        raise EngineError(
+            f"{path}: the server did not say there what became of the update; one on another host must see the run's "
+            "folder under the same name"
+        )
     verdict = Verdict(**json.loads(path.read_text()))
     path.unlink()
     return verdict
@@ -73,6 +76,11 @@ def check(model: Any, named_tensors: Sequence[tuple[str, Tensor]]) -> None:
     """Answer with what is wrong with the update; writes no weight."""
     order = _order(named_tensors)
     try:
+        if not Path(order.folder).is_dir():
+            raise WeightSyncError(
+                f"{order.folder}: the server's host does not see this folder; one that is not the run's host needs "
+                "--update-weight-transport disk and an --output-dir that both see under one name"
+            )
         staged = Staged(Path(order.folder))
         error = _wrong(staged, order) or _left_out(model, staged, order)
     except Exception as problem:  # which would end the server, and it is as it was

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import logging
 import pickle
+import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -41,13 +42,14 @@ class Served(Protocol):
         """End it: its weights cannot be trusted."""
 
 
-async def load_update(server: Served, update: Update, *, answers: Sequence[Path]) -> Fingerprint:
+async def load_update(server: Served, update: Update, *, n_ranks: int, answers: Path) -> Fingerprint:
     """Have a server check an update and load it; returns the fingerprints of what it then holds.
 
     Args:
-        server: on the update's host.
+        server: whose host sees the update's folder.
         update: that stays as it is meanwhile.
-        answers: files for the verdicts of this server's ranks, in their order; on its host, too.
+        n_ranks: of the server.
+        answers: folder for the verdicts of its ranks, which its host sees, too.
 
     Raises:
         WeightSyncError: the bytes are not those that were sent; names the tensors. The server has the old weights.
@@ -55,16 +57,22 @@ async def load_update(server: Served, update: Update, *, answers: Sequence[Path]
         DeadlineError: it did not answer in time; it then serves no more.
     """
     version = update.version
-    orders = [
-        Order(folder=str(update.folder), answer=str(answer), rank=rank, n_ranks=len(answers))
-        for rank, answer in enumerate(answers)
-    ]
+
+    def orders() -> list[Order]:
+        # Names of their own for each call: of one that was looked for before, a network's file system may say for a
+        # while yet that it is not there.
+        once = answers / f"verdict-{secrets.token_hex(8)}"
+        return [
+            Order(folder=str(update.folder), answer=f"{once}-{rank}.json", rank=rank, n_ranks=n_ranks)
+            for rank in range(n_ranks)
+        ]
+
     async with server.paused():
         try:
             await server.control("/begin_weight_update", {})
             try:
-                await _call(server, loader.CHECK, orders, version)
-                verdicts = await _call(server, loader.LOAD, orders, version, loads=True)
+                await _call(server, loader.CHECK, orders(), version)
+                verdicts = await _call(server, loader.LOAD, orders(), version, loads=True)
             finally:
                 await server.control("/end_weight_update", {})
             check_version(await server.model_info(), version)

@@ -10,6 +10,7 @@ import signal
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 #: Seconds that a server gets to end by itself before it is killed.
 _GRACE_S = 10.0
@@ -123,6 +124,25 @@ def local_port_is_free(port: int) -> bool:
     return True
 
 
+def is_here(address: str) -> bool:
+    """Return whether `host:port` is of this host, and so shares its memory."""
+    host, _, _ = address.rpartition(":")
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_STREAM)
+    except socket.gaierror:
+        return False
+    return any(_can_bind(family, place) for family, *_, place in found)
+
+
 def _die_with_parent() -> None:
     """In the child: be killed when the parent ends, whatever ends it (Linux)."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _can_bind(family: int, place: Any) -> bool:
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind(place)
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,95 @@
+"""A real server that shares a disk with the run's host and no memory: what reaches it, and what does not."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+from slime_core.errors import WeightSyncError
+from slime_core.protocols import SamplingParams
+from slime_core.weights import sync_weights
+from slime_models.families.llama import LLAMA
+from slime_sglang.engine import SglangEngine
+from slime_sglang.loader import LOADERS
+from slime_sglang.process import ServerProcess, free_port, local_port_is_free
+from slime_sglang.section import SglangSection
+from slime_sglang.server import server_command, server_environment
+from slime_sglang.stager import stager_of
+
+from .sender import Sender
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(400)]
+
+PROMPT = [5, 6, 7, 8]
+GREEDY = SamplingParams(max_new_tokens=12, temperature=0)
+#: Runs a command where the folder that is its first word is another's, of the same name, as memory of another host is.
+ELSEWHERE = [
+    "unshare",
+    "--user",
+    "--map-root-user",
+    "--mount",
+    "sh",
+    "-c",
+    'mount -t tmpfs none "$0" && exec "$@"',
+]
+
+
+def sender_of(model):
+    return Sender({name: parameter.detach() for name, parameter in model.named_parameters()})
+
+
+def test_weights_reach_a_host_that_shares_a_disk_alone(model, model_path, tiny_llama, log_probs_of, tmp_path):
+    memory, port = tmp_path / "memory", free_port()
+    memory.mkdir()
+    section = SglangSection(staging_dir=memory, start_timeout_s=300)
+    arguments = [
+        "--custom-weight-loader", *LOADERS, "--max-total-tokens", "1024", "--max-running-requests", "4",
+    ]  # fmt: skip
+    server = ServerProcess(
+        [
+            *ELSEWHERE,
+            str(memory),
+            *server_command(model_path, port=port, dtype="float32", arguments=arguments),
+        ],
+        environment=server_environment() | {"HF_HUB_OFFLINE": "1"},
+        log=tmp_path / "server.log",
+    )
+    engine = SglangEngine(
+        model_path, dtype="float32", section=section, folder=tmp_path, address=f"127.0.0.1:{port}",
+        stager=stager_of(model_path, LLAMA, dtype="float32", section=section, disk_dir=tmp_path / "weights"),
+    )  # fmt: skip
+
+    async def check_serves(wanted):
+        answer = await engine.generate(PROMPT, GREEDY)
+        log_probs, likeliest = log_probs_of(wanted, PROMPT, answer.tokens)
+        assert answer.tokens == likeliest
+        assert answer.log_probs == pytest.approx(log_probs, abs=1e-5, rel=0)
+        return answer.weight_version
+
+    async def scenario():
+        await server.start()
+        while local_port_is_free(port):
+            assert server.failure is None, server.failure
+            await asyncio.sleep(0.2)
+        await engine.start()
+        for number in (1, 2):
+            sent = sender_of(tiny_llama(number))
+            await sync_weights(sent, engine, version=str(number), timeout_s=60, transport="disk")
+            assert await check_serves(tiny_llama(number)) == str(number)
+        for transport in ("memory", "distributed", "disk-delta"):
+            work = sync_weights(sender_of(model), engine, version="3", timeout_s=60, transport=transport)
+            with pytest.raises(
+                WeightSyncError, match=rf"{memory}/\S+: the server's host does not see this folder"
+            ):
+                await work
+            assert await check_serves(tiny_llama(2)) == "2"
+
+    async def whole():
+        async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(server.stop)
+            stack.push_async_callback(engine.close)
+            await scenario()
+
+    asyncio.run(whole())
+    assert list(tmp_path.glob("verdict-*")) == []
