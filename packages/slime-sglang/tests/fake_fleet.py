@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ from slime_models.transfer.manifest import Spec
 from slime_sglang.engine import SglangEngine
 from slime_sglang.fleet import EngineFleet
 from slime_sglang.inlets import Place
+from slime_sglang.layout import Role
 from slime_sglang.router import Router
 from slime_sglang.seat import Seat
 from slime_sglang.section import FleetSection, SglangSection
@@ -34,13 +35,22 @@ WATCHED = {
 
 @asynccontextmanager
 async def _opened(
-    model_path: Path, folder: Path, *, routed: str | None, spare: bool, settings: dict[str, Any]
+    model_path: Path,
+    folder: Path,
+    *,
+    routed: str | None,
+    spare: bool,
+    roles: Sequence[Role],
+    settings: dict[str, Any],
 ) -> AsyncIterator[tuple[Any, ...]]:
-    workers = [FakeWorker(model_path) for _ in range(2 + spare)]
+    n_engines = len(roles)
+    workers = [FakeWorker(model_path) for _ in range(n_engines + spare)]
     for worker in workers:
         await worker.start()
     section = SglangSection(staging_dir=folder, request_retries=0, control_timeout_s=10)
-    fleet = FleetSection(rollout_external_engine_addrs=[worker.address for worker in workers[:2]], **settings)
+    fleet = FleetSection(
+        rollout_external_engine_addrs=[worker.address for worker in workers[:n_engines]], **settings
+    )
 
     def engine_of(number, before):
         engine = SglangEngine(
@@ -49,7 +59,8 @@ async def _opened(
             section=section,
             folder=folder,
             name=f"server-{number}-{before}",
-            address=workers[2 if before else number].address,
+            address=workers[n_engines if before else number].address,
+            role=roles[number],
         )
         engine.is_external = not spare  # one that is, is not replaced
         return engine
@@ -58,7 +69,7 @@ async def _opened(
         return Seat(f"engine {number}", partial(engine_of, number), restarts=1)
 
     engine = EngineFleet(
-        [seat(0), seat(1)],
+        [seat(number) for number in range(n_engines)],
         section=fleet,
         stager=Stager(
             Place(
@@ -93,15 +104,16 @@ def run_fleet(
     *,
     routed: str | None = None,
     spare: bool = False,
+    roles: Sequence[Role] = ("regular", "regular"),
     **settings: Any,
 ) -> Any:
-    """Run a scenario with a started fleet over two fake workers, and return what it returns.
+    """Run a scenario with a started fleet over fake workers, one for each role, and return what it returns.
 
     With `spare`, a third one takes the place of the first one that is lost.
     """
 
     async def within() -> Any:
-        opened = _opened(model_path, folder, routed=routed, spare=spare, settings=settings)
+        opened = _opened(model_path, folder, routed=routed, spare=spare, roles=roles, settings=settings)
         async with asyncio.timeout(40), opened as started:
             return await scenario(*started)
 

@@ -74,9 +74,9 @@ def test_groups_get_their_gpus_in_the_order_of_the_file(settings_of, problems_of
     assert (found.num_gpus, found.num_ranks) == (11, 8)
 
 
-def test_the_example_of_the_readme_is_one(settings_of, problems_of):
+def test_the_examples_of_the_readme_are_some(settings_of, problems_of):
     """Four engines, one of two GPUs, one GPU left alone, and the scores: 4 + 2 + 1 + 1 GPUs."""
-    (text,) = re.findall(r"```\n(sglang:\n.*?)```", README.read_text(), re.DOTALL)
+    text, apart = re.findall(r"```\n(sglang:\n.*?)```", README.read_text(), re.DOTALL)
     assert problems_of(text, "--rollout-num-gpus", "8", "--reward-model-url", "served:scores") == []
     found = layout(settings_of(text))
     assert [(place.first_gpu, place.num_gpus) for place in found.places(found.policies[0])] == [
@@ -87,6 +87,7 @@ def test_the_example_of_the_readme_is_one(settings_of, problems_of):
         (4, 2),
     ]
     assert found.places(found.others[0]) == [Place(7, 1, {"is_embedding": True})]
+    assert problems_of(apart, "--rollout-num-gpus", "3") == []
 
 
 @pytest.mark.parametrize(
@@ -102,6 +103,53 @@ def test_without_a_file_all_engines_are_alike(settings_of, problems_of, flags, p
     assert problems_of(None, *flags) == []
     found = layout(settings_of(None, *flags))
     assert found.places(found.models[0]) == places
+
+
+APART = """
+sglang:
+  - name: policy
+    server_groups:
+      - {worker_type: prefill, num_gpus: 1, overrides: {chunked_prefill_size: 64}}
+      - {worker_type: decode, num_gpus: 4, num_gpus_per_engine: 2}
+"""
+
+
+def test_prefill_and_decode_groups_are_engines_of_the_policy(settings_of, problems_of):
+    assert problems_of(APART) == []
+    found = layout(settings_of(APART))
+    assert found.places(found.models[0]) == [
+        Place(0, 1, {"chunked_prefill_size": 64}, "prefill"),
+        Place(1, 2, role="decode"),
+        Place(3, 2, role="decode"),
+    ]
+    assert found.num_ranks == 5
+
+
+def test_so_many_of_the_engines_read_prompts_and_the_others_generate(settings_of):
+    flags = ("--rollout-num-gpus", "6", "--rollout-num-gpus-per-engine", "2", "--prefill-num-servers", "1")
+    found = layout(settings_of(None, *flags))
+    assert found.places(found.models[0]) == [
+        Place(0, 2, role="prefill"),
+        Place(2, 2, role="decode"),
+        Place(4, 2, role="decode"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "problem"),
+    [
+        (APART.replace("decode", "prefill"), (), "FILE: sglang.0.server_groups: found prefill groups; wanted both prefill and decode"),
+        (APART.replace("decode", "regular"), (), "FILE: sglang.0.server_groups: found prefill and regular groups; wanted both"),
+        (APART + "  - {name: judge, model_path: other, server_groups: [{worker_type: prefill, num_gpus: 1}, {worker_type: decode, num_gpus: 1}]}",
+         (), "FILE: sglang.1.server_groups: found prefill and decode groups of 'judge', which is not the policy; wanted regular groups"),
+        (APART, ("--prefill-num-servers", "1"), "fleet.prefill_num_servers: found 1 beside sglang_config; wanted one of them"),
+        (APART.replace("chunked_prefill_size: 64", "disaggregation_mode: decode"), (),
+         "FILE: sglang.0.server_groups.0.overrides.disaggregation_mode: found an argument that slime gives the server itself"),
+    ],
+)  # fmt: skip
+def test_halves_without_the_other_half_are_refused(problems_of, text, flags, problem):
+    (found,) = problems_of(text, *flags)
+    assert found[: len(problem)] == problem
 
 
 def test_a_group_that_does_not_say_has_engines_of_the_flags_size(settings_of):
@@ -134,7 +182,7 @@ sglang:
     model_path: other
     update_weights: true
     server_groups:
-      - {worker_type: prefill, num_gpus: 1}
+      - {worker_type: encoder, num_gpus: 1}
       - {num_gpus: 3, num_gpus_per_engine: 2}
       - {num_gpus: 1, overrides: {max_running_request: 8, port: 80, base_gpu_id: 1, tp_size: 2}}
       - {worker_type: placeholder, num_gpus: 1, overrides: {page_size: 1}}
@@ -146,7 +194,7 @@ sglang:
         "FILE: the sum of num_gpus: found 7; wanted 8, as rollout_num_gpus says",
         "FILE: sglang: found 2 models that get the trainer's weights: policy, policy; wanted one",
         "FILE: sglang: found the name 'policy' 2 times; wanted each name once",
-        "FILE: sglang.0.server_groups.0.worker_type: found prefill; wanted regular or placeholder",
+        "FILE: sglang.0.server_groups.0.worker_type: found encoder; wanted regular, prefill, ",
         "FILE: sglang.0.server_groups.1.num_gpus: found 3 with num_gpus_per_engine 2; wanted a multiple of 2",
         "FILE: sglang.0.server_groups.2.overrides.max_running_request: found no argument of SGLang's server; "
         "wanted one that it has; did you mean 'max_running_requests'?",

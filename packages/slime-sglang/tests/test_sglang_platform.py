@@ -221,7 +221,8 @@ def test_what_would_make_log_probs_not_the_policys_is_refused(flag: str, value: 
     ("flags", "message"),
     [
         (("--rollout-num-gpus", "3", "--rollout-num-gpus-per-engine", "2"), "wanted a multiple of 2"),
-        (("--prefill-num-servers", "1"), "which has not been run here"),
+        (("--prefill-num-servers", "1"), "found 1 of 1 engines; wanted 2 engines at least"),
+        (("--rollout-num-gpus", "3", "--prefill-num-servers", "3"), "found 3 of 3 engines; wanted 2 at most"),
         (("--sglang-config", "missing.yaml"), "missing.yaml (No such file or directory); wanted a YAML file"),
         (("--rollout-num-gpus", "2", "--rollout-external-engine-addrs", "127.0.0.1:1"), "wanted one of them"),
         (("--rollout-external-engine-addrs", "127.0.0.1:1", "b"), "found 'b'; wanted host:port"),
@@ -270,6 +271,20 @@ def test_a_router_is_refused_where_the_run_needs_each_tokens_experts() -> None:
     (problem,) = build_problems(replay, *router)
     assert "fleet.router_policy: found it in a run that needs the experts of each token" in problem
     assert build_problems(replay) == build_problems(*router) == []
+
+
+def test_engines_that_do_half_of_the_work_are_refused_where_that_is_not_proven(tmp_path: Path) -> None:
+    apart = ("--rollout-num-gpus", "2", "--prefill-num-servers", "1")
+    assert problems_of(*REQUIRED, *apart) == build_problems(*apart) == []
+    (problem,) = problems_of(*REQUIRED, *apart, "--router-policy", "random")
+    assert "fleet.router_policy: found it with prefill and decode engines; wanted no router" in problem
+    (problem,) = build_problems("--use-rollout-routing-replay", *apart)
+    assert "prefill and decode engines in a run that needs the experts of each token" in problem
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3_vl", "image_token_id": 3}')
+    (problem,) = build_problems("--multimodal-keys", '{"image": "images"}', *apart, folder=tmp_path)
+    assert "prefill and decode engines with data.multimodal_keys; wanted regular engines" in problem
+    (problem,) = problems_of(*REQUIRED, "--sglang-disaggregation-transfer-backend", "fake")
+    assert "from a cache that nobody filled" in problem
 
 
 def test_images_want_a_model_that_sees_them_and_no_router(tmp_path: Path) -> None:

@@ -82,6 +82,7 @@ def create_engine(build: BuildContext) -> RolloutEngine:
         tokenizer=build.tokenizer,
         router=_router(build, len(places)) if fleet.has_router else None,
         others=[_keeper(build, layout, model) for model in layout.others],
+        keeps=section.pause_mode == "retract",
     )
 
 
@@ -93,7 +94,11 @@ def _placed(section: SglangSection, place: Place, released: bool = False) -> dic
     """Return what an engine gets at its place; `released` says that it gives its GPUs' memory up while others work."""
     own = {"enable_memory_saver": True} if released else {}
     gpus = gpu_arguments(section.server_args, first=place.first_gpu, count=place.num_gpus)
-    return {"arguments": {**own, **place.overrides, **gpus}, "n_ranks": place.num_gpus}
+    return {
+        "arguments": {**own, **place.overrides, **gpus},
+        "n_ranks": place.num_gpus,
+        "role": place.role,
+    }
 
 
 def _seats(

@@ -72,6 +72,11 @@ class Draft:
         is_full = len(self._tokens) >= self._params.max_new_tokens
         return self._finish_reason is not None or (is_full and self._routing is None)
 
+    def reopen(self) -> None:
+        """Have a response go on that was aborted."""
+        if self._finish_reason == "abort":
+            self._finish_reason = None
+
     def request(
         self, *, stream: bool, routing: Routing | None = None, placeholder: int | None = None
     ) -> dict[str, Any]:
@@ -279,7 +284,19 @@ async def ask(
         DeadlineError: it took longer than `timeout_s` seconds.
     """
     body = draft.request(stream=stream, routing=routing, placeholder=placeholder)
-    if stream:
+    await answer(client, draft, body, timeout_s=timeout_s, headers=headers)
+
+
+async def answer(
+    client: SglangClient,
+    draft: Draft,
+    body: Mapping[str, Any],
+    *,
+    timeout_s: float,
+    headers: Mapping[str, str] | None = None,
+) -> None:
+    """Send the draft's last request, and have it take the answer; see `ask`."""
+    if body["stream"]:
         await client.stream("/generate", body, draft.take, timeout_s=timeout_s, headers=headers)
     else:
         draft.take(await client.call("POST", "/generate", body, timeout_s=timeout_s, headers=headers))

@@ -12,17 +12,18 @@ from slime_core.errors import DeadlineError, EngineError
 from slime_core.protocols import Completion, Fingerprint, SamplingParams, TransferPlan
 from slime_models.checkpoint import read_config
 
-from slime_sglang import loader
+from slime_sglang.apart import Pairing
+from slime_sglang.child import server_child
 from slime_sglang.client import ConnectionLostError, SglangClient
-from slime_sglang.draft import NONE_SENT, Draft, ask
+from slime_sglang.draft import NONE_SENT, Draft, answer
 from slime_sglang.external import ExternalServer, check_joined, meet
 from slime_sglang.gate import Gate
+from slime_sglang.layout import Role
 from slime_sglang.loading import load_update, provable_ranks, to_its_end
 from slime_sglang.pictures import PLACEHOLDER, encoded
 from slime_sglang.process import HeldPort, ServerProcess
 from slime_sglang.routing import Routing, routing_of
 from slime_sglang.section import TRANSPORTS, SglangSection
-from slime_sglang.server import OWN_ARGUMENTS, server_arguments, server_command, server_environment
 from slime_sglang.stager import Stager
 from slime_sglang.staging import Update
 from slime_sglang.targets import Targets
@@ -49,6 +50,7 @@ class SglangEngine:
         address: `host:port` of a server that runs already and is joined; None starts one.
         n_ranks: tensor-parallel ranks of the server.
         n_ranks_in_all: of all servers that the run starts on this host.
+        role: what it does of a request.
     """
 
     transports: tuple[str, ...] = TRANSPORTS
@@ -69,19 +71,23 @@ class SglangEngine:
         address: str | None = None,
         n_ranks: int = 1,
         n_ranks_in_all: int | None = None,
+        role: Role = "regular",
     ) -> None:
         self._path, self._dtype, self._section = model_path, dtype, section
         self._routes, self._is_updated = routes, is_updated
         self.n_ranks, self._n_ranks_in_all = n_ranks, n_ranks_in_all
+        self.role = role
         self._placeholder: int | None = read_config(model_path).get(PLACEHOLDER)
-        self._port = HeldPort() if address is None else None
-        self.name, self._address = name, address or f"127.0.0.1:{self._port.number}"
+        self._ports = HeldPort(), HeldPort()
+        self.name, self._address = name, address or f"127.0.0.1:{self._ports[0].number}"
+        self.bootstrap_port = self._ports[1].number
+        """Where engines that generate find this one, if it reads prompts."""
         self.is_external = address is not None
         self._server: ServerProcess | ExternalServer = (
             ExternalServer(address) if address is not None else self._child(folder, arguments or {})
         )
         self._targets = Targets(folder, name, self._address)
-        self._gate = Gate(section.server_concurrency)
+        self.gate = Gate(section.server_concurrency)
         self._client: SglangClient | None = None
         self._stager = stager
         self._folder = folder.absolute()
@@ -104,7 +110,7 @@ class SglangEngine:
     @property
     def pending(self) -> int:
         """Requests that are under way or wait here."""
-        return self._gate.pending
+        return self.gate.pending
 
     @property
     def failure(self) -> str | None:
@@ -178,8 +184,10 @@ class SglangEngine:
         await self.extend(draft, stream=False)
         return draft.completion(self.weight_version)
 
-    async def extend(self, draft: Draft, *, stream: bool) -> None:
+    async def extend(self, draft: Draft, *, stream: bool, pairing: Pairing | None = None) -> None:
         """Have the server generate the rest of a response; nothing where an abort came before it was its turn.
+
+        With `pairing` another engine reads the prompt.
 
         Raises:
             EngineError: the server refused the request, ended, or could not be reached. With `stream`, which wants
@@ -187,15 +195,23 @@ class SglangEngine:
             DeadlineError: it took longer than `request_timeout_s`.
         """
         self._check_usable()
+        await self.gate.pass_through(lambda: self._write(draft, stream=stream, pairing=pairing))
+
+    async def _write(self, draft: Draft, *, stream: bool, pairing: Pairing | None) -> None:
+        body = draft.request(stream=stream, routing=self.routing, placeholder=self._placeholder)
+        body = body if pairing is None else pairing.body(body)
         limit = self._section.request_timeout_s
-        seen: dict[str, Any] = {"routing": self.routing, "placeholder": self._placeholder}
-        await self._gate.pass_through(
-            lambda: self._unless_ended(ask(self._usable(), draft, stream=stream, timeout_s=limit, **seen))
-        )
+        writing = self._unless_ended(answer(self._usable(), draft, body, timeout_s=limit))
+        await (writing if pairing is None else pairing.together(body, writing))
+
+    async def read(self, body: Mapping[str, Any]) -> Any:
+        """Have the server read a prompt and hand its cache over; None where an abort came before it was its turn."""
+        limit = self._section.request_timeout_s
+        return await self.gate.pass_through(lambda: self._post("/generate", body, timeout_s=limit))
 
     async def abort(self) -> None:
         """End every request under way; each answers with its partial output and `abort`."""
-        await self._gate.abort(self.abort_requests, timeout_s=self._section.control_timeout_s)
+        await self.gate.abort(self.abort_requests, timeout_s=self._section.control_timeout_s)
 
     async def abort_requests(self) -> None:
         """End the requests that have reached the server, whoever sent them."""
@@ -215,10 +231,7 @@ class SglangEngine:
         """Release weights and cache, once nothing is generated any more; `onload` brings their memory back."""
         async with self._checking:
             self._is_quiet = True
-        limit = (
-            self._section.control_timeout_s
-        )  # SGLang ends where memory is released while a batch is under way
-        await self._unless_ended(self._usable().drain(timeout_s=limit))
+        await self._drain()  # SGLang ends where memory is released while a batch is under way
         await self.control("/release_memory_occupation", {})
 
     async def onload(self) -> None:
@@ -284,8 +297,8 @@ class SglangEngine:
 
     async def _end(self, ending: Awaitable[None]) -> None:
         await ending
-        if self._port is not None:
-            self._port.release()
+        for port in self._ports:
+            port.release()
         self._targets.remove()
         if self._client is not None:
             await self._client.close()
@@ -294,25 +307,17 @@ class SglangEngine:
             self._stager.close()
 
     def _child(self, folder: Path, arguments: Mapping[str, Any]) -> ServerProcess:
-        given = {**OWN_ARGUMENTS, **self._section.server_args, **arguments}
-        if self._routes:
-            given["enable_return_routed_experts"] = True
-        return ServerProcess(
-            server_command(
-                self._path,
-                port=int(self._address.rpartition(":")[2]),
-                dtype=self._dtype,
-                arguments=[
-                    "--custom-weight-loader",
-                    *loader.LOADERS,
-                    *server_arguments(given),
-                ],
-            ),
-            environment={
-                **server_environment(n_ranks=self.n_ranks, n_ranks_in_all=self._n_ranks_in_all),
-                "HF_HUB_OFFLINE": "1",
-            },
+        return server_child(
+            self._path,
+            dtype=self._dtype,
+            section=self._section,
+            arguments={**arguments, "enable_return_routed_experts": True} if self._routes else arguments,
+            port=int(self._address.rpartition(":")[2]),
             log=folder / f"{self.name}.log",
+            n_ranks=self.n_ranks,
+            n_ranks_in_all=self._n_ranks_in_all,
+            role=self.role,
+            bootstrap_port=self.bootstrap_port,
         )
 
     async def control(self, path: str, body: Mapping[str, Any]) -> Any:
@@ -328,6 +333,8 @@ class SglangEngine:
     async def paused(self) -> AsyncIterator[None]:
         """Have the server generate nothing within the context; `pause_mode` says what becomes of its requests."""
         was_quiet, self._is_quiet = self._is_quiet, True
+        if self.role != "regular":
+            await self._drain()  # SGLang 0.5.23 hands over after a pause what was read before it
         await self.control("/pause_generation", {"mode": self._section.pause_mode})
         try:
             yield
@@ -335,6 +342,10 @@ class SglangEngine:
             if self._server.failure is None:
                 await self.control("/continue_generation", {})
             self._is_quiet = was_quiet
+
+    async def _drain(self) -> None:
+        """Empty the server's cache, once it has no request any more."""
+        await self._unless_ended(self._usable().drain(timeout_s=self._section.control_timeout_s))
 
     async def lose(self, why: str) -> None:
         """End the server: requests under way fail, and none goes on with weights that cannot be trusted."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import ExitStack, asynccontextmanager
 
 from slime_core.errors import DeadlineError, EngineError, WeightSyncError
 from slime_core.protocols import Completion, Fingerprint, SamplingParams, Tokenizer, TransferPlan
 from slime_core.weights import check_fingerprints
 
+from slime_sglang.apart import Pairing
 from slime_sglang.client import ServerFaultError
 from slime_sglang.draft import NONE_SENT, Draft
 from slime_sglang.engine import SglangEngine
@@ -23,6 +26,8 @@ from slime_sglang.staging import Update
 
 #: Engines that may fail at one request before it is given up: it may be the request that they fail at.
 _ATTEMPTS = 3
+#: What an engine is there for.
+_WORK = {"regular": "generate", "prefill": "read prompts", "decode": "generate"}
 
 
 class EngineFleet:
@@ -32,6 +37,9 @@ class EngineFleet:
     tokens that arrived, and a new engine takes its place, with the weights of the last update. Without it the first
     failure is the caller's.
 
+    Engines that only read prompts and engines that only generate are two teams: a request gets one of each. While they
+    are paused or load an update none has a request. Those under way are ended, and go on from their tokens afterwards.
+
     Args:
         seats: one for each engine.
         section: settings of the fleet.
@@ -39,6 +47,7 @@ class EngineFleet:
         tokenizer: of the model, for responses that go on elsewhere.
         router: sends requests to the engines; None has them spread here.
         others: engines of other models, which stay as they are: they are started and stopped with these.
+        keeps: whether requests go on that an update ends, where engines are in two teams.
     """
 
     transports: tuple[str, ...] = TRANSPORTS
@@ -53,11 +62,21 @@ class EngineFleet:
         tokenizer: Tokenizer,
         router: Router | None = None,
         others: Sequence[Keeper] = (),
+        keeps: bool = True,
     ) -> None:
         self._seats, self._section, self._stager = tuple(seats), section, stager
         self._tokenizer, self._router = tokenizer, router
         self._keeper = Keeper(seats, section=section, register=router, join=self._join)
         self._others = tuple(others)
+        roles = [seat.engine.role for seat in self._seats]
+        self._teams = [
+            [seat for seat, own in zip(self._seats, roles, strict=True) if own == role]
+            for role in ("regular", "prefill", "decode")
+            if role in roles
+        ]
+        self._is_apart = len(self._teams) > 1
+        self._rooms = itertools.count(1)
+        self._keeps, self._holds, self._held = keeps, 0, 0
         self._aborts = 0
         # Held while an update or another move reaches the engines: a new one joins before or after, not in between.
         self._moving = asyncio.Lock()
@@ -92,10 +111,9 @@ class EngineFleet:
             DeadlineError: no answer within `request_timeout_s`.
             DataError: an image cannot be read.
         """
-        if images and self._router is not None:
-            raise EngineError(
-                "images do not go through a router, which is not proven to hand them on; do without it"
-            )
+        if images and (self._router is not None or self._is_apart):
+            what = "through a router" if self._router is not None else "to prefill and decode engines"
+            raise EngineError(f"images do not go {what}, which is not proven to work; do without it")
         aborts = self._aborts
         failed: list[Seat] = []
         draft = Draft(
@@ -106,25 +124,34 @@ class EngineFleet:
             newest=self.weight_version,
         )
         while True:
-            seat = await self._seat_for(session_id, avoid=failed, aborts=aborts)
-            if seat is None:
+            crew = await self._crew_for(session_id, avoid=failed, aborts=aborts)
+            if crew is None:
                 break
-            engine = seat.engine
+            holds, engines = self._holds, [seat.engine for seat in crew]
             try:
-                await self._extend(draft, engine, session_id)
-                break
+                await self._extend(draft, engines, session_id)
             except EngineError as error:
-                was_lost = isinstance(error, ServerFaultError) or engine.failure is not None
-                if not (was_lost and self._section.use_fault_tolerance):
+                is_lost = any(engine.failure is not None for engine in engines)
+                if not is_lost and self._were_emptied(holds, aborts):
+                    continue
+                if not (
+                    (is_lost or isinstance(error, ServerFaultError)) and self._section.use_fault_tolerance
+                ):
                     raise
-                for suspect in [seat] if self._router is None else self._seats:
+                for suspect in crew if self._router is None else self._seats:
                     suspect.engine.suspected.set()
                 if draft.is_over:  # its engine was lost just after
                     break
-                failed.append(seat)
-                if len(failed) == _ATTEMPTS:
+                failed += crew
+                if len(failed) == _ATTEMPTS * len(crew):
                     error.add_note(f"{_ATTEMPTS} engines in turn failed at this request")
                     raise
+            else:
+                if not self._were_emptied(holds, aborts):
+                    break
+                draft.reopen()
+                if draft.is_over:
+                    break
         return draft.completion(self.weight_version)
 
     async def abort(self) -> None:
@@ -139,13 +166,19 @@ class EngineFleet:
         """Stop generating and keep the requests under way."""
         async with self._moving:
             self._is_paused = True
-            await self._everywhere(lambda seat: seat.engine.pause())
+            if self._is_apart:
+                await self._empty()
+            else:
+                await self._everywhere(lambda seat: seat.engine.pause())
 
     async def resume(self) -> None:
         """Go on after `pause`."""
         async with self._moving:
             self._is_paused = False
-            await self._everywhere(lambda seat: seat.engine.resume())
+            if self._is_apart:
+                self._fill()
+            else:
+                await self._everywhere(lambda seat: seat.engine.resume())
 
     async def offload(self) -> None:
         """Release weights and cache; `onload` brings their memory back."""
@@ -175,9 +208,10 @@ class EngineFleet:
             try:
                 async with self._moving:
                     update = await self._stager.arrive(plan)
-                    await self._everywhere(lambda seat: self._load(seat, update))
-                while not any(seat.engine.weight_version == plan.version for seat in self._seats):
-                    await self._seat_for(None, avoid=(), aborts=self._aborts)  # the first to be back has it
+                    async with self._emptied():
+                        await self._everywhere(lambda seat: self._load(seat, update))
+                while not self._has(plan.version):
+                    await self._crew_for(None, avoid=(), aborts=self._aborts)  # the first to be back has it
             except BaseException:
                 await self._end_those_with(plan.version)
                 raise
@@ -189,34 +223,84 @@ class EngineFleet:
         await all_of([keeper.close() for keeper in (self._keeper, *self._others)])
         self._stager.close()
 
-    async def _extend(self, draft: Draft, engine: SglangEngine, session_id: str | None) -> None:
-        """Have an engine, or whichever the router takes, generate the rest of a response."""
+    async def _extend(self, draft: Draft, engines: Sequence[SglangEngine], session_id: str | None) -> None:
+        """Have the engines of a request, or whichever the router takes, generate the rest of a response."""
         stream = self._section.use_fault_tolerance  # only then anybody goes on with what arrived
-        if self._router is None:
-            await engine.extend(draft, stream=stream and engine.can_stream)
-        else:
+        if self._router is not None:
             stream = stream and all(seat.engine.can_stream for seat in self._seats if seat.is_ready)
             await self._router.extend(draft, stream=stream, session_id=session_id)
+            return
+        reader, writer = engines[0], engines[-1]
+        stream = stream and writer.can_stream
+        if not self._is_apart:
+            await writer.extend(draft, stream=stream)
+            return
+        with ExitStack() as place:  # the next request is to know of this one before it is the writer's turn
+            place.enter_context(reader.gate.expecting())
+            room = next(self._rooms)
+            pairing = Pairing(reader, writer, port=reader.bootstrap_port, room=room, arrives=place.close)
+            await writer.extend(draft, stream=stream, pairing=pairing)
 
-    async def _seat_for(self, session_id: str | None, *, avoid: Sequence[Seat], aborts: int) -> Seat | None:
-        """Return the seat that gets a request, waiting for one that is checked or replaced where none is ready.
+    async def _crew_for(
+        self, session_id: str | None, *, avoid: Sequence[Seat], aborts: int
+    ) -> list[Seat] | None:
+        """Return the seats that get a request, one of each team, waiting for those that are checked or replaced.
 
         None where there was an abort since `aborts` of them.
 
         Raises:
             EngineError: none is left; says what became of each.
         """
-        if not self._section.use_fault_tolerance:
-            return pick(self._seats, session_id)
         while aborts == self._aborts:
-            ready = [seat for seat in self._seats if seat.is_ready and not seat.engine.suspected.is_set()]
-            if ready:
-                return pick([seat for seat in ready if seat not in avoid] or ready, session_id)
-            if all(seat.state == "gone" for seat in self._seats):
-                reasons = "\n".join(f"{seat.name}: {seat.reason}" for seat in self._seats)
-                raise EngineError(f"no engine is left to generate:\n{reasons}")
+            ready = [[seat for seat in team if self._is_ready(seat)] for team in self._teams]
+            if all(ready) and not self._held:
+                return [
+                    pick([seat for seat in team if seat not in avoid] or team, session_id) for team in ready
+                ]
+            for team in self._teams:
+                if all(seat.state == "gone" for seat in team):
+                    reasons = "\n".join(f"{seat.name}: {seat.reason}" for seat in team)
+                    raise EngineError(f"no engine is left to {_WORK[team[0].engine.role]}:\n{reasons}")
             await self._keeper.changed()
         return None
+
+    def _is_ready(self, seat: Seat) -> bool:
+        """Whether a seat may get a request. Without fault tolerance each does, and a failure is the caller's."""
+        if not self._section.use_fault_tolerance:
+            return True
+        return seat.is_ready and not seat.engine.suspected.is_set()
+
+    def _has(self, version: str) -> bool:
+        """Whether an engine of each team holds a version."""
+        return all(any(seat.engine.weight_version == version for seat in team) for team in self._teams)
+
+    @asynccontextmanager
+    async def _emptied(self) -> AsyncIterator[None]:
+        """Have no engine hold a request within the context, where they are in two teams."""
+        if not self._is_apart:
+            yield
+            return
+        if not self._keeps:
+            self._aborts += 1
+        try:
+            await self._empty()
+            yield
+        finally:
+            self._fill()
+
+    async def _empty(self) -> None:
+        """End the requests under way, and hold them and all others back until `_fill` is called as often."""
+        self._holds += 1
+        self._held += 1
+        await self._everywhere(lambda seat: seat.engine.abort())
+
+    def _fill(self) -> None:
+        self._held -= 1
+        self._keeper.tell()
+
+    def _were_emptied(self, holds: int, aborts: int) -> bool:
+        """Whether requests were ended, where engines are in two teams, since so many times."""
+        return self._is_apart and (holds, aborts) != (self._holds, self._aborts)
 
     async def _everywhere[T](self, move: Callable[[Seat], Awaitable[T]]) -> list[T]:
         """Make a move at all engines at once, and return what they answer.
@@ -274,7 +358,7 @@ class EngineFleet:
                 raise EngineError(
                     f"{seat.name}: the last update broke off, and there are no weights to give it"
                 )
-            if self._is_paused:
+            if self._is_paused and not self._is_apart:
                 await seat.engine.pause()
             if self._is_offloaded:
                 await seat.engine.offload()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 
 from slime_core.errors import DeadlineError
 
@@ -25,11 +26,19 @@ class Gate:
         """Requests that are under way or wait."""
         self._in_flight = 0
 
+    @contextmanager
+    def expecting(self) -> Iterator[None]:
+        """Count a request that is to come as one that waits, within the context."""
+        self.pending += 1
+        try:
+            yield
+        finally:
+            self.pending -= 1
+
     async def pass_through[T](self, send: Callable[[], Awaitable[T]]) -> T | None:
         """Send a request when it is its turn, and return the answer; None where an abort ended the wait."""
         aborts = self._aborts
-        self.pending += 1
-        try:
+        with self.expecting():
             async with self._slots:
                 if aborts != self._aborts:
                     return None
@@ -38,8 +47,6 @@ class Gate:
                     return await send()
                 finally:
                     self._in_flight -= 1
-        finally:
-            self.pending -= 1
 
     async def abort(self, end: Callable[[], Awaitable[object]], *, timeout_s: float) -> None:
         """Call `end`, which ends what is under way, until nothing is.

@@ -19,10 +19,10 @@ from slime_core.plugins.hooks import ForeignFlags, Section, hookimpl
 from slime_core.served import wanted_models
 from slime_core.weights import transport_problems, wanted_transport
 
-from slime_sglang.layout import layout_of, problems_of, rank_problems
+from slime_sglang.apart import missing_for_mooncake, transfer_problems
+from slime_sglang.layout import Layout, layout_of, problems_of, rank_problems
 from slime_sglang.process import is_here
 from slime_sglang.section import (
-    APART,
     ROUTED_EXPERTS,
     TRANSPORTS,
     FleetSection,
@@ -58,6 +58,7 @@ def slime_check_config(settings: Settings) -> Iterable[Problem]:
     yield from _gpu_problems(fleet)
     if fleet.sglang_config is not None:
         yield from problems_of(fleet, checkpoint=settings.section(ModelSection).hf_checkpoint)
+    yield from _apart_problems(settings)
     yield from _external_problems(fleet, settings.section(TrainSection))
     yield from _router_problems(fleet)
     yield from transport_problems(settings.section(TrainSection), "engine sglang", TRANSPORTS)
@@ -95,6 +96,13 @@ def slime_check_build(build: BuildContext) -> Iterable[Problem]:
             "no router",
             "sglang-router drops the question for them; without it requests are spread all the same",
         )
+    if ROUTED_EXPERTS in build.engine_needs and _apart_layout(build.settings) is not None:
+        yield Problem(
+            "fleet.prefill_num_servers" if fleet.sglang_config is None else str(fleet.sglang_config),
+            "prefill and decode engines in a run that needs the experts of each token",
+            "regular engines",
+            "SGLang hands over the cache, but not which experts the prompt's tokens passed",
+        )
 
 
 def _image_problems(build: BuildContext) -> Iterator[Problem]:
@@ -118,6 +126,13 @@ def _image_problems(build: BuildContext) -> Iterator[Problem]:
             "it with data.multimodal_keys",
             "no router",
             "that sglang-router hands images on is not proven; without it requests are spread all the same",
+        )
+    if _apart_layout(build.settings) is not None:
+        yield Problem(
+            "fleet.prefill_num_servers" if fleet.sglang_config is None else str(fleet.sglang_config),
+            "prefill and decode engines with data.multimodal_keys",
+            "regular engines",
+            "that both read the same images is not proven",
         )
 
 
@@ -189,8 +204,53 @@ def _gpu_problems(fleet: FleetSection) -> Iterator[Problem]:
             f"a multiple of {each}",
             f"{total % each} would be left over",
         )
-    if fleet.prefill_num_servers:
-        yield Problem("fleet.prefill_num_servers", str(fleet.prefill_num_servers), "0", APART)
+    n_engines, n_reading = (total or each) // each, fleet.prefill_num_servers
+    if n_reading and fleet.sglang_config is not None:
+        yield Problem(
+            "fleet.prefill_num_servers",
+            f"{n_reading} beside sglang_config",
+            "one of them",
+            "groups of the file say it by worker_type: prefill and worker_type: decode",
+        )
+    elif n_reading and n_reading >= n_engines and not fleet.rollout_external_engine_addrs:
+        yield Problem(
+            "fleet.prefill_num_servers",
+            f"{n_reading} of {n_engines} engines",
+            f"{n_engines - 1} at most" if n_engines > 1 else "2 engines at least",
+            "one has to generate; --rollout-num-gpus says how many engines there are",
+        )
+
+
+def _apart_layout(settings: Settings) -> Layout | None:
+    """Return the layout of a run whose prompts are read apart; None for any other."""
+    fleet = settings.section(FleetSection)
+    try:
+        layout = layout_of(fleet, checkpoint=settings.section(ModelSection).hf_checkpoint)
+    except ConfigError:  # which is said already
+        return None
+    if fleet.rollout_external_engine_addrs or not any(map(layout.is_apart, layout.models)):
+        return None
+    return layout
+
+
+def _apart_problems(settings: Settings) -> Iterator[Problem]:
+    """Refuse prefill and decode engines without what moves the cache between them, or behind a router."""
+    layout = _apart_layout(settings)
+    if layout is None:
+        return
+    fleet = settings.section(FleetSection)
+    where = "fleet.prefill_num_servers" if fleet.sglang_config is None else str(fleet.sglang_config)
+    given = settings.section(SglangSection).server_args
+    places = [place for model in layout.models for place in layout.places(model) if place.role != "regular"]
+    missing = [transfer_problems({**given, **place.overrides}, where=where) for place in places]
+    yield from next(filter(None, map(list, missing)), [])
+    if fleet.has_router:
+        yield Problem(
+            "fleet.router_policy" if fleet.router_policy is not None else "fleet.sglang_router_ip",
+            "it with prefill and decode engines",
+            "no router",
+            "sglang-router would pair them itself, which has not been run; without it requests are spread all the same",
+        )
 
 
 def _external_problems(fleet: FleetSection, train: TrainSection) -> Iterator[Problem]:
@@ -199,6 +259,7 @@ def _external_problems(fleet: FleetSection, train: TrainSection) -> Iterator[Pro
     for name, value in (
         ("rollout_num_gpus", fleet.rollout_num_gpus),
         ("sglang_config", fleet.sglang_config),
+        ("prefill_num_servers", fleet.prefill_num_servers or None),
     ):
         if addresses and value is not None:
             yield Problem(
@@ -255,7 +316,7 @@ def _router_problems(fleet: FleetSection) -> Iterator[Problem]:
 
 @hookimpl
 def slime_environment() -> Mapping[str, str]:
-    """Return the versions of SGLang and of its router."""
+    """Return the versions of SGLang, of its router, and of what hands its cache over."""
     found = {
         "sglang": "not installed; slime-sglang needs it",
         "sglang-router": "not installed; --router-policy needs it",
@@ -263,4 +324,14 @@ def slime_environment() -> Mapping[str, str]:
     for name in found:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
-    return found
+    return found | {"mooncake": _mooncake()}
+
+
+def _mooncake() -> str:
+    missing = missing_for_mooncake()
+    if missing is not None:
+        return f"no {missing[0]}; --prefill-num-servers needs it: {missing[1]}"
+    for name in ("mooncake-transfer-engine", "mooncake-transfer-engine-non-cuda"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return f"{importlib.metadata.version(name)} ({name})"
+    return "of a distribution unknown here"

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from annotated_types import MinLen
 from pydantic import Field, StringConstraints, ValidationError
@@ -18,17 +18,22 @@ from slime_core.config.base import SectionModel
 from slime_core.errors import ConfigError, Problem
 from slime_core.served import NAME
 
-from slime_sglang.section import APART, Count, FleetSection, argument_problems
+from slime_sglang.section import ENCODERS, Count, FleetSection, argument_problems
 
 #: Name of the model of a run without `--sglang-config`.
 _POLICY = "policy"
+
+#: What an engine does: all of it, only reading prompts, or only generating.
+Role = Literal["regular", "prefill", "decode"]
+_ROLES: tuple[Role, ...] = get_args(Role)
 
 
 class ServerGroup(SectionModel):
     """Engines that are started alike, or GPUs that are left alone."""
 
     worker_type: Literal["regular", "placeholder", "prefill", "decode", "encoder"] = "regular"
-    """`regular` engines, or a `placeholder`, whose GPUs nobody gets."""
+    """`regular` engines; those that only read prompts (`prefill`) or only generate (`decode`); or a `placeholder`, whose
+    GPUs nobody gets."""
     num_gpus: Count
     """GPUs of all its engines together; without GPUs the number of ranks."""
     num_gpus_per_engine: Count | None = None
@@ -69,6 +74,8 @@ class Place:
     """GPUs from there on; the tensor-parallel ranks."""
     overrides: Mapping[str, Any] = field(default_factory=dict)
     """SGLang's own arguments, over those of the run."""
+    role: Role = "regular"
+    """What the engine does."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +114,10 @@ class Layout:
             return model.update_weights
         return model.model_path in (None, self.checkpoint)
 
+    def is_apart(self, model: ServedModel) -> bool:
+        """Whether some engines of a model only read prompts, and others only generate."""
+        return any(place.role != "regular" for place in self.places(model))
+
     def size(self, model: ServedModel, group: ServerGroup) -> int:
         """Return the GPUs of one engine of a group."""
         return group.num_gpus_per_engine or model.num_gpus_per_engine or self.per_engine
@@ -117,9 +128,9 @@ class Layout:
         for other in self.models:
             for group in other.server_groups:
                 size = self.size(other, group)
-                if other is model and group.worker_type == "regular":
+                if other is model and group.worker_type in _ROLES:
                     starts = range(first, first + group.num_gpus, size)
-                    found += [Place(start, size, group.overrides) for start in starts]
+                    found += [Place(start, size, group.overrides, group.worker_type) for start in starts]
                 first += group.num_gpus
         return found
 
@@ -133,9 +144,20 @@ def layout_of(fleet: FleetSection, *, checkpoint: str) -> Layout:
     if fleet.sglang_config is not None:
         models = _read(fleet.sglang_config).sglang
     else:
-        total = fleet.rollout_num_gpus or fleet.rollout_num_gpus_per_engine
-        models = [ServedModel(name=_POLICY, server_groups=[ServerGroup(num_gpus=total)])]
+        models = [ServedModel(name=_POLICY, server_groups=_groups(fleet))]
     return Layout(models, checkpoint, fleet.rollout_num_gpus_per_engine)
+
+
+def _groups(fleet: FleetSection) -> list[ServerGroup]:
+    """Return the groups that settings without a file ask for."""
+    total = fleet.rollout_num_gpus or fleet.rollout_num_gpus_per_engine
+    reading = fleet.prefill_num_servers * fleet.rollout_num_gpus_per_engine
+    if not 0 < reading < total:  # the second of which is refused
+        return [ServerGroup(num_gpus=total)]
+    return [
+        ServerGroup(worker_type="prefill", num_gpus=reading),
+        ServerGroup(worker_type="decode", num_gpus=total - reading),
+    ]
 
 
 def problems_of(fleet: FleetSection, *, checkpoint: str) -> Iterator[Problem]:
@@ -200,8 +222,23 @@ def rank_problems(
 def _model_problems(layout: Layout, model: ServedModel, where: str) -> Iterator[Problem]:
     for number, group in enumerate(model.server_groups):
         yield from _group_problems(group, layout.size(model, group), f"{where}.server_groups.{number}")
-    if all(group.worker_type == "placeholder" for group in model.server_groups):
+    kinds = {group.worker_type for group in model.server_groups} - {"placeholder"}
+    if not kinds:
         yield Problem(f"{where}.server_groups", "no engine", "one regular group at least")
+    if kinds & {"prefill", "decode"} and kinds != {"prefill", "decode"}:
+        yield Problem(
+            f"{where}.server_groups",
+            f"{' and '.join(sorted(kinds))} groups",
+            "both prefill and decode, and no others; or regular ones",
+            "each request needs an engine that reads its prompt and one that generates",
+        )
+    elif kinds & {"prefill", "decode"} and not layout.is_policy(model):
+        yield Problem(
+            f"{where}.server_groups",
+            f"prefill and decode groups of {model.name!r}, which is not the policy",
+            "regular groups",
+            "rewards ask the servers of such a model one at a time",
+        )
     if layout.is_policy(model) and model.model_path not in (None, layout.checkpoint):
         yield Problem(
             f"{where}.model_path",
@@ -212,8 +249,8 @@ def _model_problems(layout: Layout, model: ServedModel, where: str) -> Iterator[
 
 
 def _group_problems(group: ServerGroup, size: int, where: str) -> Iterator[Problem]:
-    if group.worker_type in ("prefill", "decode", "encoder"):
-        yield Problem(f"{where}.worker_type", group.worker_type, "regular or placeholder", APART)
+    if group.worker_type == "encoder":
+        yield Problem(f"{where}.worker_type", "encoder", "regular, prefill, decode or placeholder", ENCODERS)
     elif group.worker_type == "placeholder":
         if group.overrides:
             yield Problem(f"{where}.overrides", "some of a placeholder", "none: it starts nothing")

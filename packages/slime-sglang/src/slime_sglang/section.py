@@ -20,11 +20,8 @@ TRANSPORTS = ("memory", "distributed", "disk-delta", "disk")
 #: What completions hold where it is needed, by its name in `Completion.metadata`.
 ROUTED_EXPERTS = "routed_experts"
 
-#: Why no engine only reads prompts, only generates, or only encodes.
-APART = (
-    "engines that read prompts, generate or encode apart hand the cache over by RDMA or between GPUs (mooncake, nixl), "
-    "which has not been run here"
-)
+#: Why no engine only encodes images.
+ENCODERS = "engines that only encode images, and what they hand over, have not been run here"
 
 #: Arguments of SGLang's that follow from slime's own settings, and where those are.
 DERIVED = {
@@ -38,12 +35,14 @@ DERIVED = {
     "tp_size": "fleet.rollout_num_gpus_per_engine",
     "tensor_parallel_size": "fleet.rollout_num_gpus_per_engine",
     "gpu_id_step": "nothing: the GPUs of an engine lie in a row",
+    "disaggregation_mode": "fleet.prefill_num_servers, or groups of fleet.sglang_config",
+    "disaggregation_bootstrap_port": "nothing: a free one is taken",
     **dict.fromkeys(
         ("nnodes", "node_rank", "dist_init_addr"), "nothing: an engine is a process of this run, on its host"
     ),
 }
-#: Arguments of engines that do only a part of the work.
-_PARTIAL = ("disaggregation_mode", "encoder_only", "language_only")
+#: Arguments of engines that only encode images, or leave that to others.
+_ENCODING = ("encoder_only", "language_only")
 #: Arguments that give a server other ranks than tensor-parallel ones.
 _OTHER_RANKS = (
     "pp_size", "pipeline_parallel_size", "dp_size", "data_parallel_size", "ep_size", "expert_parallel_size", "ep",
@@ -93,7 +92,8 @@ class FleetSection(SectionModel):
     """YAML file with the models that the run serves and the groups of engines that serve them: groups with arguments of
     their own, models that are not trained (`served:NAME` for rewards), and GPUs that are left alone."""
     prefill_num_servers: Annotated[int, Ge(0)] = 0
-    """Engines that only read prompts; anything but 0 is refused, as no transfer of the cache has been run here."""
+    """Engines that only read prompts, and hand the cache over to the others, which only generate; 0 has every engine do
+    both. `sglang_config` says it by groups."""
     rollout_external_engine_addrs: list[str] = []
     """Servers that run already, `host:port` each: they are joined, and neither started nor stopped."""
     router_policy: RouterPolicy | None = None
@@ -137,8 +137,11 @@ def argument_problems(arguments: Mapping[str, Any], *, where: str) -> Iterator[P
     for name, value in arguments.items():
         if name in DERIVED:
             yield Problem(f"{where}.{name}", "an argument that slime gives the server itself", DERIVED[name])
-        elif name in _PARTIAL:
-            yield Problem(f"{where}.{name}", "it", "engines that do all of the work", APART)
+        elif name in _ENCODING:
+            yield Problem(f"{where}.{name}", "it", "engines that do all of the work", ENCODERS)
+        elif name == "disaggregation_transfer_backend" and value == "fake":
+            why = "decode engines would generate from a cache that nobody filled"
+            yield Problem(f"{where}.{name}", "fake", "one that moves something: mooncake, for example", why)
         elif name in _OTHER_RANKS and str(value) != "1":
             why = "weights that arrive are proven for tensor-parallel ranks only"
             yield Problem(f"{where}.{name}", str(value), "1", why)

@@ -1,0 +1,206 @@
+"""A real server that only reads prompts and one that only generates: what they answer, updated, killed and stopped at work.
+
+The tests share the servers, and run in their order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+
+import pytest
+from slime_core.assemble import make_build
+from slime_core.config.load import load_settings
+from slime_core.plugins.registry import Registry
+from slime_core.protocols import SamplingParams
+from slime_core.weights import sync_weights
+from slime_sglang.build import create_engine
+
+from .sender import Sender
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
+
+PROMPTS = [[5, 6, number] for number in range(6)]
+#: Read in five pieces of 64 tokens.
+LONG_PROMPT = [1 + number * 37 % 126 for number in range(300)]
+GREEDY = SamplingParams(max_new_tokens=12, temperature=0)
+LONG = SamplingParams(max_new_tokens=200, min_new_tokens=200, temperature=0)
+INTERVAL_S, DEADLINE_S = 3, 15
+
+
+def sender_of(model, **options):
+    return Sender({name: parameter.detach() for name, parameter in model.named_parameters()}, **options)
+
+
+@pytest.fixture(scope="module")
+def pair(serving_of, model_path, tmp_path_factory):
+    """A started fleet: an engine that reads prompts and one that generates."""
+    folder = tmp_path_factory.mktemp("sglang-apart")
+    flags = {
+        "hf-checkpoint": model_path,
+        "rollout-engine": "sglang",
+        "rollout-batch-size": 1,
+        "rollout-max-response-len": 8,
+        "output-dir": folder,
+        "rollout-num-gpus": 2,
+        "prefill-num-servers": 1,
+        "rollout-health-check-interval": INTERVAL_S,
+        "rollout-health-check-timeout": DEADLINE_S,
+        "rollout-engine-restarts": 1,
+        "sglang-dtype": "float32",
+        "sglang-staging-dir": folder,
+        "sglang-max-total-tokens": 4096,
+        "sglang-max-running-requests": 8,
+        "sglang-chunked-prefill-size": 64,
+        "sglang-stream-interval": 8,
+    }
+    words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+    registry = Registry.from_environment()
+    build = make_build(load_settings([], [*words, "--use-fault-tolerance"], registry=registry), registry)
+    yield from serving_of(create_engine(build), log=build.run_dir / "sglang", staging=folder)
+
+
+@pytest.fixture
+def check_holds(pair, log_probs_of):
+    """Checks that the engines generate what a model does."""
+
+    def check(model):
+        for prompt in (*PROMPTS[:2], LONG_PROMPT):
+            answer = pair.run(pair.engine.generate(prompt, GREEDY))
+            log_probs, likeliest = log_probs_of(model, prompt, answer.tokens)
+            assert answer.tokens == likeliest
+            assert answer.log_probs == pytest.approx(log_probs, abs=1e-5, rel=0)
+
+    return check
+
+
+def update(pair, model, version, transport="memory"):
+    pair.run(sync_weights(sender_of(model), pair.engine, version=version, timeout_s=120, transport=transport))
+
+
+async def whole(fleet):
+    """Ask for all long answers at once, and return a task for them once some tokens have arrived."""
+    work = asyncio.gather(*(fleet.generate(prompt, LONG) for prompt in PROMPTS))
+    await fleet.generate([1, 2, 3], SamplingParams(max_new_tokens=16, temperature=0))
+    return work
+
+
+def assert_greedy(prompt, answer, models, log_probs_of):
+    """Check that each token of a long answer is the likeliest of the model of its version, with its log-prob."""
+    for span in answer.metadata["weight_versions"]:
+        place = slice(span["start"], span["end"])
+        log_probs, likeliest = log_probs_of(models[span["version"]], prompt, answer.tokens, can_end=False)
+        assert answer.tokens[place] == likeliest[place]
+        assert answer.log_probs[place] == pytest.approx(log_probs[place], abs=1e-5, rel=0)
+    assert span["end"] == len(answer.tokens) == len(answer.log_probs) == LONG.max_new_tokens
+
+
+def group_of(seat):
+    return seat.engine._server._process.pid
+
+
+async def back(seat):
+    while seat.state != "serving":
+        await asyncio.sleep(0.2)
+
+
+def test_what_one_reads_the_other_continues_as_transformers_does(pair, model, check_holds, log_probs_of):
+    check_holds(model)
+    one = SamplingParams(max_new_tokens=1, temperature=0)
+    answer = pair.run(pair.engine.generate([9], one))  # the token that comes with the cache
+    log_probs, likeliest = log_probs_of(model, [9], answer.tokens)
+    assert (answer.tokens, answer.finish_reason) == (likeliest, "length")
+    assert answer.log_probs == pytest.approx(log_probs, abs=1e-5, rel=0)
+    stop = SamplingParams(max_new_tokens=12, temperature=0, stop_token_ids=tuple(answer.tokens))
+    ended = pair.run(pair.engine.generate([9], stop))
+    assert (ended.tokens, ended.finish_reason) == (answer.tokens, "stop")
+
+
+def test_updates_reach_both_and_requests_under_way_go_on_with_the_new_weights(
+    pair, tiny_llama, check_holds, log_probs_of
+):
+    update(pair, tiny_llama(1), "1")
+    check_holds(tiny_llama(1))
+
+    async def scenario():
+        work = await whole(pair.engine)
+        sender = sender_of(tiny_llama(2))
+        await sync_weights(sender, pair.engine, version="2", timeout_s=120, transport="distributed")
+        return await work
+
+    answers = pair.run(scenario())
+    models = {"1": tiny_llama(1).double(), "2": tiny_llama(2).double()}
+    for prompt, answer in zip(PROMPTS, answers, strict=True):
+        assert_greedy(prompt, answer, models, log_probs_of)
+    began = [answer.metadata["weight_versions"][0]["version"] for answer in answers]
+    assert "1" in began  # what arrived before is kept
+    assert {answer.weight_version for answer in answers} == {"2"}
+    check_holds(tiny_llama(2))
+
+
+def test_an_abort_ends_what_is_read_what_is_generated_and_what_waits(pair, tiny_llama, check_holds):
+    async def scenario():
+        work = await whole(pair.engine)
+        more = asyncio.gather(*(pair.engine.generate([*LONG_PROMPT, n], LONG) for n in range(6)))
+        await pair.engine._seats[0].engine.model_info()  # as long as it takes them to arrive
+        await pair.engine.abort()
+        return await work + await more
+
+    answers = pair.run(scenario())
+    assert {answer.finish_reason for answer in answers} == {"abort"}
+    assert any(answer.tokens for answer in answers)
+    assert all(seat.pending == 0 for seat in pair.engine._seats)
+    check_holds(tiny_llama(2))
+
+
+def test_both_give_their_memory_back_and_take_it_again(pair, tiny_llama, check_holds):
+    pair.run(pair.engine.offload())
+    pair.run(pair.engine.onload())
+    update(pair, tiny_llama(2), "2 again", "disk-delta")
+    check_holds(tiny_llama(2))
+
+
+def test_one_that_generates_is_killed_and_no_token_is_lost(pair, tiny_llama, check_holds, log_probs_of):
+    _, seat = pair.engine._seats
+    group = group_of(seat)
+
+    async def scenario():
+        work = await whole(pair.engine)
+        os.killpg(group, signal.SIGKILL)
+        answers = await work
+        await back(seat)
+        return answers
+
+    for prompt, answer in zip(PROMPTS, pair.run(scenario(), timeout_s=400), strict=True):
+        assert_greedy(prompt, answer, {"2 again": tiny_llama(2).double()}, log_probs_of)
+    assert group_of(seat) != group
+    check_holds(tiny_llama(2))
+
+
+def test_one_that_reads_hangs_and_is_replaced_while_the_other_goes_on(
+    pair, tiny_llama, check_holds, living, log_probs_of
+):
+    seat, writer = pair.engine._seats
+    group, kept = group_of(seat), group_of(writer)
+
+    async def scenario():
+        work = await whole(pair.engine)
+        os.killpg(group, signal.SIGSTOP)
+        begin = time.monotonic()
+        late = asyncio.create_task(pair.engine.generate(LONG_PROMPT, GREEDY))
+        while seat.state == "serving":
+            await asyncio.sleep(0.1)
+        seconds, answers = time.monotonic() - begin, await work
+        await late
+        return seconds, answers
+
+    seconds, answers = pair.run(scenario(), timeout_s=400)
+    for prompt, answer in zip(PROMPTS, answers, strict=True):
+        assert_greedy(prompt, answer, {"2 again": tiny_llama(2).double()}, log_probs_of)
+    assert seconds < 1.5 * (INTERVAL_S + DEADLINE_S)
+    assert living(group) == []  # a stopped process holds its memory
+    assert group_of(writer) == kept
+    update(pair, tiny_llama(3), "3", "disk")
+    check_holds(tiny_llama(3))
