@@ -74,9 +74,8 @@ class SglangEngine:
         role: Role = "regular",
     ) -> None:
         self._path, self._dtype, self._section = model_path, dtype, section
-        self._routes, self._is_updated = routes, is_updated
+        self._routes, self._is_updated, self.role = routes, is_updated, role
         self.n_ranks, self._n_ranks_in_all = n_ranks, n_ranks_in_all
-        self.role = role
         self._placeholder: int | None = read_config(model_path).get(PLACEHOLDER)
         self._ports = HeldPort(), HeldPort()
         self.name, self._address = name, address or f"127.0.0.1:{self._ports[0].number}"
@@ -126,11 +125,8 @@ class SglangEngine:
         """
         section = self._section
         await self._server.start()
-        self._client = SglangClient(
-            self.url,
-            connections=section.server_concurrency + 8,
-            retries=section.request_retries,
-        )
+        connections = section.server_concurrency + 8
+        self._client = SglangClient(self.url, connections=connections, retries=section.request_retries)
         try:
             if self.is_external:
                 await meet(self._client, self._server.name, timeout_s=section.control_timeout_s)
