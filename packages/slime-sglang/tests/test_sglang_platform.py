@@ -202,6 +202,8 @@ def test_an_argument_that_sglang_has_not_is_refused_with_the_nearest_name(tmp_pa
     assert "slime gives the server itself" in problem
     (problem,) = problems_of(*REQUIRED, "--sglang-tp-size", "2")
     assert "fleet.rollout_num_gpus_per_engine" in problem
+    (problem,) = problems_of(*REQUIRED, "--sglang-ssl-keyfile", "key.pem")
+    assert "wanted nothing: the server listens on this host alone, to plain HTTP" in problem
     (problem,) = problems_of(*REQUIRED, "--sglang-dp-size", "2")
     assert "sglang.server_args.dp_size: found 2; wanted 1; weights that arrive are proven for" in problem
     assert problems_of(*REQUIRED, "--sglang-dp-size", "1") == []

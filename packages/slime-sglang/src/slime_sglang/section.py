@@ -40,6 +40,10 @@ DERIVED = {
     **dict.fromkeys(
         ("nnodes", "node_rank", "dist_init_addr"), "nothing: an engine is a process of this run, on its host"
     ),
+    **dict.fromkeys(
+        ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "ssl_keyfile_password"),
+        "nothing: the server listens on this host alone, to plain HTTP",
+    ),
 }
 #: Arguments of engines that only encode images, or leave that to others.
 _ENCODING = ("encoder_only", "language_only")
