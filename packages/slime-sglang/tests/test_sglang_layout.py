@@ -32,6 +32,9 @@ sglang:
     server_groups: [{num_gpus: 2}]
 """
 
+#: A transfer that asks nothing of the machine that the tests run on.
+BY_NIXL = ("--sglang-disaggregation-transfer-backend", "nixl")
+
 
 @pytest.fixture
 def settings_of(tmp_path: Path) -> Callable[..., Settings]:
@@ -87,7 +90,7 @@ def test_the_examples_of_the_readme_are_some(settings_of, problems_of):
         (4, 2),
     ]
     assert found.places(found.others[0]) == [Place(7, 1, {"is_embedding": True})]
-    assert problems_of(apart, "--rollout-num-gpus", "3") == []
+    assert problems_of(apart, "--rollout-num-gpus", "3", *BY_NIXL) == []
 
 
 @pytest.mark.parametrize(
@@ -115,7 +118,7 @@ sglang:
 
 
 def test_prefill_and_decode_groups_are_engines_of_the_policy(settings_of, problems_of):
-    assert problems_of(APART) == []
+    assert problems_of(APART, *BY_NIXL) == []
     found = layout(settings_of(APART))
     assert found.places(found.models[0]) == [
         Place(0, 1, {"chunked_prefill_size": 64}, "prefill"),
@@ -148,7 +151,7 @@ def test_so_many_of_the_engines_read_prompts_and_the_others_generate(settings_of
     ],
 )  # fmt: skip
 def test_halves_without_the_other_half_are_refused(problems_of, text, flags, problem):
-    (found,) = problems_of(text, *flags)
+    (found,) = problems_of(text, *flags, *BY_NIXL)
     assert found[: len(problem)] == problem
 
 
