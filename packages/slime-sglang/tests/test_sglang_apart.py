@@ -30,8 +30,8 @@ LONG = SamplingParams(max_new_tokens=200, min_new_tokens=200, temperature=0)
 INTERVAL_S, DEADLINE_S = 3, 15
 
 
-def sender_of(model, **options):
-    return Sender({name: parameter.detach() for name, parameter in model.named_parameters()}, **options)
+def sender_of(model, kind=Sender):
+    return kind({name: parameter.detach() for name, parameter in model.named_parameters()})
 
 
 @pytest.fixture(scope="module")
@@ -124,11 +124,18 @@ def test_updates_reach_both_and_requests_under_way_go_on_with_the_new_weights(
     update(pair, tiny_llama(1), "1")
     check_holds(tiny_llama(1))
 
+    class LateSender(Sender):
+        """Has requests under way by the time that all but the end is sent."""
+
+        async def _buckets(self):
+            async for bucket in super()._buckets():
+                yield bucket
+            self.work = await whole(pair.engine)
+
     async def scenario():
-        work = await whole(pair.engine)
-        sender = sender_of(tiny_llama(2))
+        sender = sender_of(tiny_llama(2), kind=LateSender)
         await sync_weights(sender, pair.engine, version="2", timeout_s=120, transport="distributed")
-        return await work
+        return await sender.work
 
     answers = pair.run(scenario())
     models = {"1": tiny_llama(1).double(), "2": tiny_llama(2).double()}
