@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
+import aiohttp
 import pytest
 from slime_core.errors import WeightSyncError
 from slime_core.protocols import SamplingParams
@@ -12,7 +13,7 @@ from slime_core.weights import sync_weights
 from slime_models.families.llama import LLAMA
 from slime_sglang.engine import SglangEngine
 from slime_sglang.loader import LOADERS
-from slime_sglang.process import ServerProcess, free_port, local_port_is_free
+from slime_sglang.process import ServerProcess, free_port
 from slime_sglang.section import SglangSection
 from slime_sglang.server import server_command, server_environment
 from slime_sglang.stager import stager_of
@@ -33,6 +34,17 @@ ELSEWHERE = [
     "-c",
     'mount -t tmpfs none "$0" && exec "$@"',
 ]
+
+
+async def is_ready(server, url):
+    async with aiohttp.ClientSession() as session:
+        while True:
+            with contextlib.suppress(aiohttp.ClientError):
+                async with session.get(url) as reply:
+                    if reply.status == 200:
+                        return
+            assert server.failure is None, server.failure
+            await asyncio.sleep(0.2)
 
 
 def sender_of(model):
@@ -69,9 +81,7 @@ def test_weights_reach_a_host_that_shares_a_disk_alone(model, model_path, tiny_l
 
     async def scenario():
         await server.start()
-        while local_port_is_free(port):
-            assert server.failure is None, server.failure
-            await asyncio.sleep(0.2)
+        await is_ready(server, f"http://127.0.0.1:{port}/health")
         await engine.start()
         for number in (1, 2):
             sent = sender_of(tiny_llama(number))
