@@ -91,7 +91,7 @@ def slime_check_build(build: BuildContext) -> Iterable[Problem]:
         yield from served_problems(build, folder)
     if fleet.has_router and ROUTED_EXPERTS in build.engine_needs:
         yield Problem(
-            "fleet.router_policy" if fleet.router_policy is not None else "fleet.sglang_router_ip",
+            _router_of(fleet),
             "it in a run that needs the experts of each token",
             "no router",
             "sglang-router drops the question for them; without it requests are spread all the same",
@@ -122,7 +122,7 @@ def _image_problems(build: BuildContext) -> Iterator[Problem]:
     fleet = build.section(FleetSection)
     if fleet.has_router:
         yield Problem(
-            "fleet.router_policy" if fleet.router_policy is not None else "fleet.sglang_router_ip",
+            _router_of(fleet),
             "it with data.multimodal_keys",
             "no router",
             "that sglang-router hands images on is not proven; without it requests are spread all the same",
@@ -246,7 +246,7 @@ def _apart_problems(settings: Settings) -> Iterator[Problem]:
     yield from next(filter(None, map(list, missing)), [])
     if fleet.has_router:
         yield Problem(
-            "fleet.router_policy" if fleet.router_policy is not None else "fleet.sglang_router_ip",
+            _router_of(fleet),
             "it with prefill and decode engines",
             "no router",
             "sglang-router would pair them itself, which has not been run; without it requests are spread all the same",
@@ -286,6 +286,11 @@ def _external_problems(fleet: FleetSection, train: TrainSection) -> Iterator[Pro
                 "the other transports go by the memory of one host; give --update-weight-transport disk, and an "
                 "--output-dir that both hosts see under one name",
             )
+
+
+def _router_of(fleet: FleetSection) -> str:
+    """Return the setting that asks for a router."""
+    return "fleet.router_policy" if fleet.router_policy is not None else "fleet.sglang_router_ip"
 
 
 def _router_problems(fleet: FleetSection) -> Iterator[Problem]:
