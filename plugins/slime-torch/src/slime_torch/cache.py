@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from slime_models.architecture import Architecture
 from torch import Tensor
@@ -9,6 +11,8 @@ from torch import Tensor
 from slime_torch.pages import collapse
 
 _SLOTS, _POSITIONS = 8, 16
+#: What keys and values are copied as: an element at a time would take four times as long in bfloat16.
+_WORD = torch.int64
 
 
 class KvCache:
@@ -17,6 +21,10 @@ class KvCache:
     The slots in use are the first ones and the capacity is kept near the longest of them, so that attention
     reads a contiguous piece of memory: a batched product copies any other first. Positions that were never
     written are zeros, finite, so that a mask hides them.
+
+    Each layer lies in a buffer of its own, and one more is spare: to change its size, a layer moves into the spare one
+    and leaves its own to the next layer. So nothing is allocated once the longest sequences have been seen; on a CPU that
+    takes longer than the copy.
 
     Args:
         architecture: the model's numbers.
@@ -36,12 +44,14 @@ class KvCache:
     @property
     def nbytes(self) -> int:
         """Bytes held."""
-        return sum(layer.nbytes for layer in self._layers)
+        return self._spare.nbytes + sum(buffer.nbytes for buffer in self._buffers)
 
     def free(self) -> None:
         """Give all memory back; what was stored is lost."""
         self.slots = self.capacity = 0
-        self._layers = [self._empty(0, 0) for _ in range(self._n_layers)]
+        self._spare = self._buffer(0)
+        self._buffers = [self._buffer(0) for _ in range(self._n_layers)]
+        self._layers = [buffer.view(2, 0, self.heads, 0, self._dim) for buffer in self._buffers]
 
     def reserve(self, slots: int, length: int) -> None:
         """Make room for `slots` slots of `length` positions, not much more; keeps what is stored in them."""
@@ -51,13 +61,16 @@ class KvCache:
         new_capacity = wanted if length > self.capacity or wanted * 5 // 4 < self.capacity else self.capacity
         if (new_slots, new_capacity) == (self.slots, self.capacity):
             return
-        kept = min(new_capacity, self.capacity)
+        shape = (2, new_slots, self.heads, new_capacity, self._dim)
+        size, kept = math.prod(shape), min(new_capacity, self.capacity)
         for index, old in enumerate(self._layers):
-            new = self._empty(new_slots, new_capacity)
+            buffer = self._spare if len(self._spare) >= size else self._buffer(size)
+            new = buffer[:size].view(shape)
             new[:, : self.slots, :, :kept] = old[:, :, :, :kept]
-            if self._device.type == "cpu":
-                collapse(new.data_ptr(), new.nbytes)
+            new[:, : self.slots, :, kept:] = 0
+            new[:, self.slots :] = 0
             self._layers[index] = new
+            self._spare, self._buffers[index] = self._buffers[index], buffer
         self.slots, self.capacity = new_slots, new_capacity
 
     def rows(self, slots: Tensor, positions: Tensor) -> Tensor:
@@ -68,7 +81,8 @@ class KvCache:
 
     def write(self, layer: int, rows: Tensor, keys_values: Tensor) -> None:
         """Store `keys_values` [tokens, 2 * heads, head_dim] of one layer at `rows`."""
-        self._layers[layer].view(-1, self._dim).index_copy_(0, rows, keys_values.reshape(-1, self._dim))
+        stored, new = (tensor.view(_WORD) for tensor in (self._layers[layer], keys_values))
+        stored.view(-1, stored.shape[-1]).index_copy_(0, rows, new.reshape(-1, new.shape[-1]))
 
     def view(self, layer: int, slots: int) -> tuple[Tensor, Tensor]:
         """Return keys and values of the first slots, each [slots * heads, capacity, head_dim], contiguous."""
@@ -80,8 +94,11 @@ class KvCache:
         for layer in self._layers:
             layer[:, target, :, :length] = layer[:, source, :, :length]
 
-    def _empty(self, slots: int, capacity: int) -> Tensor:
-        return torch.zeros(2, slots, self.heads, capacity, self._dim, dtype=self._dtype, device=self._device)
+    def _buffer(self, size: int) -> Tensor:
+        buffer = torch.empty(size, dtype=self._dtype, device=self._device)
+        if self._device.type == "cpu":
+            collapse(buffer.data_ptr(), buffer.nbytes)
+        return buffer
 
 
 def _round_up(value: int, multiple: int) -> int:

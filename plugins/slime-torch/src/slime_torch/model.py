@@ -81,6 +81,7 @@ class Decoder:
             table.to(device, dtype) for table in rope_tables(architecture, max_length)
         )
         self._scale = architecture.head_dim**-0.5
+        self._signs = torch.tensor([[1], [-1]], device=device, dtype=dtype)
 
     def _head(self) -> Fused:
         """Return what makes logits: with tied weights the embedding, or a packed copy of it where that is faster."""
@@ -193,13 +194,13 @@ class Decoder:
                 self._norm_heads(heads, layer.query_norm, layer.key_norm)
             rotated = heads[:, : a.num_attention_heads + a.num_query_groups]
             swapped = rotated.roll(a.head_dim // 2, -1)
-            rotated.mul_(cosine).add_(swapped.mul_(sine))
+            rotated.mul_(cosine).addcmul_(swapped, sine)
             attended = attend(index, heads)
             if rows is not None and layer is self.layers[-1]:  # nobody asks for the others any more
                 x, attended = x[rows], attended[rows]
-            x = layer.output.linear(attended).add_(x)
+            x = layer.output.linear(attended, plus=x)
             gate, up = layer.gate_up.linear(self._normed(x, layer.mlp_norm)).chunk(2, dim=-1)
-            x = layer.down.linear(F.silu(gate).mul_(up)).add_(x)
+            x = layer.down.linear(F.silu(gate).mul_(up), plus=x)
         return self._normed(x, self.norm)
 
     def _norm_heads(self, heads: Tensor, query_norm: Fused, key_norm: Fused) -> None:
@@ -211,4 +212,10 @@ class Decoder:
             span.copy_(self._normed(span, norm))
 
     def _normed(self, x: Tensor, weight: Fused) -> Tensor:
-        return F.rms_norm(x, weight.shape, weight.tensor, self.architecture.norm_epsilon)
+        """Return the RMS norm of `x` [..., n]."""
+        epsilon = self.architecture.norm_epsilon
+        if x.device.type != "cpu":
+            return F.rms_norm(x, weight.shape, weight.tensor, epsilon)
+        # PyTorch has no kernel for it on a CPU, but one for layer norm. That is the same where the mean is zero.
+        both = x.unsqueeze(-2) * self._signs
+        return F.layer_norm(both, both.shape[-2:], weight.tensor.expand(2, -1), eps=epsilon).select(-2, 0)

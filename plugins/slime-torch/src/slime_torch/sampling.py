@@ -13,6 +13,8 @@ from torch import Tensor
 
 #: Width of the blocks in which a row of unnormalised probabilities is summed before the draw is looked up.
 _BLOCK = 256
+#: How many numbers are gone through at a time on a CPU: few enough to stay in its cache.
+_CACHED = 2**19
 #: How many of a row's largest logits are looked at for its nucleus, before all are.
 _CANDIDATES = (64, 1024)
 
@@ -73,13 +75,17 @@ def sample(
     if any(temperature != 1.0 for temperature in temperatures):
         logits = logits.float() / torch.tensor(temperatures, device=logits.device)[:, None]
     logits = _restricted(logits, [draw.params for draw in draws])
-    # Not torch.softmax: summing a row of 50,000 in float32 shifts every log-prob by some 1e-5. Blocks do not.
-    peaks = logits.amax(-1, keepdim=True)
-    blocks = _in_blocks(logits.to(torch.float32, copy=True).sub_(peaks).exp_())
-    ends = blocks.sum(-1).double().cumsum(-1)
+    maxima, sums = _per_block(logits)
+    peaks, ends = maxima.amax(-1, keepdim=True), sums.double().cumsum(-1)
     greedy = torch.tensor([draw.params.temperature == 0 for draw in draws], device=logits.device)
     points = torch.from_numpy(uniform([d.seed for d in draws], [d.position for d in draws])).to(logits.device)
-    tokens = torch.where(greedy, _likeliest(blocks), _inverted(blocks, ends, points))
+    targets = points[:, None] * ends[:, -1:]
+    block = torch.where(greedy, maxima.argmax(-1), torch.searchsorted(ends, targets, right=True).squeeze(1))
+    inside = _block(logits, block)
+    begins = torch.nn.functional.pad(ends, (1, 0))
+    rest = targets - begins.gather(1, block[:, None])
+    index = torch.where(greedy, inside.argmax(-1), _inverted((inside - peaks).exp(), rest))
+    tokens = block * _BLOCK + index
     log_probs = (logits.gather(1, tokens[:, None]) - peaks.double() - ends[:, -1:].log()).squeeze(1)
     nuclei = _nuclei(logits, draws) if with_nuclei else [None] * len(draws)
     return tokens.tolist(), log_probs.tolist(), nuclei
@@ -96,38 +102,45 @@ def _nuclei(logits: Tensor, draws: Sequence[Draw]) -> list[Nucleus]:
     ]
 
 
-def _in_blocks(weights: Tensor) -> Tensor:
-    """Return [n, blocks, _BLOCK], zero where the vocabulary has ended."""
-    n, vocab = weights.shape
-    if vocab % _BLOCK:
-        weights = torch.nn.functional.pad(weights, (0, -vocab % _BLOCK))
-    return weights.view(n, -1, _BLOCK)
+def _per_block(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the largest logit of each block and its sum of exp(logit - the row's largest): float32 [n, blocks] each.
+
+    Not torch.softmax: summing a row of 50,000 in float32 shifts every log-prob by some 1e-5. Blocks do not.
+    """
+    n, vocab = logits.shape
+    blocks = -(-vocab // _BLOCK)
+    maxima, sums = torch.empty(2, n, blocks, device=logits.device)
+    step = max(1, _CACHED // (blocks * _BLOCK)) if logits.device.type == "cpu" else n
+    scratch = torch.empty(min(step, n), blocks * _BLOCK, device=logits.device)
+    for first in range(0, n, step):
+        rows = slice(first, min(first + step, n))
+        weights = scratch[: rows.stop - first]
+        weights[:, :vocab] = logits[rows]
+        weights[:, vocab:] = -torch.inf
+        torch.amax(weights.view(-1, blocks, _BLOCK), -1, out=maxima[rows])
+        weights.sub_(maxima[rows].amax(-1, keepdim=True)).exp_()
+        torch.sum(weights.view(-1, blocks, _BLOCK), -1, out=sums[rows])
+    return maxima, sums
 
 
-def _likeliest(blocks: Tensor) -> Tensor:
-    """Return the index of each row's first maximum; blockwise, which is faster than argmax over the row."""
-    block = blocks.amax(-1).argmax(-1)
-    inside = blocks[torch.arange(len(block), device=block.device), block].argmax(-1)
-    return block * _BLOCK + inside
+def _block(logits: Tensor, block: Tensor) -> Tensor:
+    """Return of each row the block `block` [n], float32 [n, _BLOCK], -inf where the vocabulary has ended."""
+    ids = block[:, None] * _BLOCK + torch.arange(_BLOCK, device=logits.device)
+    last = logits.shape[1] - 1
+    return logits.gather(1, ids.clamp_max(last)).float().masked_fill_(ids > last, -torch.inf)
 
 
-def _inverted(blocks: Tensor, ends: Tensor, points: Tensor) -> Tensor:
-    """Return the first index at which each row's cumulative sum exceeds `point` times its total.
+def _inverted(weights: Tensor, rest: Tensor) -> Tensor:
+    """Return the first index at which each row's cumulative sum exceeds `rest`.
 
     Args:
-        blocks: float32 [n, blocks, _BLOCK], unnormalised probabilities.
-        ends: float64 [n, blocks], cumulative sums of whole blocks.
-        points: float64 [n], each in [0, 1).
+        weights: float32 [n, _BLOCK], unnormalised probabilities.
+        rest: float64 [n, 1], less than a row's sum but for rounding.
     """
-    rows = torch.arange(len(blocks), device=blocks.device)
-    target = points * ends[:, -1]
-    block = torch.searchsorted(ends, target[:, None], right=True).squeeze(1)
-    begin = torch.where(block > 0, ends[rows, (block - 1).clamp_min(0)], 0.0)
-    cumulative = blocks[rows, block].double().cumsum(-1)
-    # The block's own sum was rounded to float32: stay below what its elements add up to.
-    rest = torch.minimum(target - begin, cumulative[:, -1] * (1 - 2.0**-52))
-    inside = torch.searchsorted(cumulative, rest[:, None], right=True).squeeze(1)
-    return block * _BLOCK + inside
+    cumulative = weights.double().cumsum(-1)
+    # The sum that `rest` comes from was rounded to float32: stay below what the elements add up to.
+    rest = torch.minimum(rest, cumulative[:, -1:] * (1 - 2.0**-52))
+    return torch.searchsorted(cumulative, rest, right=True).squeeze(1)
 
 
 def _restricted(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:

@@ -79,13 +79,19 @@ class Fused:
             self.tensor = ops._reorder_linear_weight(plain)
             collapse(ops.data_ptr(self.tensor), ops._nbytes(self.tensor))
 
-    def linear(self, x: Tensor, bias: Fused | None = None) -> Tensor:
-        """Return x W^T + bias: [n, columns] -> [n, rows]."""
+    def linear(self, x: Tensor, bias: Fused | None = None, *, plus: Tensor | None = None) -> Tensor:
+        """Return x W^T + bias + plus: [n, columns] -> [n, rows]."""
         b = None if bias is None else bias.tensor
         if self.packed:
-            y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.tensor, b, "none", [], "")
+            product = torch.ops.mkldnn._linear_pointwise
+            y: Tensor
+            if plus is None:
+                y = product(x, self.tensor, b, "none", [], "")
+            else:
+                y = product.binary(x, plus, self.tensor, b, "add")
             return y
-        return F.linear(x, self.tensor, b)
+        y = F.linear(x, self.tensor, b)
+        return y if plus is None else y.add_(plus)
 
     def move(self, device: torch.device) -> None:
         """Move to `device`; a packed tensor stays, it is on the CPU anyway."""
