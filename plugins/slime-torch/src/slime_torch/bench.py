@@ -138,7 +138,7 @@ def _products(model: Decoder, work: Workload) -> Callable[[], None]:
     def multiply() -> None:
         for _ in range(work.new_tokens):
             for layer in model.layers:
-                for weight in (layer.qkv, layer.output, layer.gate_up, layer.down):
+                for weight in (layer.qkv, layer.output, layer.gate, layer.up, layer.down):
                     weight.linear(inputs[weight.shape[1]])
             model.logits(inputs[a.hidden_size])
 

@@ -51,7 +51,7 @@ class KvCache:
         self.slots = self.capacity = 0
         self._spare = self._buffer(0)
         self._buffers = [self._buffer(0) for _ in range(self._n_layers)]
-        self._layers = [buffer.view(2, 0, self.heads, 0, self._dim) for buffer in self._buffers]
+        self._set([buffer.view(2, 0, self.heads, 0, self._dim) for buffer in self._buffers])
 
     def reserve(self, slots: int, length: int) -> None:
         """Make room for `slots` slots of `length` positions, not much more; keeps what is stored in them."""
@@ -63,15 +63,17 @@ class KvCache:
             return
         shape = (2, new_slots, self.heads, new_capacity, self._dim)
         size, kept = math.prod(shape), min(new_capacity, self.capacity)
+        layers = []
         for index, old in enumerate(self._layers):
             buffer = self._spare if len(self._spare) >= size else self._buffer(size)
             new = buffer[:size].view(shape)
             new[:, : self.slots, :, :kept] = old[:, :, :, :kept]
             new[:, : self.slots, :, kept:] = 0
             new[:, self.slots :] = 0
-            self._layers[index] = new
+            layers.append(new)
             self._spare, self._buffers[index] = self._buffers[index], buffer
         self.slots, self.capacity = new_slots, new_capacity
+        self._set(layers)
 
     def rows(self, slots: Tensor, positions: Tensor) -> Tensor:
         """Return where `write` puts token i: int64 [tokens * 2 * heads], keys, then values, heads in order."""
@@ -81,18 +83,28 @@ class KvCache:
 
     def write(self, layer: int, rows: Tensor, keys_values: Tensor) -> None:
         """Store `keys_values` [tokens, 2 * heads, head_dim] of one layer at `rows`."""
-        stored, new = (tensor.view(_WORD) for tensor in (self._layers[layer], keys_values))
-        stored.view(-1, stored.shape[-1]).index_copy_(0, rows, new.reshape(-1, new.shape[-1]))
+        words = self._words[layer]
+        words.index_copy_(0, rows, keys_values.view(_WORD).reshape(-1, words.shape[1]))
 
-    def view(self, layer: int, slots: int) -> tuple[Tensor, Tensor]:
-        """Return keys and values of the first slots, each [slots * heads, capacity, head_dim], contiguous."""
-        stored = self._layers[layer]
-        return stored[0, :slots].flatten(0, 1), stored[1, :slots].flatten(0, 1)
+    def views(self, slots: int) -> list[tuple[Tensor, Tensor]]:
+        """Return each layer's keys and values of the first slots: [slots * heads, capacity, head_dim], contiguous."""
+        if self._viewed != slots:
+            self._viewed = slots
+            self._views = [
+                (keys[:slots].flatten(0, 1), values[:slots].flatten(0, 1)) for keys, values in self._layers
+            ]
+        return self._views
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` positions of a slot into another slot."""
         for layer in self._layers:
             layer[:, target, :, :length] = layer[:, source, :, :length]
+
+    def _set(self, layers: list[Tensor]) -> None:
+        # What a decoding step needs of them is made ready here: its time is short, and each view costs some of it.
+        self._layers = layers
+        self._words = [layer.view(-1, self._dim).view(_WORD) for layer in layers]
+        self._viewed, self._views = -1, []
 
     def _buffer(self, size: int) -> Tensor:
         buffer = torch.empty(size, dtype=self._dtype, device=self._device)

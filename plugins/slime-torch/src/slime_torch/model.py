@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ from torch.nn import functional as F
 
 from slime_torch.cache import KvCache
 from slime_torch.rope import rope_tables
-from slime_torch.weights import Fused, Shape, Weights, can_pack
+from slime_torch.weights import Fused, Norm, Shape, Weights, can_pack
 
 #: (layer, queries, keys and values of n tokens [n, heads + 2 * kv_heads, dim]) -> [n, heads * dim]
 Attend = Callable[[int, Tensor], Tensor]
@@ -25,14 +26,15 @@ _RUNS = "the torch engine runs dense decoders (llama, qwen2, qwen3): choose anot
 class Layer:
     """The weights of one decoder layer."""
 
-    input_norm: Fused
+    input_norm: Norm
     qkv: Fused
     qkv_bias: Fused | None
-    query_norm: Fused | None
-    key_norm: Fused | None
+    query_norm: Norm | None
+    key_norm: Norm | None
     output: Fused
-    mlp_norm: Fused
-    gate_up: Fused
+    mlp_norm: Norm
+    gate: Fused
+    up: Fused
     down: Fused
 
     def tensors(self) -> list[Fused]:
@@ -67,7 +69,7 @@ class Decoder:
         self._shapes, self._packed = shapes, can_pack(dtype, device)
         self.embedding = self._fuse("model.embed_tokens.weight", packed=False)
         self.layers = [self._layer(f"model.layers.{i}.") for i in range(architecture.num_layers)]
-        self.norm = self._fuse("model.norm.weight", packed=False)
+        self.norm = self._norm("model.norm.weight")
         self.head = self._head()
         fused = [self.embedding, self.norm, *(one for layer in self.layers for one in layer.tensors())]
         self.weights = Weights(fused if self.head is self.embedding else [*fused, self.head])
@@ -81,7 +83,8 @@ class Decoder:
             table.to(device, dtype) for table in rope_tables(architecture, max_length)
         )
         self._scale = architecture.head_dim**-0.5
-        self._signs = torch.tensor([[1], [-1]], device=device, dtype=dtype)
+        # A power of two changes an exponent alone: scaled and masked, what was rounded to `dtype` is not rounded again.
+        self._scores_dtype = dtype if math.frexp(self._scale)[0] == 0.5 else torch.float32
 
     def _head(self) -> Fused:
         """Return what makes logits: with tied weights the embedding, or a packed copy of it where that is faster."""
@@ -96,27 +99,32 @@ class Decoder:
         qkv = [f"self_attn.{name}_proj" for name in "qkv"]
         a = self.architecture
         return Layer(
-            input_norm=self._fuse(prefix + "input_layernorm.weight", packed=False),
+            input_norm=self._norm(prefix + "input_layernorm.weight"),
             qkv=self._fuse(*named(*(name + ".weight" for name in qkv))),
             qkv_bias=self._fuse(*named(*(name + ".bias" for name in qkv)), packed=False)
             if a.qkv_bias
             else None,
-            query_norm=self._fuse(prefix + "self_attn.q_norm.weight", packed=False)
-            if a.qk_layernorm
-            else None,
-            key_norm=self._fuse(prefix + "self_attn.k_norm.weight", packed=False) if a.qk_layernorm else None,
+            query_norm=self._norm(prefix + "self_attn.q_norm.weight") if a.qk_layernorm else None,
+            key_norm=self._norm(prefix + "self_attn.k_norm.weight") if a.qk_layernorm else None,
             output=self._fuse(prefix + "self_attn.o_proj.weight"),
-            mlp_norm=self._fuse(prefix + "post_attention_layernorm.weight", packed=False),
-            gate_up=self._fuse(*named("mlp.gate_proj.weight", "mlp.up_proj.weight")),
+            mlp_norm=self._norm(prefix + "post_attention_layernorm.weight"),
+            gate=self._fuse(prefix + "mlp.gate_proj.weight"),
+            up=self._fuse(prefix + "mlp.up_proj.weight"),
             down=self._fuse(prefix + "mlp.down_proj.weight"),
         )
 
     def _fuse(self, *names: str, packed: bool = True) -> Fused:
-        missing = [name for name in names if name not in self._shapes]
-        if missing:
-            raise EngineError(f"{self.architecture.model_type}: the model has no {missing[0]}; {_RUNS}")
-        parts = {name: self._shapes[name] for name in names}
+        parts = {name: self._shape(name) for name in names}
         return Fused(parts, dtype=self.dtype, device=self.device, packed=packed and self._packed)
+
+    def _norm(self, name: str) -> Norm:
+        epsilon = self.architecture.norm_epsilon
+        return Norm(name, self._shape(name), epsilon=epsilon, dtype=self.dtype, device=self.device)
+
+    def _shape(self, name: str) -> Shape:
+        if name not in self._shapes:
+            raise EngineError(f"{self.architecture.model_type}: the model has no {name}; {_RUNS}")
+        return self._shapes[name]
 
     def decode(self, tokens: Tensor, lengths: Tensor, cache: KvCache) -> Tensor:
         """Append one token to each of the first slots of the cache.
@@ -132,14 +140,16 @@ class Decoder:
         n, length = len(tokens), cache.capacity
         rows = cache.rows(torch.arange(n, device=self.device), lengths)
         seen = torch.arange(length, device=self.device) <= lengths[:, None]
-        mask = torch.zeros(n, length, device=self.device).masked_fill_(~seen, -torch.inf)[:, None, None]
+        mask = torch.zeros(n, length, device=self.device, dtype=self._scores_dtype)
+        mask = mask.masked_fill_(~seen, -torch.inf)[:, None, None]
+        views = cache.views(n)
         n_query, kv_heads = self.architecture.num_attention_heads, self.architecture.num_query_groups
         group = n_query // kv_heads
 
         def attend(layer: int, heads: Tensor) -> Tensor:
-            cache.write(layer, rows, heads[:, n_query:])
-            queries = heads[:, :n_query]
-            keys, values = cache.view(layer, n)
+            queries, keys_values = heads.split([n_query, 2 * kv_heads], dim=1)
+            cache.write(layer, rows, keys_values)
+            keys, values = views[layer]
             # Keys times queries, not the other way round: oneDNN repacks its second operand, the small one.
             scores = torch.bmm(keys, queries.reshape(n * kv_heads, group, -1).transpose(1, 2))
             scores = scores.view(n, kv_heads, length, group).transpose(2, 3).contiguous()
@@ -188,7 +198,7 @@ class Decoder:
         cosine, sine = self._cosine[positions].unsqueeze(1), self._sine[positions].unsqueeze(1)
         x = self.embedding.tensor[tokens]
         for index, layer in enumerate(self.layers):
-            heads = layer.qkv.linear(self._normed(x, layer.input_norm), layer.qkv_bias)
+            heads = layer.qkv.linear(layer.input_norm(x), layer.qkv_bias)
             heads = heads.view(len(x), -1, a.head_dim)
             if layer.query_norm is not None and layer.key_norm is not None:
                 self._norm_heads(heads, layer.query_norm, layer.key_norm)
@@ -198,24 +208,16 @@ class Decoder:
             attended = attend(index, heads)
             if rows is not None and layer is self.layers[-1]:  # nobody asks for the others any more
                 x, attended = x[rows], attended[rows]
-            x = layer.output.linear(attended, plus=x)
-            gate, up = layer.gate_up.linear(self._normed(x, layer.mlp_norm)).chunk(2, dim=-1)
-            x = layer.down.linear(F.silu(gate).mul_(up), plus=x)
-        return self._normed(x, self.norm)
+            x = layer.output.linear(attended, then="add", other=x)
+            normed = layer.mlp_norm(x)
+            gate = layer.gate.linear(normed, then="swish")
+            x = layer.down.linear(layer.up.linear(normed, then="mul", other=gate), then="add", other=x)
+        return self.norm(x)
 
-    def _norm_heads(self, heads: Tensor, query_norm: Fused, key_norm: Fused) -> None:
+    def _norm_heads(self, heads: Tensor, query_norm: Norm, key_norm: Norm) -> None:
         n_query = self.architecture.num_attention_heads
         for norm, span in (
             (query_norm, heads[:, :n_query]),
             (key_norm, heads[:, n_query : n_query + self.architecture.num_query_groups]),
         ):
-            span.copy_(self._normed(span, norm))
-
-    def _normed(self, x: Tensor, weight: Fused) -> Tensor:
-        """Return the RMS norm of `x` [..., n]."""
-        epsilon = self.architecture.norm_epsilon
-        if x.device.type != "cpu":
-            return F.rms_norm(x, weight.shape, weight.tensor, epsilon)
-        # PyTorch has no kernel for it on a CPU, but one for layer norm. That is the same where the mean is zero.
-        both = x.unsqueeze(-2) * self._signs
-        return F.layer_norm(both, both.shape[-2:], weight.tensor.expand(2, -1), eps=epsilon).select(-2, 0)
+            span.copy_(norm(span))
