@@ -141,7 +141,8 @@ class Norm(Fused):
         if x.device.type != "cpu":
             return F.rms_norm(x, self.shape, self.tensor, self._epsilon)
         both = x.unsqueeze(-2) * self._signs
-        return torch.layer_norm(both, self._twice.shape, self._twice, None, self._epsilon).select(-2, 0)
+        normed = torch.layer_norm(both, self._twice.shape, self._twice, None, self._epsilon)
+        return normed.select(-2, 0).contiguous()  # a product would copy it, and two of them follow
 
 
 class Weights:
