@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,12 +27,12 @@ def slime() -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run the `slime` command in a process of its own."""
 
     def run(
-        *words: str, cwd: Path | None = None, timeout: float = 240, **kwargs: object
+        *words: str, cwd: Path | None = None, timeout: float = 240, **kwargs: Any
     ) -> subprocess.CompletedProcess[str]:
         command = [Path(sys.executable).with_name("slime"), *map(str, words)]
         return subprocess.run(
             command, cwd=cwd or ROOT, capture_output=True, text=True, timeout=timeout, **kwargs
-        )  # type: ignore[call-overload]
+        )
 
     return run
 
