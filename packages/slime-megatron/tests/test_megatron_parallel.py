@@ -245,7 +245,8 @@ def test_the_optimizers_state_survives_sharing_experts_out_and_back(
 ):
     """Weights, master weights and moments, element by element; and by the next steps their number, of all optimizers."""
     batches, folder = [make_batch(seed=seed) for seed in range(4)], cut_models[kind]
-    begun, *later = [(n, {"optimizer": "adam"} | megatron) for n, megatron in cuts]
+    cuts = [(n, {"optimizer": "adam"} | megatron) for n, megatron in cuts]
+    begun, *later = cuts
     saved = ranks.run(
         "save_and_go_on", begun[0], folder=folder, checkpoint=tmp_path / "0", batches=batches, megatron=begun[1],
         moments=False, train=train,
@@ -254,17 +255,20 @@ def test_the_optimizers_state_survives_sharing_experts_out_and_back(
     moments = [name for name in wanted if "exp_avg" in name]
     assert any("experts" in name for name in moments)
     assert all(wanted[name].any() for name in moments)
-    for number, (n, megatron) in enumerate(later):
+    for number, cut in enumerate(later):
         metrics = ranks.run(
-            "load_and_save", n, folder=folder, checkpoint=tmp_path / str(number), output=tmp_path / str(number + 1),
-            megatron=megatron, batches=batches, train=train,
+            "load_and_save", cut[0], folder=folder, checkpoint=tmp_path / str(number), output=tmp_path / str(number + 1),
+            megatron=cut[1], batches=batches, train=train,
         )[0]  # fmt: skip
         found = tensors_of(tmp_path / str(number + 1))
         assert found.keys() == wanted.keys()
         assert all(tensor.equal(wanted[name]) for name, tensor in found.items())
+        # As cut when it was written: the same, bit for bit. Else sums are in another order, which in float16 can turn the
+        # rounding of weights after the first of these steps.
+        bound = 0 if cut == cuts[0] else 1e-4 if "fp16" in train else 1e-6
         for one, other in zip(saved["metrics"], metrics, strict=True):
             for name in ("train/loss", "train/grad_norm"):
-                assert other[name] == pytest.approx(one[name], rel=1e-5)
+                assert other[name] == pytest.approx(one[name], rel=bound, abs=0)
 
 
 def test_layers_of_further_tokens_learn_under_every_layout_as_in_one_process(ranks, further_model):
