@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from slime_torch.cache import KvCache
+from slime_torch.norm import Norm
 from slime_torch.rope import rope_tables
-from slime_torch.weights import Fused, Norm, Shape, Weights, can_pack
+from slime_torch.weights import Fused, Shape, Weights, can_pack
 
 #: (layer, queries, keys and values of n tokens [n, heads + 2 * kv_heads, dim]) -> [n, heads * dim]
 Attend = Callable[[int, Tensor], Tensor]

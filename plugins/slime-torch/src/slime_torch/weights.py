@@ -33,8 +33,8 @@ def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
     """Return whether oneDNN's blocked weight layout is of use: bfloat16 on a CPU that multiplies it natively.
 
     With a plain layout oneDNN reorders the weight in every product, which takes two thirds as long as the rest
-    when the batch is small (measured: 26 instead of 16 ms for SmolLM2-135M's layers and one token). The results
-    are the same, bit for bit.
+    when the batch is small (measured: 26 instead of 16 ms for SmolLM2-135M's layers and one token). A product is
+    the same, bit for bit; what follows it (`Fused.linear`) is done before the result is rounded, not after.
     """
     ops = torch.ops.mkldnn
     return (
@@ -107,42 +107,6 @@ class Fused:
         """Move to `device`; a packed tensor stays, it is on the CPU anyway."""
         if not self.packed:
             self.tensor = self.tensor.to(device)
-
-
-class Norm(Fused):
-    """The weight of an RMS norm.
-
-    PyTorch has no kernel for it on a CPU, but one for layer norm: that is the same where the mean is zero, as it is of x and
-    -x together (measured: 80 instead of 105 us a norm of 64 rows, eight operations less).
-
-    Args:
-        name: of its one tensor.
-        shape: [n].
-        epsilon: added to the mean square.
-        dtype: storage dtype.
-        device: where it lives.
-    """
-
-    def __init__(
-        self, name: str, shape: Shape, *, epsilon: float, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        super().__init__({name: shape}, dtype=dtype, device=device)
-        self._epsilon = epsilon
-        self._twice = self.tensor.new_zeros(2, *shape)
-        self._signs = self.tensor.new_tensor([[1], [-1]])
-
-    def write(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy the weight in, casting it."""
-        super().write(tensors)
-        self._twice.copy_(self.tensor)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return the norm of `x` [..., n]."""
-        if x.device.type != "cpu":
-            return F.rms_norm(x, self.shape, self.tensor, self._epsilon)
-        both = x.unsqueeze(-2) * self._signs
-        normed = torch.layer_norm(both, self._twice.shape, self._twice, None, self._epsilon)
-        return normed.select(-2, 0).contiguous()  # a product would copy it, and two of them follow
 
 
 class Weights:
