@@ -18,9 +18,8 @@ _WORD = torch.int64
 class KvCache:
     """Keys and values: for each layer `[2, slot, head, position, head_dim]`.
 
-    The slots in use are the first ones and the capacity is kept near the longest of them, so that attention
-    reads a contiguous piece of memory: a batched product copies any other first. Positions that were never
-    written are zeros, finite, so that a mask hides them.
+    The slots in use are the first ones and the capacity is kept near the longest of them: attention reads all of it.
+    Positions that were never written are zeros, finite, so that a mask hides them.
 
     Each layer lies in a buffer of its own, and one more is spare: to change its size, a layer moves into the spare one
     and leaves its own to the next layer. So nothing is allocated once the longest sequences have been seen; on a CPU that
@@ -76,23 +75,20 @@ class KvCache:
         self._set(layers)
 
     def rows(self, slots: Tensor, positions: Tensor) -> Tensor:
-        """Return where `write` puts token i: int64 [tokens * 2 * heads], keys, then values, heads in order."""
+        """Return where `write` puts token i: int64 [tokens, 2 * heads], keys, then values, heads in order."""
         heads = torch.arange(2 * self.heads, device=slots.device)
         lanes = (heads // self.heads * self.slots + slots[:, None]) * self.heads + heads % self.heads
-        return (lanes * self.capacity + positions[:, None]).flatten()
+        return lanes * self.capacity + positions[:, None]
 
     def write(self, layer: int, rows: Tensor, keys_values: Tensor) -> None:
         """Store `keys_values` [tokens, 2 * heads, head_dim] of one layer at `rows`."""
-        words = self._words[layer]
-        words.index_copy_(0, rows, keys_values.view(_WORD).reshape(-1, words.shape[1]))
+        self._words[layer][rows] = keys_values.view(_WORD)
 
     def views(self, slots: int) -> list[tuple[Tensor, Tensor]]:
-        """Return each layer's keys and values of the first slots: [slots * heads, capacity, head_dim], contiguous."""
+        """Return each layer's keys and values of the first slots: [slots, heads, capacity, head_dim], contiguous."""
         if self._viewed != slots:
             self._viewed = slots
-            self._views = [
-                (keys[:slots].flatten(0, 1), values[:slots].flatten(0, 1)) for keys, values in self._layers
-            ]
+            self._views = [(keys[:slots], values[:slots]) for keys, values in self._layers]
         return self._views
 
     def copy(self, source: int, target: int, length: int) -> None:

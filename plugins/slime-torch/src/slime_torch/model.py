@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -83,9 +83,6 @@ class Decoder:
         self._cosine, self._sine = (
             table.to(device, dtype) for table in rope_tables(architecture, max_length)
         )
-        self._scale = architecture.head_dim**-0.5
-        # A power of two changes an exponent alone: scaled and masked, what was rounded to `dtype` is not rounded again.
-        self._scores_dtype = dtype if math.frexp(self._scale)[0] == 0.5 else torch.float32
 
     def _head(self) -> Fused:
         """Return what makes logits: with tied weights the embedding, or a packed copy of it where that is faster."""
@@ -141,52 +138,54 @@ class Decoder:
         n, length = len(tokens), cache.capacity
         rows = cache.rows(torch.arange(n, device=self.device), lengths)
         seen = torch.arange(length, device=self.device) <= lengths[:, None]
-        mask = torch.zeros(n, length, device=self.device, dtype=self._scores_dtype)
+        mask = torch.zeros(n, length, device=self.device, dtype=self.dtype)
         mask = mask.masked_fill_(~seen, -torch.inf)[:, None, None]
         views = cache.views(n)
         n_query, kv_heads = self.architecture.num_attention_heads, self.architecture.num_query_groups
-        group = n_query // kv_heads
+        # The queries that share a key are so many heads, or so many rows of one head: on a CPU the first is faster
+        # (measured: 193 instead of 325 us a layer for 64 rows of 32 positions); CUDA has no fast kernel for it with a mask.
+        as_heads = self.device.type == "cpu"
+        shape = (n, n_query, 1, -1) if as_heads else (n, kv_heads, n_query // kv_heads, -1)
 
         def attend(layer: int, heads: Tensor) -> Tensor:
             queries, keys_values = heads.split([n_query, 2 * kv_heads], dim=1)
             cache.write(layer, rows, keys_values)
-            keys, values = views[layer]
-            # Keys times queries, not the other way round: oneDNN repacks its second operand, the small one.
-            scores = torch.bmm(keys, queries.reshape(n * kv_heads, group, -1).transpose(1, 2))
-            scores = scores.view(n, kv_heads, length, group).transpose(2, 3).contiguous()
-            shares = torch.add(mask, scores, alpha=self._scale).softmax(-1).to(values.dtype)
-            return torch.bmm(shares.reshape(n * kv_heads, group, length), values).view(n, -1)
+            attended = F.scaled_dot_product_attention(
+                queries.view(shape), *views[layer], attn_mask=mask, enable_gqa=as_heads
+            )
+            return attended.reshape(n, -1)
 
         return self._forward(tokens, lengths, attend)
 
     def prefill(self, prompts: Sequence[Sequence[int]], slots: Sequence[int], cache: KvCache) -> Tensor:
         """Run whole prompts and store their keys and values, prompt i in slot `slots[i]`.
 
+        Prompts of one length that follow one another share an attention kernel: best sorted by length.
+
         Returns:
             Normalised hidden states of each prompt's last token [prompts, hidden_size].
         """
-        lengths = torch.tensor([len(prompt) for prompt in prompts])
-        n, longest = len(prompts), int(lengths.max())
-        seen = torch.arange(longest) < lengths[:, None]
-        place = seen.flatten().nonzero().flatten().to(self.device)  # where each token is in the padded batch
-        positions = place % longest
+        lengths = torch.tensor([len(prompt) for prompt in prompts], device=self.device)
         tokens = torch.tensor([token for prompt in prompts for token in prompt], device=self.device)
-        rows = cache.rows(torch.tensor(slots, device=self.device)[place // longest], positions)
+        ends = lengths.cumsum(0)
+        positions = torch.arange(len(tokens), device=self.device) - (ends - lengths).repeat_interleave(
+            lengths
+        )
+        rows = cache.rows(torch.tensor(slots, device=self.device).repeat_interleave(lengths), positions)
         a = self.architecture
+        alike = [(len(list(run)), length) for length, run in itertools.groupby(prompts, len)]
+        parts = [a.num_attention_heads, a.num_query_groups, a.num_query_groups]
 
         def attend(layer: int, heads: Tensor) -> Tensor:
             cache.write(layer, rows, heads[:, a.num_attention_heads :])
-            if len(tokens) < n * longest:
-                padding = heads.new_zeros(n * longest, *heads.shape[1:])
-                heads = padding.index_copy_(0, place, heads)
-            parts = [a.num_attention_heads, a.num_query_groups, a.num_query_groups]
-            q, k, v = torch.split(heads.view(n, longest, -1, a.head_dim).transpose(1, 2), parts, dim=1)
-            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-            out = out.transpose(1, 2).reshape(n * longest, -1)
-            return out if len(tokens) == n * longest else out[place]
+            attended = []
+            for shape, run in zip(alike, heads.split([n * length for n, length in alike]), strict=True):
+                q, k, v = run.view(*shape, -1, a.head_dim).transpose(1, 2).split(parts, dim=1)
+                out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+                attended.append(out.transpose(1, 2).reshape(len(run), -1))
+            return torch.cat(attended)
 
-        last = lengths.cumsum(0).to(self.device) - 1
-        return self._forward(tokens, positions, attend, rows=last)
+        return self._forward(tokens, positions, attend, rows=ends - 1)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return logits [n, vocab_size], in the model's dtype."""

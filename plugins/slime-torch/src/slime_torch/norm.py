@@ -1,4 +1,4 @@
-"""RMS norm, in one kernel on a CPU too."""
+"""RMS norm."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from slime_torch.weights import Fused, Shape
 class Norm(Fused):
     """The weight of an RMS norm.
 
-    PyTorch has no kernel for it on a CPU, but one for layer norm: that is the same where the mean is zero, as it is of x and
-    -x together (measured: 80 instead of 105 us a norm of 64 rows, eight operations less).
+    CUDA has a kernel for it. A CPU has none, and what it takes instead is done in float32 and in place: of the ways
+    measured in a step of 64 rows the fastest.
 
     Args:
         name: of its one tensor.
@@ -30,18 +30,20 @@ class Norm(Fused):
     ) -> None:
         super().__init__({name: shape}, dtype=dtype, device=device)
         self._epsilon = epsilon
-        self._twice = self.tensor.new_zeros(2, *shape)
-        self._signs = self.tensor.new_tensor([[1], [-1]])
+        self._fused = device.type != "cpu"
+        self._epsilon_tensor, self._share = torch.tensor(epsilon), 1 / shape[0]
+        self._weight = self.tensor.float()
 
     def write(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy the weight in, casting it."""
         super().write(tensors)
-        self._twice.copy_(self.tensor)
+        self._weight.copy_(self.tensor)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the norm of `x` [..., n]."""
-        if x.device.type != "cpu":
+        if self._fused:
             return F.rms_norm(x, self.shape, self.tensor, self._epsilon)
-        both = x.unsqueeze(-2) * self._signs
-        normed = torch.layer_norm(both, self._twice.shape, self._twice, None, self._epsilon)
-        return normed.select(-2, 0).contiguous()  # a product would copy it, and two of them follow
+        y = x.to(torch.float32, copy=True)
+        scale = torch.linalg.vector_norm(y, dim=-1, keepdim=True)
+        torch.addcmul(self._epsilon_tensor, scale, scale, value=self._share, out=scale)
+        return y.mul_(scale.rsqrt_()).mul_(self._weight).to(x.dtype)

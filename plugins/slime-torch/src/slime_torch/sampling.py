@@ -112,14 +112,15 @@ def _per_block(logits: Tensor) -> tuple[Tensor, Tensor]:
     maxima, sums = torch.empty(2, n, blocks, device=logits.device)
     step = max(1, _CACHED // (blocks * _BLOCK)) if logits.device.type == "cpu" else n
     scratch = torch.empty(min(step, n), blocks * _BLOCK, device=logits.device)
-    for first in range(0, n, step):
-        rows = slice(first, min(first + step, n))
-        weights = scratch[: rows.stop - first]
-        weights[:, :vocab] = logits[rows]
-        weights[:, vocab:] = -torch.inf
-        torch.amax(weights.view(-1, blocks, _BLOCK), -1, out=maxima[rows])
-        weights.sub_(maxima[rows].amax(-1, keepdim=True)).exp_()
-        torch.sum(weights.view(-1, blocks, _BLOCK), -1, out=sums[rows])
+    for rows, largest, total in zip(logits.split(step), maxima.split(step), sums.split(step), strict=True):
+        weights = scratch[: len(rows)]
+        weights[:, :vocab] = rows
+        if vocab % _BLOCK:
+            weights[:, vocab:] = -torch.inf
+        in_blocks = weights.view(-1, blocks, _BLOCK)
+        torch.amax(in_blocks, -1, out=largest)
+        weights.sub_(largest.amax(-1, keepdim=True)).exp_()
+        torch.sum(in_blocks, -1, out=total)
     return maxima, sums
 
 

@@ -60,7 +60,9 @@ class Fused:
     ) -> None:
         self.parts = dict(parts)
         self.packed = packed
-        self._product = torch.ops.mkldnn._linear_pointwise if packed else None
+        if packed:
+            self._product = torch.ops.mkldnn._linear_pointwise.default
+            self._product_with = torch.ops.mkldnn._linear_pointwise.binary
         self._rows: dict[str, slice] = {}
         total = 0
         for name, shape in parts.items():
@@ -96,9 +98,9 @@ class Fused:
         if self.packed:
             y: Tensor
             if other is None:
-                y = self._product.default(x, self.tensor, b, then, [], "")
+                y = self._product(x, self.tensor, b, then, [], "")
             else:
-                y = self._product.binary(x, other, self.tensor, b, then)
+                y = self._product_with(x, other, self.tensor, b, then)
             return y
         y = F.linear(x, self.tensor, b)
         return y if then == "none" else _POST_OPS[then](y, other)
