@@ -168,9 +168,8 @@ class Decoder:
         lengths = torch.tensor([len(prompt) for prompt in prompts], device=self.device)
         tokens = torch.tensor([token for prompt in prompts for token in prompt], device=self.device)
         ends = lengths.cumsum(0)
-        positions = torch.arange(len(tokens), device=self.device) - (ends - lengths).repeat_interleave(
-            lengths
-        )
+        starts = (ends - lengths).repeat_interleave(lengths)
+        positions = torch.arange(len(tokens), device=self.device) - starts
         rows = cache.rows(torch.tensor(slots, device=self.device).repeat_interleave(lengths), positions)
         a = self.architecture
         alike = [(len(list(run)), length) for length, run in itertools.groupby(prompts, len)]
