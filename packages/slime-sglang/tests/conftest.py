@@ -11,8 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+from slime_core.assemble import make_build
+from slime_core.config.load import load_settings
+from slime_core.plugins.registry import Registry
 from slime_core.protocols import Completion, RolloutEngine, SamplingParams
 from slime_models.families.llama import LLAMA
+from slime_sglang.build import create_engine
 from slime_sglang.engine import SglangEngine
 from slime_sglang.section import SglangSection
 from slime_sglang.stager import stager_of
@@ -148,6 +152,29 @@ def serving_of() -> Callable[..., Iterator[Serving]]:
         serving.run(engine.start(), timeout_s=320)
         yield serving
         serving.run(engine.close())
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def served_by_flags(serving_of: Callable[..., Iterator[Serving]]) -> Callable[..., Iterator[Serving]]:
+    """Starts what a run's flags ask for: a float32 model, and the run in a folder of its own."""
+
+    def start(model_path: Path, folder: Path, flags: dict[str, Any], *switches: str) -> Iterator[Serving]:
+        flags = {
+            "hf-checkpoint": model_path,
+            "rollout-engine": "sglang",
+            "rollout-batch-size": 1,
+            "rollout-max-response-len": 8,
+            "output-dir": folder,
+            "sglang-dtype": "float32",
+            "sglang-staging-dir": folder,
+            **flags,
+        }
+        words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+        registry = Registry.from_environment()
+        build = make_build(load_settings([], [*words, *switches], registry=registry), registry)
+        yield from serving_of(create_engine(build), log=build.run_dir / "sglang", staging=folder)
 
     return start
 

@@ -14,12 +14,8 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from slime_core.assemble import make_build
-from slime_core.config.load import load_settings
-from slime_core.plugins.registry import Registry
 from slime_core.protocols import SamplingParams
 from slime_core.weights import sync_weights
-from slime_sglang.build import create_engine
 
 from .sender import Sender
 
@@ -36,30 +32,20 @@ def sender_of(model, **options):
 
 
 @pytest.fixture(scope="module")
-def pair(serving_of, model_path, tmp_path_factory):
+def pair(served_by_flags, model_path, tmp_path_factory):
     """A started fleet of two servers behind a router, one restart each."""
     folder = tmp_path_factory.mktemp("sglang-pair")
     flags = {
-        "hf-checkpoint": model_path,
-        "rollout-engine": "sglang",
-        "rollout-batch-size": 1,
-        "rollout-max-response-len": 8,
-        "output-dir": folder,
         "rollout-num-gpus": 2,
         "router-policy": "round_robin",
         "rollout-health-check-interval": INTERVAL_S,
         "rollout-health-check-timeout": DEADLINE_S,
         "rollout-engine-restarts": 1,
-        "sglang-dtype": "float32",
-        "sglang-staging-dir": folder,
         "sglang-max-total-tokens": 4096,
         "sglang-max-running-requests": 8,
         "sglang-stream-interval": 8,
     }
-    words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
-    registry = Registry.from_environment()
-    build = make_build(load_settings([], [*words, "--use-fault-tolerance"], registry=registry), registry)
-    yield from serving_of(create_engine(build), log=build.run_dir / "sglang", staging=folder)
+    yield from served_by_flags(model_path, folder, flags, "--use-fault-tolerance")
 
 
 @pytest.fixture

@@ -7,13 +7,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from slime_core.assemble import make_build
-from slime_core.config.load import load_settings
 from slime_core.errors import WeightSyncError
-from slime_core.plugins.registry import Registry
 from slime_core.protocols import SamplingParams
 from slime_core.weights import sync_weights
-from slime_sglang.build import create_engine
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -42,7 +38,7 @@ def tensors_of(model):
 
 
 @pytest.fixture(scope="module")
-def ranks(serving_of, tmp_path_factory):
+def ranks(served_by_flags, tmp_path_factory):
     """The server, as settings start it."""
     folder = tmp_path_factory.mktemp("sglang-ranks")
     model_path = folder / "model"
@@ -50,21 +46,11 @@ def ranks(serving_of, tmp_path_factory):
     words = WordLevel({f"t{i}": i for i in range(VOCAB)}, unk_token="t0")
     PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words), eos_token="t0").save_pretrained(model_path)
     flags = {
-        "hf-checkpoint": model_path,
-        "rollout-engine": "sglang",
-        "rollout-batch-size": 1,
-        "rollout-max-response-len": 8,
-        "output-dir": folder,
         "rollout-num-gpus-per-engine": 2,
-        "sglang-dtype": "float32",
-        "sglang-staging-dir": folder,
         "sglang-max-total-tokens": 1024,
         "sglang-max-running-requests": 4,
     }
-    words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
-    registry = Registry.from_environment()
-    build = make_build(load_settings([], words, registry=registry), registry)
-    yield from serving_of(create_engine(build), log=build.run_dir / "sglang" / "server.log", staging=folder)
+    yield from served_by_flags(model_path, folder, flags)
 
 
 @torch.no_grad()
