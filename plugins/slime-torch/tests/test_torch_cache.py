@@ -37,8 +37,7 @@ def test_the_cache_keeps_what_it_holds_whatever_its_size_and_allocates_no_more(m
 
     for slots, length in [(3, 40), (20, 40), (3, 200), (3, 10), (20, 300), (3, 6), (20, 300)]:
         check(slots, length)
-    monkeypatch.setattr(
-        torch, "empty", None
-    )  # the longest has been seen: every layer's buffer and the spare one fit
+    # The longest has been seen: every layer's buffer and the spare one fit.
+    monkeypatch.setattr(torch, "empty", None)
     for slots, length in [(3, 6), (20, 300), (3, 40), (20, 200), (20, 300)]:
         check(slots, length)

@@ -14,6 +14,7 @@ from slime_core.plugins.registry import Registry
 from slime_core.protocols import RolloutEngine, SamplingParams
 from slime_models.families.llama import LLAMA
 from slime_torch.engine import TorchEngine, create_engine
+from slime_torch.model import Decoder
 from slime_torch.section import TorchSection
 
 KINDS = ["llama", "llama-rope3", "qwen2", "qwen3"]
@@ -53,6 +54,19 @@ def test_more_requests_than_slots_change_nothing(tiny):
     assert [answer.tokens for answer in few] == [
         model.greedy(prompt, param.max_new_tokens) for prompt, param in zip(prompts, params, strict=True)
     ]
+
+
+def test_prompts_are_prefilled_together_up_to_so_many_tokens(tiny, monkeypatch):
+    model, seen, prefill = tiny("llama"), [], Decoder.prefill
+
+    def watched(self, prompts, slots, cache):
+        seen.append([len(prompt) for prompt in prompts])
+        return prefill(self, prompts, slots, cache)
+
+    monkeypatch.setattr(Decoder, "prefill", watched)
+    prompts = [[number + 1] * length for number, length in enumerate([20, 7, 3, 9, 5])]
+    model.answers(prompts, [greedy(2)] * 5, max_prefill_tokens=16)
+    assert seen == [[3, 5, 7], [9], [20]]
 
 
 def test_twins_share_one_prefill_and_keep_their_log_probs(tiny):

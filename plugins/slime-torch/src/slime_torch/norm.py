@@ -30,7 +30,7 @@ class Norm(Fused):
     ) -> None:
         super().__init__({name: shape}, dtype=dtype, device=device)
         self._epsilon = epsilon
-        self._fused = device.type != "cpu"
+        self._has_kernel = device.type == "cuda"
         self._epsilon_tensor, self._share = torch.tensor(epsilon), 1 / shape[0]
         self._weight = self.tensor.float()
 
@@ -41,7 +41,7 @@ class Norm(Fused):
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the norm of `x` [..., n]."""
-        if self._fused:
+        if self._has_kernel:
             return F.rms_norm(x, self.shape, self.tensor, self._epsilon)
         y = x.to(torch.float32, copy=True)
         scale = torch.linalg.vector_norm(y, dim=-1, keepdim=True)

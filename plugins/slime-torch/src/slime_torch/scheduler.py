@@ -21,7 +21,7 @@ class Scheduler:
         model: with its weights.
         cache: of the same model.
         max_running: most requests that run at once.
-        max_prefill_tokens: most tokens of a prefill batch, padding included, unless one prompt is longer.
+        max_prefill_tokens: most tokens of a prefill batch, unless one prompt is longer.
         with_nuclei: whether requests take down the ids that top-k and top-p left to draw their tokens from.
     """
 
@@ -156,14 +156,16 @@ class Scheduler:
             hidden[target] = state
 
     def _prefill(self, contexts: dict[int, tuple[int, ...]]) -> dict[int, Tensor]:
-        """Prefill contexts (slot -> ids), those of similar length together; returns slot -> hidden state."""
+        """Prefill contexts (slot -> ids), those of one length together; returns slot -> hidden state."""
         hidden: dict[int, Tensor] = {}
         batch: list[int] = []
+        n_tokens = 0
         for slot in sorted(contexts, key=lambda slot: (len(contexts[slot]), slot)):
-            if batch and (len(batch) + 1) * len(contexts[slot]) > self._max_prefill_tokens:
+            if batch and n_tokens + len(contexts[slot]) > self._max_prefill_tokens:
                 hidden |= self._prefill_batch(batch, contexts)
-                batch = []
+                batch, n_tokens = [], 0
             batch.append(slot)
+            n_tokens += len(contexts[slot])
         return hidden | self._prefill_batch(batch, contexts) if batch else hidden
 
     def _prefill_batch(self, slots: list[int], contexts: dict[int, tuple[int, ...]]) -> dict[int, Tensor]:

@@ -19,7 +19,7 @@ class TorchSection(SectionModel):
     max_context_len: Annotated[int, Ge(2)] | None = None
     """Most tokens of prompt and response; the model's own limit when not given, or when that is lower."""
     max_prefill_tokens: Annotated[int, Ge(1)] = 4096
-    """Most prompt tokens of one prefill batch, padding included; a longer prompt gets a batch of its own."""
+    """Most prompt tokens of one prefill batch; a longer prompt gets a batch of its own."""
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     """Storage and compute dtype; `auto` is the trainer's (`bf16`), float32 with `fp16`."""
     num_threads: Annotated[int, Ge(1)] | None = None
