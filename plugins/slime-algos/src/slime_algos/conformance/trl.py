@@ -75,9 +75,8 @@ def _our_corrected_loss(case: Case) -> Tensor:
     weights, _ = importance_weights(
         case.view, level="token", mode="clip", low=0.0, high=2.0, batch_normalize=False
     )
-    loss, _ = policy_loss(
-        case.weighted(reducers.token_mean), case.advantages * weights, eps_clip=0.2, eps_clip_high=0.28
-    )
+    view = replace(case.weighted(reducers.token_mean), importance=weights)
+    loss, _ = policy_loss(view, case.advantages, eps_clip=0.2, eps_clip_high=0.28)
     return case.with_gradient(loss)
 
 
