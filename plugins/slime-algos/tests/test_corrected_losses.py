@@ -174,8 +174,8 @@ def by_covariance(view, advantages, weights, keeps, *, price):
     if not tokens:
         return 0 * view.log_probs[0]
     mean_a = sum(float(advantages[t]) for t in tokens) / len(tokens)
-    mean_p = sum(float(view.log_probs[t]) for t in tokens) / len(tokens)
-    cov = {t: (float(advantages[t]) - mean_a) * (float(view.log_probs[t]) - mean_p) for t in tokens}
+    mean_p = sum(view.log_probs[t].item() for t in tokens) / len(tokens)
+    cov = {t: (float(advantages[t]) - mean_a) * (view.log_probs[t].item() - mean_p) for t in tokens}
     few = max(int(0.2 * len(tokens)), 1)
     total = 0 * view.log_probs[0]
     if price:

@@ -13,10 +13,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from slime_algos.ratio import LOG_RATIO_LIMIT
-
 KlType = Literal["k1", "k2", "k3", "low_var_kl", "abs"]
 
+K3_LIMIT = 60.0
+"""`k3` holds −x below this, nats: what it gives stays finite in float32 when an importance ratio multiplies it."""
 LOW_VAR_LIMIT = 10.0
 """`low_var_kl` is cut off here, nats."""
 
@@ -32,9 +32,9 @@ def k2(x: Tensor) -> Tensor:
 
 
 def k3(x: Tensor) -> Tensor:
-    """Return e^(−x) − 1 + x with x held above −20: never negative, unbiased, and finite for every finite x."""
+    """Return e^(−x) − 1 + x with x held above −60: never negative, unbiased, and finite for every finite x."""
     # expm1 keeps the digits that exp(-x) - 1 loses near x = 0, where training starts.
-    held = x.clamp(min=-LOG_RATIO_LIMIT)
+    held = x.clamp(min=-K3_LIMIT)
     return torch.expm1(-held) + held
 
 

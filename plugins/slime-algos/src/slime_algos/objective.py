@@ -105,6 +105,7 @@ def _loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     log_ratio = masked_log_ratio(view.log_probs, view.old_log_probs, view.loss_mask)
     token_loss, metrics = objective(replace(view, importance=None), log_ratio, advantages, **options)
+    token_loss = where_trained(token_loss, view)
     if view.importance is not None:
         token_loss = token_loss * view.importance
     if use_opsm:
@@ -112,7 +113,9 @@ def _loss(
         token_loss, metrics = token_loss * ~stale, metrics | {"opsm_clipfrac": stale}
     total: Tensor = view.reduce(token_loss)
     reported = {"pg_loss": total.detach(), "ppo_kl": view.reduce(-log_ratio.detach())}
-    reported |= {name: view.reduce(value.to(token_loss.dtype)) for name, value in metrics.items()}
+    reported |= {
+        name: view.reduce(where_trained(value.to(token_loss.dtype), view)) for name, value in metrics.items()
+    }
     if view.entropy is not None:
         entropy = view.reduce(view.entropy)
         reported["entropy_loss"] = entropy.detach()

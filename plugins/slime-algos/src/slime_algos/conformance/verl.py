@@ -87,8 +87,10 @@ def _losses() -> Iterator[Row]:
               "eps_clip_c is off unless given", **clip)  # fmt: skip
     yield row("policy_loss, dual clip", policy_loss, "vanilla", tis=True, eps_clip_c=3.0, **clip)
     yield row("gspo_loss, token-mean", gspo_loss, "gspo", **clip)
+    yield row("gspo_loss", gspo_loss, "gspo", "seq-mean-token-mean", **clip)
+    yield row("gspo_loss", gspo_loss, "gspo", "seq-mean-token-mean", tis=True, differs="verl's gradient is token by "
+              "token (GSPO, eq. 13), ours, as TRL's, that of the loss", **clip)  # fmt: skip
     for tis in (False, True):
-        yield row("gspo_loss", gspo_loss, "gspo", "seq-mean-token-mean", tis=tis, **clip)
         yield row("cispo_loss", cispo_loss, "cispo", tis=tis, **clip)
         yield row("sapo_loss", sapo_loss, "sapo", "seq-mean-token-mean", tis=tis)
         yield row("geo_mean_loss", geo_mean_loss, "geo_mean", "seq-mean-token-mean", tis=tis, **clip)
