@@ -24,7 +24,6 @@ from slime_core.assemble import Algorithm
 from slime_core.correction import Correction
 from slime_core.errors import PluginError, TrainerError
 from slime_core.protocols import needs_of
-from slime_megatron.columns import Columns
 from slime_megatron.trainer import FILLED
 
 from .conftest import make_batch
@@ -118,6 +117,8 @@ def test_rejected_tokens_reach_no_loss(make_learner, count_rejected):
 
 
 def test_rejected_tokens_that_do_not_count_are_weighed_anew():
+    from slime_megatron.columns import Columns  # not above: it imports Megatron
+
     batch = make_batch(n_steps=2)
     algorithm, _ = correcting(dro_loss)
     kept = torch.arange(len(batch.loss_mask)) % 3 > 0

@@ -51,7 +51,9 @@ def value_loss(
     else:
         around = (old + (values - old).clamp(-value_clip, value_clip) - returns).square()
         token_loss = torch.maximum(plain, around)
-        clipped = around > plain if value_clipfrac == "larger" else (values - old).abs() > value_clip
+        clipped = (values - old).abs() > value_clip
+        if value_clipfrac == "larger":  # where no value moved as far, rounding may say so
+            clipped = clipped & (around > plain)
     loss: Tensor = value_loss_scale * view.reduce(token_loss)
     return loss, {
         "value_loss": loss.detach(),
