@@ -317,6 +317,7 @@ def resolve_functions(settings: Settings, registry: Registry) -> dict[str, Any]:
     """Return the chosen functions, options bound, by the field of `Run` that each is; raises as `algorithm` does."""
     section, rollout = settings.section(AlgorithmSection), settings.section(RolloutSection)
     chosen = algorithm(settings, registry)
+    assert chosen.reducer is not None
     resolve = functools.partial(resolve_function, settings, registry)
     transform = resolve(
         "slime.reward_transforms",
