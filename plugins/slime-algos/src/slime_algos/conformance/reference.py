@@ -31,15 +31,12 @@ ENTROPY_COEF, KL_COEF = 0.3, 0.1
 def rows() -> Iterator[Row]:
     """Yield a row for each convention."""
 
-    def row(name: str, ours: object, theirs: object, differs: str | None = None) -> Row:
-        return Row("slime", name, ours, theirs, differs)  # type: ignore[arg-type]  # functions of a case
-
-    yield row("rejected tokens: loss, entropy, KL, sample-mean", _our_rejected, _their_rejected)
-    yield row("unbiased KL, low_var_kl", _our_unbiased_kl, _their_unbiased_kl)
-    yield row("value_clipfrac", _our_value_clipfrac, _their_value_clipfrac)
-    yield row("metric tis, over tokens", _our_mean_ratio, _their_mean_ratio)
-    yield row("samples of an unfilled last step", _our_filled, _their_filled,
-              "slime drops the last executions; ours, as verl's, are refused")  # fmt: skip
+    yield Row("slime", "rejected tokens: loss, entropy, KL, sample-mean", _our_rejected, _their_rejected)
+    yield Row("slime", "unbiased KL, low_var_kl", _our_unbiased_kl, _their_unbiased_kl)
+    yield Row("slime", "value_clipfrac", _our_value_clipfrac, _their_value_clipfrac)
+    yield Row("slime", "metric tis, over tokens", _our_mean_ratio, _their_mean_ratio)
+    dropped = "slime drops the last executions; ours, as verl's, are refused"
+    yield Row("slime", "samples of an unfilled last step", _our_filled, _their_filled, dropped)
 
 
 def _tokens(case: Case) -> Iterator[tuple[int, int]]:
