@@ -112,8 +112,8 @@ def test_every_loss_is_finite_at_extreme_ratios(name, dtype):
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(
-    gaps=st.lists(st.one_of(st.sampled_from(EXTREMES), st.floats(-1e4, 1e4)), min_size=1, max_size=9),
-    size=st.floats(-1e6, 1e6),
+    gaps=st.lists(st.one_of(st.sampled_from(EXTREMES), st.floats(-1e4, 1e4)), min_size=1, max_size=3),
+    size=st.one_of(st.sampled_from((1.0, -1.0)), st.floats(-1e6, 1e6)),
     masks=st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=5), min_size=1, max_size=4),
     dtype=st.sampled_from(DTYPES),
 )
