@@ -138,7 +138,7 @@ class Decoder:
         n, length = len(tokens), cache.capacity
         rows = cache.rows(torch.arange(n, device=self.device), lengths)
         seen = torch.arange(length, device=self.device) <= lengths[:, None]
-        mask = torch.zeros(n, length, device=self.device, dtype=self.dtype)
+        mask = torch.zeros(n, length, device=self.device, dtype=cache.dtype)
         mask = mask.masked_fill_(~seen, -torch.inf)[:, None, None]
         views = cache.views(n)
         n_query, kv_heads = self.architecture.num_attention_heads, self.architecture.num_query_groups
@@ -148,12 +148,12 @@ class Decoder:
         shape = (n, n_query, 1, -1) if as_heads else (n, kv_heads, n_query // kv_heads, -1)
 
         def attend(layer: int, heads: Tensor) -> Tensor:
-            queries, keys_values = heads.split([n_query, 2 * kv_heads], dim=1)
+            queries, keys_values = heads.to(cache.dtype).split([n_query, 2 * kv_heads], dim=1)
             cache.write(layer, rows, keys_values)
             attended = F.scaled_dot_product_attention(
                 queries.view(shape), *views[layer], attn_mask=mask, enable_gqa=as_heads
             )
-            return attended.reshape(n, -1)
+            return attended.reshape(n, -1).to(self.dtype)
 
         return self._forward(tokens, lengths, attend)
 
@@ -176,13 +176,14 @@ class Decoder:
         parts = [a.num_attention_heads, a.num_query_groups, a.num_query_groups]
 
         def attend(layer: int, heads: Tensor) -> Tensor:
+            heads = heads.to(cache.dtype)
             cache.write(layer, rows, heads[:, a.num_attention_heads :])
             attended = []
             for shape, run in zip(alike, heads.split([n * length for n, length in alike]), strict=True):
                 q, k, v = run.view(*shape, -1, a.head_dim).transpose(1, 2).split(parts, dim=1)
                 out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
                 attended.append(out.transpose(1, 2).reshape(len(run), -1))
-            return torch.cat(attended)
+            return torch.cat(attended).to(self.dtype)
 
         return self._forward(tokens, positions, attend, rows=ends - 1)
 
