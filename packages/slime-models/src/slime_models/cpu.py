@@ -53,3 +53,22 @@ def has_amx() -> bool:
 
 def _is_x86() -> bool:
     return platform.machine().lower() in ("x86_64", "amd64")
+
+
+def describe() -> str:
+    """Return what decides how fast this machine's CPU is, in one line: its name, cores, caches, and arithmetic."""
+    found = torch.cpu.get_capabilities()
+    caches = [
+        f"{name} {found[key] / 2**10:,.0f} KiB"
+        for name, key in (("L1d", "l1d_cache_size"), ("L2", "l2_cache_size"))
+        if found.get(key)
+    ]
+    arithmetic = ["AMX"] * has_amx() + ["bfloat16 products"] * multiplies_bfloat16()
+    return ", ".join(
+        [
+            str(found.get("cpu_name") or platform.machine()),
+            f"{found.get('num_physical_cores') or torch.get_num_threads()} cores",
+            *caches,
+            " and ".join(arithmetic) or "no instructions for bfloat16",
+        ]
+    )
