@@ -91,6 +91,8 @@ class Run:
     """Steps that were behind this run when it was evaluated last."""
     saved_at: int | None = None
     """Steps that were behind this run when its newest checkpoint was taken."""
+    is_recorded: bool = False
+    """Whether its folder tells of this process: what it goes on from was accepted."""
     wall_before_s: float = 0.0
     """Seconds that earlier processes spent on this run."""
     _metrics: Metrics = field(default_factory=dict)
