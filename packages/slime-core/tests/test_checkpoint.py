@@ -122,7 +122,10 @@ DAMAGES = {
         "manifest.json spelt otherwise",
     ),
     "emptied": (lambda made: shutil.rmtree(made.path) or made.path.mkdir(), "found no manifest.json "),
-    "a file": (lambda made: shutil.rmtree(made.path) or made.path.touch(), "found a file that cannot be read (Not a dir"),
+    "a file": (
+        lambda made: shutil.rmtree(made.path) or made.path.touch(),
+        "found a file that cannot be read (Not a dir",
+    ),
 }
 
 
@@ -151,7 +154,9 @@ def test_damage_is_named_and_so_is_the_newest_intact_checkpoint_before(tmp_path,
 def test_a_renamed_checkpoint_is_refused(tmp_path):
     save(tmp_path, 2, 4)
     (tmp_path / "step_000004").rename(tmp_path / "step_000099")
-    with pytest.raises(CheckpointError, match=r"step_000099: found the checkpoint that step_000004 was; .*step_000002"):
+    with pytest.raises(
+        CheckpointError, match=r"step_000099: found the checkpoint that step_000004 was; .*step_000002"
+    ):
         checkpoint.latest(tmp_path).verify()
     (tmp_path / "step_000099").rename(tmp_path / "best")
     found = checkpoint.to_start_from(tmp_path / "none", load=str(tmp_path / "best"))

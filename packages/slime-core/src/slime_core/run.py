@@ -29,6 +29,7 @@ from slime_core.deadline import within
 from slime_core.ending import close_all, logged
 from slime_core.errors import TrainerError
 from slime_core.evaluate import evaluate_groups
+from slime_core.learnt import Learnt
 from slime_core.metrics import request_metrics, rollout_metrics
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import (
@@ -97,6 +98,7 @@ class Run:
     """Seconds that earlier processes spent on this run."""
     _metrics: Metrics = field(default_factory=dict)
     _drops: Counter[str] = field(default_factory=Counter)
+    _learnt: Learnt = field(default_factory=Learnt)
     _step: int = 0
     _version: int = 0
     _began: float = field(default_factory=time.perf_counter)
@@ -134,11 +136,8 @@ class Run:
         self._start_clock(self.start_step)
         await self.sync_weights(self.start_step)
         evaluation = self.settings.section(EvalSection)
-        if (
-            self.start_step == 0
-            and evaluation.eval_interval is not None
-            and not evaluation.skip_eval_before_train
-        ):
+        wanted = evaluation.eval_interval is not None and not evaluation.skip_eval_before_train
+        if self.start_step == 0 and wanted:
             metrics = await self.evaluate(0)
             self.eval_before = self.eval_after
             for tracker in self.trackers:
@@ -168,7 +167,7 @@ class Run:
         """Run the batch's optimizer steps.
 
         Raises:
-            TrainerError: rollout and trainer disagree about log-probs by more than `logprob_diff_limit`.
+            TrainerError: log-probs of rollout and trainer differ by more than `logprob_diff_limit`, or nothing was learnt.
             CheckpointError: one that was written in the background could not be.
         """
         await self._checkpoints.complete(wait=False)
@@ -181,6 +180,7 @@ class Run:
             )
         self.report("train", len(batch), len(batch))
         self._metrics |= metrics
+        self._learnt.add(batch, metrics, is_last=batch.step + 1 == self.num_steps)
         diff = metrics.get("train/train_rollout_logprob_abs_diff", 0.0)
         if not diff <= section.logprob_diff_limit:  # nan is no agreement
             raise TrainerError(
