@@ -56,7 +56,7 @@ def test_newest_is_found_and_old_ones_go(tmp_path):
     save(tmp_path, 2, 4, 10)
     assert names(tmp_path) == ["step_000004", "step_000010"]
     found = checkpoint.latest(tmp_path)
-    assert (found.next_step, found.state()["a"]) == (10, 10)
+    assert (found.step, found.state()["a"]) == (10, 10)
     assert np.load(found.trainer / "table.npy").shape == (27, 27)
 
 
@@ -148,7 +148,7 @@ def test_damage_is_named_and_so_is_the_newest_intact_checkpoint_before(tmp_path,
     subprocess.run(command.replace("000008", "000006"), shell=True, check=True)
     found = checkpoint.latest(tmp_path)
     found.verify()
-    assert found.next_step == 4
+    assert found.step == 4
 
 
 def test_a_renamed_checkpoint_is_refused(tmp_path):
@@ -161,7 +161,7 @@ def test_a_renamed_checkpoint_is_refused(tmp_path):
     (tmp_path / "step_000099").rename(tmp_path / "best")
     found = checkpoint.to_start_from(tmp_path / "none", load=str(tmp_path / "best"))
     found.verify()  # a name that says no step contradicts none
-    assert found.next_step == 4
+    assert found.step == 4
 
 
 def test_with_no_intact_checkpoint_before_none_is_named(tmp_path):
@@ -184,7 +184,7 @@ def test_every_flipped_byte_is_found(tmp_path_factory, random):
     at = random.randrange(len(data))
     data[at] = (data[at] + random.randrange(1, 256)) % 256
     path.write_bytes(data)
-    with pytest.raises(CheckpointError, match="before it is .*/step_000002: "):
+    with pytest.raises(CheckpointError, match=r"before it is .*/step_000002: "):
         made.verify()
 
 
@@ -205,7 +205,7 @@ def test_in_the_background_it_is_of_the_step_that_it_was_taken_in_and_there_when
         assert names(tmp_path) == ["step_000002"]
         found = checkpoint.latest(tmp_path)
         assert np.load(found.trainer / "table.npy")[0, 0] == 1.0
-        assert found.state() == {"position": [3], "next_step": 2}
+        assert found.state() == {"position": [3], "step": 2}
 
     asyncio.run(main())
 

@@ -30,8 +30,8 @@ class Checkpoint:
     """A checkpoint on disk, as its name says; `verify` says whether it is whole."""
 
     path: Path
-    next_step: int
-    """First step that is not in it."""
+    step: int
+    """Last step that is in it."""
     is_named: bool = False
     """Whether it was asked for itself, and not as the newest of a run."""
 
@@ -71,12 +71,12 @@ class Checkpoint:
         except Unreadable as error:
             return [f"{error} (checkpoints of earlier versions have none, and cannot be checked)"]
         found = damages(self.path, manifest)
-        if manifest.next_step != self.next_step:
-            found.append(f"the checkpoint that {_named(self.path.parent, manifest.next_step).name} was")
+        if manifest.step != self.step:
+            found.append(f"the checkpoint that {_named(self.path.parent, manifest.step).name} was")
         return found
 
     def _way_on(self) -> str:
-        before = [one for one in checkpoints(self.path.parent) if one.next_step < self.next_step]
+        before = [one for one in checkpoints(self.path.parent) if one.step < self.step]
         intact = next((one.path for one in reversed(before) if not one._damages()), None)
         if intact is None:
             return "no checkpoint before it is intact: bring the files back from a copy, or start anew"
@@ -99,7 +99,7 @@ def checkpoints(folder: Path) -> list[Checkpoint]:
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{folder}: cannot be read: {error}") from error
     found = [Checkpoint(folder / name, int(name[5:])) for name in names if _NAME.fullmatch(name)]
-    return sorted(found, key=lambda one: (one.next_step, one.path.name))
+    return sorted(found, key=lambda one: (one.step, one.path.name))
 
 
 def latest(folder: Path) -> Checkpoint | None:
@@ -131,7 +131,7 @@ def at(path: Path) -> Checkpoint | None:
     if _NAME.fullmatch(path.name):
         return Checkpoint(path, int(path.name[5:]), is_named=True)
     try:
-        return Checkpoint(path, read_manifest(path).next_step, is_named=True)
+        return Checkpoint(path, read_manifest(path).step, is_named=True)
     except Unreadable:
         return Checkpoint(path, 0, is_named=True)  # its check will tell
 
@@ -172,11 +172,11 @@ class Checkpoints:
         self._begun: int | None = None
         self._sealing: asyncio.Future[None] | None = None
 
-    async def save(self, next_step: int, state: Mapping[str, Any]) -> None:
+    async def save(self, step: int, state: Mapping[str, Any]) -> None:
         """Write a checkpoint, or begin to when the one before is complete.
 
         Args:
-            next_step: first step that is not in it.
+            step: last step that is in it.
             state: JSON values, of everything but the trainer; it may change after the call.
 
         Raises:
@@ -187,17 +187,17 @@ class Checkpoints:
         if self._in_background:
             save_trainer = partial(cast(SavesInBackground, self._trainer).save, in_background=True)
         clean(self._folder)
-        with self._whole_or_nothing(next_step) as temporary:
+        with self._whole_or_nothing(step) as temporary:
             (temporary / TRAINER).mkdir(parents=True)
             with (temporary / STATE).open("w", encoding="utf-8") as file:
-                json.dump(dict(state) | {"next_step": next_step}, file)
+                json.dump(dict(state) | {"step": step}, file)
             await save_trainer(temporary / TRAINER)
             if not self._in_background:
-                await asyncio.to_thread(seal, temporary, next_step)
+                await asyncio.to_thread(seal, temporary, step)
         if self._in_background:
-            self._begun = next_step
+            self._begun = step
         else:
-            self._finish(next_step)
+            self._finish(step)
 
     async def complete(self, *, wait: bool) -> None:
         """Complete the checkpoint that is being written in the background, if there is one and it is written.
@@ -210,30 +210,30 @@ class Checkpoints:
         """
         if self._begun is None:
             return
-        next_step, self._begun = self._begun, None
-        with self._whole_or_nothing(next_step) as temporary:
-            is_complete = await self._sealed(temporary, next_step, wait=wait)
+        step, self._begun = self._begun, None
+        with self._whole_or_nothing(step) as temporary:
+            is_complete = await self._sealed(temporary, step, wait=wait)
         if is_complete:
-            self._finish(next_step)
+            self._finish(step)
         else:
-            self._begun = next_step
+            self._begun = step
 
-    async def _sealed(self, temporary: Path, next_step: int, *, wait: bool) -> bool:
+    async def _sealed(self, temporary: Path, step: int, *, wait: bool) -> bool:
         """Return whether the folder of the save in the background is written and sealed; seal it once it is written."""
         if self._sealing is None:
             if not await cast(SavesInBackground, self._trainer).written(wait):
                 return False
-            self._sealing = asyncio.ensure_future(asyncio.to_thread(seal, temporary, next_step))
+            self._sealing = asyncio.ensure_future(asyncio.to_thread(seal, temporary, step))
         if not wait and not self._sealing.done():
             return False
         sealing, self._sealing = self._sealing, None
         await sealing
         return True
 
-    def _finish(self, next_step: int) -> None:
+    def _finish(self, step: int) -> None:
         """Give a checkpoint that is sealed its name, then delete all but the newest."""
-        final = _named(self._folder, next_step)
-        with self._whole_or_nothing(next_step) as temporary:
+        final = _named(self._folder, step)
+        with self._whole_or_nothing(step) as temporary:
             if final.exists():
                 _remove(final)
             temporary.rename(final)
@@ -243,9 +243,9 @@ class Checkpoints:
                 _remove(old.path)
 
     @contextlib.contextmanager
-    def _whole_or_nothing(self, next_step: int) -> Iterator[Path]:
+    def _whole_or_nothing(self, step: int) -> Iterator[Path]:
         """Yield the folder that a checkpoint is written under; it goes when the block raises."""
-        final = _named(self._folder, next_step)
+        final = _named(self._folder, step)
         temporary = self._folder / f".tmp_{final.name}"
         try:
             yield temporary
@@ -270,8 +270,8 @@ def clean(folder: Path) -> None:
             shutil.rmtree(leftover, ignore_errors=True)
 
 
-def _named(folder: Path, next_step: int) -> Path:
-    return folder / f"step_{next_step:06d}"
+def _named(folder: Path, step: int) -> Path:
+    return folder / f"step_{step:06d}"
 
 
 def _remove(checkpoint: Path) -> None:

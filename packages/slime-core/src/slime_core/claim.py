@@ -83,7 +83,7 @@ def folder_problems(settings: Settings) -> Iterator[Problem]:
         )
         return
     last = run.num_rollout or 1
-    hf = Path(saving.save_hf.format(step=last, rollout_id=last))
+    hf = Path(saving.save_hf.format(step=last, rollout_id=last - 1))
     if why := _unwritable(hf, added=_ADDED):
         yield Problem("checkpoint.save_hf", *why)
     elif _holds(folder / "checkpoints", hf) or _holds(hf, folder) or _holds(folder / "rollouts", hf):

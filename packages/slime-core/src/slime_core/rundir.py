@@ -26,7 +26,7 @@ from slime_core.sample import Group
 #: Warnings from one place in the code that the terminal shows.
 _SHOWN = 3
 #: Files of samples; others in their folder are left alone.
-_ROLLOUT = re.compile(r"(?P<evaluation>eval_)?step_(?P<step>[0-9]{1,18})\.jsonl")
+_ROLLOUT = re.compile(r"(?:eval_)?step_([0-9]{1,18})\.jsonl")
 #: What is in the folder of a run, and of which kind.
 _KINDS: tuple[tuple[str, Callable[[Path], bool], str], ...] = (
     *((name, Path.is_file, "file") for name in ("config.toml", "summary.json", "metrics.jsonl", "log.txt")),
@@ -53,7 +53,7 @@ class _Row(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow")
     __pydantic_extra__: dict[str, float | str | bool | None]
-    step: Annotated[int, Ge(-1)]
+    step: Annotated[int, Ge(0)]
 
 
 @dataclass(frozen=True)
@@ -212,20 +212,17 @@ class RunDir:
                 rows.append(_row(last))  # only its line feed is missing
         return rows
 
-    def rewind(self, next_step: int) -> None:
-        """Drop what was written about `next_step` and later: those steps are about to run again.
+    def rewind(self, step: int) -> None:
+        """Drop what was written about steps after `step`: they are about to run again.
 
         At 0 nothing is kept: the evaluation before the first step is run again, too.
         """
-        kept = [row for row in self.read_metrics() if row["step"] < next_step] if next_step > 0 else []
+        kept = [row for row in self.read_metrics() if row["step"] <= step] if step > 0 else []
         if self.metrics.exists():
             write_atomic(self.metrics, "".join(json.dumps(row) + "\n" for row in kept))
         for file in (self.path / "rollouts").iterdir():
-            if (found := _ROLLOUT.fullmatch(file.name)) is None:
-                continue
-            step = int(found["step"])
-            is_kept = step <= next_step if found["evaluation"] else step < next_step
-            if not is_kept or next_step == 0:
+            found = _ROLLOUT.fullmatch(file.name)
+            if found is not None and (int(found[1]) > step or step == 0):
                 file.unlink()
 
     def problems(self) -> list[Problem]:

@@ -36,8 +36,8 @@ class Manifest(_Strict):
     """What a sealed folder says of itself."""
 
     format: Literal[1]
-    next_step: Annotated[int, Field(ge=0)]
-    """First step that is not in the checkpoint, which its name says too."""
+    step: Annotated[int, Field(ge=0)]
+    """Last step that is in the checkpoint, which its name says too."""
     files: dict[str, FileSum]
     """By their paths below the folder, the manifest left out."""
 
@@ -46,7 +46,7 @@ class Manifest(_Strict):
         return json.dumps(self.model_dump(), indent=1, sort_keys=True) + "\n"
 
 
-def seal(folder: Path, next_step: int) -> None:
+def seal(folder: Path, step: int) -> None:
     """Bring all files of a folder to the disk, and then their checksums; several files are read at once.
 
     Raises:
@@ -56,7 +56,7 @@ def seal(folder: Path, next_step: int) -> None:
     with ThreadPoolExecutor(_threads(len(paths)), "checksums") as pool:
         sums = dict(zip(paths, pool.map(_flushed_sum, paths.values()), strict=True))
     with (folder / MANIFEST).open("w", encoding="utf-8") as file:
-        file.write(Manifest(format=1, next_step=next_step, files=sums).text())
+        file.write(Manifest(format=1, step=step, files=sums).text())
         file.flush()
         os.fsync(file.fileno())
     for place, *_ in os.walk(folder):

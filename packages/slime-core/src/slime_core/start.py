@@ -28,7 +28,7 @@ class _State(BaseModel):
     """What a checkpoint says of everything but the trainer."""
 
     model_config = ConfigDict(strict=True, frozen=True)
-    next_step: int
+    step: Annotated[int, Ge(0)]
     source: dict[str, Any]
     buffer: dict[str, Any]
     eval_before: _Finite | None
@@ -60,14 +60,14 @@ async def start(run: Run) -> None:
     await run.trainer.start()
     if found is not None:
         await run.trainer.load(found.trainer)
-        logger.info("resumed from %s: next step is %d", found.path, found.next_step)
+        logger.info("resumed from %s: next step is %d", found.path, run.start_step)
     _record(run, goes_on=goes_on)
     await run.devices.for_engine()
     await run.engine.start()
     if run.scorer is not None:
         await run.scorer.start()
     checkpoint.clean(run.run_dir.checkpoints)
-    run.run_dir.rewind(run.start_step)
+    run.run_dir.rewind(run.done_steps)
     release_threads()  # what a part computed on this thread is done
 
 
@@ -86,8 +86,8 @@ def _restore(run: Run, found: Checkpoint) -> None:
     path = found.path / checkpoint.STATE
     try:
         state = checked(_State, found.state())
-        if state.next_step != found.next_step:
-            raise Unreadable(f"next_step {state.next_step}, which the folder's name contradicts")
+        if state.step != found.step:
+            raise Unreadable(f"step {state.step}, which the folder's name contradicts")
     except Unreadable as error:
         raise CheckpointError(f"{path}: found {error}; wanted the state that a save writes") from error
     _restore_part(run.source, state.source, f"{path}: source")
@@ -98,8 +98,8 @@ def _restore(run: Run, found: Checkpoint) -> None:
         state.evaluated_at,
     )
     run.wall_before_s = state.wall_s
-    run.start_step = run.done_steps = found.next_step
-    run.saved_at = found.next_step if found.path.parent == run.run_dir.checkpoints else None
+    run.start_step, run.done_steps = found.step + 1, found.step
+    run.saved_at = found.step if found.path.parent == run.run_dir.checkpoints else None
 
 
 def _restore_part(part: DataSource | Buffer, state: dict[str, Any], where: str) -> None:
