@@ -6,12 +6,15 @@ import json
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from annotated_types import Ge, Le
 from pydantic import BaseModel, ValidationError
 
 #: Characters of what was found that a message shows.
 _SHOWN = 200
+#: A number of steps, or of anything else that is counted one by one.
+Counted = Annotated[int, Ge(0), Le(10**15)]
 
 
 class Unreadable(ValueError):

@@ -20,11 +20,13 @@ from pydantic import AllowInfNan, BaseModel, ConfigDict
 
 from slime_core.errors import ConfigError, Problem
 from slime_core.hold import LOCK, Hold
-from slime_core.parsing import Unreadable, checked, json_object, read_file, toml_tables
+from slime_core.parsing import Counted, Unreadable, checked, json_object, read_file, toml_tables
 from slime_core.sample import Group
 
 #: Warnings from one place in the code that the terminal shows.
 _SHOWN = 3
+#: What each line of `metrics.jsonl` begins with.
+_BEGIN = b'{"step": '
 #: Files of samples; others in their folder are left alone.
 _ROLLOUT = re.compile(r"(?:eval_)?step_([0-9]{1,18})\.jsonl")
 #: What is in the folder of a run, and of which kind.
@@ -42,7 +44,7 @@ class _Summary(BaseModel):
 
     model_config = ConfigDict(strict=True)
     status: str
-    steps: Annotated[int, Ge(0)]
+    steps: Counted
     eval_before: _Finite | None
     eval_after: _Finite | None
     wall_s: Annotated[_Finite, Ge(0)]
@@ -53,7 +55,7 @@ class _Row(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow")
     __pydantic_extra__: dict[str, float | str | bool | None]
-    step: Annotated[int, Ge(0)]
+    step: Counted
 
 
 @dataclass(frozen=True)
@@ -208,8 +210,11 @@ class RunDir:
                     rows.append(_row(line))
                 except Unreadable as error:
                     raise Unreadable(f"in line {number} {error}") from None
-            with contextlib.suppress(Unreadable):
+            try:
                 rows.append(_row(last))  # only its line feed is missing
+            except Unreadable:
+                if not _is_cut(last):
+                    raise
         return rows
 
     def rewind(self, step: int) -> None:
@@ -259,6 +264,11 @@ def _of_run(path: Path, todo: str) -> Iterator[None]:
         yield
     except Unreadable as error:
         raise ConfigError([Problem(str(path), str(error), "what a run writes", todo)]) from None
+
+
+def _is_cut(line: bytes) -> bool:
+    """Return whether a line is what a crash leaves of a row: its begin, or zeros where the file system had room for it."""
+    return line.startswith(_BEGIN) or _BEGIN.startswith(line) or not line.strip(b"\0")
 
 
 def _row(line: bytes) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from slime_core.parsing import Unreadable, checked, json_object, read_file
+from slime_core.parsing import Counted, Unreadable, checked, json_object, read_file
 
 #: The file; written last.
 MANIFEST = "manifest.json"
@@ -36,7 +36,7 @@ class Manifest(_Strict):
     """What a sealed folder says of itself."""
 
     format: Literal[1]
-    step: Annotated[int, Field(ge=0)]
+    step: Counted
     """Last step that is in the checkpoint, which its name says too."""
     files: dict[str, FileSum]
     """By their paths below the folder, the manifest left out."""

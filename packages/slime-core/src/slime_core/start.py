@@ -13,9 +13,9 @@ from slime_core import checkpoint
 from slime_core.checkpoint import Checkpoint
 from slime_core.claim import record
 from slime_core.config.sections import CheckpointSection
-from slime_core.errors import CheckpointError, SlimeError
+from slime_core.errors import CheckpointError
 from slime_core.openmp import release_threads
-from slime_core.parsing import Unreadable, checked
+from slime_core.parsing import Counted, Unreadable, checked
 from slime_core.protocols import Buffer, DataSource
 from slime_core.run import Run
 
@@ -28,12 +28,12 @@ class _State(BaseModel):
     """What a checkpoint says of everything but the trainer."""
 
     model_config = ConfigDict(strict=True, frozen=True)
-    step: Annotated[int, Ge(0)]
+    step: Counted
     source: dict[str, Any]
     buffer: dict[str, Any]
     eval_before: _Finite | None
     eval_after: _Finite | None
-    evaluated_at: Annotated[int, Ge(0)] | None
+    evaluated_at: Counted | None
     wall_s: Annotated[_Finite, Ge(0)]
 
 
@@ -106,7 +106,7 @@ def _restore_part(part: DataSource | Buffer, state: dict[str, Any], where: str) 
     """Have a source or buffer, which may be a plugin's, take on its state."""
     try:
         part.restore(state)
-    except SlimeError:
+    except CheckpointError:
         raise
     except Exception as error:
         raise CheckpointError(

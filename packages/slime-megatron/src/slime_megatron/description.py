@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge
 from pydantic import AllowInfNan, BaseModel, ConfigDict
 from slime_core.errors import CheckpointError
-from slime_core.parsing import Unreadable, checked, json_object, read_file
+from slime_core.parsing import Counted, Unreadable, checked, json_object, read_file
 from slime_models.architecture import Architecture
 
 #: Written last: a folder without it is incomplete.
@@ -33,8 +33,8 @@ class _Description(BaseModel):
     model_config = ConfigDict(strict=True)
     format: Literal[1]
     architecture: dict[str, Any]
-    optimizer_steps: Annotated[int, Ge(0)]
-    skipped_in_a_row: Annotated[int, Ge(0)] = 0
+    optimizer_steps: Counted
+    skipped_in_a_row: Counted = 0
     lora: _Lora | None = None
     estimator: dict[str, Any] = {}
     train: dict[str, float | str] = {}

@@ -77,7 +77,7 @@ def read_index(path: Path) -> Metadata:
         if not isinstance(index, Metadata):
             raise pickle.UnpicklingError(f"it is of the type {type(index).__name__}")
         files = {str(stored.relative_path) for stored in index.storage_data.values()}
-        if outside := sorted(name for name in files if Path(name).name != name):
+        if outside := sorted(name for name in files if Path(name).name != name or name == ".."):
             raise pickle.UnpicklingError(f"it names the file {outside[0]!r}")
         if not isinstance(index.state_dict_metadata, dict):
             raise pickle.UnpicklingError("it lists no tensors")
@@ -90,9 +90,9 @@ def read_index(path: Path) -> Metadata:
 
 def first_line(error: Exception) -> str:
     """Return what an error says, in a line: before what it refused, torch explains at length how to allow it."""
-    text = str(error).strip()
-    lines = (text.partition("WeightsUnpickler error: ")[2] or text).splitlines() or [""]
-    return textwrap.shorten(f"{type(error).__name__}: {lines[0]}", _MOST_CHARACTERS, placeholder=" ...")
+    lines = str(error).strip().splitlines() or [""]
+    line = next((line for line in lines if "GLOBAL" in line or "Unpickler" in line), lines[0])
+    return textwrap.shorten(f"{type(error).__name__}: {line}", _MOST_CHARACTERS, placeholder=" ...")
 
 
 def read_metadata(reader: FileSystemReader, *_: Any, rank: int | None = None, **__: Any) -> Metadata:
