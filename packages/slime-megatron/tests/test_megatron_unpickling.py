@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import pickle
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +17,8 @@ from slime_core.plugins.registry import Registry
 from slime_megatron.convert import find, to_hf, to_megatron
 from slime_megatron.unpickling import read_index
 from slime_models.checkpoint import HfCheckpoint
-from torch.distributed.checkpoint.metadata import BytesStorageMetadata
+from torch.distributed.checkpoint import DefaultLoadPlanner, FileSystemReader
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, MetadataIndex
 
 from .conftest import make_batch
 
@@ -75,6 +78,21 @@ def test_bombs_do_go_off(marker):
         data = as_archive(Bomb(marker)) if form is not pickle.loads else as_pickle(Bomb(marker))
         form(data)
         marker.rmdir()
+
+
+def test_torch_itself_runs_it_without_what_takes_its_place(megatron, marker, tmp_path):
+    (tmp_path / ".metadata").write_bytes(as_pickle(Bomb(marker)))
+    reader = FileSystemReader(tmp_path)
+    with contextlib.suppress(AttributeError):  # what the bomb returns is no index
+        FileSystemReader.read_metadata.__wrapped__(reader)
+    marker.rmdir()
+    planner, item = (
+        DefaultLoadPlanner(flatten_state_dict=False),
+        SimpleNamespace(dest_index=MetadataIndex("a")),
+    )
+    planner.state_dict = {}
+    DefaultLoadPlanner.load_bytes.__wrapped__(planner, item, io.BytesIO(as_archive(Bomb(marker))))
+    marker.rmdir()
 
 
 @pytest.fixture
