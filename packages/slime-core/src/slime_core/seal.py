@@ -6,8 +6,8 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,6 +17,9 @@ from slime_core.parsing import Counted, Unreadable, checked, json_object, read_f
 
 #: The file; written last.
 MANIFEST = "manifest.json"
+#: Bytes of a file that are hashed in one go.
+PIECE = 1 << 26
+_BLOCK = 1 << 20
 #: Files of each kind of damage that are named.
 _SHOWN = 4
 
@@ -29,7 +32,8 @@ class FileSum(_Strict):
     """What a file held when the folder was sealed."""
 
     n_bytes: Annotated[int, Field(ge=0)]
-    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    sha256_of_pieces: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    """SHA-256 of the SHA-256 of each piece of `PIECE` bytes, so that several cores read one large file."""
 
 
 class Manifest(_Strict):
@@ -47,14 +51,17 @@ class Manifest(_Strict):
 
 
 def seal(folder: Path, step: int) -> None:
-    """Bring all files of a folder to the disk, and then their checksums; several files are read at once.
+    """Bring all files of a folder to the disk, and then their checksums; all cores read.
 
     Raises:
         OSError: a file cannot be read, or the manifest cannot be written.
     """
     paths = dict(_files(folder))
-    with ThreadPoolExecutor(_threads(len(paths)), "checksums") as pool:
-        sums = dict(zip(paths, pool.map(_flushed_sum, paths.values()), strict=True))
+    with ThreadPoolExecutor(os.cpu_count(), "checksums") as pool:
+        begun = {name: _begin(path, pool) for name, path in paths.items()}
+        sums = {name: summed() for name, summed in begun.items()}
+    for path in paths.values():
+        flush(path)
     with (folder / MANIFEST).open("w", encoding="utf-8") as file:
         file.write(Manifest(format=1, step=step, files=sums).text())
         file.flush()
@@ -97,9 +104,9 @@ def damages(folder: Path, manifest: Manifest) -> list[str]:
     missing = sorted(manifest.files.keys() - found.keys())
     additional = sorted(found.keys() - manifest.files.keys())
     present = sorted(manifest.files.keys() & found.keys())
-    with ThreadPoolExecutor(_threads(len(present)), "checksums") as pool:
-        same = pool.map(lambda name: _is_same(found[name], manifest.files[name]), present)
-        changed = [name for name, is_same in zip(present, same, strict=True) if not is_same]
+    with ThreadPoolExecutor(os.cpu_count(), "checksums") as pool:
+        begun = {name: _compare(found[name], manifest.files[name], pool) for name in present}
+        changed = [name for name, is_same in begun.items() if not is_same()]
     kinds = {"missing": missing, "additional": additional, "changed": changed}
     return [f"{kind}: {_some(names)}" for kind, names in kinds.items() if names]
 
@@ -114,26 +121,45 @@ def _files(folder: Path) -> Iterator[tuple[str, Path]]:
                 yield path.relative_to(folder).as_posix(), path
 
 
-def _threads(n_files: int) -> int:
-    return max(1, min(n_files, os.cpu_count() or 1))
+def _begin(path: Path, pool: Executor) -> Callable[[], FileSum]:
+    """Begin to read a file, and return what returns its sum once it is read."""
+    size = path.stat().st_size
+    pieces = [pool.submit(_piece, path, start) for start in range(0, size, PIECE)]
+
+    def summed() -> FileSum:
+        whole = hashlib.sha256(b"".join(piece.result() for piece in pieces))
+        return FileSum(n_bytes=size, sha256_of_pieces=whole.hexdigest())
+
+    return summed
 
 
-def _flushed_sum(path: Path) -> FileSum:
-    with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-        os.fsync(file.fileno())
-        return FileSum(n_bytes=file.tell(), sha256=found)
+def _piece(path: Path, start: int) -> bytes:
+    """Return the SHA-256 of a piece of a file."""
+    digest, end = hashlib.sha256(), start + PIECE
+    with path.open("rb", buffering=0) as file:
+        file.seek(start)
+        while block := file.read(min(_BLOCK, end - file.tell())):
+            digest.update(block)
+    return digest.digest()
 
 
-def _is_same(path: Path, wanted: FileSum) -> bool:
+def _compare(path: Path, wanted: FileSum, pool: Executor) -> Callable[[], bool]:
+    """Begin to read a file, and return what says whether it is as it was; of another size it is not read."""
     try:
         status = path.stat()  # looked at first: opening a pipe would wait for a writer
         if not stat.S_ISREG(status.st_mode) or status.st_size != wanted.n_bytes:
-            return False
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest() == wanted.sha256
+            return lambda: False
+        summed = _begin(path, pool)
     except OSError:
-        return False
+        return lambda: False
+
+    def is_same() -> bool:
+        try:
+            return summed() == wanted
+        except OSError:
+            return False
+
+    return is_same
 
 
 def _some(names: list[Any]) -> str:
