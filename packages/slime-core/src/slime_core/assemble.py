@@ -185,7 +185,10 @@ async def restore(run: Run, found: checkpoint.Checkpoint) -> None:
             f"{found.path}: its state has no {error}; wanted a checkpoint of this version"
         ) from error
     run.start_step = run.done_steps = found.next_step
-    run.saved_at = found.next_step if found.path.parent == run.run_dir.checkpoints else None
+    is_own = found.path.parent == run.run_dir.checkpoints
+    if is_own and "unlogged" in state:
+        run.unlogged = (found.next_step - 1, state["unlogged"])
+    run.saved_at = found.next_step if is_own else None
     logger.info("resumed from %s: next step is %d", found.path, found.next_step)
 
 

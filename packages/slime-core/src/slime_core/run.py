@@ -9,7 +9,6 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from slime_core.batch import TrainBatch
@@ -47,7 +46,9 @@ from slime_core.rewards.scorer import Scorer
 from slime_core.rollout.driver import leftovers, most_new_tokens, score
 from slime_core.rundir import RunDir
 from slime_core.sample import Group, Sample
+from slime_core.saving import in_time, state_of, write
 from slime_core.shared_devices import SharedDevices
+from slime_core.stop import Stop
 from slime_core.weights import sync_weights, wanted_transport
 
 logger = logging.getLogger(__name__)
@@ -93,6 +94,14 @@ class Run:
     """Steps that were behind this run when its newest checkpoint was taken."""
     wall_before_s: float = 0.0
     """Seconds that earlier processes spent on this run."""
+    stop: Stop = field(default_factory=Stop)
+    """Asks the run to end."""
+    whole: dict[str, Any] | None = None
+    """State of all but the trainer after the last whole step, where no checkpoint holds it; see `saving.state_of`."""
+    unlogged: tuple[int, Metrics] | None = None
+    """The last step that was trained, and its metrics, while it is still to be evaluated and told to the trackers."""
+    is_training: bool = False
+    """Whether a step's optimizer steps are under way, or failed."""
     _metrics: Metrics = field(default_factory=dict)
     _drops: Counter[str] = field(default_factory=Counter)
     _step: int = 0
@@ -131,6 +140,10 @@ class Run:
         """Give the engine the trainer's weights, and evaluate if the run is to."""
         self._start_clock(self.start_step)
         await self.sync_weights(self.start_step)
+        if self.unlogged is not None:
+            step, self._metrics = self.unlogged
+            await self._log_step(step)
+            await self.save(self.start_step)
         evaluation = self.settings.section(EvalSection)
         if (
             self.start_step == 0
@@ -141,6 +154,7 @@ class Run:
             self.eval_before = self.eval_after
             for tracker in self.trackers:
                 tracker.log(-1, metrics)
+        self._keep_state()
 
     async def rollout(self, step: int) -> list[Group]:
         """Generate and score the groups of a step."""
@@ -169,16 +183,18 @@ class Run:
             TrainerError: rollout and trainer disagree about log-probs by more than `logprob_diff_limit`.
             CheckpointError: one that was written in the background could not be.
         """
-        await self._checkpoints.complete(wait=False)
+        await self.checkpoints.complete(wait=False)
         section = self.settings.section(TrainSection)
         self.report("train", 0, len(batch))
-        await self._turn_to_trainer()
-        with self.timed("train"):
-            metrics = await within(
-                section.train_timeout_s, f"step {batch.step}: training", self.trainer.train(batch)
-            )
-        self.report("train", len(batch), len(batch))
-        self._metrics |= metrics
+        await self.turn_to_trainer()
+        with self.stop.held():
+            self.whole, self.is_training = None, True
+            with self.timed("train"):
+                metrics = await within(
+                    section.train_timeout_s, f"step {batch.step}: training", self.trainer.train(batch)
+                )
+            self.report("train", len(batch), len(batch))
+            self._metrics |= metrics
         diff = metrics.get("train/train_rollout_logprob_abs_diff", 0.0)
         if not diff <= section.logprob_diff_limit:  # nan is no agreement
             raise TrainerError(
@@ -186,6 +202,7 @@ class Run:
                 f"{section.logprob_diff_limit:g}; the engine's weights or numerics are not the trainer's "
                 "(--logprob-diff-limit raises the limit)"
             )
+        self.unlogged, self.is_training = (batch.step, self._metrics), False
         return metrics
 
     async def sync_weights(self, version: int) -> None:
@@ -197,7 +214,7 @@ class Run:
             return
         self.report("sync", 0, 1)
         await self._turn_to_engine()
-        with self.timed("update_weights"):
+        with self.stop.held(), self.timed("update_weights"):
             section = self.settings.section(TrainSection)
             await sync_weights(
                 self.trainer,
@@ -214,16 +231,13 @@ class Run:
         """Evaluate and save when it is time, and tell the trackers the step's metrics."""
         self._metrics["perf/step_time"] = time.perf_counter() - self._step_began
         self.done_steps = step + 1
+        await self._log_step(step)
+        await self.checkpoints.complete(wait=False)
         last = self.done_steps == self.num_steps
-        if _due(self.done_steps, self.settings.section(EvalSection).eval_interval, last=last):
-            self._metrics |= await self.evaluate(self.done_steps)
-        metrics, self._metrics = self._metrics, {}
-        for tracker in self.trackers:
-            tracker.log(step, metrics)
-        self.registry.hooks.slime_step_end(run=self, step=step, metrics=metrics)
-        await self._checkpoints.complete(wait=False)
         if self.settings.section(CheckpointSection).due(self.done_steps, last=last):
             await self.save(self.done_steps)
+        else:
+            self._keep_state()
 
     async def finish(self) -> None:
         """Evaluate and save where a loop stopped early; nothing is left to do after the last step."""
@@ -236,7 +250,7 @@ class Run:
         due = self.settings.section(CheckpointSection).due(self.done_steps, last=True)
         if due and self.saved_at != self.done_steps:
             await self.save(self.done_steps)
-        await self._save_in_time(self._checkpoints.complete(wait=True))
+        await in_time(self, self.checkpoints.complete(wait=True))
 
     async def evaluate(self, step: int) -> Metrics:
         """Evaluate on the held-out prompts; returns `eval/*` metrics and remembers the accuracy."""
@@ -259,10 +273,10 @@ class Run:
         With `async_save` its writing goes on after the call. `perf/save_time` of the next step is what the run waited.
         """
         self.report("save", 0, 1)
-        await self._turn_to_trainer()
-        with self.timed("save"):
-            await self._save_in_time(self._write(next_step))
-        self.saved_at = next_step
+        await self.turn_to_trainer()
+        with self.stop.held(), self.timed("save"):
+            await write(self, next_step, state_of(self))
+            self.saved_at, self.whole = next_step, None
         self.report("save", 1, 1)
 
     # What a rollout function uses.
@@ -322,7 +336,7 @@ class Run:
         """
         try:
             with logged("the checkpoint that was being written is lost"):
-                await self._save_in_time(self._checkpoints.complete(wait=True))
+                await in_time(self, self.checkpoints.complete(wait=True))
         finally:
             parts = (self.engine, self.trainer, self.scorer)
             await close_all([part for part in parts if part is not None])
@@ -335,50 +349,51 @@ class Run:
             "run_name": self.settings.section(RunSection).run_name,
             "steps": self.done_steps,
             "eval_before": self.eval_before,
-            "eval_after": self.eval_after,
+            "eval_after": None if self.evaluated_at == 0 else self.eval_after,
             "wall_s": self.wall_s,
         }
 
     @functools.cached_property
-    def _checkpoints(self) -> Checkpoints:
+    def checkpoints(self) -> Checkpoints:
+        """Writes the run's checkpoints."""
         section = self.settings.section(CheckpointSection)
         keep, in_background = section.keep_checkpoints, section.async_save
         return Checkpoints(self.run_dir.checkpoints, self.trainer, keep=keep, in_background=in_background)
 
-    async def _write(self, next_step: int) -> None:
-        save_hf = self.settings.section(CheckpointSection).save_hf
-        if save_hf is not None:
-            await self.trainer.save_hf(Path(save_hf.format(step=next_step, rollout_id=next_step)))
-        state = {
-            "source": self.source.state(),
-            "buffer": self.buffer.state(),
-            "eval_before": self.eval_before,
-            "eval_after": self.eval_after,
-            "evaluated_at": self.evaluated_at,
-            "wall_s": self.wall_s,
-        }
-        await self._checkpoints.save(next_step, state)
+    async def _log_step(self, step: int) -> None:
+        """Evaluate when it is time, and tell the trackers and plugins the step's metrics."""
+        self.unlogged = (step, self._metrics)
+        last = self.done_steps == self.num_steps
+        if _due(self.done_steps, self.settings.section(EvalSection).eval_interval, last=last):
+            self._metrics |= await self.evaluate(self.done_steps)
+        metrics, self._metrics, self.unlogged = self._metrics, {}, None
+        for tracker in self.trackers:
+            tracker.log(step, metrics)
+        self.registry.hooks.slime_step_end(run=self, step=step, metrics=metrics)
 
-    async def _save_in_time(self, work: Awaitable[None]) -> None:
-        timeout = self.settings.section(TrainSection).train_timeout_s
-        await within(timeout, f"the checkpoint after {self.done_steps} steps (--train-timeout-s)", work)
+    def _keep_state(self) -> None:
+        """Remember the state after a whole step, in case that the run is interrupted before the next checkpoint."""
+        due = self.settings.section(CheckpointSection).due(self.done_steps, last=True)
+        self.whole = state_of(self) if due and self.done_steps not in (0, self.saved_at) else None
 
     @functools.cached_property
     def devices(self) -> SharedDevices:
         """Whose turn it is, where trainer and engine share devices."""
         return SharedDevices(self.trainer, self.engine, self.settings.section(ClusterSection))
 
-    async def _turn_to_trainer(self) -> None:
+    async def turn_to_trainer(self) -> None:
+        """Let the trainer work, where it shares devices with the engine."""
         if self.devices.are_shared:
-            with self.timed("offload"):
-                await self.devices.for_trainer()
+            await self._take_turns(self.devices.for_trainer())
 
     async def _turn_to_engine(self) -> bool:
         """Let the engine work; returns whether it has its weights."""
-        if not self.devices.are_shared:
-            return True
-        with self.timed("offload"):
-            return await self.devices.for_engine()
+        return not self.devices.are_shared or await self._take_turns(self.devices.for_engine())
+
+    async def _take_turns[T](self, turn: Awaitable[T]) -> T:
+        timeout = self.settings.section(TrainSection).weight_sync_timeout_s
+        with self.stop.held(), self.timed("offload"):
+            return await within(timeout, "offloading (--weight-sync-timeout-s)", turn)
 
     async def _ready_engine(self) -> None:
         """Let the engine generate, with the weights that it had last."""

@@ -41,9 +41,12 @@ def main(argv: list[str]) -> int:
 
 
 async def _evaluate(run: Run) -> Metrics:
-    try:
+    async def evaluate() -> Metrics:
         await start(run)
         await run.sync_weights(run.start_step)
         return await run.evaluate(run.start_step)
+
+    try:
+        return await run.stop.obey("the evaluation", evaluate())
     finally:
         await run.close()
