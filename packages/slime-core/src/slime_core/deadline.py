@@ -100,7 +100,11 @@ def _waits_for_tasks(task: asyncio.Task[object]) -> bool:
         names.append(frame.f_code.co_name)
         coroutine = getattr(coroutine, "cr_await", None)
     waiter = getattr(task, "_fut_waiter", None)
-    return isinstance(waiter, asyncio.Task) or type(waiter).__name__ == "_GatheringFuture" or names[-1:] == ["_wait"]
+    return (
+        isinstance(waiter, asyncio.Task)
+        or type(waiter).__name__ == "_GatheringFuture"
+        or names[-1:] == ["_wait"]
+    )
 
 
 def _retrieve(task: asyncio.Task[object]) -> None:

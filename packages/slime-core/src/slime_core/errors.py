@@ -10,7 +10,6 @@ import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-
 #: How the note begins that says where the traceback of an error is that no part of slime raised.
 TRACEBACK = "traceback: "
 

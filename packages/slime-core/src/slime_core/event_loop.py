@@ -62,7 +62,10 @@ def _driven[T](loop: asyncio.AbstractEventLoop, task: asyncio.Task[T], stop: Sto
             cause: Interrupted | RunError = Interrupted(signal.SIGINT)
             ended = task.done()
         except SystemExit as error:
-            cause, ended = RunError(f"something in the run called sys.exit({error.code!r}); raise an error instead"), task.done()
+            cause, ended = (
+                RunError(f"something in the run called sys.exit({error.code!r}); raise an error instead"),
+                task.done(),
+            )
         except RuntimeError as error:
             if task.done():
                 raise

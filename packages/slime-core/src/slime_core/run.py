@@ -80,6 +80,8 @@ class Run:
     """Finished groups to a batch, the plugins that it needs bound."""
     drop_reason: Callable[[Group], str | None]
     """The dynamic sampling filter, its options bound."""
+    vocab_size: int | None = None
+    """Ids that samples may have are below it; None where nobody knows."""
     start_step: int = 0
     """First step of this process; later than 0 when resumed."""
     done_steps: int = 0

@@ -73,7 +73,9 @@ class Stop:
                 await self._ended(running)
                 raise self._cause
             if running.task.cancelled() and self._cause is None:
-                raise RunError(f"{what}: was cancelled by itself; a plugin raised CancelledError, or cancelled the run's task")
+                raise RunError(
+                    f"{what}: was cancelled by itself; a plugin raised CancelledError, or cancelled the run's task"
+                )
             return running.task.result()
         except asyncio.CancelledError:
             await running.end()

@@ -38,7 +38,9 @@ def main() -> None:
         with process.hearing_signals():
             status = run(sys.argv[1:])
     except BrokenPipeError:
-        process.end(141)  # the reader went away: like a program that SIGPIPE ended, without a traceback at exit
+        process.end(
+            141
+        )  # the reader went away: like a program that SIGPIPE ended, without a traceback at exit
     except Interrupted as error:
         status = exit_status(error)
     except SystemExit as end:

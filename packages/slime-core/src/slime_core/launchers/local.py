@@ -168,7 +168,9 @@ def _last_words(run: Run, error: str) -> int:
     """Write the summary of a run that is about to be ended from outside of its event loop; returns the exit status."""
     cause = run.stop.cause
     status = "interrupted" if isinstance(cause, Interrupted) else "failed"
-    run.run_dir.write_json(run.run_dir.summary.name, run.summary(status) | {"error": f"DeadlineError: {error}"})
+    run.run_dir.write_json(
+        run.run_dir.summary.name, run.summary(status) | {"error": f"DeadlineError: {error}"}
+    )
     return 1 if cause is None else exit_status(cause)
 
 
