@@ -164,7 +164,7 @@ async def start(run: Run) -> None:
     if run.scorer is not None:
         await run.scorer.start()
     checkpoint.clean(run.run_dir.checkpoints)
-    run.run_dir.rewind(run.start_step)
+    run.run_dir.rewind(run.done_steps)
     release_threads()  # what a part computed on this thread is done
 
 
@@ -186,12 +186,11 @@ async def restore(run: Run, found: checkpoint.Checkpoint) -> None:
         raise CheckpointError(
             f"{found.path}: its state has no {error}; wanted a checkpoint of this version"
         ) from error
-    run.start_step = run.done_steps = found.next_step
+    run.start_step, run.done_steps = found.step + 1, found.step
     is_own = found.path.parent == run.run_dir.checkpoints
-    if is_own and "unlogged" in state:
-        run.unlogged = (found.next_step - 1, state["unlogged"])
-    run.saved_at = found.next_step if is_own else None
-    logger.info("resumed from %s: next step is %d", found.path, found.next_step)
+    run.unlogged = state.get("unlogged") if is_own else None
+    run.saved_at = found.step if is_own else None
+    logger.info("resumed from %s: next step is %d", found.path, run.start_step)
 
 
 def make_build(settings: Settings, registry: Registry, *, rank: Rank | None = None) -> BuildContext:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import contextvars
 import logging
+import sys
 from collections.abc import Awaitable
 from contextvars import ContextVar
 
@@ -18,6 +19,10 @@ logger = logging.getLogger(__name__)
 CANCEL_S = 5.0
 #: The works that a task is part of, by identity: tasks that it starts are part of them, too.
 _PARTS_OF: ContextVar[tuple[object, ...]] = ContextVar("slime_work", default=())
+
+
+#: Coroutines that ignore their own end: finalising one would run it again, for ever. They go with the process.
+_LEFT_BEHIND: list[object] = []
 
 
 class Work[T]:
@@ -35,10 +40,13 @@ class Work[T]:
         """
         self.task.cancel()
         await asyncio.wait({self.task}, timeout=CANCEL_S)
+        parts = [task for task in asyncio.all_tasks() if self in _works_of(task)]
         if self.task.done():
             _retrieve(self.task)
-            return []
-        return await close_tasks([task for task in asyncio.all_tasks() if self in _works_of(task)])
+            parts = [task for task in parts if task.cancelling()]
+            if parts:
+                await asyncio.wait(parts, timeout=CANCEL_S)
+        return await close_tasks([task for task in parts if not task.done()])
 
 
 async def within[T](seconds: float, what: str, work: Awaitable[T]) -> T:
@@ -72,15 +80,21 @@ async def close_tasks(tasks: list[asyncio.Task[object]]) -> list[str]:
     hung = leaves or [where for _, where in waited_for]
     for where in hung:
         logger.error("%s does not end when it is cancelled", where, extra={"file_alone": True})
+    before, sys.unraisablehook = (
+        sys.unraisablehook,
+        lambda _: None,
+    )  # a coroutine that ignores its end is told above
     for task, _ in waited_for:
         coroutine = task.get_coro()
-        with contextlib.suppress(BaseException):  # it may raise anything, also that it ignores its end
+        with contextlib.suppress(BaseException):  # it may raise anything
             if coroutine is not None:
                 coroutine.close()
         task.cancel()
         task.add_done_callback(_retrieve)
+    sys.unraisablehook = before
     if waited_for:
-        await asyncio.wait([task for task, _ in waited_for], timeout=1.0)
+        _, pending = await asyncio.wait([task for task, _ in waited_for], timeout=1.0)
+        _LEFT_BEHIND.extend((task, task.get_coro()) for task in pending)
     return hung
 
 

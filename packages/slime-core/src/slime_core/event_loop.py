@@ -66,6 +66,10 @@ def _driven[T](loop: asyncio.AbstractEventLoop, task: asyncio.Task[T], stop: Sto
                 RunError(f"something in the run called sys.exit({error.code!r}); raise an error instead"),
                 task.done(),
             )
+        except asyncio.CancelledError as error:
+            raise stop.cause or RunError(
+                "something in the run was cancelled together with the run's own task"
+            ) from error
         except RuntimeError as error:
             if task.done():
                 raise

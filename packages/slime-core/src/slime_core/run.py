@@ -82,26 +82,28 @@ class Run:
     """The dynamic sampling filter, its options bound."""
     vocab_size: int | None = None
     """Ids that samples may have are below it; None where nobody knows."""
-    start_step: int = 0
-    """First step of this process; later than 0 when resumed."""
+    start_step: int = 1
+    """First step of this process; later than 1 when resumed."""
     done_steps: int = 0
-    """Steps that are behind this run, earlier processes included."""
+    """The last step that is done, in this process or an earlier one; 0 before the first."""
     eval_before: float | None = None
     """Accuracy before the first step."""
     eval_after: float | None = None
     """Newest accuracy."""
     evaluated_at: int | None = None
-    """Steps that were behind this run when it was evaluated last."""
+    """The step after which it was evaluated last; 0 is before the first."""
     saved_at: int | None = None
-    """Steps that were behind this run when its newest checkpoint was taken."""
+    """The step after which its newest checkpoint was taken."""
     wall_before_s: float = 0.0
     """Seconds that earlier processes spent on this run."""
     stop: Stop = field(default_factory=Stop)
     """Asks the run to end."""
     whole: dict[str, Any] | None = None
     """State of all but the trainer after the last whole step, where no checkpoint holds it; see `saving.state_of`."""
-    unlogged: tuple[int, Metrics] | None = None
-    """The last step that was trained, and its metrics, while it is still to be evaluated and told to the trackers."""
+    trained_step: int = 0
+    """The last step that was trained."""
+    unlogged: Metrics | None = None
+    """Metrics of that step, while it is still to be evaluated and told to the trackers."""
     is_training: bool = False
     """Whether a step's optimizer steps are under way, or failed."""
     _metrics: Metrics = field(default_factory=dict)
@@ -113,8 +115,8 @@ class Run:
 
     @property
     def steps(self) -> range:
-        """The steps that this process is to run."""
-        return range(self.start_step, self.num_steps)
+        """The steps that this process is to run; a run's first is 1."""
+        return range(self.start_step, self.num_steps + 1)
 
     @property
     def seed(self) -> int:
@@ -140,22 +142,22 @@ class Run:
 
     async def begin(self) -> None:
         """Give the engine the trainer's weights, and evaluate if the run is to."""
-        self._start_clock(self.start_step)
-        await self.sync_weights(self.start_step)
+        self._start_clock(self.done_steps)
+        await self.sync_weights(self.done_steps)
         if self.unlogged is not None:
-            step, self._metrics = self.unlogged
-            await self._log_step(step)
-            await self.save(self.start_step)
+            self._metrics = self.unlogged
+            await self._log_step(self.done_steps)
+            await self.save(self.done_steps)
         evaluation = self.settings.section(EvalSection)
         if (
-            self.start_step == 0
+            self.done_steps == 0
             and evaluation.eval_interval is not None
             and not evaluation.skip_eval_before_train
         ):
             metrics = await self.evaluate(0)
             self.eval_before = self.eval_after
             for tracker in self.trackers:
-                tracker.log(-1, metrics)
+                tracker.log(0, metrics)
         self._keep_state()
 
     async def rollout(self, step: int) -> list[Group]:
@@ -204,7 +206,7 @@ class Run:
                 f"{section.logprob_diff_limit:g}; the engine's weights or numerics are not the trainer's "
                 "(--logprob-diff-limit raises the limit)"
             )
-        self.unlogged, self.is_training = (batch.step, self._metrics), False
+        self.unlogged, self.trained_step, self.is_training = self._metrics, batch.step, False
         return metrics
 
     async def sync_weights(self, version: int) -> None:
@@ -232,7 +234,7 @@ class Run:
     async def end_step(self, step: int) -> None:
         """Evaluate and save when it is time, and tell the trackers the step's metrics."""
         self._metrics["perf/step_time"] = time.perf_counter() - self._step_began
-        self.done_steps = step + 1
+        self.done_steps = step
         await self._log_step(step)
         await self.checkpoints.complete(wait=False)
         last = self.done_steps == self.num_steps
@@ -248,14 +250,14 @@ class Run:
         ):
             metrics = await self.evaluate(self.done_steps)
             for tracker in self.trackers:
-                tracker.log(self.done_steps - 1, metrics)
+                tracker.log(self.done_steps, metrics)
         due = self.settings.section(CheckpointSection).due(self.done_steps, last=True)
         if due and self.saved_at != self.done_steps:
             await self.save(self.done_steps)
         await in_time(self, self.checkpoints.complete(wait=True))
 
     async def evaluate(self, step: int) -> Metrics:
-        """Evaluate on the held-out prompts; returns `eval/*` metrics and remembers the accuracy."""
+        """Evaluate on the held-out prompts after `step`, 0 before the first; returns `eval/*` metrics, remembers the accuracy."""
         if self.eval_source is None:
             return {}
         await self._ready_engine()
@@ -263,22 +265,22 @@ class Run:
         section = self.settings.section(EvalSection)
         metrics, accuracy = await within(
             self.settings.section(RolloutSection).rollout_timeout_s,
-            f"evaluation after {step} steps (--rollout-timeout-s)",
+            f"evaluation after step {step} (--rollout-timeout-s)",
             evaluate_groups(self, self.eval_source, section, step=step),
         )
         self.eval_after, self.evaluated_at = accuracy, step
         return metrics | {"perf/eval_time": time.perf_counter() - begin}
 
-    async def save(self, next_step: int) -> None:
-        """Write a checkpoint from which `next_step` goes on exactly, and before it the folder of `save_hf`.
+    async def save(self, step: int) -> None:
+        """Write a checkpoint from which the run goes on after `step` exactly, and before it the folder of `save_hf`.
 
         With `async_save` its writing goes on after the call. `perf/save_time` of the next step is what the run waited.
         """
         self.report("save", 0, 1)
         await self.turn_to_trainer()
         with self.stop.held(), self.timed("save"):
-            await write(self, next_step, state_of(self))
-            self.saved_at, self.whole = next_step, None
+            await write(self, step, state_of(self))
+            self.saved_at, self.whole = step, None
         self.report("save", 1, 1)
 
     # What a rollout function uses.
@@ -364,7 +366,7 @@ class Run:
 
     async def _log_step(self, step: int) -> None:
         """Evaluate when it is time, and tell the trackers and plugins the step's metrics."""
-        self.unlogged = (step, self._metrics)
+        self.unlogged, self.trained_step = self._metrics, step
         last = self.done_steps == self.num_steps
         if _due(self.done_steps, self.settings.section(EvalSection).eval_interval, last=last):
             self._metrics |= await self.evaluate(self.done_steps)

@@ -211,12 +211,18 @@ def _check_routes(sample: Sample) -> None:
     if experts is None:
         return
     found = _array_of(experts)
-    if found is None or found.ndim != 3 or found.dtype.kind not in "iu" or (found.size and found.min() < 0):
+    if found is None or found.ndim != 3 or found.dtype.kind not in "iuf" or not _are_counts(found):
         shape = "" if found is None else f" of shape {found.shape} and dtype {found.dtype}"
         wanted = "integers [tokens - 1, num_layers, topk], none below 0"
         raise SampleError(
             f"{sample.name}: rollout_routed_experts is {type(experts).__name__}{shape}; wanted {wanted}"
         )
+
+
+def _are_counts(values: np.ndarray[Any, Any]) -> bool:
+    return not values.size or bool(
+        values.min() >= 0 and (values.dtype.kind != "f" or (values % 1 == 0).all())
+    )
 
 
 def _array_of(values: Any) -> np.ndarray[Any, Any] | None:
@@ -249,12 +255,13 @@ def _check_reward(sample: Sample) -> None:
         return
     values: Mapping[str, Any] = reward if isinstance(reward, dict) else {"": reward}
     for key, value in values.items():
-        where = f"reward[{key!r}]" if isinstance(reward, dict) else "reward"
-        is_number = isinstance(value, int | float) and not isinstance(value, str)
-        if (is_number and not _is_finite(value)) or (not isinstance(reward, dict) and not is_number):
-            raise _wrong(sample, where, value, "a finite number, or a dict of them")
+        if isinstance(value, int | float) and not _is_finite(value):
+            part = f" for the part {key!r}" if isinstance(reward, dict) else ""
+            raise SampleError(f"{sample.name}: its reward has {value!r}{part}, wanted a finite number")
     if isinstance(reward, dict):
         _check_json(sample, "reward")
+    elif not isinstance(reward, int | float):
+        raise _wrong(sample, "reward", reward, "a finite number, or a dict")
 
 
 def _is_finite(value: Any) -> bool:

@@ -29,8 +29,8 @@ def state_of(run: Run) -> dict[str, Any]:
     }
 
 
-async def write(run: Run, next_step: int, state: Mapping[str, Any]) -> None:
-    """Write a checkpoint from which `next_step` goes on, and before it the folder of `save_hf`.
+async def write(run: Run, step: int, state: Mapping[str, Any]) -> None:
+    """Write a checkpoint from which the run goes on after `step`, and before it the folder of `save_hf`.
 
     Raises:
         CheckpointError: it cannot be written.
@@ -40,8 +40,8 @@ async def write(run: Run, next_step: int, state: Mapping[str, Any]) -> None:
     async def both() -> None:
         save_hf = run.settings.section(CheckpointSection).save_hf
         if save_hf is not None:
-            await run.trainer.save_hf(Path(save_hf.format(step=next_step, rollout_id=next_step)))
-        await run.checkpoints.save(next_step, state)
+            await run.trainer.save_hf(Path(save_hf.format(step=step, rollout_id=step - 1)))
+        await run.checkpoints.save(step, state)
 
     await in_time(run, both())
 
@@ -49,7 +49,7 @@ async def write(run: Run, next_step: int, state: Mapping[str, Any]) -> None:
 async def in_time(run: Run, work: Awaitable[None]) -> None:
     """Await the writing of a checkpoint; raises as `write` does."""
     timeout = run.settings.section(TrainSection).train_timeout_s
-    await within(timeout, f"the checkpoint after {run.done_steps} steps (--train-timeout-s)", work)
+    await within(timeout, f"the checkpoint after step {run.done_steps} (--train-timeout-s)", work)
 
 
 async def save_whole_steps(run: Run) -> None:
@@ -62,9 +62,8 @@ async def save_whole_steps(run: Run) -> None:
         return  # some of a step's optimizer steps are in the trainer
     state, done = run.whole, run.done_steps
     if run.unlogged is not None:
-        step, metrics = run.unlogged
-        done = run.done_steps = step + 1
-        state = state_of(run) | {"unlogged": metrics}
+        done = run.done_steps = run.trained_step
+        state = state_of(run) | {"unlogged": run.unlogged}
     due = run.settings.section(CheckpointSection).due(done, last=True)
     if state is None or not due or done in (0, run.saved_at):
         return

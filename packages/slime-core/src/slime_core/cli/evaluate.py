@@ -43,8 +43,8 @@ def main(argv: list[str]) -> int:
 async def _evaluate(run: Run) -> Metrics:
     async def evaluate() -> Metrics:
         await start(run)
-        await run.sync_weights(run.start_step)
-        return await run.evaluate(run.start_step)
+        await run.sync_weights(run.done_steps)
+        return await run.evaluate(run.done_steps)
 
     try:
         return await run.stop.obey("the evaluation", evaluate())

@@ -49,7 +49,8 @@ class Generator:
             raise SampleError(f"{who} returned one Sample several times; wanted another one for each")
         try:
             for one in samples:
-                self._check(one, given, prompt_ids if len(samples) == 1 else None, params)
+                self._check(one, given, prompt_ids if len(samples) == 1 else None)
+                self._check_length(one, params, evaluation=context is not None and context.evaluation)
             check_siblings(samples)
         except SampleError as error:
             error.add_note(f"returned by the generator {self.name} for {Sample(index=given['index']).name}")
@@ -78,9 +79,7 @@ class Generator:
         except BaseException as error:  # sys.exit() in a generator must not end the run as if it were done
             raise SampleError(f"{who} raised {_told(error)}") from error
 
-    def _check(
-        self, sample: Sample, given: dict[str, Any], prompt_ids: Sequence[int] | None, params: SamplingParams
-    ) -> None:
+    def _check(self, sample: Sample, given: dict[str, Any], prompt_ids: Sequence[int] | None) -> None:
         """Check one sample that came back; `prompt_ids` are those that it was given, None where it has a prompt of its own."""
         name = Sample(index=given["index"]).name
         for field, before in given.items():
@@ -101,10 +100,9 @@ class Generator:
                 f"{name}: its {len(prompt_ids)} prompt ids came back as {sample.prompt_length} others; a generator appends to "
                 "`tokens`, and counts in `response_length` what it appends"
             )
-        self._check_length(name, sample, params)
 
-    def _check_length(self, name: str, sample: Sample, params: SamplingParams) -> None:
-        n, most = len(sample.tokens), self.max_context_len
+    def _check_length(self, sample: Sample, params: SamplingParams, *, evaluation: bool) -> None:
+        name, n, most = sample.name, len(sample.tokens), None if evaluation else self.max_context_len
         if most is not None and n > most:
             raise SampleError(
                 f"{name}: came back with {n} tokens; wanted at most rollout_max_context_len, {most}"
