@@ -18,6 +18,7 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
@@ -77,18 +78,17 @@ class CommandProcess:
             self._listener, self._last_words = before
 
     def end(self, status: int) -> NoReturn:
-        """End now with this exit status, and all processes below with it. From any thread."""
+        """End now with this exit status: processes below are killed, temporary folders deleted. From any thread."""
         with contextlib.suppress(Exception):
             end_children(_CHILDREN_S)
+        _call(weakref.finalize._exitfunc, "slime-clean")  # type: ignore[attr-defined]  # what `tempfile` deletes folders by
         if os.isatty(1):
             say("\x1b[?25h", descriptor=1)  # a progress bar hides the cursor
         os._exit(status)
 
     def leave(self, status: int) -> NoReturn:
         """End in an orderly way: exit handlers first, as far as they end in time, then what is printed is flushed."""
-        handlers = threading.Thread(target=atexit._run_exitfuncs, name="slime-exit", daemon=True)
-        handlers.start()
-        handlers.join(_EXIT_HANDLERS_S)
+        _call(atexit._run_exitfuncs, "slime-exit")
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):  # closed, or nobody reads it any more
                 stream.flush()
@@ -146,6 +146,13 @@ def end_children(seconds: float) -> None:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
         time.sleep(0.005)  # not a wait without end: orphans of those that were killed come up to be killed
+
+
+def _call(function: Callable[[], object], name: str) -> None:
+    """Call foreign clean-up on a thread, and wait for a while."""
+    thread = threading.Thread(target=function, name=name, daemon=True)
+    thread.start()
+    thread.join(_EXIT_HANDLERS_S)
 
 
 def _children() -> list[int]:
