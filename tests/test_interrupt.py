@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slime_core.config.load import load_settings
+from slime_core.launchers.local import drive, launch
+from slime_core.plugins.registry import Registry
 
 PARTS = ("--rollout-engine", "slow_parts:create_engine", "--train-backend", "slow_parts:create_trainer")
 
@@ -65,6 +68,13 @@ def interrupt(letters: Path, root: Path, tmp_path: Path) -> Callable[..., tuple[
     return interrupt
 
 
+def train(recipe: Path, name: str) -> dict[str, Any]:
+    """Train to the end, without anything that halts."""
+    registry = Registry()
+    settings = load_settings([str(recipe)], ["--run-name", name], registry=registry)
+    return launch(settings, registry, drive)
+
+
 def summary_of(run: Path) -> dict[str, Any]:
     summary: dict[str, Any] = json.loads((run / "summary.json").read_text())
     return summary
@@ -78,9 +88,7 @@ def summary_of(run: Path) -> dict[str, Any]:
         ("eval 6", signal.SIGHUP, 6),  # step 6 is trained, and evaluated when the run goes on
     ],
 )
-def test_interrupted_run_goes_on_as_if_nothing_had_been(
-    interrupt, letters, tmp_path, slime, place, number, saved
-):
+def test_interrupted_run_goes_on_as_if_nothing_had_been(interrupt, letters, tmp_path, place, number, saved):
     status, told, seconds = interrupt(place, number)
     assert status == 128 + number, told
     assert seconds < 1.5  # train 3 blocks the event loop for longer
@@ -90,18 +98,18 @@ def test_interrupted_run_goes_on_as_if_nothing_had_been(
     assert (summary["status"], summary["steps"], summary["eval_after"]) == ("interrupted", saved, None)
     assert sorted(path.name for path in (run / "checkpoints").iterdir())[-1] == f"step_{saved:06d}"
     for name in ("letters", "whole"):
-        assert slime("train", letters, "--run-name", name).returncode == 0
+        train(letters, name)
     assert rows(run) == rows(tmp_path / "runs/whole")
     assert samples(run) == samples(tmp_path / "runs/whole")
     assert summary_of(run)["eval_after"] == summary_of(tmp_path / "runs/whole")["eval_after"]
 
 
-def test_second_signal_ends_at_once_and_lets_go_of_the_folder(interrupt, letters, tmp_path, slime):
+def test_second_signal_ends_at_once_and_lets_go_of_the_folder(interrupt, letters, tmp_path):
     status, told, _ = interrupt("train 3", signal.SIGINT, signal.SIGQUIT)
     assert status == 128 + signal.SIGQUIT
     assert "SIGQUIT: ending at once" in told
     assert summary_of(tmp_path / "runs/letters")["status"] == "interrupted"
-    assert slime("train", letters).returncode == 0
+    assert train(letters, "letters")["status"] == "completed"
 
 
 def test_interrupt_before_the_first_step_is_done_saves_nothing(interrupt, tmp_path):

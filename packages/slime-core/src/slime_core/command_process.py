@@ -42,7 +42,7 @@ class CommandProcess:
 
     def __init__(self) -> None:
         self._listener: Callable[[int], None] | None = None
-        self._last_words: Callable[[int], None] = lambda signum: None
+        self._last_words: Callable[[int], object] = lambda signum: None
         self._heard_at: float | None = None
 
     @contextlib.contextmanager
@@ -63,7 +63,7 @@ class CommandProcess:
             os.close(write)
 
     @contextlib.contextmanager
-    def tells(self, listener: Callable[[int], None], last_words: Callable[[int], None]) -> Iterator[None]:
+    def tells(self, listener: Callable[[int], None], last_words: Callable[[int], object]) -> Iterator[None]:
         """Tell `listener` of the first signal, in the main thread, instead of raising `Interrupted` there.
 
         Args:

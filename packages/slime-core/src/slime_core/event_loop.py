@@ -46,11 +46,9 @@ def run_event_loop[T](work: Callable[[Stop], Awaitable[T]]) -> T:
         if command is not None:
             adopt_orphans()
             listener = Listener(loop, stop, watchdog)
-
-            def last_words(number: int) -> None:
-                watchdog.last_words(f"{signal.Signals(number).name}, twice")
-
-            stack.enter_context(command.tells(listener.hear, last_words))
+            stack.enter_context(
+                command.tells(listener.hear, lambda number: watchdog.last_words(Interrupted(number)))
+            )
         return _driven(loop, loop.create_task(_awaited(work(stop)), name="run", context=context), stop)
 
 

@@ -38,12 +38,15 @@ class Stop:
         """Whether a move is under way that is not cut short."""
         return self._holds > 0
 
+    def note(self, cause: Interrupted | RunError) -> None:
+        """Take note of why the run is to be asked to end; the first cause counts."""
+        self._cause = self._cause or cause
+
     def ask(self, cause: Interrupted | RunError) -> None:
-        """Ask the run to end; the first cause counts. On the event loop's thread."""
-        if self._cause is None:
-            self._cause = cause
-            self._asked.set()
-            self._cut()
+        """Ask the run to end. On the event loop."""
+        self.note(cause)
+        self._asked.set()
+        self._cut()
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -115,6 +118,7 @@ class Listener:
     def hear(self, number: int) -> None:
         """Ask the run to end, and have it watched that the event loop takes note."""
         name = signal.Signals(number).name
+        self._stop.note(Interrupted(number))
         if not self._stop.is_held:
             self._noticing.enter_context(self._watchdog.watching(name, _NOTICE_S))
         self._loop.call_soon_threadsafe(self._note, number)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO
 
 from slime_core.command_process import CommandProcess, say
+from slime_core.errors import DeadlineError, SlimeError, exit_status
 
 logger = logging.getLogger(__name__)
 
@@ -45,8 +46,8 @@ class Watchdog:
         self._next = 0
         self._log: IO[str] | None = None
         self._closed = False
-        self.last_words: Callable[[str], int] = lambda error: 1
-        """Told what is overdue before the process ends; returns the exit status."""
+        self.last_words: Callable[[SlimeError], int] = exit_status
+        """Told why before the process ends; returns the exit status."""
 
     def start(self, log: Path | None = None) -> None:
         """Begin to watch; `log` gets the stacks where the interpreter itself is held."""
@@ -109,7 +110,7 @@ class Watchdog:
             logger.error("%s\n%s", error, stacks(self._loop), extra={"file_alone": True})
             log = "" if self._log is None else f"\n  stacks: {self._log.name}"
             say(f"\nslime: {error}{log}\n")
-            status = self.last_words(error)
+            status = self.last_words(DeadlineError(error))
         finally:
             self._process.end(status)
 

@@ -164,14 +164,13 @@ def _told(error: BaseException) -> BaseException:
     return error
 
 
-def _last_words(run: Run, error: str) -> int:
+def _last_words(run: Run, error: SlimeError) -> int:
     """Write the summary of a run that is about to be ended from outside of its event loop; returns the exit status."""
-    cause = run.stop.cause
+    cause = run.stop.cause or error
     status = "interrupted" if isinstance(cause, Interrupted) else "failed"
-    run.run_dir.write_json(
-        run.run_dir.summary.name, run.summary(status) | {"error": f"DeadlineError: {error}"}
-    )
-    return 1 if cause is None else exit_status(cause)
+    told = {"error": f"{type(error).__name__}: {error}"}
+    run.run_dir.write_json(run.run_dir.summary.name, run.summary(status) | told)
+    return exit_status(cause)
 
 
 def _tell(run: Run, summary: Mapping[str, Any]) -> None:
