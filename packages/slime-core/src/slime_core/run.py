@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -43,15 +42,14 @@ from slime_core.protocols import (
     Trainer,
 )
 from slime_core.rewards.scorer import Scorer
-from slime_core.rollout.driver import leftovers, most_new_tokens, score
+from slime_core.rollout.driver import leftovers, rollout, score, training_params
+from slime_core.rollout.execution import check_groups
 from slime_core.rundir import RunDir
 from slime_core.sample import Group, Sample
 from slime_core.saving import in_time, state_of, write
 from slime_core.shared_devices import SharedDevices
 from slime_core.stop import Stop
 from slime_core.weights import sync_weights, wanted_transport
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
@@ -142,7 +140,7 @@ class Run:
 
     async def begin(self) -> None:
         """Give the engine the trainer's weights, and evaluate if the run is to."""
-        self._start_clock(self.done_steps)
+        self._step, self._step_began = self.done_steps, time.perf_counter()
         await self.sync_weights(self.done_steps)
         if self.unlogged is not None:
             self._metrics = self.unlogged
@@ -162,12 +160,15 @@ class Run:
 
     async def rollout(self, step: int) -> list[Group]:
         """Generate and score the groups of a step."""
-        self._start_clock(step)
+        self._step, self._step_began = step, time.perf_counter()
         timeout = self.settings.section(RolloutSection).rollout_timeout_s
         await self._ready_engine()
         with self.timed("rollout"):
             groups = await within(timeout, f"step {step}: rollout", self.rollout_fn(self, step))
-        self._metrics |= rollout_metrics(groups, reward_key=self._reward_key(), drops=self._drops)
+        if self.rollout_fn is not rollout:  # which checks each sample as it comes
+            check_groups(groups, step, vocab_size=self.vocab_size)
+        key, drops = self.settings.section(RewardSection).reward_key, self._drops
+        self._metrics |= rollout_metrics(groups, reward_key=key, drops=drops)
         self._metrics |= request_metrics(groups, rollout_s=self._metrics["perf/rollout_time"])
         self._drops.clear()
         with self.timed("dump"):
@@ -191,14 +192,12 @@ class Run:
         section = self.settings.section(TrainSection)
         self.report("train", 0, len(batch))
         await self.turn_to_trainer()
-        with self.stop.held():
-            self.whole, self.is_training = None, True
-            with self.timed("train"):
-                metrics = await within(
-                    section.train_timeout_s, f"step {batch.step}: training", self.trainer.train(batch)
-                )
-            self.report("train", len(batch), len(batch))
-            self._metrics |= metrics
+        self.whole, self.is_training = None, True
+        with self.stop.held(), self.timed("train"):
+            training = self.trainer.train(batch)
+            metrics = await within(section.train_timeout_s, f"step {batch.step}: training", training)
+        self.report("train", len(batch), len(batch))
+        self._metrics |= metrics
         diff = metrics.get("train/train_rollout_logprob_abs_diff", 0.0)
         if not diff <= section.logprob_diff_limit:  # nan is no agreement
             raise TrainerError(
@@ -296,18 +295,7 @@ class Run:
 
     def sampling_params(self, sample: Sample) -> SamplingParams:
         """Return how a training sample is drawn; its seed depends on the run's seed and the sample's index alone."""
-        section = self.settings.section(RolloutSection)
-        return SamplingParams(
-            max_new_tokens=most_new_tokens(sample, section),
-            min_new_tokens=section.rollout_min_new_tokens,
-            temperature=section.rollout_temperature,
-            top_p=section.rollout_top_p,
-            top_k=section.rollout_top_k,
-            stop=tuple(section.rollout_stop),
-            stop_token_ids=tuple(section.rollout_stop_token_ids),
-            seed=(section.rollout_seed << 40) + (sample.index or 0),
-            skip_special_tokens=section.rollout_skip_special_tokens,
-        )
+        return training_params(sample, self.settings.section(RolloutSection))
 
     async def score(self, samples: Sequence[Sample]) -> None:
         """Score samples in place, if there is a reward; see `rollout.driver.score`."""
@@ -403,12 +391,6 @@ class Run:
         """Let the engine generate, with the weights that it had last."""
         if not await self._turn_to_engine():
             await self.sync_weights(self._version)
-
-    def _start_clock(self, step: int) -> None:
-        self._step, self._step_began = step, time.perf_counter()
-
-    def _reward_key(self) -> str | None:
-        return self.settings.section(RewardSection).reward_key
 
 
 def _due(step: int, interval: int | None, *, last: bool) -> bool:

@@ -195,6 +195,21 @@ def fresh(group: Group) -> Group:
     return list(prompts.values())
 
 
+def training_params(sample: Sample, section: RolloutSection) -> SamplingParams:
+    """Return how a training sample is drawn; its seed depends on the run's seed and the sample's index alone."""
+    return SamplingParams(
+        max_new_tokens=most_new_tokens(sample, section),
+        min_new_tokens=section.rollout_min_new_tokens,
+        temperature=section.rollout_temperature,
+        top_p=section.rollout_top_p,
+        top_k=section.rollout_top_k,
+        stop=tuple(section.rollout_stop),
+        stop_token_ids=tuple(section.rollout_stop_token_ids),
+        seed=(section.rollout_seed << 40) + (sample.index or 0),
+        skip_special_tokens=section.rollout_skip_special_tokens,
+    )
+
+
 def most_new_tokens(sample: Sample, section: RolloutSection) -> int:
     """Return the most tokens that a response may have.
 

@@ -129,6 +129,30 @@ def check_siblings(samples: list[Sample]) -> None:
         )
 
 
+def check_groups(groups: Any, step: int, *, vocab_size: int | None) -> None:
+    """Check what a rollout function returned: lists of samples, each as it has to be.
+
+    Raises:
+        SampleError: names the step, and the sample if it is one.
+    """
+    who = f"step {step}: the rollout function (--rollout-function-path)"
+    if not isinstance(groups, list) or not all(isinstance(group, list) and group for group in groups):
+        found = (
+            [type(group).__name__ for group in groups] if isinstance(groups, list) else type(groups).__name__
+        )
+        raise SampleError(
+            f"{who} returned {str(found)[:60]}; wanted a list of groups, each a list of Samples"
+        )
+    for sample in (sample for group in groups for sample in group):
+        if not isinstance(sample, Sample):
+            raise SampleError(f"{who} returned {type(sample).__name__} in a group; wanted Samples")
+        try:
+            sample.check(vocab_size=vocab_size)
+        except SampleError as error:
+            error.add_note(f"returned by {who}")
+            raise
+
+
 def _told(error: BaseException) -> str:
     try:
         text = str(error)
