@@ -76,7 +76,7 @@ TYPED = {
     "response_too_long": "came back with a response of 51 tokens; wanted at most 1",
     "length_below_zero": "response_length -1 with 2 tokens",
     "length_as_float": "response_length is 1.0",
-    "reward_of_nan": "its reward has nan, wanted a finite number",
+    "reward_of_nan": "reward is nan, wanted a finite number",
     "reward_as_text": "reward is '1'",
     "reward_part_of_infinity": "its reward has inf for the part 'score'",
     "metadata_with_an_object": "metadata has no JSON form: builtins.object",

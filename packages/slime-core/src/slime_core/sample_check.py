@@ -256,8 +256,9 @@ def _check_reward(sample: Sample) -> None:
     values: Mapping[str, Any] = reward if isinstance(reward, dict) else {"": reward}
     for key, value in values.items():
         if isinstance(value, int | float) and not _is_finite(value):
-            part = f" for the part {key!r}" if isinstance(reward, dict) else ""
-            raise SampleError(f"{sample.name}: its reward has {value!r}{part}, wanted a finite number")
+            what = f"its reward has {value!r} for the part {key!r}"
+            told = what if isinstance(reward, dict) else f"reward is {value!r}"
+            raise SampleError(f"{sample.name}: {told}, wanted a finite number")
     if isinstance(reward, dict):
         _check_json(sample, "reward")
     elif not isinstance(reward, int | float):
