@@ -38,6 +38,7 @@ from slime_core.rollout.driver import failure_of
 from slime_core.run import Run
 from slime_core.rundir import RunDir
 from slime_core.sample import Group
+from slime_core.vocabulary import vocabulary_size
 
 if TYPE_CHECKING:
     import numpy as np
@@ -136,6 +137,7 @@ async def assemble(
         trackers=[registry.resolve("slime.trackers", name)(build) for name in trackers(run_section)],
         sizes=batch_sizes(settings),
         num_steps=num_steps,
+        vocab_size=vocabulary_size(build.model_path, build.tokenizer),
         **functions,
     )
     # Last, when all that can refuse before a start has agreed: nothing is half-written, and nothing deleted in vain.

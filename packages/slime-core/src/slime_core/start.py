@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from typing import Annotated, Any
 
 from annotated_types import Ge
@@ -35,6 +36,7 @@ class _State(BaseModel):
     eval_after: _Finite | None
     evaluated_at: Counted | None
     wall_s: Annotated[_Finite, Ge(0)]
+    unlogged: dict[str, float | None] | None = None
 
 
 async def start(run: Run) -> None:
@@ -99,7 +101,10 @@ def _restore(run: Run, found: Checkpoint) -> None:
     )
     run.wall_before_s = state.wall_s
     run.start_step, run.done_steps = found.step + 1, found.step
-    run.saved_at = found.step if found.path.parent == run.run_dir.checkpoints else None
+    is_own = found.path.parent == run.run_dir.checkpoints
+    if is_own and state.unlogged is not None:
+        run.unlogged = {name: math.nan if value is None else value for name, value in state.unlogged.items()}
+    run.saved_at = found.step if is_own else None
 
 
 def _restore_part(part: DataSource | Buffer, state: dict[str, Any], where: str) -> None:

@@ -41,9 +41,12 @@ def main(argv: list[str]) -> int:
 
 
 async def _evaluate(run: Run) -> Metrics:
-    try:
+    async def evaluate() -> Metrics:
         await start(run)
         await run.sync_weights(run.done_steps)
         return await run.evaluate(run.done_steps)
+
+    try:
+        return await run.stop.obey("the evaluation", evaluate())
     finally:
         await run.close()
