@@ -16,7 +16,7 @@ _GREEK_NAMES = """
 alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho
 sigma tau upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega ell
 """
-_GREEK = frozenset("\\" + name for name in _GREEK_NAMES.split())
+GREEK = frozenset("\\" + name for name in _GREEK_NAMES.split())
 _CONSTANTS: dict[str, Any] = {r"\pi": sympy.pi, r"\infty": sympy.oo, "e": sympy.E, "i": sympy.I}
 _TRIGONOMETRIC: dict[str, tuple[Any, Any]] = {
     r"\sin": (sympy.sin, sympy.asin),
@@ -283,7 +283,7 @@ class _Reader:
 
     def command(self) -> Any:
         name = self.peek().text
-        if name in _GREEK:
+        if name in GREEK:
             self.at += 1
             return Symbol(name + self.subscript())
         if name in _CONSTANTS:

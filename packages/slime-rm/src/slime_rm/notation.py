@@ -14,6 +14,7 @@ _REPEATING = re.compile(r"(?<!\d)(\d+)\.(\d*)\\(?:overline|bar|dot)\s*(?:\{(\d+)
 _TEXT = re.compile(
     r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|mbox|operatorname)\s*\{([^{}]*)\}"
 )
+_EMPHASIS = re.compile(r"^(\*\*|__)(.*)\1$", re.DOTALL)
 _DOLLARS = re.compile(r"^(?:\$\$?|\\\(|\\\[)(.*?)(?:\$\$?|\\\)|\\\])$", re.DOTALL)
 _BRACKET = re.compile(r"[{(\[]|[})\]]")
 _CHOICE = re.compile(r"\(?([A-Za-z])\)?[.:]?")
@@ -23,7 +24,7 @@ _PROSE = re.compile(r"[^\W\d_]{3,}(?:[\s,.'’-]+[^\W\d_]+)*\.?")
 _SIGNS = {
     **dict.fromkeys("−–—‒﹣", "-"),
     **dict.fromkeys("·⋅∙•", r"\cdot "),
-    **dict.fromkeys("°˚", r"^\circ "),
+    **dict.fromkeys("°˚º", r"^\circ "),
     **dict.fromkeys("≤⩽≦", r"\le "),
     **dict.fromkeys("≥⩾≧", r"\ge "),
     **dict.fromkeys("∅⌀", r"\emptyset "),
@@ -60,6 +61,12 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
             "",
         ),
         (r"\\(?:textcolor|colorbox|color)\s*(?:\[[^\[\]{}]*\])?\{[^{}]*\}\s*", ""),
+        (r"\\\\\s*\[[^\[\]]*\d\s*(?:pt|mm|cm|em|ex|in)\]", r"\\\\"),
+        (r"(?:\^\s*)?\\degree(?![A-Za-z])", r"^\\circ "),
+        (r"\\not\s*(?==)", r"\\ne"),
+        (r"\\ne=", r"\\ne "),
+        (r"\^\s*\{?\\(?:text|mathrm)\{(st|nd|rd|th)\}\}?", r"\\text{\1}"),
+        (r"\\text\{[.\s]*\}$", ""),
         (r"\\[hv](?:space|skip)\*?\s*\{[^{}]*\}", " "),
         (r"\\varnothing(?![A-Za-z])", r"\\emptyset"),
         (r"\\mathbb\s*([A-Z])", r"\\mathbb{\1}"),
@@ -68,7 +75,7 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"(?<!\\)(?<![A-Za-z])\{([:;=<>])\}", r"\1"),
         (r"(?<=\d)\{\.\}(?=\d)", "."),
         (r"(?<=\d)\{,\}(?=\d)", "."),
-        (r"(?:\\\\|[.;,\s])+$", ""),
+        (r"(?:\\\\|[.;,\s]|(?<!\\)\\$)+$", ""),
         (r"\s+", " "),
     )
 )
@@ -81,7 +88,7 @@ def plain(answer: str) -> str:
     go; `1\,000` becomes `1000`, `3{,}5` the decimal `3.5`, `1e3` a power of ten, `1 1/2` and `0.\overline{3}`
     fractions; the markup of fractions and brackets is spelt one way.
     """
-    answer = _DOLLARS.sub(r"\1", _ascii(answer).strip()).strip()
+    answer = _DOLLARS.sub(r"\1", _EMPHASIS.sub(r"\2", _ascii(answer).strip()).strip()).strip()
     for number in (_SPACED_THOUSANDS, _BRACED_THOUSANDS):
         answer = number.sub(lambda found: re.sub(r"\D", "", found[0]), answer)
     answer = _SCIENTIFIC.sub(lambda number: rf"{number[1]}\cdot10^{{{int(number[2])}}}", answer)
@@ -139,13 +146,18 @@ def _ascii(text: str) -> str:
     if text.isascii():
         return text
     # A run of raised signs is one exponent: x²³.
-    runs = groupby(text, key=lambda c: _SCRIPTS.get(unicodedata.decomposition(c).partition(" ")[0]))
+    runs = groupby(text, key=_script)
     return "".join(
         "".join(_SIGNS.get(c) or _letter_or_fraction(c) for c in run)
         if script is None
         else f"{script}{{{unicodedata.normalize('NFKC', ''.join(run)).replace('−', '-')}}}"
         for script, run in runs
     )
+
+
+def _script(c: str) -> str | None:
+    """Return `^` or `_` for a raised or lowered character."""
+    return None if c in _SIGNS else _SCRIPTS.get(unicodedata.decomposition(c).partition(" ")[0])
 
 
 def _letter_or_fraction(c: str) -> str:

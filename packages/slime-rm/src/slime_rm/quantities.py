@@ -118,12 +118,20 @@ def _piece(number: Tokens, behind: Tokens, letters: frozenset[str] | None) -> Qu
     words = _unit_words(tuple(rest))
     if words is None:
         raise refused
-    if words[0] in ("st", "nd", "rd", "th") and len(words) == 1:
+    if len(words) == 1 and words[0] == _ordinal(value):
         return Quantity(value)
     unit = read_unit(words, trusted=letters is None)
     if unit is None:
         raise refused
     return Quantity(value, unit)
+
+
+def _ordinal(value: Expression) -> str | None:
+    """Return how a whole number ends where it is an ordinal: the `nd` of 22nd."""
+    if not value.tree.is_Integer or value.decimal:
+        return None
+    n = int(value.tree)
+    return {1: "st", 2: "nd", 3: "rd"}.get(n % 10 if n // 10 % 10 != 1 else 0, "th")
 
 
 def _unit_words(tokens: Tokens) -> list[str] | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from sympy import Abs, Rational
 
-from slime_rm.expression import Expression
+from slime_rm.expression import GREEK, Expression
 from slime_rm.quantities import compound, read_quantity
 from slime_rm.structure import (
     Answer,
@@ -100,7 +100,8 @@ class _Reader:
 
     def whole(self, tokens: Tokens) -> Answer:
         tokens = unwrapped(tokens)
-        if tokens and tokens[0].kind == "begin" and tokens[0].text in _ALIGNED and wraps(tokens):
+        column = tokens and tokens[0].text == "array" and not any(token.text == "&" for token in tokens)
+        if tokens and tokens[0].kind == "begin" and (tokens[0].text in _ALIGNED or column) and wraps(tokens):
             return self.several([row for row in self.lines(tokens[1:-1]) if row], ",")
         if tokens and tokens[0].text == "=":
             tokens = tokens[1:]
@@ -246,6 +247,8 @@ class _Reader:
         if not _is_name(sides[0]):
             values.insert(0, self.item(sides[0]))
             if _all_the_same(values):
+                if _is_identity(values):
+                    raise NotUnderstood("it says that a formula equals itself")
                 return values[-1]
             if len(values) == 2:
                 return Relation(("=",), tuple(values))
@@ -304,7 +307,12 @@ def _is_name(tokens: Tokens) -> bool:
         return bool(inside) and all(_is_plain_name(part) for _, part in inside)
     places = outside(tokens)
     if len(places) > 2 and tokens[places[-1]].text == ")" and tokens[places[-2]].text == "(":
-        return places[-2] > 0 and _is_plain_name(tokens[: places[-2]], function=True)
+        function = tokens[: places[-2]]
+        if [token.text for token in function[-5:]] == ["^", "{", "-", "1", "}"]:
+            function = function[:-5]
+        return bool(function) and _is_plain_name(function, function=True)
+    if len(tokens) > 2 and (tokens[0].text, tokens[1].text) == ("m", r"\angle"):
+        tokens = tokens[1:]
     return _is_plain_name(tokens)
 
 
@@ -323,12 +331,7 @@ def _is_plain_name(tokens: Tokens, *, function: bool = False) -> bool:
             stem[0].marked or stem[0].text.isupper() or len(stem[0].text) > 2
         )
     if len(stem) == 1:
-        greek = (
-            stem[0].kind == "command"
-            and stem[0].text[1:].isalpha()
-            and stem[0].text not in (r"\pi", r"\infty", r"\emptyset")
-        )
-        return stem[0].kind == "letter" or greek
+        return stem[0].kind == "letter" or stem[0].text in GREEK
     return all(token.kind == "letter" and token.text.isupper() for token in stem) and not function
 
 
@@ -379,8 +382,17 @@ def _all_the_same(values: Sequence[Answer]) -> bool:
     )
 
 
+def _is_identity(values: Sequence[Answer]) -> bool:
+    first = values[0]
+    return isinstance(first, Quantity) and not _is_number(first) and all(value == first for value in values)
+
+
 def _rounds(exact: Quantity, rounded: Quantity, tokens: Tokens) -> bool:
-    """Return whether `rounded` is `exact` to as many places as it is written with."""
+    """Return whether `rounded` is `exact` to as many places as it is written with, or cut off there."""
     places = next((len(t.text.partition(".")[2]) for t in tokens if t.kind == "number"), 0)
-    distance = Abs(worked_out(exact.value) - worked_out(rounded.value))
-    return not distance.free_symbols and bool(distance <= Rational(1, 10**places))
+    wanted, given = worked_out(exact.value), worked_out(rounded.value)
+    if wanted.free_symbols or given.free_symbols or not wanted.is_real:
+        return False
+    distance, unit = Abs(wanted - given), Rational(1, 10**places)
+    truncated = distance < unit and Abs(given) < Abs(wanted)
+    return bool(distance <= unit / 2) or bool(truncated)
