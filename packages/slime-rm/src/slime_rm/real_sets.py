@@ -6,7 +6,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
-from sympy import Symbol, oo
+from sympy import S, Symbol, oo
 from sympy.sets import Complement, FiniteSet, Intersection, Interval, Set, Union
 from sympy.sets.fancysets import Reals
 
@@ -107,7 +107,9 @@ def _solutions(relation: Relation) -> Set:
 
 
 def _pieces(numbers: Set) -> list[tuple[Expression, Expression, bool, bool]]:
-    pieces = []
+    pieces: list[Any] = []
+    if numbers is S.EmptySet:
+        return pieces
     for part in numbers.args if isinstance(numbers, Union) else [numbers]:
         if isinstance(part, FiniteSet):
             pieces += [(point, point, False, False) for point in part.args]
