@@ -40,6 +40,17 @@ HOSTILE = {
     "scientific": "1e999999999",
     "backslashes": "\\" * 999,
     "null": "5\0",
+    "root of a large number": r"\sqrt{10^{4000}+1}",
+    "factorial of a factorial": "(x!)!",
+    "power of powers": "x^{x^{x^{x}}}",
+    "many roots": r"\sqrt" * 60 + "2",
+    "many sines": r"\sin " * 80 + "x",
+    "many bars": "|" * 400,
+    "many signs": r"\pm 5" * 60,
+    "many equations": "x=4" + "=5" * 150,
+    "many unions": r"[0,1]\cup" * 40 + "[2,3]",
+    "sum of many letters to a power": "(a+b+c+d+f+g+h+k)^{64}",
+    "set of formulas": r"\{" + ",".join(rf"\sqrt{{{n}}}" for n in range(2, 40)) + r"\}",
 }
 
 

@@ -123,7 +123,8 @@ class _Reader:
         if not token.text or (token.kind in ("sign", "command") and token.text in _END):
             return False
         before = self.tokens[self.at - 1]
-        if token.kind == "number" or (before.kind == "number" and before.text.endswith(".")):
+        grouped = token.text == "{" and self.peek(1).kind == "number"  # 3{2} is printed as 32
+        if token.kind == "number" or grouped or (before.kind == "number" and before.text.endswith(".")):
             raise NotUnderstood(f"what `{written((before, token))}` is")
         return token.kind in ("letter", "word", "command", "sign")
 

@@ -56,10 +56,11 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
             "",
         ),
         (
-            r"\\(?:math(?:bf|it|sf|tt|cal|scr|frak|normal|ord)|boldsymbol|bm|pmb|underline|ensuremath|boxed|fbox)"
+            r"\\(?:math(?:bf|it|sf|tt|cal|scr|frak|normal|ord)|boldsymbol|bm|pmb|underline|uline|ensuremath|boxed|fbox)"
             r"(?![A-Za-z])\s*",
             "",
         ),
+        (r"\\fcolorbox\s*\{[^{}]*\}\s*(?=\{)", r"\\colorbox"),
         (r"\\(?:textcolor|colorbox|color)\s*(?:\[[^\[\]{}]*\])?\{[^{}]*\}\s*", ""),
         (r"\\\\\s*\[[^\[\]]*\d\s*(?:pt|mm|cm|em|ex|in)\]", r"\\\\"),
         (r"(?:\^\s*)?\\degree(?![A-Za-z])", r"^\\circ "),
@@ -68,6 +69,9 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\^\s*\{?\\(?:text|mathrm)\{(st|nd|rd|th)\}\}?", r"\\text{\1}"),
         (r"\\text\{[.\s]*\}$", ""),
         (r"\\[hv](?:space|skip)\*?\s*\{[^{}]*\}", " "),
+        (r"\\(?:[hv]skip|m?kern)\s*-?[\d.]+\s*(?:pt|mm|cm|em|ex|in|mu)\b", " "),
+        (r"^\s*\\(?:therefore|implies|Rightarrow|Longrightarrow|rightarrow)(?![A-Za-z])", ""),
+        (r"\\(?:blacksquare|square|Box|qed|checkmark)\s*$", ""),
         (r"\\varnothing(?![A-Za-z])", r"\\emptyset"),
         (r"\\mathbb\s*([A-Z])", r"\\mathbb{\1}"),
         (r"(?<!\\)\\(?:!|negthinspace(?![A-Za-z]))", ""),

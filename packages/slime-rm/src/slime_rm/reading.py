@@ -40,7 +40,9 @@ from slime_rm.values import same_value, worked_out
 _ORDERS = ("<", ">", r"\le", r"\ge", r"\ne")
 _RELATIONS = ("=", *_ORDERS, r"\approx", r"\in", r"\equiv")
 _SET_SIGNS = {r"\cup": "union", r"\cap": "intersection", r"\setminus": "difference"}
-_ALIGNED = frozenset(["aligned", "align", "split", "gathered", "gather", "equation", "eqnarray", "multline"])
+_ALIGNED = frozenset(
+    ["aligned", "align", "split", "gathered", "gather", "equation", "eqnarray", "multline", "center"]
+)
 _MATRICES = frozenset(["matrix", "pmatrix", "bmatrix", "Bmatrix", "smallmatrix", "array"])
 _DENIALS = frozenset(
     [

@@ -40,8 +40,8 @@ _WHOLE = tuple(
     for point in (
         (5, 2, 7, 3, 4, 6),
         (8, 3, 5, 2, 9, 4),
-        (11, 6, 3, 8, 5, 7),
-        (13, 4, 9, 6, 10, 3),
+        (7, 6, 3, 8, 5, 1),
+        (9, 4, 8, 6, 7, 3),
         (6, 1, 4, 2, 3, 5),
     )
 )
@@ -63,8 +63,6 @@ def same_value(one: Expression, other: Expression) -> bool:
     symbols = sorted(a.free_symbols | b.free_symbols, key=str)
     if not symbols:
         return _same_number(a, b, decimal=decimal)
-    if len(symbols) > len(_POINTS[0]):
-        return bool(sympy.expand(a - b) == 0)
     for points in (_POINTS + _SMALL if decimal else _POINTS, _WHOLE):
         agreed = 0
         for x, y in _values(a, b, symbols, points):
@@ -95,7 +93,8 @@ def worked_out(expression: Expression) -> Expr:
 def _values(a: Expr, b: Expr, symbols: list[Any], points: Any) -> Iterator[tuple[Any, Any]]:
     complex_meant = a.has(sympy.I) or b.has(sympy.I)
     for point in points:
-        at = dict(zip(symbols, point, strict=False))
+        # From the seventh symbol on, the values of the first six come again, one more.
+        at = {symbol: point[i % 6] + i // 6 for i, symbol in enumerate(symbols)}
         x, y = (_number(side.subs(at)) for side in (a, b))
         if x is None or y is None or not (complex_meant or (_is_real(x) and _is_real(y))):
             continue
