@@ -311,7 +311,9 @@ class _Reader:
         degree: Any = Integer(_ROOTS[name])
         if name == r"\sqrt" and self.peek().text == "[":
             degree = self.inner(self.group())
-        return Pow(self.argument(whole=name != r"\sqrt"), _inverse(degree), evaluate=False)
+        return Pow(
+            self.argument(whole=name != r"\sqrt" or self.letters is None), _inverse(degree), evaluate=False
+        )
 
     def function(self, name: str) -> Any:
         apply: Callable[[Any], Any]

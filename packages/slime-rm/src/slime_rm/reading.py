@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 from sympy import Abs, Rational
 
-from slime_rm.expression import GREEK, Expression
+from slime_rm.expression import Expression
+from slime_rm.names import is_name
 from slime_rm.quantities import compound, read_quantity
 from slime_rm.structure import (
     Answer,
@@ -44,23 +45,6 @@ _ALIGNED = frozenset(
     ["aligned", "align", "split", "gathered", "gather", "equation", "eqnarray", "multline", "center"]
 )
 _MATRICES = frozenset(["matrix", "pmatrix", "bmatrix", "Bmatrix", "smallmatrix", "array"])
-_DENIALS = frozenset(
-    [
-        "not",
-        "no",
-        "wrong",
-        "never",
-        "maybe",
-        "false",
-        "incorrect",
-        "except",
-        "unless",
-        "perhaps",
-        "possibly",
-        "isn",
-        "if",
-    ]
-)
 _BASES = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10, "twelve": 12, "sixteen": 16}  # fmt: skip
 _FILLERS = frozenset(["if", "for", "when", "where"])
 
@@ -232,7 +216,7 @@ class _Reader:
 
     def rounded(self, sides: list[Tokens]) -> Answer:
         value = self.item(sides[-1])
-        if not sides[0] or (len(sides) == 2 and _is_name(sides[0])):
+        if not sides[0] or (len(sides) == 2 and is_name(sides[0])):
             return Rounded(None, value)
         exact = self.item(sides[0]) if len(sides) == 2 else self.equation(sides[:-1])
         plain = exact.value if isinstance(exact, Named) else exact
@@ -243,10 +227,10 @@ class _Reader:
         return Rounded(exact, value)
 
     def equation(self, sides: list[Tokens]) -> Answer:
-        if _is_name(sides[-1]) and not _is_name(sides[0]):
+        if is_name(sides[-1]) and not is_name(sides[0]):
             sides = sides[::-1]
         values = [self.item(side) for side in sides[1:]]
-        if not _is_name(sides[0]):
+        if not is_name(sides[0]):
             values.insert(0, self.item(sides[0]))
             if _all_the_same(values):
                 if _is_identity(values):
@@ -263,7 +247,7 @@ class _Reader:
         return Named(self.name(sides[0]), numbers[-1])
 
     def name(self, tokens: Tokens) -> str:
-        if not _is_name(tokens):
+        if not is_name(tokens):
             raise NotUnderstood(f"`{written(tokens)}` is no name")
         return "".join(token.text for token in tokens if token.text not in "{}")
 
@@ -297,44 +281,6 @@ def _signed(tokens: Tokens) -> list[Tokens]:
         )
         for signs in ({r"\pm": "+", r"\mp": "-"}, {r"\pm": "-", r"\mp": "+"})
     ]
-
-
-def _is_name(tokens: Tokens) -> bool:
-    r"""Return whether `tokens` name something: `x`, `a_1`, `f(x)`, `AB`, `\angle ABC`, `|AB|`, `P(A)`, `(x,y)`."""
-    tokens = unwrapped(tokens)
-    if not tokens:
-        return False
-    if len(tokens) > 2 and (wraps(tokens) or tokens[0].text == tokens[-1].text == "|"):
-        inside = split(tokens[1:-1], ",") if tokens[0].text in "(|[" else []
-        return bool(inside) and all(_is_plain_name(part) for _, part in inside)
-    places = outside(tokens)
-    if len(places) > 2 and tokens[places[-1]].text == ")" and tokens[places[-2]].text == "(":
-        function = tokens[: places[-2]]
-        if [token.text for token in function[-5:]] == ["^", "{", "-", "1", "}"]:
-            function = function[:-5]
-        return bool(function) and _is_plain_name(function, function=True)
-    if len(tokens) > 2 and (tokens[0].text, tokens[1].text) == ("m", r"\angle"):
-        tokens = tokens[1:]
-    return _is_plain_name(tokens)
-
-
-def _is_plain_name(tokens: Tokens, *, function: bool = False) -> bool:
-    subscript = next((i for i, token in enumerate(tokens) if token.text == "_"), len(tokens))
-    behind = tokens[subscript + 1 :]
-    if behind and not (len(behind) == 1 or wraps(behind)):
-        return False
-    stem = [
-        t for t in tokens[:subscript] if t.text not in ("'", r"\angle", r"\overline", r"\triangle", "{", "}")
-    ]
-    if not stem or (stem[0].text in ("e", "i") and stem[0].kind == "letter" and len(stem) == 1):
-        return False
-    if all(token.kind == "word" for token in stem):
-        return all(t.text.isalpha() and t.text.lower() not in _DENIALS for t in stem) and (
-            stem[0].marked or stem[0].text.isupper() or len(stem[0].text) > 2
-        )
-    if len(stem) == 1:
-        return stem[0].kind == "letter" or stem[0].text in GREEK
-    return all(token.kind == "letter" and token.text.isupper() for token in stem) and not function
 
 
 def _congruence(tokens: Tokens, letters: frozenset[str] | None) -> Congruence | None:

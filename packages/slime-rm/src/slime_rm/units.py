@@ -55,11 +55,11 @@ ton 1 ton
 second 1 s sec second
 second 1/1000 ms millisecond
 second 60 min minute
-second 3600 h hr hour
+second 3600 h hr hrs hour
 second 86400 day
 second 604800 week
 month 1 month
-month 12 yr year
+month 12 yr yrs year
 month 120 decade
 month 1200 century centuries
 litre 1 L l liter litre
@@ -146,6 +146,12 @@ plank board pearl sibling brother sister son daughter parent grandchildren cousi
 officer scout camper hiker cyclist skater golfer tuple lattice prime shirt sweater shoes sandal boot cap bear
 ladder shelf shelves drawer cabinet cage nest hive web trail stop station platform bench booth stall shop store
 market factory factories warehouse hotel library libraries museum park church hospital
+"""
+#: What is not counted, but measured: it may stand after "of".
+_SUBSTANCES = """
+water milk juice flour sugar salt rice sand gold silver paint soda coffee tea lemonade gum candy chocolate corn wheat
+butter cheese meat wood fabric cloth wire tape soap oil gas gasoline fuel ice air acid solution work fun soup cereal
+punch cream wool yarn fencing fence concrete gravel dirt soil money
 """
 _SINGULAR_ON_S = frozenset(["s", "glass", "class", "bus", "ms", "lbs", "gas", "lens", "dress", "loss"])
 _PREFIXES = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
@@ -249,6 +255,10 @@ def named(word: str, *, trusted: bool) -> Unit | None:
     return unit
 
 
+def _is_substance(word: str) -> bool:
+    return word.lower() in _SUBSTANCES.split() or named(word, trusted=False) is not None
+
+
 def read_unit(words: Sequence[str], *, trusted: bool) -> Unit | None:
     """Return the unit that `words`, among them `/`, `per`, `*`, `(`, `)` and powers as `^2`, name; None for none.
 
@@ -267,6 +277,8 @@ def read_unit(words: Sequence[str], *, trusted: bool) -> Unit | None:
             last = None
         elif word == "/" or (lower in ("per", "an", "a") and found):
             sign, last = -1, None
+        elif lower == "of" and found:
+            return unit if i + 1 < len(words) and all(map(_is_substance, words[i + 1 :])) else None
         elif word == "*":
             last = None
         elif lower in _PREFIXES:
