@@ -43,6 +43,9 @@ def is_name(tokens: Tokens) -> bool:
         return bool(function) and _is_plain_name(function, function=True)
     if len(tokens) > 2 and (tokens[0].text, tokens[1].text) == ("m", r"\angle"):
         tokens = tokens[1:]
+    terms = split(tokens, ":")
+    if len(terms) > 1:
+        return all(_is_plain_name(term) for _, term in terms)
     if _DERIVATIVE.fullmatch("".join(token.text for token in tokens)):
         return True
     return _is_plain_name(tokens)

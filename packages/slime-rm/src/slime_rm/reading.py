@@ -173,6 +173,12 @@ class _Reader:
             return Several("set", ())
         condition = split(inside, "|", ":")
         if len(condition) == 2 and any(t.text in _RELATIONS for t in condition[1][1]):
+            domain = split(condition[0][1], r"\in")
+            if not is_name(domain[0][1]) or [written(part) for _, part in domain[1:]] not in (
+                [],
+                [r"\mathbb{R}"],
+            ):
+                raise NotUnderstood(f"the set of all `{written(condition[0][1])}` with a condition")
             return self.whole(condition[1][1])  # { x | x > 3 }
         return Several("set", _flat([self.item(part) for _, part in split(inside, ",", ";")]))
 

@@ -292,9 +292,12 @@ def read_unit(words: Sequence[str], *, trusted: bool) -> Unit | None:
             continue
         else:
             # `meters east` is no unit of metres: an unknown word does not follow a known one.
-            last = named(word, trusted=trusted and (i == 0 or named(words[i - 1], trusted=False) is None))
-            if last is None:
-                return None
+            before, last = (
+                last,
+                named(word, trusted=trusted and (i == 0 or named(words[i - 1], trusted=False) is None)),
+            )
+            if last is None or (before is not None and before.same_kind(last)):
+                return None  # `cm cm` is a slip
             unit = unit.times(last, sign * power)
             power, found = 1, True
     return unit if found and power == 1 else None
