@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 from slime_core.errors import TrainerError
+from slime_models.cpu import multiplies_bfloat16, product
 
 #: megatron-core versions that the redirects are written for: at least the first, below the second.
 MEGATRON_VERSIONS = ("0.19", "0.20")
@@ -63,6 +64,8 @@ class Redirect:
     """Whether it is wanted where CUDA exists, too."""
     across_ranks: bool = False
     """Whether it is taken only where there are several processes."""
+    without_bfloat16: bool = False
+    """Whether it is wanted only on a CPU that has no bfloat16 products."""
 
 
 @dataclass(frozen=True)
@@ -157,6 +160,20 @@ def _stays(original: Any, hit: _Hit) -> Any:
             hit()
             return self
         return original(self, *args, **kwargs)
+
+    return replacement
+
+
+def _through_float32(original: Any, hit: _Hit) -> Any:
+    """Let Megatron multiply bfloat16 matrices as float32."""
+
+    @functools.wraps(original)
+    def replacement(a: torch.Tensor, b: torch.Tensor, **kwargs: Any) -> Any:
+        caller = sys._getframe(1).f_globals.get("__name__", "")
+        if a.dtype is torch.bfloat16 and not kwargs and caller.startswith("megatron."):
+            hit()
+            return product(a, b)
+        return original(a, b, **kwargs)
 
     return replacement
 
@@ -265,6 +282,8 @@ REDIRECTS = (
         _scatter_uneven,
         across_ranks=True,
     ),
+    Redirect("torch.matmul", "linear layers, forward", _through_float32, without_bfloat16=True),
+    Redirect("torch.Tensor.matmul", "linear layers, backward", _through_float32, without_bfloat16=True),
     Redirect("torch.Tensor.cuda", "distributed optimizer: gathers its state to save it", _stays),
     Redirect(
         "megatron.core.optimizer.distrib_optimizer.DistributedOptimizer._set_main_param_and_optimizer_states",
@@ -305,10 +324,18 @@ def install() -> Compat:
             importlib.import_module(name)
     for name in _OWN_AFFAIRS:
         logging.getLogger(name).setLevel(logging.ERROR)
-    wanted = [redirect for redirect in REDIRECTS if redirect.with_cuda or not cuda]
+    wanted = wanted_redirects()
     compat = Compat(tuple(redirect.name for redirect in wanted))
     _apply(wanted, compat.hits)
     return compat
+
+
+def wanted_redirects() -> list[Redirect]:
+    """Return the redirects that this machine needs."""
+    if torch.cuda.is_available():
+        return [redirect for redirect in REDIRECTS if redirect.with_cuda]
+    native = multiplies_bfloat16()
+    return [redirect for redirect in REDIRECTS if not (native and redirect.without_bfloat16)]
 
 
 def _apply(redirects: list[Redirect], hits: Counter[str]) -> None:
