@@ -1,6 +1,6 @@
 """A tracker that writes the phase under way into a file, so that a test can act in the middle of it.
 
-`HOLD_SAVE_OF_STEP=5` gives the thread by which Megatron's trainer writes something else to do before that step's checkpoint.
+`HOLD_SAVE_OF_STEP=6` gives the thread by which Megatron's trainer writes something else to do before that step's checkpoint.
 """
 
 from __future__ import annotations

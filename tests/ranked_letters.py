@@ -1,6 +1,6 @@
 """The tabular trainer on several ranks: each trains on the whole batch, then all wait for each other over TCP.
 
-`TROUBLE=raise`, `die` or `stop` makes rank 1 misbehave in step 2, before it answers the others.
+`TROUBLE=raise`, `die` or `stop` makes rank 1 misbehave in step 3, before it answers the others.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class RankedTrainer:
 
     async def train(self, batch: TrainBatch) -> Metrics:
         metrics = await self._inner.train(batch)
-        if batch.step == 2 and self._rank.number == 1:
+        if batch.step == 3 and self._rank.number == 1:
             misbehave(os.environ.get("TROUBLE"))
         await asyncio.to_thread(self._meet)
         return metrics | {"train/ranks": float(self._rank.count)}
@@ -65,7 +65,7 @@ class RankedTrainer:
 
 def misbehave(how: str | None) -> None:
     if how == "raise":
-        raise NoMore(2, "this rank has had enough")
+        raise NoMore(3, "this rank has had enough")
     if how in ("die", "stop"):
         # To this thread, not to the process: another thread would take the signal, and this one go on for a moment.
         signal.pthread_kill(threading.get_ident(), signal.SIGKILL if how == "die" else signal.SIGSTOP)

@@ -51,9 +51,9 @@ create_trainer.saves_in_background = True  # type: ignore[attr-defined]  # as th
 @pytest.mark.parametrize(
     ("part", "factory", "deadline", "message"),
     [
-        (["--rollout-engine"], "create_engine", "rollout", "evaluation after 0 steps"),
-        (["--train-backend"], "create_trainer", "train", "the checkpoint after 4 steps"),
-        (["--async-save", "--train-backend"], "create_trainer", "train", "the checkpoint after 8 steps"),
+        (["--rollout-engine"], "create_engine", "rollout", "evaluation after step 0"),
+        (["--train-backend"], "create_trainer", "train", "the checkpoint after step 4"),
+        (["--async-save", "--train-backend"], "create_trainer", "train", "the checkpoint after step 8"),
     ],
 )
 def test_evaluating_and_saving_have_a_deadline(letters, part, factory, deadline, message):

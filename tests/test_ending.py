@@ -62,14 +62,14 @@ def create_trainer(build):
 
 
 class Plugin:
-    """Raises at the end, and in step 1 if it is told to."""
+    """Raises at the end, and in step 2 if it is told to."""
 
     def __init__(self, *, stops):
         self._stops = stops
 
     @hookimpl
     def slime_rollout_end(self, step):
-        if self._stops and step == 1:
+        if self._stops and step == 2:
             raise TrainerError("the cause")
 
     @hookimpl

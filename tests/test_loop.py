@@ -52,7 +52,7 @@ def test_it_learns_and_leaves_a_complete_run_folder(letters, tmp_path):
     assert summary["eval_before"] <= 0.2
     assert summary["eval_after"] >= 0.9
     assert json.loads((run / "summary.json").read_text()) == summary
-    assert [row["step"] for row in rows(run)] == [-1, *range(12)]
+    assert [row["step"] for row in rows(run)] == [*range(13)]
     assert [p.name for p in sorted((run / "checkpoints").iterdir())] == ["step_000008", "step_000012"]
     locked = {
         (p["group"], p["name"], p["distribution"])
@@ -61,6 +61,32 @@ def test_it_learns_and_leaves_a_complete_run_folder(letters, tmp_path):
     assert ("slime.loops", "sync", "slime-core") in locked
     again = load_settings([str(run / "config.toml")], [], registry=Registry())
     assert again.sections == load_settings([str(letters)], [], registry=Registry()).sections
+
+
+def test_the_first_step_is_step_1_for_everybody_who_looks(letters, tmp_path, capsys):
+    train(
+        letters,
+        "--num-rollout",
+        "2",
+        "--save-interval",
+        "1",
+        "--eval-interval",
+        "1",
+        "--tracker",
+        "jsonl",
+        "console",
+    )
+    run = tmp_path / "runs/letters"
+    assert [row["step"] for row in rows(run)] == [0, 1, 2]
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["step_000001", "step_000002"]
+    assert sorted(path.name for path in (run / "rollouts").iterdir()) == [
+        "eval_step_000000.jsonl", "eval_step_000001.jsonl", "eval_step_000002.jsonl",
+        "step_000001.jsonl", "step_000002.jsonl",
+    ]  # fmt: skip
+    heads = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()[1:]]
+    assert heads == ["before", "step 1/2", "step 2/2"]
+    train(letters, "--num-rollout", "3", "--tracker", "jsonl", "console")
+    assert "goes on with step 3" in capsys.readouterr().out
 
 
 def test_saving_in_the_background_changes_nothing_but_times(letters, tmp_path):
@@ -94,8 +120,8 @@ def test_a_run_that_fails_completes_the_checkpoint_that_it_is_writing(letters, t
     class Fault:
         @hookimpl
         def slime_rollout_end(self, step):
-            if step == 4:
-                raise RuntimeError("after the save of step 3, before anyone asks whether it is written")
+            if step == 5:
+                raise RuntimeError("after the save of step 4, before anyone asks whether it is written")
 
     registry = Registry()
     registry.hook_manager.register(Fault())
@@ -200,10 +226,10 @@ def test_plugins_hear_of_each_rollout_before_it_is_trained_on(letters, tmp_path)
 
     asyncio.run(main())
     assert heard == [
-        ("rollout of 4 groups", 0),
-        ("step", 0),
         ("rollout of 4 groups", 1),
         ("step", 1),
+        ("rollout of 4 groups", 2),
+        ("step", 2),
     ]
 
 
@@ -221,7 +247,7 @@ def test_a_model_is_evaluated_without_a_trainer_and_a_run_is_not(slime, letters)
 def test_responses_end_where_prompt_and_response_fill_the_context(letters, tmp_path):
     """Prompts have one token: of five that a response may have two are left."""
     train(letters, "--rollout-max-response-len", "5", "--rollout-max-context-len", "3", "--num-rollout", "1")
-    samples = (tmp_path / "runs/letters/rollouts/step_000000.jsonl").read_text().splitlines()
+    samples = (tmp_path / "runs/letters/rollouts/step_000001.jsonl").read_text().splitlines()
     assert max(len(json.loads(line)["tokens"]) for line in samples) == 3
     with pytest.raises(SampleError, match=r"sample \d+: its prompt of 1 tokens leaves no room"):
         train(letters, "--rollout-max-context-len", "1", "--overwrite")

@@ -75,10 +75,10 @@ def test_error_of_a_rank_names_it_and_the_resumed_run_learns_what_one_process_le
     cluster, train, tmp_path
 ):
     run = tmp_path / "runs/ray"
-    with pytest.raises(Exception, match="step 2: this rank has had enough") as caught:
+    with pytest.raises(Exception, match="step 3: this rank has had enough") as caught:
         train("--run-name", "ray", "--save-interval", "1", "--train-env-vars", '{"TROUBLE": "raise"}')
     assert type(caught.value) is TrainerError  # the rank's class takes two arguments: it cannot be unpickled
-    assert "NoMore: step 2" in str(caught.value)
+    assert "NoMore: step 3" in str(caught.value)
     assert caught.value.__notes__[0].startswith("raised on rank 1 of 2 (process ")
     assert "in misbehave" in str(caught.value.__cause__)
     summary = json.loads((run / "summary.json").read_text())
@@ -97,7 +97,7 @@ def test_error_of_a_rank_names_it_and_the_resumed_run_learns_what_one_process_le
 
 
 def test_rank_that_hangs_is_named_when_the_deadline_has_passed_and_killed(cluster, train, tmp_path):
-    with pytest.raises(DeadlineError, match=r"step 2: training: not done after 10 s") as caught:
+    with pytest.raises(DeadlineError, match=r"step 3: training: not done after 10 s") as caught:
         train("--train-env-vars", '{"TROUBLE": "stop"}', "--train-timeout-s", "10")
     (note,) = caught.value.__notes__
     assert "no answer to train from rank 0 of 2 (process " in note
@@ -166,7 +166,7 @@ def test_megatron_on_two_ranks_equals_one_process_until_a_rank_dies_in_a_collect
     settings = load_settings([recipe], [*common, "--run-name", "local"], registry=registry)
     assert launch(settings, registry, drive)["status"] == "completed"
     local, ray = steps(tmp_path / "local")[:2], steps(tmp_path / "ray")
-    assert [row["step"] for row in ray] == [0, 1]
+    assert [row["step"] for row in ray] == [1, 2]
     for ours, theirs in zip(ray, local, strict=True):
         assert ours == pytest.approx(theirs, rel=1e-5, abs=1e-5)
     assert all(row["train/grad_norm"] > 1e-3 for row in local)

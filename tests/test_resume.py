@@ -72,12 +72,12 @@ def test_run_killed_three_times_equals_one_left_alone(root, tiny_llama, tmp_path
         )  # fmt: skip
         command += ["--run-name", "killed", "--tracker", "jsonl", "phase_file:create_tracker"]
         in_background = [*command, "--async-save"]
-        kill_during(in_background, killed, "rollout", step=3, env=env)
-        held = env | {"HOLD_SAVE_OF_STEP": "5"}
-        kill_during(in_background, killed, "train", step=6, env=held)  # while that checkpoint is written
+        kill_during(in_background, killed, "rollout", step=4, env=env)
+        held = env | {"HOLD_SAVE_OF_STEP": "6"}
+        kill_during(in_background, killed, "train", step=7, env=held)  # while that checkpoint is written
         found = sorted(path.name for path in (killed / "checkpoints").iterdir())
         assert found == [".tmp_step_000006", "step_000002", "step_000004"]
-        kill_during(command, killed, "save", step=7, env=env)
+        kill_during(command, killed, "save", step=8, env=env)
         ended = subprocess.run(in_background, env=env, capture_output=True, text=True)
     for one in (ended, whole.result()):
         assert one.returncode == 0, one.stdout + one.stderr

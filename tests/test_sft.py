@@ -248,5 +248,5 @@ def test_a_save_hf_without_a_step_in_its_name_is_refused(letters):
 
 
 def test_save_hf_is_written_with_every_checkpoint(letters, tmp_path):
-    run(letters, "--save-hf", str(tmp_path / "hf/{step}"), "--num-rollout", "8")
-    assert sorted(path.name for path in (tmp_path / "hf").iterdir()) == ["4", "8"]
+    run(letters, "--save-hf", str(tmp_path / "hf/{step}-{rollout_id}"), "--num-rollout", "8")
+    assert sorted(path.name for path in (tmp_path / "hf").iterdir()) == ["4-3", "8-7"]  # ids count from 0

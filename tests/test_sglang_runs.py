@@ -78,7 +78,7 @@ def check_same(run: Path, other: Path, *, steps: int) -> None:
     """Check that two runs drew the same tokens, and agree to rounding, which depends on where a server's memory lies."""
     measured = zip(metrics(run)[: steps + 1], metrics(other)[: steps + 1], strict=True)
     assert all(row == pytest.approx(wanted, rel=1e-3, abs=1e-5) for row, wanted in measured)
-    for step in range(steps):
+    for step in range(1, steps + 1):
         for found, wanted in zip(samples(run, step), samples(other, step), strict=True):
             assert (found["index"], found["tokens"]) == (wanted["index"], wanted["tokens"])
             assert found["rollout_log_probs"] == pytest.approx(wanted["rollout_log_probs"], abs=1e-5, rel=0)
@@ -87,13 +87,15 @@ def check_same(run: Path, other: Path, *, steps: int) -> None:
 def check_whole(run: Path, *, limit: float = 1e-5) -> None:
     """Check that every step is there, each sample once, from the newest weights, and that trainer and servers agree."""
     rows = metrics(run)
-    assert [row["step"] for row in rows] == [-1, 0, 1, 2, 3]
+    assert [row["step"] for row in rows] == [0, 1, 2, 3, 4]
     assert all(0 <= row["train/train_rollout_logprob_abs_diff"] < limit for row in rows[1:])
     assert all("eval/letters" in rows[number] for number in (0, 2, 4))
     assert len({row["train/grad_norm"] for row in rows[1:]} - {0.0}) == 4  # each step learns
-    for step in range(4):
-        assert {version for each in samples(run, step) for version in each["weight_versions"]} == {str(step)}
-    used = Counter(each["index"] for step in range(4) for each in samples(run, step))
+    for step in range(1, 5):
+        assert {version for each in samples(run, step) for version in each["weight_versions"]} == {
+            str(step - 1)
+        }
+    used = Counter(each["index"] for step in range(1, 5) for each in samples(run, step))
     assert used == Counter(range(4 * 4 * 4))
 
 

@@ -58,7 +58,7 @@ def train(recipe: Path, model: Path, *flags: str) -> tuple[dict[str, object], li
 
     summary = asyncio.run(main())
     rows = (recipe.parent / "runs/letters/metrics.jsonl").read_text().splitlines()
-    return summary, [row for row in map(json.loads, rows) if row["step"] >= 0]
+    return summary, [row for row in map(json.loads, rows) if row["step"] > 0]
 
 
 def test_it_learns_letters(letters, letters_model):

@@ -12,9 +12,9 @@ import pytest
 
 
 def rows(run: Path) -> dict[int, dict[str, float]]:
-    """Metrics by the number of steps done."""
+    """Metrics by step."""
     lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    return {line.pop("step") + 1: line for line in lines}
+    return {line.pop("step"): line for line in lines}
 
 
 def events(folder: Path) -> Iterator[Any]:
@@ -78,7 +78,7 @@ def test_wandb_offline_holds_every_metric_and_a_resumed_run_is_the_same_run(lett
                 ids.add((record.run.run_id, record.run.project))
             if record.WhichOneof("record_type") == "history":
                 items = {item.nested_key[0]: json.loads(item.value_json) for item in record.history.item}
-                step = items.pop("steps")
+                step = items.pop("step")
                 found[step] = {k: v for k, v in items.items() if not k.startswith("_")}
     assert ids == {((tmp_path / "runs/bee/wandb_id").read_text().strip(), "letters")}
     assert found == {step: pytest.approx(metrics) for step, metrics in rows(tmp_path / "runs/bee").items()}

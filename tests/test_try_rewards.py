@@ -156,7 +156,7 @@ def test_rows_of_one_data_set_choose_their_rewards(slime, letters, tmp_path):
     flags = ["--metadata-key", "metadata", "--num-rollout", "1", "--eval-interval", "none"]
     ran = slime("train", letters, *flags)
     assert ran.returncode == 0, ran.stderr
-    text = (tmp_path / "runs/letters/rollouts/step_000000.jsonl").read_text()
+    text = (tmp_path / "runs/letters/rollouts/step_000001.jsonl").read_text()
     forms = {}
     for sample in map(json.loads, text.splitlines()):
         forms[sample["metadata"].get("rm_type")] = sample["reward"]
@@ -173,7 +173,7 @@ def test_weighted_rewards_train_on_their_sum_each_with_its_own_options(slime, le
     flags = ["--rm-weights", weights, "--rm-args-of", '{"random": {"seed": 3}}', "--num-rollout", "1"]
     ran = slime("train", letters, *flags, "--eval-interval", "none")
     assert ran.returncode == 0, ran.stderr
-    lines = (tmp_path / "runs/letters/rollouts/step_000000.jsonl").read_text().splitlines()
+    lines = (tmp_path / "runs/letters/rollouts/step_000001.jsonl").read_text().splitlines()
     for sample in map(json.loads, lines):
         reward = sample["reward"]
         assert reward["random"] == random(Sample(index=sample["index"]), seed=3)

@@ -14,7 +14,7 @@ from slime_core.run import Run
 from slime_core.sample import Group
 
 #: Steps in whose rollout the first server is killed, and over whose update the second one is stopped.
-KILLED_IN, STOPPED_IN = 1, 2
+KILLED_IN, STOPPED_IN = 2, 3
 
 
 class Trouble:

@@ -17,7 +17,7 @@ async def until_solved(run: Run) -> None:
         rewards = [sample.reward_value() for group in groups for sample in group]
         recent.append(sum(rewards) / len(rewards))
         await run.train(run.batch(step, groups))
-        await run.sync_weights(step + 1)
+        await run.sync_weights(step)
         await run.end_step(step)
         if len(recent) == 3 and min(recent) >= 0.95:
             break

@@ -51,7 +51,7 @@ def test_newest_is_found_and_old_ones_go(tmp_path):
     save(tmp_path, 2, 4, 10)
     assert names(tmp_path) == ["step_000004", "step_000010"]
     found = checkpoint.latest(tmp_path)
-    assert (found.next_step, found.state()["a"]) == (10, 10)
+    assert (found.step, found.state()["a"]) == (10, 10)
     assert np.load(found.trainer / "table.npy").shape == (27, 27)
 
 
@@ -107,7 +107,7 @@ def test_in_the_background_it_is_of_the_step_that_it_was_taken_in_and_there_when
         assert names(tmp_path) == ["step_000002"]
         found = checkpoint.latest(tmp_path)
         assert np.load(found.trainer / "table.npy")[0, 0] == 1.0
-        assert found.state() == {"position": [3], "next_step": 2}
+        assert found.state() == {"position": [3], "step": 2}
 
     asyncio.run(main())
 

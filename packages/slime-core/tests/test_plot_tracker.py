@@ -22,9 +22,9 @@ def test_a_run_that_ended_before_its_first_step_leaves_no_picture(tmp_path):
 
 def test_a_run_leaves_a_picture_of_rewards_and_accuracies(tmp_path):
     rows = [
-        {"step": -1, "eval/sums-pass@1": 0.2},
-        {"step": 0, "rollout/raw_reward": 0.1},
-        {"step": 1, "rollout/raw_reward": 0.4, "eval/sums-pass@1": 0.5},
+        {"step": 0, "eval/sums-pass@1": 0.2},
+        {"step": 1, "rollout/raw_reward": 0.1},
+        {"step": 2, "rollout/raw_reward": 0.4, "eval/sums-pass@1": 0.5},
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     end(tmp_path)

@@ -229,7 +229,7 @@ def make_batch(
             own = slice(response_offsets[i], response_offsets[i + 1])
             weights[own] = mask[own] / max(1.0, mask[own].sum()) / len(step)
     return TrainBatch(
-        step=0,
+        step=1,
         tokens=draw.integers(0, VOCAB, offsets[-1]).astype(np.int32),
         offsets=offsets,
         response_offsets=response_offsets,

@@ -357,11 +357,11 @@ def learn_with_a_critic(
     try:
         if load is not None:
             learner.load(load)
-            return [learner.train(replace(batch, step=2))]
-        metrics = [learner.train(replace(batch, step=step)) for step in range(2)]
+            return [learner.train(replace(batch, step=3))]
+        metrics = [learner.train(replace(batch, step=step)) for step in (1, 2)]
         if save is not None:
             learner.save(save)
-        return [*metrics, learner.train(replace(batch, step=2))]
+        return [*metrics, learner.train(replace(batch, step=3))]
     finally:
         learner.close()
 

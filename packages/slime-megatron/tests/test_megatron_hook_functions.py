@@ -30,7 +30,7 @@ def test_each_function_is_called_in_its_place(make_learner):
     learner.train(make_batch(n_steps=2))
     names = [call[0] for call in calls[1:]]
     assert names == ["actor", "ref", "step", "step"]
-    assert calls[3:] == [("step", 0, 0, 0), ("step", 0, 1, 1)]
+    assert calls[3:] == [("step", 1, 0, 0), ("step", 1, 1, 1)]
     learner.train(make_batch())  # one step: its own log-probs are the old ones
     assert [call[0] for call in calls[5:]] == ["ref", "step"]
     assert calls[5][1] == calls[2][1]  # the reference's weights were in the model, not the policy's

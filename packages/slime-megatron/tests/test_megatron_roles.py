@@ -105,11 +105,11 @@ def test_the_reference_becomes_the_policy_at_its_interval(make_learner):
     batch = make_batch(lengths=((5, 9),))
     algorithm, views = recording("ref_log_probs")
     learner = make_learner(algorithm, lr=1e-2, settings={"roles": RolesSection(ref_update_interval=2)})
-    for step in range(4):
+    for step in range(1, 5):
         learner.train(replace(batch, step=step))
     initial = views[0].old_log_probs
     assert torch.equal(views[1].ref_log_probs, initial)
-    assert torch.equal(views[2].ref_log_probs, views[2].old_log_probs)  # updated after step 1
+    assert torch.equal(views[2].ref_log_probs, views[2].old_log_probs)  # updated after step 2
     assert torch.equal(views[3].ref_log_probs, views[2].old_log_probs)
     assert not torch.equal(views[3].ref_log_probs, views[3].old_log_probs)
 
@@ -119,13 +119,13 @@ def test_an_updated_reference_is_resumed(make_learner, tmp_path):
     settings = {"roles": RolesSection(ref_update_interval=2)}
     algorithm, views = recording("ref_log_probs")
     learner = make_learner(algorithm, lr=1e-2, settings=settings)
-    for step in range(3):
+    for step in range(1, 4):
         learner.train(replace(batch, step=step))
     learner.save(tmp_path)
-    learner.train(replace(batch, step=3))
+    learner.train(replace(batch, step=4))
     learner = make_learner(algorithm, lr=1e-2, settings=settings)
     learner.load(tmp_path)
-    learner.train(replace(batch, step=3))
+    learner.train(replace(batch, step=4))
     assert torch.equal(views[4].ref_log_probs, views[3].ref_log_probs)
     assert torch.equal(views[4].old_log_probs, views[3].old_log_probs)
 

@@ -162,7 +162,7 @@ async def start(run: Run) -> None:
     if run.scorer is not None:
         await run.scorer.start()
     checkpoint.clean(run.run_dir.checkpoints)
-    run.run_dir.rewind(run.start_step)
+    run.run_dir.rewind(run.done_steps)
     release_threads()  # what a part computed on this thread is done
 
 
@@ -184,9 +184,9 @@ async def restore(run: Run, found: checkpoint.Checkpoint) -> None:
         raise CheckpointError(
             f"{found.path}: its state has no {error}; wanted a checkpoint of this version"
         ) from error
-    run.start_step = run.done_steps = found.next_step
-    run.saved_at = found.next_step if found.path.parent == run.run_dir.checkpoints else None
-    logger.info("resumed from %s: next step is %d", found.path, found.next_step)
+    run.start_step, run.done_steps = found.step + 1, found.step
+    run.saved_at = found.step if found.path.parent == run.run_dir.checkpoints else None
+    logger.info("resumed from %s: next step is %d", found.path, run.start_step)
 
 
 def make_build(settings: Settings, registry: Registry, *, rank: Rank | None = None) -> BuildContext:

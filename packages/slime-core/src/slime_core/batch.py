@@ -22,7 +22,7 @@ class TrainBatch:
     """The samples of one step. N samples, L tokens (prompt and response), T response tokens, all flat."""
 
     step: int
-    """Index of the rollout-and-train cycle, from 0."""
+    """Number of the rollout-and-train cycle, from 1."""
     tokens: NDArray[np.int32]
     """[L] prompt ids, then response ids, sample after sample."""
     offsets: NDArray[np.int64]

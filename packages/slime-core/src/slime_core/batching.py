@@ -28,7 +28,7 @@ def make_batch(
     """Lay out a step's groups for the trainer.
 
     Args:
-        step: index of the rollout-and-train cycle.
+        step: number of the rollout-and-train cycle, from 1.
         groups: finished groups.
         global_batch_size: executions of an optimizer step; must divide the number of executions.
         temperature: rollout temperature.

@@ -24,8 +24,8 @@ class Checkpoint:
     """A complete checkpoint on disk."""
 
     path: Path
-    next_step: int
-    """First step that is not in it."""
+    step: int
+    """Last step that is in it."""
 
     @property
     def trainer(self) -> Path:
@@ -54,7 +54,7 @@ def latest(folder: Path) -> Checkpoint | None:
         for path in folder.glob("step_*")
         if path.name.removeprefix("step_").isdigit() and (path / STATE).exists()
     ]
-    return max(complete, key=lambda checkpoint: checkpoint.next_step, default=None)
+    return max(complete, key=lambda checkpoint: checkpoint.step, default=None)
 
 
 def to_start_from(folder: Path | None, *, load: str | None) -> Checkpoint | None:
@@ -108,11 +108,11 @@ class Checkpoints:
         self._in_background = in_background
         self._begun: int | None = None
 
-    async def save(self, next_step: int, state: Mapping[str, Any]) -> None:
+    async def save(self, step: int, state: Mapping[str, Any]) -> None:
         """Write a checkpoint, or begin to when the one before is complete.
 
         Args:
-            next_step: first step that is not in it.
+            step: last step that is in it.
             state: JSON values, of everything but the trainer; it may change after the call.
 
         Raises:
@@ -123,15 +123,15 @@ class Checkpoints:
         if self._in_background:
             save_trainer = partial(cast(SavesInBackground, self._trainer).save, in_background=True)
         clean(self._folder)
-        with self._whole_or_nothing(next_step) as temporary:
+        with self._whole_or_nothing(step) as temporary:
             (temporary / TRAINER).mkdir(parents=True)
             with (temporary / STATE).open("w", encoding="utf-8") as file:
-                json.dump(dict(state) | {"next_step": next_step}, file)
+                json.dump(dict(state) | {"step": step}, file)
             await save_trainer(temporary / TRAINER)
         if self._in_background:
-            self._begun = next_step
+            self._begun = step
         else:
-            self._finish(next_step)
+            self._finish(step)
 
     async def complete(self, *, wait: bool) -> None:
         """Complete the checkpoint that is being written in the background, if there is one and it is written.
@@ -144,18 +144,18 @@ class Checkpoints:
         """
         if self._begun is None:
             return
-        next_step, self._begun = self._begun, None
-        with self._whole_or_nothing(next_step):
+        step, self._begun = self._begun, None
+        with self._whole_or_nothing(step):
             written = await cast(SavesInBackground, self._trainer).written(wait)
         if written:
-            self._finish(next_step)
+            self._finish(step)
         else:
-            self._begun = next_step
+            self._begun = step
 
-    def _finish(self, next_step: int) -> None:
+    def _finish(self, step: int) -> None:
         """Give a checkpoint that is written its name, then delete all but the newest."""
-        final = _named(self._folder, next_step)
-        with self._whole_or_nothing(next_step) as temporary:
+        final = _named(self._folder, step)
+        with self._whole_or_nothing(step) as temporary:
             _flush(temporary)
             if final.exists():
                 shutil.rmtree(final)
@@ -164,9 +164,9 @@ class Checkpoints:
             shutil.rmtree(old, ignore_errors=True)
 
     @contextlib.contextmanager
-    def _whole_or_nothing(self, next_step: int) -> Iterator[Path]:
+    def _whole_or_nothing(self, step: int) -> Iterator[Path]:
         """Yield the folder that a checkpoint is written under; it goes when the block raises."""
-        final = _named(self._folder, next_step)
+        final = _named(self._folder, step)
         temporary = self._folder / f".tmp_{final.name}"
         try:
             yield temporary
@@ -190,8 +190,8 @@ def clean(folder: Path) -> None:
         shutil.rmtree(leftover, ignore_errors=True)
 
 
-def _named(folder: Path, next_step: int) -> Path:
-    return folder / f"step_{next_step:06d}"
+def _named(folder: Path, step: int) -> Path:
+    return folder / f"step_{step:06d}"
 
 
 def _flush(folder: Path) -> None:

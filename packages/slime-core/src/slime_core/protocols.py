@@ -384,10 +384,10 @@ class Tracker(Protocol):
         """The run is assembled and about to begin at `run.start_step`."""
 
     def phase(self, step: int, phase: str, done: int, total: int) -> None:
-        """`done` of `total` units of a phase (`rollout`, `reward`, `train`, `sync`, `eval`, `save`) are done."""
+        """`done` of `total` units of a phase (`rollout`, `reward`, `train`, `sync`, `eval`, `save`) are done; before the first step it is 0."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Metrics of a step are known."""
+        """Metrics of a step are known; step 0 is the evaluation before the first."""
 
     def run_end(self, summary: Mapping[str, Any]) -> None:
         """The run is over."""

@@ -79,18 +79,18 @@ class Run:
     """Finished groups to a batch, the plugins that it needs bound."""
     drop_reason: Callable[[Group], str | None]
     """The dynamic sampling filter, its options bound."""
-    start_step: int = 0
-    """First step of this process; later than 0 when resumed."""
+    start_step: int = 1
+    """First step of this process; later than 1 when resumed."""
     done_steps: int = 0
-    """Steps that are behind this run, earlier processes included."""
+    """The last step that is done, in this process or an earlier one; 0 before the first."""
     eval_before: float | None = None
     """Accuracy before the first step."""
     eval_after: float | None = None
     """Newest accuracy."""
     evaluated_at: int | None = None
-    """Steps that were behind this run when it was evaluated last."""
+    """The step after which it was evaluated last; 0 is before the first."""
     saved_at: int | None = None
-    """Steps that were behind this run when its newest checkpoint was taken."""
+    """The step after which its newest checkpoint was taken."""
     wall_before_s: float = 0.0
     """Seconds that earlier processes spent on this run."""
     _metrics: Metrics = field(default_factory=dict)
@@ -102,8 +102,8 @@ class Run:
 
     @property
     def steps(self) -> range:
-        """The steps that this process is to run."""
-        return range(self.start_step, self.num_steps)
+        """The steps that this process is to run; a run's first is 1."""
+        return range(self.start_step, self.num_steps + 1)
 
     @property
     def seed(self) -> int:
@@ -129,18 +129,18 @@ class Run:
 
     async def begin(self) -> None:
         """Give the engine the trainer's weights, and evaluate if the run is to."""
-        self._start_clock(self.start_step)
-        await self.sync_weights(self.start_step)
+        self._start_clock(self.done_steps)
+        await self.sync_weights(self.done_steps)
         evaluation = self.settings.section(EvalSection)
         if (
-            self.start_step == 0
+            self.done_steps == 0
             and evaluation.eval_interval is not None
             and not evaluation.skip_eval_before_train
         ):
             metrics = await self.evaluate(0)
             self.eval_before = self.eval_after
             for tracker in self.trackers:
-                tracker.log(-1, metrics)
+                tracker.log(0, metrics)
 
     async def rollout(self, step: int) -> list[Group]:
         """Generate and score the groups of a step."""
@@ -213,7 +213,7 @@ class Run:
     async def end_step(self, step: int) -> None:
         """Evaluate and save when it is time, and tell the trackers the step's metrics."""
         self._metrics["perf/step_time"] = time.perf_counter() - self._step_began
-        self.done_steps = step + 1
+        self.done_steps = step
         last = self.done_steps == self.num_steps
         if _due(self.done_steps, self.settings.section(EvalSection).eval_interval, last=last):
             self._metrics |= await self.evaluate(self.done_steps)
@@ -232,14 +232,14 @@ class Run:
         ):
             metrics = await self.evaluate(self.done_steps)
             for tracker in self.trackers:
-                tracker.log(self.done_steps - 1, metrics)
+                tracker.log(self.done_steps, metrics)
         due = self.settings.section(CheckpointSection).due(self.done_steps, last=True)
         if due and self.saved_at != self.done_steps:
             await self.save(self.done_steps)
         await self._save_in_time(self._checkpoints.complete(wait=True))
 
     async def evaluate(self, step: int) -> Metrics:
-        """Evaluate on the held-out prompts; returns `eval/*` metrics and remembers the accuracy."""
+        """Evaluate on the held-out prompts after `step`, 0 before the first; returns `eval/*` metrics, remembers the accuracy."""
         if self.eval_source is None:
             return {}
         await self._ready_engine()
@@ -247,22 +247,22 @@ class Run:
         section = self.settings.section(EvalSection)
         metrics, accuracy = await within(
             self.settings.section(RolloutSection).rollout_timeout_s,
-            f"evaluation after {step} steps (--rollout-timeout-s)",
+            f"evaluation after step {step} (--rollout-timeout-s)",
             evaluate_groups(self, self.eval_source, section, step=step),
         )
         self.eval_after, self.evaluated_at = accuracy, step
         return metrics | {"perf/eval_time": time.perf_counter() - begin}
 
-    async def save(self, next_step: int) -> None:
-        """Write a checkpoint from which `next_step` goes on exactly, and before it the folder of `save_hf`.
+    async def save(self, step: int) -> None:
+        """Write a checkpoint from which the run goes on after `step` exactly, and before it the folder of `save_hf`.
 
         With `async_save` its writing goes on after the call. `perf/save_time` of the next step is what the run waited.
         """
         self.report("save", 0, 1)
         await self._turn_to_trainer()
         with self.timed("save"):
-            await self._save_in_time(self._write(next_step))
-        self.saved_at = next_step
+            await self._save_in_time(self._write(step))
+        self.saved_at = step
         self.report("save", 1, 1)
 
     # What a rollout function uses.
@@ -345,10 +345,10 @@ class Run:
         keep, in_background = section.keep_checkpoints, section.async_save
         return Checkpoints(self.run_dir.checkpoints, self.trainer, keep=keep, in_background=in_background)
 
-    async def _write(self, next_step: int) -> None:
+    async def _write(self, step: int) -> None:
         save_hf = self.settings.section(CheckpointSection).save_hf
         if save_hf is not None:
-            await self.trainer.save_hf(Path(save_hf.format(step=next_step, rollout_id=next_step)))
+            await self.trainer.save_hf(Path(save_hf.format(step=step, rollout_id=step - 1)))
         state = {
             "source": self.source.state(),
             "buffer": self.buffer.state(),
@@ -357,11 +357,11 @@ class Run:
             "evaluated_at": self.evaluated_at,
             "wall_s": self.wall_s,
         }
-        await self._checkpoints.save(next_step, state)
+        await self._checkpoints.save(step, state)
 
     async def _save_in_time(self, work: Awaitable[None]) -> None:
         timeout = self.settings.section(TrainSection).train_timeout_s
-        await within(timeout, f"the checkpoint after {self.done_steps} steps (--train-timeout-s)", work)
+        await within(timeout, f"the checkpoint after step {self.done_steps} (--train-timeout-s)", work)
 
     @functools.cached_property
     def devices(self) -> SharedDevices:

@@ -125,13 +125,13 @@ class RunDir:
                 break  # the process died while writing this line
         return rows
 
-    def rewind(self, next_step: int) -> None:
-        """Drop what was written about `next_step` and later: those steps are about to run again."""
-        kept = [row for row in self.read_metrics() if row["step"] < next_step]
+    def rewind(self, step: int) -> None:
+        """Drop what was written about steps after `step`: they are about to run again."""
+        kept = [row for row in self.read_metrics() if row["step"] <= step]
         if self.metrics.exists():
             write_atomic(self.metrics, "".join(json.dumps(row) + "\n" for row in kept))
-        for file in (self.path / "rollouts").glob("step_*.jsonl"):
-            if int(file.stem.rpartition("_")[2]) >= next_step:
+        for file in (self.path / "rollouts").glob("*step_*.jsonl"):
+            if int(file.stem.rpartition("_")[2]) > step:
                 file.unlink()
 
     def write_samples(self, step: int, groups: Iterable[Group], *, evaluation: bool = False) -> None:

@@ -80,7 +80,7 @@ def random_batch(lengths: Lengths, *, vocab_size: int) -> TrainBatch:
     offsets = np.concatenate([[0], np.cumsum(responses + lengths.prompts)])
     response_offsets = np.concatenate([[0], np.cumsum(responses)])
     return TrainBatch(
-        step=0,
+        step=1,
         tokens=draw.integers(0, vocab_size, offsets[-1]).astype(np.int32),
         offsets=offsets,
         response_offsets=response_offsets,

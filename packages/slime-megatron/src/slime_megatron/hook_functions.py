@@ -26,7 +26,7 @@ class MegatronHooks:
     `teacher`, `old_actor`) has its weights in the model."""
     before_train_step: Callable[..., None] | None = None
     """`(step: int, optimizer_step: int, model, optimizer, scheduler)`: the policy is about to take an optimizer
-    step, the `optimizer_step`-th of its step, from 0."""
+    step, the `optimizer_step`-th (from 0) of `step` (from 1)."""
 
 
 def resolve_hooks(registry: Registry, **references: str | None) -> MegatronHooks:

@@ -105,7 +105,7 @@ class Learner:
         start = time.perf_counter()
         steps = self._pack(batch)
         columns = Columns.of(batch, self._device)
-        critic_only = self._critic is not None and batch.step < self._settings.roles.num_critic_only_steps
+        critic_only = self._critic is not None and batch.step <= self._settings.roles.num_critic_only_steps
         log_probs_start = time.perf_counter()
         columns, before = self._with_old_policy(batch, columns, steps, always=critic_only)
         compared = batch.optimizer_steps[: 1 if before is None else None]
@@ -126,7 +126,7 @@ class Learner:
                     before = self._world.merge(trained)
             metrics |= average(taken, prefix="train/")
         interval = self._settings.roles.ref_update_interval
-        if "ref" in self._roles and interval is not None and (batch.step + 1) % interval == 0:
+        if "ref" in self._roles and interval is not None and batch.step % interval == 0:
             self._roles.keep("ref", changing=True)
         work = self._world.add_up(forwarded(steps, self._settings.megatron.context_parallel_size))
         return (

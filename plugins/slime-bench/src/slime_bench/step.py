@@ -129,7 +129,7 @@ async def _ours(arguments: argparse.Namespace, registry: Registry, folder: Path)
         with contextlib.redirect_stdout(None):
             await start(run)
             await run.begin()
-            timed = [await _step(run, engine, number) for number in range(arguments.repeats + 1)][1:]
+            timed = [await _step(run, engine, number) for number in range(1, arguments.repeats + 2)][1:]
     finally:
         await run.close()
     middle = {key: statistics.median(row[key] for row in timed) for key in timed[0]}
@@ -144,7 +144,7 @@ async def _step(run: Run, engine: BusyEngine, number: int) -> dict[str, float]:
     begin = time.perf_counter()
     groups = await run.rollout(number)
     await run.train(run.batch(number, groups))
-    await run.sync_weights(number + 1)
+    await run.sync_weights(number)
     whole = time.perf_counter() - begin
     await run.end_step(number)
     row = run.run_dir.read_metrics()[-1]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class TensorboardTracker:
-    """Writes each metric over the number of steps done; a resumed run hides what it computes again."""
+    """Writes each metric over the step; a resumed run hides what it computes again."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -27,7 +27,7 @@ class TensorboardTracker:
         """Open the event file, and write the configuration."""
         from tensorboardX import SummaryWriter
 
-        first = run.start_step + 1 if run.start_step else None
+        first = run.start_step if run.done_steps else None
         self._writer = SummaryWriter(str(self._folder), purge_step=first)
         self._writer.add_text(
             "config", "\n".join(f"    {line}" for line in run.settings.to_toml().splitlines())
@@ -39,7 +39,7 @@ class TensorboardTracker:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write a step's metrics."""
         for name, value in metrics.items():
-            self._writer.add_scalar(name, value, step + 1)
+            self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
     def run_end(self, summary: Mapping[str, Any]) -> None:

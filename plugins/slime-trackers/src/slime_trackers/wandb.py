@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from slime_core.run import Run
 
 _ID_FILE = "wandb_id"
-_AXIS = "steps"
+_AXIS = "step"
 
 
 class WandbTracker:
-    """One W&B run for a slime run, resumed with it; all metrics over `steps`, the number of steps done."""
+    """One W&B run for a slime run, resumed with it; all metrics over `step`."""
 
     def __init__(self, section: WandbSection) -> None:
         self._section = section
@@ -52,7 +52,7 @@ class WandbTracker:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Send a step's metrics."""
-        self._run.log({_AXIS: step + 1, **metrics})
+        self._run.log({_AXIS: step, **metrics})
 
     def run_end(self, summary: Mapping[str, Any]) -> None:
         """End the W&B run; one that failed is marked so."""

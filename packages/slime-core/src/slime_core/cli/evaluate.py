@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
 async def _evaluate(run: Run) -> Metrics:
     try:
         await start(run)
-        await run.sync_weights(run.start_step)
-        return await run.evaluate(run.start_step)
+        await run.sync_weights(run.done_steps)
+        return await run.evaluate(run.done_steps)
     finally:
         await run.close()

@@ -216,7 +216,7 @@ def _saving(settings: Settings) -> Iterator[Problem]:
     if section.save_hf is None:
         return
     try:
-        names = {section.save_hf.format(step=step, rollout_id=step) for step in (1, 2)}
+        names = {section.save_hf.format(step=step, rollout_id=step - 1) for step in (1, 2)}
     except (KeyError, IndexError, ValueError):
         names = set()
     if len(names) != 2:

@@ -11,5 +11,5 @@ async def sync(run: Run) -> None:
     for step in run.steps:
         groups = await run.rollout(step)
         await run.train(run.batch(step, groups))
-        await run.sync_weights(step + 1)
+        await run.sync_weights(step)
         await run.end_step(step)

@@ -96,12 +96,12 @@ def slime_run_start(run: Run) -> None:
 
 @hookspec
 def slime_rollout_end(run: Run, step: int, groups: Sequence[Group]) -> None:
-    """The groups of a step are generated and scored, and are about to be laid out for the trainer."""
+    """The groups of a step are generated and scored, and are about to be laid out for the trainer. Steps count from 1."""
 
 
 @hookspec
 def slime_step_end(run: Run, step: int, metrics: Mapping[str, float]) -> None:
-    """A step is over and its metrics are known."""
+    """A step is over and its metrics are known. Steps count from 1."""
 
 
 @hookspec

@@ -57,13 +57,13 @@ class ConsoleTracker:
     def run_start(self, run: Run) -> None:
         """Say what is about to happen, and start the bars."""
         self._num_steps = run.num_steps
-        resumed = f", resumed at step {run.start_step}" if run.start_step else ""
+        resumed = f", goes on with step {run.start_step}" if run.done_steps else ""
         self._console.print(
             f"run [bold]{run.run_dir.path}[/bold]: {run.num_steps} steps of {run.sizes.rollout_batch_size} prompts x "
             f"{run.sizes.n_samples_per_prompt} samples{resumed}",
             highlight=False,
         )
-        self._progress.update(self._steps, total=run.num_steps, completed=run.start_step)
+        self._progress.update(self._steps, total=run.num_steps, completed=run.done_steps)
         self._progress.start()
 
     def phase(self, step: int, phase: str, done: int, total: int) -> None:
@@ -80,9 +80,9 @@ class ConsoleTracker:
         shown += [
             f"[bold]{key[5:]} {value:.3f}[/bold]" for key, value in metrics.items() if key.endswith("-pass@1")
         ]
-        head = "before" if step < 0 else f"step {step + 1:>{width}}/{self._num_steps}"
+        head = "before" if step == 0 else f"step {step:>{width}}/{self._num_steps}"
         self._console.print(f"{head}  " + "  ".join(shown), highlight=False)
-        self._progress.update(self._steps, completed=step + 1)
+        self._progress.update(self._steps, completed=step)
 
     def run_end(self, summary: Mapping[str, Any]) -> None:
         """Stop the bars."""

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class JsonlTracker:
-    """Appends each step's metrics to `metrics.jsonl`; the evaluation before training has step -1."""
+    """Appends each step's metrics to `metrics.jsonl`; the evaluation before training has step 0."""
 
     def __init__(self, run_dir: RunDir) -> None:
         self._run_dir = run_dir

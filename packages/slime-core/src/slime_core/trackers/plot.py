@@ -58,7 +58,7 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str) -> None:
     figure = Figure(figsize=(7.5, 4.2), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    rewards = [(row["step"] + 1, row["rollout/raw_reward"]) for row in rows if "rollout/raw_reward" in row]
+    rewards = [(row["step"], row["rollout/raw_reward"]) for row in rows if "rollout/raw_reward" in row]
     if rewards:
         steps = [step for step, _ in rewards]
         values = [value for _, value in rewards]
@@ -69,7 +69,7 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str) -> None:
         axes.plot(steps, values, ".", color="#9bb7d4", label="training reward, each step")
         axes.plot(steps, means, color="#1f5a93", label=f"training reward, mean of {SMOOTH} steps")
     for name in sorted({key for row in rows for key in row if key.endswith("-pass@1")}):
-        points = [(row["step"] + 1, row[name]) for row in rows if name in row]
+        points = [(row["step"], row[name]) for row in rows if name in row]
         axes.plot(
             *zip(*points, strict=True), "o-", color="#c4552d", label=f"held-out accuracy ({name[5:-7]})"
         )
