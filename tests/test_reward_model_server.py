@@ -132,6 +132,14 @@ def url(run):
     return address
 
 
+def test_the_key_is_in_the_file_for_rewards_alone_and_that_is_the_users(run):
+    build, *_ = run
+    key = key_of("served:scores", build.run_dir).encode()
+    files = [path for path in build.run_dir.rglob("*") if path.is_file() and key in path.read_bytes()]
+    assert files == [build.run_dir / "served/scores.json"]
+    assert files[0].stat().st_mode & 0o777 == 0o600
+
+
 def scores(run, samples, **options):
     """Return what a pool of the reward gives."""
     build, *_ = run
