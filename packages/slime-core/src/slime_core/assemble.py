@@ -1,25 +1,22 @@
-"""Putting a run together from settings: every plugin by its name, then the newest checkpoint."""
+"""Putting a run together from settings: every plugin by its name."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import inspect
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slime_core import checkpoint
 from slime_core.batching import make_batch
 from slime_core.build import BuildContext, Rank
-from slime_core.claim import record, take_folder
+from slime_core.claim import take_folder
 from slime_core.config.check import check_build, check_settings
 from slime_core.config.derive import batch_sizes, choices, run_folder, trackers
 from slime_core.config.sections import (
     AlgorithmSection,
-    CheckpointSection,
     DataSection,
     EvalSection,
     ModelSection,
@@ -29,11 +26,11 @@ from slime_core.config.sections import (
     TrainSection,
 )
 from slime_core.config.settings import Settings
-from slime_core.errors import CheckpointError, ConfigError, PluginError, Problem
-from slime_core.openmp import release_threads
+from slime_core.correction import check_importance
+from slime_core.errors import ConfigError, PluginError, Problem
 from slime_core.plugins.bind import bind, choose_options
 from slime_core.plugins.registry import Registry
-from slime_core.protocols import DataSource, TokenView, Trainer, needs_of
+from slime_core.protocols import DataSource, ReductionView, TokenView, Trainer, needs_of
 from slime_core.rewards.overlong import overlong_penalty
 from slime_core.rewards.pool import RewardPool
 from slime_core.rewards.scorer import Scorer
@@ -45,8 +42,6 @@ from slime_core.sample import Group
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-logger = logging.getLogger(__name__)
 
 
 def resolve_model(name: str, registry: Registry) -> Path:
@@ -148,47 +143,6 @@ async def assemble(
     return run
 
 
-async def start(run: Run) -> None:
-    """Start every part of an assembled run, and restore its newest checkpoint."""
-    load = run.settings.section(CheckpointSection).load
-    found = checkpoint.to_start_from(run.run_dir.checkpoints, load=load)
-    goes_on = found is not None and found.path.parent == run.run_dir.checkpoints
-    record(run.run_dir, run.settings, run.registry, goes_on=goes_on)
-    await run.trainer.start()
-    if found is not None:
-        await restore(run, found)
-    await run.devices.for_engine()
-    await run.engine.start()
-    if run.scorer is not None:
-        await run.scorer.start()
-    checkpoint.clean(run.run_dir.checkpoints)
-    run.run_dir.rewind(run.done_steps)
-    release_threads()  # what a part computed on this thread is done
-
-
-async def restore(run: Run, found: checkpoint.Checkpoint) -> None:
-    """Go to the state of a checkpoint.
-
-    Raises:
-        CheckpointError: it is of another model, other data, or incomplete.
-    """
-    state = found.state()
-    await run.trainer.load(found.trainer)
-    try:
-        run.source.restore(state["source"])
-        run.buffer.restore(state["buffer"])
-        run.eval_before, run.eval_after = state["eval_before"], state["eval_after"]
-        run.evaluated_at = state.get("evaluated_at")  # older checkpoints do not say
-        run.wall_before_s = float(state["wall_s"])
-    except KeyError as error:
-        raise CheckpointError(
-            f"{found.path}: its state has no {error}; wanted a checkpoint of this version"
-        ) from error
-    run.start_step, run.done_steps = found.step + 1, found.step
-    run.saved_at = found.step if found.path.parent == run.run_dir.checkpoints else None
-    logger.info("resumed from %s: next step is %d", found.path, run.start_step)
-
-
 def make_build(settings: Settings, registry: Registry, *, rank: Rank | None = None) -> BuildContext:
     """Resolve model and tokenizer, and return what the factories build from.
 
@@ -263,6 +217,8 @@ class Algorithm:
     """(View, returns) -> (loss, metrics): the critic's loss; None where nothing reads values."""
     reward_parts: tuple[str, ...] = ()
     """Parts of rewards that the estimator reads."""
+    reducer: Callable[[ReductionView], NDArray[np.float64]] | None = None
+    """What gave the batch's tokens their weights; for trainers whose estimators reject tokens that then do not count."""
 
 
 def algorithm(settings: Settings, registry: Registry) -> Algorithm:
@@ -286,6 +242,7 @@ def algorithm(settings: Settings, registry: Registry) -> Algorithm:
         where="algorithm.loss_args",
         explicit=section.loss_args,
     )
+    check_importance(estimator, loss)
     needs = [needs_of(function, getattr(function, "keywords", {})) for function in (estimator, loss)]
     if not hasattr(estimator, "reward_transform"):
         raise PluginError(
@@ -303,22 +260,23 @@ def algorithm(settings: Settings, registry: Registry) -> Algorithm:
         )
     transform = "raw" if section.disable_rewards_normalization else estimator.reward_transform
     parts = getattr(estimator, "reward_parts", lambda options: ())(getattr(estimator, "keywords", {}))
-    return Algorithm(estimator, loss, wanted, transform, value_loss, tuple(parts))
+    reducer = resolve(
+        "slime.reducers", picked.reducer, where="algorithm.reducer_args", explicit=section.reducer_args
+    )
+    return Algorithm(estimator, loss, wanted, transform, value_loss, tuple(parts), reducer)
 
 
 def resolve_functions(settings: Settings, registry: Registry) -> dict[str, Any]:
     """Return the chosen functions, options bound, by the field of `Run` that each is; raises as `algorithm` does."""
     section, rollout = settings.section(AlgorithmSection), settings.section(RolloutSection)
-    picked, chosen = choices(settings), algorithm(settings, registry)
+    chosen = algorithm(settings, registry)
+    assert chosen.reducer is not None
     resolve = functools.partial(resolve_function, settings, registry)
     transform = resolve(
         "slime.reward_transforms",
         settings.section(RewardSection).custom_reward_post_process_path or chosen.reward_transform,
         where="algorithm.reward_transform_args",
         explicit=section.reward_transform_args,
-    )
-    reducer = resolve(
-        "slime.reducers", picked.reducer, where="algorithm.reducer_args", explicit=section.reducer_args
     )
     return {
         "rollout_fn": registry.resolve("slime.rollouts", rollout.rollout_function_path),
@@ -329,7 +287,7 @@ def resolve_functions(settings: Settings, registry: Registry) -> dict[str, Any]:
             global_batch_size=batch_sizes(settings).global_batch_size,
             temperature=rollout.rollout_temperature,
             transform=transform,
-            reducer=reducer,
+            reducer=chosen.reducer,
             reward_key=settings.section(RewardSection).reward_key,
             reward_parts=chosen.reward_parts,
             shaping=_shaping(settings),

@@ -17,6 +17,7 @@ from typing import Any
 
 from slime_core.config.settings import Settings
 from slime_core.errors import ConfigError, Problem
+from slime_core.parsing import read_file
 
 #: How the name of a model may look.
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
@@ -83,12 +84,28 @@ def _read(url: str, name: str, run_dir: str | Path | None) -> dict[str, Any]:
         raise ConfigError([Problem(url, "no run", "a run that serves it", "give the address of a server")])
     path = _file(Path(run_dir), name)
     try:
-        told: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        told = json.loads(read_file(path))
     except FileNotFoundError:
         raise ConfigError(
             [Problem(url, f"no {path}", "a model that this run serves", "--sglang-config says which")]
         ) from None
-    return told
+    except (ValueError, RecursionError):
+        told = None
+    if not _is_whole(told):
+        raise ConfigError(
+            [Problem(str(path), "no list of addresses", "what the run writes", "restart the run")]
+        )
+    whole: dict[str, Any] = told
+    return whole
+
+
+def _is_whole(told: Any) -> bool:
+    """Whether a file holds addresses and, perhaps, a key."""
+    if not isinstance(told, dict) or set(told) != {"addresses", "key"}:
+        return False
+    addresses, key = told["addresses"], told["key"]
+    are_texts = isinstance(addresses, list) and all(isinstance(address, str) for address in addresses)
+    return are_texts and (key is None or isinstance(key, str))
 
 
 def _file(run_dir: Path, name: str) -> Path:
