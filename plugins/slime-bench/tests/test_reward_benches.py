@@ -9,7 +9,7 @@ from slime_bench.peer_graders import LIBRARIES
 from slime_bench.rewards import rewards, samples, trapped
 from slime_core.errors import ConfigError, DataError
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(600)
 
 
 def test_of_the_responses_three_quarters_are_right():
