@@ -29,6 +29,7 @@ from slime_core.deadline import within
 from slime_core.ending import close_all, logged
 from slime_core.errors import TrainerError
 from slime_core.evaluate import evaluate_groups
+from slime_core.learnt import Learnt
 from slime_core.metrics import request_metrics, rollout_metrics
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import (
@@ -91,10 +92,13 @@ class Run:
     """The step after which it was evaluated last; 0 is before the first."""
     saved_at: int | None = None
     """The step after which its newest checkpoint was taken."""
+    is_recorded: bool = False
+    """Whether its folder tells of this process: what it goes on from was accepted."""
     wall_before_s: float = 0.0
     """Seconds that earlier processes spent on this run."""
     _metrics: Metrics = field(default_factory=dict)
     _drops: Counter[str] = field(default_factory=Counter)
+    _learnt: Learnt = field(default_factory=Learnt)
     _step: int = 0
     _version: int = 0
     _began: float = field(default_factory=time.perf_counter)
@@ -132,11 +136,8 @@ class Run:
         self._start_clock(self.done_steps)
         await self.sync_weights(self.done_steps)
         evaluation = self.settings.section(EvalSection)
-        if (
-            self.done_steps == 0
-            and evaluation.eval_interval is not None
-            and not evaluation.skip_eval_before_train
-        ):
+        wanted = evaluation.eval_interval is not None and not evaluation.skip_eval_before_train
+        if self.done_steps == 0 and wanted:
             metrics = await self.evaluate(0)
             self.eval_before = self.eval_after
             for tracker in self.trackers:
@@ -166,7 +167,7 @@ class Run:
         """Run the batch's optimizer steps.
 
         Raises:
-            TrainerError: rollout and trainer disagree about log-probs by more than `logprob_diff_limit`.
+            TrainerError: log-probs of rollout and trainer differ by more than `logprob_diff_limit`, or nothing was learnt.
             CheckpointError: one that was written in the background could not be.
         """
         await self._checkpoints.complete(wait=False)
@@ -179,6 +180,7 @@ class Run:
             )
         self.report("train", len(batch), len(batch))
         self._metrics |= metrics
+        self._learnt.add(batch, metrics, is_last=batch.step == self.num_steps)
         diff = metrics.get("train/train_rollout_logprob_abs_diff", 0.0)
         if not diff <= section.logprob_diff_limit:  # nan is no agreement
             raise TrainerError(

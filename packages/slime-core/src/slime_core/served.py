@@ -14,6 +14,7 @@ from typing import Any
 
 from slime_core.config.settings import Settings
 from slime_core.errors import ConfigError, Problem
+from slime_core.parsing import read_file
 from slime_core.rundir import write_atomic
 
 #: How the name of a model may look.
@@ -60,11 +61,17 @@ def resolve_url(url: str, run_dir: str | Path | None) -> list[str]:
         raise ConfigError([Problem(url, "no run", "a run that serves it", "give the address of a server")])
     path = _file(Path(run_dir), found[1])
     try:
-        addresses: list[str] = json.loads(path.read_text(encoding="utf-8"))
+        addresses = json.loads(read_file(path))
     except FileNotFoundError:
         raise ConfigError(
             [Problem(url, f"no {path}", "a model that this run serves", "--sglang-config says which")]
         ) from None
+    except (ValueError, RecursionError):
+        addresses = None
+    if not isinstance(addresses, list) or not all(isinstance(address, str) for address in addresses):
+        raise ConfigError(
+            [Problem(str(path), "no list of addresses", "what the run writes", "restart the run")]
+        )
     return [address + (found[2] or "") for address in addresses]
 
 

@@ -58,7 +58,8 @@ async def _drive(run: Run, *, stages: Sequence[Stage], position: int) -> dict[st
     try:
         return await drive(run, stage.leaves)
     except BaseException as error:
-        _summarize(stages, {"status": "failed", "error": f"{type(error).__name__}: {error}"})
+        if run.is_recorded:
+            _summarize(stages, {"status": "failed", "error": f"{type(error).__name__}: {error}"})
         raise
 
 

@@ -26,6 +26,8 @@ import torch
 from slime_core.errors import TrainerError
 from slime_models.cpu import multiplies_bfloat16, product
 
+from slime_megatron import unpickling
+
 #: megatron-core versions that the redirects are written for: at least the first, below the second.
 MEGATRON_VERSIONS = ("0.19", "0.20")
 #: What the trainer uses of Megatron; these import all else, so that nothing is left to import after the redirects.
@@ -55,7 +57,7 @@ class Redirect:
     """One attribute that Megatron sees otherwise."""
 
     name: str
-    """`torch.x` is replaced for Megatron's modules alone; `megatron.x` and `torch.Tensor.x` in place."""
+    """`torch.x` and `torch.cuda.x` are replaced for Megatron's modules alone; all else in place."""
     reason: str
     """Who reads it, and what for."""
     replace: Callable[[Any, _Hit], Any]
@@ -227,10 +229,6 @@ class _Stream:
 _STREAM = _Stream()
 
 
-def _set_rng_state(state: torch.Tensor, *_: Any, **__: Any) -> None:
-    torch.set_rng_state(state)
-
-
 REDIRECTS = (
     Redirect("torch.zeros", "schedules, gradient norm: scalars with device='cuda'", _on_cpu),
     Redirect("torch.tensor", "optimizers: scalars with device='cuda'", _on_cpu),
@@ -263,7 +261,7 @@ REDIRECTS = (
     Redirect(
         "megatron.core.tensor_parallel.random._set_cuda_rng_state",
         "RNG tracker, recomputation: state of the device's generator",
-        _answer(_set_rng_state),
+        _answer(lambda state, *_, **__: torch.set_rng_state(state)),
     ),
     Redirect(
         "torch.Tensor.type",
@@ -295,6 +293,18 @@ REDIRECTS = (
         "megatron.core.dist_checkpointing.strategies.filesystem_async.get_write_results_queue",
         "a synchronous save starts a manager process for a queue that only its own thread uses",
         _answer(lambda *_, **__: queue.Queue()),
+        with_cuda=True,
+    ),
+    Redirect(
+        "torch.distributed.checkpoint.filesystem.FileSystemReader.read_metadata",
+        "unpickles the index of a folder, which may call anything",
+        _answer(unpickling.read_metadata),
+        with_cuda=True,
+    ),
+    Redirect(
+        "torch.distributed.checkpoint.default_planner.DefaultLoadPlanner.load_bytes",
+        "unpickles what is saved beside tensors, which may call anything",
+        _answer(unpickling.load_bytes),
         with_cuda=True,
     ),
 )
@@ -345,17 +355,13 @@ def _apply(redirects: list[Redirect], hits: Counter[str]) -> None:
     for redirect in redirects:
         path, _, attribute = redirect.name.rpartition(".")
         owner = owners.get(path) or pkgutil.resolve_name(path)
-        hit = functools.partial(_count, hits, redirect.name)
+        hit = functools.partial(hits.update, [redirect.name])
         setattr(owner, attribute, redirect.replace(getattr(owner, attribute), hit))
     if all(redirect.with_cuda for redirect in redirects):
         return
     for name, module in list(sys.modules.items()):
         if name.startswith("megatron.core") and getattr(module, "torch", None) is torch:
             module.__dict__["torch"] = stand_in
-
-
-def _count(hits: Counter[str], name: str) -> None:
-    hits[name] += 1
 
 
 class _StandIn(types.ModuleType):

@@ -15,12 +15,13 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from slime_core.assemble import assemble, resolve_model, start
+from slime_core.assemble import assemble, resolve_model
 from slime_core.config.load import load_settings
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import Completion, RolloutEngine, SamplingParams
 from slime_core.run import Run
 from slime_core.sample import Sample
+from slime_core.start import start
 
 PARTS = ("rollout", "dump", "batch", "train", "update_weights")
 PROMPT = "5 + 2 = 7\n3 - 8 = -5\n4 + 9 = 13\n6 - 1 = 5\n{} + {} ="

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 
-from slime_core.assemble import start
 from slime_core.cli.arguments import read_checked, wants_help
 from slime_core.config.sections import EvalSection, RunSection
 from slime_core.errors import ConfigError, Problem
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import Metrics
 from slime_core.run import Run
+from slime_core.start import start
 
 HELP = """usage: slime eval RECIPE.toml ... [--flag value ...]
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from slime_core.assemble import assemble, start
+from slime_core.assemble import assemble
 from slime_core.build import BuildContext
 from slime_core.claim import changes
 from slime_core.config.sections import RunSection, TrainSection
@@ -19,6 +19,7 @@ from slime_core.plugins.registry import Registry
 from slime_core.protocols import Trainer
 from slime_core.run import Run
 from slime_core.rundir import FILE_ALONE, log_to_file
+from slime_core.start import start
 
 logger = logging.getLogger(__name__)
 
@@ -101,12 +102,14 @@ async def drive(run: Run, leaves: Path | None = None) -> dict[str, Any]:
     except BaseException as error:
         summary = run.summary("failed") | {"error": f"{type(error).__name__}: {error}"}
         logger.exception("the run failed", extra=FILE_ALONE)
-        with logged("summary.json was not written"):
-            run.run_dir.write_json(run.run_dir.summary.name, summary)
+        if run.is_recorded:  # else it was refused, and the folder tells of the run before
+            with logged("summary.json was not written"):
+                run.run_dir.write_json(run.run_dir.summary.name, summary)
         raise
     finally:
         try:
-            _tell(run, summary)
+            if run.is_recorded:
+                _tell(run, summary)
         finally:
             await run.close()
     return summary
