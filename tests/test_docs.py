@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from slime_core.config.schema import build_schema
-from slime_core.plugins import elsewhere
 from slime_core.plugins.groups import GROUPS
 from slime_core.plugins.registry import Registry
 
@@ -64,15 +63,6 @@ def test_a_reward_models_server_without_a_gpu_is_started_as_the_engine_starts_it
     own_host = command.index("--host")
     del command[own_host : own_host + 2]
     assert sorted(said) == sorted([*variables, "python", *command[1:]])
-
-
-def test_table_of_what_other_distributions_bring_is_whole():
-    registry = Registry()
-    not_named = {"slime-core", "slime-example-reward"}
-    plugins = [plugin for plugin in registry.plugins() if plugin.distribution not in not_named]
-    assert {(plugin.group, plugin.name): plugin.distribution for plugin in plugins} == elsewhere.NAMES
-    owners = build_schema(registry).owners
-    assert {table: owner for table, owner in owners.items() if owner != "slime-core"} == elsewhere.SECTIONS
 
 
 def test_links_of_the_guides_exist(root):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
+import logging
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 from slime_core.batching import make_batch
 from slime_core.build import BuildContext, Rank
 from slime_core.claim import take_folder
-from slime_core.config.check import check_build, check_settings
+from slime_core.config.check import check_settings
+from slime_core.config.chosen import plugin_problems
 from slime_core.config.derive import batch_sizes, choices, run_folder, trackers
+from slime_core.config.inputs import model_problems
+from slime_core.config.model_fit import check_build
 from slime_core.config.sections import (
     AlgorithmSection,
     DataSection,
-    EvalSection,
     ModelSection,
     RewardSection,
     RolloutSection,
@@ -30,7 +33,9 @@ from slime_core.correction import check_importance
 from slime_core.errors import ConfigError, PluginError, Problem
 from slime_core.plugins.bind import bind, choose_options
 from slime_core.plugins.registry import Registry
+from slime_core.progress import ON_TERMINAL
 from slime_core.protocols import DataSource, ReductionView, TokenView, Trainer, needs_of
+from slime_core.rewards.keys import check_reward_keys
 from slime_core.rewards.overlong import overlong_penalty
 from slime_core.rewards.pool import RewardPool
 from slime_core.rewards.scorer import Scorer
@@ -38,11 +43,14 @@ from slime_core.rollout.driver import failure_of
 from slime_core.run import Run
 from slime_core.rundir import RunDir
 from slime_core.sample import Group
+from slime_core.sources.making import make_eval_source, make_source, prompts_of
 from slime_core.vocabulary import vocabulary_size
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+logger = logging.getLogger(__name__)
 
 
 def resolve_model(name: str, registry: Registry) -> Path:
@@ -51,20 +59,11 @@ def resolve_model(name: str, registry: Registry) -> Path:
     Raises:
         ConfigError: there is no such folder and no plugin knows the name.
     """
-    if Path(name).is_dir():
+    if os.path.isdir(name):
         return Path(name)
     path: Path | None = registry.hooks.slime_resolve_model(name=name)
     if path is None:
-        known = ", ".join(known for answer in registry.hooks.slime_list_models() for known, _ in answer)
-        raise ConfigError(
-            [
-                Problem(
-                    "model.hf_checkpoint",
-                    repr(name),
-                    f"a Hugging Face folder, or one of: {known or '(install slime-models)'}",
-                )
-            ]
-        )
+        raise ConfigError(model_problems(name, registry))
     return path
 
 
@@ -80,10 +79,6 @@ def resolve_function(
     """Return a plugin function with its options bound from its `*_args` table and its distribution's sections."""
     plugin = registry.find(group, reference)
     function = registry.load(plugin)
-    if not callable(function):
-        raise PluginError(
-            f"{group}: {reference!r} ({plugin.value}) is {type(function).__name__}; wanted a callable"
-        )
     options = choose_options(
         function, where=where, explicit=explicit, section=settings.section_of(plugin.distribution)
     )
@@ -114,11 +109,10 @@ async def assemble(
     build = make_build(settings, registry)
     if create_trainer is None:
         create_trainer = registry.resolve("slime.trainers", settings.section(TrainSection).train_backend)
-    source: DataSource = registry.resolve("slime.sources", settings.section(DataSection).data_source_path)(
-        build
-    )
-    eval_source = _eval_source(settings, registry, build)
+    source = make_source(build)
+    eval_source = make_eval_source(build)
     num_steps = _num_steps(settings, source)
+    await check_reward_keys(settings, functools.partial(make_scorer, settings, registry), prompts_of(source))
     scorer = make_scorer(settings, registry)
     functions = resolve_functions(settings, registry)
     run_dir = RunDir(build.run_dir)
@@ -152,7 +146,11 @@ def make_build(settings: Settings, registry: Registry, *, rank: Rank | None = No
         ConfigError: carries every problem between settings, model and chosen plugins.
     """
     model = settings.section(ModelSection)
+    logger.info("importing %s", ", ".join(_long_imports(settings)), extra=ON_TERMINAL)
+    if problems := list(plugin_problems(settings, registry)):
+        raise ConfigError(problems)
     path = resolve_model(model.hf_checkpoint, registry)
+    logger.info("reading the tokenizer of %s", path, extra=ON_TERMINAL)
     build = BuildContext(
         settings=settings,
         registry=registry,
@@ -165,6 +163,15 @@ def make_build(settings: Settings, registry: Registry, *, rank: Rank | None = No
     if problems:
         raise ConfigError(problems)
     return build
+
+
+def _long_imports(settings: Settings) -> list[str]:
+    """Return what takes long to import, as a line of progress names it."""
+    trainer, engine = (
+        settings.section(TrainSection).train_backend,
+        settings.section(RolloutSection).rollout_engine,
+    )
+    return [f"the trainer {trainer}", f"the engine {engine}"]
 
 
 def make_scorer(settings: Settings, registry: Registry) -> Scorer | None:
@@ -324,15 +331,6 @@ def _drop_reason(settings: Settings, registry: Registry) -> Callable[[Group], st
         settings, registry, "slime.filters", path, where="rollout.filter_args", explicit=explicit
     )
     return lambda group: failure_of(group) or keep(group)
-
-
-def _eval_source(settings: Settings, registry: Registry, build: BuildContext) -> DataSource | None:
-    section = settings.section(EvalSection)
-    if section.eval_interval is None:
-        return None
-    held_out = dataclasses.replace(build, evaluation=True)
-    source: DataSource = registry.resolve("slime.sources", section.eval_data_source_path or "file")(held_out)
-    return source
 
 
 def _num_steps(settings: Settings, source: DataSource) -> int:

@@ -29,7 +29,7 @@ def wanted_models(settings: Settings) -> list[tuple[str, str]]:
     return [
         (where, found[1])
         for table, section in settings.sections.items()
-        for where, text in _texts(table, section.model_dump())
+        for where, text in _texts(table, dict(section))
         if (found := _URL.fullmatch(text)) is not None
     ]
 

@@ -17,6 +17,7 @@ from slime_core.config.sections import CheckpointSection
 from slime_core.errors import CheckpointError
 from slime_core.openmp import release_threads
 from slime_core.parsing import Counted, Unreadable, checked
+from slime_core.progress import ON_TERMINAL
 from slime_core.protocols import Buffer, DataSource
 from slime_core.run import Run
 
@@ -59,12 +60,14 @@ async def start(run: Run) -> None:
         _record(run, goes_on=goes_on)
     if found is not None:
         _restore(run, found)
+    logger.info("starting the trainer: the model is built and its weights are read", extra=ON_TERMINAL)
     await run.trainer.start()
     if found is not None:
         await run.trainer.load(found.trainer)
         logger.info("resumed from %s: next step is %d", found.path, run.start_step)
     _record(run, goes_on=goes_on)
     await run.devices.for_engine()
+    logger.info("starting the engine", extra=ON_TERMINAL)
     await run.engine.start()
     if run.scorer is not None:
         await run.scorer.start()

@@ -89,6 +89,19 @@ def create_engine(build: BuildContext) -> RolloutEngine:
     )
 
 
+def context_limit(build: BuildContext) -> int | None:
+    """Return the most tokens of prompt and response that the servers take; None where others start or configure them."""
+    section, fleet = build.section(SglangSection), build.section(FleetSection)
+    if fleet.rollout_external_engine_addrs or fleet.sglang_config is not None:
+        return None
+    own = str(section.server_args.get("context_length", ""))
+    if own.isdecimal():
+        return int(own)
+    limit = read_config(section.model_path or build.model_path).get("max_position_embeddings")
+    return limit if isinstance(limit, int) else None
+
+
+create_engine.context_limit = context_limit  # type: ignore[attr-defined]  # see `slime_core.config.model_fit.context_limit`
 create_engine.offers = frozenset({ROUTED_EXPERTS})  # type: ignore[attr-defined]  # see `BuildContext.engine_needs`
 create_engine.sees_images = True  # type: ignore[attr-defined]  # see `slime_core.images.SeesImages`
 

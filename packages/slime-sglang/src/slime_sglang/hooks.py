@@ -30,6 +30,7 @@ from slime_sglang.section import (
     SglangSection,
     argument_problems,
     known_arguments,
+    refused_arguments,
 )
 
 if TYPE_CHECKING:
@@ -41,7 +42,11 @@ def slime_config_sections() -> Iterable[Section]:
     """Return the sections `sglang` and `fleet`."""
     return [
         Section(
-            "sglang", SglangSection, foreign=ForeignFlags("server_args", known_arguments(), prefix="sglang_")
+            "sglang",
+            SglangSection,
+            foreign=ForeignFlags(
+                "server_args", known_arguments(), prefix="sglang_", refused=refused_arguments()
+            ),
         ),
         Section("fleet", FleetSection, prefix=""),
     ]

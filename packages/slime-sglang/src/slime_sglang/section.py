@@ -10,8 +10,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Gt, Le
-from slime_core.config.base import SectionModel
+from annotated_types import Ge, Le
+from slime_core.config.base import Count, Index, Seconds, SectionModel
 from slime_core.errors import Problem
 
 #: Weight transports that the engine receives by, best first.
@@ -59,8 +59,6 @@ _WITHOUT_KEY = {
     **dict.fromkeys(("grpc_port", "grpc_mode", "smg_grpc_mode"), "nothing"),
 }
 
-Count = Annotated[int, Ge(1)]
-Seconds = Annotated[float, Gt(0)]
 RouterPolicy = Literal["random", "round_robin", "power_of_two", "cache_aware", "consistent_hashing", "manual"]
 
 
@@ -83,7 +81,7 @@ class SglangSection(SectionModel):
     """Deadline of one generation request, seconds."""
     control_timeout_s: Seconds = 300
     """Deadline of every other call to the server, seconds; loading an update is one."""
-    request_retries: Annotated[int, Ge(0)] = 3
+    request_retries: Index = 3
     """How often a request is sent again that found no connection, or a server that was not ready."""
     pause_mode: Literal["retract", "abort"] = "retract"
     """What becomes of requests that are under way when weights arrive: computed anew from their tokens, or ended."""
@@ -102,7 +100,7 @@ class FleetSection(SectionModel):
     sglang_config: Path | None = None
     """YAML file with the models that the run serves and the groups of engines that serve them: groups with arguments of
     their own, models that are not trained (`served:NAME` for rewards), and GPUs that are left alone."""
-    prefill_num_servers: Annotated[int, Ge(0)] = 0
+    prefill_num_servers: Index = 0
     """Engines that only read prompts, and hand the cache over to the others, which only generate; 0 has every engine do
     both. `sglang_config` says it by groups."""
     rollout_external_engine_addrs: list[str] = []
@@ -125,9 +123,9 @@ class FleetSection(SectionModel):
     noticed at once."""
     rollout_health_check_timeout: Seconds = 30
     """Deadline of a health check, seconds; an engine that misses it is killed."""
-    rollout_health_check_first_wait: Annotated[float, Ge(0)] = 0
+    rollout_health_check_first_wait: Annotated[float, Ge(0), Le(3e8)] = 0
     """Seconds before the first interval of an engine that has just started."""
-    rollout_engine_restarts: Annotated[int, Ge(0)] = 3
+    rollout_engine_restarts: Index = 3
     """How often an engine is started again before it is given up; the run ends when all are."""
 
     @property
@@ -144,6 +142,11 @@ def known_arguments() -> frozenset[str]:
     """
     text = (files("slime_sglang") / "sglang_flags.json").read_text(encoding="utf-8")
     return frozenset(json.loads(text))
+
+
+def refused_arguments() -> frozenset[str]:
+    """Return the arguments that `argument_problems` refuses whatever their value."""
+    return frozenset((*DERIVED, *_ENCODING))
 
 
 def argument_problems(arguments: Mapping[str, Any], *, where: str) -> Iterator[Problem]:

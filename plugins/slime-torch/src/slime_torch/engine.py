@@ -22,6 +22,7 @@ from slime_core.protocols import (
     TransferPlan,
 )
 from slime_core.weights import Agreement, MemoryChannel
+from slime_models.architecture import Architecture
 from slime_models.checkpoint import HfCheckpoint, read_config
 from slime_models.cpu import attends_in_bfloat16, multiplies_bfloat16
 from slime_models.family import ModelFamily
@@ -72,8 +73,7 @@ class TorchEngine:
         self._dtype, self._section = dtype, section
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.architecture = family.architecture(read_config(model_path))
-        limit = section.max_context_len or self.architecture.max_position_embeddings
-        self.max_context_len = min(limit, self.architecture.max_position_embeddings)
+        self.max_context_len = _context_len(section, self.architecture)
         self.weight_version = "initial"
         self._state = "not started"
         self._mixture: str | None = None
@@ -314,6 +314,35 @@ class TorchEngine:
                 request.future.set_exception(EngineError(*error.args))
 
 
+def _context_len(section: TorchSection, architecture: Architecture) -> int:
+    """Return the most tokens of prompt and response."""
+    most = architecture.max_position_embeddings
+    return min(section.max_context_len or most, most)
+
+
+def _family_of(build: BuildContext) -> ModelFamily:
+    model_type = build.section(ModelSection).model_name or read_config(build.model_path).get("model_type")
+    family: ModelFamily = build.registry.resolve("slime.models", str(model_type))
+    return family
+
+
+def context_limit(build: BuildContext) -> int:
+    """Return the most tokens of prompt and response that the engine of a run takes."""
+    architecture = _family_of(build).architecture(read_config(build.model_path))
+    return _context_len(build.section(TorchSection), architecture)
+
+
+def misfit(build: BuildContext) -> str | None:
+    """Return why the engine cannot run the model of a run; None where it can. Reads no weights."""
+    architecture = _family_of(build).architecture(read_config(build.model_path))
+    shapes = _family_of(build).hf_shapes(architecture)
+    try:
+        Decoder(architecture, shapes=shapes, max_length=1, dtype=torch.float32, device=torch.device("meta"))
+    except EngineError as error:
+        return str(error)
+    return None
+
+
 def engine_dtype(wanted: str, *, trained_in: str = "bfloat16") -> torch.dtype:
     """Return the dtype of weights and arithmetic for `torch.dtype`, whose `auto` is the trainer's where that is fast here.
 
@@ -334,10 +363,9 @@ def attention_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
 def create_engine(build: BuildContext) -> TorchEngine:
     """Return the engine for a run. Entry point `torch` of the group `slime.engines`."""
     section = build.section(TorchSection)
-    model_type = build.section(ModelSection).model_name or read_config(build.model_path).get("model_type")
     return TorchEngine(
         build.model_path,
-        build.registry.resolve("slime.models", str(model_type)),
+        _family_of(build),
         build.tokenizer,
         dtype=engine_dtype(section.dtype, trained_in=compute_dtype(build.section(TrainSection))),
         section=section,
@@ -345,4 +373,5 @@ def create_engine(build: BuildContext) -> TorchEngine:
     )
 
 
+create_engine.context_limit = context_limit  # type: ignore[attr-defined]  # see `config.model_fit.context_limit`
 create_engine.offers = frozenset({TOP_P_TOKENS})  # type: ignore[attr-defined]  # see `BuildContext.engine_needs`

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from slime_core.cli.arguments import read_stages, wants_help
+from slime_core.cli.arguments import read_checked, wants_help
 from slime_core.config.sections import EvalSection, RunSection
 from slime_core.errors import ConfigError, Problem
 from slime_core.plugins.registry import Registry
@@ -25,7 +25,7 @@ def main(argv: list[str]) -> int:
         print(HELP)
         return 0
     registry = Registry.from_environment()
-    settings = read_stages(argv, registry)[-1].beforehand
+    settings = read_checked(argv, registry)[-1].beforehand
     if settings.section(EvalSection).eval_interval is None:
         raise ConfigError([Problem("eval.eval_interval", "nothing", "an evaluation set and its interval")])
     own = {

@@ -21,7 +21,7 @@ COMMANDS = {
     ),
     "check": ("slime_core.cli.check", "check a recipe and its data without starting anything"),
     "plugins": ("slime_core.cli.plugins", "list, show and check installed plugins"),
-    "rm": ("slime_core.cli.rm", "score one response with a reward, and say why"),
+    "rm": ("slime_core.cli.rm", "list rewards; score one response with one, and say why"),
     "config": ("slime_core.cli.config", "show resolved settings, or all flags"),
     "models": ("slime_core.cli.models", "list and fetch models"),
     "bench": ("slime_core.cli.bench", "run a benchmark"),

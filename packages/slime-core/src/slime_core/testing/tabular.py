@@ -49,6 +49,10 @@ class LetterTokenizer:
     eos_token_id: int | None = EOS
     vocab_size = VOCAB
 
+    def __len__(self) -> int:
+        """Return the number of ids."""
+        return VOCAB
+
     def encode(self, text: str) -> list[int]:
         """Return a token a letter."""
         return ["abcdefghijklmnopqrstuvwxyz".index(letter) for letter in text]
