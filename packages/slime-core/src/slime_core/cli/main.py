@@ -15,6 +15,7 @@ COMMANDS = {
         "slime_core.cli.evaluate",
         "evaluate a model, or a run's newest checkpoint, on held-out prompts",
     ),
+    "samples": ("slime_core.cli.samples", "print samples of a run: prompt, response, reward, and why"),
     "check": ("slime_core.cli.check", "check a recipe and its data without starting anything"),
     "plugins": ("slime_core.cli.plugins", "list, show and check installed plugins"),
     "rm": ("slime_core.cli.rm", "score one response with a reward, and say why"),
