@@ -174,3 +174,18 @@ def test_the_generator_of_the_guide_masks_the_remark_and_keeps_its_budget(
         prompt = len(sample["tokens"]) - sample["response_length"]
         assert sample["tokens"][prompt + first : prompt + first + 2] == [25, 25]  # the remark, zz
         assert sample["rollout_log_probs"][first : first + 2] == [0.0, 0.0]
+
+
+def test_messages_of_the_troubleshooting_page_are_those_of_the_code(root):
+    """Of each quoted message the longest run of words that do not vary stands in the code."""
+    sources = [*root.glob("packages/*/src/**/*.py"), *root.glob("plugins/*/src/**/*.py")]
+    code = re.sub(
+        r'"\s*f?"', "", "\n".join(path.read_text() for path in sources)
+    )  # messages over several lines
+    varies = r"'[^']*'|\[.*?\]|\{.*?\}|\S*\d\S*(?: GB)?|runs/\S+|process |\.\.\.|--\w+|[:;()]|\bfound\b|\bwanted\b|No space .*|ValueError|\bnan\b"
+    page = (root / "docs/troubleshooting.md").read_text()
+    first_cells = re.findall(r"^\| (`.+?) \|", page, re.M)
+    messages = [message for cell in first_cells for message in re.findall(r"`([^`]+)`", cell)]
+    runs = {message: max(map(str.strip, re.split(varies, message)), key=len) for message in messages}
+    assert len(messages) > 12
+    assert {message: run for message, run in runs.items() if run not in code} == {}

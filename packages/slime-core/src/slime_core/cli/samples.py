@@ -35,9 +35,13 @@ def main(argv: list[str]) -> int:
     """Run the subcommand."""
     arguments = _parse(argv)
     files = _files(arguments)
-    rows = (row for step, path in files for row in _rows(step, path) if _is_wanted(row, arguments))
     key = _reward_key(arguments.run, evaluation=arguments.eval)
-    rows = (row for row in rows if _is_between(_reward(row, key), arguments))
+    rows: Iterator[Row] = (
+        row
+        for step, path in files
+        for row in _rows(step, path)
+        if _is_wanted(row, arguments) and _is_between(_reward(row, key), arguments)
+    )
     most = arguments.limit or None
     if arguments.sort in ("reward", "length"):
         sign = -1.0 if arguments.descending else 1.0
