@@ -139,3 +139,23 @@ def test_a_flag_without_sense_ends_with_status_2(run, flags, capsys):
     with pytest.raises(SystemExit, match="2"):
         main([str(run), *flags])
     assert flags[0] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"reward": float("nan")}, {"reward": [1]}, {"reward": "1"}, {"reward": 10**400}, {"reward": {}},
+        {"response": "\ud800 half"}, {"response": None}, {"response_length": "long"}, {"prompt": [1, None]},
+        {"reward": {"score": 1.0, "details": "plain"}}, {"step": "one"}, {"label": 3}, {"failure": 7},
+    ],
+)  # fmt: skip
+def test_a_sample_of_odd_values_is_shown(run, capsys, fields):
+    (run / "rollouts/step_000003.jsonl").write_text(json.dumps(sample(4, 1.0) | fields) + "\n{}\n[]\n")
+    for sort in ("reward", "length", "step"):
+        assert main([str(run), "--sort", sort]) == 0
+    assert "6 samples of 3 files" in capsys.readouterr().out
+
+
+def test_a_file_is_no_run(run):
+    with pytest.raises(ConfigError, match="which has no rollouts/"):
+        main([str(run / "rollouts/step_000001.jsonl")])

@@ -6,6 +6,7 @@ import argparse
 import heapq
 import itertools
 import json
+import math
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -118,7 +119,7 @@ def _rows(step: int, path: Path) -> Iterator[Row]:
             except ValueError:
                 sample = None
             if isinstance(sample, dict):
-                yield {"step": step} | sample
+                yield {"step": step} | sample | {"step": step}
             else:
                 print(f"{path}, line {number}: no sample in JSON; left out", file=sys.stderr)
 
@@ -143,8 +144,8 @@ def _orders(sort: str, key: str, sign: float) -> Any:
     """Return the key of the order; samples without a reward come last in both directions."""
 
     def order(row: Row) -> tuple[bool, float]:
-        value = _reward(row, key) if sort == "reward" else row.get("response_length")
-        return (value is None or value != value, sign * (value or 0.0))
+        value = _reward(row, key) if sort == "reward" else _number(row.get("response_length"))
+        return (value is None or math.isnan(value), sign * (value or 0.0))
 
     return order
 
@@ -161,8 +162,14 @@ def _reward_key(run: Path, *, evaluation: bool) -> str:
 
 def _reward(row: Row, key: str) -> float | None:
     value = row.get("reward")
-    value = value.get(key) if isinstance(value, dict) else value
-    return float(value) if isinstance(value, int | float) else None
+    return _number(value.get(key) if isinstance(value, dict) else value)
+
+
+def _number(value: Any) -> float | None:
+    try:
+        return float(value) if isinstance(value, int | float) else None
+    except OverflowError:  # an integer of hundreds of digits
+        return None
 
 
 def _show(console: Console, row: Row, reward: float | None) -> None:
@@ -184,10 +191,15 @@ def _show(console: Console, row: Row, reward: float | None) -> None:
     why = _why(row)
     texts |= {"why": why} if why else {}
     for name, text in texts.items():
-        table.add_row(name, Text(text.rstrip().translate(_VISIBLE)))
+        table.add_row(name, Text(_visible(text.rstrip())))
     console.print(Rule(Text(" · ".join(facts)), align="left"))
     console.print(table)
     console.print()
+
+
+def _visible(text: str) -> str:
+    """Return text without what a terminal would obey, and without halves of characters, which cannot be printed."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8").translate(_VISIBLE)
 
 
 def _prompt(prompt: Any) -> str:
