@@ -29,11 +29,12 @@ from slime_core.config.sections import (
     TrainSection,
 )
 from slime_core.config.settings import Settings
+from slime_core.correction import check_importance
 from slime_core.errors import CheckpointError, ConfigError, PluginError, Problem
 from slime_core.openmp import release_threads
 from slime_core.plugins.bind import bind, choose_options
 from slime_core.plugins.registry import Registry
-from slime_core.protocols import DataSource, TokenView, Trainer, needs_of
+from slime_core.protocols import DataSource, ReductionView, TokenView, Trainer, needs_of
 from slime_core.rewards.overlong import overlong_penalty
 from slime_core.rewards.pool import RewardPool
 from slime_core.rewards.scorer import Scorer
@@ -263,6 +264,8 @@ class Algorithm:
     """(View, returns) -> (loss, metrics): the critic's loss; None where nothing reads values."""
     reward_parts: tuple[str, ...] = ()
     """Parts of rewards that the estimator reads."""
+    reducer: Callable[[ReductionView], NDArray[np.float64]] | None = None
+    """What gave the batch's tokens their weights; for trainers whose estimators reject tokens that then do not count."""
 
 
 def algorithm(settings: Settings, registry: Registry) -> Algorithm:
@@ -286,6 +289,7 @@ def algorithm(settings: Settings, registry: Registry) -> Algorithm:
         where="algorithm.loss_args",
         explicit=section.loss_args,
     )
+    check_importance(estimator, loss)
     needs = [needs_of(function, getattr(function, "keywords", {})) for function in (estimator, loss)]
     if not hasattr(estimator, "reward_transform"):
         raise PluginError(
@@ -303,22 +307,23 @@ def algorithm(settings: Settings, registry: Registry) -> Algorithm:
         )
     transform = "raw" if section.disable_rewards_normalization else estimator.reward_transform
     parts = getattr(estimator, "reward_parts", lambda options: ())(getattr(estimator, "keywords", {}))
-    return Algorithm(estimator, loss, wanted, transform, value_loss, tuple(parts))
+    reducer = resolve(
+        "slime.reducers", picked.reducer, where="algorithm.reducer_args", explicit=section.reducer_args
+    )
+    return Algorithm(estimator, loss, wanted, transform, value_loss, tuple(parts), reducer)
 
 
 def resolve_functions(settings: Settings, registry: Registry) -> dict[str, Any]:
     """Return the chosen functions, options bound, by the field of `Run` that each is; raises as `algorithm` does."""
     section, rollout = settings.section(AlgorithmSection), settings.section(RolloutSection)
-    picked, chosen = choices(settings), algorithm(settings, registry)
+    chosen = algorithm(settings, registry)
+    assert chosen.reducer is not None
     resolve = functools.partial(resolve_function, settings, registry)
     transform = resolve(
         "slime.reward_transforms",
         settings.section(RewardSection).custom_reward_post_process_path or chosen.reward_transform,
         where="algorithm.reward_transform_args",
         explicit=section.reward_transform_args,
-    )
-    reducer = resolve(
-        "slime.reducers", picked.reducer, where="algorithm.reducer_args", explicit=section.reducer_args
     )
     return {
         "rollout_fn": registry.resolve("slime.rollouts", rollout.rollout_function_path),
@@ -329,7 +334,7 @@ def resolve_functions(settings: Settings, registry: Registry) -> dict[str, Any]:
             global_batch_size=batch_sizes(settings).global_batch_size,
             temperature=rollout.rollout_temperature,
             transform=transform,
-            reducer=reducer,
+            reducer=chosen.reducer,
             reward_key=settings.section(RewardSection).reward_key,
             reward_parts=chosen.reward_parts,
             shaping=_shaping(settings),

@@ -212,9 +212,11 @@ class Sample:
             )
         if log_probs is not None and len(log_probs) != len(tokens):
             raise SampleError(f"{self.name}: {len(log_probs)} log_probs for {len(tokens)} tokens")
-        first = self.response_length == 0
-        has_log_probs = self.rollout_log_probs is not None
-        if trainable and tokens and not first and has_log_probs != (log_probs is not None):
+        mask = [1] * self.response_length if self.loss_mask is None else self.loss_mask
+        # Zeros on an environment's tokens say nothing of what the policy's will have.
+        generated = any(mask) or any(self.rollout_log_probs or ())
+        has_log_probs = generated and self.rollout_log_probs is not None
+        if trainable and tokens and generated and has_log_probs != (log_probs is not None):
             raise SampleError(
                 f"{self.name}: earlier response tokens {'have' if has_log_probs else 'lack'} log_probs and these "
                 f"{'have them' if log_probs is not None else 'do not'}; give log_probs for all trainable tokens or none"
@@ -230,15 +232,16 @@ class Sample:
                 f"wanted {len(self.tokens) + n - 1}"
             )
         self.check()
-        mask = [1] * self.response_length if self.loss_mask is None else self.loss_mask
+        self._append_top_p(n, top_p_tokens)
         if self.loss_mask is not None or not trainable:
             self.loss_mask = mask + [int(trainable)] * n
-        if log_probs is not None or has_log_probs or (not trainable and first):
+        if log_probs is not None or has_log_probs or (not trainable and not generated):
             before = (
                 self.rollout_log_probs if self.rollout_log_probs is not None else [0.0] * self.response_length
             )
             self.rollout_log_probs = before + list(log_probs if log_probs is not None else [0.0] * n)
-        self._append_top_p(n, top_p_tokens)
+        elif n:
+            self.rollout_log_probs = None
         if n:
             self.rollout_routed_experts = routed_experts
         self.tokens = self.tokens + list(tokens)

@@ -25,6 +25,9 @@ class AlgosSection(SectionModel):
     """How far a value may move from the critic's old one before its loss is clipped; None does not clip."""
     value_loss_scale: Annotated[float, Gt(0)] = 1.0
     """Weight of the squared error of values; 0.5 in PPO, verl and OpenRLHF."""
+    value_clipfrac: Literal["moved", "larger"] = "moved"
+    """Which tokens the metric `value_clipfrac` counts: those whose value moved by more than `value_clip`, or those whose
+    clipped loss is the larger."""
     gamma: Share = 1.0
     """Discount of a token's reward beside that of the token before it."""
     lambd: Annotated[float, Ge(0), Le(1)] = 1.0
@@ -55,6 +58,8 @@ class AlgosSection(SectionModel):
     """Upper bound of the importance ratio; inf for none."""
     tis_batch_normalize: bool = False
     """Divide importance weights by their mean over the trained tokens of a rollout."""
+    tis_metric: Literal["ratio", "weight"] = "ratio"
+    """What the metric `tis` is the mean of: the ratio as it was, or the importance weight that it became."""
     use_rs: bool = False
     """Reject tokens and samples on which the trainer's old policy and the engine's disagree."""
     rs_level: Level = "token"
@@ -65,6 +70,8 @@ class AlgosSection(SectionModel):
     """Largest ratio that is kept."""
     rs_veto_threshold: Annotated[float, Ge(0), Lt(1)] = 0.0
     """A sample with a token of a smaller ratio is rejected whole; 0 for none."""
+    rs_count_rejected: bool = True
+    """Count rejected tokens, which have no loss of any kind, in what the reducer divides by, and in whitening."""
     use_opsm: bool = False
     """Off-policy sequence masking: no loss from samples of negative advantage that the policy has moved away from."""
     opsm_delta: Annotated[float, Ge(0)] = 1e-4
