@@ -22,7 +22,7 @@ COMMANDS = {
     "config": ("slime_core.cli.config", "show resolved settings, or all flags"),
     "models": ("slime_core.cli.models", "list and fetch models"),
     "bench": ("slime_core.cli.bench", "run a benchmark"),
-    "doctor": ("slime_core.cli.doctor", "say what is installed, what fits, and what is missing"),
+    "doctor": ("slime_core.cli.doctor", "say what this machine has, what is installed, and what is missing"),
 }
 
 
