@@ -87,7 +87,7 @@ def test_program_of_the_loop_guide_runs(root, letters, tmp_path):
     )[0]
     program = block.replace("recipes/quickstart.toml", str(letters))
     result = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, timeout=120
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, timeout=550
     )
     assert result.returncode == 0, result.stderr
     assert 0 <= float(result.stdout.strip()) <= 1

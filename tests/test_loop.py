@@ -258,7 +258,7 @@ def test_an_evaluation_has_a_folder_of_its_own_named_after_the_run(slime, letter
         }
         summary = json.loads((folder / "summary.json").read_text())
         assert (summary["status"], summary["steps"]) == ("completed", 4)
-        assert summary["eval_after"] == row["eval/letters-pass@1"]
+        assert summary["accuracy"] == row["eval/letters-pass@1"]
         assert summary["evaluates"] == str(tmp_path / "runs/alphabet")
         assert len((folder / "rollouts/eval_step_000004.jsonl").read_text().splitlines()) == 10
     assert not (tmp_path / "runs/letters-eval").exists()

@@ -1,25 +1,22 @@
-"""Putting a run together from settings: every plugin by its name, then the newest checkpoint."""
+"""Putting a run together from settings: every plugin by its name."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import inspect
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slime_core import checkpoint
 from slime_core.batching import make_batch
 from slime_core.build import BuildContext, Rank
-from slime_core.claim import record, take_folder
+from slime_core.claim import take_folder
 from slime_core.config.check import check_build, check_settings
 from slime_core.config.derive import batch_sizes, choices, run_folder, trackers
 from slime_core.config.sections import (
     AlgorithmSection,
-    CheckpointSection,
     DataSection,
     EvalSection,
     ModelSection,
@@ -30,8 +27,7 @@ from slime_core.config.sections import (
 )
 from slime_core.config.settings import Settings
 from slime_core.correction import check_importance
-from slime_core.errors import CheckpointError, ConfigError, PluginError, Problem
-from slime_core.openmp import release_threads
+from slime_core.errors import ConfigError, PluginError, Problem
 from slime_core.plugins.bind import bind, choose_options
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import DataSource, ReductionView, TokenView, Trainer, needs_of
@@ -42,12 +38,11 @@ from slime_core.rollout.driver import failure_of
 from slime_core.run import Run
 from slime_core.rundir import RunDir
 from slime_core.sample import Group
+from slime_core.vocabulary import vocabulary_size
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-logger = logging.getLogger(__name__)
 
 
 def resolve_model(name: str, registry: Registry) -> Path:
@@ -142,52 +137,12 @@ async def assemble(
         trackers=[registry.resolve("slime.trackers", name)(build) for name in trackers(run_section)],
         sizes=batch_sizes(settings),
         num_steps=num_steps,
+        vocab_size=vocabulary_size(build.model_path, build.tokenizer),
         **functions,
     )
     # Last, when all that can refuse before a start has agreed: nothing is half-written, and nothing deleted in vain.
     take_folder(run_dir, settings, model=build.model_path)
     return run
-
-
-async def start(run: Run) -> None:
-    """Start every part of an assembled run, and restore its newest checkpoint."""
-    load = run.settings.section(CheckpointSection).load
-    found = checkpoint.to_start_from(run.run_dir.checkpoints, load=load)
-    goes_on = found is not None and found.path.parent == run.run_dir.checkpoints
-    record(run.run_dir, run.settings, run.registry, goes_on=goes_on)
-    await run.trainer.start()
-    if found is not None:
-        await restore(run, found)
-    await run.devices.for_engine()
-    await run.engine.start()
-    if run.scorer is not None:
-        await run.scorer.start()
-    checkpoint.clean(run.run_dir.checkpoints)
-    run.run_dir.rewind(run.done_steps)
-    release_threads()  # what a part computed on this thread is done
-
-
-async def restore(run: Run, found: checkpoint.Checkpoint) -> None:
-    """Go to the state of a checkpoint.
-
-    Raises:
-        CheckpointError: it is of another model, other data, or incomplete.
-    """
-    state = found.state()
-    await run.trainer.load(found.trainer)
-    try:
-        run.source.restore(state["source"])
-        run.buffer.restore(state["buffer"])
-        run.eval_before, run.eval_after = state["eval_before"], state["eval_after"]
-        run.evaluated_at = state.get("evaluated_at")  # older checkpoints do not say
-        run.wall_before_s = float(state["wall_s"])
-    except KeyError as error:
-        raise CheckpointError(
-            f"{found.path}: its state has no {error}; wanted a checkpoint of this version"
-        ) from error
-    run.start_step, run.done_steps = found.step + 1, found.step
-    run.saved_at = found.step if found.path.parent == run.run_dir.checkpoints else None
-    logger.info("resumed from %s: next step is %d", found.path, run.start_step)
 
 
 def make_build(settings: Settings, registry: Registry, *, rank: Rank | None = None) -> BuildContext:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slime_core.errors import SampleError
+from slime_core.sample_check import check_fields, check_lengths
 
 
 class Status(enum.StrEnum):
@@ -231,7 +232,7 @@ class Sample:
                 f"{self.name}: routed_experts has {len(routed_experts)} rows for {len(self.tokens) + n} tokens; "
                 f"wanted {len(self.tokens) + n - 1}"
             )
-        self.check()
+        check_lengths(self)
         self._append_top_p(n, top_p_tokens)
         if self.loss_mask is not None or not trainable:
             self.loss_mask = mask + [int(trainable)] * n
@@ -268,36 +269,13 @@ class Sample:
         self.rollout_top_p_token_ids = [*ids, *new_ids]
         self.rollout_top_p_token_offsets = [*offsets, *(last + int(offset) for offset in new_offsets[1:])]
 
-    def check(self) -> None:
-        """Check the length invariants.
+    def check(self, *, vocab_size: int | None = None) -> None:
+        """Check every field; see `sample_check.check_fields`.
 
         Raises:
             SampleError: names the sample, the field, what was found and what was wanted.
         """
-        n = self.response_length
-        if not 0 <= n <= len(self.tokens):
-            raise SampleError(f"{self.name}: response_length {n} with {len(self.tokens)} tokens in all")
-        for name in ("loss_mask", "rollout_log_probs", "teacher_log_probs"):
-            values = getattr(self, name)
-            if values is not None and len(values) != n:
-                raise SampleError(
-                    f"{self.name}: {name} has {len(values)} entries for response_length {n}; "
-                    "append tokens with Sample.append_response"
-                )
-        offsets = self.rollout_top_p_token_offsets
-        if offsets is not None:
-            ids = [] if self.rollout_top_p_token_ids is None else self.rollout_top_p_token_ids
-            if len(offsets) != n + 1 or offsets[0] != 0 or offsets[-1] != len(ids):
-                raise SampleError(
-                    f"{self.name}: rollout_top_p_token_offsets must be {n + 1} offsets from 0 to {len(ids)}, "
-                    f"found {len(offsets)} from {offsets[:1]} to {offsets[-1:]}"
-                )
-        experts = self.rollout_routed_experts
-        if experts is not None and len(experts) != len(self.tokens) - 1:
-            raise SampleError(
-                f"{self.name}: rollout_routed_experts has {len(experts)} rows for {len(self.tokens)} tokens; "
-                f"wanted {len(self.tokens) - 1}"
-            )
+        check_fields(self, vocab_size=vocab_size)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as a dict of plain values (arrays stay arrays)."""

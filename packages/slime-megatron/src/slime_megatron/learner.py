@@ -217,7 +217,7 @@ class Learner:
         p = self._policy
         return checkpoint.TrainerState(
             self._held, p.model, p.optimizer, p.scheduler, self._roles, self._settings.lora,
-            self._estimator_state,
+            self._estimator_state, p.skips,
         )  # fmt: skip
 
     @property

@@ -32,6 +32,7 @@ DERIVED = {
     "port": "nothing: a free one is taken",
     "custom_weight_loader": "nothing: updates are checked by slime's own",
     "config": "nothing: each argument is given by itself",
+    **dict.fromkeys(("api_key", "admin_api_key"), "nothing: the run makes a key for its servers"),
     "tp_size": "fleet.rollout_num_gpus_per_engine",
     "tensor_parallel_size": "fleet.rollout_num_gpus_per_engine",
     "gpu_id_step": "nothing: the GPUs of an engine lie in a row",
@@ -51,6 +52,12 @@ _ENCODING = ("encoder_only", "language_only")
 _OTHER_RANKS = (
     "pp_size", "pipeline_parallel_size", "dp_size", "data_parallel_size", "ep_size", "expert_parallel_size", "ep",
 )  # fmt: skip
+
+#: Arguments that open a way into a server past its key, and the values that do not.
+_WITHOUT_KEY = {
+    "tokenizer_worker_num": "1",
+    **dict.fromkeys(("grpc_port", "grpc_mode", "smg_grpc_mode"), "nothing"),
+}
 
 Count = Annotated[int, Ge(1)]
 Seconds = Annotated[float, Gt(0)]
@@ -100,6 +107,9 @@ class FleetSection(SectionModel):
     both. `sglang_config` says it by groups."""
     rollout_external_engine_addrs: list[str] = []
     """Servers that run already, `host:port` each: they are joined, and neither started nor stopped."""
+    rollout_external_key_file: Path | None = None
+    """File with the key that servers and a router ask for which run already (SGLang's `--api-key`). Those that the run
+    starts ask for a key that it makes."""
     router_policy: RouterPolicy | None = None
     """Have sglang-router spread the requests, by this policy (`slime-sglang[router]`). When not given, no router runs:
     each request goes to the engine with the fewest, and those of one session to one engine."""
@@ -149,6 +159,9 @@ def argument_problems(arguments: Mapping[str, Any], *, where: str) -> Iterator[P
         elif name in _OTHER_RANKS and str(value) != "1":
             why = "weights that arrive are proven for tensor-parallel ranks only"
             yield Problem(f"{where}.{name}", str(value), "1", why)
+        elif name in _WITHOUT_KEY and value and str(value) != _WITHOUT_KEY[name]:
+            why = "it opens a way into the server that does not ask for the run's key"
+            yield Problem(f"{where}.{name}", str(value), _WITHOUT_KEY[name], why)
         elif name not in known_arguments():
             near = difflib.get_close_matches(name, known_arguments(), n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""

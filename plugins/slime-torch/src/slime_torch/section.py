@@ -21,6 +21,6 @@ class TorchSection(SectionModel):
     max_prefill_tokens: Annotated[int, Ge(1)] = 4096
     """Most prompt tokens of one prefill batch; a longer prompt gets a batch of its own."""
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
-    """Storage and compute dtype; `auto` is the trainer's (`bf16`), float32 with `fp16`."""
+    """Storage and compute dtype; `auto` is the trainer's (`bf16`), float32 with `fp16` and on a CPU without bfloat16 products."""
     num_threads: Annotated[int, Ge(1)] | None = None
     """Threads of PyTorch's CPU operators, for the whole process; PyTorch's own choice when not given."""

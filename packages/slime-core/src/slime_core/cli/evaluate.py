@@ -8,16 +8,16 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from slime_core.assemble import start
 from slime_core.cli.arguments import read_stages, wants_help
 from slime_core.config.derive import run_folder
 from slime_core.config.sections import CheckpointSection, EvalSection, ModelSection, RunSection
 from slime_core.config.settings import Settings
 from slime_core.ending import logged
-from slime_core.errors import ConfigError, Problem
+from slime_core.errors import ConfigError, Interrupted, Problem
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import Metrics
 from slime_core.run import Run
+from slime_core.start import start
 
 HELP = """usage: slime eval RECIPE.toml ... [--load RUN_FOLDER] [--flag value ...]
 
@@ -66,21 +66,27 @@ def evaluation_name(settings: Settings) -> str:
 
 async def _evaluate(run: Run, *, of: str) -> Metrics:
     """Evaluate once, and leave metrics and a summary as a training run does."""
-    outcome = {"status": "failed"}
-    try:
+
+    async def evaluate() -> Metrics:
         await start(run)
         await run.sync_weights(run.done_steps)
         metrics = await run.evaluate(run.done_steps)
         for tracker in run.trackers:
             tracker.log(run.done_steps, metrics)
-        outcome = {"status": "completed"}
+        return metrics
+
+    outcome: dict[str, object] = {"status": "failed"}
+    try:
+        metrics = await run.stop.obey("the evaluation", evaluate())
+        outcome = {"status": "completed", "accuracy": run.eval_after}
         return metrics
     except BaseException as error:
-        outcome |= {"error": f"{type(error).__name__}: {error}"}
+        status = "interrupted" if isinstance(error, Interrupted) else "failed"
+        outcome = {"status": status, "error": f"{type(error).__name__}: {error}"}
         raise
     finally:
         with logged("summary.json was not written"):
             run.run_dir.write_json(
-                run.run_dir.summary.name, run.summary(outcome["status"]) | outcome | {"evaluates": of}
+                run.run_dir.summary.name, run.summary(str(outcome["status"])) | outcome | {"evaluates": of}
             )
         await run.close()

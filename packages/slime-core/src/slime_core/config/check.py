@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from slime_core.build import BuildContext
+from slime_core.claim import folder_problems
 from slime_core.config.derive import batch_sizes, choices, num_ranks, sends_images, trackers
 from slime_core.config.sections import (
     AlgorithmSection,
@@ -36,7 +37,7 @@ def check_settings(settings: Settings, registry: Registry) -> list[Problem]:
     problems: list[Problem] = []
     for check in (batch_sizes, choices):
         problems += _caught(partial(check, settings))
-    problems += _folder(settings)
+    problems += folder_problems(settings)
     problems += _lengths(settings)
     problems += _filter(settings)
     problems += _saving(settings)
@@ -215,22 +216,8 @@ def _saving(settings: Settings) -> Iterator[Problem]:
         yield Problem("checkpoint.async_save", "it without save_interval", "checkpoint.save_interval")
     if section.save_hf is None:
         return
-    try:
-        names = {section.save_hf.format(step=step, rollout_id=step - 1) for step in (1, 2)}
-    except (KeyError, IndexError, ValueError):
-        names = set()
-    if len(names) != 2:
-        yield Problem("checkpoint.save_hf", repr(section.save_hf), "a path with {step} in it")
     if section.save_interval is None and not section.save_last:
         yield Problem("checkpoint.save_hf", "it where nothing is saved", "checkpoint.save_interval")
-
-
-def _folder(settings: Settings) -> Iterator[Problem]:
-    """Refuse a name that would make another folder than one below `output_dir` the run's."""
-    name = settings.section(RunSection).run_name
-    parts = Path(name).parts
-    if not parts or Path(name).is_absolute() or ".." in parts:
-        yield Problem("run.run_name", repr(name), "the name of a folder below run.output_dir")
 
 
 def _weight_folder(settings: Settings) -> Iterator[Problem]:

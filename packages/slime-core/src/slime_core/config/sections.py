@@ -74,6 +74,8 @@ class DataSection(SectionModel):
     """Column of tool schemas, for the chat template."""
     multimodal_keys: dict[str, str] | None = None
     """Media type -> column that holds it: `{"image": "images"}` puts the next image in the place of each `<image>`."""
+    media_root: str | None = None
+    """Folder that the paths of images begin in and may not lead out of; the data file's own when not given."""
     apply_chat_template: bool = False
     """Render the prompt through the tokenizer's chat template."""
     apply_chat_template_kwargs: dict[str, Any] = {}

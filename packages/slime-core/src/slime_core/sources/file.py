@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 from slime_core.build import BuildContext
 from slime_core.config.sections import DataSection, EvalSection
@@ -30,6 +31,7 @@ def create_source(build: BuildContext) -> PromptSource:
         metadata_key=data.metadata_key,
         tool_key=data.tool_key,
         multimodal_keys=data.multimodal_keys or {},
+        media_root=_media_root(data),
         apply_chat_template=data.apply_chat_template,
         apply_chat_template_kwargs=data.apply_chat_template_kwargs,
     )
@@ -54,6 +56,12 @@ def create_source(build: BuildContext) -> PromptSource:
             data.rollout_max_prompt_len,
         )
     return source_of(prompts.prototypes, build)
+
+
+def _media_root(data: DataSection) -> Path | None:
+    if data.media_root is None or Path(data.media_root).is_dir():
+        return None if data.media_root is None else Path(data.media_root)
+    raise DataError(f"data.media_root: found {data.media_root}; wanted a folder")
 
 
 def _held_out(section: EvalSection, tokenizer: Tokenizer, prompt_format: PromptFormat) -> list[Sample]:

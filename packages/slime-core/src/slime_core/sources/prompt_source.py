@@ -94,8 +94,15 @@ class PromptSource:
                 f"source state: taken over prompts with hash {state['content'][:12]}, this data set has "
                 f"{self._content[:12]}; resume with the data set and chat template that the run began with"
             )
-        self._epoch, self._offset = state["epoch"], state["offset"]
-        self._group_index, self._index = state["group_index"], state["index"]
+        position = {name: state[name] for name in ("epoch", "offset", "group_index", "index")}
+        if not all(type(at) is int and at >= 0 for at in position.values()) or position["offset"] >= len(
+            self
+        ):
+            raise CheckpointError(
+                f"source state: found {position}; wanted a position among {len(self)} prompts"
+            )
+        self._epoch, self._offset = position["epoch"], position["offset"]
+        self._group_index, self._index = position["group_index"], position["index"]
         self._order = self._order_of(self._epoch)
 
     def _next_group(self) -> Group:

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from slime_core.errors import DataError
@@ -26,6 +27,7 @@ class PromptFormat:
     metadata_key: str = "metadata"
     tool_key: str = "tools"
     multimodal_keys: Mapping[str, str] = field(default_factory=dict)
+    media_root: Path | None = None
     apply_chat_template: bool = False
     apply_chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
@@ -92,7 +94,8 @@ def prototype(record: Record, tokenizer: Tokenizer, prompt_format: PromptFormat)
     prompt = _prompt(record, prompt_format)
     media: dict[str, list[Any]] = {}
     if prompt_format.multimodal_keys:
-        prompt, media = _place_media(record, _as_messages(prompt), prompt_format.multimodal_keys)
+        root = prompt_format.media_root or record.folder
+        prompt, media = _place_media(record, _as_messages(prompt), prompt_format.multimodal_keys, root)
     if prompt_format.apply_chat_template:
         prompt = _render(
             record, tokenizer, _as_messages(prompt), tools, prompt_format.apply_chat_template_kwargs
@@ -200,10 +203,10 @@ def _parsed(record: Record, key: str) -> Any:
 
 
 def _place_media(
-    record: Record, messages: Messages, keys: Mapping[str, str]
+    record: Record, messages: Messages, keys: Mapping[str, str], root: Path
 ) -> tuple[Messages, dict[str, list[Any]]]:
     """Replace each placeholder (`<image>`) in the messages' text by a content part with the next item."""
-    media = {kind: _media_items(record, key, kind) for kind, key in keys.items()}
+    media = {kind: _media_items(record, key, kind, root) for kind, key in keys.items()}
     waiting = {kind: iter(items) for kind, items in media.items()}
     split = re.compile("(" + "|".join(f"<{re.escape(kind)}>" for kind in keys) + ")")
     used = dict.fromkeys(keys, 0)
@@ -230,13 +233,9 @@ def _place_media(
     return placed, {kind: items for kind, items in media.items() if items}
 
 
-def _media_items(record: Record, key: str, kind: str) -> list[Any]:
+def _media_items(record: Record, key: str, kind: str, root: Path) -> list[Any]:
     value = record.value(key, setting=f"multimodal_keys.{kind}")
     if value is None:
         return []
     items = list(value) if isinstance(value, Sequence) and not isinstance(value, str | bytes) else [value]
-    return (
-        [image_of(item, where=record.where, folder=record.folder) for item in items]
-        if kind == IMAGE
-        else items
-    )
+    return [image_of(item, where=record.where, root=root) for item in items] if kind == IMAGE else items

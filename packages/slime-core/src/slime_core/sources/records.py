@@ -25,7 +25,7 @@ class Record:
     values: dict[str, Any]
     """Column -> value."""
     folder: Path = Path()
-    """Where relative paths in it begin: the file's."""
+    """The file's: paths in it begin there and stay there, unless the settings name another one."""
 
     def value(self, key: str, *, setting: str) -> Any:
         """Return the value of column `key`, which `setting` asks for.

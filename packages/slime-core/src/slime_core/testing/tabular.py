@@ -47,6 +47,7 @@ class LetterTokenizer:
     """One token a lower-case letter; anything else is refused."""
 
     eos_token_id: int | None = EOS
+    vocab_size = VOCAB
 
     def encode(self, text: str) -> list[int]:
         """Return a token a letter."""
