@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from slime_core.assemble import assemble
+from slime_core.cli.evaluate import evaluation_name
 from slime_core.config.load import load_settings
 from slime_core.errors import SampleError
 from slime_core.launchers.local import drive
@@ -83,7 +84,7 @@ def test_the_first_step_is_step_1_for_everybody_who_looks(letters, tmp_path, cap
         "eval_step_000000.jsonl", "eval_step_000001.jsonl", "eval_step_000002.jsonl",
         "step_000001.jsonl", "step_000002.jsonl",
     ]  # fmt: skip
-    heads = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()[1:]]
+    heads = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()[3:]]
     assert heads == ["before", "step 1/2", "step 2/2"]
     train(letters, "--num-rollout", "3", "--tracker", "jsonl", "console")
     assert "goes on with step 3" in capsys.readouterr().out
@@ -242,6 +243,45 @@ def test_a_model_is_evaluated_without_a_trainer_and_a_run_is_not(slime, letters)
     refused = slime(*flags, "--load", letters.parent / "runs/letters")
     assert refused.returncode == 2
     assert "train_backend is none, which loads no checkpoint; drop --load" in refused.stderr
+
+
+def test_an_evaluation_has_a_folder_of_its_own_named_after_the_run(slime, letters, tmp_path):
+    train(letters, "--run-name", "alphabet", "--num-rollout", "4")
+    for name in ("alphabet-eval", "alphabet-eval-2"):
+        done = slime("eval", letters, "--load", tmp_path / "runs/alphabet")
+        assert done.returncode == 0, done.stderr
+        assert f"results in {tmp_path}/runs/{name}" in done.stderr
+        folder = tmp_path / "runs" / name
+        (row,) = rows(folder)
+        assert row == {"step": 4} | {
+            k: v for k, v in json.loads(done.stdout).items() if not k.startswith("perf/")
+        }
+        summary = json.loads((folder / "summary.json").read_text())
+        assert (summary["status"], summary["steps"]) == ("completed", 4)
+        assert summary["accuracy"] == row["eval/letters-pass@1"]
+        assert summary["evaluates"] == str(tmp_path / "runs/alphabet")
+        assert len((folder / "rollouts/eval_step_000004.jsonl").read_text().splitlines()) == 10
+    assert not (tmp_path / "runs/letters-eval").exists()
+
+
+@pytest.mark.parametrize(
+    ("load", "name"),
+    [
+        (None, "letters-eval"),
+        ("runs/x", "x-eval"),
+        ("runs/x/checkpoints", "x-eval"),
+        ("runs/two/grpo", "two/grpo-eval"),
+        ("elsewhere/y", "y-eval"),
+    ],
+)
+def test_an_evaluations_folder_is_named_after_what_it_evaluates(letters, tmp_path, load, name):
+    flags = [] if load is None else ["--load", str(tmp_path / load)]
+    settings = load_settings([str(letters)], flags, registry=Registry())
+    assert evaluation_name(settings) == name
+    (tmp_path / "runs" / name).mkdir(parents=True)
+    assert evaluation_name(settings) == f"{name}-2"
+    anew = load_settings([str(letters)], [*flags, "--overwrite"], registry=Registry())
+    assert evaluation_name(anew) == name
 
 
 def test_responses_end_where_prompt_and_response_fill_the_context(letters, tmp_path):

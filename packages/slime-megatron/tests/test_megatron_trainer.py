@@ -7,6 +7,7 @@ import threading
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from slime_core.build import BuildContext
 from slime_core.config.load import load_settings
 from slime_core.config.sections import TrainSection
@@ -208,3 +209,23 @@ def test_an_unsupported_model_type_is_refused_by_name(make_hf, tmp_path):
     _, folder = make_hf("gpt_neox")
     with pytest.raises(PluginError, match=r"no plugin is named 'gpt_neox'; .*llama, qwen2, qwen3"):
         create_trainer(build_of(folder, tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("flags", "bytes_a_weight"),
+    [
+        ([], 2 + 4 + 8),  # bfloat16, float32 master, two moments
+        (["--no-bf16"], 4 + 8),
+        (["--optimizer", "sgd"], 2 + 4 + 4),
+        (["--optimizer", "sgd", "--sgd-momentum", "0"], 2 + 4),
+        (["--lora-rank", "4"], 2),
+        (["--advantage-estimator", "ppo"], 2 * (2 + 4 + 8)),  # policy and critic
+    ],
+)
+def test_the_size_of_a_checkpoint_is_estimated_by_weight(qwen3, tmp_path, flags, bytes_a_weight):
+    n_weights = sum(tensor.numel() for tensor in load_file(qwen3[1] / "model.safetensors").values())
+    assert create_trainer.checkpoint_bytes(build_of(qwen3[1], tmp_path, *flags)) == n_weights * bytes_a_weight
+
+
+def test_no_size_is_estimated_of_a_model_without_safetensors(tmp_path):
+    assert create_trainer.checkpoint_bytes(build_of(tmp_path, tmp_path)) is None

@@ -55,7 +55,7 @@ from slime_core.weights import sync_weights, wanted_transport
 
 @dataclass(kw_only=True)
 class Run:
-    """An assembled run: its parts, its position, and the moves that a loop makes."""
+    """An assembled run: its parts, its position, and what a loop calls."""
 
     settings: Settings
     registry: Registry
@@ -140,7 +140,7 @@ class Run:
         """Seconds spent on this run so far, earlier processes included."""
         return self.wall_before_s + time.perf_counter() - self._began
 
-    # The moves of a loop.
+    # What a loop calls.
 
     async def begin(self) -> None:
         """Give the engine the trainer's weights, and evaluate if the run is to."""

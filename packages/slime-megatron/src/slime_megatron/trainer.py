@@ -24,6 +24,7 @@ from slime_megatron.hook_functions import resolve_hooks
 from slime_megatron.section import MegatronSection
 from slime_megatron.section_roles import LoraSection, RolesSection
 from slime_megatron.settings import LearnerSettings, family_of
+from slime_megatron.sizes import checkpoint_bytes
 
 if TYPE_CHECKING:
     from slime_models.transfer.sender import WeightSender
@@ -215,6 +216,7 @@ def create_trainer(build: BuildContext) -> MegatronTrainer:
 
 create_trainer.ranked = True  # type: ignore[attr-defined]  # see `BuildContext.rank`
 create_trainer.saves_in_background = True  # type: ignore[attr-defined]  # see `checkpoint.SavesInBackground`
+create_trainer.checkpoint_bytes = checkpoint_bytes  # type: ignore[attr-defined]  # see `trackers.console`
 
 
 def _released[T](function: Callable[..., T], *args: Any) -> T:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import platform
 import re
-import sys
+from pathlib import Path
 
 from importlib_metadata import PackageNotFoundError, distributions, version
 from packaging.specifiers import SpecifierSet
 from rich.console import Console
 
 from slime_core.cli.arguments import read_stages, wants_help
+from slime_core.cli.machine import machine
 from slime_core.config.chosen import chosen
 from slime_core.errors import PluginError
 from slime_core.plugins.registry import Registry
 
 HELP = """usage: slime doctor [RECIPE.toml ... [--flag value ...]]
 
-Prints the installed slime packages, their requirements and whether the installed versions fit.
+Prints what this machine has (cores, memory, disk, GPUs), the installed slime packages and whether what they require fits.
 With a recipe: which of the plugins that it chooses are missing. Exit status 1 if something is missing."""
 
 _REQUIREMENT = re.compile(r"^([A-Za-z0-9._-]+)(?:\[[^\]]*\])?\s*([^;]*)(;.*)?$")
@@ -29,12 +29,15 @@ def main(argv: list[str]) -> int:
         print(HELP)
         return 0
     console = Console(soft_wrap=True, highlight=False)
-    console.print(f"python {sys.version.split()[0]} on {platform.system()} {platform.machine()}")
+    console.print("[bold]this machine[/bold]")
+    for name, value in machine(Path.cwd()).items():
+        console.print(f"  {name}: {value}", markup=False)
     problems = _packages(console)
     registry = Registry.from_environment()
-    for answer in registry.hooks.slime_environment():
-        for name, value in answer.items():
-            console.print(f"  {name}: {value}")
+    console.print("[bold]what installed plugins compute with[/bold]")
+    versions = dict(each for answer in registry.hooks.slime_environment() for each in answer.items())
+    for name, value in sorted(versions.items()):
+        console.print(f"  {name}: {value}", markup=False)
     for distribution, why in registry.broken_hooks.items():
         problems += 1
         console.print(f"[red]{distribution}: {why}[/red]")

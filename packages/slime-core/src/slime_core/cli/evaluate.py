@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import sys
+from functools import partial
+from pathlib import Path
 
 from slime_core.cli.arguments import read_checked, wants_help
-from slime_core.config.sections import EvalSection, RunSection
-from slime_core.errors import ConfigError, Problem
+from slime_core.config.derive import run_folder
+from slime_core.config.sections import CheckpointSection, EvalSection, ModelSection, RunSection
+from slime_core.config.settings import Settings
+from slime_core.ending import logged
+from slime_core.errors import ConfigError, Interrupted, Problem
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import Metrics
 from slime_core.run import Run
 from slime_core.start import start
 
-HELP = """usage: slime eval RECIPE.toml ... [--flag value ...]
+HELP = """usage: slime eval RECIPE.toml ... [--load RUN_FOLDER] [--flag value ...]
 
 Evaluates on the recipe's held-out prompts (those of its last stage): the weights of --load RUN_FOLDER's newest
-checkpoint, or the model itself, for which --train-backend none does without a trainer. Writes to
-OUTPUT_DIR/RUN_NAME-eval and prints the metrics as JSON."""
+checkpoint, or the model itself, for which --train-backend none does without a trainer. Prints the metrics as JSON.
+
+Every evaluation has a folder of its own: OUTPUT_DIR/NAME-eval, or NAME-eval-2 and so on where that is there, with
+metrics.jsonl, summary.json and every sample in rollouts/ (see `slime samples --help`). NAME is that of RUN_FOLDER, or
+without --load the recipe's run_name; --overwrite writes NAME-eval anew."""
 
 
 def main(argv: list[str]) -> int:
@@ -28,25 +38,55 @@ def main(argv: list[str]) -> int:
     settings = read_checked(argv, registry)[-1].beforehand
     if settings.section(EvalSection).eval_interval is None:
         raise ConfigError([Problem("eval.eval_interval", "nothing", "an evaluation set and its interval")])
-    own = {
-        "run_name": f"{settings.section(RunSection).run_name}-eval",
-        "overwrite": True,
-        "tracker": ["jsonl"],
-    }
+    of = settings.section(CheckpointSection).load or settings.section(ModelSection).hf_checkpoint
+    own = {"run_name": evaluation_name(settings), "tracker": ["jsonl"]}
     for key, value in own.items():
         settings = settings.having("run", key, value, origin="slime eval")
     launch = registry.resolve("slime.launchers", settings.section(RunSection).launcher)
-    print(json.dumps(launch(settings, registry, _evaluate), indent=2))
+    print(json.dumps(launch(settings, registry, partial(_evaluate, of=of)), indent=2))
+    print(f"results in {run_folder(settings)}", file=sys.stderr)
     return 0
 
 
-async def _evaluate(run: Run) -> Metrics:
+def evaluation_name(settings: Settings) -> str:
+    """Return the name of an evaluation's folder: after the run whose weights it takes, else after the recipe's run.
+
+    It is one that is not there yet, but for `overwrite`.
+    """
+    run, load = settings.section(RunSection), settings.section(CheckpointSection).load
+    root, name = Path(run.output_dir), run.run_name
+    if load is not None:
+        folder = Path(load).resolve()
+        folder = folder.parent if folder.name == "checkpoints" else folder
+        inside = folder != root.resolve() and folder.is_relative_to(root.resolve())
+        name = str(folder.relative_to(root.resolve())) if inside else folder.name
+    names = itertools.chain([f"{name}-eval"], (f"{name}-eval-{number}" for number in itertools.count(2)))
+    return next(each for each in names if run.overwrite or not (root / each).exists())
+
+
+async def _evaluate(run: Run, *, of: str) -> Metrics:
+    """Evaluate once, and leave metrics and a summary as a training run does."""
+
     async def evaluate() -> Metrics:
         await start(run)
         await run.sync_weights(run.done_steps)
-        return await run.evaluate(run.done_steps)
+        metrics = await run.evaluate(run.done_steps)
+        for tracker in run.trackers:
+            tracker.log(run.done_steps, metrics)
+        return metrics
 
+    outcome: dict[str, object] = {"status": "failed"}
     try:
-        return await run.stop.obey("the evaluation", evaluate())
+        metrics = await run.stop.obey("the evaluation", evaluate())
+        outcome = {"status": "completed", "accuracy": run.eval_after}
+        return metrics
+    except BaseException as error:
+        status = "interrupted" if isinstance(error, Interrupted) else "failed"
+        outcome = {"status": status, "error": f"{type(error).__name__}: {error}"}
+        raise
     finally:
+        with logged("summary.json was not written"):
+            run.run_dir.write_json(
+                run.run_dir.summary.name, run.summary(str(outcome["status"])) | outcome | {"evaluates": of}
+            )
         await run.close()

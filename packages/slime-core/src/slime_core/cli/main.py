@@ -19,13 +19,14 @@ COMMANDS = {
         "slime_core.cli.evaluate",
         "evaluate a model, or a run's newest checkpoint, on held-out prompts",
     ),
+    "samples": ("slime_core.cli.samples", "print samples of a run: prompt, response, reward, and why"),
     "check": ("slime_core.cli.check", "check a recipe and its data without starting anything"),
     "plugins": ("slime_core.cli.plugins", "list, show and check installed plugins"),
     "rm": ("slime_core.cli.rm", "list rewards; score one response with one, and say why"),
     "config": ("slime_core.cli.config", "show resolved settings, or all flags"),
     "models": ("slime_core.cli.models", "list and fetch models"),
     "bench": ("slime_core.cli.bench", "run a benchmark"),
-    "doctor": ("slime_core.cli.doctor", "say what is installed, what fits, and what is missing"),
+    "doctor": ("slime_core.cli.doctor", "say what this machine has, what is installed, and what is missing"),
 }
 
 

@@ -118,14 +118,14 @@ class RolloutSection(SectionModel):
     n_samples_per_prompt: Count = 1
     """Samples generated for each prompt."""
     over_sampling_batch_size: Count | None = None
-    """Prompts taken in each wave of sampling; at least `rollout_batch_size`, which it is when not given."""
+    """Prompts taken at once, each time that a step needs more (a wave); at least `rollout_batch_size`, which it is when not given."""
     rollout_in_completion_order: bool = False
     """Keep the groups that finish first, instead of deciding in the order of the prompts; faster with
     over-sampling, and not reproducible."""
     dynamic_sampling_filter_path: str | None = None
     """Filter that says which groups to keep."""
     dynamic_sampling_max_waves: Count = 20
-    """Waves of sampling in one step after which a filter that drops too much stops the run."""
+    """Times that one step takes more prompts (waves) after which a filter that drops too much stops the run."""
     filter_args: dict[str, Any] = {}
     """Options of the filter."""
     partial_rollout: bool = False

@@ -1,9 +1,10 @@
-"""Tracker `plot`: a picture of the reward, drawn from `metrics.jsonl` when the run ends."""
+"""Tracker `plot`: a picture of reward and accuracy, drawn from `metrics.jsonl` when the run ends."""
 
 from __future__ import annotations
 
 import importlib.util
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,8 +16,11 @@ if TYPE_CHECKING:
     from slime_core.run import Run
 
 logger = logging.getLogger(__name__)
-#: Width of the trailing mean, in steps.
-SMOOTH = 5
+#: A mean of so many steps, and a run of at least so many times as many: of a shorter one the mean would hide the course.
+SMOOTH, LEAST = 5, 4
+_COLOURS = ("#c4552d", "#3d8c58", "#8a5aa8", "#b08d1e", "#4a4a4a")
+
+Points = list[tuple[int, float]]
 
 
 class PlotTracker:
@@ -51,30 +55,68 @@ def create_tracker(build: BuildContext) -> PlotTracker:
 
 
 def draw(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str) -> None:
-    """Draw mean training reward and held-out accuracy over steps."""
+    """Draw training reward above and held-out accuracy below, over the same steps; a panel without numbers is left out."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
-    figure = Figure(figsize=(7.5, 4.2), dpi=120, layout="constrained")
+    rewards = points(rows, "rollout/raw_reward")
+    names = sorted({key for row in rows for key in row if key.endswith("-pass@1")})
+    accuracies = {
+        name[len("eval/") : -len("-pass@1")]: found for name in names if (found := points(rows, name))
+    }
+    n_panels = bool(rewards) + bool(accuracies)
+    if not n_panels:
+        return
+    figure = Figure(figsize=(7.5, 1.2 + 2.6 * n_panels), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    rewards = [(row["step"], row["rollout/raw_reward"]) for row in rows if "rollout/raw_reward" in row]
+    panels = list(figure.subplots(n_panels, 1, sharex=True, squeeze=False)[:, 0])
+    panels[0].set_title(title)
+    panels[-1].set_xlabel("step")
+    panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     if rewards:
-        steps = [step for step, _ in rewards]
-        values = [value for _, value in rewards]
-        means = [
-            sum(values[max(0, i - SMOOTH + 1) : i + 1]) / len(values[max(0, i - SMOOTH + 1) : i + 1])
-            for i in range(len(values))
-        ]
-        axes.plot(steps, values, ".", color="#9bb7d4", label="training reward, each step")
-        axes.plot(steps, means, color="#1f5a93", label=f"training reward, mean of {SMOOTH} steps")
-    for name in sorted({key for row in rows for key in row if key.endswith("-pass@1")}):
-        points = [(row["step"], row[name]) for row in rows if name in row]
-        axes.plot(
-            *zip(*points, strict=True), "o-", color="#c4552d", label=f"held-out accuracy ({name[5:-7]})"
-        )
-    axes.set(xlabel="step", ylabel="reward", title=title)
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, loc="lower right")
+        _draw_rewards(panels[0], rewards)
+    if accuracies:
+        _draw_accuracies(panels[-1], accuracies)
+    steps = [step for series in (rewards, *accuracies.values()) for step, _ in series]
+    margin = max(0.5, 0.03 * (max(steps) - min(steps)))
+    panels[-1].set_xlim(min(steps) - margin, max(steps) + margin)
+    for axes in panels:
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False, loc="best", fontsize="small")
     figure.savefig(path)
+
+
+def points(rows: Sequence[Mapping[str, Any]], name: str) -> Points:
+    """Return (step, value) of a metric, of a step that is there twice the last; what is no finite number is left out."""
+    found = {row["step"]: row[name] for row in rows if name in row}
+    return sorted((step, value) for step, value in found.items() if _is_finite(value))
+
+
+def trailing_means(values: Sequence[float], width: int) -> list[float]:
+    """Return of each value the mean of it and those before it, `width` at most."""
+    last = (values[max(0, i - width + 1) : i + 1] for i in range(len(values)))
+    return [sum(window) / len(window) for window in last]
+
+
+def _draw_rewards(axes: Any, rewards: Points) -> None:
+    steps, values = zip(*rewards, strict=True)
+    is_long = len(values) >= LEAST * SMOOTH
+    colour, alone = ("#9bb7d4", "") if is_long else ("#1f5a93", "-")
+    axes.plot(steps, values, f"o{alone}", color=colour, markersize=4, label="each step")
+    if is_long:
+        axes.plot(steps, trailing_means(values, SMOOTH), color="#1f5a93", label=f"mean of {SMOOTH} steps")
+    axes.set_ylabel("training reward")
+
+
+def _draw_accuracies(axes: Any, accuracies: Mapping[str, Points]) -> None:
+    for number, (name, found) in enumerate(accuracies.items()):
+        steps, values = zip(*found, strict=True)
+        axes.plot(steps, values, "o-", color=_COLOURS[number % len(_COLOURS)], markersize=5, label=name)
+    axes.set_ylabel("held-out accuracy")
+    axes.set_ylim(-0.03, 1.03)
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
