@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from slime_megatron.compat import quiet
+from slime_megatron.importing import quiet
 from slime_megatron.section import MegatronSection
 from slime_models.checkpoint import HfCheckpoint, read_config
 

@@ -19,8 +19,8 @@ from slime_core.errors import CheckpointError
 from slime_models.architecture import Architecture
 from torch.distributed.checkpoint.api import CheckpointException  # a BaseException
 
-from slime_megatron.compat import quiet
 from slime_megatron.description import check_same, describe, read_description
+from slime_megatron.importing import quiet
 from slime_megatron.lora import cut_in_checkpoint
 from slime_megatron.optimizer import hyperparameters, load_optimizer, parts_of, rearranged
 from slime_megatron.roles import Roles

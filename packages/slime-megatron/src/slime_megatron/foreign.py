@@ -122,9 +122,9 @@ def parsed(given: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
 
 def megatron_parser() -> argparse.ArgumentParser:
     """Return Megatron's own parser; it raises TrainerError where argparse would end the process."""
-    from slime_megatron import compat
+    from slime_megatron.importing import importing
 
-    with compat.importing():
+    with importing():
         from megatron.training.arguments import add_megatron_arguments
     parser = _Parser(allow_abbrev=False, add_help=False)
     add_megatron_arguments(parser)

@@ -26,11 +26,11 @@ from torch import Tensor
 
 from slime_megatron import checkpoint, world
 from slime_megatron.columns import Columns
-from slime_megatron.compat import quiet
 from slime_megatron.critic import Critic
 from slime_megatron.export import hf_buckets
 from slime_megatron.freezing import freeze
 from slime_megatron.hf_folder import save_adapter, save_model
+from slime_megatron.importing import quiet
 from slime_megatron.layout import check_model
 from slime_megatron.lora import add_adapters, clear_adapters
 from slime_megatron.micro_batch import MicroBatch

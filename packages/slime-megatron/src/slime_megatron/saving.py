@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException  # a BaseException
 
 from slime_megatron.checkpoint import TrainerState, described, planned
-from slime_megatron.compat import quiet
 from slime_megatron.description import DESCRIPTION
+from slime_megatron.importing import quiet
 from slime_megatron.world import World
 
 #: A file that this rank writes, as Megatron plans it: its path, its name, its (bytes, tensors).
