@@ -12,17 +12,27 @@ from typing import Any
 MAX_DEPTH = 100
 
 
-def parse_json(text: str) -> Any:
+def parse_json(text: str, *, with_nan: bool = False, max_depth: int = MAX_DEPTH) -> Any:
     """Return the value of a JSON text.
 
     Stricter than `json.loads`: a key stands once in an object, numbers are finite, text is whole characters, and nothing is
-    nested deeper than `MAX_DEPTH`.
+    nested deeper than `max_depth`.
+
+    Args:
+        text: of one value.
+        with_nan: whether numbers may be NaN or infinite, which plain JSON lacks.
+        max_depth: of objects and lists within one another.
 
     Raises:
         ValueError: says what is wrong, and where if that is known.
     """
     try:
-        value = json.loads(text, object_pairs_hook=_table, parse_constant=_constant, parse_float=_finite)
+        value = json.loads(
+            text,
+            object_pairs_hook=_table,
+            parse_constant=float if with_nan else _constant,
+            parse_float=float if with_nan else _finite,
+        )
     except json.JSONDecodeError as error:
         raise ValueError(f"{error.msg} at column {error.colno}") from error
     except _Refused:
@@ -30,9 +40,9 @@ def parse_json(text: str) -> Any:
     except ValueError:  # of Python's own, whose integers are read up to a length
         raise ValueError("a whole number of thousands of digits") from None
     except RecursionError:
-        raise ValueError(f"nested deeper than {MAX_DEPTH}") from None
-    if text.count("[") + text.count("{") > MAX_DEPTH and is_deep(value):
-        raise ValueError(f"nested deeper than {MAX_DEPTH}")
+        raise ValueError(f"nested deeper than {max_depth}") from None
+    if text.count("[") + text.count("{") > max_depth and is_deep(value, max_depth):
+        raise ValueError(f"nested deeper than {max_depth}")
     if "\\u" in text and not is_text(value):
         raise ValueError("half of a character (a lone surrogate)")
     return value
@@ -67,10 +77,10 @@ def is_text(value: Any) -> bool:
     return True
 
 
-def is_deep(value: Any) -> bool:
-    """Return whether objects and lists are nested deeper than `MAX_DEPTH`."""
+def is_deep(value: Any, max_depth: int = MAX_DEPTH) -> bool:
+    """Return whether objects and lists are nested deeper than `max_depth`."""
     level = [value]
-    for _ in range(MAX_DEPTH):
+    for _ in range(max_depth):
         level = [
             entry for held in level for entry in _entries(held) if isinstance(entry, dict | list | tuple)
         ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +9,8 @@ from typing import Annotated, Any
 
 from annotated_types import Ge, Le
 from pydantic import BaseModel, ValidationError
+
+from slime_core.json_text import MAX_DEPTH, parse_json
 
 #: Characters of what was found that a message shows.
 _SHOWN = 200
@@ -39,7 +40,7 @@ def read_file(path: Path) -> bytes:
 
 
 def json_object(data: bytes, *, with_nan: bool = False) -> dict[str, Any]:
-    """Return the one JSON object that text in UTF-8 holds, no key twice.
+    """Return the one JSON object that text in UTF-8 holds; see `parse_json`. It may wrap what was as deep as data may be.
 
     Args:
         data: the text.
@@ -49,18 +50,10 @@ def json_object(data: bytes, *, with_nan: bool = False) -> dict[str, Any]:
         Unreadable: it holds anything else.
     """
 
-    def constant(name: str) -> float:
-        if with_nan:
-            return float(name)
-        raise Unreadable(name)
-
+    text = _text(data)
     try:
-        value = json.loads(_text(data), parse_constant=constant, object_pairs_hook=_without_repeats)
-    except RecursionError:
-        raise Unreadable("JSON nested too deep") from None
-    except Unreadable:
-        raise
-    except ValueError as error:  # also of a number with thousands of digits
+        value = parse_json(text, with_nan=with_nan, max_depth=2 * MAX_DEPTH)
+    except ValueError as error:
         raise Unreadable(_short(f"no JSON ({error})")) from None
     if not isinstance(value, dict):
         raise Unreadable(f"a JSON {type(value).__name__}")
@@ -107,14 +100,6 @@ def _text(data: bytes) -> str:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise Unreadable(f"bytes that are not UTF-8, at {error.start}") from None
-
-
-def _without_repeats(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise Unreadable(_short(f"the key {next(name for name in names if names.count(name) > 1)!a} twice"))
-    return values
 
 
 def _place(path: Sequence[int | str]) -> str:
