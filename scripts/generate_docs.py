@@ -1,18 +1,24 @@
 #!/usr/bin/env python
-"""Write docs/plugins.md (groups and hooks) and docs/flags.md (settings) from the code. A test fails when they are stale."""
+"""Write docs/plugins.md (groups and hooks), docs/flags.md (settings), and what slime_core knows of packages that are not
+installed (plugins/elsewhere.json), from the code. A test fails when they are stale."""
 
 from __future__ import annotations
 
 import inspect
+import json
 import sys
+from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 from slime_core.config.schema import Schema, build_schema
 from slime_core.plugins import hooks
 from slime_core.plugins.groups import GROUPS
 from slime_core.plugins.registry import Registry
 
-DOCS = Path(__file__).parents[1] / "docs"
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+ELSEWHERE = ROOT / "packages/slime-core/src/slime_core/plugins/elsewhere.json"
 HEAD = "<!-- Written by scripts/generate_docs.py; change the code and run it again. -->\n\n"
 
 
@@ -58,10 +64,35 @@ def flags_page(schema: Schema) -> str:
     return "\n".join(lines) + "\n"
 
 
+def elsewhere(registry: Registry, schema: Schema) -> str:
+    """Return what distributions besides slime-core bring; see `slime_core.plugins.elsewhere`."""
+    brought: dict[str, dict[str, Any]] = defaultdict(
+        lambda: {"plugins": defaultdict(list), "sections": [], "flags": [], "prefixes": []}
+    )
+    for plugin in registry.plugins():
+        if plugin.distribution not in ("slime-core", "slime-example-reward"):
+            brought[plugin.distribution]["plugins"][plugin.group].append(plugin.name)
+    for table, owner in schema.owners.items():
+        if owner != "slime-core":
+            brought[owner]["sections"].append(table)
+    for flag in schema.flags.values():
+        if (owner := schema.owners[flag.table]) != "slime-core":
+            brought[owner]["flags"].append(flag.name)
+    for table, flags in schema.foreign.items():
+        if flags.prefix:
+            brought[schema.owners[table]]["prefixes"].append(flags.prefix)
+    return json.dumps(brought, indent=1, sort_keys=True) + "\n"
+
+
 def pages() -> dict[Path, str]:
-    """Return every generated page."""
+    """Return every generated file."""
     registry = Registry()
-    return {DOCS / "plugins.md": plugins_page(), DOCS / "flags.md": flags_page(build_schema(registry))}
+    schema = build_schema(registry)
+    return {
+        DOCS / "plugins.md": plugins_page(),
+        DOCS / "flags.md": flags_page(schema),
+        ELSEWHERE: elsewhere(registry, schema),
+    }
 
 
 def _cell(text: str) -> str:
@@ -71,4 +102,4 @@ def _cell(text: str) -> str:
 if __name__ == "__main__":
     for path, text in pages().items():
         path.write_text(text, encoding="utf-8")
-        print(path.relative_to(DOCS.parent), file=sys.stderr)
+        print(path.relative_to(ROOT), file=sys.stderr)

@@ -27,7 +27,7 @@ def slime() -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run the `slime` command in a process of its own."""
 
     def run(
-        *words: str, cwd: Path | None = None, timeout: float = 240, **kwargs: Any
+        *words: str, cwd: Path | None = None, timeout: float = 550, **kwargs: Any
     ) -> subprocess.CompletedProcess[str]:
         command = [Path(sys.executable).with_name("slime"), *map(str, words)]
         return subprocess.run(
@@ -126,7 +126,7 @@ def kill_after() -> Callable[[Sequence[str], Path, int], None]:
 
     def kill(command: Sequence[str], file: Path, n_lines: int) -> None:
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        deadline = time.monotonic() + 300
+        deadline = time.monotonic() + 800
         try:
             while not (file.exists() and file.read_text().count("\n") > n_lines):
                 assert time.monotonic() < deadline

@@ -13,7 +13,7 @@ from slime_core.config.load import load_settings
 from slime_core.launchers.local import drive
 from slime_core.plugins.registry import Registry
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 def test_with_lr_0_rollout_and_trainer_agree_in_fp32(root, smollm2, tmp_path, monkeypatch):

@@ -5,7 +5,7 @@ from slime_algos.numerics import OPENRLHF, SLIME, TRL, VERL
 from slime_core.assemble import algorithm
 from slime_core.config.check import check_settings
 from slime_core.config.load import load_settings
-from slime_core.errors import ConfigError
+from slime_core.errors import ConfigError, PluginError
 from slime_core.plugins.registry import Registry
 
 
@@ -47,6 +47,12 @@ def test_flags_reach_the_estimator_and_the_loss(settings, registry):
     assert chosen.estimator.keywords["tis_clip"] == 3.0
     assert chosen.loss.keywords["eps_clip_high"] == 0.28
     assert chosen.needs == {"old_log_probs", "rollout_log_probs", "ref_log_probs"}
+
+
+def test_importance_weights_are_refused_beside_a_loss_that_leaves_them_out(settings, registry):
+    with pytest.raises(PluginError, match=r"slime.losses: 'sft_loss' does not apply the importance weights"):
+        algorithm(settings("--use-tis", "--loss-type", "sft_loss"), registry)
+    assert algorithm(settings("--use-rs", "--loss-type", "sft_loss"), registry).loss.__name__ == "sft_loss"
 
 
 def test_an_estimator_names_the_parts_of_rewards_that_batches_carry(settings, registry):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from slime_core.cli import main
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture

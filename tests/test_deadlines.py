@@ -58,12 +58,12 @@ create_trainer.saves_in_background = True  # type: ignore[attr-defined]  # as th
 )
 def test_evaluating_and_saving_have_a_deadline(letters, part, factory, deadline, message):
     registry = Registry()
-    flags = [*part, f"{__name__}:{factory}", f"--{deadline}-timeout-s", "1"]
+    flags = [*part, f"{__name__}:{factory}", f"--{deadline}-timeout-s", "3"]
     settings = load_settings([str(letters)], flags, registry=registry)
 
     async def main() -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(100):
             await drive(await assemble(settings, registry))
 
-    with pytest.raises(DeadlineError, match=f"{message} .*: not done after 1 s"):
+    with pytest.raises(DeadlineError, match=f"{message} .*: not done after 3 s"):
         asyncio.run(main())

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from slime_core.config.schema import build_schema
-from slime_core.plugins import elsewhere
 from slime_core.plugins.groups import GROUPS
 from slime_core.plugins.registry import Registry
 
@@ -66,15 +65,6 @@ def test_a_reward_models_server_without_a_gpu_is_started_as_the_engine_starts_it
     assert sorted(said) == sorted([*variables, "python", *command[1:]])
 
 
-def test_table_of_what_other_distributions_bring_is_whole():
-    registry = Registry()
-    not_named = {"slime-core", "slime-example-reward"}
-    plugins = [plugin for plugin in registry.plugins() if plugin.distribution not in not_named]
-    assert {(plugin.group, plugin.name): plugin.distribution for plugin in plugins} == elsewhere.NAMES
-    owners = build_schema(registry).owners
-    assert {table: owner for table, owner in owners.items() if owner != "slime-core"} == elsewhere.SECTIONS
-
-
 def test_links_of_the_guides_exist(root):
     for page in [root / "README.md", root / "ARCHITECTURE.md", *(root / "docs").glob("*.md")]:
         for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
@@ -87,7 +77,7 @@ def test_program_of_the_loop_guide_runs(root, letters, tmp_path):
     )[0]
     program = block.replace("recipes/quickstart.toml", str(letters))
     result = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, timeout=120
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, timeout=550
     )
     assert result.returncode == 0, result.stderr
     assert 0 <= float(result.stdout.strip()) <= 1

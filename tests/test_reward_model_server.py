@@ -17,7 +17,7 @@ from slime_core.plugins.registry import Registry
 from slime_core.protocols import SamplingParams
 from slime_core.rewards.pool import RewardPool
 from slime_core.sample import Sample
-from slime_core.served import resolve_url
+from slime_core.served import key_of, resolve_url
 from slime_core.weights import sync_weights
 from slime_models.fingerprint import fingerprint
 from slime_models.transfer.sender import WeightSender
@@ -33,7 +33,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(1200)]
 
 VOCAB, BOS, LONGEST = 128, 0, 64
 TEMPLATE = "{{ bos_token }}{% for m in messages %} <{{ m['role'] }}> {{ m['content'] }}{% endfor %}"
@@ -132,11 +132,20 @@ def url(run):
     return address
 
 
-def scores(url, samples, **options):
+def test_the_key_is_in_the_file_for_rewards_alone_and_that_is_the_users(run):
+    build, *_ = run
+    key = key_of("served:scores", build.run_dir).encode()
+    files = [path for path in build.run_dir.rglob("*") if path.is_file() and key in path.read_bytes()]
+    assert files == [build.run_dir / "served/scores.json"]
+    assert files[0].stat().st_mode & 0o777 == 0o600
+
+
+def scores(run, samples, **options):
     """Return what a pool of the reward gives."""
+    build, *_ = run
 
     async def main():
-        given = {"reward_model_url": url, **options}
+        given = {"reward_model_url": "served:scores", "run_dir": str(build.run_dir), **options}
         async with RewardPool("slime_rm.reward_model:RewardModel", given, workers=1, timeout_s=60) as pool:
             return await asyncio.gather(*map(pool.score, samples))
 
@@ -163,9 +172,9 @@ def samples():
 
 @pytest.mark.parametrize(("output", "batch_size"), [(0, 7), (1, 16)])
 def test_scores_are_those_of_transformers_in_the_order_of_the_samples(
-    url, model, tokenizer, samples, output, batch_size
+    run, model, tokenizer, samples, output, batch_size
 ):
-    found = [result.score for result in scores(url, samples, output=output, batch_size=batch_size)]
+    found = [result.score for result in scores(run, samples, output=output, batch_size=batch_size)]
     ids = [tokenizer(sample.prompt + sample.response).input_ids for sample in samples]
     assert {each[0] for each in ids} == {BOS}
     expected = [wanted(model, each)[output].item() for each in ids]
@@ -173,26 +182,26 @@ def test_scores_are_those_of_transformers_in_the_order_of_the_samples(
     assert len({round(each, 3) for each in expected}) > 25
 
 
-def test_probabilities_of_classes_are_those_of_transformers(url, model, tokenizer, samples):
-    found = [result.score for result in scores(url, samples[:9], api="openai", output=1, batch_size=4)]
+def test_probabilities_of_classes_are_those_of_transformers(run, model, tokenizer, samples):
+    found = [result.score for result in scores(run, samples[:9], api="openai", output=1, batch_size=4)]
     ids = [tokenizer(sample.prompt + sample.response).input_ids for sample in samples[:9]]
     assert found == pytest.approx([wanted(model, each).softmax(0)[1].item() for each in ids], abs=1e-5)
 
 
-def test_a_conversation_is_scored_as_the_models_template_renders_it(url, model, tokenizer, folder):
+def test_a_conversation_is_scored_as_the_models_template_renders_it(run, model, tokenizer, folder):
     messages = [{"role": "system", "content": "t5 t6"}, {"role": "user", "content": "t7"}]
     asked = Sample(index=0, prompt=messages, response="t8 t9")
-    (found,) = scores(url, [asked], output=0, chat_template_from=str(folder))
+    (found,) = scores(run, [asked], output=0, chat_template_from=str(folder))
     whole = [*messages, {"role": "assistant", "content": "t8 t9"}]
     ids = tokenizer.apply_chat_template(whole, return_dict=False)
     assert ids == [BOS, 127, 5, 6, 127, 7, 127, 8, 9]
     assert found.score == pytest.approx(wanted(model, ids)[0].item(), abs=1e-5)
 
 
-def test_a_text_that_is_too_long_for_the_model_fails_alone(url, samples):
+def test_a_text_that_is_too_long_for_the_model_fails_alone(run, samples):
     long = Sample(index=99, prompt=" ".join(["t1"] * LONGEST), response=" t2")
     first, failure, blank, last = scores(
-        url, [samples[0], long, Sample(index=98), samples[1]], batch_size=3, output=0
+        run, [samples[0], long, Sample(index=98), samples[1]], batch_size=3, output=0
     )
     assert "there is nothing to score" in blank.message
     assert (failure.kind, failure.message.split(":")[0]) == ("raised", "sample 99")
@@ -221,10 +230,10 @@ def test_updates_reach_the_policy_alone(run, model, tokenizer, samples):
 
 
 def test_a_group_starts_its_servers_with_arguments_of_its_own(run, url):
-    _, engine, await_beside = run
+    build, engine, await_beside = run
 
     async def info_of(address):
-        client = SglangClient(address, connections=1, retries=0)
+        client = SglangClient(address, connections=1, retries=0, key=key_of("served:scores", build.run_dir))
         try:
             return await client.get("/server_info", timeout_s=60)
         finally:

@@ -69,7 +69,7 @@ def test_overwrite_leaves_nothing_of_the_run_before(letters, run):
 
 
 def test_checkpoint_that_is_not_there_leaves_no_folder(letters, tmp_path):
-    with pytest.raises(CheckpointError, match="mistyped holds no checkpoint"):
+    with pytest.raises(ConfigError, match="mistyped', which holds no checkpoint"):
         train(letters, "--load", str(tmp_path / "mistyped"))
     assert not (tmp_path / "runs").exists()
 

@@ -204,7 +204,7 @@ def run(recipe: Path, *flags: str) -> dict:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_sft_without_an_engine_then_grpo_from_its_weights(root, tiny_llama, tmp_path):
     conversations = tmp_path / "chats.jsonl"
     rows = [{"messages": chat(("u", f"Say {a}"), ("a", a), ("u", "Again"), ("a", a))} for a in "abcd"]

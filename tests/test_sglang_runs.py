@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(2400)]
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +153,7 @@ def test_a_run_that_loses_both_servers_in_turn_ends_with_every_sample_once(comma
     run = tmp_path / "runs/letters"
     trouble = ["--tracker", "jsonl", "trouble_in_serving:create_tracker"]
     trouble += ["--rollout-function-path", "trouble_in_serving:rollout", "--use-fault-tolerance"]
-    checks = ["--rollout-health-check-interval", "2", "--rollout-health-check-timeout", "15"]
+    checks = ["--rollout-health-check-interval", "2", "--rollout-health-check-timeout", "30"]
     more = ["--rollout-num-gpus", "2", "--sglang-server-concurrency", "8", "--rollout-max-response-len", "64"]
     finish(command, *trouble, *checks, *more)
     check_whole(run)

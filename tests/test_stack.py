@@ -15,7 +15,7 @@ from slime_core.config.load import load_settings
 from slime_core.launchers.local import drive
 from slime_core.plugins.registry import Registry
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from slime_core.cli import main
 from slime_core.sample import Sample
 from slime_rm.chance import random
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 
 def test_trying_a_reward_prints_the_score_and_why(slime):

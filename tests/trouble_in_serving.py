@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections.abc import Mapping
@@ -23,11 +24,8 @@ class Trouble:
         self._seats: Any = run.engine._seats
 
     def phase(self, step: int, phase: str, done: int, total: int) -> None:
-        if (step, phase, done) == (KILLED_IN, "rollout", 1):
-            assert self._seats[0].pending  # it dies over requests
-            self._send(0, signal.SIGKILL)
         if (step, phase, done) == (STOPPED_IN, "sync", 0):
-            self._send(1, signal.SIGSTOP)
+            _send(self._seats[1], signal.SIGSTOP)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         pass
@@ -35,17 +33,29 @@ class Trouble:
     def run_end(self, summary: Mapping[str, Any]) -> None:
         pass
 
-    def _send(self, seat: int, number: int) -> None:
-        os.killpg(self._seats[seat].engine._server._process.pid, number)
-
 
 def create_tracker(build: BuildContext) -> Trouble:
     return Trouble()
 
 
 async def rollout(run: Run, step: int) -> list[Group]:
-    """The default one; that of `STOPPED_IN` begins when the first server has come back."""
+    """The default one; over that of `KILLED_IN` the first server dies, and that of `STOPPED_IN` begins when it has come back."""
     seats: Any = run.engine._seats
     while step == STOPPED_IN and not all(seat.is_ready for seat in seats):
         await run.engine._keeper.changed()
-    return await driver.rollout(run, step)
+    killing = asyncio.create_task(_kill_at_work(seats[0])) if step == KILLED_IN else None
+    groups = await driver.rollout(run, step)
+    if killing is not None:
+        await killing
+    return groups
+
+
+async def _kill_at_work(seat: Any) -> None:
+    """Kill the server of a seat as soon as it has requests."""
+    while not seat.pending:
+        await asyncio.sleep(0)
+    _send(seat, signal.SIGKILL)
+
+
+def _send(seat: Any, number: int) -> None:
+    os.killpg(seat.engine._server._process.pid, number)

@@ -223,7 +223,7 @@ def test_a_template_that_refuses_is_a_data_error_with_the_line():
 
 def test_placeholders_become_content_parts_with_the_items_in_order():
     row = {"input": "left <image>, right <image>", "pics": ["/a.png", "/b.png"]}
-    sample = sample_of(row, multimodal_keys={"image": "pics"})
+    sample = sample_of(row, multimodal_keys={"image": "pics"}, media_root=Path("/"))
     assert sample.prompt == [
         {
             "role": "user",
@@ -245,8 +245,8 @@ class SeeingTokenizer(ByteTokenizer):
         return "".join("#" if part["type"] == "image" else part["text"] for part in messages[0]["content"])
 
     def encode_with_images(self, text, images):
-        if "/missing" in images:
-            raise DataError("/missing: no such file")
+        if "/data/missing" in images:
+            raise DataError("/data/missing: no such file")
         waiting = iter(images)
         return [
             id
@@ -255,13 +255,16 @@ class SeeingTokenizer(ByteTokenizer):
         ]
 
 
-def prompt_with_images(row, tokenizer=None, folder="/data"):
-    prompt_format = PromptFormat(multimodal_keys={"image": "pics"}, apply_chat_template=True)
-    return prototype(Record("data.jsonl:7", row, Path(folder)), tokenizer or SeeingTokenizer(), prompt_format)
+def prompt_with_images(row, tokenizer=None, media_root=None):
+    prompt_format = PromptFormat(
+        multimodal_keys={"image": "pics"}, media_root=media_root, apply_chat_template=True
+    )
+    record = Record("data.jsonl:7", row, Path("/data"))
+    return prototype(record, tokenizer or SeeingTokenizer(), prompt_format)
 
 
 def test_a_rendered_prompt_has_the_ids_that_a_model_sees():
-    sample = prompt_with_images({"input": "x<image>y<image>", "pics": ["/a", "/b"]})
+    sample = prompt_with_images({"input": "x<image>y<image>", "pics": ["a", "b"]})
     assert sample.prompt == "x#y#"
     assert sample.tokens == [120, 0, 97, 97, 97, 121, 0, 98, 98, 98]
 
@@ -269,8 +272,10 @@ def test_a_rendered_prompt_has_the_ids_that_a_model_sees():
 @pytest.mark.parametrize(
     ("image", "held"),
     [
-        ("/elsewhere/a.png", "/elsewhere/a.png"),
+        ("/data/a.png", "/data/a.png"),
         ("sub/a.png", "/data/sub/a.png"),
+        ("sub/../a.png", "/data/a.png"),
+        ("..a.png", "/data/..a.png"),
         ("data:image/png;base64,AAAA", "data:image/png;base64,AAAA"),
         (b"\x00\x00\x00", "data:image;base64,AAAA"),
         ({"bytes": b"\x00\x00\x00", "path": "a.png"}, "data:image;base64,AAAA"),
@@ -281,15 +286,55 @@ def test_an_image_is_a_path_or_its_bytes(image, held):
     assert prompt_with_images({"input": "<image>", "pics": [image]}).multimodal_inputs == {"image": [held]}
 
 
-@pytest.mark.parametrize("image", ["https://example.org/a.png", 7, None, "", {"url": "a.png"}])
+@pytest.mark.parametrize(
+    "image",
+    [
+        "/etc/passwd",
+        "../a.png",
+        "sub/../../a.png",
+        "/data/../a.png",
+        "/database/a.png",
+        "..",
+        {"path": "/a.png"},
+    ],
+)
+def test_an_image_that_is_not_in_the_folder_of_its_data_is_an_error_that_names_the_row(image):
+    with pytest.raises(
+        DataError, match=r"^data.jsonl:7: found the image '.*', which is not in /data; .* \(--media-root\)"
+    ):
+        prompt_with_images({"input": "<image>", "pics": ["a.png", image]})
+
+
+@pytest.mark.parametrize(
+    ("root", "image", "held"),
+    [
+        ("/pictures", "a.png", "/pictures/a.png"),
+        ("/pictures", "/pictures/sub/a.png", "/pictures/sub/a.png"),
+        ("/", "/elsewhere/a.png", "/elsewhere/a.png"),
+        ("/", "../../a.png", "/a.png"),
+        ("/pictures", "/data/a.png", None),
+        ("/pictures", "../data/a.png", None),
+    ],
+)
+def test_where_a_folder_is_named_for_images_they_begin_and_stay_there(root, image, held):
+    row = {"input": "<image>", "pics": [image]}
+    if held is None:
+        with pytest.raises(DataError, match=r"^data.jsonl:7: found the image .* which is not in /pictures"):
+            prompt_with_images(row, media_root=Path(root))
+    else:
+        sample = prompt_with_images(row, media_root=Path(root))
+        assert sample.multimodal_inputs == {"image": [held]}
+
+
+@pytest.mark.parametrize("image", ["https://example.org/a.png", 7, None, "", "a\0b", {"url": "a.png"}])
 def test_what_is_no_image_is_an_error_that_names_the_row(image):
     with pytest.raises(DataError, match=r"^data.jsonl:7: found .* for an image; wanted the path of a file"):
         prompt_with_images({"input": "<image>", "pics": [image]})
 
 
 def test_an_image_that_cannot_be_read_is_an_error_that_names_the_row():
-    with pytest.raises(DataError, match=r"^data.jsonl:7: /missing: no such file"):
-        prompt_with_images({"input": "<image>", "pics": ["/missing"]})
+    with pytest.raises(DataError, match=r"^data.jsonl:7: /data/missing: no such file"):
+        prompt_with_images({"input": "<image>", "pics": ["missing"]})
 
 
 def test_a_tokenizer_that_reads_no_images_is_refused():
@@ -298,7 +343,7 @@ def test_a_tokenizer_that_reads_no_images_is_refused():
             return "x"
 
     with pytest.raises(DataError, match=r"^data.jsonl:7: found an image, and Blind reads none"):
-        prompt_with_images({"input": "<image>", "pics": ["/a"]}, Blind())
+        prompt_with_images({"input": "<image>", "pics": ["a"]}, Blind())
 
 
 def test_long_prompts_are_dropped_and_counted():

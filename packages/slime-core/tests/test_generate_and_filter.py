@@ -2,13 +2,12 @@
 
 import asyncio
 from collections import Counter
-from types import SimpleNamespace
 
 import pytest
 from slime_core.errors import EngineError, SampleError
 from slime_core.metrics import request_metrics, rollout_metrics
 from slime_core.protocols import Completion, GenerateContext, SamplingParams
-from slime_core.rollout.driver import run_sample
+from slime_core.rollout.execution import Generator
 from slime_core.rollout.filters import nonzero_std
 from slime_core.rollout.generate import single_turn
 from slime_core.sample import Sample, Status
@@ -84,10 +83,10 @@ def test_an_error_of_generation_names_the_sample():
     async def broken(context, sample, params):
         raise EngineError("no engine is left")
 
-    run = SimpleNamespace(generate=broken, seed=1)
+    generator = Generator(name="broken", function=broken, vocab_size=None, max_context_len=None)
     with pytest.raises(EngineError) as caught:
-        asyncio.run(run_sample(run, None, prompt(), SamplingParams(max_new_tokens=1)))
-    assert caught.value.__notes__ == ["sample 0 was being generated"]
+        asyncio.run(generator.execute(None, prompt(), SamplingParams(max_new_tokens=1)))
+    assert caught.value.__notes__ == ["sample 0: the generator broken was at work"]
 
 
 def test_speculation_is_counted_over_requests_and_samples():

@@ -22,12 +22,27 @@ def test_name_resolves_to_its_distribution(install, registry_of):
     assert registry.load(plugin)("x") == 1.0
 
 
-def test_unknown_name_lists_installed_and_nearest(install, registry_of):
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("brevty", "did you mean 'brevity'?"),
+        ("exct", "did you mean 'exact'? install slime-rm, which brings it"),
+        ("exact", "install slime-rm, which brings it"),
+        ("zzzzzz", "installed: brevity"),
+    ],
+)
+def test_unknown_name_gets_the_nearest_or_what_is_installed(install, registry_of, name, said):
     install("acme", REWARDS.format(name="brevity", value="acme:brevity"))
-    with pytest.raises(
-        PluginError, match=r"no plugin is named 'brevty'; did you mean 'brevity'\? installed: brevity"
-    ):
-        registry_of().find("slime.rewards", "brevty")
+    with pytest.raises(PluginError) as caught:
+        registry_of().find("slime.rewards", name)
+    assert str(caught.value) == f"slime.rewards: no plugin is named {name!r}; {said}"
+
+
+def test_many_names_are_not_listed(install, registry_of):
+    install("acme", "[slime.rewards]\n" + "".join(f"name{n} = acme:f\n" for n in range(20)))
+    with pytest.raises(PluginError) as caught:
+        registry_of().find("slime.rewards", "zzzzzz")
+    assert str(caught.value).endswith("`slime plugins list rewards` shows the 20 that are installed")
 
 
 def test_name_of_another_group_is_pointed_at(install, registry_of):

@@ -49,6 +49,48 @@ def test_refused_append_changes_nothing(arguments, message):
     assert sample.to_dict() == before
 
 
+@pytest.mark.parametrize("environment", [[[8, 9]], [[8], [9]], [[]], []])
+@pytest.mark.parametrize("log_probs", [[-0.5], None])
+def test_environment_tokens_before_the_first_of_the_policy_ask_for_nothing(environment, log_probs):
+    sample = Sample(index=3, tokens=[1])
+    for tokens in environment:
+        sample.append_response(tokens, trainable=False)
+    sample.append_response([5], log_probs=log_probs)
+    sample.append_response([7], trainable=False)
+    sample.append_response([6], log_probs=log_probs)
+    before = [0.0] * sum(len(tokens) for tokens in environment)
+    assert sample.rollout_log_probs == (None if log_probs is None else [*before, -0.5, 0.0, -0.5])
+    assert sample.loss_mask == [0] * len(before) + [1, 0, 1]
+    with pytest.raises(SampleError, match="sample 3: earlier response tokens"):
+        sample.append_response([4], log_probs=None if log_probs else [-0.5])
+
+
+def test_an_environments_tokens_alone_have_log_probs_of_zero():
+    sample = Sample(index=3, tokens=[1])
+    sample.append_response([5, 6], trainable=False)
+    sample.append_response([7], trainable=False)
+    assert sample.rollout_log_probs == [0.0, 0.0, 0.0]
+
+
+def test_log_probs_of_tokens_that_were_masked_later_are_not_lost():
+    sample = Sample(index=3, tokens=[1])
+    sample.append_response([5, 6], log_probs=[-0.5, -0.25])
+    sample.loss_mask = [0, 0]
+    with pytest.raises(SampleError, match="sample 3: earlier response tokens have log_probs"):
+        sample.append_response([7])
+    sample.append_response([7], log_probs=[-1.0])
+    assert sample.rollout_log_probs == [-0.5, -0.25, -1.0]
+
+
+def test_refused_top_p_tokens_change_nothing():
+    sample = Sample(index=3, tokens=[1])
+    sample.append_response([5], trainable=False)
+    before = sample.to_dict()
+    with pytest.raises(SampleError, match="top_p_tokens has 2 offsets for 2 tokens"):
+        sample.append_response([9, 9], log_probs=[-0.5, -0.5], top_p_tokens=([9], [0, 1]))
+    assert sample.to_dict() == before
+
+
 def test_wrong_mask_length_is_named():
     sample = Sample(index=17, tokens=[1, 2, 3], response_length=2, loss_mask=[1])
     with pytest.raises(SampleError, match="sample 17: loss_mask has 1 entries for response_length 2"):

@@ -1,10 +1,12 @@
 """Models that a run serves, and how rewards find them by name."""
 
+import stat
+
 import pytest
 from slime_core.config.load import load_settings
 from slime_core.errors import ConfigError
 from slime_core.plugins.registry import Registry
-from slime_core.served import forget_addresses, resolve_url, wanted_models, write_addresses
+from slime_core.served import forget_addresses, key_of, resolve_url, wanted_models, write_addresses
 
 
 @pytest.mark.parametrize("url", ["http://a:1/v1", "served:", "served:a b", "https://served:80/x", "served"])
@@ -22,6 +24,24 @@ def test_a_name_stands_for_the_addresses_of_the_moment(tmp_path):
     forget_addresses(tmp_path, "judge")
     with pytest.raises(ConfigError, match=r"served:judge: found no .*judge\.json"):
         resolve_url("served:judge", tmp_path)
+
+
+def test_the_key_of_a_model_is_for_those_who_ask_it_by_name_and_for_no_other_user(tmp_path):
+    write_addresses(tmp_path, "judge", ["http://a:1"], key="secret")
+    assert key_of("served:judge", tmp_path) == key_of("served:judge/v1", str(tmp_path)) == "secret"
+    (file,) = (tmp_path / "served").iterdir()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    file.chmod(0o644)  # as another process may have left it
+    write_addresses(tmp_path, "judge", [], key="another")
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert key_of("served:judge", tmp_path) == "another"
+    write_addresses(tmp_path, "judge", [])
+    assert key_of("served:judge", tmp_path) is None
+    assert key_of("http://a:1", tmp_path) is key_of("http://a:1", None) is None
+    assert [path.name for path in (tmp_path / "served").iterdir()] == ["judge.json"]
+    forget_addresses(tmp_path, "judge")
+    with pytest.raises(ConfigError, match=r"served:judge: found no .*judge\.json"):
+        key_of("served:judge", tmp_path)
 
 
 def test_names_are_found_wherever_settings_have_them():

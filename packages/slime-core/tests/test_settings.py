@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from slime_core.cli.arguments import split
 from slime_core.config.check import check_settings
-from slime_core.config.derive import batch_sizes
+from slime_core.config.derive import batch_sizes, choices
 from slime_core.config.load import load_settings
 from slime_core.config.sections import DataSection, RewardSection, RolloutSection, RunSection, TrainSection
 from slime_core.errors import ConfigError
@@ -120,18 +120,66 @@ def test_recipe_behind_a_flag_is_told_from_the_value_of_one(words, late):
 
 
 @pytest.mark.parametrize(
-    ("flag", "value"),
+    ("flag", "value", "found", "wanted"),
     [
-        ("--rollout-seed", "-1"),
-        ("--rollout-seed", str(2**32)),
-        ("--seed", "-1"),
-        ("--rollout-temperature", "inf"),
-        ("--lr", "nan"),
+        ("--rollout-seed", "-1", "-1", "a whole number of at least 0"),
+        ("--rollout-seed", str(2**32), str(2**32), "a whole number of at least 0"),
+        ("--rollout-temperature", "inf", "inf", "a number of more than 0"),
+        ("--rollout-temperature", "0", "0.0", "a number of more than 0"),
+        ("--lr", "nan", "nan", "a number of at least 0"),
+        ("--lr", "fast", "'fast'", "a number of at least 0"),
+        ("--adam-beta1", "1.0", "1.0", "a number of at least 0 and less than 1"),
+        ("--rollout-batch-size", "1e30", "'1e30'", "a whole number of at least 1"),
+        ("--rollout-batch-size", "2.0", "'2.0'", "a whole number of at least 1"),
+        ("--reward-memory-gb", "1e-7", "1e-07", "a number of at least 0.1 and at most 1e+06, or none"),
+        ("--reward-memory-gb", "inf", "inf", "a number of at least 0.1 and at most 1e+06, or none"),
+        ("--reward-timeout-s", "inf", "inf", "a number of at least 0.001"),
+        ("--rollout-top-k", "0", "0", "-1 for all, or how many of the most likely: 1 or more"),
+        ("--rollout-stop", "", "''", "a list, each of it text that is not empty"),
+        ("--rollout-stop-token-ids", "-1", "-1", "a list, each of it a whole number of at least 0"),
+        ("--lr-decay-style", "fast", "'fast'", "'constant' or 'linear' or 'cosine'"),
+        ("--bf16", "perhaps", "'perhaps'", "true or false"),
+        ("--std-ddof", "2", "'2'", "0 or 1"),
+        ("--rm-weights", '{"a": "b"}', "'b'", "a table, each value of it a number"),
+        ("--rm-args", "[1]", "[1]", "a table of keys and values"),
+        ("--rm-args", '{"a": 1, "a": 2}', "'{\"a\": 1, \"a\": 2}'", "a JSON object (the key 'a' twice in one object)"),
+        ("--rm-args", '{"a": NaN}', "'{\"a\": NaN}'", "a JSON object (NaN, which is no number of JSON)"),
+        ("--rollout-batch-size", "9" * 5000, f"'{'9' * 59}...", "a whole number of at least 1"),
     ],
-)
-def test_numbers_out_of_bounds_are_refused(load, flag, value):
-    (found,) = problems(load, flag, value)
-    assert found.startswith(f"{flag}: found {value!r}; wanted input should be")
+)  # fmt: skip
+def test_values_that_a_flag_does_not_take_are_refused_in_our_words(load, flag, value, found, wanted):
+    (said,) = problems(load, flag, value)
+    assert said == f"{flag}: found {found}; wanted {wanted}"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("train.lr = true", "train.lr: found true; wanted a number of at least 0"),
+        ("train.lr = '1e-5'", "train.lr: found '1e-5'; wanted a number of at least 0"),
+        ("train.max_tokens_per_gpu = 1.0", "train.max_tokens_per_gpu: found 1.0; wanted a whole number of at least 1"),
+        ("algorithm.std_ddof = true", "algorithm.std_ddof: found true; wanted 0 or 1"),
+        ("train.bf16 = 1", "train.bf16: found 1; wanted true or false"),
+        ("run.run_name = 3", "run.run_name: found 3; wanted text"),
+        ("run.run_name = 'a\\u0000b'", None),
+        ('run.run_name = "a\\u0000b"', "run.run_name: found 'a\\x00b', with a zero byte; wanted text without it"),
+        ("rollout.rollout_stop = 'x'", "rollout.rollout_stop: found 'x'; wanted a list, each of it text that is not empty"),
+        ("rollout.rollout_stop_token_ids = [1, true]", "rollout.rollout_stop_token_ids.1: found True; wanted a list, each "
+         "of it a whole number of at least 0"),
+        ("train.lr = 1979-05-27", "train.lr: found datetime.date(1979, 5, 27); wanted a number of at least 0"),
+        ("data = 3", "data: found an unknown section; wanted a table: [data]"),
+    ],
+)  # fmt: skip
+def test_values_of_a_recipe_have_the_type_of_their_setting(registry_of, tmp_path, line, said):
+    path = tmp_path / "r.toml"
+    base = tmp_path / "base.toml"
+    base.write_text(RECIPE)
+    path.write_text(line + "\n")
+    if said is None:
+        load_settings([str(base), str(path)], [], registry=registry_of())
+    else:
+        (found,) = problems(lambda: load_settings([str(base), str(path)], [], registry=registry_of()))
+        assert found == f"{path}: {said}"
 
 
 def test_unknown_key_of_a_recipe_names_file_and_section(registry_of, tmp_path):
@@ -212,6 +260,27 @@ def test_cross_checks_name_what_is_missing(load, registry_of):
 def test_two_rewards_are_refused(load, registry_of):
     found = [str(p) for p in check_settings(load("--rm-type", "a", "--custom-rm-path", "b:c"), registry_of())]
     assert any("found 'a', 'b:c' and {}; wanted one of them" in p for p in found)
+
+
+@pytest.mark.parametrize(
+    ("table", "flags", "chosen"),
+    [
+        ("rm_type = 'a'", ["--custom-rm-path", "b:c"], {"b:c": 1.0}),
+        ("custom_rm_path = 'b:c'", ["--rm-type", "a"], {"a": 1.0}),
+        ("rm_type = 'a'", ["--rm-weights", '{"d": 2.0}'], {"d": 2.0}),
+        ("rm_weights = {d = 2.0}", ["--set", "reward.custom_rm_path=b:c"], {"b:c": 1.0}),
+        ("rm_type = 'a'", ["--custom-rm-path", "none"], {"a": 1.0}),
+    ],
+)
+def test_a_flag_that_chooses_the_reward_takes_the_place_of_what_a_recipe_chose(
+    registry_of, recipe, tmp_path, table, flags, chosen
+):
+    path = tmp_path / "reward.toml"
+    path.write_text(f"[reward]\n{table}\n")
+    settings = load_settings([recipe, str(path)], flags, registry=registry_of())
+    assert choices(settings).rewards == chosen
+    path.write_text(settings.to_toml())  # as it is recorded in the run's folder
+    assert choices(load_settings([str(path)], [], registry=registry_of())).rewards == chosen
 
 
 def test_weights_beside_a_reward_or_its_options_are_refused(load, registry_of):

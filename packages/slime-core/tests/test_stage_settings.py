@@ -108,7 +108,12 @@ def test_an_assignment_to_a_stage_that_there_is_not_names_those_that_there_are(l
 
 
 def test_checks_say_which_stage_they_mean_unless_it_is_all(load, registry_of):
-    settings = ["--set", "stage.b.train.global_batch_size=3", "reward.rm_weights={a = 1.0}"]
+    settings = [
+        "--set",
+        "stage.b.train.global_batch_size=3",
+        "reward.rm_weights={a = 1.0}",
+        "reward.rm_type=b",
+    ]
     found = [str(problem) for problem in check_stages(load(*settings), registry_of())]
     assert sum(problem.startswith("reward.rm_type, reward.custom_rm_path") for problem in found) == 1
     assert sum(problem.startswith("stage b: rollout.rollout_batch_size x") for problem in found) == 1

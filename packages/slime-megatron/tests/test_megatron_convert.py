@@ -11,6 +11,7 @@ import torch
 from slime_core.cli.main import run
 from slime_core.errors import CheckpointError
 from slime_core.plugins.registry import Registry
+from slime_core.seal import seal
 from slime_megatron.convert import find, to_hf, to_megatron
 from slime_megatron.section_roles import LoraSection
 from slime_models.checkpoint import HfCheckpoint
@@ -147,6 +148,7 @@ def test_a_path_may_be_a_run_a_checkpoint_or_a_folder_of_megatron(tmp_path):
     (step / "trainer").mkdir(parents=True)
     (step / "trainer/trainer.json").write_text("{}")
     (step / "state.json").write_text("{}")
+    seal(step, 4)
     (tmp_path / "run/config.toml").write_text('[model]\nhf_checkpoint = "smollm2-135m"\n')
     for path in (tmp_path / "run", step, step / "trainer"):
         found = find(path)

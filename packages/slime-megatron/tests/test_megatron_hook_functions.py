@@ -89,5 +89,5 @@ def test_a_reference_that_is_no_function_is_refused():
 
     hooks = resolve_hooks(Registry(), init="slime_megatron.model:provide_model", model_provider=None)
     assert hooks == MegatronHooks(init=provide_model)
-    with pytest.raises(PluginError, match="wanted a function for before_log_prob"):
+    with pytest.raises(PluginError, match="which is str; wanted a function"):
         resolve_hooks(Registry(), before_log_prob="slime_megatron.hook_functions:GROUP")

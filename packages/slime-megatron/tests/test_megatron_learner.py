@@ -296,6 +296,17 @@ def test_too_many_skipped_steps_in_a_row_stop_the_run(make_learner):
         learner.train(make_batch(n_steps=3))
 
 
+def test_a_restart_does_not_forgive_skipped_steps(make_learner, tmp_path):
+    section = MegatronSection(max_skipped_steps=2)
+    learner = make_learner(broken_at(0, 1), megatron=section)
+    learner.train(make_batch(n_steps=2))
+    learner.save(tmp_path)
+    learner = make_learner(broken_at(0), megatron=section)
+    learner.load(tmp_path)
+    with pytest.raises(TrainerError, match="3 optimizer steps in a row were skipped; max_skipped_steps is 2"):
+        learner.train(make_batch())
+
+
 def test_gradients_are_clipped_to_their_norm(make_learner, qwen3):
     free = make_learner()
     norm = free.train(make_batch())["train/grad_norm"]

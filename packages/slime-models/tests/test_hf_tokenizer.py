@@ -77,6 +77,18 @@ def test_broken_tokenizer_is_bad_input(tmp_path: Path, smollm2: Path) -> None:
         load_tokenizer(tmp_path)
 
 
+def test_code_of_a_folder_is_not_run(tmp_path: Path, smollm2: Path) -> None:
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(smollm2 / file, tmp_path)
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    own = {"auto_map": {"AutoTokenizer": [None, "own.Own"]}, "tokenizer_class": "Own"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | own))
+    (tmp_path / "own.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')\nclass Own: pass\n")
+    with pytest.raises(DataError, match="contains custom code"):
+        load_tokenizer(tmp_path)
+    assert not (tmp_path / "executed").exists()
+
+
 def test_missing_chat_template_is_said(tmp_path: Path, smollm2: Path) -> None:
     for file in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(smollm2 / file, tmp_path)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import torch
+from slime_core.build import BuildContext
 from slime_core.config.load import load_settings
 from slime_core.plugins.registry import Registry
 from slime_models import hooks
@@ -19,7 +21,10 @@ def problems(folder):
         [], ["--hf-checkpoint", str(folder), "--rollout-batch-size", "2", "--rollout-max-response-len", "8"],
         registry=Registry(),
     )  # fmt: skip
-    return [str(problem) for problem in hooks.slime_check_config(settings)]
+    build = BuildContext(
+        settings=settings, registry=Registry(), tokenizer=None, model_path=Path(folder), run_dir=Path()
+    )
+    return [str(problem) for problem in hooks.slime_check_build(build)]
 
 
 def test_weights_are_held_against_config_json_before_anything_starts(tmp_path):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import pickle
 import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -161,8 +164,10 @@ def test_weights_have_one_digest_whatever_their_version_and_order(tmp_path):
 @pytest.fixture
 def meeting():
     """A store and the channel of a group that meets there."""
-    store = open_store("127.0.0.1", 20)
-    channel = BroadcastChannel(host="127.0.0.1", port=store.port, key="k", n_receivers=1, timeout_s=20)
+    store = open_store("127.0.0.1", 60)
+    channel = BroadcastChannel(
+        host="127.0.0.1", port=store.port, key="k", secret="s", n_receivers=1, timeout_s=60
+    )
     return store, channel
 
 
@@ -232,9 +237,10 @@ def test_a_sender_that_fails_in_a_broadcast_frees_the_receiver(meeting, tmp_path
 
 def test_a_receiver_that_dies_in_a_broadcast_frees_the_sender(meeting, tmp_path):
     _, channel = meeting
+    assert "secret" not in repr(channel)
     program = (
-        "from slime_models.transfer.broadcast import *\n"
-        f"receive_broadcast({channel!r}, 1, Path({str(tmp_path / 'w')!r}), capacity=4096)"
+        "import pickle\nfrom slime_models.transfer.broadcast import *\n"
+        f"receive_broadcast(pickle.loads({pickle.dumps(channel)!r}), 1, Path({str(tmp_path / 'w')!r}), capacity=4096)"
     )
     receiver = subprocess.Popen([sys.executable, "-c", program])
     with (
@@ -247,6 +253,32 @@ def test_a_receiver_that_dies_in_a_broadcast_frees_the_sender(meeting, tmp_path)
         while True:  # what sockets take in advance has an end
             sender.put([("a", torch.ones(100_000))], {"a": 1})
     assert receiver.returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("stranger", ["sender", "receiver"])
+def test_who_does_not_know_the_secret_neither_sends_nor_receives_a_byte(meeting, tmp_path, stranger):
+    _, channel = meeting
+    other = dataclasses.replace(channel, secret="guessed")
+    of_sender, of_receiver = (other, channel) if stranger == "sender" else (channel, other)
+    with ThreadPoolExecutor(2) as threads:
+        received = threads.submit(receive_broadcast, of_receiver, 1, tmp_path / "w", capacity=64)
+        sent = threads.submit(BroadcastSender(plan_of("distributed", of_sender)).__enter__)
+    with pytest.raises(WeightSyncError, match="a member of the group does not know its secret"):
+        received.result()
+    with pytest.raises(WeightSyncError, match="version 7: no group formed: "):
+        sent.result()
+    assert not (tmp_path / "w").exists()
+
+
+def test_groups_meet_where_no_other_host_reaches_them(meeting):
+    _, channel = meeting
+    listening = [
+        line.split()[1]
+        for table in ("/proc/net/tcp", "/proc/net/tcp6")
+        for line in Path(table).read_text().splitlines()
+        if line.split()[3] == "0A" and line.split()[1].endswith(f":{channel.port:04X}")
+    ]
+    assert listening == [f"0100007F:{channel.port:04X}"]  # 127.0.0.1, of this byte order
 
 
 def test_an_update_that_is_called_off_frees_the_sender(meeting):

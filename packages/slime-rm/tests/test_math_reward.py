@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 import time
+from random import Random
 
 import pytest
 from slime_core.errors import SampleError
@@ -39,6 +40,17 @@ HOSTILE = {
     "scientific": "1e999999999",
     "backslashes": "\\" * 999,
     "null": "5\0",
+    "root of a large number": r"\sqrt{10^{4000}+1}",
+    "factorial of a factorial": "(x!)!",
+    "power of powers": "x^{x^{x^{x}}}",
+    "many roots": r"\sqrt" * 60 + "2",
+    "many sines": r"\sin " * 80 + "x",
+    "many bars": "|" * 400,
+    "many signs": r"\pm 5" * 60,
+    "many equations": "x=4" + "=5" * 150,
+    "many unions": r"[0,1]\cup" * 40 + "[2,3]",
+    "sum of many letters to a power": "(a+b+c+d+f+g+h+k)^{64}",
+    "set of formulas": r"\{" + ",".join(rf"\sqrt{{{n}}}" for n in range(2, 40)) + r"\}",
 }
 
 
@@ -52,6 +64,72 @@ def test_hostile_answer_scores_zero_soon(name):
     started = time.process_time()
     assert score(rf"\boxed{{{HOSTILE[name]}}}") == 0.0
     assert time.process_time() - started < 5
+
+
+@pytest.mark.parametrize(
+    ("label", "answer", "why"),
+    [
+        ("5", r"5\text{ is wrong}", "refused: `is wrong` behind the number is no known unit"),
+        ("5", r"\text{not } 5", "refused: the text `not` before a number is not understood"),
+        ("5", r"5\oplus 1", r"refused: `\oplus` is not understood"),
+        ("5", r"9^{9^{9^9}}", "refused: it is too large to be worked out"),
+        ("5", r"\frac{5}{0}", "refused: it has no value"),
+        ("5", "(5", "refused: `(` never closes"),
+        (r"\{1,2\}", "(1,2)", "different: the label is a set, the answer a tuple or interval (...)"),
+        (r"\text{June 20}", "June 21", "different; of the label only its own writing is accepted"),
+    ],
+)
+def test_refusal_has_its_reason(label, answer, why):
+    grade = math(Sample(index=17, response=rf"\boxed{{{answer}}}", label=label))
+    assert grade.score == 0.0
+    assert grade.details["why"].startswith(why)
+
+
+def test_words_in_any_order_of_signs_raise_nothing():
+    signs = [
+        r"\frac",
+        r"\sqrt",
+        r"\text{or}",
+        r"\pm",
+        r"\cup",
+        r"\over",
+        r"\choose",
+        r"\le",
+        r"\pmod",
+        r"\infty",
+        "^",
+        "_",
+        "|",
+    ]
+    signs += [
+        "{",
+        "}",
+        "(",
+        ")",
+        "[",
+        "]",
+        r"\{",
+        r"\}",
+        ",",
+        ":",
+        "=",
+        "+",
+        "-",
+        "/",
+        "!",
+        "%",
+        "$",
+        "5",
+        "0",
+        "x",
+        "i",
+        "cm",
+    ]
+    random = Random(7)
+    for _ in range(2000):
+        answer = " ".join(random.choices(signs, k=random.randint(1, 9)))
+        why = math(Sample(index=17, response=rf"\boxed{{{answer}}}", label="[0,5]")).details["why"]
+        assert why is not None and "sympy failed" not in why, answer
 
 
 @pytest.mark.parametrize(

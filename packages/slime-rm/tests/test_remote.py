@@ -13,7 +13,7 @@ from slime_rm.batches import Batches
 from slime_rm.judge import Judge
 from slime_rm.remote import RemoteReward
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(300)
 REMOTE = "slime_rm.remote:RemoteReward"
 
 
@@ -57,6 +57,14 @@ def test_the_servers_of_a_model_of_the_run_are_asked_in_turn(server, tmp_path):
         remote(server, samples, rm_url="served:judge/rm", run_dir=str(tmp_path), connections=1) == [1.0] * 4
     )
     assert [path for path, *_ in server.requests] == ["/a/rm", "/b/rm", "/a/rm", "/b/rm"]
+
+
+def test_a_server_of_the_run_is_sent_its_key_and_no_other_server_is(server, tmp_path):
+    write_addresses(tmp_path, "judge", [server.url], key="secret")
+    assert remote(server, [Sample()], rm_url="served:judge", run_dir=str(tmp_path)) == [1.0]
+    assert remote(server, [Sample()], run_dir=str(tmp_path)) == [1.0]
+    sent = [headers.get("Authorization") for _, _, headers in server.requests]
+    assert sent == ["Bearer secret", None]
 
 
 def test_a_server_that_comes_back_elsewhere_is_found(server, tmp_path):
@@ -121,11 +129,11 @@ def test_what_a_server_refuses_is_not_asked_again(server):
 
 
 def test_a_server_that_is_down_is_one_error():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{free.getsockname()[1]}"
-    options = {"rm_url": url, "tries": 2, "first_wait_s": 0.01}
-    (error,) = asked(lambda: RemoteReward(**options), [Sample()])
+    with socket.socket() as held:  # nobody else listens there meanwhile
+        held.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{held.getsockname()[1]}"
+        options = {"rm_url": url, "tries": 2, "first_wait_s": 0.01}
+        (error,) = asked(lambda: RemoteReward(**options), [Sample()])
     assert str(error).startswith(f"{url}: no answer after 2 tries (the last: ConnectError")
 
 

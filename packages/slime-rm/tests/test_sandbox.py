@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from slime_rm.sandbox.running import Limits, run
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(600)
 CLONE = {"x86_64": 56, "aarch64": 220}[os.uname().machine]
 
 

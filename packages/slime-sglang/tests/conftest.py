@@ -14,9 +14,10 @@ import torch
 from slime_core.assemble import make_build
 from slime_core.config.load import load_settings
 from slime_core.plugins.registry import Registry
-from slime_core.protocols import Completion, RolloutEngine, SamplingParams
+from slime_core.protocols import RolloutEngine, SamplingParams
 from slime_models.families.llama import LLAMA
 from slime_sglang.build import create_engine
+from slime_sglang.draft import Draft
 from slime_sglang.engine import SglangEngine
 from slime_sglang.section import SglangSection
 from slime_sglang.stager import stager_of
@@ -27,7 +28,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from .fake_fleet import run_fleet
 
 VOCAB, EOS = 128, 127
-SERVER_ARGS = {"max_total_tokens": 4096, "max_running_requests": 4, "stream_interval": 4}
+SERVER_ARGS = {"max_total_tokens": 65536, "max_running_requests": 4, "stream_interval": 4}
+#: What takes minutes, and is ended by whoever asks for it: a request that is under way for as long as a test wants.
+ENDLESS = SamplingParams(max_new_tokens=15000, min_new_tokens=15000, temperature=0)
 
 
 class Serving:
@@ -38,7 +41,7 @@ class Serving:
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
 
-    def run(self, work: Coroutine[Any, Any, Any], *, timeout_s: float = 120) -> Any:
+    def run(self, work: Coroutine[Any, Any, Any], *, timeout_s: float = 400) -> Any:
         """Run a coroutine on the loop and return what it returns."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
 
@@ -56,7 +59,7 @@ def _tiny_llama(seed: int) -> LlamaForCausalLM:
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        max_position_embeddings=1024,
+        max_position_embeddings=16384,
         initializer_range=0.1,
         tie_word_embeddings=False,
         bos_token_id=None,
@@ -68,12 +71,12 @@ def _tiny_llama(seed: int) -> LlamaForCausalLM:
 
 
 def _new_engine(
-    model_path: Path, folder: Path, *, address: str | None = None, **settings: Any
+    model_path: Path, folder: Path, *, address: str | None = None, key: str | None = None, **settings: Any
 ) -> SglangEngine:
-    section = SglangSection(**{"server_args": SERVER_ARGS, "start_timeout_s": 300, **settings})
+    section = SglangSection(**{"server_args": SERVER_ARGS, "start_timeout_s": 600, **settings})
     stager = stager_of(model_path, LLAMA, dtype="float32", section=section, disk_dir=folder / "weights")
     return SglangEngine(
-        model_path, dtype="float32", section=section, folder=folder, stager=stager, address=address
+        model_path, dtype="float32", section=section, folder=folder, stager=stager, address=address, key=key
     )
 
 
@@ -114,17 +117,55 @@ def log_probs_of() -> Callable[..., tuple[list[float], list[int]]]:
     return _log_probs_of
 
 
-@pytest.fixture(scope="session")
-def starting_gun() -> Callable[[SglangEngine], Coroutine[Any, Any, Completion]]:
-    """Returns once a server has generated a few tokens: what was asked of it before is under way then."""
-    params = SamplingParams(max_new_tokens=4, temperature=0)
-    return lambda engine: engine.generate([1, 2, 3], params)
+@torch.no_grad()
+def _shortfalls_of(model: LlamaForCausalLM, prompt: list[int], tokens: list[int]) -> list[float]:
+    logits = model(torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1 : -1]
+    logits[:, EOS] = -torch.inf
+    chosen = logits.gather(1, torch.tensor(tokens)[:, None])[:, 0]
+    return (logits.amax(-1) - chosen).tolist()
 
 
 @pytest.fixture(scope="session")
-def eos() -> int:
-    """The id that ends a response."""
-    return EOS
+def shortfalls_of() -> Callable[[LlamaForCausalLM, list[int], list[int]], list[float]]:
+    """How much less likely each token is than the likeliest, in nats, of a response that must not end yet."""
+    return _shortfalls_of
+
+
+@pytest.fixture(scope="session")
+def endless() -> SamplingParams:
+    """Of a greedy request that a test has to end."""
+    return ENDLESS
+
+
+@pytest.fixture(scope="session")
+def under_way() -> Callable[..., Coroutine[Any, Any, None]]:
+    """Returns once a draft has some tokens, which a stream brings; or so many at least."""
+
+    async def wait(draft: Draft, n_tokens: int = 1) -> None:
+        while len(draft.completion("none").tokens) < n_tokens:
+            await asyncio.sleep(0.01)
+
+    return wait
+
+
+@pytest.fixture(scope="session")
+def running() -> Callable[[SglangEngine, int], Coroutine[Any, Any, None]]:
+    """Returns once a server runs so many requests, by its own count, and each has a token."""
+
+    async def wait(engine: SglangEngine, n_requests: int) -> None:
+        while (await loads(engine))["num_running_reqs"] != n_requests:
+            await asyncio.sleep(0.05)
+        await engine.generate(
+            [1, 2, 3], SamplingParams(max_new_tokens=4, temperature=0)
+        )  # all take these steps
+
+    return wait
+
+
+async def loads(engine: SglangEngine) -> dict[str, Any]:
+    """What a server counts of its requests, now and then."""
+    (counted,) = (await engine._client.get("/v1/loads", timeout_s=60))["loads"]
+    return counted
 
 
 @pytest.fixture(scope="session")
@@ -149,7 +190,7 @@ def serving_of() -> Callable[..., Iterator[Serving]]:
 
     def start(engine: RolloutEngine, *, log: Path, staging: Path) -> Iterator[Serving]:
         serving = Serving(engine, log=log, staging=staging)
-        serving.run(engine.start(), timeout_s=320)
+        serving.run(engine.start(), timeout_s=620)
         yield serving
         serving.run(engine.close())
 

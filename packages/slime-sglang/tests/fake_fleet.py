@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from inspect import getcoroutinelocals
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +22,18 @@ from slime_sglang.seat import Seat
 from slime_sglang.section import FleetSection, SglangSection
 from slime_sglang.stager import Stager
 
-from .fake_worker import TOKENS_OF_ANSWER, FakeWorker
+from .fake_worker import KEY, TOKENS_OF_ANSWER, FakeWorker
 
 PARAMS = SamplingParams(max_new_tokens=TOKENS_OF_ANSWER)
 PROMPTS = [[number, 7] for number in range(12)]
-#: Checks come when something is suspected, and otherwise so seldom that none does.
+#: Checks come when something is suspected, and otherwise so seldom that none does. What is well has time to answer.
 WATCHED = {
     "use_fault_tolerance": True,
-    "rollout_health_check_interval": 50,
-    "rollout_health_check_timeout": 0.5,
+    "rollout_health_check_interval": 500,
+    "rollout_health_check_timeout": 30,
 }
+#: For what hangs. It is found by a deadline, which whatever is well has to meet, also on a busy machine.
+HANGING = WATCHED | {"rollout_health_check_interval": 0.2, "rollout_health_check_timeout": 2}
 
 
 @asynccontextmanager
@@ -60,6 +63,7 @@ async def _opened(
             folder=folder,
             name=f"server-{number}-{before}",
             address=workers[n_engines if before else number].address,
+            key=KEY,
             role=roles[number],
         )
         engine.is_external = not spare  # one that is, is not replaced
@@ -114,7 +118,7 @@ def run_fleet(
 
     async def within() -> Any:
         opened = _opened(model_path, folder, routed=routed, spare=spare, roles=roles, settings=settings)
-        async with asyncio.timeout(40), opened as started:
+        async with asyncio.timeout(100), opened as started:
             return await scenario(*started)
 
     return asyncio.run(within())
@@ -131,3 +135,18 @@ def right(answers, prompts=PROMPTS):
 async def until(condition):
     while not condition():
         await asyncio.sleep(0.01)
+
+
+def tokens_so_far(task):
+    """The tokens that have arrived of a response, which a task of its own has a fleet generate."""
+    if task.done():
+        return task.result().tokens
+    draft = getcoroutinelocals(task.get_coro()).get("draft")
+    return [] if draft is None else draft.completion("none").tokens
+
+
+async def begun(fleet, prompts, params, n_tokens=1):
+    """Ask for responses at once; return a task for each when that many tokens of it have arrived."""
+    tasks = [asyncio.create_task(fleet.generate(prompt, params)) for prompt in prompts]
+    await until(lambda: all(len(tokens_so_far(task)) >= n_tokens for task in tasks))
+    return tasks

@@ -5,16 +5,31 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import logging
 import pickle
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http_exceptions import BadHttpMessage
 from slime_models.transfer.manifest import read_manifest
 from slime_sglang import loader
+from slime_sglang.process import HeldPort
 
 TOKENS_OF_ANSWER = 3
+#: That workers ask for, as SGLang does: everywhere but for their health.
+KEY = "the-key-of-the-workers"
+
+
+def is_no_preface(record: logging.LogRecord) -> bool:
+    """Whether a log record is of anything but the preface of HTTP/2, by which sglang-router greets a worker first."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not (isinstance(error, BadHttpMessage) and "Pause on PRI/Upgrade" in error.message)
+
+
+_LOG = logging.getLogger("fake_worker")
+_LOG.addFilter(is_no_preface)
 
 
 class FakeWorker:
@@ -33,6 +48,9 @@ class FakeWorker:
         """What was sent to `/generate`."""
         self.faults_within: list[str] = []
         """What comes after the first token of the next streams: as in `faults`, or `end`."""
+        self.break_off = asyncio.Event()
+        """Those faults wait for it."""
+        self.break_off.set()
         self.hold = asyncio.Event()
         """Answers to `/generate` wait for it."""
         self.hold.set()
@@ -53,18 +71,25 @@ class FakeWorker:
         """Listen."""
         app = web.Application()
         app.router.add_route("*", "/{path:.*}", self._handle)
-        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
+        self._runner = web.AppRunner(app, shutdown_timeout=0.1, logger=_LOG)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
-        await site.start()
-        self.address = f"127.0.0.1:{site._server.sockets[0].getsockname()[1]}"
+        self._port = HeldPort()
+        await web.TCPSite(self._runner, "127.0.0.1", self._port.number).start()
+        self.address = f"127.0.0.1:{self._port.number}"
+
+    async def stop(self) -> None:
+        """Close every connection and take no more; nobody else gets the port."""
+        await self._runner.cleanup()
 
     async def close(self) -> None:
-        """Close the port and every connection."""
-        await self._runner.cleanup()
+        """Stop, and let go of the port."""
+        await self.stop()
+        self._port.release()
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         path = request.path
+        if not path.startswith("/health") and request.headers.get("Authorization") != f"Bearer {KEY}":
+            return web.json_response({"error": "Unauthorized"}, status=401)
         self.asked.append(path)
         fault = self.faults.get(path)
         if fault == "hang":
@@ -101,7 +126,10 @@ class FakeWorker:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         await self._send(response, self._answer(body, 0, 1))
-        match self.faults_within.pop() if self.faults_within else None:
+        fault = self.faults_within.pop() if self.faults_within else None
+        if fault is not None:
+            await self.break_off.wait()
+        match fault:
             case "torn":
                 await response.write(b'data: {"meta_info": {"finish_reason"')
                 request.transport.close()

@@ -14,16 +14,19 @@ import pytest
 from slime_core.protocols import SamplingParams
 from slime_core.weights import sync_weights
 
+from .fake_fleet import begun, tokens_so_far, until
 from .sender import Sender
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(1200)]
 
 PROMPTS = [[5, 6, number] for number in range(6)]
 #: Read in five pieces of 64 tokens.
 LONG_PROMPT = [1 + number * 37 % 126 for number in range(300)]
 GREEDY = SamplingParams(max_new_tokens=12, temperature=0)
 LONG = SamplingParams(max_new_tokens=200, min_new_tokens=200, temperature=0)
-INTERVAL_S, DEADLINE_S = 3, 15
+#: Minutes of work for the cores, ended by whoever asks for it.
+ENDLESS = SamplingParams(max_new_tokens=5000, min_new_tokens=5000, temperature=0)
+INTERVAL_S, DEADLINE_S = 3, 30
 
 
 def sender_of(model, kind=Sender):
@@ -40,7 +43,7 @@ def pair(served_by_flags, model_path, tmp_path_factory):
         "rollout-health-check-interval": INTERVAL_S,
         "rollout-health-check-timeout": DEADLINE_S,
         "rollout-engine-restarts": 1,
-        "sglang-max-total-tokens": 4096,
+        "sglang-max-total-tokens": 65536,
         "sglang-max-running-requests": 8,
         "sglang-chunked-prefill-size": 64,
         "sglang-stream-interval": 8,
@@ -63,24 +66,28 @@ def check_holds(pair, log_probs_of):
 
 
 def update(pair, model, version, transport="memory"):
-    pair.run(sync_weights(sender_of(model), pair.engine, version=version, timeout_s=120, transport=transport))
+    pair.run(sync_weights(sender_of(model), pair.engine, version=version, timeout_s=240, transport=transport))
 
 
-async def whole(fleet):
-    """Ask for all long answers at once, and return a task for them once some tokens have arrived."""
-    work = asyncio.gather(*(fleet.generate(prompt, LONG) for prompt in PROMPTS))
-    await fleet.generate([1, 2, 3], SamplingParams(max_new_tokens=16, temperature=0))
-    return work
+@pytest.fixture
+def assert_greedy(log_probs_of, shortfalls_of):
+    """Checks that each token of an answer is the likeliest of the model of its version, with its log-prob.
 
+    Beyond 200 tokens float32 is further off than 1e-5, and may take one token for another that is as likely.
+    """
 
-def assert_greedy(prompt, answer, models, log_probs_of):
-    """Check that each token of a long answer is the likeliest of the model of its version, with its log-prob."""
-    for span in answer.metadata["weight_versions"]:
-        place = slice(span["start"], span["end"])
-        log_probs, likeliest = log_probs_of(models[span["version"]], prompt, answer.tokens, can_end=False)
-        assert answer.tokens[place] == likeliest[place]
-        assert answer.log_probs[place] == pytest.approx(log_probs[place], abs=1e-5, rel=0)
-    assert span["end"] == len(answer.tokens) == len(answer.log_probs) == LONG.max_new_tokens
+    def check(prompt, answer, models):
+        is_long = len(answer.tokens) > 200
+        for span in answer.metadata["weight_versions"]:
+            model, place = models[span["version"]], slice(span["start"], span["end"])
+            log_probs, _ = log_probs_of(model, prompt, answer.tokens, can_end=False)
+            assert max(shortfalls_of(model, prompt, answer.tokens)[place]) < (1e-4 if is_long else 1e-6)
+            assert answer.log_probs[place] == pytest.approx(
+                log_probs[place], abs=1e-4 if is_long else 1e-5, rel=0
+            )
+        assert span["end"] == len(answer.tokens) == len(answer.log_probs)
+
+    return check
 
 
 def group_of(seat):
@@ -105,7 +112,7 @@ def test_what_one_reads_the_other_continues_as_transformers_does(pair, model, ch
 
 
 def test_updates_reach_both_and_requests_under_way_go_on_with_the_new_weights(
-    pair, tiny_llama, check_holds, log_probs_of
+    pair, tiny_llama, check_holds, assert_greedy
 ):
     update(pair, tiny_llama(1), "1")
     check_holds(tiny_llama(1))
@@ -116,34 +123,39 @@ def test_updates_reach_both_and_requests_under_way_go_on_with_the_new_weights(
         async def _buckets(self):
             async for bucket in super()._buckets():
                 yield bucket
-            self.work = await whole(pair.engine)
+            self.tasks = await begun(pair.engine, PROMPTS, ENDLESS)
 
     async def scenario():
         sender = sender_of(tiny_llama(2), kind=LateSender)
-        await sync_weights(sender, pair.engine, version="2", timeout_s=120, transport="distributed")
-        return await sender.work
+        await sync_weights(sender, pair.engine, version="2", timeout_s=240, transport="distributed")
+        n_tokens = [len(tokens_so_far(task)) for task in sender.tasks]
+        await until(
+            lambda: all(len(tokens_so_far(t)) > n for t, n in zip(sender.tasks, n_tokens, strict=True))
+        )
+        await pair.engine.abort()
+        return await asyncio.gather(*sender.tasks)
 
     answers = pair.run(scenario())
     models = {"1": tiny_llama(1).double(), "2": tiny_llama(2).double()}
     for prompt, answer in zip(PROMPTS, answers, strict=True):
-        assert_greedy(prompt, answer, models, log_probs_of)
-    began = [answer.metadata["weight_versions"][0]["version"] for answer in answers]
-    assert "1" in began  # what arrived before is kept
-    assert {answer.weight_version for answer in answers} == {"2"}
+        assert_greedy(prompt, answer, models)
+        versions = [span["version"] for span in answer.metadata["weight_versions"]]
+        assert versions == ["1", "2"]  # what arrived before is kept
     check_holds(tiny_llama(2))
 
 
 def test_an_abort_ends_what_is_read_what_is_generated_and_what_waits(pair, tiny_llama, check_holds):
     async def scenario():
-        work = await whole(pair.engine)
-        more = asyncio.gather(*(pair.engine.generate([*LONG_PROMPT, n], LONG) for n in range(6)))
-        await pair.engine._seats[0].engine.model_info()  # as long as it takes them to arrive
+        tasks = await begun(pair.engine, PROMPTS, ENDLESS)
+        more = [asyncio.create_task(pair.engine.generate([*LONG_PROMPT, n], ENDLESS)) for n in range(6)]
+        _, writer = pair.engine._seats
+        await until(lambda: writer.pending == len(tasks) + len(more))
         await pair.engine.abort()
-        return await work + await more
+        return await asyncio.gather(*tasks), await asyncio.gather(*more)
 
-    answers = pair.run(scenario())
-    assert {answer.finish_reason for answer in answers} == {"abort"}
-    assert any(answer.tokens for answer in answers)
+    begun_ones, others = pair.run(scenario())
+    assert {answer.finish_reason for answer in begun_ones + others} == {"abort"}
+    assert all(0 < len(answer.tokens) < ENDLESS.max_new_tokens for answer in begun_ones)
     assert all(seat.pending == 0 for seat in pair.engine._seats)
     check_holds(tiny_llama(2))
 
@@ -155,44 +167,46 @@ def test_both_give_their_memory_back_and_take_it_again(pair, tiny_llama, check_h
     check_holds(tiny_llama(2))
 
 
-def test_one_that_generates_is_killed_and_no_token_is_lost(pair, tiny_llama, check_holds, log_probs_of):
+def test_one_that_generates_is_killed_and_no_token_is_lost(pair, tiny_llama, check_holds, assert_greedy):
     _, seat = pair.engine._seats
     group = group_of(seat)
 
     async def scenario():
-        work = await whole(pair.engine)
+        tasks = await begun(pair.engine, PROMPTS, LONG)
         os.killpg(group, signal.SIGKILL)
-        answers = await work
+        answers = await asyncio.gather(*tasks)
         await back(seat)
         return answers
 
-    for prompt, answer in zip(PROMPTS, pair.run(scenario(), timeout_s=400), strict=True):
-        assert_greedy(prompt, answer, {"2 again": tiny_llama(2).double()}, log_probs_of)
+    for prompt, answer in zip(PROMPTS, pair.run(scenario(), timeout_s=1000), strict=True):
+        assert_greedy(prompt, answer, {"2 again": tiny_llama(2).double()})
+        assert len(answer.tokens) == LONG.max_new_tokens
     assert group_of(seat) != group
     check_holds(tiny_llama(2))
 
 
 def test_one_that_reads_hangs_and_is_replaced_while_the_other_goes_on(
-    pair, tiny_llama, check_holds, living, log_probs_of
+    pair, tiny_llama, check_holds, living, assert_greedy
 ):
     seat, writer = pair.engine._seats
     group, kept = group_of(seat), group_of(writer)
 
     async def scenario():
-        work = await whole(pair.engine)
+        tasks = await begun(pair.engine, PROMPTS, LONG)
         os.killpg(group, signal.SIGSTOP)
         begin = time.monotonic()
         late = asyncio.create_task(pair.engine.generate(LONG_PROMPT, GREEDY))
         while seat.state == "serving":
             await asyncio.sleep(0.1)
-        seconds, answers = time.monotonic() - begin, await work
+        seconds, answers = time.monotonic() - begin, await asyncio.gather(*tasks)
         await late
         return seconds, answers
 
-    seconds, answers = pair.run(scenario(), timeout_s=400)
+    seconds, answers = pair.run(scenario(), timeout_s=1000)
     for prompt, answer in zip(PROMPTS, answers, strict=True):
-        assert_greedy(prompt, answer, {"2 again": tiny_llama(2).double()}, log_probs_of)
-    assert seconds < 1.5 * (INTERVAL_S + DEADLINE_S)
+        assert_greedy(prompt, answer, {"2 again": tiny_llama(2).double()})
+        assert len(answer.tokens) == LONG.max_new_tokens
+    assert seconds < 4 * (INTERVAL_S + DEADLINE_S)  # without checks: the request's deadline, an hour
     assert living(group) == []  # a stopped process holds its memory
     assert group_of(writer) == kept
     update(pair, tiny_llama(3), "3", "disk")

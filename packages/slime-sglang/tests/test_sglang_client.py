@@ -5,14 +5,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import aiohttp
 import pytest
 from aiohttp import web
+from aiohttp.base_protocol import BaseProtocol
 from slime_core.errors import DeadlineError, EngineError
-from slime_sglang.client import ServerFaultError, SglangClient
-from slime_sglang.process import HeldPort, free_port
+from slime_sglang.client import ServerFaultError, SglangClient, _lines
+from slime_sglang.process import HeldPort
 
 
-def ask(answer: Callable, *, take: Callable | None = None, retries: int = 3, timeout_s: float = 10):
+def ask(
+    answer: Callable,
+    *,
+    take: Callable | None = None,
+    retries: int = 3,
+    timeout_s: float = 60,
+    key: str | None = None,
+):
     """Post to a server that answers the n-th request by `answer(n, request)`; return (answer or error, requests).
 
     With `take`, which gets the events, the answer is a stream.
@@ -28,9 +37,9 @@ def ask(answer: Callable, *, take: Callable | None = None, retries: int = 3, tim
         app.router.add_post("/generate", handle)
         runner = web.AppRunner(app, shutdown_timeout=0.1)
         await runner.setup()
-        port = free_port()
-        await web.TCPSite(runner, "127.0.0.1", port).start()
-        client = SglangClient(f"http://127.0.0.1:{port}", connections=2, retries=retries)
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        (address,) = runner.addresses
+        client = SglangClient(f"http://127.0.0.1:{address[1]}", connections=2, retries=retries, key=key)
         try:
             if take is not None:
                 return await client.stream("/generate", {}, take, timeout_s=timeout_s)
@@ -136,6 +145,39 @@ def test_events_before_a_fault_have_arrived(answer, message):
     assert (events, requests) == ([{"n": 1}], 1)
 
 
+def test_what_arrived_before_a_cut_is_taken_also_where_nobody_waited_for_it_yet():
+    """The reader is held up while events and the end of the connection come; aiohttp then raises first."""
+
+    async def scenario():
+        content = aiohttp.StreamReader(BaseProtocol(asyncio.get_running_loop()), 2**16)
+        content.feed_data(b'data: {"n": 1}\n\ndata: {"n": 2}\n\ndata: {"n"')
+        content.set_exception(aiohttp.ClientPayloadError("cut"))
+        lines = []
+        with pytest.raises(aiohttp.ClientPayloadError):
+            async for line in _lines(content):
+                lines.append(line)
+        return lines
+
+    assert asyncio.run(scenario()) == [b'data: {"n": 1}', b"", b'data: {"n": 2}', b""]
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_server_that_refuses_the_key_says_what_it_wants(status):
+    for key, found in ((None, "it was sent no key"), ("mine", "the key that it was sent is not its own")):
+        error, requests = ask(saying(status, "no"), key=key)
+        assert (type(error), requests) == (EngineError, 1)
+        assert f"status {status}: {found}; wanted the one that it was started with" in str(error)
+        assert "mine" not in str(error)
+
+
+def test_a_key_is_sent_with_every_request():
+    async def answer(number, request):
+        return web.json_response(request.headers.get("Authorization"))
+
+    assert ask(answer, key="mine") == ("Bearer mine", 1)
+    assert ask(answer) == (None, 1)
+
+
 def test_a_stream_is_asked_for_again_only_where_it_was_not_begun():
     async def answer(number, request):
         return await (saying(503, "busy") if number < 3 else streaming(b"data: [DONE]\n\n"))(number, request)
@@ -154,11 +196,13 @@ def test_a_slow_answer_misses_its_deadline():
 
 def test_a_closed_port_is_an_error_after_all_retries():
     async def scenario():
-        client = SglangClient(f"http://127.0.0.1:{free_port()}", connections=1, retries=1)
+        port = HeldPort()  # where nobody else listens meanwhile
+        client = SglangClient(f"http://127.0.0.1:{port.number}", connections=1, retries=1)
         try:
-            await client.post("/generate", {}, timeout_s=10)
+            await client.post("/generate", {}, timeout_s=60)
         finally:
             await client.close()
+            port.release()
 
     with pytest.raises(EngineError, match="ClientConnectorError"):
         asyncio.run(scenario())

@@ -16,12 +16,12 @@ from slime_models.tokenizer import load_tokenizer
 from slime_sglang.client import ServerFaultError
 from slime_sglang.draft import Draft
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 PROMPTS = [[5, 6, 7, 8], [9], [100, 3, 77, 12, 64, 31, 2]]
 GREEDY = SamplingParams(max_new_tokens=12, temperature=0)
 LONG = SamplingParams(max_new_tokens=240, min_new_tokens=240, temperature=0)
-ENDLESS = SamplingParams(max_new_tokens=1000, min_new_tokens=1000, temperature=0)
+TOO_LONG = [5] * 20000
 
 
 def test_greedy_tokens_and_log_probs_are_those_of_transformers(serving, model, log_probs_of):
@@ -125,56 +125,68 @@ def test_a_stop_string_that_two_requests_share_ends_the_response(serving, model_
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_abort_answers_with_what_there_is_and_to_those_who_wait_here(serving, starting_gun, stream):
+def test_abort_answers_with_what_there_is_and_to_those_who_wait_here(serving, running, endless, stream):
+    """The server has room for four requests, and so has the engine."""
+
     async def scenario():
-        drafts = [Draft([i, 5], ENDLESS) for i in range(6)]
+        drafts = [Draft([i, 5], endless) for i in range(6)]
         requests = [serving.engine.extend(draft, stream=stream) for draft in drafts]
         tasks = [asyncio.ensure_future(request) for request in requests[:3]]
-        gun = asyncio.ensure_future(starting_gun(serving.engine))  # it and the three before are at the server
+        await running(serving.engine, 3)
         tasks += [asyncio.ensure_future(request) for request in requests[3:]]
-        await gun
+        while serving.engine.pending < len(requests):
+            await asyncio.sleep(0)
         await serving.engine.abort()
         await asyncio.gather(*tasks)
         return [draft.completion("none") for draft in drafts]
 
     answers = serving.run(scenario())
     assert [answer.finish_reason for answer in answers] == ["abort"] * 6
-    assert all(0 < len(answer.tokens) < ENDLESS.max_new_tokens for answer in answers[:3])
+    assert all(0 < len(answer.tokens) < endless.max_new_tokens for answer in answers[:3])
     assert [answer.tokens for answer in answers[4:]] == [[], []]
 
 
-def test_a_paused_request_goes_on_where_it_was(serving, starting_gun):
+async def quiet(draft):
+    """Return how many tokens a draft has, once no more come."""
+    n_tokens = -1
+    while n_tokens != (n_tokens := len(draft.completion("none").tokens)):
+        await asyncio.sleep(0.5)
+    return n_tokens
+
+
+def test_a_paused_request_goes_on_where_it_was(serving, model, under_way, endless, log_probs_of):
     async def scenario():
-        whole = await serving.engine.generate(PROMPTS[0], LONG)
-        task = asyncio.ensure_future(serving.engine.generate(PROMPTS[0], LONG))
-        await starting_gun(serving.engine)
+        draft = Draft(PROMPTS[0], endless)
+        task = asyncio.ensure_future(serving.engine.extend(draft, stream=True))
+        await under_way(draft)
         await serving.engine.pause()
-        done, _ = await asyncio.wait([task], timeout=1.0)
+        n_tokens = await quiet(draft)  # of a request that is not paused tokens come for minutes
         await serving.engine.resume()
-        return whole, done, await task
+        await under_way(draft, n_tokens + 50)
+        await serving.engine.abort()
+        await task
+        return n_tokens, draft.completion("none").tokens
 
-    whole, done, answer = serving.run(scenario())
-    assert not done
-    assert answer.tokens == whole.tokens
+    n_tokens, tokens = serving.run(scenario())
+    assert 0 < n_tokens < n_tokens + 50 <= len(tokens)
+    _, likeliest = log_probs_of(model, PROMPTS[0], tokens[: n_tokens + 50], can_end=False)
+    assert tokens[: n_tokens + 50] == likeliest
 
 
-def test_memory_is_released_once_nothing_is_generated_any_more(serving, starting_gun):
+def test_memory_is_released_once_nothing_is_generated_any_more(serving, under_way):
     """SGLang ends a server that is told to release its memory while a batch is under way."""
 
     async def scenario():
-        engine = serving.engine
-        task, check = (
-            asyncio.ensure_future(work)
-            for work in (engine.generate([5, 6], LONG), engine.probe(timeout_s=60))
-        )
-        await starting_gun(engine)
+        engine, draft = serving.engine, Draft([5, 6], LONG)
+        task = asyncio.ensure_future(engine.extend(draft, stream=True))
+        check = asyncio.ensure_future(engine.probe(timeout_s=60))
+        await under_way(draft)
         await engine.offload()
-        was_done = task.done(), check.done()
+        await asyncio.gather(task, check)  # without the memory nothing would be generated that was left
         await engine.onload()
-        return was_done, await task, await engine.generate([5, 6], LONG)
+        return draft.completion("none"), await engine.generate([5, 6], LONG)
 
-    was_done, during, after = serving.run(scenario())
-    assert was_done == (True, True)
+    during, after = serving.run(scenario())
     assert during.tokens == after.tokens
 
 
@@ -182,13 +194,15 @@ def test_a_request_that_the_server_refuses_is_an_error_at_once(serving):
     refused = '"POST /generate HTTP/1.1" 400'
     before = serving.log.read_text().count(refused)
     with pytest.raises(EngineError, match=r"/generate.*(longer|exceed|length)"):
-        serving.run(serving.engine.generate([5] * 1100, GREEDY))
+        serving.run(serving.engine.generate(TOO_LONG, GREEDY))
+    while serving.log.read_text().count(refused) == before:  # a server logs after it has answered
+        serving.run(asyncio.sleep(0.05))
     assert serving.log.read_text().count(refused) - before == 1  # it would be refused again
 
 
 def test_a_refusal_within_a_stream_is_an_error_and_no_fault_of_the_server(serving):
     with pytest.raises(EngineError, match=r"/generate.*(longer|exceed|length)") as caught:
-        serving.run(serving.engine.extend(Draft([5] * 1100, GREEDY), stream=True))
+        serving.run(serving.engine.extend(Draft(TOO_LONG, GREEDY), stream=True))
     assert not isinstance(caught.value, ServerFaultError)
 
 
@@ -200,15 +214,16 @@ def test_a_model_that_cannot_be_served_ends_the_start_with_the_log(new_engine, m
 
 @pytest.mark.faults
 def test_a_killed_server_is_noticed_at_once_and_leaves_nobody_behind(
-    new_engine, starting_gun, living, model_path, tmp_path
+    new_engine, under_way, endless, living, model_path, tmp_path
 ):
     async def scenario():
         engine = new_engine(model_path, tmp_path)
         await engine.start()
         try:
             group = engine._server._process.pid
-            task = asyncio.ensure_future(engine.generate([5, 6], LONG))
-            await starting_gun(engine)
+            draft = Draft([5, 6], endless)
+            task = asyncio.ensure_future(engine.extend(draft, stream=True))
+            await under_way(draft)
             os.kill(group, signal.SIGKILL)
             begin = time.monotonic()
             with pytest.raises(EngineError, match=r"server ended with status -9.*server\.log"):
@@ -221,5 +236,5 @@ def test_a_killed_server_is_noticed_at_once_and_leaves_nobody_behind(
         return noticed, group
 
     noticed, group = asyncio.run(scenario())
-    assert noticed < 5
+    assert noticed < 60  # unnoticed it would be the request's deadline, an hour
     assert living(group) == []

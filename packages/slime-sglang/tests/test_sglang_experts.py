@@ -16,6 +16,7 @@ from slime_models.families.glm4_moe import GLM4_MOE
 from slime_models.families.qwen3_moe import QWEN3_MOE
 from slime_models.transfer.manifest import Spec
 from slime_sglang.compat import PATCHES
+from slime_sglang.draft import Draft
 from slime_sglang.engine import SglangEngine
 from slime_sglang.held import held_tensors
 from slime_sglang.loader import Order, check, read_verdict
@@ -26,7 +27,7 @@ from transformers import AutoModelForCausalLM, Glm4MoeConfig, Qwen3MoeConfig
 
 from .sender import Sender
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 LAYERS, EXPERTS, TOPK = 2, 4, 2
 PROMPTS = [[5, 6, 7, 8], [9], [100, 3, 77, 12, 64, 31, 2]]
@@ -45,7 +46,7 @@ SIZES = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 16,
-    "max_position_embeddings": 256,
+    "max_position_embeddings": 16384,
     "initializer_range": 0.1,
     "tie_word_embeddings": False,
     "bos_token_id": None,
@@ -111,8 +112,8 @@ def serving(kind, serving_of, models, folders, tmp_path_factory):
     """A started engine whose completions say which experts each token passed."""
     folder = tmp_path_factory.mktemp("experts-server")
     section = SglangSection(
-        server_args={"max_total_tokens": 1024, "max_running_requests": 4},
-        start_timeout_s=300,
+        server_args={"max_total_tokens": 65536, "max_running_requests": 4, "stream_interval": 4},
+        start_timeout_s=600,
         staging_dir=folder,
     )
     stager = stager_of(
@@ -168,33 +169,37 @@ def check_serves(serving, log_probs_of):
 
 
 def update(serving, sender, version, transport="memory"):
-    serving.run(sync_weights(sender, serving.engine, version=version, timeout_s=60, transport=transport))
+    serving.run(sync_weights(sender, serving.engine, version=version, timeout_s=240, transport=transport))
 
 
 def test_tokens_log_probs_and_routes_are_those_of_transformers(models, check_serves):
     check_serves(models[0])
 
 
-def test_a_request_that_is_aborted_has_the_routes_of_what_was_generated(serving, models, starting_gun):
+def test_a_request_that_is_aborted_has_the_routes_of_what_was_generated(serving, models, under_way, endless):
     async def scenario():
-        task = asyncio.ensure_future(serving.engine.generate(PROMPTS[0], LONG))
-        await starting_gun(serving.engine)
+        draft = Draft(PROMPTS[0], endless)
+        task = asyncio.ensure_future(serving.engine.extend(draft, stream=True))
+        await under_way(draft)
         await serving.engine.abort()
-        return await task
+        await task
+        return draft.completion("none")
 
     answer = serving.run(scenario())
     assert answer.finish_reason == "abort"
-    assert 0 < len(answer.tokens) < LONG.max_new_tokens
+    assert 0 < len(answer.tokens) < endless.max_new_tokens
     check_routes(models[0], PROMPTS[0], answer)
 
 
-def test_a_request_that_was_paused_has_the_routes_of_all_its_tokens(serving, models, starting_gun):
+def test_a_request_that_was_paused_has_the_routes_of_all_its_tokens(serving, models, under_way):
     async def scenario():
-        task = asyncio.ensure_future(serving.engine.generate(PROMPTS[0], LONG))
-        await starting_gun(serving.engine)
+        draft = Draft(PROMPTS[0], LONG)
+        task = asyncio.ensure_future(serving.engine.extend(draft, stream=True))
+        await under_way(draft)
         await serving.engine.pause()
         await serving.engine.resume()
-        return await task
+        await task
+        return draft.completion("none")
 
     answer = serving.run(scenario())
     assert len(answer.tokens) == LONG.max_new_tokens

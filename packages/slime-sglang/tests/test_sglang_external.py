@@ -10,19 +10,19 @@ import pytest
 from slime_core.errors import EngineError
 from slime_core.protocols import SamplingParams
 from slime_sglang.engine import SglangEngine
-from slime_sglang.process import free_port
+from slime_sglang.process import HeldPort
 from slime_sglang.section import SglangSection
 
-from .fake_worker import FakeWorker
+from .fake_worker import KEY, FakeWorker
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.fixture
 def join(model_path, tmp_path):
     """Join a server that says the given things of itself; returns how it was used."""
 
-    def run(served=None, routes=False, version="default", is_updated=True, **info):
+    def run(served=None, routes=False, version="default", is_updated=True, key=KEY, **info):
         async def scenario():
             worker = FakeWorker(served or model_path, **info)
             worker.version = version
@@ -34,6 +34,7 @@ def join(model_path, tmp_path):
                 section=section,
                 folder=tmp_path,
                 address=worker.address,
+                key=key,
                 routes=routes,
                 is_updated=is_updated,
             )
@@ -107,13 +108,23 @@ def test_a_server_whose_weights_could_not_be_proven_is_refused(join, said, messa
         join(**said)
 
 
+@pytest.mark.parametrize(
+    ("key", "found"), [(None, "it was sent no key"), ("another", "the key that it was sent is not its own")]
+)
+def test_a_server_that_asks_for_another_key_is_refused_by_the_flag_that_names_it(join, key, found):
+    with pytest.raises(EngineError, match=rf"model_info: status 401: {found}; .*--rollout-external-key-file"):
+        join(key=key)
+
+
 def test_an_address_where_nobody_answers_is_refused_at_once(model_path, tmp_path):
+    port = HeldPort()
     engine = SglangEngine(
         model_path,
         dtype="float32",
         section=SglangSection(request_retries=0),
         folder=tmp_path,
-        address=f"127.0.0.1:{free_port()}",
+        address=f"127.0.0.1:{port.number}",
     )
     with pytest.raises(EngineError, match=r"127\.0\.0\.1:\d+: nobody answers .*; start it first"):
         asyncio.run(engine.start())
+    port.release()

@@ -12,15 +12,16 @@ from slime_core.protocols import SamplingParams
 from slime_core.weights import sync_weights
 from slime_models.families.llama import LLAMA
 from slime_sglang.engine import SglangEngine
+from slime_sglang.key import VARIABLE, new_key
 from slime_sglang.loader import LOADERS
-from slime_sglang.process import ServerProcess, free_port
+from slime_sglang.process import HeldPort, ServerProcess
 from slime_sglang.section import SglangSection
 from slime_sglang.server import server_command, server_environment
 from slime_sglang.stager import stager_of
 
 from .sender import Sender
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(1200)]
 
 PROMPT = [5, 6, 7, 8]
 GREEDY = SamplingParams(max_new_tokens=12, temperature=0)
@@ -52,9 +53,10 @@ def sender_of(model):
 
 
 def test_weights_reach_a_host_that_shares_a_disk_alone(model, model_path, tiny_llama, log_probs_of, tmp_path):
-    memory, port = tmp_path / "memory", free_port()
+    memory, held, key = tmp_path / "memory", HeldPort(), new_key()
+    port = held.number
     memory.mkdir()
-    section = SglangSection(staging_dir=memory, start_timeout_s=300)
+    section = SglangSection(staging_dir=memory, start_timeout_s=600)
     arguments = [
         "--custom-weight-loader", *LOADERS, "--max-total-tokens", "1024", "--max-running-requests", "4",
     ]  # fmt: skip
@@ -64,11 +66,11 @@ def test_weights_reach_a_host_that_shares_a_disk_alone(model, model_path, tiny_l
             str(memory),
             *server_command(model_path, port=port, dtype="float32", arguments=arguments),
         ],
-        environment=server_environment() | {"HF_HUB_OFFLINE": "1"},
+        environment=server_environment() | {"HF_HUB_OFFLINE": "1", VARIABLE: key},
         log=tmp_path / "server.log",
     )
     engine = SglangEngine(
-        model_path, dtype="float32", section=section, folder=tmp_path, address=f"127.0.0.1:{port}",
+        model_path, dtype="float32", section=section, folder=tmp_path, address=f"127.0.0.1:{port}", key=key,
         stager=stager_of(model_path, LLAMA, dtype="float32", section=section, disk_dir=tmp_path / "weights"),
     )  # fmt: skip
 
@@ -85,10 +87,10 @@ def test_weights_reach_a_host_that_shares_a_disk_alone(model, model_path, tiny_l
         await engine.start()
         for number in (1, 2):
             sent = sender_of(tiny_llama(number))
-            await sync_weights(sent, engine, version=str(number), timeout_s=60, transport="disk")
+            await sync_weights(sent, engine, version=str(number), timeout_s=240, transport="disk")
             assert await check_serves(tiny_llama(number)) == str(number)
         for transport in ("memory", "distributed", "disk-delta"):
-            work = sync_weights(sender_of(model), engine, version="3", timeout_s=60, transport=transport)
+            work = sync_weights(sender_of(model), engine, version="3", timeout_s=240, transport=transport)
             with pytest.raises(
                 WeightSyncError, match=rf"{memory}/\S+: the server's host does not see this folder"
             ):
@@ -102,4 +104,5 @@ def test_weights_reach_a_host_that_shares_a_disk_alone(model, model_path, tiny_l
             await scenario()
 
     asyncio.run(whole())
+    held.release()
     assert list(tmp_path.glob("verdict-*")) == []

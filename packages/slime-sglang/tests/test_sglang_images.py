@@ -18,12 +18,11 @@ from slime_sglang.section import SglangSection
 
 from .tiny_vision import IMAGE, PLACEHOLDER, START, TinyVision, as_url, picture
 
-pytestmark = [pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 A, B = picture(1, width=24, height=32), picture(2, width=40, height=16)
 TEXT = f"t5 t6 {IMAGE} t7 t8"
 GREEDY = SamplingParams(max_new_tokens=12, temperature=0)
-LONG = SamplingParams(max_new_tokens=240, min_new_tokens=240, temperature=0)
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +41,7 @@ def serving(serving_of, vision, tmp_path_factory):
     """A started engine of it."""
     folder = tmp_path_factory.mktemp("vision-server")
     section = SglangSection(
-        server_args={"max_total_tokens": 4096, "max_running_requests": 4}, start_timeout_s=300
+        server_args={"max_total_tokens": 65536, "max_running_requests": 4}, start_timeout_s=600
     )
     engine = SglangEngine(vision.folder, dtype="float32", section=section, folder=folder)
     yield from serving_of(engine, log=folder / "server.log", staging=folder)
@@ -86,21 +85,25 @@ def test_what_is_in_the_image_changes_the_answer(ask):
     assert first.log_probs != pytest.approx(second.log_probs, abs=1e-2)
 
 
-def test_an_aborted_response_goes_on_with_the_same_images(serving, ask, tokenizer, starting_gun):
-    tokens, unbroken = ask(TEXT, [as_url(A)], LONG)
+def test_an_aborted_response_goes_on_with_the_same_images(serving, ask, tokenizer, running, endless):
+    tokens = tokenizer.encode_with_images(TEXT, [as_url(A)])
     sample = Sample(index=0, tokens=list(tokens), multimodal_inputs={"image": [as_url(A)]})
     context = GenerateContext(engine=serving.engine, tokenizer=tokenizer)
 
     async def broken():
-        work = asyncio.ensure_future(single_turn(context, sample, LONG))
-        await starting_gun(serving.engine)
+        work = asyncio.ensure_future(single_turn(context, sample, endless))
+        await running(serving.engine, 1)
         await serving.engine.abort()
         await work
 
     serving.run(broken())
     assert sample.status is Status.ABORTED
-    assert 0 < sample.response_length < 240
-    serving.run(single_turn(context, sample, LONG))
+    n_tokens = sample.response_length
+    assert 0 < n_tokens < endless.max_new_tokens
+    more = SamplingParams(max_new_tokens=n_tokens + 20, min_new_tokens=n_tokens + 20, temperature=0)
+    serving.run(single_turn(context, sample, more))
+    assert sample.response_length == n_tokens + 20
+    _, unbroken = ask(TEXT, [as_url(A)], more)
     assert sample.response_tokens == unbroken.tokens
     assert sample.rollout_log_probs == pytest.approx(unbroken.log_probs, abs=2e-5)
 
@@ -124,13 +127,15 @@ def test_held_out_images_are_evaluated(serving, vision, ask, tokenizer, tmp_path
             }
         )
     data = tmp_path / "images.jsonl"
+    key = tmp_path / "key"
+    key.write_text(serving.engine.key)
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     flags = {
         "run-name": "seen", "output-dir": tmp_path, "num-rollout": 1, "hf-checkpoint": vision.folder,
         "prompt-data": data, "label-key": "label", "multimodal-keys": '{"image": "images"}',
         "rollout-engine": "sglang", "rollout-external-engine-addrs": serving.engine.url.removeprefix("http://"),
         "rollout-batch-size": 1, "rollout-max-response-len": 12, "rm-type": "exact", "train-backend": "none",
-        "eval-interval": 1, "eval-temperature": 0, "sglang-dtype": "float32",
+        "eval-interval": 1, "eval-temperature": 0, "sglang-dtype": "float32", "rollout-external-key-file": key,
     }  # fmt: skip
     words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
     command = [sys.executable, "-m", "slime_core", "eval", *words, "--apply-chat-template"]

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from slime_core.errors import ConfigError
-from slime_core.served import resolve_url
+from slime_core.served import key_of, resolve_url
 from slime_sglang.addresses import AddressBook
 from slime_sglang.engine import SglangEngine
 from slime_sglang.keeper import Keeper
@@ -14,9 +14,9 @@ from slime_sglang.seat import Seat
 from slime_sglang.section import FleetSection, SglangSection
 
 from .fake_fleet import WATCHED, until
-from .fake_worker import FakeWorker
+from .fake_worker import KEY, FakeWorker
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
 
 def test_rewards_find_the_servers_that_there_are(model_path, tmp_path):
@@ -38,6 +38,7 @@ def test_rewards_find_the_servers_that_there_are(model_path, tmp_path):
                     folder=tmp_path,
                     name=f"judge-{number}-{before}",
                     address=workers[number + 2 * before].address,
+                    key=KEY,
                 )
                 engine.is_external = number == 1  # which is not replaced
                 return engine
@@ -49,9 +50,10 @@ def test_rewards_find_the_servers_that_there_are(model_path, tmp_path):
         try:
             await keeper.start()
             assert served() == [first, second]
-            await workers[0].close()
+            assert key_of("served:judge/v1", tmp_path) == KEY
+            await workers[0].stop()
             await until(lambda: served() == [second, spare])
-            await workers[1].close()
+            await workers[1].stop()
             await until(lambda: served() == [spare])
             await keeper.close()
             with pytest.raises(ConfigError):

@@ -11,7 +11,7 @@ from slime_sglang.client import ServerFaultError
 
 from .fake_fleet import PROMPTS, generate_all, right
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
 
 class Half:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import json
 import os
+import pickle
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -19,6 +21,7 @@ from slime_core.errors import ConfigError, EngineError
 from slime_core.plugins.registry import Registry
 from slime_core.testing.tabular import LetterTokenizer
 from slime_sglang import compat, cpu, hooks
+from slime_sglang.key import new_key, read_key
 from slime_sglang.section import SglangSection, known_arguments
 from slime_sglang.server import gpu_arguments, server_arguments, server_command, server_environment
 
@@ -119,7 +122,7 @@ def test_hooks_name_sglang_without_importing_it() -> None:
 def test_command_on_cuda_leaves_the_choices_to_sglang() -> None:
     command = server_command("m", port=8000, dtype="bfloat16", device="cuda")
     assert " ".join(command[1:]) == (
-        "-m sglang.launch_server --model-path m --host 127.0.0.1 --port 8000 --dtype bfloat16"
+        "-m slime_sglang.launch --model-path m --host 127.0.0.1 --port 8000 --dtype bfloat16"
     )
     assert server_environment(device="cuda") == {}
 
@@ -204,9 +207,70 @@ def test_an_argument_that_sglang_has_not_is_refused_with_the_nearest_name(tmp_pa
     assert "fleet.rollout_num_gpus_per_engine" in problem
     (problem,) = problems_of(*REQUIRED, "--sglang-ssl-keyfile", "key.pem")
     assert "wanted nothing: the server listens on this host alone, to plain HTTP" in problem
+    (problem,) = problems_of(*REQUIRED, "--sglang-api-key", "a-secret")
+    assert "wanted nothing: the run makes a key for its servers" in problem
+    assert "a-secret" not in problem
     (problem,) = problems_of(*REQUIRED, "--sglang-dp-size", "2")
     assert "sglang.server_args.dp_size: found 2; wanted 1; weights that arrive are proven for" in problem
     assert problems_of(*REQUIRED, "--sglang-dp-size", "1") == []
+
+
+@pytest.mark.parametrize(
+    ("flag", "wanted"),
+    [
+        (("--sglang-tokenizer-worker-num", "2"), "found 2; wanted 1"),
+        (("--sglang-grpc-port", "7"), "found 7; wanted nothing"),
+        (("--sglang-smg-grpc-mode",), "found True; wanted nothing"),
+    ],
+)
+def test_ways_into_a_server_past_its_key_are_refused(flag: Sequence[str], wanted: str) -> None:
+    (problem,) = problems_of(*REQUIRED, *flag)
+    assert wanted in problem
+    assert "does not ask for the run's key" in problem
+    assert problems_of(*REQUIRED, "--sglang-tokenizer-worker-num", "1") == []
+
+
+EXTERNAL = ("--rollout-external-engine-addrs", "127.0.0.1:1")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "an empty file; wanted one line"),
+        ("one\ntwo\n", "more than a key; wanted one line"),
+        ("a key", "more than a key"),
+        ("schlüssel", "more than a key"),
+        (b"\xff\xfe", "(not UTF-8); wanted a file with a key"),
+        (None, "(No such file or directory); wanted a file with a key"),
+    ],
+)
+def test_a_file_without_a_key_is_refused(tmp_path: Path, text: str | bytes | None, message: str) -> None:
+    file = tmp_path / "key"
+    if text is not None:
+        file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    (problem,) = problems_of(*REQUIRED, *EXTERNAL, "--rollout-external-key-file", str(file))
+    assert problem.startswith(f"fleet.rollout_external_key_file: found {file}")
+    assert message in problem
+
+
+def test_a_key_is_read_from_its_file_and_wants_something_that_asks_for_it(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("sk-123\n")
+    assert read_key(tmp_path / "key", where="x") == "sk-123"
+    flag = ("--rollout-external-key-file", str(tmp_path / "key"))
+    assert problems_of(*REQUIRED, *EXTERNAL, *flag) == []
+    assert problems_of(*REQUIRED, "--sglang-router-ip", "a", "--sglang-router-port", "1", *flag) == []
+    (problem,) = problems_of(*REQUIRED, *flag)
+    assert (
+        "and nothing that runs already; wanted rollout_external_engine_addrs or sglang_router_ip" in problem
+    )
+
+
+def test_a_key_is_hidden_where_values_are_shown_and_kept_where_they_are_copied() -> None:
+    key = new_key()
+    copies = [pickle.loads(pickle.dumps(key)), copy.deepcopy(key)]
+    assert all(repr({"api_key": each}) == "{'api_key': '***'}" for each in (key, *copies))
+    assert f"{key}" == str(copies[0]) == str(copies[1])
+    assert key != new_key()
 
 
 @pytest.mark.parametrize(

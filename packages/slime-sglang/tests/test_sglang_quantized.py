@@ -37,7 +37,7 @@ from transformers import (
 
 from .sender import Sender
 
-pytestmark = pytest.mark.timeout(420)
+pytestmark = pytest.mark.timeout(1200)
 
 PROMPT = [5, 6, 7, 8]
 GREEDY = SamplingParams(max_new_tokens=12, temperature=0)
@@ -205,7 +205,7 @@ def serving(serving_of, models, tmp_path_factory):
     place = tmp_path_factory.mktemp("quantised-server")
     section = SglangSection(
         server_args={"max_total_tokens": 1024, "max_running_requests": 4},
-        start_timeout_s=300,
+        start_timeout_s=600,
         staging_dir=place,
     )
     disk = place / "weights"
@@ -229,7 +229,7 @@ def check_serves(serving, models, log_probs_of):
 
 def update(serving, sender, transport="memory"):
     work = sync_weights(
-        sender, serving.engine, version=str(next(VERSIONS)), timeout_s=60, transport=transport
+        sender, serving.engine, version=str(next(VERSIONS)), timeout_s=240, transport=transport
     )
     serving.run(work)
 

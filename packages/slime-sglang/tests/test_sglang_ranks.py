@@ -16,7 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from .sender import Sender
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(1200)]
 
 VOCAB = 130
 PROMPT = [5, 6, 7, 129]
@@ -63,7 +63,9 @@ def check_serves(ranks, model):
 
 
 def update(ranks, tensors, version, transport):
-    ranks.run(sync_weights(Sender(tensors), ranks.engine, version=version, timeout_s=60, transport=transport))
+    ranks.run(
+        sync_weights(Sender(tensors), ranks.engine, version=version, timeout_s=240, transport=transport)
+    )
 
 
 @pytest.mark.parametrize(
@@ -97,7 +99,7 @@ def test_bytes_that_change_on_their_way_are_named_by_the_rank_that_checks_them(r
 
     torn = Torn(tensors)
     with pytest.raises(WeightSyncError) as caught:
-        ranks.run(sync_weights(torn, ranks.engine, version="bad", timeout_s=60, transport="memory"))
+        ranks.run(sync_weights(torn, ranks.engine, version="bad", timeout_s=240, transport="memory"))
     assert first in str(caught.value)
     assert second in str(caught.value)
     check_serves(ranks, llama(4))

@@ -7,28 +7,30 @@ import socket
 from collections import Counter
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from slime_core.errors import EngineError
 from slime_core.protocols import SamplingParams
+from slime_sglang.client import SglangClient
 from slime_sglang.draft import Draft
 from slime_sglang.router import Router
 from slime_sglang.routing import Routing
 from slime_sglang.section import SglangSection
 from slime_sglang.spread import pick
 
-from .fake_worker import FakeWorker
+from .fake_worker import KEY, FakeWorker
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
 PARAMS = SamplingParams(max_new_tokens=3)
 
 
 @asynccontextmanager
-async def routed(policy, folder, *, address=(None, None)):
+async def routed(policy, folder, *, address=(None, None), key=None):
     """Yield a started router and two workers that it does not know yet."""
     workers = [FakeWorker(folder), FakeWorker(folder)]
-    router = Router(policy, address=address, width=64, section=SglangSection(), folder=folder)
+    router = Router(policy, address=address, width=64, section=SglangSection(), folder=folder, key=key)
     try:
         for worker in workers:
             await worker.start()
@@ -59,11 +61,11 @@ def test_load_spreads_and_follows_workers_that_leave_and_come_back(tmp_path):
     async def scenario():
         async with routed("round_robin", tmp_path) as (router, first, second):
             counts = []
-            await router.add(url(first))
-            await router.add(url(second))
-            for change in (None, router.remove, router.add):
+            await router.add(url(first), KEY)
+            await router.add(url(second), KEY)
+            for change in (None, lambda: router.remove(url(first)), lambda: router.add(url(first), KEY)):
                 if change is not None:
-                    await change(url(first))
+                    await change()
                 first.answered, second.answered = [], []
                 answers = await ask(router, 20)
                 assert [answer.tokens[0] for answer in answers] == [number + 1 for number in range(20)]
@@ -79,7 +81,7 @@ def test_the_router_still_drops_the_question_for_routes(tmp_path):
 
     async def scenario():
         async with routed("round_robin", tmp_path) as (router, first, _second):
-            await router.add(url(first))
+            await router.add(url(first), KEY)
             await router._client.post("/generate", asked, timeout_s=30)
             return first.bodies
 
@@ -93,8 +95,8 @@ def test_the_router_still_drops_the_question_for_routes(tmp_path):
 def test_a_session_stays_on_one_worker(tmp_path, policy):
     async def scenario():
         async with routed(policy, tmp_path) as (router, first, second):
-            await router.add(url(first))
-            await router.add(url(second))
+            await router.add(url(first), KEY)
+            await router.add(url(second), KEY)
             for number in range(10):
                 first.answered, second.answered = [], []
                 await ask(router, 4, session=lambda _, number=number: f"session {number}")
@@ -106,13 +108,40 @@ def test_a_session_stays_on_one_worker(tmp_path, policy):
 def test_a_router_that_runs_already_is_joined_and_left_running(tmp_path):
     async def scenario():
         async with routed("round_robin", tmp_path) as (router, first, _second):
-            async with routed("", tmp_path, address=("127.0.0.1", router._port)) as (joined, *_):
-                await joined.add(url(first))
+            async with routed("", tmp_path, address=("127.0.0.1", router._port), key=router._key) as (
+                joined,
+                *_,
+            ):
+                await joined.add(url(first), KEY)
                 await ask(joined, 3)
             await ask(router, 3)
             return len(first.answered)
 
     assert asyncio.run(scenario()) == 6
+
+
+def test_a_router_that_is_started_asks_for_a_key_which_its_command_line_and_its_log_do_not_show(tmp_path):
+    async def scenario():
+        async with routed("round_robin", tmp_path) as (router, first, _second):
+            await router.add(url(first), KEY)
+            for key in (None, "nonsense", KEY):
+                stranger = SglangClient(router.url, connections=1, retries=0, key=key)
+                for method, path in (("GET", "/workers"), ("POST", "/workers"), ("POST", "/generate")):
+                    with pytest.raises(EngineError, match=rf"{path}: status 401: "):
+                        await stranger.call(method, path, {"url": url(first)}, timeout_s=60)
+                await stranger.close()
+            assert "/generate" not in first.asked
+            await ask(router, 1)
+            command = Path(f"/proc/{router._process._process.pid}/cmdline").read_bytes()
+            return router._key, command
+
+    key, command = asyncio.run(scenario())
+    assert len(key) > 30
+    assert b"sglang_router" in command
+    assert not [secret for secret in (key, KEY) if secret.encode() in command]
+    files = [path.read_bytes() for path in tmp_path.iterdir() if path.is_file()]
+    assert len(files) >= 1
+    assert not [secret for secret in (key, KEY) for file in files if secret.encode() in file]
 
 
 def test_a_port_in_use_is_refused_by_the_flag_that_names_it(tmp_path):
@@ -123,6 +152,7 @@ def test_a_port_in_use_is_refused_by_the_flag_that_names_it(tmp_path):
         router = Router("random", address=(None, port), width=1, section=SglangSection(), folder=tmp_path)
         with pytest.raises(EngineError, match=rf"--sglang-router-port: port {port} of this host is in use"):
             asyncio.run(router.start())
+        asyncio.run(router.close())
 
 
 @dataclass

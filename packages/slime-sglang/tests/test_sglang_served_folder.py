@@ -169,7 +169,7 @@ def test_a_folder_that_is_another_or_not_whole_is_named(folders, problems, damag
 
 
 def test_quantised_weights_are_not_trained(folders, registry):
-    from slime_models.hooks import slime_check_config
+    from slime_models.hooks import slime_check_build
 
     _, few = folders("qwen3", "fp8-block")
     settings = load_settings(
@@ -177,7 +177,10 @@ def test_quantised_weights_are_not_trained(folders, registry):
         ["--rollout-batch-size", "1", "--rollout-max-response-len", "8", "--hf-checkpoint", str(few)],
         registry=registry,
     )
-    (problem,) = slime_check_config(settings=settings)
+    build = BuildContext(
+        settings=settings, registry=registry, tokenizer=None, model_path=few, run_dir=few.parent
+    )
+    (problem,) = slime_check_build(build=build)
     assert "quantised weights (quantization_config in config.json); wanted the weights to train" in str(
         problem
     )

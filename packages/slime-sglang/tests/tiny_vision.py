@@ -105,7 +105,7 @@ def _config() -> Qwen3VLConfig:
             "num_attention_heads": 4,
             "num_key_value_heads": 2,
             "head_dim": 16,
-            "max_position_embeddings": 1024,
+            "max_position_embeddings": 16384,
             "initializer_range": 0.1,
             "rope_parameters": rope,
             "tie_word_embeddings": False,

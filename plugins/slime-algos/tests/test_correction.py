@@ -46,7 +46,8 @@ def test_weights_by_hand(options, expected):
 
 def test_metrics_are_over_trained_tokens():
     _, metrics = weights()
-    assert metrics["tis"] == pytest.approx(2.625 / 3)
+    assert metrics["tis"] == pytest.approx((4 + 0.5 + 0.125) / 3)  # ratios as they were
+    assert weights(reported="weight")[1]["tis"] == pytest.approx(2.625 / 3)  # 4 is held at 2
     assert metrics["tis_abs"] == pytest.approx((3 + 0.5 + 0.875) / 3)
     assert metrics["tis_clipfrac"] == pytest.approx(1 / 3)
     assert metrics["tis_ess"] == pytest.approx(2.625**2 / (3 * (4 + 0.25 + 1 / 64)))

@@ -104,7 +104,7 @@ def test_importance_weights_count_twice_in_the_token_baseline():
     engine = view.old_log_probs - torch.tensor([1.0, 0.0])
     weighed = dataclasses.replace(view, rollout_log_probs=engine)
     advantages, *_ = optimal_token_baseline(weighed, use_tis=True, tis_clip=2.0)
-    assert advantages.tolist() == pytest.approx([2 * (6 - 16 / 3), -16 / 3])
+    assert advantages.tolist() == pytest.approx([6 - 16 / 3, -16 / 3])
 
 
 def test_equal_rewards_have_a_token_baseline_of_exactly_the_reward():
@@ -176,13 +176,33 @@ def test_whitening_leaves_mean_zero_and_variance_one(estimate):
     [each for each in ALL if each is not optimal_token_baseline],  # its baseline reads them too
     ids=lambda estimate: estimate.__name__,
 )
-def test_importance_weights_multiply_every_estimators_advantages(estimate):
+def test_corrections_change_no_estimators_advantages(estimate):
     view = grouped(4)
-    weighted, _, metrics = estimate(view, use_tis=True, tis_clip=1.1)
-    weights = ((view.old_log_probs - view.rollout_log_probs) * view.loss_mask).exp().clamp(max=1.1)
-    assert weighted.tolist() == pytest.approx((estimate(view)[0] * weights).tolist(), abs=1e-12)
+    advantages, _, metrics, state, correction = estimate(view, use_tis=True, tis_clip=1.1, use_rs=True)
+    assert torch.equal(advantages, estimate(view)[0])
+    assert state == {}
+    ratio = ((view.old_log_probs - view.rollout_log_probs) * view.loss_mask).exp()
     trained = view.loss_mask > 0
-    assert metrics["tis"].item() == pytest.approx(weights[trained].mean().item())
+    assert correction.importance.tolist() == pytest.approx(ratio.clamp(max=1.1).tolist())
+    assert correction.kept.tolist() == ((ratio >= 0.5) & (ratio <= 2.0)).tolist()
+    assert metrics["tis"].item() == pytest.approx(ratio[trained].mean().item())
+
+
+@EVERY
+def test_rejected_tokens_that_do_not_count_are_not_whitened(estimate):
+    view = grouped(4)
+    options = {"normalize_advantages": True, "use_rs": True, "rs_lower_bound": 0.9}
+    white, _, _, _, correction = estimate(view, **options, rs_count_rejected=False)
+    left = (view.loss_mask > 0) & correction.kept
+    assert 1 < left.sum() < view.loss_mask.sum()
+    assert white[left].mean().item() == pytest.approx(0, abs=1e-12)
+    assert torch.equal(estimate(view, **options)[0], estimate(view, normalize_advantages=True)[0])
+
+
+@pytest.mark.parametrize("use", ["use_tis", "use_rs"])
+def test_an_estimator_says_whether_it_gives_importance(use):
+    assert ppo.gives_importance({use: True}) is (use == "use_tis")
+    assert not ppo.gives_importance({})
 
 
 @EVERY

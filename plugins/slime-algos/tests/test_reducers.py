@@ -123,3 +123,9 @@ def test_a_fully_masked_sample_counts_unless_it_is_skipped(reducer, counted, ski
 @pytest.mark.parametrize("reducer", [sample_mean, token_mean, sequence_sum])
 def test_a_step_of_masked_samples_alone_weighs_nothing(reducer):
     assert reducer(view_of([[0], [0, 0]], [0, 1]), skip_masked=True).tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("factor", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_constant_that_nothing_can_be_divided_by_is_refused(factor):
+    with pytest.raises(ValueError, match="constant: loss_scale_factor is"):
+        constant(view_of([[1]], [0]), loss_scale_factor=factor)

@@ -13,7 +13,9 @@ from slime_core.protocols import TokenView, needs_of
     [
         (1.1, 1.0, 2.0, {}, 0.81, 0.0),  # within the clip: (1.1 - 2)²
         (1.5, 1.0, 2.0, {}, 0.64, 1.0),  # clipped to 1.2, whose loss is the larger
-        (0.5, 1.0, 2.0, {}, 2.25, 0.0),  # clipped to 0.8, whose loss is the smaller
+        (0.5, 1.0, 2.0, {}, 2.25, 1.0),  # clipped to 0.8, whose loss is the smaller
+        (0.5, 1.0, 2.0, {"value_clipfrac": "larger"}, 2.25, 0.0),
+        (1.5, 1.0, 2.0, {"value_clipfrac": "larger"}, 0.64, 1.0),
         (1.5, 1.0, 2.0, {"value_clip": None}, 0.25, 0.0),
         (1.5, 1.0, 2.0, {"value_clip": 0.4}, 0.36, 1.0),
         (1.5, 1.0, 2.0, {"value_loss_scale": 0.5}, 0.32, 1.0),

@@ -103,7 +103,7 @@ class TinyModel:
         """Generate all at once on an engine of their own."""
 
         async def together() -> list[Completion]:
-            async with asyncio.timeout(60), self.serving(**options) as engine:
+            async with asyncio.timeout(300), self.serving(**options) as engine:
                 return await asyncio.gather(
                     *(engine.generate(p, q) for p, q in zip(prompts, params, strict=True))
                 )

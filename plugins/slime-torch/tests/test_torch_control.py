@@ -18,7 +18,7 @@ def scenario(tiny):
 
     def run(body, **options):
         async def main():
-            async with asyncio.timeout(60), tiny("llama").serving(**options) as engine:
+            async with asyncio.timeout(300), tiny("llama").serving(**options) as engine:
                 return await body(engine)
 
         return asyncio.run(main())

@@ -12,8 +12,9 @@ from slime_core.config.load import load_settings
 from slime_core.errors import DataError, EngineError
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import RolloutEngine, SamplingParams
+from slime_models.cpu import multiplies_bfloat16
 from slime_models.families.llama import LLAMA
-from slime_torch.engine import TorchEngine, create_engine
+from slime_torch.engine import TorchEngine, create_engine, engine_dtype
 from slime_torch.model import Decoder
 from slime_torch.section import TorchSection
 
@@ -172,7 +173,9 @@ def test_an_unsupported_rope_scaling_is_refused(tiny, tokenizer, tmp_path):
         TorchEngine(tmp_path, LLAMA, tokenizer, dtype=torch.float32, section=TorchSection())
 
 
-@pytest.mark.parametrize(("dtype", "wanted"), [("auto", "bfloat16"), ("float32", "float32")])
+@pytest.mark.parametrize(
+    ("dtype", "wanted"), [("auto", "bfloat16"), ("bfloat16", "bfloat16"), ("float32", "float32")]
+)
 def test_the_factory_reads_its_sections(tiny, tokenizer, tmp_path, dtype, wanted):
     registry = Registry.from_environment()
     flags = {
@@ -198,4 +201,27 @@ def test_the_factory_reads_its_sections(tiny, tokenizer, tmp_path, dtype, wanted
         finally:
             await engine.close()
 
+    if dtype == "auto" and not torch.cuda.is_available() and not multiplies_bfloat16():
+        wanted = "float32"  # the trainer's bfloat16 values, multiplied at three times the speed
     assert asyncio.run(wants()) == wanted
+
+
+@pytest.mark.parametrize("trained_in", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("native", [True, False])
+def test_auto_is_the_dtype_that_is_trained_in_where_its_products_are_fast(monkeypatch, trained_in, native):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr("slime_torch.engine.multiplies_bfloat16", lambda: native)
+    wanted = torch.bfloat16 if trained_in == "bfloat16" and native else torch.float32
+    assert engine_dtype("auto", trained_in=trained_in) == wanted
+    assert engine_dtype("bfloat16", trained_in=trained_in) == torch.bfloat16
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_attention_in_either_dtype_gives_bfloat16_models_the_same_log_probs(tiny, monkeypatch, native):
+    monkeypatch.setattr("slime_torch.engine.attends_in_bfloat16", lambda: native)
+    model = tiny("qwen3")
+    prompts = model.prompts(6, seed=5)
+    params = [SamplingParams(max_new_tokens=12, seed=i) for i in range(6)]
+    for prompt, answer in zip(prompts, model.answers(prompts, params, dtype=torch.bfloat16), strict=True):
+        wanted = torch.tensor(model.log_probs(prompt, answer.tokens))
+        assert (torch.tensor(answer.log_probs) - wanted).abs().mean() < 0.1

@@ -42,7 +42,7 @@ def in_buckets(tensors, size=5):
 
 def scenario(model, body, **options):
     async def main():
-        async with asyncio.timeout(60), model.serving(**options) as engine:
+        async with asyncio.timeout(300), model.serving(**options) as engine:
             return await body(engine)
 
     return asyncio.run(main())
@@ -54,7 +54,7 @@ def test_after_an_update_the_engine_holds_and_serves_the_new_weights(tiny, kind,
     new = tiny(kind, seed=1)
 
     async def body(engine):
-        transport = await sync_weights(Sender(*in_buckets(new.tensors())), engine, version="7", timeout_s=30)
+        transport = await sync_weights(Sender(*in_buckets(new.tensors())), engine, version="7", timeout_s=120)
         return transport, await engine.generate(PROMPT, GREEDY)
 
     transport, answer = scenario(tiny(kind), body, dtype=dtype)
@@ -142,7 +142,7 @@ def test_a_bad_tensor_is_named_and_the_old_weights_keep_serving(tiny, fault):
 
     async def body(engine):
         with pytest.raises(WeightSyncError, match=r"up_proj|v_proj|k_proj|o_proj"):
-            await sync_weights(Sender(items), engine, version="3", timeout_s=30)
+            await sync_weights(Sender(items), engine, version="3", timeout_s=120)
         return await engine.generate(PROMPT, GREEDY)
 
     answer = scenario(old, body)
@@ -176,12 +176,12 @@ def test_a_mixture_of_weights_is_never_served(tiny):
         while not engine._scheduler.running:
             await asyncio.sleep(0)
         with pytest.raises(WeightSyncError, match=r"1 of 21 tensors were not sent: model.layers.0.self_attn"):
-            await sync_weights(Sender(items), engine, version="4", timeout_s=30)
+            await sync_weights(Sender(items), engine, version="4", timeout_s=120)
         with pytest.raises(EngineError, match="mixture"):
             await under_way
         with pytest.raises(EngineError, match="update to version 4 ended after 20 of 21 tensors"):
             await engine.generate(PROMPT, GREEDY)
-        await sync_weights(Sender(*in_buckets(new.tensors())), engine, version="5", timeout_s=30)
+        await sync_weights(Sender(*in_buckets(new.tensors())), engine, version="5", timeout_s=120)
         return await engine.generate(PROMPT, GREEDY)
 
     answer = scenario(tiny("llama"), body)
@@ -196,7 +196,7 @@ def test_an_update_whose_sender_dies_leaves_the_engine_serving(tiny):
 
     async def body(engine):
         with pytest.raises(WeightSyncError, match="the trainer is gone"):
-            await sync_weights(Dead(), engine, version="6", timeout_s=30)
+            await sync_weights(Dead(), engine, version="6", timeout_s=120)
         return await engine.generate(PROMPT, GREEDY)
 
     assert scenario(tiny("llama"), body).weight_version == "initial"
@@ -208,7 +208,7 @@ def test_the_weights_are_held_once(tiny):
 
     async def body(engine):
         before = {id(f): f.tensor.data_ptr() for f in engine.model.weights._fused}
-        await sync_weights(Sender(*in_buckets(model.tensors())), engine, version="1", timeout_s=30)
+        await sync_weights(Sender(*in_buckets(model.tensors())), engine, version="1", timeout_s=120)
         return before == {id(f): f.tensor.data_ptr() for f in engine.model.weights._fused}
 
     assert scenario(model, body)

@@ -1,27 +1,27 @@
-"""Putting a run together from settings: every plugin by its name, then the newest checkpoint."""
+"""Putting a run together from settings: every plugin by its name."""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
 import logging
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slime_core import checkpoint
 from slime_core.batching import make_batch
 from slime_core.build import BuildContext, Rank
-from slime_core.claim import record, take_folder
-from slime_core.config.check import check_build, check_settings
+from slime_core.claim import take_folder
+from slime_core.config.check import check_settings
+from slime_core.config.chosen import plugin_problems
 from slime_core.config.derive import batch_sizes, choices, run_folder, trackers
+from slime_core.config.inputs import model_problems
+from slime_core.config.model_fit import check_build
 from slime_core.config.sections import (
     AlgorithmSection,
-    CheckpointSection,
     DataSection,
-    EvalSection,
     ModelSection,
     RewardSection,
     RolloutSection,
@@ -29,11 +29,13 @@ from slime_core.config.sections import (
     TrainSection,
 )
 from slime_core.config.settings import Settings
-from slime_core.errors import CheckpointError, ConfigError, PluginError, Problem
-from slime_core.openmp import release_threads
+from slime_core.correction import check_importance
+from slime_core.errors import ConfigError, PluginError, Problem
 from slime_core.plugins.bind import bind, choose_options
 from slime_core.plugins.registry import Registry
-from slime_core.protocols import DataSource, TokenView, Trainer, needs_of
+from slime_core.progress import ON_TERMINAL
+from slime_core.protocols import DataSource, ReductionView, TokenView, Trainer, needs_of
+from slime_core.rewards.keys import check_reward_keys
 from slime_core.rewards.overlong import overlong_penalty
 from slime_core.rewards.pool import RewardPool
 from slime_core.rewards.scorer import Scorer
@@ -41,6 +43,8 @@ from slime_core.rollout.driver import failure_of
 from slime_core.run import Run
 from slime_core.rundir import RunDir
 from slime_core.sample import Group
+from slime_core.sources.making import make_eval_source, make_source, prompts_of
+from slime_core.vocabulary import vocabulary_size
 
 if TYPE_CHECKING:
     import numpy as np
@@ -55,20 +59,11 @@ def resolve_model(name: str, registry: Registry) -> Path:
     Raises:
         ConfigError: there is no such folder and no plugin knows the name.
     """
-    if Path(name).is_dir():
+    if os.path.isdir(name):
         return Path(name)
     path: Path | None = registry.hooks.slime_resolve_model(name=name)
     if path is None:
-        known = ", ".join(known for answer in registry.hooks.slime_list_models() for known, _ in answer)
-        raise ConfigError(
-            [
-                Problem(
-                    "model.hf_checkpoint",
-                    repr(name),
-                    f"a Hugging Face folder, or one of: {known or '(install slime-models)'}",
-                )
-            ]
-        )
+        raise ConfigError(model_problems(name, registry))
     return path
 
 
@@ -84,10 +79,6 @@ def resolve_function(
     """Return a plugin function with its options bound from its `*_args` table and its distribution's sections."""
     plugin = registry.find(group, reference)
     function = registry.load(plugin)
-    if not callable(function):
-        raise PluginError(
-            f"{group}: {reference!r} ({plugin.value}) is {type(function).__name__}; wanted a callable"
-        )
     options = choose_options(
         function, where=where, explicit=explicit, section=settings.section_of(plugin.distribution)
     )
@@ -118,11 +109,10 @@ async def assemble(
     build = make_build(settings, registry)
     if create_trainer is None:
         create_trainer = registry.resolve("slime.trainers", settings.section(TrainSection).train_backend)
-    source: DataSource = registry.resolve("slime.sources", settings.section(DataSection).data_source_path)(
-        build
-    )
-    eval_source = _eval_source(settings, registry, build)
+    source = make_source(build)
+    eval_source = make_eval_source(build)
     num_steps = _num_steps(settings, source)
+    await check_reward_keys(settings, functools.partial(make_scorer, settings, registry), prompts_of(source))
     scorer = make_scorer(settings, registry)
     functions = resolve_functions(settings, registry)
     run_dir = RunDir(build.run_dir)
@@ -141,52 +131,12 @@ async def assemble(
         trackers=[registry.resolve("slime.trackers", name)(build) for name in trackers(run_section)],
         sizes=batch_sizes(settings),
         num_steps=num_steps,
+        vocab_size=vocabulary_size(build.model_path, build.tokenizer),
         **functions,
     )
     # Last, when all that can refuse before a start has agreed: nothing is half-written, and nothing deleted in vain.
     take_folder(run_dir, settings, model=build.model_path)
     return run
-
-
-async def start(run: Run) -> None:
-    """Start every part of an assembled run, and restore its newest checkpoint."""
-    load = run.settings.section(CheckpointSection).load
-    found = checkpoint.to_start_from(run.run_dir.checkpoints, load=load)
-    goes_on = found is not None and found.path.parent == run.run_dir.checkpoints
-    record(run.run_dir, run.settings, run.registry, goes_on=goes_on)
-    await run.trainer.start()
-    if found is not None:
-        await restore(run, found)
-    await run.devices.for_engine()
-    await run.engine.start()
-    if run.scorer is not None:
-        await run.scorer.start()
-    checkpoint.clean(run.run_dir.checkpoints)
-    run.run_dir.rewind(run.done_steps)
-    release_threads()  # what a part computed on this thread is done
-
-
-async def restore(run: Run, found: checkpoint.Checkpoint) -> None:
-    """Go to the state of a checkpoint.
-
-    Raises:
-        CheckpointError: it is of another model, other data, or incomplete.
-    """
-    state = found.state()
-    await run.trainer.load(found.trainer)
-    try:
-        run.source.restore(state["source"])
-        run.buffer.restore(state["buffer"])
-        run.eval_before, run.eval_after = state["eval_before"], state["eval_after"]
-        run.evaluated_at = state.get("evaluated_at")  # older checkpoints do not say
-        run.wall_before_s = float(state["wall_s"])
-    except KeyError as error:
-        raise CheckpointError(
-            f"{found.path}: its state has no {error}; wanted a checkpoint of this version"
-        ) from error
-    run.start_step, run.done_steps = found.step + 1, found.step
-    run.saved_at = found.step if found.path.parent == run.run_dir.checkpoints else None
-    logger.info("resumed from %s: next step is %d", found.path, run.start_step)
 
 
 def make_build(settings: Settings, registry: Registry, *, rank: Rank | None = None) -> BuildContext:
@@ -196,7 +146,11 @@ def make_build(settings: Settings, registry: Registry, *, rank: Rank | None = No
         ConfigError: carries every problem between settings, model and chosen plugins.
     """
     model = settings.section(ModelSection)
+    logger.info("importing %s", ", ".join(_long_imports(settings)), extra=ON_TERMINAL)
+    if problems := list(plugin_problems(settings, registry)):
+        raise ConfigError(problems)
     path = resolve_model(model.hf_checkpoint, registry)
+    logger.info("reading the tokenizer of %s", path, extra=ON_TERMINAL)
     build = BuildContext(
         settings=settings,
         registry=registry,
@@ -209,6 +163,15 @@ def make_build(settings: Settings, registry: Registry, *, rank: Rank | None = No
     if problems:
         raise ConfigError(problems)
     return build
+
+
+def _long_imports(settings: Settings) -> list[str]:
+    """Return what takes long to import, as a line of progress names it."""
+    trainer, engine = (
+        settings.section(TrainSection).train_backend,
+        settings.section(RolloutSection).rollout_engine,
+    )
+    return [f"the trainer {trainer}", f"the engine {engine}"]
 
 
 def make_scorer(settings: Settings, registry: Registry) -> Scorer | None:
@@ -263,6 +226,8 @@ class Algorithm:
     """(View, returns) -> (loss, metrics): the critic's loss; None where nothing reads values."""
     reward_parts: tuple[str, ...] = ()
     """Parts of rewards that the estimator reads."""
+    reducer: Callable[[ReductionView], NDArray[np.float64]] | None = None
+    """What gave the batch's tokens their weights; for trainers whose estimators reject tokens that then do not count."""
 
 
 def algorithm(settings: Settings, registry: Registry) -> Algorithm:
@@ -286,6 +251,7 @@ def algorithm(settings: Settings, registry: Registry) -> Algorithm:
         where="algorithm.loss_args",
         explicit=section.loss_args,
     )
+    check_importance(estimator, loss)
     needs = [needs_of(function, getattr(function, "keywords", {})) for function in (estimator, loss)]
     if not hasattr(estimator, "reward_transform"):
         raise PluginError(
@@ -303,22 +269,23 @@ def algorithm(settings: Settings, registry: Registry) -> Algorithm:
         )
     transform = "raw" if section.disable_rewards_normalization else estimator.reward_transform
     parts = getattr(estimator, "reward_parts", lambda options: ())(getattr(estimator, "keywords", {}))
-    return Algorithm(estimator, loss, wanted, transform, value_loss, tuple(parts))
+    reducer = resolve(
+        "slime.reducers", picked.reducer, where="algorithm.reducer_args", explicit=section.reducer_args
+    )
+    return Algorithm(estimator, loss, wanted, transform, value_loss, tuple(parts), reducer)
 
 
 def resolve_functions(settings: Settings, registry: Registry) -> dict[str, Any]:
     """Return the chosen functions, options bound, by the field of `Run` that each is; raises as `algorithm` does."""
     section, rollout = settings.section(AlgorithmSection), settings.section(RolloutSection)
-    picked, chosen = choices(settings), algorithm(settings, registry)
+    chosen = algorithm(settings, registry)
+    assert chosen.reducer is not None
     resolve = functools.partial(resolve_function, settings, registry)
     transform = resolve(
         "slime.reward_transforms",
         settings.section(RewardSection).custom_reward_post_process_path or chosen.reward_transform,
         where="algorithm.reward_transform_args",
         explicit=section.reward_transform_args,
-    )
-    reducer = resolve(
-        "slime.reducers", picked.reducer, where="algorithm.reducer_args", explicit=section.reducer_args
     )
     return {
         "rollout_fn": registry.resolve("slime.rollouts", rollout.rollout_function_path),
@@ -329,7 +296,7 @@ def resolve_functions(settings: Settings, registry: Registry) -> dict[str, Any]:
             global_batch_size=batch_sizes(settings).global_batch_size,
             temperature=rollout.rollout_temperature,
             transform=transform,
-            reducer=reducer,
+            reducer=chosen.reducer,
             reward_key=settings.section(RewardSection).reward_key,
             reward_parts=chosen.reward_parts,
             shaping=_shaping(settings),
@@ -364,15 +331,6 @@ def _drop_reason(settings: Settings, registry: Registry) -> Callable[[Group], st
         settings, registry, "slime.filters", path, where="rollout.filter_args", explicit=explicit
     )
     return lambda group: failure_of(group) or keep(group)
-
-
-def _eval_source(settings: Settings, registry: Registry, build: BuildContext) -> DataSource | None:
-    section = settings.section(EvalSection)
-    if section.eval_interval is None:
-        return None
-    held_out = dataclasses.replace(build, evaluation=True)
-    source: DataSource = registry.resolve("slime.sources", section.eval_data_source_path or "file")(held_out)
-    return source
 
 
 def _num_steps(settings: Settings, source: DataSource) -> int:

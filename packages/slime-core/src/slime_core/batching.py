@@ -64,7 +64,7 @@ def make_batch(
         rollout_ids=c.rollout_ids,
         truncated=c.truncated,
         optimizer_steps=steps,
-        weights=_token_weights(steps, c.response_offsets, c.loss_mask, c.rollout_ids, reducer),
+        weights=token_weights(steps, c.response_offsets, c.loss_mask, c.rollout_ids, reducer),
         temperature=temperature,
         reward_parts={name: _credited(values, c, transform) for name, values in c.reward_parts.items()},
         extra=c.extra,
@@ -96,13 +96,22 @@ def optimizer_steps(
     return tuple(np.flatnonzero(step_of == step) for step in range(executions // global_batch_size))
 
 
-def _token_weights(
+def token_weights(
     steps: Sequence[NDArray[np.int64]],
     response_offsets: NDArray[np.int64],
     loss_mask: NDArray[np.float32],
     rollout_ids: NDArray[np.int64],
     reducer: Callable[[ReductionView], NDArray[np.float64]],
 ) -> NDArray[np.float32]:
+    """Return the share of each response token in the loss of its optimizer step [T].
+
+    Args:
+        steps: positions of the samples of each optimizer step.
+        response_offsets: [N + 1] sample i owns the entries response_offsets[i]:response_offsets[i + 1].
+        loss_mask: [T] 1 where a token is trained on.
+        rollout_ids: [N] execution of each sample.
+        reducer: loss reducer, its options bound.
+    """
     weights = np.zeros(len(loss_mask), dtype=np.float32)
     lengths = np.diff(response_offsets)
     for positions in steps:

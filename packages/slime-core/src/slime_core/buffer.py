@@ -12,15 +12,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slime_core.build import BuildContext
+from slime_core.config.sections import RolloutSection
 from slime_core.errors import CheckpointError, SampleError
 from slime_core.sample import Group, Sample
 
 
 class FifoBuffer:
-    """Groups in the order in which they were put, not copied; satisfies `protocols.Buffer`."""
+    """Groups in the order in which they were put, not copied; satisfies `protocols.Buffer`.
 
-    def __init__(self) -> None:
+    Args:
+        n_samples_per_prompt: executions of the prompt of each group that is restored; None takes any number.
+    """
+
+    def __init__(self, n_samples_per_prompt: int | None = None) -> None:
         self._groups: deque[Group] = deque()
+        self._n_samples = n_samples_per_prompt
 
     def __len__(self) -> int:
         """Return the number of groups held."""
@@ -50,15 +56,24 @@ class FifoBuffer:
         return {"groups": [[_sample_to_json(sample) for sample in group] for group in self._groups]}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take on the content that `state` returned, in place of the present one."""
-        self._groups = deque(
-            [Sample.from_dict(from_json(values)) for values in group] for group in state["groups"]
-        )
+        """Take on the content that `state` returned, in place of the present one.
+
+        Raises:
+            CheckpointError: a group is of another number of samples than this run's.
+        """
+        groups = [[Sample.from_dict(from_json(values)) for values in group] for group in state["groups"]]
+        for group in groups if self._n_samples is not None else ():
+            if (found := len({sample.index for sample in group})) != self._n_samples:
+                raise CheckpointError(
+                    f"buffer: {group[0].name if group else 'a group'} waits with {found} samples of its prompt, this run "
+                    f"has {self._n_samples}; go on with --n-samples-per-prompt {found}"
+                )
+        self._groups = deque(groups)
 
 
 def create_buffer(build: BuildContext) -> FifoBuffer:
     """Build the buffer `fifo`."""
-    return FifoBuffer()
+    return FifoBuffer(build.section(RolloutSection).n_samples_per_prompt)
 
 
 def to_json(value: Any) -> Any:

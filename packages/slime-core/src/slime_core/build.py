@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sized
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from slime_core.json_text import parse_json
 from slime_core.protocols import Tokenizer
 
 if TYPE_CHECKING:
@@ -57,6 +59,17 @@ class BuildContext:
     def section(self, section_type: type[SectionT]) -> SectionT:
         """Return the settings of the section that `section_type` declares."""
         return self.settings.section(section_type)
+
+    @property
+    def vocab_size(self) -> int | None:
+        """How many token ids the model has, by its config.json or else by the tokenizer; None where neither says."""
+        try:
+            size = parse_json((self.model_path / "config.json").read_text(encoding="utf-8"))["vocab_size"]
+        except (OSError, ValueError, KeyError, TypeError):
+            size = None
+        if isinstance(size, int):
+            return size
+        return len(self.tokenizer) if isinstance(self.tokenizer, Sized) else None
 
     @property
     def engine_needs(self) -> frozenset[str]:

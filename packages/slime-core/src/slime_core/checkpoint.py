@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
+import re
+import shlex
 import shutil
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,24 +16,41 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from slime_core.errors import CheckpointError
+from slime_core.parsing import Unreadable, json_object, read_file
 from slime_core.protocols import Trainer
+from slime_core.seal import MANIFEST, damages, flush, read_manifest, seal
 
 STATE = "state.json"
 TRAINER = "trainer"
+_NAME = re.compile("step_[0-9]{1,18}")
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A complete checkpoint on disk."""
+    """A checkpoint on disk, as its name says; `verify` says whether it is whole."""
 
     path: Path
     step: int
     """Last step that is in it."""
+    is_named: bool = False
+    """Whether it was asked for itself, and not as the newest of a run."""
 
     @property
     def trainer(self) -> Path:
         """Folder that the trainer wrote."""
         return self.path / TRAINER
+
+    def verify(self) -> None:
+        """Read every file, and check that each is what the save wrote: before anything of it is used.
+
+        Raises:
+            CheckpointError: names files that are missing, changed or additional, and the newest intact checkpoint before it.
+        """
+        if found := self._damages():
+            raise CheckpointError(
+                f"{self.path}: found {'; '.join(found)}; wanted the files of its save, by the checksums in {MANIFEST}; "
+                f"{self._way_on()}"
+            )
 
     def state(self) -> dict[str, Any]:
         """Return the state of everything but the trainer.
@@ -38,39 +58,82 @@ class Checkpoint:
         Raises:
             CheckpointError: the file is missing or broken.
         """
+        path = self.path / STATE
         try:
-            state: dict[str, Any] = json.loads((self.path / STATE).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise CheckpointError(
-                f"{self.path / STATE}: found {error}; wanted the state that a save writes"
-            ) from error
-        return state
+            return json_object(read_file(path), with_nan=True)
+        except (FileNotFoundError, Unreadable) as error:
+            found = error if isinstance(error, Unreadable) else "nothing"
+            raise CheckpointError(f"{path}: found {found}; wanted the state that a save writes") from error
+
+    def _damages(self) -> list[str]:
+        try:
+            manifest = read_manifest(self.path)
+        except Unreadable as error:
+            return [f"{error} (checkpoints of earlier versions have none, and cannot be checked)"]
+        found = damages(self.path, manifest)
+        if manifest.step != self.step:
+            found.append(f"the checkpoint that {_named(self.path.parent, manifest.step).name} was")
+        return found
+
+    def _way_on(self) -> str:
+        before = [one for one in checkpoints(self.path.parent) if one.step < self.step]
+        intact = next((one.path for one in reversed(before) if not one._damages()), None)
+        if intact is None:
+            return "no checkpoint before it is intact: bring the files back from a copy, or start anew"
+        if self.is_named:
+            return f"the newest intact one before it is {intact}: give that one"
+        aside = shlex.join(["mv", str(self.path), f"{self.path}.damaged"])
+        return f"the newest intact one before it is {intact}: to go on from there, `{aside}`, then the same command"
+
+
+def checkpoints(folder: Path) -> list[Checkpoint]:
+    """Return the checkpoints of a folder, oldest first: whatever has such a name, so that no damaged one is passed over.
+
+    Raises:
+        CheckpointError: the folder cannot be read.
+    """
+    try:
+        names = os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{folder}: cannot be read: {error}") from error
+    found = [Checkpoint(folder / name, int(name[5:])) for name in names if _NAME.fullmatch(name)]
+    return sorted(found, key=lambda one: (one.step, one.path.name))
 
 
 def latest(folder: Path) -> Checkpoint | None:
-    """Return the newest complete checkpoint of a folder, if there is one."""
-    complete = [
-        Checkpoint(path, int(path.name.removeprefix("step_")))
-        for path in folder.glob("step_*")
-        if path.name.removeprefix("step_").isdigit() and (path / STATE).exists()
-    ]
-    return max(complete, key=lambda checkpoint: checkpoint.step, default=None)
+    """Return the newest checkpoint of a folder, if there is one, whole or not."""
+    return next(reversed(checkpoints(folder)), None)
 
 
 def to_start_from(folder: Path | None, *, load: str | None) -> Checkpoint | None:
-    """Return the newest checkpoint of a run, or else the newest of another's folder, if that is given.
+    """Return the newest checkpoint of a run, or else what `load` names: a checkpoint, or the newest of another's folder.
 
     Raises:
         CheckpointError: `load` is to be used, and holds none.
     """
     found = None if folder is None else latest(folder)
     if found is None and load is not None:
-        found = latest(Path(load) / "checkpoints") or latest(Path(load))
+        found = at(Path(load)) or latest(Path(load) / "checkpoints") or latest(Path(load))
         if found is None:
             raise CheckpointError(
-                f"checkpoint.load: {load} holds no checkpoint; wanted a run folder with checkpoints/"
+                f"checkpoint.load: {load} holds no checkpoint; wanted a run folder with checkpoints/, or one of these"
             )
     return found
+
+
+def at(path: Path) -> Checkpoint | None:
+    """Return the checkpoint that a folder itself is; None where it is none."""
+    if not any(os.path.lexists(path / name) for name in (MANIFEST, STATE)):
+        return None
+    path = Path(os.path.abspath(path))
+    if _NAME.fullmatch(path.name):
+        return Checkpoint(path, int(path.name[5:]), is_named=True)
+    try:
+        return Checkpoint(path, read_manifest(path).step, is_named=True)
+    except Unreadable:
+        return Checkpoint(path, 0, is_named=True)  # its check will tell
 
 
 class SavesInBackground(Protocol):
@@ -107,6 +170,7 @@ class Checkpoints:
         self._folder, self._trainer, self._keep = folder, trainer, keep
         self._in_background = in_background
         self._begun: int | None = None
+        self._sealing: asyncio.Future[None] | None = None
 
     async def save(self, step: int, state: Mapping[str, Any]) -> None:
         """Write a checkpoint, or begin to when the one before is complete.
@@ -128,6 +192,8 @@ class Checkpoints:
             with (temporary / STATE).open("w", encoding="utf-8") as file:
                 json.dump(dict(state) | {"step": step}, file)
             await save_trainer(temporary / TRAINER)
+            if not self._in_background:
+                await asyncio.to_thread(seal, temporary, step)
         if self._in_background:
             self._begun = step
         else:
@@ -145,23 +211,36 @@ class Checkpoints:
         if self._begun is None:
             return
         step, self._begun = self._begun, None
-        with self._whole_or_nothing(step):
-            written = await cast(SavesInBackground, self._trainer).written(wait)
-        if written:
+        with self._whole_or_nothing(step) as temporary:
+            is_complete = await self._sealed(temporary, step, wait=wait)
+        if is_complete:
             self._finish(step)
         else:
             self._begun = step
 
+    async def _sealed(self, temporary: Path, step: int, *, wait: bool) -> bool:
+        """Return whether the folder of the save in the background is written and sealed; seal it once it is written."""
+        if self._sealing is None:
+            if not await cast(SavesInBackground, self._trainer).written(wait):
+                return False
+            self._sealing = asyncio.ensure_future(asyncio.to_thread(seal, temporary, step))
+        if not wait and not self._sealing.done():
+            return False
+        sealing, self._sealing = self._sealing, None
+        await sealing
+        return True
+
     def _finish(self, step: int) -> None:
-        """Give a checkpoint that is written its name, then delete all but the newest."""
+        """Give a checkpoint that is sealed its name, then delete all but the newest."""
         final = _named(self._folder, step)
         with self._whole_or_nothing(step) as temporary:
-            _flush(temporary)
             if final.exists():
-                shutil.rmtree(final)
+                _remove(final)
             temporary.rename(final)
-        for old in sorted(self._folder.glob("step_*"))[: -self._keep]:
-            shutil.rmtree(old, ignore_errors=True)
+            flush(self._folder)
+        for old in checkpoints(self._folder)[: -self._keep]:
+            with contextlib.suppress(OSError):
+                _remove(old.path)
 
     @contextlib.contextmanager
     def _whole_or_nothing(self, step: int) -> Iterator[Path]:
@@ -185,21 +264,19 @@ class Checkpoints:
 
 
 def clean(folder: Path) -> None:
-    """Remove what an interrupted save left behind."""
-    for leftover in folder.glob(".tmp_step_*"):
-        shutil.rmtree(leftover, ignore_errors=True)
+    """Remove what an interrupted save or removal left behind."""
+    for pattern in (".tmp_step_*", ".old_step_*"):
+        for leftover in folder.glob(pattern):
+            shutil.rmtree(leftover, ignore_errors=True)
 
 
 def _named(folder: Path, step: int) -> Path:
     return folder / f"step_{step:06d}"
 
 
-def _flush(folder: Path) -> None:
-    """Bring every file of a folder to the disk, so that the rename cannot overtake them."""
-    for path in sorted(folder.rglob("*")):
-        if path.is_file():
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+def _remove(checkpoint: Path) -> None:
+    """Delete a checkpoint, whose name goes first: what has the name is whole."""
+    old = checkpoint.with_name(f".old_{checkpoint.name}")
+    shutil.rmtree(old, ignore_errors=True)
+    checkpoint.rename(old)
+    shutil.rmtree(old, ignore_errors=True)

@@ -7,6 +7,12 @@ import logging
 from collections.abc import Awaitable, Iterator, Sequence
 from typing import Protocol
 
+from slime_core.deadline import within
+
+#: Seconds that a part has to close, and a tracker or plugin to take note of the end.
+CLOSE_S = 30.0
+TELL_S = 40.0
+
 logger = logging.getLogger(__name__)
 
 
@@ -22,7 +28,7 @@ def logged(what: str) -> Iterator[None]:
     """Log an error of the block as what failed, instead of raising it."""
     try:
         yield
-    except Exception as error:  # the run has its outcome by now
+    except (Exception, SystemExit, KeyboardInterrupt) as error:  # the run has its outcome by now
         logger.exception("at the end of the run: %s: %s", what, error)
 
 
@@ -35,4 +41,4 @@ async def close_all(parts: Sequence[Closes]) -> None:
 
 async def _close(part: Closes) -> None:
     with logged(f"{type(part).__name__} was not closed"):
-        await part.close()
+        await within(CLOSE_S, f"closing {type(part).__name__}", part.close())

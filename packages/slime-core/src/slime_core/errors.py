@@ -6,8 +6,12 @@ survives pickling, because most of them cross a process before anybody reads the
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
+
+#: How the note begins that says where the traceback of an error is that no part of slime raised.
+TRACEBACK = "traceback: "
 
 
 class SlimeError(Exception):
@@ -54,6 +58,22 @@ class DeadlineError(SlimeError, TimeoutError):
     """A remote call did not answer in time."""
 
 
+class RunError(SlimeError, RuntimeError):
+    """A run was ended by something that is no error by itself, such as `sys.exit()` in a plugin."""
+
+
+class Interrupted(SlimeError, RuntimeError):
+    """A signal asked the command to end."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        super().__init__(f"{signal.Signals(number).name}; the same command resumes from the last checkpoint")
+
+    def __reduce__(self) -> tuple[type[Interrupted], tuple[int]]:
+        """Pickle by the signal, from which the message is rebuilt."""
+        return type(self), (self.number,)
+
+
 @dataclass(frozen=True)
 class Problem:
     """One thing that is wrong with the settings.
@@ -86,7 +106,9 @@ class ConfigError(SlimeError, ValueError):
 
 
 def exit_status(error: SlimeError) -> int:
-    """Return the process exit status for `error`: 2 for bad input, 1 for a failure while running."""
+    """Return the process exit status for `error`: 2 for bad input, 1 for a failure while running, 128 + n for signal n."""
+    if isinstance(error, Interrupted):
+        return 128 + error.number
     return (
         2 if isinstance(error, ConfigError | PluginError | DataError | RewardError | CheckpointError) else 1
     )

@@ -27,15 +27,21 @@ class Hold:
         """Take the folder, which exists.
 
         Raises:
-            ConfigError: another one has it; says who.
+            ConfigError: another one has it, and says who; or it cannot be locked.
         """
-        file = (folder / LOCK).open("a+", encoding="utf-8")
+        try:
+            file = (folder / LOCK).open("a+", encoding="utf-8", errors="replace")
+        except OSError as error:
+            found, wanted = error.strerror or str(error), "a file in a folder that this process may write to"
+            raise ConfigError(
+                [Problem(str(folder / LOCK), found, wanted, "give another --run-name")]
+            ) from error
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             with file:
                 file.seek(0)
-                found = f"{folder}, which {file.read() or 'another process'} is writing to"
+                found = f"{folder}, which {file.read(200) or 'another process'} is writing to"
             todo = "wait until it has ended, or give another --run-name"
             raise ConfigError([Problem("run.run_name", found, "a folder for itself", todo)]) from None
         except OSError as error:  # a file system without locks

@@ -8,6 +8,7 @@ its image.
 from __future__ import annotations
 
 import base64
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -68,17 +69,19 @@ async def generate(ctx: GenerateContext, sample: Sample, params: SamplingParams)
     return await engine.generate(sample.tokens, params, session_id=sample.session_id, images=media[IMAGE])
 
 
-def image_of(value: Any, *, where: str, folder: Path) -> str:
+def image_of(value: Any, *, where: str, root: Path) -> str:
     """Return an image of a data file as a str, as samples hold it.
 
+    Data is often somebody else's, and is not to choose which of the user's files a model is shown.
+
     Args:
-        value: path, from `folder` if it is relative; `data:` URL; bytes of a file; or a table with one of them under
+        value: path, from `root` if it is relative; `data:` URL; bytes of a file; or a table with one of them under
             `bytes` or `path`, as Hugging Face data sets have it.
         where: the row, for the error.
-        folder: of the data file.
+        root: folder that paths must stay in.
 
     Raises:
-        DataError: it is something else; an address in the network among them.
+        DataError: a path leads out of `root`, or it is something else; an address in the network among them.
     """
     if isinstance(value, Mapping) and (value.get("bytes") or value.get("path")):
         value = value.get("bytes") or value["path"]
@@ -86,8 +89,15 @@ def image_of(value: Any, *, where: str, folder: Path) -> str:
         return "data:image;base64," + base64.b64encode(value).decode()
     if isinstance(value, str) and value.startswith("data:"):
         return value
-    if isinstance(value, str) and value and "://" not in value:
-        return str(folder.absolute() / value)
+    if isinstance(value, str) and value and "://" not in value and "\0" not in value:
+        top = os.path.normpath(root.absolute())
+        path = os.path.normpath(os.path.join(top, value))  # Path keeps `..`
+        if os.path.commonpath([top, path]) != top:
+            raise DataError(
+                f"{where}: found the image {value[:200]!r}, which is not in {top}; wanted a file there; move it, or name "
+                "the folder that images may be read from (--media-root)"
+            )
+        return path
     raise DataError(
         f"{where}: found {str(value)[:60]!r} for an image; wanted the path of a file, a data: URL, or bytes"
     )

@@ -325,6 +325,8 @@ class TokenView:
     """float32 [T]: the critic's values when the step began, without gradient."""
     new_values: Any = None
     """float32 [T]: the critic's values under the weights being trained, with gradient. Only for a critic's loss."""
+    importance: Any = None
+    """float32 [T]: what each token's policy loss is multiplied by, see `correction.Correction`; None for 1."""
 
     def reduce(self, values: Any) -> Any:
         """Return the scalar share of `values` [T] in the whole optimizer step: sum(weights * values).
@@ -352,7 +354,8 @@ class AdvantageEstimator(Protocol):
     """Credits tokens. The attribute `reward_transform` names the reward transform it wants.
 
     Optional attributes: `needs`, the optional fields of the view that it reads (see `needs_of`); `reward_parts`,
-    (options) -> the parts of rewards that it reads; `loss`, the loss that goes with it, `policy_loss` otherwise.
+    (options) -> the parts of rewards that it reads; `loss`, the loss that goes with it, `policy_loss` otherwise;
+    `gives_importance`, (options) -> whether its `Correction` has importance weights.
     """
 
     reward_transform: str
@@ -362,6 +365,7 @@ class AdvantageEstimator(Protocol):
 
         An estimator that remembers something from batch to batch takes the keyword `state`, an empty mapping at
         first, and returns the next state, of JSON values, after the metrics. The trainer saves it with its own.
+        After the state a `correction.Correction` may follow.
         """
 
 
@@ -370,7 +374,8 @@ class LossFn(Protocol):
 
     An optional attribute `needs` says which optional fields of the view it reads (see `needs_of`): entropy
     only with an entropy term, reference log-probs only with a KL term. A critic's loss gets the estimator's
-    returns in the place of advantages.
+    returns in the place of advantages. A policy's loss that multiplies each token's loss by `view.importance`, where
+    that is given, has the attribute `weighs_importance` set to True; others are refused together with importance weights.
     """
 
     def __call__(self, view: TokenView, advantages: Any, **options: Any) -> tuple[Any, Mapping[str, Any]]:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from slime_core.batch import TrainBatch
@@ -29,6 +27,7 @@ from slime_core.deadline import within
 from slime_core.ending import close_all, logged
 from slime_core.errors import TrainerError
 from slime_core.evaluate import evaluate_groups
+from slime_core.learnt import Learnt
 from slime_core.metrics import request_metrics, rollout_metrics
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import (
@@ -44,13 +43,14 @@ from slime_core.protocols import (
     Trainer,
 )
 from slime_core.rewards.scorer import Scorer
-from slime_core.rollout.driver import leftovers, most_new_tokens, score
+from slime_core.rollout.driver import leftovers, rollout, score, training_params
+from slime_core.rollout.execution import check_groups
 from slime_core.rundir import RunDir
 from slime_core.sample import Group, Sample
+from slime_core.saving import in_time, state_of, write
 from slime_core.shared_devices import SharedDevices
+from slime_core.stop import Stop
 from slime_core.weights import sync_weights, wanted_transport
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
@@ -79,6 +79,8 @@ class Run:
     """Finished groups to a batch, the plugins that it needs bound."""
     drop_reason: Callable[[Group], str | None]
     """The dynamic sampling filter, its options bound."""
+    vocab_size: int | None = None
+    """Ids that samples may have are below it; None where nobody knows."""
     start_step: int = 1
     """First step of this process; later than 1 when resumed."""
     done_steps: int = 0
@@ -91,10 +93,23 @@ class Run:
     """The step after which it was evaluated last; 0 is before the first."""
     saved_at: int | None = None
     """The step after which its newest checkpoint was taken."""
+    is_recorded: bool = False
+    """Whether its folder tells of this process: what it goes on from was accepted."""
     wall_before_s: float = 0.0
     """Seconds that earlier processes spent on this run."""
+    stop: Stop = field(default_factory=Stop)
+    """Asks the run to end."""
+    whole: dict[str, Any] | None = None
+    """State of all but the trainer after the last whole step, where no checkpoint holds it; see `saving.state_of`."""
+    trained_step: int = 0
+    """The last step that was trained."""
+    unlogged: Metrics | None = None
+    """Metrics of that step, while it is still to be evaluated and told to the trackers."""
+    is_training: bool = False
+    """Whether a step's optimizer steps are under way, or failed."""
     _metrics: Metrics = field(default_factory=dict)
     _drops: Counter[str] = field(default_factory=Counter)
+    _learnt: Learnt = field(default_factory=Learnt)
     _step: int = 0
     _version: int = 0
     _began: float = field(default_factory=time.perf_counter)
@@ -129,27 +144,32 @@ class Run:
 
     async def begin(self) -> None:
         """Give the engine the trainer's weights, and evaluate if the run is to."""
-        self._start_clock(self.done_steps)
+        self._step, self._step_began = self.done_steps, time.perf_counter()
         await self.sync_weights(self.done_steps)
+        if self.unlogged is not None:
+            self._metrics = self.unlogged
+            await self._log_step(self.done_steps)
+            await self.save(self.done_steps)
         evaluation = self.settings.section(EvalSection)
-        if (
-            self.done_steps == 0
-            and evaluation.eval_interval is not None
-            and not evaluation.skip_eval_before_train
-        ):
+        wanted = evaluation.eval_interval is not None and not evaluation.skip_eval_before_train
+        if self.done_steps == 0 and wanted:
             metrics = await self.evaluate(0)
             self.eval_before = self.eval_after
             for tracker in self.trackers:
                 tracker.log(0, metrics)
+        self._keep_state()
 
     async def rollout(self, step: int) -> list[Group]:
         """Generate and score the groups of a step."""
-        self._start_clock(step)
+        self._step, self._step_began = step, time.perf_counter()
         timeout = self.settings.section(RolloutSection).rollout_timeout_s
         await self._ready_engine()
         with self.timed("rollout"):
             groups = await within(timeout, f"step {step}: rollout", self.rollout_fn(self, step))
-        self._metrics |= rollout_metrics(groups, reward_key=self._reward_key(), drops=self._drops)
+        if self.rollout_fn is not rollout:  # which checks each sample as it comes
+            check_groups(groups, step, vocab_size=self.vocab_size)
+        key, drops = self.settings.section(RewardSection).reward_key, self._drops
+        self._metrics |= rollout_metrics(groups, reward_key=key, drops=drops)
         self._metrics |= request_metrics(groups, rollout_s=self._metrics["perf/rollout_time"])
         self._drops.clear()
         with self.timed("dump"):
@@ -166,19 +186,20 @@ class Run:
         """Run the batch's optimizer steps.
 
         Raises:
-            TrainerError: rollout and trainer disagree about log-probs by more than `logprob_diff_limit`.
+            TrainerError: log-probs of rollout and trainer differ by more than `logprob_diff_limit`, or nothing was learnt.
             CheckpointError: one that was written in the background could not be.
         """
-        await self._checkpoints.complete(wait=False)
+        await self.checkpoints.complete(wait=False)
         section = self.settings.section(TrainSection)
         self.report("train", 0, len(batch))
-        await self._turn_to_trainer()
-        with self.timed("train"):
-            metrics = await within(
-                section.train_timeout_s, f"step {batch.step}: training", self.trainer.train(batch)
-            )
+        await self.turn_to_trainer()
+        self.whole, self.is_training = None, True
+        with self.stop.held(), self.timed("train"):
+            training = self.trainer.train(batch)
+            metrics = await within(section.train_timeout_s, f"step {batch.step}: training", training)
         self.report("train", len(batch), len(batch))
         self._metrics |= metrics
+        self._learnt.add(batch, metrics, is_last=batch.step == self.num_steps)
         diff = metrics.get("train/train_rollout_logprob_abs_diff", 0.0)
         if not diff <= section.logprob_diff_limit:  # nan is no agreement
             raise TrainerError(
@@ -186,6 +207,7 @@ class Run:
                 f"{section.logprob_diff_limit:g}; the engine's weights or numerics are not the trainer's "
                 "(--logprob-diff-limit raises the limit)"
             )
+        self.unlogged, self.trained_step, self.is_training = self._metrics, batch.step, False
         return metrics
 
     async def sync_weights(self, version: int) -> None:
@@ -197,7 +219,7 @@ class Run:
             return
         self.report("sync", 0, 1)
         await self._turn_to_engine()
-        with self.timed("update_weights"):
+        with self.stop.held(), self.timed("update_weights"):
             section = self.settings.section(TrainSection)
             await sync_weights(
                 self.trainer,
@@ -214,16 +236,13 @@ class Run:
         """Evaluate and save when it is time, and tell the trackers the step's metrics."""
         self._metrics["perf/step_time"] = time.perf_counter() - self._step_began
         self.done_steps = step
+        await self._log_step(step)
+        await self.checkpoints.complete(wait=False)
         last = self.done_steps == self.num_steps
-        if _due(self.done_steps, self.settings.section(EvalSection).eval_interval, last=last):
-            self._metrics |= await self.evaluate(self.done_steps)
-        metrics, self._metrics = self._metrics, {}
-        for tracker in self.trackers:
-            tracker.log(step, metrics)
-        self.registry.hooks.slime_step_end(run=self, step=step, metrics=metrics)
-        await self._checkpoints.complete(wait=False)
         if self.settings.section(CheckpointSection).due(self.done_steps, last=last):
             await self.save(self.done_steps)
+        else:
+            self._keep_state()
 
     async def finish(self) -> None:
         """Evaluate and save where a loop stopped early; nothing is left to do after the last step."""
@@ -236,7 +255,7 @@ class Run:
         due = self.settings.section(CheckpointSection).due(self.done_steps, last=True)
         if due and self.saved_at != self.done_steps:
             await self.save(self.done_steps)
-        await self._save_in_time(self._checkpoints.complete(wait=True))
+        await in_time(self, self.checkpoints.complete(wait=True))
 
     async def evaluate(self, step: int) -> Metrics:
         """Evaluate on the held-out prompts after `step`, 0 before the first; returns `eval/*` metrics, remembers the accuracy."""
@@ -259,10 +278,10 @@ class Run:
         With `async_save` its writing goes on after the call. `perf/save_time` of the next step is what the run waited.
         """
         self.report("save", 0, 1)
-        await self._turn_to_trainer()
-        with self.timed("save"):
-            await self._save_in_time(self._write(step))
-        self.saved_at = step
+        await self.turn_to_trainer()
+        with self.stop.held(), self.timed("save"):
+            await write(self, step, state_of(self))
+            self.saved_at, self.whole = step, None
         self.report("save", 1, 1)
 
     # What a rollout function uses.
@@ -278,18 +297,7 @@ class Run:
 
     def sampling_params(self, sample: Sample) -> SamplingParams:
         """Return how a training sample is drawn; its seed depends on the run's seed and the sample's index alone."""
-        section = self.settings.section(RolloutSection)
-        return SamplingParams(
-            max_new_tokens=most_new_tokens(sample, section),
-            min_new_tokens=section.rollout_min_new_tokens,
-            temperature=section.rollout_temperature,
-            top_p=section.rollout_top_p,
-            top_k=section.rollout_top_k,
-            stop=tuple(section.rollout_stop),
-            stop_token_ids=tuple(section.rollout_stop_token_ids),
-            seed=(section.rollout_seed << 40) + (sample.index or 0),
-            skip_special_tokens=section.rollout_skip_special_tokens,
-        )
+        return training_params(sample, self.settings.section(RolloutSection))
 
     async def score(self, samples: Sequence[Sample]) -> None:
         """Score samples in place, if there is a reward; see `rollout.driver.score`."""
@@ -322,7 +330,7 @@ class Run:
         """
         try:
             with logged("the checkpoint that was being written is lost"):
-                await self._save_in_time(self._checkpoints.complete(wait=True))
+                await in_time(self, self.checkpoints.complete(wait=True))
         finally:
             parts = (self.engine, self.trainer, self.scorer)
             await close_all([part for part in parts if part is not None])
@@ -335,61 +343,56 @@ class Run:
             "run_name": self.settings.section(RunSection).run_name,
             "steps": self.done_steps,
             "eval_before": self.eval_before,
-            "eval_after": self.eval_after,
+            "eval_after": None if self.evaluated_at == 0 else self.eval_after,
             "wall_s": self.wall_s,
         }
 
     @functools.cached_property
-    def _checkpoints(self) -> Checkpoints:
+    def checkpoints(self) -> Checkpoints:
+        """Writes the run's checkpoints."""
         section = self.settings.section(CheckpointSection)
         keep, in_background = section.keep_checkpoints, section.async_save
         return Checkpoints(self.run_dir.checkpoints, self.trainer, keep=keep, in_background=in_background)
 
-    async def _write(self, step: int) -> None:
-        save_hf = self.settings.section(CheckpointSection).save_hf
-        if save_hf is not None:
-            await self.trainer.save_hf(Path(save_hf.format(step=step, rollout_id=step - 1)))
-        state = {
-            "source": self.source.state(),
-            "buffer": self.buffer.state(),
-            "eval_before": self.eval_before,
-            "eval_after": self.eval_after,
-            "evaluated_at": self.evaluated_at,
-            "wall_s": self.wall_s,
-        }
-        await self._checkpoints.save(step, state)
+    async def _log_step(self, step: int) -> None:
+        """Evaluate when it is time, and tell the trackers and plugins the step's metrics."""
+        self.unlogged, self.trained_step = self._metrics, step
+        last = self.done_steps == self.num_steps
+        if _due(self.done_steps, self.settings.section(EvalSection).eval_interval, last=last):
+            self._metrics |= await self.evaluate(self.done_steps)
+        metrics, self._metrics, self.unlogged = self._metrics, {}, None
+        for tracker in self.trackers:
+            tracker.log(step, metrics)
+        self.registry.hooks.slime_step_end(run=self, step=step, metrics=metrics)
 
-    async def _save_in_time(self, work: Awaitable[None]) -> None:
-        timeout = self.settings.section(TrainSection).train_timeout_s
-        await within(timeout, f"the checkpoint after step {self.done_steps} (--train-timeout-s)", work)
+    def _keep_state(self) -> None:
+        """Remember the state after a whole step, in case that the run is interrupted before the next checkpoint."""
+        due = self.settings.section(CheckpointSection).due(self.done_steps, last=True)
+        self.whole = state_of(self) if due and self.done_steps not in (0, self.saved_at) else None
 
     @functools.cached_property
     def devices(self) -> SharedDevices:
         """Whose turn it is, where trainer and engine share devices."""
         return SharedDevices(self.trainer, self.engine, self.settings.section(ClusterSection))
 
-    async def _turn_to_trainer(self) -> None:
+    async def turn_to_trainer(self) -> None:
+        """Let the trainer work, where it shares devices with the engine."""
         if self.devices.are_shared:
-            with self.timed("offload"):
-                await self.devices.for_trainer()
+            await self._take_turns(self.devices.for_trainer())
 
     async def _turn_to_engine(self) -> bool:
         """Let the engine work; returns whether it has its weights."""
-        if not self.devices.are_shared:
-            return True
-        with self.timed("offload"):
-            return await self.devices.for_engine()
+        return not self.devices.are_shared or await self._take_turns(self.devices.for_engine())
+
+    async def _take_turns[T](self, turn: Awaitable[T]) -> T:
+        timeout = self.settings.section(TrainSection).weight_sync_timeout_s
+        with self.stop.held(), self.timed("offload"):
+            return await within(timeout, "offloading (--weight-sync-timeout-s)", turn)
 
     async def _ready_engine(self) -> None:
         """Let the engine generate, with the weights that it had last."""
         if not await self._turn_to_engine():
             await self.sync_weights(self._version)
-
-    def _start_clock(self, step: int) -> None:
-        self._step, self._step_began = step, time.perf_counter()
-
-    def _reward_key(self) -> str | None:
-        return self.settings.section(RewardSection).reward_key
 
 
 def _due(step: int, interval: int | None, *, last: bool) -> bool:

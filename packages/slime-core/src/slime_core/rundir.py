@@ -1,24 +1,61 @@
-"""`RunDir`: the folder of a run, and nothing in it is a pickle."""
+"""`RunDir`: the folder of a run. Its files are text, read strictly; what trainers save in `checkpoints/` is theirs."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
+import re
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from annotated_types import Ge
+from pydantic import AllowInfNan, BaseModel, ConfigDict
 
 from slime_core.errors import ConfigError, Problem
 from slime_core.hold import LOCK, Hold
+from slime_core.parsing import Counted, Unreadable, checked, json_object, read_file, toml_tables
 from slime_core.sample import Group
 
 #: Warnings from one place in the code that the terminal shows.
 _SHOWN = 3
+#: What each line of `metrics.jsonl` begins with.
+_BEGIN = b'{"step": '
+#: Files of samples; others in their folder are left alone.
+_ROLLOUT = re.compile(r"(?:eval_)?step_([0-9]{1,18})\.jsonl")
+#: What is in the folder of a run, and of which kind.
+_KINDS: tuple[tuple[str, Callable[[Path], bool], str], ...] = (
+    *((name, Path.is_file, "file") for name in ("config.toml", "summary.json", "metrics.jsonl", "log.txt")),
+    *((name, Path.is_file, "file") for name in ("plugins.lock.json", "reward.png")),
+    *((name, Path.is_dir, "folder") for name in ("rollouts", "checkpoints")),
+)
+
+_Finite = Annotated[float, AllowInfNan(False)]
+
+
+class _Summary(BaseModel):
+    """What must be in `summary.json`."""
+
+    model_config = ConfigDict(strict=True)
+    status: str
+    steps: Counted
+    eval_before: _Finite | None
+    eval_after: _Finite | None
+    wall_s: Annotated[_Finite, Ge(0)]
+
+
+class _Row(BaseModel):
+    """What must be in a line of `metrics.jsonl`; all else is numbers."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+    __pydantic_extra__: dict[str, float | str | bool | None]
+    step: Counted
 
 
 @dataclass(frozen=True)
@@ -60,8 +97,13 @@ class RunDir:
         """Keep the folder to this process until `release`; with `anew` nothing is left of an earlier run.
 
         Raises:
-            ConfigError: another process has it; or something is in it that is to be deleted, and no run.
+            ConfigError: another process has it; or something is in it that is to be deleted, and no run; or it cannot be
+                made, written to, or emptied.
         """
+        with self._written():
+            self._take(anew=anew)
+
+    def _take(self, *, anew: bool) -> None:
         found = sorted(self.path.iterdir(), key=self.config.__eq__) if anew and self.path.exists() else []
         found = [path for path in found if path.name != LOCK]
         if found and not self.config.exists():
@@ -88,9 +130,27 @@ class RunDir:
         self._hold.release()
 
     def create(self) -> None:
-        """Make the folder, or what an earlier run of the name left out."""
-        (self.path / "rollouts").mkdir(parents=True, exist_ok=True)
-        self.checkpoints.mkdir(exist_ok=True)
+        """Make the folder, or what an earlier run of the name left out.
+
+        Raises:
+            ConfigError: it cannot be written to.
+        """
+        with self._written():
+            (self.path / "rollouts").mkdir(parents=True, exist_ok=True)
+            self.checkpoints.mkdir(exist_ok=True)
+            self.write_text(".probe", "")  # a folder that is there may be one that nothing can be added to
+            (self.path / ".probe").unlink()
+
+    @contextlib.contextmanager
+    def _written(self) -> Iterator[None]:
+        """Say of an error of the file system which folder is needed instead."""
+        try:
+            yield
+        except OSError as error:
+            self.release()
+            found, wanted = error.strerror or str(error), "a folder that can be made and written to"
+            todo = "give another --run-name or --output-dir"
+            raise ConfigError([Problem(str(self.path), found, wanted, todo)]) from error
 
     def write_text(self, name: str, text: str) -> None:
         """Write a small file whole or not at all."""
@@ -101,12 +161,32 @@ class RunDir:
         self.write_text(name, json.dumps(value, indent=2, default=float) + "\n")
 
     def read_summary(self) -> dict[str, Any]:
-        """Return what `summary.json` says; empty when there is none."""
-        try:
-            summary: dict[str, Any] = json.loads(self.summary.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return {}
-        return summary
+        """Return what `summary.json` says; empty when there is none.
+
+        Raises:
+            ConfigError: it is not what a run writes.
+        """
+        with _of_run(self.summary, "remove it, and how the run ended is forgotten"):
+            try:
+                summary = json_object(read_file(self.summary))
+            except FileNotFoundError:
+                return {}
+            checked(_Summary, summary)
+            return summary
+
+    def read_config(self) -> dict[str, dict[str, Any]]:
+        """Return the tables of `config.toml`; empty when there is none.
+
+        Raises:
+            ConfigError: it is not what a run writes.
+        """
+        with _of_run(
+            self.config, "bring it back from a copy, or remove it: the run goes on with the settings given"
+        ):
+            try:
+                return toml_tables(read_file(self.config))
+            except FileNotFoundError:
+                return {}
 
     def append_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Add a step's line to `metrics.jsonl`."""
@@ -114,25 +194,59 @@ class RunDir:
             file.write(json.dumps({"step": step, **metrics}, default=float) + "\n")
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """Return the lines of `metrics.jsonl`; a torn last line is left out."""
-        if not self.metrics.exists():
-            return []
-        rows = []
-        for line in self.metrics.read_text(encoding="utf-8").splitlines():
+        """Return the lines of `metrics.jsonl`; a last line that a crash has cut is left out.
+
+        Raises:
+            ConfigError: another line is not what a run writes; names it.
+        """
+        rows: list[dict[str, Any]] = []
+        with _of_run(self.metrics, "mend that line, or delete it"):
             try:
-                rows.append(json.loads(line))
-            except json.JSONDecodeError:
-                break  # the process died while writing this line
+                *lines, last = read_file(self.metrics).split(b"\n")
+            except FileNotFoundError:
+                return []
+            for number, line in enumerate(lines, start=1):
+                try:
+                    rows.append(_row(line))
+                except Unreadable as error:
+                    raise Unreadable(f"in line {number} {error}") from None
+            try:
+                rows.append(_row(last))  # only its line feed is missing
+            except Unreadable:
+                if not _is_cut(last):
+                    raise
         return rows
 
     def rewind(self, step: int) -> None:
-        """Drop what was written about steps after `step`: they are about to run again."""
-        kept = [row for row in self.read_metrics() if row["step"] <= step]
+        """Drop what was written about steps after `step`: they are about to run again.
+
+        At 0 nothing is kept: the evaluation before the first step is run again, too.
+        """
+        kept = [row for row in self.read_metrics() if row["step"] <= step] if step > 0 else []
         if self.metrics.exists():
             write_atomic(self.metrics, "".join(json.dumps(row) + "\n" for row in kept))
-        for file in (self.path / "rollouts").glob("*step_*.jsonl"):
-            if int(file.stem.rpartition("_")[2]) > step:
+        for file in (self.path / "rollouts").iterdir():
+            found = _ROLLOUT.fullmatch(file.name)
+            if found is not None and (int(found[1]) > step or step == 0):
                 file.unlink()
+
+    def problems(self) -> list[Problem]:
+        """Return what of a run that was here before keeps one from going on in this folder."""
+        found: list[Problem] = []
+        for name, is_kind, kind in _KINDS:
+            if (self.path / name).exists() and not is_kind(self.path / name):
+                found.append(Problem(str(self.path / name), f"no {kind}", f"a {kind}", "remove it"))
+        if found:
+            return found
+        for read in (self.read_config, self.read_summary, self.read_metrics):
+            try:
+                read()
+            except ConfigError as error:
+                found += error.problems
+        for file in self.path.glob("rollouts/*.jsonl"):
+            if _ROLLOUT.fullmatch(file.name) and not file.is_file():
+                found.append(Problem(str(file), "no file", "the samples of a step", "remove it"))
+        return found
 
     def write_samples(self, step: int, groups: Iterable[Group], *, evaluation: bool = False) -> None:
         """Write every sample of a step, without the engine's routes and nuclei, which may be hundreds of numbers a token."""
@@ -141,6 +255,26 @@ class RunDir:
         samples = (sample.to_dict() | without for group in groups for sample in group)
         lines = [json.dumps(sample, default=_plain) + "\n" for sample in samples]
         write_atomic(self.rollout_file(step, evaluation=evaluation), "".join(lines))
+
+
+@contextlib.contextmanager
+def _of_run(path: Path, todo: str) -> Iterator[None]:
+    """Refuse a file of the folder that is not what a run writes."""
+    try:
+        yield
+    except Unreadable as error:
+        raise ConfigError([Problem(str(path), str(error), "what a run writes", todo)]) from None
+
+
+def _is_cut(line: bytes) -> bool:
+    """Return whether a line is what a crash leaves of a row: its begin, or zeros where the file system had room for it."""
+    return line.startswith(_BEGIN) or _BEGIN.startswith(line) or not line.strip(b"\0")
+
+
+def _row(line: bytes) -> dict[str, Any]:
+    row = json_object(line, with_nan=True)
+    checked(_Row, row)
+    return row
 
 
 def write_atomic(path: Path, text: str) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slime_core.errors import SampleError
+from slime_core.sample_check import check_fields, check_lengths
 
 
 class Status(enum.StrEnum):
@@ -212,9 +213,11 @@ class Sample:
             )
         if log_probs is not None and len(log_probs) != len(tokens):
             raise SampleError(f"{self.name}: {len(log_probs)} log_probs for {len(tokens)} tokens")
-        first = self.response_length == 0
-        has_log_probs = self.rollout_log_probs is not None
-        if trainable and tokens and not first and has_log_probs != (log_probs is not None):
+        mask = [1] * self.response_length if self.loss_mask is None else self.loss_mask
+        # Zeros on an environment's tokens say nothing of what the policy's will have.
+        generated = any(mask) or any(self.rollout_log_probs or ())
+        has_log_probs = generated and self.rollout_log_probs is not None
+        if trainable and tokens and generated and has_log_probs != (log_probs is not None):
             raise SampleError(
                 f"{self.name}: earlier response tokens {'have' if has_log_probs else 'lack'} log_probs and these "
                 f"{'have them' if log_probs is not None else 'do not'}; give log_probs for all trainable tokens or none"
@@ -229,16 +232,17 @@ class Sample:
                 f"{self.name}: routed_experts has {len(routed_experts)} rows for {len(self.tokens) + n} tokens; "
                 f"wanted {len(self.tokens) + n - 1}"
             )
-        self.check()
-        mask = [1] * self.response_length if self.loss_mask is None else self.loss_mask
+        check_lengths(self)
+        self._append_top_p(n, top_p_tokens)
         if self.loss_mask is not None or not trainable:
             self.loss_mask = mask + [int(trainable)] * n
-        if log_probs is not None or has_log_probs or (not trainable and first):
+        if log_probs is not None or has_log_probs or (not trainable and not generated):
             before = (
                 self.rollout_log_probs if self.rollout_log_probs is not None else [0.0] * self.response_length
             )
             self.rollout_log_probs = before + list(log_probs if log_probs is not None else [0.0] * n)
-        self._append_top_p(n, top_p_tokens)
+        elif n:
+            self.rollout_log_probs = None
         if n:
             self.rollout_routed_experts = routed_experts
         self.tokens = self.tokens + list(tokens)
@@ -265,36 +269,13 @@ class Sample:
         self.rollout_top_p_token_ids = [*ids, *new_ids]
         self.rollout_top_p_token_offsets = [*offsets, *(last + int(offset) for offset in new_offsets[1:])]
 
-    def check(self) -> None:
-        """Check the length invariants.
+    def check(self, *, vocab_size: int | None = None) -> None:
+        """Check every field; see `sample_check.check_fields`.
 
         Raises:
             SampleError: names the sample, the field, what was found and what was wanted.
         """
-        n = self.response_length
-        if not 0 <= n <= len(self.tokens):
-            raise SampleError(f"{self.name}: response_length {n} with {len(self.tokens)} tokens in all")
-        for name in ("loss_mask", "rollout_log_probs", "teacher_log_probs"):
-            values = getattr(self, name)
-            if values is not None and len(values) != n:
-                raise SampleError(
-                    f"{self.name}: {name} has {len(values)} entries for response_length {n}; "
-                    "append tokens with Sample.append_response"
-                )
-        offsets = self.rollout_top_p_token_offsets
-        if offsets is not None:
-            ids = [] if self.rollout_top_p_token_ids is None else self.rollout_top_p_token_ids
-            if len(offsets) != n + 1 or offsets[0] != 0 or offsets[-1] != len(ids):
-                raise SampleError(
-                    f"{self.name}: rollout_top_p_token_offsets must be {n + 1} offsets from 0 to {len(ids)}, "
-                    f"found {len(offsets)} from {offsets[:1]} to {offsets[-1:]}"
-                )
-        experts = self.rollout_routed_experts
-        if experts is not None and len(experts) != len(self.tokens) - 1:
-            raise SampleError(
-                f"{self.name}: rollout_routed_experts has {len(experts)} rows for {len(self.tokens)} tokens; "
-                f"wanted {len(self.tokens) - 1}"
-            )
+        check_fields(self, vocab_size=vocab_size)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as a dict of plain values (arrays stay arrays)."""

@@ -1,20 +1,23 @@
 """Models that a run serves beside the policy: rewards find them by name.
 
 `served:NAME` stands for `http://HOST:PORT` of the model NAME of the run, wherever a reward takes an address. Whoever serves
-it writes its addresses into the run's folder, and keeps them true while servers come and go.
+it writes its addresses into the run's folder, and keeps them true while servers come and go. Beside them stands the key
+that the servers ask for, so nobody but the run's user may read the file.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from slime_core.config.settings import Settings
 from slime_core.errors import ConfigError, Problem
-from slime_core.rundir import write_atomic
+from slime_core.parsing import read_file
 
 #: How the name of a model may look.
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
@@ -26,16 +29,19 @@ def wanted_models(settings: Settings) -> list[tuple[str, str]]:
     return [
         (where, found[1])
         for table, section in settings.sections.items()
-        for where, text in _texts(table, section.model_dump())
+        for where, text in _texts(table, dict(section))
         if (found := _URL.fullmatch(text)) is not None
     ]
 
 
-def write_addresses(run_dir: Path, name: str, addresses: Sequence[str]) -> None:
-    """Say where a model is served: `http://HOST:PORT` each, none while nobody does."""
+def write_addresses(run_dir: Path, name: str, addresses: Sequence[str], *, key: str | None = None) -> None:
+    """Say where a model is served: `http://HOST:PORT` each, none while nobody does; and the key that they all ask for."""
     path = _file(run_dir, name)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, json.dumps(list(addresses)) + "\n")
+    new = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        json.dump({"addresses": list(addresses), "key": key}, file)
+    new.replace(path)
 
 
 def forget_addresses(run_dir: Path, name: str) -> None:
@@ -56,16 +62,50 @@ def resolve_url(url: str, run_dir: str | Path | None) -> list[str]:
     found = _URL.fullmatch(url)
     if found is None:
         return [url]
+    return [address + (found[2] or "") for address in _read(url, found[1], run_dir)["addresses"]]
+
+
+def key_of(url: str, run_dir: str | Path | None) -> str | None:
+    """Return the key that the servers of `served:NAME/path` ask for now, to be sent as `Authorization: Bearer KEY`.
+
+    None for any other address, and while nobody serves the model.
+
+    Raises:
+        ConfigError: the run serves no such model.
+    """
+    found = _URL.fullmatch(url)
+    key: str | None = None if found is None else _read(url, found[1], run_dir)["key"]
+    return key
+
+
+def _read(url: str, name: str, run_dir: str | Path | None) -> dict[str, Any]:
+    """Return what `write_addresses` wrote."""
     if run_dir is None:
         raise ConfigError([Problem(url, "no run", "a run that serves it", "give the address of a server")])
-    path = _file(Path(run_dir), found[1])
+    path = _file(Path(run_dir), name)
     try:
-        addresses: list[str] = json.loads(path.read_text(encoding="utf-8"))
+        told = json.loads(read_file(path))
     except FileNotFoundError:
         raise ConfigError(
             [Problem(url, f"no {path}", "a model that this run serves", "--sglang-config says which")]
         ) from None
-    return [address + (found[2] or "") for address in addresses]
+    except (ValueError, RecursionError):
+        told = None
+    if not _is_whole(told):
+        raise ConfigError(
+            [Problem(str(path), "no list of addresses", "what the run writes", "restart the run")]
+        )
+    whole: dict[str, Any] = told
+    return whole
+
+
+def _is_whole(told: Any) -> bool:
+    """Whether a file holds addresses and, perhaps, a key."""
+    if not isinstance(told, dict) or set(told) != {"addresses", "key"}:
+        return False
+    addresses, key = told["addresses"], told["key"]
+    are_texts = isinstance(addresses, list) and all(isinstance(address, str) for address in addresses)
+    return are_texts and (key is None or isinstance(key, str))
 
 
 def _file(run_dir: Path, name: str) -> Path:

@@ -10,7 +10,7 @@ from typing import Any
 from slime_core.assemble import make_build
 from slime_core.config.sections import RunSection
 from slime_core.config.stages import Stage
-from slime_core.errors import CheckpointError, SlimeError
+from slime_core.errors import CheckpointError, Interrupted, SlimeError
 from slime_core.launchers.local import completed, drive
 from slime_core.plugins.registry import Registry
 from slime_core.run import Run
@@ -58,7 +58,9 @@ async def _drive(run: Run, *, stages: Sequence[Stage], position: int) -> dict[st
     try:
         return await drive(run, stage.leaves)
     except BaseException as error:
-        _summarize(stages, {"status": "failed", "error": f"{type(error).__name__}: {error}"})
+        if run.is_recorded:
+            status = "interrupted" if isinstance(error, Interrupted) else "failed"
+            _summarize(stages, {"status": status, "error": f"{type(error).__name__}: {error}"})
         raise
 
 

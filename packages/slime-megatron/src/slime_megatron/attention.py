@@ -8,14 +8,15 @@ import torch
 import torch.nn.functional as F
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
+from slime_models.cpu import attends_in_bfloat16
 from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 
 from slime_megatron.context import attend_zigzag
 from slime_megatron.packed import Layout, PackedSequences, Tails
 
-#: Batches of sequences below this length are attended to in float32 on a CPU, where torch's bfloat16 kernel takes
-#: twice as long for 90 tokens, as long for 500, and 15% less for 1,000 (torch 2.14).
+#: Batches of sequences below this length are attended to in float32 on a CPU with matrix units, where torch's bfloat16
+#: kernel takes twice as long for 90 tokens, as long for 500, and 15% less for 1,000 (torch 2.14); on another CPU all are.
 _FLOAT32_BELOW = 512
 
 
@@ -78,7 +79,8 @@ class PackedAttention(MegatronModule):
         """Return [b * l, heads * head_dim] of q [b, l, heads, head_dim] and k, v [b, m, groups, head_dim], m >= l."""
         n_query, n_key, dtype = q.size(1), k.size(1), q.dtype
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        if q.device.type == "cpu" and n_key < _FLOAT32_BELOW:
+        in_float32 = n_key < _FLOAT32_BELOW or not attends_in_bfloat16()
+        if q.device.type == "cpu" and q.dtype.itemsize == 2 and in_float32:
             q, k, v = q.float(), k.float(), v.float()
         mask = causal_lower_right(n_query, n_key)
         repeats = q.size(1) // k.size(1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -26,14 +25,14 @@ from slime_megatron.lora import cut_in_checkpoint
 from slime_megatron.optimizer import hyperparameters, load_optimizer, parts_of, rearranged
 from slime_megatron.roles import Roles
 from slime_megatron.section_roles import LoraSection
+from slime_megatron.skips import Skips
+from slime_megatron.unpickling import first_line
 
 logger = logging.getLogger(__name__)
 
 #: Layout of the folder; raised when an older reader could not read a newer folder.
 _FORMAT = 1
 _MASTERS = "fp32_from_fp16_params"
-#: Of the text of an error that names every tensor of a folder.
-_MOST_CHARACTERS = 400
 _METADATA = {"distrib_optim_sharding_type": "fully_reshardable", "chained_optim_avoid_prefix": True}
 
 
@@ -50,6 +49,8 @@ class TrainerState:
     lora: LoraSection | None = None
     estimator: dict[str, Any] = field(default_factory=dict)
     """What the advantage estimator remembers: JSON values."""
+    skips: Skips = field(default_factory=lambda: Skips(0))
+    """How many optimizer steps in a row were skipped."""
 
     @property
     def shares_optimizer(self) -> bool:
@@ -83,6 +84,7 @@ def described(state: TrainerState) -> dict[str, Any]:
     return {
         **state.description,
         "optimizer_steps": state.scheduler.num_steps,
+        "skipped_in_a_row": state.skips.in_a_row,
         "estimator": state.estimator,
         "train": hyperparameters(state.optimizer, state.scheduler),
         "roles": [] if state.roles is None else list(state.roles.changing),
@@ -117,8 +119,9 @@ def load(state: TrainerState, folder: Path) -> None:
         CheckpointException,
     ) as error:  # what is raised depends on which file is damaged, and how
         cause = next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
-        text = textwrap.shorten(f"{type(cause).__name__}: {cause}", _MOST_CHARACTERS, placeholder=" ...")
-        raise CheckpointError(f"{folder}: cannot be read: {text}") from error
+        if isinstance(cause, CheckpointError):
+            raise cause from None
+        raise CheckpointError(f"{folder}: cannot be read: {first_line(cause)}") from error
     state.model.module.load_state_dict(loaded["model"])
     saved = rearranged(loaded["optimizer"], state.optimizer)
     if not state.shares_optimizer:
@@ -135,6 +138,7 @@ def load(state: TrainerState, folder: Path) -> None:
             state.roles.restore(role, weights)
     state.estimator.clear()
     state.estimator.update(description.get("estimator", {}))
+    state.skips.in_a_row = description.get("skipped_in_a_row", 0)
     state.scheduler.num_steps = description["optimizer_steps"]
     state.scheduler.step(0)
     _tell_changes(description, hyperparameters(state.optimizer, state.scheduler))

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from slime_core.assemble import Algorithm
 from slime_core.batch import TrainBatch
+from slime_core.batching import token_weights
+from slime_core.correction import Correction
+from slime_core.errors import TrainerError
 from slime_core.protocols import TokenView
 from torch import Tensor
 
@@ -31,6 +35,7 @@ class Columns:
     ref_log_probs: Tensor | None = None
     sum_pi_squared: Tensor | None = None
     values: Tensor | None = None
+    importance: Tensor | None = None
 
     @classmethod
     def of(cls, batch: TrainBatch, device: torch.device) -> Columns:
@@ -71,6 +76,33 @@ class Columns:
             train_metadata=self.train_metadata,
         )
 
+    def corrected(self, batch: TrainBatch, correction: Correction, algorithm: Algorithm) -> Columns:
+        """Return the columns that losses see: rejected tokens are not trained on, and importance weights are there.
+
+        Args:
+            batch: the samples.
+            correction: what the estimator said of their tokens.
+            algorithm: its loss is to apply importance weights; its reducer weighs the tokens that are left.
+
+        Raises:
+            PluginError: it does not.
+            TrainerError: there is no reducer, and rejected tokens do not count.
+        """
+        correction.check_loss(algorithm.loss)
+        columns = replace(self, importance=correction.importance)
+        if correction.kept is None:
+            return columns
+        mask = self.loss_mask * correction.kept
+        if correction.count_rejected:
+            return replace(columns, loss_mask=mask, weights=self.weights * correction.kept)
+        if algorithm.reducer is None:
+            raise TrainerError(
+                "estimator: rejected tokens do not count, and the trainer has no reducer; wanted `Algorithm.reducer`"
+            )
+        steps, offsets = batch.optimizer_steps, batch.response_offsets
+        weights = token_weights(steps, offsets, mask.cpu().numpy(), batch.rollout_ids, algorithm.reducer)
+        return replace(columns, loss_mask=mask, weights=torch.from_numpy(weights).to(mask.device))
+
     def view(
         self, micro: MicroBatch, log_probs: Tensor | None = None, entropy: Tensor | None = None
     ) -> TokenView:
@@ -93,5 +125,6 @@ class Columns:
             ref_log_probs=pick(self.ref_log_probs),
             teacher_log_probs=pick(self.teacher_log_probs),
             values=pick(self.values),
+            importance=pick(self.importance),
             train_metadata=given and [given[i] for i in micro.samples.tolist()],
         )

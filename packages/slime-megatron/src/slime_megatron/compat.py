@@ -24,6 +24,9 @@ from typing import Any
 
 import torch
 from slime_core.errors import TrainerError
+from slime_models.cpu import multiplies_bfloat16, product
+
+from slime_megatron import unpickling
 
 #: megatron-core versions that the redirects are written for: at least the first, below the second.
 MEGATRON_VERSIONS = ("0.19", "0.20")
@@ -54,7 +57,7 @@ class Redirect:
     """One attribute that Megatron sees otherwise."""
 
     name: str
-    """`torch.x` is replaced for Megatron's modules alone; `megatron.x` and `torch.Tensor.x` in place."""
+    """`torch.x` and `torch.cuda.x` are replaced for Megatron's modules alone; all else in place."""
     reason: str
     """Who reads it, and what for."""
     replace: Callable[[Any, _Hit], Any]
@@ -63,6 +66,8 @@ class Redirect:
     """Whether it is wanted where CUDA exists, too."""
     across_ranks: bool = False
     """Whether it is taken only where there are several processes."""
+    without_bfloat16: bool = False
+    """Whether it is wanted only on a CPU that has no bfloat16 products."""
 
 
 @dataclass(frozen=True)
@@ -161,6 +166,20 @@ def _stays(original: Any, hit: _Hit) -> Any:
     return replacement
 
 
+def _through_float32(original: Any, hit: _Hit) -> Any:
+    """Let Megatron multiply bfloat16 matrices as float32."""
+
+    @functools.wraps(original)
+    def replacement(a: torch.Tensor, b: torch.Tensor, **kwargs: Any) -> Any:
+        caller = sys._getframe(1).f_globals.get("__name__", "")
+        if a.dtype is torch.bfloat16 and not kwargs and caller.startswith("megatron."):
+            hit()
+            return product(a, b)
+        return original(a, b, **kwargs)
+
+    return replacement
+
+
 def _gather_uneven(original: Any, hit: _Hit) -> Any:
     """Let ranks gather parts of different sizes over gloo, padded to the largest."""
 
@@ -210,10 +229,6 @@ class _Stream:
 _STREAM = _Stream()
 
 
-def _set_rng_state(state: torch.Tensor, *_: Any, **__: Any) -> None:
-    torch.set_rng_state(state)
-
-
 REDIRECTS = (
     Redirect("torch.zeros", "schedules, gradient norm: scalars with device='cuda'", _on_cpu),
     Redirect("torch.tensor", "optimizers: scalars with device='cuda'", _on_cpu),
@@ -246,7 +261,7 @@ REDIRECTS = (
     Redirect(
         "megatron.core.tensor_parallel.random._set_cuda_rng_state",
         "RNG tracker, recomputation: state of the device's generator",
-        _answer(_set_rng_state),
+        _answer(lambda state, *_, **__: torch.set_rng_state(state)),
     ),
     Redirect(
         "torch.Tensor.type",
@@ -265,6 +280,8 @@ REDIRECTS = (
         _scatter_uneven,
         across_ranks=True,
     ),
+    Redirect("torch.matmul", "linear layers, forward", _through_float32, without_bfloat16=True),
+    Redirect("torch.Tensor.matmul", "linear layers, backward", _through_float32, without_bfloat16=True),
     Redirect("torch.Tensor.cuda", "distributed optimizer: gathers its state to save it", _stays),
     Redirect(
         "megatron.core.optimizer.distrib_optimizer.DistributedOptimizer._set_main_param_and_optimizer_states",
@@ -276,6 +293,18 @@ REDIRECTS = (
         "megatron.core.dist_checkpointing.strategies.filesystem_async.get_write_results_queue",
         "a synchronous save starts a manager process for a queue that only its own thread uses",
         _answer(lambda *_, **__: queue.Queue()),
+        with_cuda=True,
+    ),
+    Redirect(
+        "torch.distributed.checkpoint.filesystem.FileSystemReader.read_metadata",
+        "unpickles the index of a folder, which may call anything",
+        _answer(unpickling.read_metadata),
+        with_cuda=True,
+    ),
+    Redirect(
+        "torch.distributed.checkpoint.default_planner.DefaultLoadPlanner.load_bytes",
+        "unpickles what is saved beside tensors, which may call anything",
+        _answer(unpickling.load_bytes),
         with_cuda=True,
     ),
 )
@@ -305,10 +334,18 @@ def install() -> Compat:
             importlib.import_module(name)
     for name in _OWN_AFFAIRS:
         logging.getLogger(name).setLevel(logging.ERROR)
-    wanted = [redirect for redirect in REDIRECTS if redirect.with_cuda or not cuda]
+    wanted = wanted_redirects()
     compat = Compat(tuple(redirect.name for redirect in wanted))
     _apply(wanted, compat.hits)
     return compat
+
+
+def wanted_redirects() -> list[Redirect]:
+    """Return the redirects that this machine needs."""
+    if torch.cuda.is_available():
+        return [redirect for redirect in REDIRECTS if redirect.with_cuda]
+    native = multiplies_bfloat16()
+    return [redirect for redirect in REDIRECTS if not (native and redirect.without_bfloat16)]
 
 
 def _apply(redirects: list[Redirect], hits: Counter[str]) -> None:
@@ -318,17 +355,13 @@ def _apply(redirects: list[Redirect], hits: Counter[str]) -> None:
     for redirect in redirects:
         path, _, attribute = redirect.name.rpartition(".")
         owner = owners.get(path) or pkgutil.resolve_name(path)
-        hit = functools.partial(_count, hits, redirect.name)
+        hit = functools.partial(hits.update, [redirect.name])
         setattr(owner, attribute, redirect.replace(getattr(owner, attribute), hit))
     if all(redirect.with_cuda for redirect in redirects):
         return
     for name, module in list(sys.modules.items()):
         if name.startswith("megatron.core") and getattr(module, "torch", None) is torch:
             module.__dict__["torch"] = stand_in
-
-
-def _count(hits: Counter[str], name: str) -> None:
-    hits[name] += 1
 
 
 class _StandIn(types.ModuleType):

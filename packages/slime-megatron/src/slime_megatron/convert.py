@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,10 @@ from typing import TYPE_CHECKING, Any
 from slime_core import checkpoint
 from slime_core.assemble import resolve_model
 from slime_core.errors import CheckpointError
+from slime_core.parsing import Unreadable, read_file
 from slime_core.plugins.registry import Registry
+from slime_core.rundir import RunDir
+from slime_core.seal import MANIFEST
 
 from slime_megatron.description import DESCRIPTION, check_same, describe, read_description
 
@@ -234,8 +236,11 @@ def _passed_on(
 def find(source: Path) -> Source:
     """Return the checkpoint that a path means: a run, one of its checkpoints, or a Megatron folder.
 
+    Those of runs are found whole; folders of Megatron have no checksums.
+
     Raises:
-        CheckpointError: it is none of these.
+        CheckpointError: it is none of these, or damaged.
+        ConfigError: the run's config.toml is damaged.
     """
     if (source / "checkpoints").is_dir():
         newest = checkpoint.latest(source / "checkpoints")
@@ -243,13 +248,18 @@ def find(source: Path) -> Source:
             raise CheckpointError(
                 f"{source}: the run has no checkpoint yet; wait until it has ended, or set --save-interval"
             )
-        return find(newest.path)
-    if (source / checkpoint.TRAINER).is_dir():
-        return Source(source / checkpoint.TRAINER, _model_of_run(source.resolve().parent.parent))
+        newest.verify()
+        return Source(newest.trainer, _model_of_run(source))
+    if (named := checkpoint.at(source)) is not None:
+        named.verify()
+        return Source(named.trainer, _model_of_run(named.path.resolve().parent.parent))
     if (source / DESCRIPTION).is_file():
+        whole = checkpoint.at(source.parent)
+        if source.name == checkpoint.TRAINER and whole is not None and (whole.path / MANIFEST).exists():
+            whole.verify()
         return Source(source, _model_of_run(source.resolve().parent.parent.parent))
     if (source / _TRACKER).is_file():
-        iteration = (source / _TRACKER).read_text().strip()
+        iteration = _iteration(source / _TRACKER)
         name = iteration if iteration == _RELEASE else f"iter_{iteration:0>7}"
         model = source / _HF
         return Source(source / name, str(model) if model.is_dir() else None)
@@ -261,14 +271,21 @@ def find(source: Path) -> Source:
     )
 
 
+def _iteration(tracker: Path) -> str:
+    """Return which iteration Megatron wrote last."""
+    try:
+        iteration = read_file(tracker).decode("ascii").strip()
+        if iteration != _RELEASE and not re.fullmatch("[0-9]{1,18}", iteration):
+            raise Unreadable(ascii(iteration[:40]))
+    except ValueError as error:
+        raise CheckpointError(f"{tracker}: found {error}; wanted {_RELEASE} or a number") from error
+    return iteration
+
+
 def _model_of_run(run: Path) -> str | None:
     """Return the model that a run started from."""
-    try:
-        settings = tomllib.loads((run / "config.toml").read_text(encoding="utf-8"))
-        name: str = settings["model"]["hf_checkpoint"]
-    except (OSError, KeyError, tomllib.TOMLDecodeError):
-        return None
-    return name
+    name = RunDir(run).read_config().get("model", {}).get("hf_checkpoint")
+    return name if isinstance(name, str) else None
 
 
 def _model(folder: Path, registry: Registry) -> tuple[ModelFamily, Architecture]:

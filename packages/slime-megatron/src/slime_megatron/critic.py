@@ -92,7 +92,7 @@ class Critic:
     def state(self) -> TrainerState:
         """What a checkpoint holds of it."""
         c = self.trained
-        return TrainerState(self._architecture, c.model, c.optimizer, c.scheduler)
+        return TrainerState(self._architecture, c.model, c.optimizer, c.scheduler, skips=c.skips)
 
     def values(self, steps: Sequence[Step], like: Tensor) -> Tensor:
         """Return the value [T] of the state before each response token, without gradient."""

@@ -7,13 +7,38 @@ import json
 from collections.abc import Mapping
 from dataclasses import MISSING
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from annotated_types import Ge
+from pydantic import AllowInfNan, BaseModel, ConfigDict
 from slime_core.errors import CheckpointError
+from slime_core.parsing import Counted, Unreadable, checked, json_object, read_file
 from slime_models.architecture import Architecture
 
 #: Written last: a folder without it is incomplete.
 DESCRIPTION = "trainer.json"
+
+
+class _Lora(BaseModel):
+    """What must be said of adapters."""
+
+    model_config = ConfigDict(strict=True)
+    rank: Annotated[int, Ge(1)]
+    alpha: Annotated[float, AllowInfNan(False)]
+
+
+class _Description(BaseModel):
+    """What must be in the file. Folders of earlier versions lack what has a default."""
+
+    model_config = ConfigDict(strict=True)
+    format: Literal[1]
+    architecture: dict[str, Any]
+    optimizer_steps: Counted
+    skipped_in_a_row: Counted = 0
+    lora: _Lora | None = None
+    estimator: dict[str, Any] = {}
+    train: dict[str, float | str] = {}
+    roles: list[str] = []
 
 
 def read_description(folder: Path) -> dict[str, Any]:
@@ -22,17 +47,18 @@ def read_description(folder: Path) -> dict[str, Any]:
     A field of the architecture that there was not yet when it was written has its default.
 
     Raises:
-        CheckpointError: it has no description, or one that is not JSON.
+        CheckpointError: it has no description, or one that is not what the trainer writes.
     """
     path = folder / DESCRIPTION
     try:
-        description: dict[str, Any] = json.loads(path.read_text())
+        description = json_object(read_file(path), with_nan=True)
+        checked(_Description, description)
     except FileNotFoundError as error:
         raise CheckpointError(
             f"{folder}: has no {DESCRIPTION}; wanted a complete checkpoint of this trainer"
         ) from error
-    except ValueError as error:
-        raise CheckpointError(f"{path}: not JSON: {error}") from error
+    except Unreadable as error:
+        raise CheckpointError(f"{path}: found {error}; wanted what the trainer megatron writes") from error
     defaults = _as_json(
         {
             field.name: field.default
@@ -40,7 +66,7 @@ def read_description(folder: Path) -> dict[str, Any]:
             if field.default is not MISSING
         }
     )
-    return description | {"architecture": defaults | description.get("architecture", {})}
+    return description | {"architecture": defaults | description["architecture"]}
 
 
 def describe(architecture: Architecture) -> dict[str, Any]:

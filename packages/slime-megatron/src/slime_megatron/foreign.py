@@ -48,6 +48,11 @@ def known_flags() -> Reach:
     return {name: tuple(reached) for name, reached in json.loads(text).items()}
 
 
+def refused() -> frozenset[str]:
+    """Return the flags of Megatron that `problems` refuses whatever their value."""
+    return frozenset(name for name, reached in known_flags().items() if not reached) | _REFUSED.keys()
+
+
 def problems(given: Mapping[str, Any]) -> Iterator[Problem]:
     """Yield what is wrong with flags, as far as it can be known without Megatron."""
     known = known_flags()

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
-from slime_core.errors import PluginError
 from slime_core.plugins.registry import Registry
 
 #: Entry-point group of the functions.
@@ -36,12 +35,10 @@ def resolve_hooks(registry: Registry, **references: str | None) -> MegatronHooks
         PluginError: one is not found, or is no function.
     """
     assert references.keys() <= {field.name for field in fields(MegatronHooks)}
-    found = {}
-    for name, reference in references.items():
-        if reference is not None:
-            found[name] = registry.resolve(GROUP, reference)
-            if not callable(found[name]):
-                raise PluginError(
-                    f"{GROUP}: {reference!r} is {type(found[name]).__name__}; wanted a function for {name}"
-                )
-    return MegatronHooks(**found)
+    return MegatronHooks(
+        **{
+            name: registry.resolve(GROUP, reference)
+            for name, reference in references.items()
+            if reference is not None
+        }
+    )

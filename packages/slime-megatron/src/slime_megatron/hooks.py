@@ -39,7 +39,12 @@ _OURS = ("megatron", "slime-megatron/megatron")
 def slime_config_sections() -> list[Section]:
     """Return the sections `megatron`, `roles` and `lora`."""
     return [
-        Section("megatron", MegatronSection, prefix="", foreign=ForeignFlags("megatron_args", known_flags())),
+        Section(
+            "megatron",
+            MegatronSection,
+            prefix="",
+            foreign=ForeignFlags("megatron_args", known_flags(), refused=foreign.refused()),
+        ),
         Section("roles", RolesSection, prefix=""),
         Section("lora", LoraSection),
     ]

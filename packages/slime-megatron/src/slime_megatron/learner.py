@@ -17,6 +17,7 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer.moe.router_replay import RouterReplayAction
 from slime_core.batch import TrainBatch
 from slime_core.config.derive import compute_dtype
+from slime_core.correction import Correction
 from slime_core.errors import TrainerError
 from slime_core.protocols import Metrics, TokenView
 from slime_models.architecture import Architecture
@@ -112,15 +113,16 @@ class Learner:
         columns = self._fill(columns, steps)
         log_probs_time = time.perf_counter() - log_probs_start
         with torch.no_grad():
-            advantages, returns, credited = self._estimate(columns.whole(batch))
+            advantages, returns, credited, correction = self._estimate(columns.whole(batch))
+        learned = columns.corrected(batch, correction, self._settings.algorithm)
         metrics: Metrics = {}
         if self._critic is not None:
-            metrics |= self._critic.train(steps, columns, returns)
+            metrics |= self._critic.train(steps, learned, returns)
         if not critic_only:
             taken = []
             for number, step in enumerate(steps):
                 self._before_train_step(batch.step, number)
-                one, trained = self._optimizer_step(step, columns, advantages)
+                one, trained = self._optimizer_step(step, learned, advantages)
                 taken.append(one)
                 if number == 0 and before is None:
                     before = self._world.merge(trained)
@@ -215,7 +217,7 @@ class Learner:
         p = self._policy
         return checkpoint.TrainerState(
             self._held, p.model, p.optimizer, p.scheduler, self._roles, self._settings.lora,
-            self._estimator_state,
+            self._estimator_state, p.skips,
         )  # fmt: skip
 
     @property
@@ -353,16 +355,16 @@ class Learner:
             return REPLAY
         return RECORD if section.use_routing_replay and role == "actor" else None
 
-    def _estimate(self, view: TokenView) -> tuple[Tensor, Tensor, Mapping[str, Any]]:
-        """Return (advantages, returns, metrics) of the whole batch, and keep the state that the estimator returns."""
+    def _estimate(self, view: TokenView) -> tuple[Tensor, Tensor, Mapping[str, Any], Correction]:
+        """Return (advantages, returns, metrics, correction) of the whole batch, and keep the estimator's state."""
         estimator: Any = self._settings.algorithm.estimator
         remembers = "state" in inspect.signature(estimator).parameters
         given = {"state": dict(self._estimator_state)} if remembers else {}
         advantages, returns, *more = estimator(view, **given)
-        metrics, state = [*more, {}, {}][:2]
+        metrics, state, correction = (*more, *({}, {}, Correction())[len(more) :])
         self._estimator_state.clear()
         self._estimator_state.update(state)
-        return advantages, returns, metrics
+        return advantages, returns, metrics, correction
 
     def _before_train_step(self, step: int, number: int) -> None:
         if self._settings.hooks.before_train_step is not None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from slime_models.cpu import product
 from torch import Tensor
 
 from slime_megatron.nuclei import NEVER, Nuclei
@@ -87,7 +88,7 @@ def sum_pi_squared(
     peaks = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
     sums = peaks.new_empty(2, len(hidden))  # of exp(z - peak), and of its square
     for rows in _slices(len(hidden), chunk_tokens):
-        logits = hidden[rows] @ weight.t()
+        logits = product(hidden[rows], weight.t())
         for chunk, scaled in _chunks(logits, rows.start, vocabulary, temperature, nuclei):
             torch.amax(scaled, dim=-1, out=peaks[chunk])
             weights = scaled.sub_(peaks[chunk, None]).exp_()
@@ -128,7 +129,7 @@ class _TokenLogProbs(torch.autograd.Function):
         columns, mine = _own_targets(targets, vocabulary, len(weight))
         memory = hidden.new_empty(min(chunk_tokens, len(hidden)), len(weight))
         for rows in _slices(len(hidden), chunk_tokens):
-            logits = torch.mm(hidden[rows], weight.t(), out=memory[: rows.stop - rows.start])
+            logits = product(hidden[rows], weight.t(), out=memory[: rows.stop - rows.start])
             for chunk, scaled in _chunks(logits, rows.start, vocabulary, temperature, nuclei):
                 sums[0, chunk] = scaled.gather(1, columns[chunk, None]).squeeze(1)
                 torch.amax(scaled, dim=-1, out=peaks[chunk])
@@ -160,7 +161,7 @@ class _TokenLogProbs(torch.autograd.Function):
         for rows in reversed(chunks):
             logits = memory[: rows.stop - rows.start]
             if rows is not chunks[-1]:
-                torch.mm(hidden[rows], weight.t(), out=logits)
+                product(hidden[rows], weight.t(), out=logits)
             for chunk, scaled in _chunks(logits, rows.start, ctx.vocabulary, ctx.temperature, ctx.nuclei):
                 shifted = scaled.sub_(normalisers[chunk, None])
                 outer = -d_log_probs[chunk, None] / ctx.temperature
@@ -173,9 +174,9 @@ class _TokenLogProbs(torch.autograd.Function):
                 gradient.scatter_add_(1, columns[chunk, None], hits[chunk, None])
                 logits[chunk.start - rows.start : chunk.stop - rows.start] = gradient
             if d_hidden is not None:
-                torch.mm(logits, weight, out=d_hidden[rows])
+                product(logits, weight, out=d_hidden[rows])
             if ctx.needs_input_grad[1]:
-                part = logits.t() @ hidden[rows]
+                part = product(logits.t(), hidden[rows])
                 if len(chunks) == 1:
                     d_weight = part
                 else:  # in float32: rounded once, however many chunks there are

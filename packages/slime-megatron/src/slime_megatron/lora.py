@@ -21,6 +21,7 @@ from megatron.core.transformer.mlp import apply_swiglu_sharded_factory
 from megatron.core.utils import make_tp_sharded_tensor_for_checkpoint
 from slime_core.errors import TrainerError
 from slime_models.architecture import Architecture
+from slime_models.cpu import product
 from slime_models.family import ModelFamily, Weight
 from slime_models.rules import Shard
 from torch import Tensor
@@ -92,8 +93,8 @@ def _add(layer: Any, section: LoraSection, *, seed: int) -> None:
 
     def adapt(layer: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor | None]) -> Any:
         y, bias = output
-        hidden = _between(layer, inputs[0] @ layer.lora_a.t())
-        return y + layer.lora_scale * (hidden @ layer.lora_b.t()), bias
+        hidden = _between(layer, product(inputs[0], layer.lora_a.t()))
+        return y + layer.lora_scale * product(hidden, layer.lora_b.t()), bias
 
     layer.register_forward_hook(adapt)
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from annotated_types import Ge
-from slime_core.config.base import SectionModel
-
-Count = Annotated[int, Ge(1)]
+from slime_core.config.base import Amount, Count, Decay, SectionModel
 
 
 class MegatronSection(SectionModel):
@@ -29,7 +26,7 @@ class MegatronSection(SectionModel):
     """Data-parallel ranks share the optimizer's state."""
     optimizer: Literal["adam", "sgd"] = "adam"
     """AdamW, or plain gradient descent with momentum."""
-    sgd_momentum: Annotated[float, Ge(0)] = 0.9
+    sgd_momentum: Decay = 0.9
     """Momentum of gradient descent."""
     balance_data: bool = True
     """Give data-parallel ranks micro-batches of like work (floating point operations); else in turn."""
@@ -52,7 +49,7 @@ class MegatronSection(SectionModel):
     enable_mtp_training: bool = False
     """Train the layers of the folder that predict further tokens, on the policy's samples; the policy's own gradient does
     not change. Without it they go as they are into folders that are written."""
-    mtp_loss_scaling_factor: Annotated[float, Ge(0)] = 0.2
+    mtp_loss_scaling_factor: Amount = 0.2
     """What their loss, the mean over them, is multiplied by."""
     megatron_args: dict[str, Any] = {}
     """Megatron's own flags by name, for what slime has no setting of; each can also be given as the flag itself."""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from annotated_types import Ge, Gt
-from slime_core.config.base import SectionModel
+from slime_core.config.base import Amount, Count, Index, Positive, SectionModel
 
-Count = Annotated[int, Ge(1)]
 LoraTarget = Literal["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]
 
 
@@ -25,11 +23,11 @@ class RolesSection(SectionModel):
     """Keep the weights of the last two syncs, and take old log-probs under those that generated each sample."""
     critic_load: str | None = None
     """Model (folder or name) from which the critic starts; `hf_checkpoint` when not given."""
-    critic_lr: Annotated[float, Ge(0)] | None = None
+    critic_lr: Amount | None = None
     """Peak learning rate of the critic; `lr` when not given."""
-    critic_lr_warmup_iters: Annotated[int, Ge(0)] = 0
+    critic_lr_warmup_iters: Index = 0
     """Optimizer steps over which the critic's learning rate rises from 0."""
-    num_critic_only_steps: Annotated[int, Ge(0)] = 0
+    num_critic_only_steps: Index = 0
     """First steps of a run in which only the critic is trained."""
 
 
@@ -38,7 +36,7 @@ class LoraSection(SectionModel):
 
     rank: Count | None = None
     """Rank of the adapters; no adapters when not given."""
-    alpha: Annotated[float, Gt(0)] = 32.0
+    alpha: Positive = 32.0
     """What the adapters add is scaled by this over the rank."""
     target_modules: list[LoraTarget] = ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]
     """Megatron layers that get an adapter: attention input and output, MLP input and output."""

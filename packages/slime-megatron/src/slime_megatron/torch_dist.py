@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import io
 import json
-import pickle
 import re
 import warnings
 from collections.abc import Callable, Mapping
@@ -22,7 +21,7 @@ import torch
 from slime_core.errors import CheckpointError
 from slime_models.architecture import Architecture
 from torch import Tensor
-from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter, save
+from torch.distributed.checkpoint import FileSystemWriter, save
 from torch.distributed.checkpoint.api import CheckpointException  # a BaseException
 from torch.distributed.checkpoint.default_planner import (
     DefaultLoadPlanner,
@@ -47,6 +46,7 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from slime_megatron.low_rank import A, B, merge
+from slime_megatron.unpickling import Reader, first_line
 from slime_megatron.weights import MTP
 
 _LAYER = re.compile(r"^(decoder|mtp)\.layers\.(\d+)\.")
@@ -119,13 +119,8 @@ class StoredWeights:
 
     def __init__(self, folder: Path, architecture: Architecture) -> None:
         self._folder, self._architecture = folder, architecture
-        self._reader = FileSystemReader(folder)
-        try:
-            self._metadata = self._reader.read_metadata()
-        except (OSError, pickle.UnpicklingError, EOFError, AttributeError, ImportError) as error:
-            raise CheckpointError(
-                f"{folder}: cannot be read as a torch_dist checkpoint of Megatron: {error}"
-            ) from error
+        self._reader = Reader(folder)
+        self._metadata = self._reader.read_metadata()
         self._reader.set_up_storage_reader(self._metadata, is_coordinator=True)
 
     @property
@@ -163,8 +158,10 @@ class StoredWeights:
             raise CheckpointError(f"{self._folder}: has parts of {place.key} only; wanted all of it")
         try:
             self._reader.read_data(LoadPlan(items), _Into(whole.view(part.sizes))).wait()
-        except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
-            raise CheckpointError(f"{self._folder}: {place.key} cannot be read: {error}") from error
+        except Exception as error:  # what is raised depends on what is damaged, and how
+            raise CheckpointError(
+                f"{self._folder}: {place.key} cannot be read: {first_line(error)}"
+            ) from error
         return whole
 
     def merged(self, name: str, weight: Tensor, *, rank: int, scale: float) -> Tensor:

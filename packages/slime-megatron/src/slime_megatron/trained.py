@@ -12,7 +12,6 @@ from megatron.core.distributed import DistributedDataParallel, finalize_model_gr
 from megatron.core.models.gpt import GPTModel
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from slime_core.config.sections import TrainSection
-from slime_core.errors import TrainerError
 from slime_core.protocols import Metrics
 from torch import Tensor
 
@@ -22,6 +21,7 @@ from slime_megatron.mtp import share_embedding
 from slime_megatron.optimizer import build_optimizer, build_scheduler, learning_rate, loss_scaler, update
 from slime_megatron.router import move_biases, moves_bias, routers_of, start_loads, take_losses
 from slime_megatron.section import MegatronSection
+from slime_megatron.skips import Skips
 from slime_megatron.world import World, device
 
 #: The micro-batches of an optimizer step.
@@ -64,8 +64,7 @@ class TrainedModel:
         self.optimizer = build_optimizer(self.model, train, section)
         self.scheduler = build_scheduler(self.optimizer, train, total_steps=total_steps)
         self._clip_grad = train.clip_grad
-        self._max_skipped_steps = section.max_skipped_steps
-        self._skipped_in_a_row = 0
+        self.skips = Skips(section.max_skipped_steps)
         self._output_processor = output_processor
         self._world = world
         self._n_further = n_further
@@ -133,10 +132,10 @@ class TrainedModel:
             self.scheduler.step(1)
             if self._moves_bias:
                 move_biases(self._all_routers, rate=self.model.config.moe_router_bias_update_rate)
-            self._skipped_in_a_row = 0
+            self.skips.in_a_row = 0
             metrics["grad_norm"] = norm
         elif not can_fall:
-            self._skip(norm)
+            self.skips.add(norm)
         return metrics
 
     def offload(self) -> None:
@@ -177,15 +176,6 @@ class TrainedModel:
             collect_non_loss_data=forward_only,
         )
         return results
-
-    def _skip(self, norm: float) -> None:
-        self._skipped_in_a_row += 1
-        if self._skipped_in_a_row > self._max_skipped_steps:
-            raise TrainerError(
-                f"the gradient norm is {norm} and {self._skipped_in_a_row} optimizer steps in a row were skipped; "
-                f"max_skipped_steps is {self._max_skipped_steps}; lower the learning rate, or look for bad samples "
-                "in the last step"
-            )
 
 
 def average(steps: Sequence[Metrics], *, prefix: str) -> Metrics:

@@ -7,13 +7,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slime_core.config.sections import ModelSection
 from slime_core.errors import CheckpointError, DataError, PluginError, Problem
 from slime_core.plugins.hooks import hookimpl
-from slime_core.plugins.registry import Registry
 
 if TYPE_CHECKING:
-    from slime_core.config.settings import Settings
+    from slime_core.build import BuildContext
 
 
 @hookimpl
@@ -25,9 +23,9 @@ def slime_environment() -> Mapping[str, str]:
 
 
 @hookimpl
-def slime_check_config(settings: Settings) -> list[Problem]:
-    """Return where the weights of a local folder are not those that its config.json describes."""
-    folder = Path(settings.section(ModelSection).hf_checkpoint)
+def slime_check_build(build: BuildContext) -> list[Problem]:
+    """Return where the weights of the model's folder are not those that its config.json describes."""
+    folder = build.model_path
     if not any(folder.glob("model*.safetensors")):
         return []
     from slime_models.checkpoint import HfCheckpoint, read_config
@@ -43,7 +41,7 @@ def slime_check_config(settings: Settings) -> list[Problem]:
                     "quantised ones are for servers: --sglang-model-path",
                 )
             ]
-        family = Registry.from_environment().resolve("slime.models", str(config.get("model_type", "")))
+        family = build.registry.resolve("slime.models", str(config.get("model_type", "")))
         family.check_weights(HfCheckpoint(folder), family.architecture(config))
     except PluginError:
         return []  # no family of ours: whoever needs one says so

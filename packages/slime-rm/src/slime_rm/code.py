@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,10 +11,11 @@ from slime_core.errors import SampleError
 from slime_core.rewards.results import Grade
 from slime_core.sample import Sample
 
+from slime_rm.fences import python_block
 from slime_rm.labels import label_of
+from slime_rm.outputs import same_text, same_value
 from slime_rm.sandbox.running import Limits, Ran, run
 
-_BLOCK = re.compile(r"^```(?:python|py|python3)?[ \t]*\n(.*?)^```", re.DOTALL | re.MULTILINE | re.IGNORECASE)
 _SHOWN = 300
 #: Calls the function with the arguments that standard input holds, and prints what it returns as JSON.
 _CALL = """\
@@ -49,11 +49,12 @@ def code(
     processes: int = 8,
     max_tests: int | None = None,
 ) -> Grade:
-    """Score 1.0 when the last fenced block of Python in the response passes every test, else 0.0.
+    """Score 1.0 when the last fenced block of Python in the response (`fences.python_block`) passes every test, else 0.0.
 
     The label is JSON: `{"inputs": [...], "outputs": [...]}`, texts for standard input and output, which are compared
     line by line but for blanks at their ends; with `"fn_name"`, lists of arguments and what the function (or the
-    method of a class `Solution`) returns, as JSON values. The part `share` is the share of tests that are passed.
+    method of a class `Solution`) returns, as JSON values. Decimals are compared to a tolerance, whole numbers exactly
+    (`outputs.is_close`). The part `share` is the share of tests that are passed.
 
     Each test runs in a sandbox of its own (`sandbox.running`): no file of the machine, no network, no other process,
     limits on everything. The wanted outputs never enter it. All tests of a sample share `--reward-timeout-s`.
@@ -70,14 +71,14 @@ def code(
         SandboxError: this machine cannot isolate a program; nothing was run.
     """
     name, tests = _tests(sample)
-    blocks = _BLOCK.findall(sample.response)
-    if not blocks:
+    program = python_block(sample.response)
+    if program is None:
         return Grade(score=0.0, parts={"share": 0.0}, details={"why": "no fenced block of Python"})
     limits = Limits(wall_s=wall_s, cpu_s=int(wall_s) + 1, memory_bytes=memory_mb << 20, processes=processes)
     failures = [
         f"test {number}: {why}"
         for number, test in enumerate(tests[:max_tests])
-        if (why := _failure(blocks[-1], name, test, limits)) is not None
+        if (why := _failure(program, name, test, limits)) is not None
     ]
     count = len(tests[:max_tests])
     return Grade(
@@ -113,11 +114,11 @@ def _failure(source: str, name: str | None, test: _Test, limits: Limits) -> str 
     """Run one test; returns what went wrong."""
     if name is None:
         ran = run({"solution.py": source}, "solution.py", stdin=test.given, limits=limits)
-        right = _lines(ran.stdout) == _lines(str(test.wanted))
+        right = same_text(ran.stdout, str(test.wanted))
     else:
         files = {"solution.py": source, "call.py": _CALL}
         ran = run(files, "call.py", stdin=json.dumps([name, test.given]), limits=limits)
-        right = _returned(ran.stdout) == [test.wanted]
+        right = any(same_value(value, test.wanted) for value in _returned(ran.stdout))
     if (ran.ending, ran.code) == ("exit", 0):
         return None if right else f"wrong answer {ran.stdout[:_SHOWN]!r}"
     return _end(ran)
@@ -132,10 +133,6 @@ def _end(ran: Ran) -> str:
         "memory": "out of memory",
     }[ran.ending]
     return f"{why} {ran.stderr.strip()[-_SHOWN:]}".strip()
-
-
-def _lines(text: str) -> list[str]:
-    return [line.rstrip() for line in text.rstrip().splitlines()]
 
 
 def _returned(text: str) -> list[Any]:

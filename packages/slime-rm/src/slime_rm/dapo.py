@@ -10,11 +10,18 @@ from slime_core.sample import Sample
 
 from slime_rm.answers import PRELOAD, SAME, Comparison, compare
 from slime_rm.boxed import last_boxed
+from slime_rm.ending import without_special_tokens
 from slime_rm.labels import label_of
 from slime_rm.notation import same_writing
+from slime_rm.number_text import NUMBER, leaves_number
 
-_ANSWER_LINE = re.compile(r"answer\s*:[ \t]*([^\n]*)", re.IGNORECASE)
-_MARKUP = "*_ \t"
+_ANSWER_LINE = re.compile(r"(?<![^\W_])answer[*_` \t]*[:：][ \t]*([^\n]*)", re.IGNORECASE)
+_MARKUP = '*_ \t`"“”'
+_DISPLAY = {"$$": "$$", "$": "$", "\\[": "\\]", "\\(": "\\)"}
+_SAYS_IS = re.compile(
+    r"(?:the\s+)?(?:final\s+)?(?:answer|value|result|total|number)\s+(?:is|equals|=)\s*:?\s*", re.IGNORECASE
+)
+_NUMBER_AND_UNIT = re.compile(rf"({NUMBER})(.*)")
 STRICT_WINDOW = 100
 """Characters at the end of a response in which `strict_box` looks for the box."""
 
@@ -24,7 +31,8 @@ def dapo(sample: Sample, *, window_characters: int = 300, strict_box: bool = Fal
     r"""Score 1.0 when the last line `Answer: ...` gives the label, else -1.0.
 
     The answer may be boxed, in bold or between dollar signs, and is compared as mathematics (`answers.compare`).
-    The part `acc` is 1.0 or 0.0, the detail `pred` what was read.
+    Special tokens at the end do not count, nor does the unit after a number (`number_text.leaves_number`) where the
+    label has none. The part `acc` is 1.0 or 0.0, the detail `pred` what was read.
 
     Args:
         sample: scored.
@@ -38,14 +46,15 @@ def dapo(sample: Sample, *, window_characters: int = 300, strict_box: bool = Fal
     labels as they are (there they are cut to integers, so that 3 is right for 3.7, and text ends the rollout).
     """
     label = label_of(sample)
+    response = without_special_tokens(sample.response)
     if strict_box:
-        pred = last_boxed(sample.response[-STRICT_WINDOW:])
+        pred = last_boxed(response[-STRICT_WINDOW:])
         right = pred is not None and same_writing(label.strip(), pred)
         return _graded(right, pred, "same writing" if right else "different")
-    pred = _answer(sample.response[-window_characters:])
+    pred = _answer(response[-window_characters:])
     if pred is None:
         return _graded(False, None, "no line 'Answer: ...'")
-    comparison: Comparison = compare(label, pred)
+    comparison: Comparison = compare(label, pred if re.search(r"[^\W\d]", label) else _without_unit(pred))
     return _graded(comparison in SAME, pred, comparison)
 
 
@@ -56,10 +65,21 @@ def _answer(text: str) -> str | None:
         pass
     if found is None:
         return None
-    answer = found[1].strip(_MARKUP)
-    if not answer:
-        answer = text[found.end() :].strip().partition("\n")[0].strip(_MARKUP)
-    return last_boxed(answer) or answer
+    rest = text[found.start(1) :].lstrip(_MARKUP + "\n")
+    answer = rest.partition("\n")[0].strip(_MARKUP)
+    if answer in _DISPLAY:
+        answer = rest.removeprefix(answer).partition(_DISPLAY[answer])[0].strip()
+    answer = answer.removesuffix(".").strip(_MARKUP)
+    if answer.count("}") > answer.count("{"):  # of a command around the word: \textbf{Answer:} 42
+        answer = answer.removeprefix("}") if answer.startswith("}") else answer.removesuffix("}")
+    return last_boxed(answer) or _SAYS_IS.sub("", answer, count=1).strip()
+
+
+def _without_unit(answer: str) -> str:
+    """Return the number of an answer such as `100 dollars`; other answers as they are."""
+    bare = answer.replace("$", "") if answer.count("$") == 2 else answer
+    found = _NUMBER_AND_UNIT.fullmatch(bare.strip())
+    return found[1] if found is not None and found[2].strip() and leaves_number(found[2]) else answer
 
 
 def _graded(right: bool, pred: str | None, why: str) -> Grade:

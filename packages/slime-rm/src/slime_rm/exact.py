@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from slime_core.sample import Sample
 
+from slime_rm.ending import without_special_tokens
 from slime_rm.labels import label_of
 
 
 def exact(sample: Sample) -> float:
     """Return 1.0 when response and label are the same text, blanks at both ends aside, else 0.0.
 
+    Special tokens at the end of the response (`ending.without_special_tokens`) do not count, unless the label has them.
+
     Raises:
         SampleError: the sample has no label.
     """
-    return float(sample.response.strip() == label_of(sample).strip())
+    wanted = label_of(sample).strip()
+    return float(wanted in (sample.response.strip(), without_special_tokens(sample.response).lstrip()))

@@ -7,8 +7,9 @@ from typing import Any
 from math_verify.parser import ExprExtractionConfig, LatexExtractionConfig
 from slime_core.errors import SampleError
 
-from slime_rm.equivalence import is_parsable
+from slime_rm.answers import MAX_DEPTH
 from slime_rm.magnitude import is_tractable
+from slime_rm.notation import depth
 from slime_rm.unlimited import parse, verify
 
 _GOLD = (LatexExtractionConfig(), ExprExtractionConfig())
@@ -31,7 +32,7 @@ def gold_answers(label: str, *, name: str) -> list[Any]:
 
 def found_answers(text: str) -> list[Any]:
     """Return the answers in `text` as math-verify reads them; none where brackets nest too deep to be parsed."""
-    if not is_parsable(text):
+    if depth(text) > MAX_DEPTH:
         return []
     return parse(text, _GIVEN)
 

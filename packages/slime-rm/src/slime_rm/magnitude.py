@@ -21,6 +21,7 @@ from sympy import (
     Product,
     Rational,
     Sum,
+    Symbol,
     binomial,
     exp,
     factorial,
@@ -31,6 +32,11 @@ MAX_BITS = 50_000.0
 """Largest number that is worked out, in bits: about 15,000 decimal digits."""
 MAX_EXPANDED_POWER = 64
 """Highest power of a sum with symbols in it that is expanded."""
+
+MAX_RADICAND_BITS = 1000.0
+"""Largest whole number that a root is taken of, in bits: sympy looks for its factors."""
+SYMBOL_BITS = 3.2
+"""A symbol's bits: formulas are compared where every symbol is below 2 to this power (`values`)."""
 
 _UNFINISHED = (Sum, Product, Integral, Limit)
 _GROWING = (Pow, exp, factorial, binomial)
@@ -48,7 +54,8 @@ def is_tractable(expression: Any) -> bool:
     if not isinstance(expression, Basic):
         return True
     return not expression.atoms(*_UNFINISHED) and not any(
-        _bits(part) > MAX_BITS or _is_high_power(part) for part in expression.atoms(*_GROWING)
+        _bits(part) > MAX_BITS or _is_high_power(part) or _is_large_root(part)
+        for part in expression.atoms(*_GROWING)
     )
 
 
@@ -58,8 +65,14 @@ def _is_high_power(part: Basic) -> bool:
     return _bits(part.exp) > math.log2(MAX_EXPANDED_POWER)
 
 
+def _is_large_root(part: Basic) -> bool:
+    if not isinstance(part, Pow) or part.exp.is_Integer or part.free_symbols:
+        return False
+    return _bits(part.base) > MAX_RADICAND_BITS
+
+
 def _bits(expression: Any) -> float:
-    """Return an upper bound of |log2 |x||, for x = `expression` worked out; a symbol counts as 1 bit."""
+    """Return an upper bound of |log2 |x||, for x = `expression` worked out and its symbols small (`SYMBOL_BITS`)."""
     for kind, bound in _BOUNDS:
         if isinstance(expression, kind):
             return bound(expression)
@@ -79,12 +92,13 @@ def _float_bits(x: Any) -> float:
 
 
 _BOUNDS: tuple[tuple[type[Any], Callable[[Any], float]], ...] = (
+    (Symbol, lambda x: SYMBOL_BITS),
     (Rational, _rational_bits),
     (Float, _float_bits),
     (Add, lambda x: max(map(_bits, x.args)) + math.log2(len(x.args))),
     (Mul, lambda x: sum(map(_bits, x.args))),
     (Pow, lambda x: _bits(x.base) * _two_to_the(_bits(x.exp))),
-    (exp, lambda x: 2 * _two_to_the(_bits(x.args[0]))),
+    (exp, lambda x: 1.5 * _two_to_the(_bits(x.args[0]))),
     (factorial, lambda x: _bits(x.args[0]) * _two_to_the(_bits(x.args[0]))),
     (binomial, lambda x: _two_to_the(_bits(x.args[0]))),
 )

@@ -16,13 +16,14 @@ def math(sample: Sample) -> Grade:
     r"""Score 1.0 when the last `\boxed{...}` of the response is the label (`answers.compare`), else 0.0.
 
     The label may itself be boxed. A response without a box, or whose last box never closes, gets 0.0, and so does
-    an answer that cannot be parsed or would take too long to work out.
+    an answer of which some part is not understood or that would take too long to work out; the detail `why` says
+    which.
 
     Raises:
         SampleError: the sample has no label.
 
-    Source: slime/rollout/rm_hub/math_utils.py, from which we differ in using math-verify for what sympy is asked,
-    in comparing words as text, and in bounding what is worked out.
+    Source: slime/rollout/rm_hub/math_utils.py, from which we differ in reading an answer's structure and units
+    instead of dropping them, in comparing words as text, and in bounding what is worked out.
     """
     return grade_boxed(sample.response, label_of(sample))
 

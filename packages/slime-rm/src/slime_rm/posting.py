@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slime_core.errors import ConfigError, PluginError, Problem, RewardError
-from slime_core.served import resolve_url
+from slime_core.served import key_of, resolve_url
 
 if TYPE_CHECKING:
     import httpx
@@ -36,7 +36,7 @@ class JsonClient:
         request_timeout_s: deadline of one try, seconds.
         tries: how often a request is sent before it fails; waits of 0.5 s, 1 s, 2 s, ... up to 30 s lie between,
             each shortened by chance by up to a half. Only failures that another try may mend are tried again.
-        api_key_file: file with the key that the server wants.
+        api_key_file: file with the key that the server wants; that of a model of the run is known.
         first_wait_s: wait before the second try, seconds.
         run_dir: folder of the run.
 
@@ -89,7 +89,7 @@ class JsonClient:
         for attempt in range(1, self._tries + 1):
             try:
                 async with self._slots, asyncio.timeout(self._request_timeout_s):
-                    reply = await self._client.post(self._address(), json=body)
+                    reply = await self._client.post(self._address(), json=body, headers=self._headers())
             except (self._httpx.TransportError, TimeoutError, ConnectionError) as error:
                 what = f"{type(error).__name__} {error}".strip()
             else:
@@ -116,6 +116,11 @@ class JsonClient:
         if not addresses:
             raise ConnectionError("none of its servers is up")
         return addresses[next(self._turn) % len(addresses)]
+
+    def _headers(self) -> dict[str, str]:
+        """Return what shows the key of a model of the run, as it is now."""
+        key = key_of(self._url, self._run_dir)
+        return {} if key is None else {"Authorization": f"Bearer {key}"}
 
     def _wait_s(self, attempt: int) -> float:
         longest = min(self._first_wait_s * 2.0 ** (attempt - 1), _LONGEST_WAIT_S)

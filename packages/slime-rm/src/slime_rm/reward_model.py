@@ -161,7 +161,7 @@ def _tokenizer(folder: str) -> Any:
     except ImportError as error:
         raise PluginError("chat_template_from needs transformers; install it") from error
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise PluginError(f"chat_template_from: {folder}: {error}") from error
     if tokenizer.chat_template is None:

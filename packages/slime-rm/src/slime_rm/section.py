@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
-from annotated_types import Ge
-from slime_core.config.base import SectionModel
+from slime_core.config.base import Count, Index, SectionModel
 
 
 class RmSection(SectionModel):
@@ -30,7 +29,7 @@ class VerifiersSection(SectionModel):
     """Id of the taskset: the name of the installed module that exports it."""
     taskset_args: dict[str, Any] = {}
     """Options of the taskset, as its configuration class names them."""
-    size: Annotated[int, Ge(1)] | None = None
+    size: Count | None = None
     """Most tasks that are trained on; all when not given, which a taskset without end does not allow."""
-    eval_size: Annotated[int, Ge(0)] = 0
+    eval_size: Index = 0
     """Tasks at the beginning that are held out for evaluation, and not trained on."""

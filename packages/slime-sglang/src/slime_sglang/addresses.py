@@ -18,20 +18,22 @@ class AddressBook:
     def __init__(self, run_dir: Path, name: str) -> None:
         self._run_dir, self._name = run_dir, name
         self._urls: list[str] = []
+        self._key: str | None = None
 
     async def start(self) -> None:
         """Say that there is no server yet."""
         write_addresses(self._run_dir, self._name, [])
 
-    async def add(self, url: str) -> None:
-        """Add a server."""
+    async def add(self, url: str, key: str | None) -> None:
+        """Add a server; all of them ask for one key."""
         self._urls.append(url)
-        write_addresses(self._run_dir, self._name, self._urls)
+        self._key = key
+        write_addresses(self._run_dir, self._name, self._urls, key=key)
 
     async def remove(self, url: str) -> None:
         """Take a server out, if it is there."""
         self._urls = [each for each in self._urls if each != url]
-        write_addresses(self._run_dir, self._name, self._urls)
+        write_addresses(self._run_dir, self._name, self._urls, key=self._key)
 
     async def close(self) -> None:
         """Say that the model is not served any more."""

@@ -20,6 +20,7 @@ from slime_sglang.addresses import AddressBook
 from slime_sglang.engine import SglangEngine
 from slime_sglang.fleet import EngineFleet
 from slime_sglang.keeper import Keeper
+from slime_sglang.key import new_key, read_key
 from slime_sglang.layout import Layout, Place, ServedModel, layout_of
 from slime_sglang.router import Router
 from slime_sglang.seat import Seat
@@ -52,10 +53,12 @@ def create_engine(build: BuildContext) -> RolloutEngine:
     if not addresses:
         _check_gpus(layout)
     released = build.section(ClusterSection).offloads_rollout and visible_device() == "cuda"
+    own_key, external_key = new_key(), external_key_of(fleet)
     make = functools.partial(
         SglangEngine,
         model_path,
         dtype=dtype,
+        key=external_key if addresses else own_key,
         section=section,
         folder=build.run_dir / "sglang",
         routes=ROUTED_EXPERTS in build.engine_needs,
@@ -80,12 +83,25 @@ def create_engine(build: BuildContext) -> RolloutEngine:
         section=fleet,
         stager=stager,
         tokenizer=build.tokenizer,
-        router=_router(build, len(places)) if fleet.has_router else None,
-        others=[_keeper(build, layout, model) for model in layout.others],
+        router=_router(build, len(places), own_key, external_key) if fleet.has_router else None,
+        others=[_keeper(build, layout, model, own_key) for model in layout.others],
         keeps=section.pause_mode == "retract",
     )
 
 
+def context_limit(build: BuildContext) -> int | None:
+    """Return the most tokens of prompt and response that the servers take; None where others start or configure them."""
+    section, fleet = build.section(SglangSection), build.section(FleetSection)
+    if fleet.rollout_external_engine_addrs or fleet.sglang_config is not None:
+        return None
+    own = str(section.server_args.get("context_length", ""))
+    if own.isdecimal():
+        return int(own)
+    limit = read_config(section.model_path or build.model_path).get("max_position_embeddings")
+    return limit if isinstance(limit, int) else None
+
+
+create_engine.context_limit = context_limit  # type: ignore[attr-defined]  # see `slime_core.config.model_fit.context_limit`
 create_engine.offers = frozenset({ROUTED_EXPERTS})  # type: ignore[attr-defined]  # see `BuildContext.engine_needs`
 create_engine.sees_images = True  # type: ignore[attr-defined]  # see `slime_core.images.SeesImages`
 
@@ -114,7 +130,7 @@ def _again(before: int) -> str:
     return f"-restart-{before}" if before else ""
 
 
-def _keeper(build: BuildContext, layout: Layout, model: ServedModel) -> Keeper:
+def _keeper(build: BuildContext, layout: Layout, model: ServedModel, key: str) -> Keeper:
     """Return the engines of a model that stays as it is."""
     section, fleet = build.section(SglangSection), build.section(FleetSection)
     path = build.model_path if model.model_path is None else resolve_model(model.model_path, build.registry)
@@ -129,6 +145,7 @@ def _keeper(build: BuildContext, layout: Layout, model: ServedModel) -> Keeper:
             section=section,
             folder=build.run_dir / "sglang",
             name=f"{model.name}-server-{seat}{_again(before)}",
+            key=key,
             n_ranks_in_all=layout.num_ranks,
             **placed | {"arguments": own | placed["arguments"]},
         )
@@ -140,7 +157,7 @@ def _keeper(build: BuildContext, layout: Layout, model: ServedModel) -> Keeper:
     )
 
 
-def _router(build: BuildContext, n_engines: int) -> Router:
+def _router(build: BuildContext, n_engines: int, own_key: str, external_key: str | None) -> Router:
     section, fleet = build.section(SglangSection), build.section(FleetSection)
     return Router(
         fleet.router_policy or "",
@@ -148,7 +165,18 @@ def _router(build: BuildContext, n_engines: int) -> Router:
         width=section.server_concurrency * n_engines,
         section=section,
         folder=build.run_dir / "sglang",
+        key=own_key if fleet.sglang_router_ip is None else external_key,
     )
+
+
+def external_key_of(fleet: FleetSection) -> str | None:
+    """Return the key of what runs already; None where the settings name none.
+
+    Raises:
+        ConfigError: its file cannot be read.
+    """
+    path = fleet.rollout_external_key_file
+    return None if path is None else read_key(path, where="fleet.rollout_external_key_file")
 
 
 def _check_gpus(layout: Layout) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from slime_sglang import loader
 from slime_sglang.apart import half_arguments, half_environment
+from slime_sglang.key import VARIABLE
 from slime_sglang.layout import Role
 from slime_sglang.process import ServerProcess
 from slime_sglang.section import SglangSection
@@ -28,6 +29,7 @@ def server_child(
     arguments: Mapping[str, Any],
     port: int,
     log: Path,
+    key: str,
     n_ranks: int,
     n_ranks_in_all: int | None,
     role: Role,
@@ -42,6 +44,7 @@ def server_child(
         arguments: SGLang's own, over those of `section`.
         port: TCP port of its HTTP interface.
         log: file that its output goes to.
+        key: that it asks for.
         n_ranks: tensor-parallel ranks of the server.
         n_ranks_in_all: of all servers that the run starts on this host.
         role: what it does of a request.
@@ -60,6 +63,6 @@ def server_child(
             dtype=dtype,
             arguments=["--custom-weight-loader", *loader.LOADERS, *server_arguments(given)],
         ),
-        environment={**environment, "HF_HUB_OFFLINE": "1"},
+        environment={**environment, "HF_HUB_OFFLINE": "1", VARIABLE: key},
         log=log,
     )

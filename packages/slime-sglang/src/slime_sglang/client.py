@@ -11,12 +11,16 @@ from typing import Any
 import aiohttp
 from slime_core.errors import DeadlineError, EngineError
 
+from slime_sglang.key import headers_of
+
 #: Seconds before the first retry; each further one waits twice as long as the one before.
 _FIRST_WAIT_S = 0.2
 #: Seconds that an idle connection is kept: less than the 5 after which SGLang's web server closes it.
 _KEEP_ALIVE_S = 2.0
 #: Answers of a server that is up but not able to serve now.
 _NOT_READY = frozenset({502, 503, 504})
+#: Answers of one that asks for a key, and for another than it was sent.
+_REFUSES_KEY = frozenset({401, 403})
 #: What the line of an event begins with, and what the last event of a stream says.
 _EVENT, _LAST_EVENT = b"data:", b"[DONE]"
 #: Characters of an error's answer that are shown.
@@ -38,13 +42,15 @@ class SglangClient:
         url: `http://host:port`.
         connections: most connections at once.
         retries: how often a call is repeated that found no connection or a server that was not ready.
+        key: that the server asks for; None for one that asks for none.
     """
 
-    def __init__(self, url: str, *, connections: int, retries: int) -> None:
-        self.url, self._retries = url, retries
+    def __init__(self, url: str, *, connections: int, retries: int, key: str | None = None) -> None:
+        self.url, self._retries, self._has_key = url, retries, key is not None
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=connections, keepalive_timeout=_KEEP_ALIVE_S),
             timeout=aiohttp.ClientTimeout(total=None),
+            headers=headers_of(key),
         )
 
     async def get(self, path: str, *, timeout_s: float, retries: int | None = None) -> Any:
@@ -136,6 +142,8 @@ class SglangClient:
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Send a request; the answer to it is a good one."""
         async with self._session.request(method, self.url + path, json=body, headers=headers) as reply:
+            if reply.status in _REFUSES_KEY:
+                raise EngineError(self._refused(path, reply.status))
             if reply.status >= 400:
                 text = (await reply.text())[:_SHOWN]
                 kind = EngineError if reply.status < 500 else ServerFaultError
@@ -143,6 +151,13 @@ class SglangClient:
                     kind = _NotReadyError
                 raise kind(f"{self.url}{path}: status {reply.status}: {text}")
             yield reply
+
+    def _refused(self, path: str, status: int) -> str:
+        found = "the key that it was sent is not its own" if self._has_key else "it was sent no key"
+        return (
+            f"{self.url}{path}: status {status}: {found}; wanted the one that it was started with; of servers and a "
+            "router that run already --rollout-external-key-file says where it is"
+        )
 
     async def _answer(
         self, method: str, path: str, body: Mapping[str, Any] | None, headers: Mapping[str, str] | None
@@ -188,7 +203,21 @@ class _NotReadyError(ServerFaultError):
 async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
     """Yield the lines of an answer that are whole, each without its end; one may be of any length."""
     rest = b""
-    async for piece in content.iter_any():
+    async for piece in _pieces(content):
         *lines, rest = (rest + piece).split(b"\n")
         for line in lines:
             yield line
+
+
+async def _pieces(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    """Yield what arrives; where an answer is cut, also what came before the cut and waits to be read.
+
+    aiohttp 3.14 keeps that, and raises instead of handing it out: `readany` in aiohttp/streams.py.
+    """
+    try:
+        async for piece in content.iter_any():
+            yield piece
+    except aiohttp.ClientError:
+        if content._buffer:
+            yield content._read_nowait(-1)
+        raise

@@ -18,6 +18,7 @@ from slime_sglang.client import ConnectionLostError, SglangClient
 from slime_sglang.draft import NONE_SENT, Draft, answer
 from slime_sglang.external import ExternalServer, check_joined, meet
 from slime_sglang.gate import Gate
+from slime_sglang.key import new_key
 from slime_sglang.layout import Role
 from slime_sglang.loading import load_update, provable_ranks, to_its_end
 from slime_sglang.pictures import PLACEHOLDER, encoded
@@ -51,6 +52,7 @@ class SglangEngine:
         n_ranks: tensor-parallel ranks of the server.
         n_ranks_in_all: of all servers that the run starts on this host.
         role: what it does of a request.
+        key: that the server asks for. None makes one for a server that is started, and none for one that is joined.
     """
 
     transports: tuple[str, ...] = TRANSPORTS
@@ -72,6 +74,7 @@ class SglangEngine:
         n_ranks: int = 1,
         n_ranks_in_all: int | None = None,
         role: Role = "regular",
+        key: str | None = None,
     ) -> None:
         self._path, self._dtype, self._section = model_path, dtype, section
         self._routes, self._is_updated, self.role = routes, is_updated, role
@@ -82,6 +85,7 @@ class SglangEngine:
         self.bootstrap_port = self._ports[1].number
         """Where engines that generate find this one, if it reads prompts."""
         self.is_external = address is not None
+        self.key = key if key is not None or self.is_external else new_key()
         self._server: ServerProcess | ExternalServer = (
             ExternalServer(address) if address is not None else self._child(folder, arguments or {})
         )
@@ -125,8 +129,8 @@ class SglangEngine:
         """
         section = self._section
         await self._server.start()
-        connections = section.server_concurrency + 8
-        self._client = SglangClient(self.url, connections=connections, retries=section.request_retries)
+        limits = {"connections": section.server_concurrency + 8, "retries": section.request_retries}
+        self._client = SglangClient(self.url, key=self.key, **limits)
         try:
             if self.is_external:
                 await meet(self._client, self._server.name, timeout_s=section.control_timeout_s)
@@ -149,9 +153,8 @@ class SglangEngine:
         except TimeoutError as error:
             await self.close()
             log = "" if self.is_external else f"; its log is {self._server.log}"
-            raise DeadlineError(
-                f"{self._server.name} was not ready after {section.start_timeout_s:g} s{log}"
-            ) from error
+            why = f"{self._server.name} was not ready after {section.start_timeout_s:g} s{log}"
+            raise DeadlineError(why) from error
         except EngineError:
             await self.close()
             raise
@@ -264,7 +267,6 @@ class SglangEngine:
                 on its way; names it. The server goes on with the old weights.
             EngineError: the server ended or broke off while it was loading; it then serves no more.
         """
-        assert self._stager is not None, "a fleet takes the updates of its engines in"
         self._check_usable()
         with self._stager.taking(plan):
             return await self.load(await self._stager.arrive(plan))
@@ -310,6 +312,7 @@ class SglangEngine:
             arguments={**arguments, "enable_return_routed_experts": True} if self._routes else arguments,
             port=int(self._address.rpartition(":")[2]),
             log=folder / f"{self.name}.log",
+            key=self.key,
             n_ranks=self.n_ranks,
             n_ranks_in_all=self._n_ranks_in_all,
             role=self.role,
@@ -320,10 +323,9 @@ class SglangEngine:
         """Call the server for something other than generation."""
         return await self._post(path, body, timeout_s=self._section.control_timeout_s)
 
-    async def model_info(self) -> Mapping[str, Any]:
+    async def model_info(self) -> Any:
         """Return what the server says about its model."""
-        info: Mapping[str, Any] = await self._get("/model_info", timeout_s=self._section.control_timeout_s)
-        return info
+        return await self._get("/model_info", timeout_s=self._section.control_timeout_s)
 
     @asynccontextmanager
     async def paused(self) -> AsyncIterator[None]:
@@ -387,9 +389,7 @@ class SglangEngine:
 
     def _usable(self) -> SglangClient:
         if self._client is None:
-            raise EngineError(
-                "the SGLang engine is not started; call start() first, and nothing after close()"
-            )
+            raise EngineError("the SGLang engine is not started; call start() first, nothing after close()")
         self._check_usable()
         return self._client
 

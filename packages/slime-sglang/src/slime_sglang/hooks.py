@@ -20,6 +20,7 @@ from slime_core.served import wanted_models
 from slime_core.weights import transport_problems, wanted_transport
 
 from slime_sglang.apart import missing_for_mooncake, transfer_problems
+from slime_sglang.key import read_key
 from slime_sglang.layout import Layout, layout_of, problems_of, rank_problems
 from slime_sglang.process import is_here
 from slime_sglang.section import (
@@ -29,6 +30,7 @@ from slime_sglang.section import (
     SglangSection,
     argument_problems,
     known_arguments,
+    refused_arguments,
 )
 
 if TYPE_CHECKING:
@@ -40,7 +42,11 @@ def slime_config_sections() -> Iterable[Section]:
     """Return the sections `sglang` and `fleet`."""
     return [
         Section(
-            "sglang", SglangSection, foreign=ForeignFlags("server_args", known_arguments(), prefix="sglang_")
+            "sglang",
+            SglangSection,
+            foreign=ForeignFlags(
+                "server_args", known_arguments(), prefix="sglang_", refused=refused_arguments()
+            ),
         ),
         Section("fleet", FleetSection, prefix=""),
     ]
@@ -256,6 +262,7 @@ def _apart_problems(settings: Settings) -> Iterator[Problem]:
 def _external_problems(fleet: FleetSection, train: TrainSection) -> Iterator[Problem]:
     """Refuse addresses that are none or that weights do not reach, and settings of engines that the run would start."""
     addresses = fleet.rollout_external_engine_addrs
+    yield from _key_problems(fleet)
     for name, value in (
         ("rollout_num_gpus", fleet.rollout_num_gpus),
         ("sglang_config", fleet.sglang_config),
@@ -286,6 +293,24 @@ def _external_problems(fleet: FleetSection, train: TrainSection) -> Iterator[Pro
                 "the other transports go by the memory of one host; give --update-weight-transport disk, and an "
                 "--output-dir that both hosts see under one name",
             )
+
+
+def _key_problems(fleet: FleetSection) -> Iterator[Problem]:
+    """Refuse a file that holds no key, and one that nobody asks for."""
+    path = fleet.rollout_external_key_file
+    if path is None:
+        return
+    if not fleet.rollout_external_engine_addrs and fleet.sglang_router_ip is None:
+        yield Problem(
+            "fleet.rollout_external_key_file",
+            f"{path}, and nothing that runs already",
+            "rollout_external_engine_addrs or sglang_router_ip beside it",
+            "servers that the run starts ask for a key that it makes",
+        )
+    try:
+        read_key(path, where="fleet.rollout_external_key_file")
+    except ConfigError as error:
+        yield from error.problems
 
 
 def _router_of(fleet: FleetSection) -> str:

@@ -174,6 +174,7 @@ class BroadcastInlet:
             host=_HOST,
             port=self._store.port,
             key=secrets.token_hex(8),
+            secret=secrets.token_hex(32),
             n_receivers=1,
             timeout_s=self._place.timeout_s,
         )

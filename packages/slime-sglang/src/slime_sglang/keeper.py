@@ -23,8 +23,8 @@ class Register(Protocol):
     async def start(self) -> None:
         """Get ready."""
 
-    async def add(self, url: str) -> None:
-        """Take a server in."""
+    async def add(self, url: str, key: str | None) -> None:
+        """Take a server in, which asks for a key."""
 
     async def remove(self, url: str) -> None:
         """Take a server out; it may be unknown."""
@@ -90,7 +90,7 @@ class Keeper:
     async def seat_in(self, seat: Seat) -> None:
         """Have a seat's engine serve."""
         if self._register is not None:
-            await self._register.add(seat.engine.url)
+            await self._register.add(seat.engine.url, seat.engine.key)
         seat.state = "serving"
         self.tell()
 

@@ -14,7 +14,8 @@ from slime_core.errors import DeadlineError, EngineError
 from slime_sglang.client import ConnectionLostError, SglangClient
 from slime_sglang.draft import Draft, ask
 from slime_sglang.gate import Gate
-from slime_sglang.process import ServerProcess, free_port, local_port_is_free
+from slime_sglang.key import VARIABLE, new_key
+from slime_sglang.process import HeldPort, ServerProcess, local_port_is_free
 from slime_sglang.section import SglangSection
 from slime_sglang.targets import Targets
 
@@ -36,10 +37,11 @@ _LIMITS = {
     "health_success_threshold": 1,
     "retry_max_retries": 3,
 }
-#: Its own command line refuses two of its policies, and imports all of SGLang.
+#: Its own command line refuses two of its policies, imports all of SGLang, and shows the key to every user of the host.
 _START = (
-    "import json, sys; from sglang_router.router import Router; from sglang_router.router_args import RouterArgs; "
-    "Router.from_args(RouterArgs(**json.loads(sys.argv[1]))).start()"
+    "import json, os, sys; from sglang_router.router import Router; from sglang_router.router_args import RouterArgs; "
+    f"key = os.environ.pop({VARIABLE!r}); "
+    "Router.from_args(RouterArgs(**json.loads(sys.argv[1]), api_key=key)).start()"
 )
 
 
@@ -52,6 +54,7 @@ class Router:
         width: most requests at once.
         section: the engines' settings: deadlines and retries.
         folder: for its log, and for the file that lists its Prometheus endpoint.
+        key: that it asks for; None makes one for a router that is started, and none for one that is joined.
     """
 
     def __init__(
@@ -62,11 +65,14 @@ class Router:
         width: int,
         section: SglangSection,
         folder: Path,
+        key: str | None = None,
     ) -> None:
         host, port = address
-        self._port, self._section = port or free_port(), section
+        self._held = HeldPort(), HeldPort()
+        self._port, self._section = port or self._held[0].number, section
         self.url = f"http://{host or '127.0.0.1'}:{self._port}"
         self._width = width
+        self._key = key if key is not None or host is not None else new_key()
         self._gate = Gate(width)
         self._client: SglangClient | None = None
         self._process: ServerProcess | None = None
@@ -89,15 +95,16 @@ class Router:
                 )
             await self._process.start()
         self._client = SglangClient(
-            self.url, connections=self._width + 8, retries=self._section.request_retries
+            self.url, connections=self._width + 8, retries=self._section.request_retries, key=self._key
         )
         await self._until(self._is_up, "up")
         if self._targets is not None:
             self._targets.write()
 
-    async def add(self, url: str) -> None:
-        """Have it send requests to a worker, too; returns once it does."""
-        await self._call("POST", "/workers", {"url": url, "worker_type": "regular"})
+    async def add(self, url: str, key: str | None) -> None:
+        """Have it send requests to a worker, too, which asks for a key; returns once it does."""
+        worker = {"url": url, "worker_type": "regular"} | ({} if key is None else {"api_key": key})
+        await self._call("POST", "/workers", worker)
         await self._until(lambda: self._has(url), f"sending requests to {url}")
 
     async def remove(self, url: str) -> None:
@@ -128,9 +135,11 @@ class Router:
             await self._process.stop()
         if self._targets is not None:
             self._targets.remove()
+        for held in self._held:
+            held.release()
 
     def _child(self, policy: str, folder: Path) -> ServerProcess:
-        metrics_port = free_port()
+        metrics_port = self._held[1].number
         self._targets = Targets(folder, "router", f"127.0.0.1:{metrics_port}")
         arguments = {
             "host": "127.0.0.1",
@@ -145,7 +154,7 @@ class Router:
         }
         return ServerProcess(
             [sys.executable, "-c", _START, json.dumps(arguments)],
-            environment={"HF_HUB_OFFLINE": "1"},
+            environment={"HF_HUB_OFFLINE": "1", VARIABLE: self._key},
             log=folder / "router.log",
             name="sglang-router",
         )

@@ -10,8 +10,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Gt, Le
-from slime_core.config.base import SectionModel
+from annotated_types import Ge, Le
+from slime_core.config.base import Count, Index, Seconds, SectionModel
 from slime_core.errors import Problem
 
 #: Weight transports that the engine receives by, best first.
@@ -32,6 +32,7 @@ DERIVED = {
     "port": "nothing: a free one is taken",
     "custom_weight_loader": "nothing: updates are checked by slime's own",
     "config": "nothing: each argument is given by itself",
+    **dict.fromkeys(("api_key", "admin_api_key"), "nothing: the run makes a key for its servers"),
     "tp_size": "fleet.rollout_num_gpus_per_engine",
     "tensor_parallel_size": "fleet.rollout_num_gpus_per_engine",
     "gpu_id_step": "nothing: the GPUs of an engine lie in a row",
@@ -52,8 +53,12 @@ _OTHER_RANKS = (
     "pp_size", "pipeline_parallel_size", "dp_size", "data_parallel_size", "ep_size", "expert_parallel_size", "ep",
 )  # fmt: skip
 
-Count = Annotated[int, Ge(1)]
-Seconds = Annotated[float, Gt(0)]
+#: Arguments that open a way into a server past its key, and the values that do not.
+_WITHOUT_KEY = {
+    "tokenizer_worker_num": "1",
+    **dict.fromkeys(("grpc_port", "grpc_mode", "smg_grpc_mode"), "nothing"),
+}
+
 RouterPolicy = Literal["random", "round_robin", "power_of_two", "cache_aware", "consistent_hashing", "manual"]
 
 
@@ -76,7 +81,7 @@ class SglangSection(SectionModel):
     """Deadline of one generation request, seconds."""
     control_timeout_s: Seconds = 300
     """Deadline of every other call to the server, seconds; loading an update is one."""
-    request_retries: Annotated[int, Ge(0)] = 3
+    request_retries: Index = 3
     """How often a request is sent again that found no connection, or a server that was not ready."""
     pause_mode: Literal["retract", "abort"] = "retract"
     """What becomes of requests that are under way when weights arrive: computed anew from their tokens, or ended."""
@@ -95,11 +100,14 @@ class FleetSection(SectionModel):
     sglang_config: Path | None = None
     """YAML file with the models that the run serves and the groups of engines that serve them: groups with arguments of
     their own, models that are not trained (`served:NAME` for rewards), and GPUs that are left alone."""
-    prefill_num_servers: Annotated[int, Ge(0)] = 0
+    prefill_num_servers: Index = 0
     """Engines that only read prompts, and hand the cache over to the others, which only generate; 0 has every engine do
     both. `sglang_config` says it by groups."""
     rollout_external_engine_addrs: list[str] = []
     """Servers that run already, `host:port` each: they are joined, and neither started nor stopped."""
+    rollout_external_key_file: Path | None = None
+    """File with the key that servers and a router ask for which run already (SGLang's `--api-key`). Those that the run
+    starts ask for a key that it makes."""
     router_policy: RouterPolicy | None = None
     """Have sglang-router spread the requests, by this policy (`slime-sglang[router]`). When not given, no router runs:
     each request goes to the engine with the fewest, and those of one session to one engine."""
@@ -115,9 +123,9 @@ class FleetSection(SectionModel):
     noticed at once."""
     rollout_health_check_timeout: Seconds = 30
     """Deadline of a health check, seconds; an engine that misses it is killed."""
-    rollout_health_check_first_wait: Annotated[float, Ge(0)] = 0
+    rollout_health_check_first_wait: Annotated[float, Ge(0), Le(3e8)] = 0
     """Seconds before the first interval of an engine that has just started."""
-    rollout_engine_restarts: Annotated[int, Ge(0)] = 3
+    rollout_engine_restarts: Index = 3
     """How often an engine is started again before it is given up; the run ends when all are."""
 
     @property
@@ -136,6 +144,11 @@ def known_arguments() -> frozenset[str]:
     return frozenset(json.loads(text))
 
 
+def refused_arguments() -> frozenset[str]:
+    """Return the arguments that `argument_problems` refuses whatever their value."""
+    return frozenset((*DERIVED, *_ENCODING))
+
+
 def argument_problems(arguments: Mapping[str, Any], *, where: str) -> Iterator[Problem]:
     """Yield each argument that SGLang's server has not, that slime gives it, or that asks for what cannot be proven."""
     for name, value in arguments.items():
@@ -149,6 +162,9 @@ def argument_problems(arguments: Mapping[str, Any], *, where: str) -> Iterator[P
         elif name in _OTHER_RANKS and str(value) != "1":
             why = "weights that arrive are proven for tensor-parallel ranks only"
             yield Problem(f"{where}.{name}", str(value), "1", why)
+        elif name in _WITHOUT_KEY and value and str(value) != _WITHOUT_KEY[name]:
+            why = "it opens a way into the server that does not ask for the run's key"
+            yield Problem(f"{where}.{name}", str(value), _WITHOUT_KEY[name], why)
         elif name not in known_arguments():
             near = difflib.get_close_matches(name, known_arguments(), n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""

@@ -48,7 +48,7 @@ def server_command(
         max_running_requests: requests in one batch; None is SGLang's choice on CUDA, and 64 on a CPU.
         arguments: more of SGLang's own arguments; one that is given here wins.
     """
-    command = [sys.executable, "-m", "sglang.launch_server"]
+    command = [sys.executable, "-m", "slime_sglang.launch"]
     command += ["--model-path", str(model_path), "--host", host, "--port", str(port), "--dtype", dtype]
     if (device or visible_device()) == "cpu":
         max_total_tokens = max_total_tokens or 32768

@@ -1,9 +1,10 @@
 """Off-policy correction: the engine sampled from μ, the trainer's old policy is π_old.
 
 Importance weights w = π_old/μ (truncated importance sampling, IcePop, masked importance sampling, decoupled PPO)
-and rejection of tokens and samples whose ratio is out of bounds. Both are non-negative factors of the advantage:
-every policy objective is homogeneous in it, w · max(−ρA, −clip(ρ)A) = max(−ρwA, −clip(ρ)wA), so that they are
-worked out once, over the whole batch, and not in each micro-batch.
+and rejection of tokens and samples whose ratio is out of bounds. Both are worked out once, over the whole batch, and
+handed to the trainer as a `slime_core.correction.Correction`. Weights multiply what a policy loss is a token, its
+penalties included; rejected tokens leave the mask. Neither touches an advantage: not every objective is homogeneous
+in it (DRO and KL-Cov add to it), and Clip-Cov and KL-Cov select tokens by it.
 
 The forms of the field, by `tis_level`, `tis_mode`, `tis_clip_low`, `tis_clip`:
 
@@ -50,6 +51,7 @@ def importance_weights(
     low: float,
     high: float,
     batch_normalize: bool,
+    reported: Literal["ratio", "weight"] = "ratio",
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return (w [T], metrics): the ratio π_old/μ at a level, held within [low, high] or 0 outside.
 
@@ -62,9 +64,11 @@ def importance_weights(
         low: lower bound; 0 for none.
         high: upper bound.
         batch_normalize: make the mean weight 1.
+        reported: what the metric `tis` is the mean of: the ratio, as it was (the reference system), or the weight
+            that it became, before normalisation (verl, TRL).
 
     Returns:
-        Metrics over trained tokens: `tis` (mean weight), `tis_abs` (mean distance of the ratio from 1),
+        Metrics over trained tokens: `tis` (see `reported`), `tis_abs` (mean distance of the ratio from 1),
         `tis_clipfrac` (share out of bounds), `tis_ess` (effective share of the tokens, (Σw)²/(nΣw²)).
 
     Source: slime/backends/megatron_utils/loss.py `vanilla_tis_function`, `icepop_function`; verl
@@ -78,7 +82,7 @@ def importance_weights(
     )
     mean = _mean(weights, view.loss_mask)
     metrics = {
-        "tis": mean,
+        "tis": mean if reported == "weight" else _mean(ratio, view.loss_mask),
         "tis_abs": _mean((ratio - 1).abs(), view.loss_mask),
         "tis_clipfrac": _mean(outside.to(ratio.dtype), view.loss_mask),
         "tis_ess": mean.square() / _mean(weights.square(), view.loss_mask).clamp(min=1e-30),
@@ -91,7 +95,7 @@ def importance_weights(
 def kept(
     view: TokenView, *, level: RatioLevel, low: float, high: float, veto: float
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return (1 where a token is kept and 0 where it is rejected [T], metrics `rs_rejected`: share of tokens).
+    """Return (whether each token is kept, bool [T], metrics `rs_rejected`: share of tokens that are not).
 
     A token is kept when its ratio π_old/μ at `level` is within [low, high], and no token of its sample has a
     ratio below `veto`.
@@ -101,11 +105,11 @@ def kept(
     """
     log_ratio = masked_log_ratio(view.old_log_probs, view.rollout_log_probs, view.loss_mask)
     ratio = ratio_at(log_ratio, level, view)
-    keep = ((ratio >= low) & (ratio <= high)).to(ratio.dtype)
+    keep = (ratio >= low) & (ratio <= high)
     if veto > 0:
         catastrophic = (importance_ratio(log_ratio) < veto).to(ratio.dtype)
-        keep = keep * (sample_sums(catastrophic, view.offsets) == 0).to(ratio.dtype)[view.sample_of_token]
-    return keep, {"rs_rejected": _mean(1 - keep, view.loss_mask)}
+        keep = keep & (sample_sums(catastrophic, view.offsets) == 0)[view.sample_of_token]
+    return keep, {"rs_rejected": _mean((~keep).to(ratio.dtype), view.loss_mask)}
 
 
 def _mean(values: Tensor, mask: Tensor) -> Tensor:

@@ -7,7 +7,8 @@ which apply in this order:
   the coefficient is where the first batch begins, and changes from batch to batch, see `adaptive_kl`;
 - `use_opd`: on-policy distillation, A_t − opd_kl_coef · (log π_old − log π_teacher);
 - `normalize_advantages`: whitening over the trained tokens of the batch;
-- `use_tis`, `use_rs`: importance weights and rejection against the engine's policy, see `correction`.
+- `use_tis`, `use_rs`: importance weights and rejection against the engine's policy, see `correction`. They change no
+  advantage: they are returned as a `Correction`, which the trainer applies to the losses.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, cast
 
 import torch
+from slime_core.correction import Correction
 from slime_core.protocols import AdvantageEstimator, TokenView
 from torch import Tensor
 
@@ -26,6 +28,7 @@ from slime_algos.along import sample_sums
 from slime_algos.correction import RatioLevel, importance_weights, kept
 from slime_algos.filled import check_filled
 from slime_algos.kl import KL_ESTIMATORS, KlType
+from slime_algos.masked import trained_only
 from slime_algos.options import joined_signature
 from slime_algos.ratio import masked_log_ratio
 from slime_algos.whitening import whiten
@@ -33,8 +36,8 @@ from slime_algos.whitening import whiten
 Credit = Callable[..., tuple[Tensor, Tensor]]
 """(view, kl [T], *, options) -> (advantages [T], returns [T]); `kl` is kl_coef · KL, 0 where the mask is.
 
-One that takes `importance` after `kl` is given the importance weights [T], by which its advantages will be multiplied, or
-None without `use_tis`.
+One that takes `importance` after `kl` is given the importance weights [T], by which the loss will be multiplied, or
+None without `use_tis`. All columns of the view are 0 where the mask is.
 """
 
 _READS = {
@@ -69,11 +72,12 @@ def estimator(
         @functools.wraps(credit)
         def estimate(view: TokenView, **options: Any) -> tuple[Any, ...]:
             check_filled(view, needs(options), name=credit.__name__)
-            return _estimate(credit, view, **options)
+            return _estimate(credit, trained_only(view), **options)
 
         made = cast(Any, estimate)
         made.__signature__ = joined_signature(credit, _estimate, given="kl")
         made.reward_transform, made.loss, made.needs = reward_transform, loss, needs
+        made.gives_importance = _gives_importance
         if reward_parts is not None:
             made.reward_parts = reward_parts
         return cast(AdvantageEstimator, made)
@@ -100,11 +104,13 @@ def _estimate(
     tis_clip_low: float = 0.0,
     tis_clip: float = 2.0,
     tis_batch_normalize: bool = False,
+    tis_metric: Literal["ratio", "weight"] = "ratio",
     use_rs: bool = False,
     rs_level: RatioLevel = "token",
     rs_lower_bound: float = 0.5,
     rs_upper_bound: float = 2.0,
     rs_veto_threshold: float = 0.0,
+    rs_count_rejected: bool = True,
     **options: Any,
 ) -> tuple[Any, ...]:
     metrics: dict[str, Any] = {}
@@ -124,8 +130,16 @@ def _estimate(
             low=tis_clip_low,
             high=tis_clip,
             batch_normalize=tis_batch_normalize,
+            reported=tis_metric,
         )
         metrics |= found
+    keep, counted = None, view.loss_mask
+    if use_rs:
+        keep, found = kept(
+            view, level=rs_level, low=rs_lower_bound, high=rs_upper_bound, veto=rs_veto_threshold
+        )
+        metrics |= found
+        counted = counted if rs_count_rejected else counted * keep
     if "importance" in inspect.signature(credit).parameters:
         options["importance"] = weights
     advantages, returns = credit(view, penalty, **options)
@@ -133,19 +147,21 @@ def _estimate(
         log_ratio = masked_log_ratio(view.old_log_probs, view.teacher_log_probs, view.loss_mask)
         advantages = advantages - opd_kl_coef * log_ratio
     if normalize_advantages:
-        advantages = whiten(advantages, view.loss_mask)
-    if weights is not None:
-        advantages = advantages * weights
-    if use_rs:
-        keep, found = kept(
-            view, level=rs_level, low=rs_lower_bound, high=rs_upper_bound, veto=rs_veto_threshold
-        )
-        advantages, metrics = advantages * keep, metrics | found
+        advantages = whiten(advantages, counted)
+    state_after: dict[str, float] = {}
     if kl_coef != 0 and kl_target is not None:
         kl_now, n_samples = float(metrics["reward_kl"]), len(view.rewards)
         after = next_kl_coef(kl_coef, kl_now, target=kl_target, horizon=kl_horizon, n_samples=n_samples)
-        return advantages, returns, metrics, {"kl_coef": after}
-    return (advantages, returns, metrics) if metrics else (advantages, returns)
+        state_after = {"kl_coef": after}
+    if weights is None and keep is None:
+        more: tuple[Any, ...] = (metrics, state_after) if state_after else (metrics,) if metrics else ()
+        return advantages, returns, *more
+    correction = Correction(importance=weights, kept=keep, count_rejected=rs_count_rejected)
+    return advantages, returns, metrics, state_after, correction
+
+
+def _gives_importance(options: Mapping[str, Any]) -> bool:
+    return bool(options.get("use_tis"))
 
 
 def _divergence(view: TokenView, kl_type: KlType) -> Tensor:

@@ -2,7 +2,7 @@
 
 All take x = log π − log π_ref [T] (nats) and return one value a token [T].
 Source: J. Schulman, "Approximating KL divergence", joschu.net/blog/kl-approx.html; slime/utils/ppo_utils.py
-`compute_approx_kl`, from which we differ where it overflows (see `low_var_kl`).
+`compute_approx_kl`, from which we differ where it overflows (see `k3`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from torch import Tensor
 
 KlType = Literal["k1", "k2", "k3", "low_var_kl", "abs"]
 
+K3_LIMIT = 60.0
+"""`k3` holds −x below this, nats: what it gives stays finite in float32 when an importance ratio multiplies it."""
 LOW_VAR_LIMIT = 10.0
 """`low_var_kl` is cut off here, nats."""
 
@@ -30,15 +32,15 @@ def k2(x: Tensor) -> Tensor:
 
 
 def k3(x: Tensor) -> Tensor:
-    """Return e^(−x) − 1 + x: never negative, unbiased; float32 overflows to infinity below x = −88."""
+    """Return e^(−x) − 1 + x with x held above −60: never negative, unbiased, and finite for every finite x."""
     # expm1 keeps the digits that exp(-x) - 1 loses near x = 0, where training starts.
-    return torch.expm1(-x) + x
+    held = x.clamp(min=-K3_LIMIT)
+    return torch.expm1(-held) + held
 
 
 def low_var_kl(x: Tensor) -> Tensor:
-    """Return k3, cut off at 10: finite, with a finite gradient, for every finite x."""
-    # k3(±20) > 10, so cutting x there changes no value; it keeps the backward pass from computing 0 · inf.
-    return k3(x.clamp(-20.0, 20.0)).clamp(max=LOW_VAR_LIMIT)
+    """Return k3, cut off at 10, without gradient there."""
+    return k3(x).clamp(max=LOW_VAR_LIMIT)
 
 
 def absolute(x: Tensor) -> Tensor:

@@ -26,10 +26,13 @@ SLIME: Conventions = {
         "kl_loss_type": "k1",
         "value_clip": 0.2,
         "value_loss_scale": 1.0,
+        "value_clipfrac": "moved",
         "tis_level": "token",
         "tis_mode": "clip",
         "tis_clip_low": 0.0,
         "tis_clip": 2.0,
+        "tis_metric": "ratio",
+        "rs_count_rejected": True,
         "skip_masked": False,
     },
 }
@@ -43,6 +46,9 @@ VERL: Conventions = {
         "kl_loss_type": "low_var_kl",
         "value_clip": 0.5,
         "value_loss_scale": 0.5,
+        "value_clipfrac": "larger",
+        "tis_metric": "weight",
+        "rs_count_rejected": False,
         "skip_masked": True,
     },
 }
@@ -56,6 +62,7 @@ TRL: Conventions = {
         "tis_level": "sequence",
         "tis_mode": "mask",
         "tis_clip": 3.0,
+        "tis_metric": "weight",
         "skip_masked": True,
     },
 }

@@ -10,41 +10,71 @@ these options too:
   gradient of k2, which is that of the divergence where π_old is π;
 - `use_opsm`: off-policy sequence masking (the same, section 3.1): no loss from samples of negative advantage that
   have moved by more than `opsm_delta` nats a token from π_old.
+
+An objective sees neither what a view's columns hold where the mask is 0, nor importance weights: what it returns for a
+token, penalties included, is multiplied by the token's weight afterwards, and what it selects by advantages it selects
+by those that the estimator gave. One whose ratio is a product over the sample's tokens says so, see `policy_objective`.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from dataclasses import replace
+from typing import Any, cast, overload
 
 from slime_core.protocols import LossFn, TokenView
 from torch import Tensor
 
 from slime_algos.along import sample_means
 from slime_algos.filled import check_filled
-from slime_algos.kl import KL_ESTIMATORS, KlType, k2
+from slime_algos.kl import KL_ESTIMATORS, LOW_VAR_LIMIT, KlType, k2
+from slime_algos.masked import trained_only, where_trained
 from slime_algos.options import joined_signature
 from slime_algos.ratio import importance_ratio, masked_log_ratio
 
 Objective = Callable[..., tuple[Tensor, dict[str, Tensor]]]
 """(view, log_ratio [T], advantages [T], *, options) -> (loss [T], metrics: name -> [T] without gradient).
 
-`log_ratio` is log π − log π_old, with gradient; 0, without gradient, where the mask is 0.
+`log_ratio` is log π − log π_old, with gradient. All columns are 0, without gradient, where the mask is 0.
 """
 
 
-def policy_objective(objective: Objective) -> LossFn:
-    """Make a policy loss of an objective a token: reduced by `view.reduce`, with entropy, KL and masking."""
+@overload
+def policy_objective(objective: Objective, /) -> LossFn: ...
 
+
+@overload
+def policy_objective(*, product: bool) -> Callable[[Objective], LossFn]: ...
+
+
+def policy_objective(
+    objective: Objective | None = None, /, *, product: bool = False
+) -> LossFn | Callable[[Objective], LossFn]:
+    """Make a policy loss of an objective a token: weighed, reduced by `view.reduce`, with entropy, KL and masking.
+
+    Args:
+        objective: what is decorated.
+        product: its ratio is the geometric mean of the ratios of the sample's tokens, and so is its importance weight.
+    """
+    if objective is None:
+        return functools.partial(_made, product=product)
+    return _made(objective, product=False)
+
+
+def _made(objective: Objective, *, product: bool) -> LossFn:
     @functools.wraps(objective)
     def loss(view: TokenView, advantages: Tensor, **options: Any) -> tuple[Tensor, dict[str, Tensor]]:
         check_filled(view, _needs(options), name=objective.__name__)
+        view, advantages = trained_only(view), where_trained(advantages, view)
+        if product and view.importance is not None:
+            view = replace(view, importance=sample_importance(view))
         return _loss(objective, view, advantages, **options)
 
     made = cast(Any, loss)
     made.__signature__ = joined_signature(objective, _loss, given="log_ratio")
     made.needs = _needs
+    made.weighs_importance = True
     return cast(LossFn, made)
 
 
@@ -74,13 +104,18 @@ def _loss(
     **options: Any,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     log_ratio = masked_log_ratio(view.log_probs, view.old_log_probs, view.loss_mask)
-    token_loss, metrics = objective(view, log_ratio, advantages, **options)
+    token_loss, metrics = objective(replace(view, importance=None), log_ratio, advantages, **options)
+    token_loss = where_trained(token_loss, view)
+    if view.importance is not None:
+        token_loss = token_loss * view.importance
     if use_opsm:
         stale = off_policy_samples(view, log_ratio, advantages, delta=opsm_delta)
         token_loss, metrics = token_loss * ~stale, metrics | {"opsm_clipfrac": stale}
     total: Tensor = view.reduce(token_loss)
     reported = {"pg_loss": total.detach(), "ppo_kl": view.reduce(-log_ratio.detach())}
-    reported |= {name: view.reduce(value.to(token_loss.dtype)) for name, value in metrics.items()}
+    reported |= {
+        name: view.reduce(where_trained(value.to(token_loss.dtype), view)) for name, value in metrics.items()
+    }
     if view.entropy is not None:
         entropy = view.reduce(view.entropy)
         reported["entropy_loss"] = entropy.detach()
@@ -98,11 +133,25 @@ def off_policy_samples(view: TokenView, log_ratio: Tensor, advantages: Tensor, *
     return (advantages < 0) & (moved > delta)[view.sample_of_token]
 
 
+def sample_importance(view: TokenView) -> Tensor:
+    """Return the geometric mean of a sample's importance weights, for each of its tokens [T].
+
+    A weight of 0 counts as 1e-10, as in verl's `compute_policy_loss_geo_mean`: one token that IcePop masks lowers its
+    sample's weight, and does not end it.
+    """
+    logs = where_trained((view.importance + 1e-10).log(), view)
+    return sample_means(logs, view.loss_mask, view.offsets).exp()[view.sample_of_token]
+
+
 def _kl(
     view: TokenView, log_ratio: Tensor, kl_type: KlType, unbiased: bool, straight_through: bool
 ) -> Tensor:
     x = masked_log_ratio(view.log_probs, view.ref_log_probs, view.loss_mask)
-    kl = KL_ESTIMATORS[kl_type](x)
+    # As in the reference system, `low_var_kl` is cut off after it was weighed.
+    cut_off_later = unbiased and kl_type == "low_var_kl"
+    kl = KL_ESTIMATORS["k3" if cut_off_later else kl_type](x)
     if straight_through:
         kl = kl.detach() + k2(x) - k2(x).detach()
-    return importance_ratio(log_ratio) * kl if unbiased else kl
+    if unbiased:
+        kl = importance_ratio(log_ratio) * kl
+    return kl.clamp(max=LOW_VAR_LIMIT) if cut_off_later else kl

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from slime_core.protocols import TokenView
 from torch import Tensor
 
 LOG_RATIO_LIMIT = 20.0
@@ -26,8 +25,3 @@ def importance_ratio(log_ratio: Tensor) -> Tensor:
     clipping discards into NaN.
     """
     return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
-
-
-def trained_log_probs(view: TokenView) -> Tensor:
-    """Return log π [T], and 0 (with no gradient) where the mask is 0; see `masked_log_ratio`."""
-    return masked_log_ratio(view.log_probs, torch.zeros_like(view.log_probs), view.loss_mask)

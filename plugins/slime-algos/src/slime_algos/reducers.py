@@ -46,8 +46,13 @@ def constant(
 
     The factor is a constant of the run, usually the most tokens of a response.
 
+    Raises:
+        ValueError: the factor is not a positive number.
+
     Source: Dr. GRPO, arXiv 2503.20783, section 3.2; verl's `seq-mean-token-sum-norm`; TRL's `dr_grpo`.
     """
+    if not 0 < loss_scale_factor < np.inf:
+        raise ValueError(f"constant: loss_scale_factor is {loss_scale_factor}; wanted a positive number")
     return sequence_sum(view, skip_masked=skip_masked) / loss_scale_factor
 
 

@@ -57,5 +57,5 @@ def pass_at_k(
             continue
         second, best = np.sort(rewards[members])[-2:]
         scale = rewards[members].std(ddof=1) + passk_std_eps if passk_std_normalization else 1.0
-        credits[members[rewards[members].argmax()]] = (best - second) / scale
+        credits[members[rewards[members].argmax()]] = (best - second) / scale if scale > 0 else 0.0
     return credits

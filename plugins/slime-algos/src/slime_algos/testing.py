@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
+from slime_core.correction import Correction
 from slime_core.protocols import TokenView
 from torch import Tensor
 
@@ -63,6 +65,13 @@ def random_view(seed: int, *, n_samples: int = 8, longest: int = 9, masked: floa
         sum_pi_squared=log_probs.exp().square(),
         **{name: log_probs + normal(0.5) for name in near},
     )
+
+
+def corrected(view: TokenView, correction: Correction) -> TokenView:
+    """Return the view that losses see under a correction whose rejected tokens count, as trainers make it."""
+    kept = torch.ones_like(view.loss_mask) if correction.kept is None else correction.kept
+    mask, weights = view.loss_mask * kept, view.weights * kept
+    return replace(view, loss_mask=mask, weights=weights, importance=correction.importance)
 
 
 def _flat(values: Any) -> Any:

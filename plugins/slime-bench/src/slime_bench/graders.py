@@ -1,13 +1,14 @@
-"""`slime bench graders`: where other libraries' graders differ from ours over cases decided by hand."""
+"""`slime bench graders`: our graders and those of other libraries over cases decided by hand, by class."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 import json
-from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from rich.console import Console
@@ -18,76 +19,108 @@ from slime_core.rewards.pool import RewardPool
 from slime_core.rewards.results import Reward, RewardFailure
 from slime_core.sample import Sample
 
-from slime_bench.peer_graders import PEERS
+from slime_bench.peer_graders import LIBRARIES
+
+VERDICTS = Path("packages/slime-rm/tests/verdicts.jsonl")
+"""Our cases, looked for in the working directory and above it."""
+WIDTH = 160
+"""Columns of the tables, at least: a narrower terminal breaks the lines, not the cells."""
+ERROR = "error"
+"""Verdict on bad data: the grader is to raise."""
+OURS = "ours"
+NOT_INSTALLED = "not installed"
+
+Case = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What one library makes of one case."""
+
+    case: Case
+    result: Reward | RewardFailure
+
+    @property
+    def outcome(self) -> str:
+        """`right`, `accepted` (more than decided), `refused` (less), or `none`: no verdict where one was wanted.
+
+        A number for bad data is `accepted` where it is above 0, else `refused`.
+        """
+        wanted = self.case["verdict"]
+        score = None if isinstance(self.result, RewardFailure) else self.result.score
+        if wanted == ERROR:
+            return "right" if score is None else "accepted" if score > 0 else "refused"
+        if score is None:
+            return "none"
+        return "right" if abs(score - wanted) < 1e-9 else "accepted" if score > wanted else "refused"
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How a library's verdicts compare with those decided by hand."""
+
+    cases: int
+    right: int
+    accepted: int
+    """Scored higher than decided, which a policy learns to exploit."""
+    refused: int
+    """Scored lower than decided."""
+    none: int
+    """Raised, hung or crashed where a score was wanted."""
+
+    def __str__(self) -> str:
+        """Return a cell of the table, such as `31 of 36, +4 -1`."""
+        if not self.cases:
+            return ""
+        marks = (
+            (f"+{self.accepted}", self.accepted),
+            (f"-{self.refused}", self.refused),
+            (f"?{self.none}", self.none),
+        )
+        wrong = " ".join(mark for mark, count in marks if count)
+        return f"{self.right} of {self.cases}" + (f", {wrong}" if wrong else "")
 
 
 def graders(argv: list[str]) -> int:
-    """Grade every case by ours and by its peers, and count who agrees with the verdict decided by hand.
+    """Grade every case by ours and by other libraries, and count by class who agrees with the verdict decided by hand.
 
-    Each case is a JSON line with grader, label, response, verdict and kind; `packages/slime-rm/tests/verdicts.jsonl`
-    holds ours. Exit status 1 when one of ours differs from its verdict.
+    Each case is a JSON line with grader, label, response, verdict (a score, or "error" for bad data), kind, and maybe
+    class, metadata and options. Other libraries are given the cases of those graders of ours that they have too.
+    Exit status 1 when one of ours differs from its verdict.
     """
     arguments = _parse(argv)
-    cases = _cases(arguments.cases)
+    cases = _cases(_found(arguments.cases), arguments.classes)
+    judged = {OURS: _judged_by_ours(cases)}
+    plain = [case for case in cases if not case.get("options")]
+    for name in arguments.peer or LIBRARIES:
+        if LIBRARIES[name].is_installed():
+            judged[name] = _judged(plain, LIBRARIES[name].graders)
+    classes = list(dict.fromkeys(sorted(_class(case) for case in cases)))
+    behind = _behind(judged, classes)
+    missing = [name for name in arguments.peer or LIBRARIES if name not in judged]
+    if arguments.json:
+        print(json.dumps(_as_json(judged, classes, missing, behind), indent=2))
+    else:
+        _print(judged, classes, missing, behind, misses=arguments.show_misses)
+    return 0 if all(each.outcome == "right" for each in judged[OURS]) else 1
+
+
+def _judged_by_ours(cases: Sequence[Case]) -> list[Judged]:
     registry = Registry.from_environment()
-    console = Console(soft_wrap=True, highlight=False)
-    table = Table(
-        "grader",
-        "cases",
-        "as decided",
-        "otherwise",
-        "no verdict",
-        box=None,
-        pad_edge=False,
-        header_style="bold",
-    )
-    ours_wrong = 0
-    differences: list[str] = []
-    for name in sorted({case["grader"] for case in cases}):
+    names = sorted({case["grader"] for case in cases})
+    return _judged(cases, {name: registry.find("slime.rewards", name).value for name in names})
+
+
+def _judged(cases: Sequence[Case], references: Mapping[str, str]) -> list[Judged]:
+    judged: list[Judged] = []
+    for name, reference in references.items():
         mine = [case for case in cases if case["grader"] == name]
-        results = asyncio.run(_graded(registry.find("slime.rewards", name).value, mine))
-        ours_wrong += _row(table, f"slime {name}", mine, results, differences)
-    for peer in arguments.peer or [name for name, entry in PEERS.items() if _installed(entry[1])]:
-        grader, distribution, reference = PEERS[peer]
-        given = [case for case in cases if case["grader"] == grader and not case.get("options")]
-        results = asyncio.run(_graded(reference, given))
-        _row(table, f"{peer} {version(distribution)}", given, results, differences)
-    console.print(table)
-    if arguments.show:
-        console.print(
-            f"\nThe first {min(arguments.show, len(differences))} of {len(differences)} differences:"
-        )
-        for line in differences[: arguments.show]:
-            console.print(line, markup=False)
-    return 1 if ours_wrong else 0
+        results = asyncio.run(_graded(reference, mine))
+        judged += [Judged(case, result) for case, result in zip(mine, results, strict=True)]
+    return judged
 
 
-def _row(
-    table: Table,
-    name: str,
-    cases: Sequence[dict[str, Any]],
-    results: Sequence[Reward | RewardFailure],
-    differences: list[str],
-) -> int:
-    """Add a grader's row; returns how many of its results are not the verdict."""
-    agree = silent = 0
-    for case, result in zip(cases, results, strict=True):
-        score = None if isinstance(result, RewardFailure) else result.score
-        if score is not None and abs(score - case["verdict"]) < 1e-9:
-            agree += 1
-            continue
-        silent += score is None
-        found = "no verdict" if score is None else f"{score:g}"
-        differences.append(
-            f"{name}: {found}, decided {case['verdict']:g}: label {case['label'][:60]!r}, "
-            f"response {case['response'][:80]!r} ({case['kind']})"
-        )
-    otherwise = len(cases) - agree - silent
-    table.add_row(name, str(len(cases)), str(agree), str(otherwise), str(silent))
-    return otherwise + silent
-
-
-async def _graded(reference: str, cases: Sequence[dict[str, Any]]) -> list[Reward | RewardFailure]:
+async def _graded(reference: str, cases: Sequence[Case]) -> list[Reward | RewardFailure]:
     """Grade cases in a pool: what hangs or crashes has no verdict. Cases with options get pools of their own."""
     results: list[Reward | RewardFailure | None] = [None] * len(cases)
     by_options: dict[str, list[int]] = {}
@@ -101,47 +134,177 @@ async def _graded(reference: str, cases: Sequence[dict[str, Any]]) -> list[Rewar
     return [result for result in results if result is not None]
 
 
-def _sample(index: int, case: dict[str, Any]) -> Sample:
+def _behind(judged: Mapping[str, Sequence[Judged]], classes: Sequence[str]) -> list[str]:
+    """Return in which classes a library is right about more of the cases that it is given than ours."""
+    ours = {id(each.case): each.outcome == "right" for each in judged[OURS]}
+    behind = []
+    for name in classes:
+        for library, each in judged.items():
+            of_class = [one for one in each if _class(one.case) == name]
+            theirs = sum(one.outcome == "right" for one in of_class)
+            if theirs > sum(ours[id(one.case)] for one in of_class):
+                behind.append(f"{name} ({library})")
+    return behind
+
+
+def _counts(judged: Sequence[Judged], name: str | None = None) -> Counts:
+    outcomes = [each.outcome for each in judged if name is None or _class(each.case) == name]
+    return Counts(len(outcomes), *(outcomes.count(kind) for kind in ("right", "accepted", "refused", "none")))
+
+
+def _milliseconds(judged: Sequence[Judged]) -> float | None:
+    seconds = [each.result.seconds for each in judged if isinstance(each.result, Reward)]
+    return 1000 * mean(seconds) if seconds else None
+
+
+def _print(
+    judged: Mapping[str, Sequence[Judged]],
+    classes: Sequence[str],
+    missing: Sequence[str],
+    behind: Sequence[str],
+    *,
+    misses: int,
+) -> None:
+    console = Console(soft_wrap=True, highlight=False)
+    console.width = max(console.width, WIDTH)
+    names = [OURS, *(name for name in LIBRARIES if name in judged or name in missing)]
+    total = Table(
+        "",
+        "version",
+        "cases",
+        "right",
+        "false accepts",
+        "false refusals",
+        "no verdict",
+        "ms a verdict",
+        box=None,
+        pad_edge=False,
+        header_style="bold",
+    )
+    by_class = Table("class", *names, box=None, pad_edge=False, header_style="bold")
+    for name in names:
+        if name in missing:
+            total.add_row(name, NOT_INSTALLED)
+            continue
+        counts, milliseconds = _counts(judged[name]), _milliseconds(judged[name])
+        total.add_row(
+            name,
+            "" if name == OURS else LIBRARIES[name].version(),
+            *map(str, (counts.cases, counts.right, counts.accepted, counts.refused, counts.none)),
+            "" if milliseconds is None else f"{milliseconds:.1f}",
+        )
+    for name in classes:
+        by_class.add_row(
+            name, *(NOT_INSTALLED if each in missing else str(_counts(judged[each], name)) for each in names)
+        )
+    console.print(total)
+    console.print(
+        "\nright of the cases that it grades; + accepted wrongly, - refused wrongly, ? without a verdict\n"
+    )
+    console.print(by_class)
+    console.print(
+        f"\nours is behind in: {', '.join(behind)}" if behind else "\nours is behind in no class",
+        markup=False,
+    )
+    if misses:
+        lines = [
+            _difference(name, each)
+            for name in names
+            if name in judged
+            for each in judged[name]
+            if each.outcome != "right"
+        ]
+        console.print(f"\nThe first {min(misses, len(lines))} of {len(lines)} differences:")
+        for line in lines[:misses]:
+            console.print(line, markup=False)
+
+
+def _difference(name: str, judged: Judged) -> str:
+    case, score = judged.case, None if isinstance(judged.result, RewardFailure) else judged.result.score
+    failure = judged.result.message[-200:] if isinstance(judged.result, RewardFailure) else ""
+    found = f"no verdict ({failure})" if score is None else f"{score:g}"
+    return (
+        f"{name} {case['grader']}: {found}, decided {case['verdict']}: label {str(case['label'])[:60]!r}, "
+        f"response {case['response'][:80]!r} ({_class(case)})"
+    )
+
+
+def _as_json(
+    judged: Mapping[str, Sequence[Judged]],
+    classes: Sequence[str],
+    missing: Sequence[str],
+    behind: Sequence[str],
+) -> dict[str, Any]:
+    libraries = {
+        name: {
+            "version": "" if name == OURS else LIBRARIES[name].version(),
+            **vars(_counts(each)),
+            "ms_a_verdict": _milliseconds(each),
+            "classes": {kind: vars(counts) for kind in classes if (counts := _counts(each, kind)).cases},
+        }
+        for name, each in judged.items()
+    }
+    return {"libraries": libraries | dict.fromkeys(missing, NOT_INSTALLED), "behind": list(behind)}
+
+
+def _class(case: Case) -> str:
+    return str(case.get("class") or case["kind"])
+
+
+def _sample(index: int, case: Case) -> Sample:
     return Sample(
         index=index, response=case["response"], label=case["label"], metadata=case.get("metadata", {})
     )
 
 
-def _cases(path: Path) -> list[dict[str, Any]]:
+def _found(path: Path | None) -> Path:
+    """Return the file of cases: the one given, or ours of the repository around the working directory."""
+    if path is not None:
+        return path
+    here = Path.cwd()
+    for folder in (here, *here.parents):
+        if (folder / VERDICTS).is_file():
+            return folder / VERDICTS
+    raise DataError(
+        f"{here}: found no {VERDICTS} here or above; give the file of cases, or run in the repository"
+    )
+
+
+def _cases(path: Path, classes: Sequence[str] | None) -> list[Case]:
     if not path.is_file():
         raise DataError(f"{path}: found nothing; wanted cases as JSON lines")
-    cases = [json.loads(line) for line in path.read_text().splitlines()]
+    cases: list[Case] = []
     wanted = {"grader", "label", "response", "verdict", "kind"}
-    for number, case in enumerate(cases, start=1):
-        if not wanted <= set(case):
-            raise DataError(f"{path}:{number}: found the keys {sorted(case)}; wanted {sorted(wanted)}")
-    return cases
-
-
-def _installed(distribution: str) -> bool:
-    try:
-        version(distribution)
-    except PackageNotFoundError:
-        return False
-    return True
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        try:
+            case = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise DataError(
+                f"{path}:{number}: found a line that is not JSON ({error.msg}); wanted a case"
+            ) from error
+        if not isinstance(case, dict) or not wanted <= set(case):
+            found = f"the keys {sorted(case)}" if isinstance(case, dict) else type(case).__name__
+            raise DataError(f"{path}:{number}: found {found}; wanted {sorted(wanted)}")
+        cases.append(case)
+    known = {_class(case) for case in cases}
+    if unknown := [name for name in classes or [] if name not in known]:
+        raise ConfigError(
+            [Problem("--class", ", ".join(unknown), f"classes of the cases: {', '.join(sorted(known))}")]
+        )
+    return [case for case in cases if not classes or _class(case) in classes]
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="slime bench graders", description=graders.__doc__)
-    parser.add_argument("cases", type=Path, help="cases as JSON lines")
-    parser.add_argument("--peer", action="append", choices=list(PEERS), help="peers; all that are installed")
-    parser.add_argument("--show", type=int, default=0, metavar="N", help="differences to print")
-    arguments = parser.parse_args(argv)
-    missing = [peer for peer in arguments.peer or [] if not _installed(PEERS[peer][1])]
-    if missing:
-        raise ConfigError(
-            [
-                Problem(
-                    "--peer",
-                    ", ".join(missing),
-                    "peers that are installed",
-                    f"pip install {PEERS[missing[0]][1]}",
-                )
-            ]
-        )
-    return arguments
+    parser.add_argument(
+        "cases", type=Path, nargs="?", help=f"cases as JSON lines; {VERDICTS} of the repository"
+    )
+    parser.add_argument(
+        "--peer", action="append", choices=list(LIBRARIES), help="libraries; all that are known"
+    )
+    parser.add_argument(
+        "--class", dest="classes", action="append", metavar="NAME", help="cases of this class only"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--show-misses", type=int, default=0, metavar="N", help="differences to print")
+    return parser.parse_args(argv)

@@ -3,12 +3,49 @@
 from __future__ import annotations
 
 import importlib
+import importlib.machinery
 import importlib.util
 import sys
 import types
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from slime_core.sample import Sample
+
+
+@dataclass(frozen=True)
+class Library:
+    """A library and its graders."""
+
+    distribution: str
+    """What is installed; a checkout on `PYTHONPATH` does too."""
+    module: str
+    """What is imported; its presence says that the library is installed."""
+    graders: Mapping[str, str]
+    """Grader of ours, whose cases are given -> the reward of this module that grades them."""
+
+    def is_installed(self) -> bool:
+        """Return whether its module is found, without importing it."""
+        parent, _, rest = self.module.partition(".")
+        spec = importlib.util.find_spec(parent)
+        if spec is None or not rest:
+            return spec is not None
+        places = spec.submodule_search_locations or []
+        return (
+            importlib.machinery.PathFinder.find_spec(
+                self.module, [f"{place}/{'/'.join(rest.split('.')[:-1])}" for place in places]
+            )
+            is not None
+        )
+
+    def version(self) -> str:
+        """Return the version of its distribution; nothing where only its source is on the path."""
+        try:
+            return version(self.distribution)
+        except PackageNotFoundError:
+            return ""
 
 
 def math_verify(sample: Sample) -> float:
@@ -34,44 +71,95 @@ def trl(sample: Sample) -> float | None:
 
 def verl_prime(sample: Sample) -> float:
     """verl's prime_math."""
-    result = _verl("prime_math").compute_score(sample.response, sample.label)
+    result = _part("verl.utils.reward_score.prime_math").compute_score(sample.response, sample.label)
     return float(result[0] if isinstance(result, tuple) else result)
 
 
 def verl_math(sample: Sample) -> float:
     """verl's MATH scorer."""
-    return float(_verl("math_reward").compute_score(sample.response, sample.label))
+    return float(_part("verl.utils.reward_score.math_reward").compute_score(sample.response, sample.label))
 
 
 def verl_dapo(sample: Sample) -> float:
     """verl's DAPO scorer: -1 or 1."""
-    return float(_verl("math_dapo").compute_score(sample.response, sample.label)["score"])
+    return float(
+        _part("verl.utils.reward_score.math_dapo").compute_score(sample.response, sample.label)["score"]
+    )
 
 
 def verl_gsm8k(sample: Sample) -> float:
-    """verl's GSM8K scorer."""
-    return float(_verl("gsm8k").compute_score(sample.response, sample.label))
+    """verl's GSM8K scorer, strict."""
+    return float(_part("verl.utils.reward_score.gsm8k").compute_score(sample.response, sample.label))
 
 
-#: Peer -> (the grader of ours whose cases it is given, the distribution that it is in, the reward).
-PEERS = {
-    "math-verify": ("math", "math-verify", "slime_bench.peer_graders:math_verify"),
-    "trl": ("math", "trl", "slime_bench.peer_graders:trl"),
-    "verl-prime": ("math", "verl", "slime_bench.peer_graders:verl_prime"),
-    "verl-math": ("math", "verl", "slime_bench.peer_graders:verl_math"),
-    "verl-dapo": ("dapo", "verl", "slime_bench.peer_graders:verl_dapo"),
-    "verl-gsm8k": ("gsm8k", "verl", "slime_bench.peer_graders:verl_gsm8k"),
+def slime_math(sample: Sample) -> float:
+    """slime's `math`."""
+    return float(_part("slime.rollout.rm_hub.math_utils").grade_answer_verl(sample.response, sample.label))
+
+
+def slime_deepscaler(sample: Sample) -> float:
+    """slime's `deepscaler`."""
+    hub = _part("slime.rollout.rm_hub.deepscaler")
+    return float(hub.get_deepscaler_rule_based_reward(sample.response, sample.label))
+
+
+def slime_dapo(sample: Sample) -> float:
+    """slime's `dapo`: -1 or 1."""
+    result = _part("slime.rollout.rm_hub.math_dapo_utils").compute_score(sample.response, sample.label)
+    return float(result["score"] if isinstance(result, dict) else result)
+
+
+def slime_gpqa(sample: Sample) -> float:
+    """slime's `gpqa`, which grades the cases of our `multiple_choice` too."""
+    hub = _part("slime.rollout.rm_hub.gpqa")
+    return float(hub.compute_gpqa_reward(sample.response, sample.label, metadata=dict(sample.metadata)))
+
+
+def slime_f1(sample: Sample) -> float:
+    """slime's `f1`."""
+    return float(_part("slime.rollout.rm_hub.f1").f1_score(sample.response, sample.label)[0])
+
+
+#: Library -> where it is and which of its graders are given the cases of which of ours.
+LIBRARIES: Mapping[str, Library] = {
+    "math-verify": Library(
+        "math-verify",
+        "math_verify",
+        {"math": f"{__name__}:math_verify", "math_verify": f"{__name__}:math_verify"},
+    ),
+    "trl": Library("trl", "trl", {"math": f"{__name__}:trl"}),
+    "slime": Library(
+        "slime",
+        "slime.rollout.rm_hub",
+        {
+            "math": f"{__name__}:slime_math",
+            "deepscaler": f"{__name__}:slime_deepscaler",
+            "dapo": f"{__name__}:slime_dapo",
+            "gpqa": f"{__name__}:slime_gpqa",
+            "multiple_choice": f"{__name__}:slime_gpqa",
+            "f1": f"{__name__}:slime_f1",
+        },
+    ),
+    "verl": Library(
+        "verl",
+        "verl.utils.reward_score",
+        {"math": f"{__name__}:verl_math", "dapo": f"{__name__}:verl_dapo", "gsm8k": f"{__name__}:verl_gsm8k"},
+    ),
+    "verl-prime": Library("verl", "verl.utils.reward_score", {"math": f"{__name__}:verl_prime"}),
 }
 
 
-def _verl(scorer: str) -> Any:
-    """Import a scorer of verl without verl's own imports of trainers and Ray, which scorers do not need."""
-    if "verl" not in sys.modules:
-        spec = importlib.util.find_spec("verl")
+def _part(module: str) -> Any:
+    """Import a module without what its packages import, trainers and Ray, which graders do not need."""
+    top, *inner = module.split(".")[:-1]
+    if top not in sys.modules:
+        spec = importlib.util.find_spec(top)
         if spec is None or not spec.submodule_search_locations:
-            raise ImportError("verl is not installed")
-        for name in ("verl", "verl.utils", "verl.utils.reward_score"):
+            raise ImportError(f"{top} is not installed")
+        place, name = spec.submodule_search_locations[0], top
+        for part in ["", *inner]:
+            name, place = (f"{name}.{part}", f"{place}/{part}") if part else (name, place)
             package = types.ModuleType(name)
-            package.__path__ = [f"{spec.submodule_search_locations[0]}/{'/'.join(name.split('.')[1:])}"]
+            package.__path__ = [place]
             sys.modules[name] = package
-    return importlib.import_module(f"verl.utils.reward_score.{scorer}")
+    return importlib.import_module(module)

@@ -15,12 +15,13 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from slime_core.assemble import assemble, resolve_model, start
+from slime_core.assemble import assemble, resolve_model
 from slime_core.config.load import load_settings
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import Completion, RolloutEngine, SamplingParams
 from slime_core.run import Run
 from slime_core.sample import Sample
+from slime_core.start import start
 
 PARTS = ("rollout", "dump", "batch", "train", "update_weights")
 PROMPT = "5 + 2 = 7\n3 - 8 = -5\n4 + 9 = 13\n6 - 1 = 5\n{} + {} ="
@@ -76,6 +77,8 @@ def step(argv: list[str]) -> int:
     table.add_row(
         "neither engine nor trainer", f"{ours['neither_s']:.2f}", f"{ours['neither_s'] / ours['step_s']:.1%}"
     )
+    products_s = _products(arguments, registry)
+    table.add_row("its matrix products alone", f"{products_s:.2f}", f"{products_s / ours['step_s']:.1%}")
     console.print(table)
     console.print(f"slime {samples / ours['step_s']:.2f} samples/s")
     if arguments.peer == "trl":
@@ -91,6 +94,27 @@ def step(argv: list[str]) -> int:
         console.print(f"TRL   {samples / peer_s:.2f} samples/s ({peer_s:.2f} s a step)")
         console.print(f"slime / TRL: {peer_s / ours['step_s']:.2f}")
     return 0
+
+
+def _products(arguments: argparse.Namespace, registry: Registry) -> float:
+    """Return the seconds of the matrix products that the measured step cannot do without."""
+    from slime_models.checkpoint import read_config
+
+    from slime_bench.step_products import StepShape, products_seconds
+
+    folder = resolve_model(arguments.model, registry)
+    config = read_config(folder)
+    tokenizer = registry.resolve("slime.tokenizers", "hf")(folder)
+    lengths = [len(tokenizer.encode(prompt)) for prompt in prompts(arguments.prompts)]
+    shape = StepShape(
+        prompts=arguments.prompts,
+        samples=arguments.samples,
+        prompt_tokens=round(statistics.mean(lengths)),
+        new_tokens=arguments.tokens,
+    )
+    return products_seconds(
+        registry.resolve("slime.models", config["model_type"]).architecture(config), shape
+    )
 
 
 def prompts(n: int) -> list[str]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any
 
-from annotated_types import Ge
+from annotated_types import Ge, Le
 from pydantic import field_validator
-from slime_core.config.base import SectionModel
+from slime_core.config.base import Count, Index, SectionModel
 
 QUESTION = "{question}"
+#: What problems are drawn from.
+Draw = Annotated[int, Ge(-(2**62)), Le(2**62)]
 
 
 class GymSection(SectionModel):
@@ -19,13 +21,13 @@ class GymSection(SectionModel):
     """Task of reasoning-gym."""
     task_args: dict[str, Any] = {}
     """Options of the task, as its configuration class names them."""
-    size: Annotated[int, Ge(1)] = 500
+    size: Count = 500
     """Distinct training problems."""
-    seed: int = 0
+    seed: Draw = 0
     """Seed from which training problems are drawn."""
-    eval_size: Annotated[int, Ge(0)] = 100
+    eval_size: Index = 100
     """Distinct held-out problems; none of them is trained on."""
-    eval_seed: int = 1_000_000
+    eval_seed: Draw = 1_000_000
     """Seed from which held-out problems are drawn."""
     question_regex: str | None = None
     """Regular expression whose first group is the part of a question to keep; all of it when not given."""
@@ -39,7 +41,7 @@ class GymSection(SectionModel):
     @classmethod
     def _has_question(cls, value: str) -> str:
         if QUESTION not in value:
-            raise ValueError(f"has no {QUESTION}; put it where the question goes")
+            raise ValueError(f"text with {QUESTION} where the question goes")
         return value
 
     @field_validator("question_regex")
@@ -48,7 +50,7 @@ class GymSection(SectionModel):
         try:
             n_groups = 1 if value is None else re.compile(value).groups
         except re.error as error:
-            raise ValueError(f"is no regular expression: {error}") from error
+            raise ValueError(f"a regular expression ({error})") from error
         if n_groups < 1:
-            raise ValueError("has no group; put parentheses around the part of the question to keep")
+            raise ValueError("a group: parentheses around the part of the question to keep")
         return value

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Awaitable, Callable
 
 from slime_core.config.settings import Settings
+from slime_core.event_loop import run_event_loop
 from slime_core.launchers.local import assemble_and
 from slime_core.plugins.registry import Registry
 from slime_core.run import Run
@@ -23,7 +23,9 @@ def launch[T](settings: Settings, registry: Registry, use: Callable[[Run], Await
     set_environment()
     from slime_ray.trainer import create_trainer
 
-    return asyncio.run(assemble_and(use, settings, registry, create_trainer=create_trainer))
+    return run_event_loop(
+        lambda stop: assemble_and(use, settings, registry, create_trainer=create_trainer, stop=stop)
+    )
 
 
 def set_environment() -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from annotated_types import Gt
-from slime_core.config.base import SectionModel
+from slime_core.config.base import Seconds, SectionModel
 
 
 class RaySection(SectionModel):
     """Ranks as Ray actors (`--launcher ray`)."""
 
-    start_timeout_s: Annotated[float, Gt(0)] = 600
+    start_timeout_s: Seconds = 600
     """Deadline of the start, seconds: machines that are free, processes, and the model on every rank."""

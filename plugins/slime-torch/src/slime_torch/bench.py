@@ -18,9 +18,11 @@ from slime_core.openmp import release_threads
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import SamplingParams, Tokenizer
 from slime_models.checkpoint import read_config
+from slime_models.cpu import describe
 from slime_models.fetch import resolve
 
-from slime_torch.engine import DTYPES, TorchEngine
+from slime_torch.bench_parts import decoding_parts, machine_facts, products
+from slime_torch.engine import DTYPES, TorchEngine, attention_dtype, engine_dtype
 from slime_torch.model import Decoder
 from slime_torch.section import TorchSection
 
@@ -44,7 +46,7 @@ def main(argv: list[str]) -> int:
     args = _arguments(argv)
     if args.threads is not None:
         torch.set_num_threads(args.threads)
-    path, dtype = resolve(args.model), DTYPES[args.dtype]
+    path, dtype = resolve(args.model), engine_dtype(args.dtype)
     registry = Registry.from_environment()
     tokenizer = registry.resolve("slime.tokenizers", "hf")(path)
     workload = Workload(prompts=_prompts(tokenizer, args.prompts), new_tokens=args.new_tokens)
@@ -53,7 +55,7 @@ def main(argv: list[str]) -> int:
     engine = TorchEngine(path, family, tokenizer, dtype=dtype, section=section)
     device = engine.device
     print(
-        f"{path.name}, {args.dtype}, {args.prompts} prompts of {len(workload.prompts[0])} tokens or so, "
+        f"{path.name}, {str(dtype).removeprefix('torch.')}, {args.prompts} prompts of {len(workload.prompts[0])} tokens or so, "
         f"{args.new_tokens} new tokens each, sampled at temperature 1; {device.type}, {torch.get_num_threads()} threads, "
         f"median of {args.repeats}",
         flush=True,
@@ -66,8 +68,16 @@ def main(argv: list[str]) -> int:
             "matrix products alone": _products(engine.model, workload),
         }
         seconds = _measure(contestants, repeats=args.repeats, device=device)
+        parts = decoding_parts(
+            engine.model,
+            rows=args.prompts,
+            length=max(map(len, workload.prompts)) + args.new_tokens // 2,
+            dtype=attention_dtype(dtype, device),
+        )
         runner.run(engine.close())
-    _report({name: workload.tokens / took for name, took in seconds.items()}, args.json)
+    _report({name: workload.tokens / took for name, took in seconds.items()}, parts, args.json)
+    if device.type == "cpu":
+        print(f"\n{describe()}", *machine_facts(), sep="\n")
     return 0
 
 
@@ -76,11 +86,14 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--model", default="smollm2-135m", help="folder, or a name that `slime models list` shows"
     )
-    parser.add_argument("--prompts", type=int, default=64, help="prompts, all under way at once")
+    parser.add_argument("--prompts", type=int, default=64, help="prompts, all in flight at once")
     parser.add_argument("--new-tokens", type=int, default=64, help="tokens generated for each")
     parser.add_argument("--repeats", type=int, default=3, help="rounds; each measures everything once")
     parser.add_argument(
-        "--dtype", choices=sorted(DTYPES), default="bfloat16", help="of weights and arithmetic"
+        "--dtype",
+        choices=["auto", *sorted(DTYPES)],
+        default="auto",
+        help="of weights and arithmetic, ours and transformers'; auto: what the engine takes on this machine for bfloat16",
     )
     parser.add_argument("--threads", type=int, help="CPU threads; PyTorch's own choice when not given")
     parser.add_argument("--json", type=Path, help="write the figures here too")
@@ -137,10 +150,7 @@ def _products(model: Decoder, work: Workload) -> Callable[[], None]:
     @torch.inference_mode()
     def multiply() -> None:
         for _ in range(work.new_tokens):
-            for layer in model.layers:
-                for weight in (layer.qkv, layer.output, layer.gate, layer.up, layer.down):
-                    weight.linear(inputs[weight.shape[1]])
-            model.logits(inputs[a.hidden_size])
+            products(model, inputs)
 
     return multiply
 
@@ -162,13 +172,17 @@ def _measure(
     return {name: statistics.median(times) for name, times in seconds.items()}
 
 
-def _report(rates: dict[str, float], json_path: Path | None) -> None:
+def _report(rates: dict[str, float], parts: dict[str, float], json_path: Path | None) -> None:
     base, _, limit = rates.values()
     print(f"\n{'':<24}{'tokens/s':>10}{'x transformers':>16}{'share of limit':>16}")
     for name, rate in rates.items():
         print(f"{name:<24}{rate:>10,.0f}{rate / base:>16.2f}{rate / limit:>16.2f}")
+    print(f"\n{'a decoding step, halfway':<24}{'ms':>10}{'share':>10}")
+    for name, milliseconds in parts.items():
+        print(f"{name:<24}{milliseconds:>10.1f}{milliseconds / parts['whole step']:>10.0%}")
     if json_path is not None:
-        json_path.write_text(json.dumps(rates, indent=2) + "\n")
+        figures = {"tokens_per_s": rates, "decoding_step_ms": parts}
+        json_path.write_text(json.dumps(figures, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ class KvCache:
     Args:
         architecture: the model's numbers.
         max_slots: most slots.
-        dtype: storage dtype.
+        dtype: of what it stores; the model's attention is computed in it.
         device: where it lives.
     """
 
@@ -36,7 +36,7 @@ class KvCache:
         self, architecture: Architecture, *, max_slots: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         self._dim, self.heads = architecture.head_dim, architecture.num_query_groups
-        self._max_slots, self._dtype, self._device = max_slots, dtype, device
+        self._max_slots, self.dtype, self._device = max_slots, dtype, device
         self._n_layers = architecture.num_layers
         self.free()
 
@@ -81,7 +81,7 @@ class KvCache:
         return lanes * self.capacity + positions[:, None]
 
     def write(self, layer: int, rows: Tensor, keys_values: Tensor) -> None:
-        """Store `keys_values` [tokens, 2 * heads, head_dim] of one layer at `rows`."""
+        """Store `keys_values` [tokens, 2 * heads, head_dim], of the cache's dtype, of one layer at `rows`."""
         self._words[layer][rows] = keys_values.view(_WORD)
 
     def views(self, slots: int) -> list[tuple[Tensor, Tensor]]:
@@ -103,7 +103,7 @@ class KvCache:
         self._viewed, self._views = -1, []
 
     def _buffer(self, size: int) -> Tensor:
-        buffer = torch.empty(size, dtype=self._dtype, device=self._device)
+        buffer = torch.empty(size, dtype=self.dtype, device=self._device)
         if self._device.type == "cpu":
             collapse(buffer.data_ptr(), buffer.nbytes)
         return buffer

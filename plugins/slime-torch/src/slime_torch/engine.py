@@ -7,7 +7,6 @@ import secrets
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from slime_core.build import BuildContext
@@ -23,7 +22,9 @@ from slime_core.protocols import (
     TransferPlan,
 )
 from slime_core.weights import Agreement, MemoryChannel
+from slime_models.architecture import Architecture
 from slime_models.checkpoint import HfCheckpoint, read_config
+from slime_models.cpu import attends_in_bfloat16, multiplies_bfloat16
 from slime_models.family import ModelFamily
 
 from slime_torch.cache import KvCache
@@ -38,8 +39,6 @@ from slime_torch.worker import Worker
 _SETTLE_TURNS = 4
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-#: What `auto` means: the trainer's dtype, or the narrowest of ours that holds its values.
-_OWN = {"bfloat16": "bfloat16", "float32": "float32", "float16": "float32"}
 
 
 class TorchEngine:
@@ -74,8 +73,7 @@ class TorchEngine:
         self._dtype, self._section = dtype, section
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.architecture = family.architecture(read_config(model_path))
-        limit = section.max_context_len or self.architecture.max_position_embeddings
-        self.max_context_len = min(limit, self.architecture.max_position_embeddings)
+        self.max_context_len = _context_len(section, self.architecture)
         self.weight_version = "initial"
         self._state = "not started"
         self._mixture: str | None = None
@@ -219,18 +217,19 @@ class TorchEngine:
             torch.set_num_threads(self._section.num_threads)
         checkpoint = HfCheckpoint(self._path)
         self._family.check_names(checkpoint, self.architecture)
-        options: dict[str, Any] = {"dtype": self._dtype, "device": self.device}
         self.model = Decoder(
             self.architecture,
             shapes=self._family.hf_shapes(self.architecture),
             max_length=self.max_context_len,
-            **options,
+            dtype=self._dtype,
+            device=self.device,
         )
         self.model.weights.load(checkpoint)
         self._cache = KvCache(
             self.architecture,
             max_slots=self._section.max_running_requests,
-            **options,
+            dtype=attention_dtype(self._dtype, self.device),
+            device=self.device,
         )
         self._scheduler = self._worker.scheduler = Scheduler(
             self.model,
@@ -315,19 +314,64 @@ class TorchEngine:
                 request.future.set_exception(EngineError(*error.args))
 
 
+def _context_len(section: TorchSection, architecture: Architecture) -> int:
+    """Return the most tokens of prompt and response."""
+    most = architecture.max_position_embeddings
+    return min(section.max_context_len or most, most)
+
+
+def _family_of(build: BuildContext) -> ModelFamily:
+    model_type = build.section(ModelSection).model_name or read_config(build.model_path).get("model_type")
+    family: ModelFamily = build.registry.resolve("slime.models", str(model_type))
+    return family
+
+
+def context_limit(build: BuildContext) -> int:
+    """Return the most tokens of prompt and response that the engine of a run takes."""
+    architecture = _family_of(build).architecture(read_config(build.model_path))
+    return _context_len(build.section(TorchSection), architecture)
+
+
+def misfit(build: BuildContext) -> str | None:
+    """Return why the engine cannot run the model of a run; None where it can. Reads no weights."""
+    architecture = _family_of(build).architecture(read_config(build.model_path))
+    shapes = _family_of(build).hf_shapes(architecture)
+    try:
+        Decoder(architecture, shapes=shapes, max_length=1, dtype=torch.float32, device=torch.device("meta"))
+    except EngineError as error:
+        return str(error)
+    return None
+
+
+def engine_dtype(wanted: str, *, trained_in: str = "bfloat16") -> torch.dtype:
+    """Return the dtype of weights and arithmetic for `torch.dtype`, whose `auto` is the trainer's where that is fast here.
+
+    It is float32 for float16, and for bfloat16 on a CPU that has no instructions for its products: the trainer's values are
+    held exactly, and a step takes a third of the time.
+    """
+    if wanted != "auto":
+        return DTYPES[wanted]
+    is_fast = torch.cuda.is_available() or multiplies_bfloat16()
+    return torch.bfloat16 if trained_in == "bfloat16" and is_fast else torch.float32
+
+
+def attention_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """Return the dtype that attention and its KV cache have beside weights of `dtype`: float32 where that is faster."""
+    return dtype if device.type == "cuda" or attends_in_bfloat16() else torch.float32
+
+
 def create_engine(build: BuildContext) -> TorchEngine:
     """Return the engine for a run. Entry point `torch` of the group `slime.engines`."""
     section = build.section(TorchSection)
-    model_type = build.section(ModelSection).model_name or read_config(build.model_path).get("model_type")
-    name = section.dtype if section.dtype != "auto" else _OWN[compute_dtype(build.section(TrainSection))]
     return TorchEngine(
         build.model_path,
-        build.registry.resolve("slime.models", str(model_type)),
+        _family_of(build),
         build.tokenizer,
-        dtype=DTYPES[name],
+        dtype=engine_dtype(section.dtype, trained_in=compute_dtype(build.section(TrainSection))),
         section=section,
         with_nuclei=TOP_P_TOKENS in build.engine_needs,
     )
 
 
+create_engine.context_limit = context_limit  # type: ignore[attr-defined]  # see `config.model_fit.context_limit`
 create_engine.offers = frozenset({TOP_P_TOKENS})  # type: ignore[attr-defined]  # see `BuildContext.engine_needs`

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from slime_core.config.sections import RolloutSection, TrainSection
 from slime_core.config.settings import Settings
@@ -12,6 +13,9 @@ from slime_core.plugins.hooks import Section, hookimpl
 from slime_core.weights import transport_problems
 
 from slime_torch.section import TRANSPORTS, TorchSection
+
+if TYPE_CHECKING:
+    from slime_core.build import BuildContext
 
 
 @hookimpl
@@ -25,6 +29,18 @@ def slime_check_config(settings: Settings) -> Iterable[Problem]:
     """Refuse a weight transport that the engine lacks."""
     if settings.section(RolloutSection).rollout_engine == "torch":
         yield from transport_problems(settings.section(TrainSection), "engine torch", TRANSPORTS)
+
+
+@hookimpl
+def slime_check_build(build: BuildContext) -> Iterable[Problem]:
+    """Refuse a model whose weights the engine cannot generate with."""
+    if build.section(RolloutSection).rollout_engine not in ("torch", "slime-torch/torch"):
+        return
+    from slime_torch.engine import misfit  # imports torch
+
+    if why := misfit(build):
+        found = f"torch with {build.model_path}"
+        yield Problem("rollout.rollout_engine", found, "an engine that runs the model", why)
 
 
 @hookimpl

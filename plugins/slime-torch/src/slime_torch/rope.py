@@ -25,6 +25,12 @@ def rope_tables(architecture: Architecture, length: int) -> tuple[Tensor, Tensor
     return torch.cat((cosine, cosine), dim=-1), torch.cat((-sine, sine), dim=-1)
 
 
+def rotate_(heads: Tensor, cosine: Tensor, sine: Tensor) -> None:
+    """Rotate heads [n, heads, head_dim] in place by the rows of the tables, [n, 1, head_dim]."""
+    swapped = heads.roll(heads.shape[-1] // 2, -1)
+    heads.mul_(cosine).addcmul_(swapped, sine)
+
+
 def _llama3(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
     """Stretch low frequencies, keep high ones, and blend between.
 

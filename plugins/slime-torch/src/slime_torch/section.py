@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from annotated_types import Ge
-from slime_core.config.base import SectionModel
+from annotated_types import Ge, Le
+from slime_core.config.base import MOST, Count, SectionModel
 
 #: Weight transports that the engine receives by, best first.
 TRANSPORTS = ("memory",)
@@ -14,13 +14,13 @@ TRANSPORTS = ("memory",)
 class TorchSection(SectionModel):
     """In-process generation in plain PyTorch (`--rollout-engine torch`)."""
 
-    max_running_requests: Annotated[int, Ge(1)] = 64
+    max_running_requests: Count = 64
     """Most requests decoded together; further ones wait for a slot."""
-    max_context_len: Annotated[int, Ge(2)] | None = None
+    max_context_len: Annotated[int, Ge(2), Le(MOST)] | None = None
     """Most tokens of prompt and response; the model's own limit when not given, or when that is lower."""
-    max_prefill_tokens: Annotated[int, Ge(1)] = 4096
+    max_prefill_tokens: Count = 4096
     """Most prompt tokens of one prefill batch; a longer prompt gets a batch of its own."""
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
-    """Storage and compute dtype; `auto` is the trainer's (`bf16`), float32 with `fp16`."""
-    num_threads: Annotated[int, Ge(1)] | None = None
+    """Storage and compute dtype; `auto` is the trainer's (`bf16`), float32 with `fp16` and on a CPU without bfloat16 products."""
+    num_threads: Annotated[int, Ge(1), Le(4096)] | None = None
     """Threads of PyTorch's CPU operators, for the whole process; PyTorch's own choice when not given."""

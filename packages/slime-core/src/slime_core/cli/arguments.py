@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from slime_core.errors import ConfigError, Problem
+from slime_core.json_text import shown, why_not_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,6 +28,11 @@ def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     Raises:
         ConfigError: a recipe stands behind a flag.
     """
+    for number, word in enumerate(argv, start=1):
+        if why := why_not_text(word):
+            raise ConfigError(
+                [Problem(f"word {number} of the command", f"{shown(word)}, with {why}", "text")]
+            )
     first = next((i for i, word in enumerate(argv) if word.startswith("--")), len(argv))
     recipes, flags = list(argv[:first]), list(argv[first:])
     late = [
@@ -41,17 +47,44 @@ def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def read_stages(argv: Sequence[str], registry: Registry) -> list[Stage]:
-    """Read the runs that `RECIPE... [--flag value]...` is; hook modules that are left out are named on standard error.
+    """Read the runs that `RECIPE... [--flag value]...` is.
 
     Raises:
-        ConfigError: carries every problem.
+        ConfigError: carries every problem with how they are written.
     """
     from slime_core.config.load import load_stages
 
+    recipes, flags = _words(argv, registry)
+    return load_stages(recipes, flags, registry=registry)
+
+
+def read_checked(argv: Sequence[str], registry: Registry, *, to_train: bool = False) -> list[Stage]:
+    """Read the runs that `RECIPE... [--flag value]...` is, and check all that can be told without starting anything.
+
+    Args:
+        argv: as typed.
+        registry: the installed plugins.
+        to_train: whether they are to be trained, which takes a trainer.
+
+    Raises:
+        ConfigError: carries every problem, of how they are written and of what they mean.
+    """
+    from slime_core.config.check import check_stages
+    from slime_core.config.load import read_runs
+
+    recipes, flags = _words(argv, registry)
+    stages, problems = read_runs(recipes, flags, registry=registry)
+    problems += check_stages(stages, registry, to_train=to_train)
+    if problems:
+        raise ConfigError(dict.fromkeys(problems))
+    return stages
+
+
+def _words(argv: Sequence[str], registry: Registry) -> tuple[list[str], list[str]]:
+    """Return recipes and flags; hook modules that are left out are named on standard error."""
     for distribution, why in registry.broken_hooks.items():
         print(f"warning: the hooks of {distribution} are left out: {why}", file=sys.stderr)
-    recipes, flags = split(argv)
-    return load_stages(recipes, flags, registry=registry)
+    return split(argv)
 
 
 def wide_console() -> Console:

@@ -4,28 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 from rich.console import Console
 
-from slime_core.assemble import algorithm, make_build, make_scorer, resolve_functions
-from slime_core.cli.arguments import read_stages, wants_help
-from slime_core.config.check import check_stages, chosen
+from slime_core.assemble import (
+    algorithm,
+    make_build,
+    make_scorer,
+    resolve_functions,
+)
+from slime_core.cli.arguments import read_checked, wants_help
 from slime_core.config.derive import batch_sizes
-from slime_core.config.sections import DataSection, EvalSection, RewardSection, RolloutSection, TrainSection
+from slime_core.config.sections import EvalSection, RewardSection, RolloutSection, TrainSection
 from slime_core.config.settings import Settings
 from slime_core.errors import ConfigError, DataError, Problem, SampleError
 from slime_core.plugins.registry import Registry
-from slime_core.protocols import DataSource
+from slime_core.rewards.keys import check_reward_keys
 from slime_core.rewards.results import RewardFailure
 from slime_core.rewards.scorer import Result, Scorer
 from slime_core.sample import Group, Sample, Status
 from slime_core.served import wanted_models
+from slime_core.sources.making import make_eval_source, make_source, prompts_of
 
 HELP = """usage: slime check RECIPE.toml ... [--flag value ...]
 
-Checks that names resolve and import, files parse, prompts fit, batch sizes multiply out, and that the
-reward gives gold answers full marks. Starts no engine and no trainer. Exit status 2 if something is wrong."""
+Checks that flags, names and files are there, that every chosen function can be called as it will be, that the engine
+runs the model, that prompts fit, batch sizes multiply out, and that the reward gives gold answers full marks. What is
+quick comes first, and is reported together. Starts no engine and no trainer. Exit status 2 if something is wrong."""
 
 #: Prompts that are looked at.
 PROMPTS = 32
@@ -42,11 +49,8 @@ def main(argv: list[str]) -> int:
         return 0
     console = Console(soft_wrap=True, highlight=False)
     registry = Registry.from_environment()
-    stages = read_stages(argv, registry)
-    problems = check_stages(stages, registry)
-    if problems:
-        raise ConfigError(problems)
-    console.print("[green]ok[/green]  settings")
+    stages = read_checked(argv, registry)
+    console.print("[green]ok[/green]  settings, names and files")
     for stage in stages:
         if stage.name:
             console.print(f"[bold]stage {stage.name}[/bold]")
@@ -60,26 +64,23 @@ def _check(console: Console, settings: Settings, registry: Registry) -> None:
     Raises:
         SlimeError: something is wrong with it.
     """
-    for _, group, reference in chosen(settings):
-        registry.resolve(group, reference)
+    build = make_build(settings, registry)
     resolve_functions(settings, registry)
     make_scorer(settings, registry)
-    console.print("[green]ok[/green]  every plugin imports, and its options fit")
+    console.print("[green]ok[/green]  every plugin imports, its signature and its options fit")
+    console.print("[green]ok[/green]  the engine runs the model")
     sizes = batch_sizes(settings)
     console.print(
         f"[green]ok[/green]  {sizes.rollout_batch_size} prompts x {sizes.n_samples_per_prompt} samples = "
         f"{sizes.global_batch_size} x {sizes.num_steps_per_rollout} optimizer steps"
     )
-    build = make_build(settings, registry)
-    source: DataSource = registry.resolve("slime.sources", settings.section(DataSection).data_source_path)(
-        build
-    )
-    section = settings.section(EvalSection)
-    if section.eval_interval is not None:
-        held_out = registry.resolve("slime.sources", section.eval_data_source_path or "file")(
-            dataclasses.replace(build, evaluation=True)
-        )
+    source = make_source(build)
+    held_out = make_eval_source(build)
+    if held_out is not None:
         console.print(f"[green]ok[/green]  {len(held_out)} held-out prompts")
+    asyncio.run(
+        check_reward_keys(settings, functools.partial(make_scorer, settings, registry), prompts_of(source))
+    )
     samples = [group[0] for group in source.take(min(PROMPTS, len(source) or PROMPTS))]
     _lengths(console, settings, samples, len(source))
     asyncio.run(_gold(console, settings, registry, samples))

@@ -11,7 +11,7 @@ from packaging.specifiers import SpecifierSet
 from rich.console import Console
 
 from slime_core.cli.arguments import read_stages, wants_help
-from slime_core.config.check import chosen
+from slime_core.config.chosen import chosen
 from slime_core.errors import PluginError
 from slime_core.plugins.registry import Registry
 
@@ -74,10 +74,10 @@ def _version(name: str) -> str | None:
 def _recipe(console: Console, argv: list[str], registry: Registry) -> int:
     problems = 0
     stages = read_stages(argv, registry)
-    for setting, group, reference in dict.fromkeys(c for stage in stages for c in chosen(stage.settings)):
+    for choice in dict.fromkeys(c for stage in stages for c in chosen(stage.settings)):
         try:
-            registry.load(registry.find(group, reference))
+            registry.resolve(choice.group, choice.reference, flag=choice.flag)
         except PluginError as error:
             problems += 1
-            console.print(f"[red]{setting}: {error}[/red]")
+            console.print(f"[red]{choice.setting}: {error}[/red]")
     return problems

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 
-from slime_core.assemble import start
-from slime_core.cli.arguments import read_stages, wants_help
+from slime_core.cli.arguments import read_checked, wants_help
 from slime_core.config.sections import EvalSection, RunSection
 from slime_core.errors import ConfigError, Problem
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import Metrics
 from slime_core.run import Run
+from slime_core.start import start
 
 HELP = """usage: slime eval RECIPE.toml ... [--flag value ...]
 
@@ -25,7 +25,7 @@ def main(argv: list[str]) -> int:
         print(HELP)
         return 0
     registry = Registry.from_environment()
-    settings = read_stages(argv, registry)[-1].beforehand
+    settings = read_checked(argv, registry)[-1].beforehand
     if settings.section(EvalSection).eval_interval is None:
         raise ConfigError([Problem("eval.eval_interval", "nothing", "an evaluation set and its interval")])
     own = {
@@ -41,9 +41,12 @@ def main(argv: list[str]) -> int:
 
 
 async def _evaluate(run: Run) -> Metrics:
-    try:
+    async def evaluate() -> Metrics:
         await start(run)
         await run.sync_weights(run.done_steps)
         return await run.evaluate(run.done_steps)
+
+    try:
+        return await run.stop.obey("the evaluation", evaluate())
     finally:
         await run.close()

@@ -6,7 +6,11 @@ import contextlib
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Callable
+
+from slime_core.command_process import COMMAND, CommandProcess
+from slime_core.errors import TRACEBACK, Interrupted, SlimeError, exit_status
 
 #: Command -> (module, one-line help). Static, so that none is imported for the help text.
 COMMANDS = {
@@ -17,7 +21,7 @@ COMMANDS = {
     ),
     "check": ("slime_core.cli.check", "check a recipe and its data without starting anything"),
     "plugins": ("slime_core.cli.plugins", "list, show and check installed plugins"),
-    "rm": ("slime_core.cli.rm", "score one response with a reward, and say why"),
+    "rm": ("slime_core.cli.rm", "list rewards; score one response with one, and say why"),
     "config": ("slime_core.cli.config", "show resolved settings, or all flags"),
     "models": ("slime_core.cli.models", "list and fetch models"),
     "bench": ("slime_core.cli.bench", "run a benchmark"),
@@ -28,15 +32,23 @@ COMMANDS = {
 def main() -> None:
     """Run the command line and exit with its status: 0 done, 1 failed while running, 2 bad input."""
     _see_working_directory()
+    process = CommandProcess()
+    COMMAND.set(process)
     try:
-        status = run(sys.argv[1:])
-    except KeyboardInterrupt:
-        print("interrupted; the same command resumes from the last checkpoint", file=sys.stderr)
-        status = 130
+        with process.hearing_signals():
+            status = run(sys.argv[1:])
     except BrokenPipeError:
-        sys.stderr.close()
-        os._exit(141)  # the reader went away: like a program that SIGPIPE ended, without a traceback at exit
-    sys.exit(status)
+        process.end(
+            141
+        )  # the reader went away: like a program that SIGPIPE ended, without a traceback at exit
+    except Interrupted as error:
+        status = exit_status(error)
+    except SystemExit as end:
+        status = _status_of(end)
+    except BaseException:
+        traceback.print_exc()  # a mistake of ours, outside of a run
+        status = 1
+    process.leave(status)
 
 
 def run(argv: list[str]) -> int:
@@ -50,8 +62,6 @@ def run(argv: list[str]) -> int:
         print(f"slime-core {version('slime-core')}")
         return 0
     name, *rest = argv
-    from slime_core.errors import SlimeError, exit_status
-
     try:
         command = _command(name)
         if command is None:
@@ -62,6 +72,21 @@ def run(argv: list[str]) -> int:
         text = "\n".join([str(error), *getattr(error, "__notes__", ())])
         print(f"slime {name}: {type(error).__name__}\n{_indent(text)}", file=sys.stderr)
         return exit_status(error)
+    except Exception as error:
+        logged = getattr(error, "__notes__", [])
+        if not any(note.startswith(TRACEBACK) for note in logged):
+            raise
+        text = "\n".join([str(error), *logged])
+        print(f"slime {name}: {type(error).__name__}\n{_indent(text)}", file=sys.stderr)
+        return 1
+
+
+def _status_of(end: SystemExit) -> int:
+    """Return the exit status that `sys.exit` was called with; text is an error, and is printed."""
+    if end.code is None or isinstance(end.code, int):
+        return end.code or 0
+    print(end.code, file=sys.stderr)
+    return 1
 
 
 def usage() -> str:

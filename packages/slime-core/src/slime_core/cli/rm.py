@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import inspect
 import json
 import sys
 from typing import Any
 
-from slime_core.errors import ConfigError, Problem, RewardError
+from rich.markup import escape
+from rich.table import Table
+
+from slime_core.cli.arguments import wide_console
+from slime_core.errors import ConfigError, PluginError, Problem, RewardError
+from slime_core.json_text import parse_json
 from slime_core.plugins.bind import choose_options
-from slime_core.plugins.registry import Registry
+from slime_core.plugins.registry import Plugin, Registry
 from slime_core.rewards.pool import RewardPool
 from slime_core.rewards.results import Reward, RewardFailure
 from slime_core.sample import Group, Sample, Status
@@ -23,6 +29,8 @@ DESCRIPTION = """Score one response as a run would, in a worker with a deadline,
 def main(argv: list[str]) -> int:
     """Run the subcommand."""
     arguments = _parse(argv)
+    if arguments.command == "list":
+        return _list()
     options, metadata = _object("--rm-args", arguments.rm_args), _object("--metadata", arguments.metadata)
     given = [sys.stdin.read() if text == "-" else text for text in arguments.response]
     if len(given) > 1 and not arguments.group_rm:
@@ -57,6 +65,26 @@ def main(argv: list[str]) -> int:
     return 0
 
 
+def _list() -> int:
+    """Print every reward with the first sentence of what it says of itself."""
+    registry = Registry.from_environment()
+    table = Table("reward", "from", "what it gives", box=None, pad_edge=False, header_style="bold")
+    for group, note in (("slime.rewards", ""), ("slime.group_rewards", " (with --group-rm)")):
+        for plugin in registry.plugins(group):
+            table.add_row(f"{plugin.name}{note}", plugin.distribution, escape(_summary(registry, plugin)))
+    wide_console().print(table)
+    return 0
+
+
+def _summary(registry: Registry, plugin: Plugin) -> str:
+    try:
+        text = inspect.getdoc(registry.load(plugin)) or "(it does not say)"
+    except PluginError as error:
+        text = f"(cannot be used: {error})"
+    paragraph = " ".join(text.split("\n\n")[0].split())
+    return paragraph.partition(". ")[0].rstrip(".")
+
+
 async def _score(pool: RewardPool, group: Group, *, as_group: bool) -> list[Reward | RewardFailure]:
     async with pool:
         return await pool.score_group(group) if as_group else [await pool.score(group[0])]
@@ -76,10 +104,10 @@ def _text(value: Any) -> str:
 
 def _object(flag: str, text: str) -> dict[str, Any]:
     try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
+        value = parse_json(text)
+    except ValueError as error:
         raise ConfigError(
-            [Problem(flag, f"{text[:60]!r}, which is not JSON ({error.msg})", "a JSON object")]
+            [Problem(flag, f"{text[:60]!r}, which is not JSON ({error})", "a JSON object")]
         ) from error
     if not isinstance(value, dict):
         raise ConfigError([Problem(flag, repr(text[:60]), "a JSON object")])
@@ -96,6 +124,9 @@ def _seconds(text: str) -> float:
 def _parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="slime rm", description="Rewards, outside of any run.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands.add_parser(
+        "list", help="list the installed rewards", description="Print every reward and what it gives."
+    )
     trial = commands.add_parser("try", help="score one response", description=DESCRIPTION)
     trial.add_argument("type", metavar="TYPE", help="reward: a name, or module:function")
     trial.add_argument(

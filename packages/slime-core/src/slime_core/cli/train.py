@@ -2,18 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
-
-from slime_core.cli.arguments import read_stages, wants_help
-from slime_core.config.check import check_stages
-from slime_core.config.sections import RunSection, TrainSection
-from slime_core.errors import ConfigError, Problem
-from slime_core.launchers.local import drive
-from slime_core.no_trainer import NAMES
-from slime_core.plugins.registry import Registry
-from slime_core.stages import train_stages
+from slime_core.cli.arguments import split, wants_help
 
 HELP = """usage: slime train RECIPE.toml [RECIPE.toml ...] [--flag value ...] [--set section.key=value ...]
 
@@ -33,54 +22,9 @@ def main(argv: list[str]) -> int:
     if wants_help(argv):
         print(HELP)
         return 0
-    registry = Registry.from_environment()
-    stages = read_stages(argv, registry)
-    problems = check_stages(stages, registry)
-    if any(stage.settings.section(TrainSection).train_backend in NAMES for stage in stages):
-        problems.append(Problem("train.train_backend", "none", "a trainer", "slime eval does without one"))
-    if problems:
-        raise ConfigError(problems)
-    if stages[0].name:
-        summary = train_stages(stages, registry)
-    else:
-        settings = stages[0].settings
-        summary = registry.resolve("slime.launchers", settings.section(RunSection).launcher)(
-            settings, registry, drive
-        )
-    report(summary, stages[-1].folder)
-    return 0
+    recipes, flags = split(argv)
+    n_flags = sum(word.startswith("--") for word in flags)
+    print(f"slime train: reading {' '.join(recipes) or 'no recipe'}, {n_flags} flags", flush=True)
+    from slime_core.cli.training import train  # takes a good part of a second to import
 
-
-def report(summary: dict[str, Any], folder: Path) -> None:
-    """Print how the run ended, and each of its stages."""
-    each: dict[str, dict[str, Any]] = summary.get("stages", {})
-    print()
-    for name, stage in each.items():
-        print("; ".join([f"stage {name}: {_ended(stage)}", *_accuracy(stage)]))
-    print(_ended(summary), *_accuracy(summary), sep="\n")
-    folders = [folder.parent / name for name in each] or [folder]
-    print(f"results in {' and '.join(map(str, folders))}: {', '.join(_left_in(folders))}")
-
-
-def _left_in(folders: Sequence[Path]) -> list[str]:
-    """Return which of a run's results are there."""
-    files = [name for name in ("metrics.jsonl", "summary.json", "reward.png") if _any(folders, name)]
-    return files + [f"{name}/" for name in ("rollouts", "checkpoints") if _any(folders, f"{name}/*")]
-
-
-def _any(folders: Sequence[Path], pattern: str) -> bool:
-    return any(any(folder.glob(pattern)) for folder in folders)
-
-
-def _ended(summary: Mapping[str, Any]) -> str:
-    return f"{summary['status']}: {summary['steps']} steps in {summary['wall_s']:.0f} s"
-
-
-def _accuracy(summary: Mapping[str, Any]) -> list[str]:
-    """Return what there is to say about held-out prompts: a line, or none."""
-    before, after = summary.get("eval_before"), summary.get("eval_after")
-    if after is None:
-        return []
-    if before is None:
-        return [f"held-out accuracy: {after:.3f}"]
-    return [f"held-out accuracy: {before:.3f} before, {after:.3f} after ({after - before:+.3f})"]
+    return train(argv)

@@ -1,13 +1,62 @@
-"""The base of every section of settings."""
+"""The base of every section of settings, and the kinds of numbers that settings are: none is without bounds."""
 
 from __future__ import annotations
 
+from typing import Annotated, Any
+
+from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic import BaseModel, ConfigDict
+
+#: Most of what is counted: far beyond any use, and far below where arithmetic on it ends.
+MOST = 2**31 - 1
+
+#: How many, at least one.
+Count = Annotated[int, Ge(1), Le(MOST)]
+#: How many, or which one, from 0.
+Index = Annotated[int, Ge(0), Le(MOST)]
+#: What random numbers begin from.
+Seed = Annotated[int, Ge(0), Le(2**32 - 1)]
+#: A part of a whole, more than nothing of it.
+Share = Annotated[float, Gt(0), Le(1)]
+#: A rate of decay: what is kept of an average.
+Decay = Annotated[float, Ge(0), Lt(1)]
+#: A deadline; at most ten years.
+Seconds = Annotated[float, Ge(1e-3), Le(3e8)]
+#: A number of the arithmetic of sampling or training that has no sign.
+Amount = Annotated[float, Ge(0), Le(1e9)]
+#: The same, and not 0.
+Positive = Annotated[float, Gt(0), Le(1e9)]
+#: A number of that arithmetic that may have a sign.
+Weight = Annotated[float, Ge(-1e9), Le(1e9)]
+#: Text that says something.
+Text = Annotated[str, MinLen(1)]
+
+
+class Unset(AttributeError):
+    """A setting that has no value, because what was given is wrong and is reported: nothing follows from it."""
 
 
 class SectionModel(BaseModel):
-    """A table of settings: frozen, refuses unknown keys, and takes each field's docstring as its help text."""
+    """A table of settings: frozen, refuses unknown keys, and takes each field's docstring as its help text.
+
+    Numbers are finite, but for fields that allow more. Recipes are read strictly: true is no number, 1.0 is no count.
+    A field's own check (`field_validator`) raises ValueError with what it wants.
+    """
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+        validate_default=True,
+        allow_inf_nan=False,
     )
+
+    def __getattr__(self, name: str) -> Any:
+        """Refuse to answer for a setting that has no value.
+
+        Raises:
+            Unset: the settings are wrong, and this is one of those (see `config.load.read_runs`).
+        """
+        if name in type(self).model_fields:
+            raise Unset(name)
+        return super().__getattr__(name)  # type: ignore[misc]  # pydantic hides it from type checkers

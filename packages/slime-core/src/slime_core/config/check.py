@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
+from typing import Any
 
-from slime_core.build import BuildContext
-from slime_core.config.derive import batch_sizes, choices, num_ranks, sends_images, trackers
+from slime_core.claim import folder_problems
+from slime_core.config.base import Unset
+from slime_core.config.chosen import name_problems
+from slime_core.config.derive import batch_sizes, choices, sends_images
+from slime_core.config.inputs import missing_files
 from slime_core.config.sections import (
     AlgorithmSection,
     CheckpointSection,
     ClusterSection,
     DataSection,
     EvalSection,
-    ModelSection,
     RewardSection,
     RolloutSection,
     RunSection,
@@ -32,136 +35,54 @@ from slime_core.weights import wanted_transport
 
 
 def check_settings(settings: Settings, registry: Registry) -> list[Problem]:
-    """Return everything that is wrong and can be known without starting anything."""
+    """Return everything that is wrong and can be known without starting anything, and without what takes long to import.
+
+    Settings without a value (see `config.load.read_runs`) keep no check from telling what it knows without them.
+    """
     problems: list[Problem] = []
-    for check in (batch_sizes, choices):
-        problems += _caught(partial(check, settings))
-    problems += _folder(settings)
-    problems += _lengths(settings)
-    problems += _filter(settings)
-    problems += _saving(settings)
-    problems += _weight_folder(settings)
-    problems += _required(settings)
-    problems += _processes(settings)
-    problems += _media(settings)
-    if not problems:
-        problems += _names(settings, registry)
-    if not problems:
-        problems += _supervised(settings, registry)
-    for answer in registry.hooks.slime_check_config(settings=settings):
-        problems += answer
+    for check in _CHECKS:
+        problems += _told(partial(check, settings))
+    for look in (name_problems, missing_files, _supervised):
+        problems += _told(partial(look, settings, registry))
+    for hook in registry.hook_manager.hook.slime_check_config.get_hookimpls():
+        given = {"settings": settings} if "settings" in hook.argnames else {}
+        answer: Callable[..., Any] = hook.function
+        problems += _told(partial(answer, **given))
     return problems
 
 
-def check_stages(stages: Sequence[Stage], registry: Registry) -> list[Problem]:
+def _told(check: Callable[[], Iterable[Problem] | None]) -> list[Problem]:
+    """Return what a check finds before it asks for a setting that has no value."""
+    problems: list[Problem] = []
+    try:
+        for problem in check() or ():
+            problems.append(problem)
+    except ConfigError as error:
+        problems += error.problems
+    except Unset:
+        pass
+    return problems
+
+
+def check_stages(stages: Sequence[Stage], registry: Registry, *, to_train: bool = False) -> list[Problem]:
     """Return everything that is wrong with the runs of a recipe and can be known without starting anything."""
     owners: dict[Problem, list[str]] = {}
     for stage in stages:
-        for problem in check_settings(stage.beforehand, registry):
+        problems = check_settings(stage.beforehand, registry)
+        if to_train:
+            problems += _told(partial(_trainer, stage.beforehand))
+        for problem in problems:
             owners.setdefault(problem, []).append(stage.name)
     problems = [
         problem if len(names) == len(stages) else _of_stage(", ".join(names), problem)
         for problem, names in owners.items()
     ]
-    return [*problems, *_between_stages(stages)]
+    return [*problems, *_told(partial(_between_stages, stages))]
 
 
-def check_build(build: BuildContext) -> list[Problem]:
-    """Return what is wrong between settings, model and chosen plugins; imports the plugins, and builds nothing."""
-    problems: list[Problem] = []
-    backend, n = build.section(TrainSection).train_backend, num_ranks(build.settings)
-    factory = build.registry.resolve("slime.trainers", backend)
-    if n > 1 and not getattr(factory, "ranked", False):
-        problems.append(
-            Problem(
-                "cluster.actor_num_nodes x cluster.actor_num_gpus_per_node",
-                f"{n} with the trainer {backend!r}",
-                "1: this trainer is one process",
-            )
-        )
-    if build.section(CheckpointSection).async_save and not getattr(factory, "saves_in_background", False):
-        problems.append(
-            Problem(
-                "checkpoint.async_save",
-                f"it with the trainer {backend!r}",
-                "a trainer that trains on while it writes",
-                "drop --async-save",
-            )
-        )
-    problems += _engine_needs(build)
-    problems += _images(build)
-    for answer in build.registry.hooks.slime_check_build(build=build):
-        problems += answer
-    return problems
-
-
-def _engine_needs(build: BuildContext) -> Iterator[Problem]:
-    needs = build.engine_needs
-    if not needs:
-        return
-    engine = build.section(RolloutSection).rollout_engine
-    factory = build.registry.resolve("slime.engines", engine)
-    offers: frozenset[str] = getattr(factory, "offers", frozenset())
-    if missing := sorted(needs - offers):
-        yield Problem(
-            "rollout.rollout_engine",
-            f"{engine}, whose completions have no {', '.join(missing)}",
-            "an engine that offers what the run needs",
-            "the trainer's settings ask for it",
-        )
-
-
-def _images(build: BuildContext) -> Iterator[Problem]:
-    """Refuse an engine that takes no images, where they are to go to it."""
-    rollout = build.section(RolloutSection)
-    if not sends_images(build.settings):
-        return
-    factory = build.registry.resolve("slime.engines", rollout.rollout_engine)
-    if not getattr(factory, "sees_images", False):
-        yield Problem(
-            "rollout.rollout_engine",
-            f"{rollout.rollout_engine}, which takes no images, with data.multimodal_keys",
-            "an engine that does",
-            "--rollout-engine sglang does",
-        )
-
-
-def chosen(settings: Settings) -> Iterator[tuple[str, str, str]]:
-    """Yield (setting, group, reference) for everything that is chosen by name."""
-    run, model = settings.section(RunSection), settings.section(ModelSection)
-    data, rollout = settings.section(DataSection), settings.section(RolloutSection)
-    evaluation, picked = settings.section(EvalSection), choices(settings)
-    reward = settings.section(RewardSection)
-    yield "run.loop", "slime.loops", run.loop
-    yield "run.launcher", "slime.launchers", run.launcher
-    for tracker in trackers(run):
-        yield "run.tracker", "slime.trackers", tracker
-    yield "model.tokenizer", "slime.tokenizers", model.tokenizer
-    yield "data.data_source_path", "slime.sources", data.data_source_path
-    yield "data.buffer", "slime.buffers", data.buffer
-    yield "rollout.rollout_engine", "slime.engines", rollout.rollout_engine
-    yield "rollout.rollout_function_path", "slime.rollouts", rollout.rollout_function_path
-    yield "data.loss_mask_type", "slime.loss_masks", data.loss_mask_type
-    yield "rollout.custom_generate_function_path", "slime.generators", rollout.custom_generate_function_path
-    if rollout.dynamic_sampling_filter_path is not None:
-        yield "rollout.dynamic_sampling_filter_path", "slime.filters", rollout.dynamic_sampling_filter_path
-    for reference in picked.rewards:
-        yield "reward.rm_weights" if reward.rm_weights else "reward.rm_type", picked.reward_group, reference
-    for reference in reward.rm_args_of:
-        yield "reward.rm_args_of", picked.reward_group, reference
-    if reward.custom_reward_post_process_path is not None:
-        where = "reward.custom_reward_post_process_path"
-        yield where, "slime.reward_transforms", reward.custom_reward_post_process_path
-    yield "train.train_backend", "slime.trainers", settings.section(TrainSection).train_backend
-    yield "algorithm.advantage_estimator", "slime.advantages", picked.advantage
-    if picked.loss is not None:
-        yield "algorithm.loss_type", "slime.losses", picked.loss
-    value_loss = settings.section(AlgorithmSection).value_loss_type
-    if value_loss is not None:
-        yield "algorithm.value_loss_type", "slime.losses", value_loss
-    yield "algorithm.loss_reducer", "slime.reducers", picked.reducer
-    if evaluation.eval_data_source_path is not None:
-        yield "eval.eval_data_source_path", "slime.sources", evaluation.eval_data_source_path
+def _trainer(settings: Settings) -> Iterator[Problem]:
+    if settings.section(TrainSection).train_backend in NO_TRAINER:
+        yield Problem("train.train_backend", "none", "a trainer", "slime eval does without one")
 
 
 def _between_stages(stages: Sequence[Stage]) -> Iterator[Problem]:
@@ -185,27 +106,13 @@ def _of_stage(name: str, problem: Problem) -> Problem:
     return replace(problem, where=f"{STAGE} {name}: {problem.where}")
 
 
-def _names(settings: Settings, registry: Registry) -> Iterator[Problem]:
-    broken = registry.broken_hooks
-    for setting, group, reference in chosen(settings):
-        try:
-            plugin = registry.find(group, reference)
-        except PluginError as error:
-            table, _, field = setting.partition(".")
-            yield Problem(f"{setting} ({settings.origin(table, field)})", repr(reference), str(error))
-            continue
-        if plugin.distribution in broken:
-            yield Problem(
-                setting,
-                f"{reference!r} of {plugin.distribution}",
-                "a plugin that imports",
-                broken[plugin.distribution],
-            )
-
-
 def _supervised(settings: Settings, registry: Registry) -> Iterator[Problem]:
     rollout = settings.section(RolloutSection)
-    if registry.find("slime.rollouts", rollout.rollout_function_path).value == "slime_core.rollout.sft:sft":
+    try:
+        plugin = registry.find("slime.rollouts", rollout.rollout_function_path)
+    except PluginError:  # which is said already
+        return
+    if plugin.value == "slime_core.rollout.sft:sft":
         yield from misfits(rollout)
 
 
@@ -215,22 +122,8 @@ def _saving(settings: Settings) -> Iterator[Problem]:
         yield Problem("checkpoint.async_save", "it without save_interval", "checkpoint.save_interval")
     if section.save_hf is None:
         return
-    try:
-        names = {section.save_hf.format(step=step, rollout_id=step - 1) for step in (1, 2)}
-    except (KeyError, IndexError, ValueError):
-        names = set()
-    if len(names) != 2:
-        yield Problem("checkpoint.save_hf", repr(section.save_hf), "a path with {step} in it")
     if section.save_interval is None and not section.save_last:
         yield Problem("checkpoint.save_hf", "it where nothing is saved", "checkpoint.save_interval")
-
-
-def _folder(settings: Settings) -> Iterator[Problem]:
-    """Refuse a name that would make another folder than one below `output_dir` the run's."""
-    name = settings.section(RunSection).run_name
-    parts = Path(name).parts
-    if not parts or Path(name).is_absolute() or ".." in parts:
-        yield Problem("run.run_name", repr(name), "the name of a folder below run.output_dir")
 
 
 def _weight_folder(settings: Settings) -> Iterator[Problem]:
@@ -240,19 +133,36 @@ def _weight_folder(settings: Settings) -> Iterator[Problem]:
         return
     if wanted_transport(section) not in ("disk", "disk-delta"):
         yield Problem(where, f"{folder}, with nothing that goes there", "--update-weight-transport disk")
-    if Path(folder).exists() and not Path(folder).is_dir():
+    if os.path.exists(folder) and not os.path.isdir(folder):
         yield Problem(where, f"{folder}, which is a file", "a folder")
 
 
 def _lengths(settings: Settings) -> Iterator[Problem]:
-    rollout, data = settings.section(RolloutSection), settings.section(DataSection)
-    context, prompt = rollout.rollout_max_context_len, data.rollout_max_prompt_len
+    context = settings.section(RolloutSection).rollout_max_context_len
+    prompt = settings.section(DataSection).rollout_max_prompt_len
     if context is not None and prompt is not None and prompt > context - 1:
         yield Problem(
             "data.rollout_max_prompt_len",
             f"{prompt} with rollout.rollout_max_context_len {context}",
             f"at most {context - 1}",
         )
+
+
+def _response_lengths(settings: Settings) -> Iterator[Problem]:
+    """Refuse lengths that no response can have."""
+    rollout = settings.section(RolloutSection)
+    longest, context = rollout.rollout_max_response_len, rollout.rollout_max_context_len
+    if context is not None and context - 1 < longest:
+        longest, of = context - 1, f"rollout.rollout_max_context_len {context}, one of it for the prompt"
+    else:
+        of = f"rollout.rollout_max_response_len {longest}"
+    buffer = settings.section(RewardSection).overlong_buffer_len
+    for where, length in (
+        ("rollout.rollout_min_new_tokens", rollout.rollout_min_new_tokens),
+        ("reward.overlong_buffer_len", buffer),
+    ):
+        if length is not None and length > longest:
+            yield Problem(where, f"{length} with {of}", f"at most {longest}")
 
 
 def _filter(settings: Settings) -> Iterator[Problem]:
@@ -310,16 +220,16 @@ def _media(settings: Settings) -> Iterator[Problem]:
         )
 
 
-def _required(settings: Settings) -> Iterator[Problem]:
-    run, data, evaluation = (
-        settings.section(RunSection),
-        settings.section(DataSection),
-        settings.section(EvalSection),
-    )
+def _steps(settings: Settings) -> Iterator[Problem]:
+    run = settings.section(RunSection)
     if run.num_rollout is None and run.num_epoch is None:
         yield Problem(
             "run.num_rollout", "nothing", "the number of steps", "give --num-rollout or --num-epoch"
         )
+
+
+def _prompts(settings: Settings) -> Iterator[Problem]:
+    data = settings.section(DataSection)
     if data.data_source_path == "file" and data.prompt_data is None:
         yield Problem(
             "data.prompt_data",
@@ -327,18 +237,20 @@ def _required(settings: Settings) -> Iterator[Problem]:
             "a JSONL or Parquet file",
             "give --prompt-data, or another --data-source-path",
         )
-    if (
-        evaluation.eval_interval is not None
-        and not evaluation.eval_prompt_data
-        and evaluation.eval_data_source_path is None
-    ):
+
+
+def _evaluation(settings: Settings) -> Iterator[Problem]:
+    evaluation = settings.section(EvalSection)
+    files = evaluation.eval_prompt_data
+    if evaluation.eval_interval is not None and not files and evaluation.eval_data_source_path is None:
         yield Problem(
             "eval.eval_interval", "no evaluation set", "eval.eval_prompt_data or eval.eval_data_source_path"
         )
-    if len(evaluation.eval_prompt_data) % 2:
-        yield Problem(
-            "eval.eval_prompt_data", f"{len(evaluation.eval_prompt_data)} words", "name path [name path ...]"
-        )
+    if len(files) % 2:
+        yield Problem("eval.eval_prompt_data", f"{len(files)} words", "name path [name path ...]")
+
+
+def _reward(settings: Settings) -> Iterator[Problem]:
     reward = settings.section(RewardSection)
     if settings.section(AlgorithmSection).loss_type != "sft_loss" and not (
         reward.rm_type or reward.custom_rm_path or reward.rm_weights
@@ -348,9 +260,30 @@ def _required(settings: Settings) -> Iterator[Problem]:
         )
 
 
-def _caught(function: Callable[[], object]) -> Iterable[Problem]:
-    try:
-        function()
-    except ConfigError as error:
-        return error.problems
-    return ()
+def _batch_sizes(settings: Settings) -> Iterator[Problem]:
+    batch_sizes(settings)
+    return iter(())
+
+
+def _one_choice(settings: Settings) -> Iterator[Problem]:
+    choices(settings)
+    return iter(())
+
+
+#: What each looks at is its own matter; a setting without a value silences those that ask for it.
+_CHECKS: tuple[Callable[[Settings], Iterator[Problem]], ...] = (
+    _batch_sizes,
+    _one_choice,
+    folder_problems,
+    _lengths,
+    _response_lengths,
+    _filter,
+    _saving,
+    _weight_folder,
+    _steps,
+    _prompts,
+    _evaluation,
+    _reward,
+    _processes,
+    _media,
+)

@@ -118,6 +118,11 @@ def sends_images(settings: Settings) -> bool:
     return bool(settings.section(DataSection).multimodal_keys) and generator in _SINGLE_TURN
 
 
+def reward_group(reward: RewardSection) -> str:
+    """Return the group that rewards are chosen from."""
+    return "slime.group_rewards" if reward.group_rm else "slime.rewards"
+
+
 def choices(settings: Settings) -> Choices:
     """Return which reward, estimator, loss and reducer are chosen.
 
@@ -163,7 +168,7 @@ def choices(settings: Settings) -> Choices:
     if problems:
         raise ConfigError(problems)
     return Choices(
-        reward_group="slime.group_rewards" if reward.group_rm else "slime.rewards",
+        reward_group=reward_group(reward),
         rewards={named[0]: 1.0} if named else dict(reward.rm_weights),
         advantage=algorithm.custom_advantage_function_path or algorithm.advantage_estimator,
         loss=algorithm.custom_loss_function_path or algorithm.loss_type,

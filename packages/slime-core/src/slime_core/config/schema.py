@@ -5,13 +5,15 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import get_origin
+from typing import Any
 
 from pydantic.fields import FieldInfo
 
 from slime_core.config.base import SectionModel
 from slime_core.config.sections import CORE_SECTIONS
+from slime_core.config.words import annotation_of
 from slime_core.errors import ConfigError, Problem
+from slime_core.plugins import elsewhere
 from slime_core.plugins.hooks import ForeignFlags, Section
 from slime_core.plugins.registry import Registry
 
@@ -33,6 +35,12 @@ _MEANT: Mapping[str, str] = {
     "reward": "rm_type",
     "temperature": "rollout_temperature",
     "train_data": "prompt_data",
+}
+#: What other frameworks have a flag for, and slime takes from elsewhere.
+_OTHERWISE: Mapping[str, str] = {
+    "wandb_key": "the key by `wandb login`, or in the variable WANDB_API_KEY",
+    "wandb_api_key": "the key by `wandb login`, or in the variable WANDB_API_KEY",
+    "hf_token": "the token in the variable HF_TOKEN",
 }
 
 
@@ -59,19 +67,14 @@ class Flag:
         return repr(self.info.get_default(call_default_factory=True))
 
     @property
-    def optional(self) -> bool:
-        """Whether the value may be None."""
-        return type(None) in getattr(self.info.annotation, "__args__", ())
+    def annotation(self) -> Any:
+        """The type, with its bounds."""
+        return annotation_of(self.info)
 
     @property
-    def kind(self) -> type:
-        """`bool`, `list`, `dict`, or `str` for everything that is one word."""
-        annotation = self.info.annotation
-        options = [a for a in getattr(annotation, "__args__", ()) if a is not type(None)]
-        if get_origin(annotation) not in (list, dict) and len(options) == 1:
-            annotation = options[0]
-        base = get_origin(annotation) or annotation
-        return base if base in (bool, list, dict) else str
+    def is_switch(self) -> bool:
+        """Whether the flag alone means true."""
+        return bool in (self.info.annotation, *getattr(self.info.annotation, "__args__", ()))
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,10 @@ class Schema:
     foreign: Mapping[str, ForeignFlags]
     """Table -> the flags of another program that it hands through."""
 
+    def flag_of(self, table: str, field: str) -> Flag:
+        """Return the flag of a field."""
+        return next(flag for flag in self.flags.values() if (flag.table, flag.field) == (table, field))
+
     def find_foreign(self, name: str) -> tuple[str, str, str] | None:
         """Return (table, field, name without its prefix) of a flag that belongs to another program."""
         for table, flags in self.foreign.items():
@@ -92,16 +99,25 @@ class Schema:
                 return table, flags.field, bare
         return None
 
-    def nearest_flag(self, word: str) -> str:
-        """Return what an error says of the flag that was probably meant: one of slime's own before another program's."""
+    def meant_by(self, word: str) -> tuple[str, Flag | None]:
+        """Return what an error says of a flag that is none, and the flag of slime's own that was probably meant.
+
+        What another framework calls it comes first, then flags that a package would bring that is not installed, then
+        misspellings: of slime's own flags, and of those of another program that would not be refused.
+        """
         name = word.removeprefix("--").replace("-", "_")
+        if name in _OTHERWISE:
+            return _OTHERWISE[name], None
         if (meant := _MEANT.get(name, "")) in self.flags:
-            return repr(self.flags[meant].spelled)
-        theirs = [f"{flags.prefix}{bare}" for flags in self.foreign.values() for bare in flags.names]
-        for names in ([*self.flags, "set"], theirs):
-            if near := _close(name, names):
-                return f"{'--' + near.replace('_', '-')!r} (the nearest name)"
-        return "a known flag"
+            return repr(self.flags[meant].spelled), self.flags[meant]
+        if home := elsewhere.home_of_flag(name, name.removeprefix("no_")):
+            return f"{home}, which brings it; install it", None
+        if near := closest(name, [*self.flags, "set"]):
+            return f"{'--' + near.replace('_', '-')!r} (the nearest name)", self.flags.get(near)
+        theirs = [f"{flags.prefix}{bare}" for flags in self.foreign.values() for bare in flags.followed]
+        if near := closest(name, theirs):
+            return f"{'--' + near.replace('_', '-')!r} (the nearest name)", None
+        return "a known flag", None
 
 
 def build_schema(registry: Registry) -> Schema:
@@ -151,11 +167,13 @@ def build_schema(registry: Registry) -> Schema:
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return what an error says of the name that was probably meant."""
     options = list(known)
-    if near := _close(name, options):
+    if near := closest(name, options):
         return f"{near!r} (the nearest name)"
     return f"one of {', '.join(options)}" if len(options) <= 12 else "a known name"
 
 
-def _close(name: str, options: list[str]) -> str | None:
+def closest(name: str, options: Iterable[str]) -> str | None:
     """Return the option that `name` may be a misspelling of: three letters in four are the same."""
-    return next(iter(difflib.get_close_matches(name, options, n=1, cutoff=0.75)), None)
+    if len(name) > 100:  # a misspelling is short, and the search takes the square of it
+        return None
+    return next(iter(difflib.get_close_matches(name, list(options), n=1, cutoff=0.75)), None)

@@ -4,17 +4,33 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Gt, Le
-from pydantic import AllowInfNan
+from annotated_types import Ge, Le
+from pydantic import AfterValidator
 
-from slime_core.config.base import SectionModel
+from slime_core.config.base import (
+    MOST,
+    Amount,
+    Count,
+    Decay,
+    Index,
+    Positive,
+    Seconds,
+    SectionModel,
+    Seed,
+    Share,
+    Text,
+    Weight,
+)
 
-Count = Annotated[int, Ge(1)]
-Share = Annotated[float, Gt(0), Le(1)]
-Seconds = Annotated[float, Gt(0)]
-Seed = Annotated[int, Ge(0), Le(2**32 - 1)]
-#: A number of the arithmetic of sampling or training.
-Amount = Annotated[float, Ge(0), AllowInfNan(False)]
+
+def _top_k(value: int) -> int:
+    if value == 0:
+        raise ValueError("-1 for all, or how many of the most likely: 1 or more")
+    return value
+
+
+#: How many of the most likely tokens to draw from.
+TopK = Annotated[int, Ge(-1), Le(MOST), AfterValidator(_top_k)]
 
 
 class RunSection(SectionModel):
@@ -74,6 +90,8 @@ class DataSection(SectionModel):
     """Column of tool schemas, for the chat template."""
     multimodal_keys: dict[str, str] | None = None
     """Media type -> column that holds it: `{"image": "images"}` puts the next image in the place of each `<image>`."""
+    media_root: str | None = None
+    """Folder that the paths of images begin in and may not lead out of; the data file's own when not given."""
     apply_chat_template: bool = False
     """Render the prompt through the tokenizer's chat template."""
     apply_chat_template_kwargs: dict[str, Any] = {}
@@ -114,21 +132,21 @@ class RolloutSection(SectionModel):
     """Keep aborted groups in the buffer and go on with them in the next step."""
     mask_offpolicy_in_partial_rollout: bool = False
     """Do not train on tokens that an earlier policy generated."""
-    rollout_temperature: Annotated[Amount, Gt(0)] = 1.0
+    rollout_temperature: Positive = 1.0
     """Sampling temperature."""
     rollout_top_p: Share = 1.0
     """Nucleus of the sampling distribution. Below 1 the trainer holds to the ids that it left for each token."""
-    rollout_top_k: int = -1
+    rollout_top_k: TopK = -1
     """Most likely tokens to sample from; -1 for all. The trainer holds to them."""
     rollout_max_response_len: Count
     """Most tokens of a response."""
     rollout_max_context_len: Count | None = None
     """Most tokens of prompt and response; longer responses are cut, and a prompt that leaves no room is refused."""
-    rollout_min_new_tokens: Annotated[int, Ge(0)] = 0
+    rollout_min_new_tokens: Index = 0
     """Fewest tokens of a response."""
-    rollout_stop: list[str] = []
+    rollout_stop: list[Text] = []
     """Strings that end a response."""
-    rollout_stop_token_ids: list[int] = []
+    rollout_stop_token_ids: list[Index] = []
     """Token ids that end a response."""
     rollout_skip_special_tokens: bool = False
     """Leave special tokens out of the decoded response."""
@@ -144,11 +162,12 @@ class RewardSection(SectionModel):
     rm_type: str | None = None
     """Reward, by name."""
     custom_rm_path: str | None = None
-    """Reward, by `module:function`; takes the place of `rm_type`, also where a row's metadata has its own."""
+    """Reward, by `module:function`; given by a flag, or by a later recipe, it takes the place of an earlier `rm_type`, as
+    that does of an earlier one of these, and of the `rm_type` in a row's metadata. Both in one place are refused."""
     rm_args: dict[str, Any] = {}
     """Options of the reward: its keyword-only parameters."""
-    rm_weights: dict[str, float] = {}
-    """Several rewards, by name, and the weight of each in the score; takes the place of `rm_type`."""
+    rm_weights: dict[str, Weight] = {}
+    """Several rewards, by name, and the weight of each in the score; takes the place of an earlier `rm_type`."""
     rm_args_of: dict[str, dict[str, Any]] = {}
     """Options by the name of their reward, for those of `rm_weights` and of rows' metadata."""
     reward_key: str | None = None
@@ -157,17 +176,17 @@ class RewardSection(SectionModel):
     """Which entry of a reward dict is the evaluation score; `reward_key` when not given."""
     group_rm: bool = False
     """Score whole groups at once."""
-    reward_workers: Count = 1
+    reward_workers: Annotated[int, Ge(1), Le(10_000)] = 1
     """Worker processes for rewards that are not async."""
     reward_timeout_s: Seconds = 30
     """Deadline of one reward, seconds; a worker that misses it is killed."""
-    reward_memory_gb: Annotated[float, Gt(0)] | None = None
+    reward_memory_gb: Annotated[float, Ge(0.1), Le(1e6)] | None = None
     """Most memory of a reward worker, GB; a reward that wants more fails with a MemoryError."""
     on_reward_error: Literal["stop", "drop"] = "stop"
     """What a reward error does: stop the run, or drop the sample's group and count it."""
     overlong_buffer_len: Count | None = None
     """Soft overlong punishment: the last tokens before `rollout_max_response_len` over which a reward falls."""
-    overlong_penalty_factor: Annotated[float, Ge(0)] = 1.0
+    overlong_penalty_factor: Amount = 1.0
     """What a response of full length loses under the soft overlong punishment."""
     custom_reward_post_process_path: str | None = None
     """Transform from rewards to credited numbers; the estimator's own when not given."""
@@ -240,23 +259,23 @@ class TrainSection(SectionModel):
     """Learning rate at the end of the decay."""
     lr_decay_style: Literal["constant", "linear", "cosine"] = "constant"
     """Shape of the learning rate after the warm-up."""
-    lr_warmup_iters: Annotated[int, Ge(0)] = 0
+    lr_warmup_iters: Index = 0
     """Optimizer steps over which the learning rate rises from 0."""
     lr_decay_iters: Count | None = None
     """Optimizer steps over which the learning rate decays; the whole run when not given."""
     weight_decay: Amount = 0.0
     """Weight decay of AdamW."""
-    adam_beta1: Annotated[float, Ge(0), Le(1)] = 0.9
+    adam_beta1: Decay = 0.9
     """First AdamW decay rate."""
-    adam_beta2: Annotated[float, Ge(0), Le(1)] = 0.98
+    adam_beta2: Decay = 0.98
     """Second AdamW decay rate."""
-    adam_eps: Annotated[Amount, Gt(0)] = 1e-8
+    adam_eps: Positive = 1e-8
     """AdamW epsilon."""
-    clip_grad: Annotated[float, Ge(0)] = 1.0
+    clip_grad: Amount = 1.0
     """Largest gradient norm; 0 does not clip."""
     use_rollout_logprobs: bool = False
     """Take the engine's log-probs as those of the old policy."""
-    logprob_diff_limit: Annotated[float, Gt(0)] = 0.5
+    logprob_diff_limit: Positive = 0.5
     """Largest mean difference between rollout and trainer log-probs (nats) before the run stops."""
     update_weight_transport: str | None = None
     """How weights go to the engine: `memory`, `distributed` or `disk`; the engine's best that the trainer has too when
@@ -344,11 +363,11 @@ class EvalSection(SectionModel):
     """Temperature; 0 is greedy."""
     eval_top_p: Share = 1.0
     """Nucleus of the sampling distribution."""
-    eval_top_k: int = -1
+    eval_top_k: TopK = -1
     """Most likely tokens to sample from; -1 for all."""
     eval_max_response_len: Count | None = None
     """Most tokens of a response; `rollout_max_response_len` when not given."""
-    eval_pass_threshold: float = 1.0
+    eval_pass_threshold: Weight = 1.0
     """A sample with at least this reward counts as solved."""
 
 
@@ -365,6 +384,9 @@ CORE_SECTIONS: dict[str, type[SectionModel]] = {
     "checkpoint": CheckpointSection,
     "eval": EvalSection,
 }
+
+#: Settings that choose one thing: of several the last one given, in recipes and then flags, is taken.
+RIVALS = (("reward", ("rm_type", "custom_rm_path", "rm_weights")),)
 
 #: Other spellings of flags, from the reference system's older guides.
 ALIASES = {

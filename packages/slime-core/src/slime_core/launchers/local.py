@@ -8,17 +8,23 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from slime_core.assemble import assemble, start
+from slime_core.assemble import assemble
 from slime_core.build import BuildContext
 from slime_core.claim import changes
 from slime_core.config.sections import RunSection, TrainSection
 from slime_core.config.settings import Settings
 from slime_core.deadline import within
-from slime_core.ending import logged
+from slime_core.ending import TELL_S, logged
+from slime_core.errors import TRACEBACK, Interrupted, RunError, SlimeError, exit_status
+from slime_core.event_loop import run_event_loop
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import Trainer
 from slime_core.run import Run
 from slime_core.rundir import FILE_ALONE, log_to_file
+from slime_core.saving import save_whole_steps
+from slime_core.start import start
+from slime_core.stop import Stop
+from slime_core.watchdog import WATCHDOG, watching
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +40,7 @@ def launch[T](settings: Settings, registry: Registry, use: Callable[[Run], Await
     Raises:
         SlimeError: the run could not be assembled, or what `use` raises.
     """
-    return asyncio.run(assemble_and(use, settings, registry))
+    return run_event_loop(lambda stop: assemble_and(use, settings, registry, stop=stop))
 
 
 async def assemble_and[T](
@@ -43,12 +49,32 @@ async def assemble_and[T](
     registry: Registry,
     *,
     create_trainer: Callable[[BuildContext], Trainer] | None = None,
+    stop: Stop | None = None,
 ) -> T:
-    """Assemble a run, log to its folder while `use` has it, and return what `use` returns. For launchers."""
+    """Assemble a run, log to its folder while `use` has it, and return what `use` returns. For launchers.
+
+    An error of `use` is logged with its traceback, and a note on it says where.
+
+    Args:
+        use: see `launch`.
+        settings: of the run.
+        registry: the installed plugins.
+        create_trainer: see `assemble`.
+        stop: asks the run to end; from `run_event_loop`.
+    """
     run = await assemble(settings, registry, create_trainer=create_trainer)
+    run.stop = stop or run.stop
     handler = log_to_file(run.run_dir)
+    watchdog = WATCHDOG.get()
+    if watchdog is not None:
+        watchdog.start(run.run_dir.path / "log.txt")
     try:
         return await use(run)
+    except Exception as error:
+        logger.exception("the run failed", extra=FILE_ALONE)
+        if not isinstance(error, SlimeError):
+            error.add_note(f"{TRACEBACK}{run.run_dir.path / 'log.txt'}")
+        raise
     finally:
         run.run_dir.release()
         logging.getLogger().removeHandler(handler)
@@ -84,38 +110,78 @@ async def drive(run: Run, leaves: Path | None = None) -> dict[str, Any]:
             )
         run.run_dir.release()
         return run.run_dir.read_summary()
-    loop = run.registry.resolve("slime.loops", run.settings.section(RunSection).loop)
     summary: dict[str, Any] = {}
+    watchdog = WATCHDOG.get()
+    if watchdog is not None:
+        watchdog.last_words = lambda error: _last_words(run, error)
     try:
-        await start(run)
-        for tracker in run.trackers:
-            tracker.run_start(run)
-        run.registry.hooks.slime_run_start(run=run)
-        await loop(run)
-        await run.finish()
-        if leaves is not None:
-            timeout = run.settings.section(TrainSection).train_timeout_s
-            await within(timeout, f"{leaves} (--train-timeout-s)", run.trainer.save_hf(leaves, merged=True))
+        await run.stop.obey("the run", _all_steps(run, leaves))
         summary = run.summary("completed")
         run.run_dir.write_json(run.run_dir.summary.name, summary)
+        if watchdog is not None:
+            watchdog.last_words = lambda error: 0 if leaves is None else 1  # more stages were to follow
     except BaseException as error:
-        summary = run.summary("failed") | {"error": f"{type(error).__name__}: {error}"}
-        logger.exception("the run failed", extra=FILE_ALONE)
-        with logged("summary.json was not written"):
-            run.run_dir.write_json(run.run_dir.summary.name, summary)
-        raise
+        cause = _told(error)
+        status = "interrupted" if isinstance(cause, Interrupted) else "failed"
+        if run.is_recorded:  # else it was refused, and the folder tells of the run before
+            if status == "interrupted":
+                with logged("the steps since the newest checkpoint are lost"):
+                    await save_whole_steps(run)
+            summary = run.summary(status) | {"error": f"{type(cause).__name__}: {cause}"}
+            with logged("summary.json was not written"):
+                run.run_dir.write_json(run.run_dir.summary.name, summary)
+        if watchdog is not None:
+            watchdog.last_words = lambda error: exit_status(cause) if isinstance(cause, SlimeError) else 1
+        if cause is error:
+            raise
+        raise cause from error
     finally:
         try:
-            _tell(run, summary)
+            if run.is_recorded:
+                _tell(run, summary)
         finally:
             await run.close()
     return summary
 
 
+async def _all_steps(run: Run, leaves: Path | None) -> None:
+    loop = run.registry.resolve("slime.loops", run.settings.section(RunSection).loop)
+    await start(run)
+    for tracker in run.trackers:
+        tracker.run_start(run)
+    run.registry.hooks.slime_run_start(run=run)
+    await loop(run)
+    await run.finish()
+    if leaves is not None:
+        timeout = run.settings.section(TrainSection).train_timeout_s
+        with run.stop.held():
+            await within(timeout, f"{leaves} (--train-timeout-s)", run.trainer.save_hf(leaves, merged=True))
+
+
+def _told(error: BaseException) -> BaseException:
+    """Return what is raised for an error: one that would end the process silently, or as something else, is a RunError."""
+    if isinstance(error, SystemExit):
+        return RunError(f"something in the run called sys.exit({error.code!r}); raise an error instead")
+    if not isinstance(error, Exception | asyncio.CancelledError):
+        return RunError(f"something in the run raised {type(error).__name__}; raise an error instead")
+    return error
+
+
+def _last_words(run: Run, error: SlimeError) -> int:
+    """Write the summary of a run that is about to be ended from outside of its event loop; returns the exit status."""
+    cause = run.stop.cause or error
+    status = "interrupted" if isinstance(cause, Interrupted) else "failed"
+    told = {"error": f"{type(error).__name__}: {error}"}
+    if run.is_recorded:
+        run.run_dir.write_json(run.run_dir.summary.name, run.summary(status) | told)
+    return exit_status(cause)
+
+
 def _tell(run: Run, summary: Mapping[str, Any]) -> None:
     """Tell trackers and plugins that the run is over; an error of one is logged, and the others are told."""
     for tracker in run.trackers:
-        with logged(f"run_end of the tracker {type(tracker).__name__}"):
+        what = f"run_end of the tracker {type(tracker).__name__}"
+        with logged(what), watching(what, TELL_S):
             tracker.run_end(summary)
-    with logged("slime_run_end of a plugin"):
+    with logged("slime_run_end of a plugin"), watching("slime_run_end of a plugin", TELL_S):
         run.registry.hooks.slime_run_end(run=run, summary=summary)

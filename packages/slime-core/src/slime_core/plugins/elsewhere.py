@@ -1,84 +1,44 @@
-"""Which distribution of slime brings a name or a section: what a message says where it is not installed."""
+"""What the distributions of slime bring: what a message says of a name, a section or a flag of one that is not installed.
+
+`elsewhere.json` holds it, written by `scripts/generate_docs.py`; a test fails when it is stale.
+"""
 
 from __future__ import annotations
 
+import functools
+import json
 from collections.abc import Mapping
+from importlib.resources import files
+from typing import Any
 
-_NAMES: Mapping[str, Mapping[str, str]] = {
-    "slime-algos": {
-        "slime.advantages": (
-            "cispo gdpo gpg grpo grpo_passk gspo multi_turn opo optimal_token_baseline ppo "
-            "reinforce_plus_plus reinforce_plus_plus_baseline remax rloo"
-        ),
-        "slime.benches": "conformance",
-        "slime.generators": "greedy-baseline",
-        "slime.losses": (
-            "cispo_loss clip_cov_loss dppo_loss dro_loss geo_mean_loss gspo_loss kl_cov_loss "
-            "policy_gradient_loss policy_loss sapo_loss sft_loss value_loss"
-        ),
-        "slime.numerics": "openrlhf slime trl verl",
-        "slime.reducers": "constant sample-mean sequence-sum token-mean",
-        "slime.reward_transforms": "gpg group-centre leave-one-out pass-at-k",
-    },
-    "slime-bench": {
-        "slime.benches": "graders rewards step",
-    },
-    "slime-gym": {
-        "slime.rewards": "gym",
-        "slime.sources": "gym",
-    },
-    "slime-megatron": {
-        "slime.benches": "trainer",
-        "slime.commands": "convert",
-        "slime.trainers": "megatron",
-    },
-    "slime-models": {
-        "slime.models": "glm4_moe llama qwen2 qwen3 qwen3_moe",
-        "slime.tokenizers": "hf",
-    },
-    "slime-ray": {
-        "slime.launchers": "ray",
-    },
-    "slime-rm": {
-        "slime.group_rewards": "majority trl",
-        "slime.rewards": (
-            "boxed_exact boxed_f1 boxed_gpqa boxed_multiple_choice code dapo deepscaler "
-            "exact f1 gpqa gsm8k ifbench judge math math_verify multiple_choice random "
-            "remote_rm reward_model trl verifiers verl"
-        ),
-        "slime.sources": "verifiers",
-    },
-    "slime-sglang": {
-        "slime.benches": "streams weights",
-        "slime.engines": "sglang",
-    },
-    "slime-torch": {
-        "slime.benches": "engine",
-        "slime.engines": "torch",
-    },
-    "slime-trackers": {
-        "slime.trackers": "tensorboard wandb",
-    },
-}
-_SECTIONS: Mapping[str, str] = {
-    "slime-algos": "algos",
-    "slime-gym": "gym",
-    "slime-megatron": "lora megatron roles",
-    "slime-ray": "ray",
-    "slime-rm": "rm verifiers",
-    "slime-sglang": "fleet sglang",
-    "slime-torch": "torch",
-    "slime-trackers": "tb wandb",
-}
 
-#: (Group, name) -> the distribution that brings it, for those outside of slime-core.
-NAMES: Mapping[tuple[str, str], str] = {
-    (group, name): distribution
-    for distribution, groups in _NAMES.items()
-    for group, names in groups.items()
-    for name in names.split()
-}
-#: Section -> the distribution that brings it, for those outside of slime-core.
-SECTIONS: Mapping[str, str] = {
-    name: distribution for distribution, names in _SECTIONS.items() for name in names.split()
-}
+@functools.cache
+def brought() -> Mapping[str, Any]:
+    """Return distribution -> what it brings: `plugins` (group -> names), `sections`, `flags`, and `prefixes` of flags."""
+    text = (files("slime_core.plugins") / "elsewhere.json").read_text(encoding="utf-8")
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def home_of_name(group: str, name: str) -> str | None:
+    """Return the distribution that brings a plugin of this name, None where none does."""
+    return next((home for home, has in brought().items() if name in has["plugins"].get(group, ())), None)
+
+
+def names(group: str) -> list[str]:
+    """Return the names of a group that some distribution brings."""
+    return [name for has in brought().values() for name in has["plugins"].get(group, ())]
+
+
+def home_of_section(name: str) -> str | None:
+    """Return the distribution that brings a section, None where none does."""
+    return next((home for home, has in brought().items() if name in has["sections"]), None)
+
+
+def home_of_flag(*spellings: str) -> str | None:
+    """Return the distribution that brings a flag (underscores, no dashes) of one of these spellings, None where none does."""
+    for home, has in brought().items():
+        for name in spellings:
+            if name in has["flags"] or name.startswith(tuple(has["prefixes"])):
+                return home
+    return None

@@ -35,6 +35,13 @@ class ForeignFlags:
     """Their names, dashes as underscores."""
     prefix: str = ""
     """Put before each name to make its flag: `sglang_`. A flag of slime's own that is spelled alike comes first."""
+    refused: Collection[str] = ()
+    """Those that the plugin's checks refuse whatever the value: known, and never proposed for a misspelling."""
+
+    @property
+    def followed(self) -> list[str]:
+        """The names that may be proposed."""
+        return [name for name in self.names if name not in self.refused]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -16,7 +16,9 @@ import importlib_metadata
 import pluggy
 
 from slime_core.errors import PluginError
+from slime_core.json_text import shown
 from slime_core.plugins import elsewhere, hooks
+from slime_core.plugins.contract import breach
 from slime_core.plugins.groups import GROUP_BY_NAME, GROUPS
 from slime_core.plugins.importing import IMPORT_FAILURES, import_object
 
@@ -24,6 +26,8 @@ from slime_core.plugins.importing import IMPORT_FAILURES, import_object
 HOOK_GROUP = "slime"
 #: Environment variable with the distributions that may provide plugins, separated by commas.
 ALLOW_LIST = "SLIME_PLUGINS"
+#: Most names that a message lists.
+_LISTED = 10
 
 
 @dataclass(frozen=True, order=True)
@@ -58,10 +62,9 @@ class Registry:
         *,
         allow: Sequence[str] | None = None,
     ) -> None:
-        points = importlib_metadata.entry_points() if entry_points is None else entry_points
-        found = {
-            _plugin(point) for point in points if point.group == HOOK_GROUP or point.group in GROUP_BY_NAME
-        }
+        found = set(
+            _plugins(importlib_metadata.entry_points() if entry_points is None else list(entry_points))
+        )
         allowed = None if allow is None else {_normal(name) for name in allow} | {"slime-core"}
         self._plugins = tuple(
             sorted(p for p in found if allowed is None or _normal(p.distribution) in allowed)
@@ -95,11 +98,26 @@ class Registry:
         self._resolved[group, reference] = plugin
         return plugin
 
-    def load(self, plugin: Plugin) -> Any:
-        """Import the plugin and return its object.
+    def load(self, plugin: Plugin, *, flag: str | None = None) -> Any:
+        """Import the plugin and return its object, which can be called as the plugin's group is.
+
+        Args:
+            plugin: as it was found.
+            flag: by which it was chosen, where a group's flags call otherwise.
 
         Raises:
-            PluginError: the import fails or the attribute is missing.
+            PluginError: the import fails, the attribute is missing, or the object is not what its group wants.
+        """
+        value = self.imported(plugin)
+        if plugin.group != HOOK_GROUP and (why := breach(plugin.group, value, flag=flag)):
+            raise PluginError(f"{plugin.group} {plugin.qualified!r}: found {why.found}; wanted {why.wanted}")
+        return value
+
+    def imported(self, plugin: Plugin) -> Any:
+        """Import the plugin and return its object, whatever it is.
+
+        Raises:
+            PluginError: the import fails, or the attribute is missing.
         """
         try:
             return import_object(plugin.value)
@@ -108,13 +126,13 @@ class Registry:
             if plugin.distribution:
                 todo = "run `slime plugins check`"
             raise PluginError(
-                f"{plugin.group} {plugin.qualified!r} ({plugin.value}) does not import: "
-                f"{type(error).__name__}: {error}; {todo}"
+                f"{plugin.group} {shown(plugin.qualified)} ({plugin.value[:60]}) does not import: "
+                f"{type(error).__name__}: {str(error)[:300]}; {todo}"
             ) from error
 
-    def resolve(self, group: str, reference: str) -> Any:
+    def resolve(self, group: str, reference: str, *, flag: str | None = None) -> Any:
         """Find and load in one call."""
-        return self.load(self.find(group, reference))
+        return self.load(self.find(group, reference), flag=flag)
 
     def lock(self) -> list[dict[str, str]]:
         """Return what has been resolved so far and the hook modules, with versions, for `plugins.lock.json`."""
@@ -148,7 +166,9 @@ class Registry:
 
     def _find(self, group: str, reference: str) -> Plugin:
         if not reference:
-            raise PluginError(f"{group}: found an empty name; wanted one of {self._names(group)}")
+            raise PluginError(
+                f"{group}: found an empty name; wanted the name of a plugin, or module:attribute"
+            )
         if ":" in reference:
             return Plugin(group, reference, "", "", reference)
         candidates = self.plugins(group)
@@ -168,28 +188,39 @@ class Registry:
             return Plugin(group, reference, "", "", f"{module}:{attribute}")
         raise PluginError(self._unknown(group, reference))
 
-    def _names(self, group: str) -> str:
-        return ", ".join(sorted({p.name for p in self.plugins(group)})) or "(nothing installed)"
-
     def _unknown(self, group: str, reference: str) -> str:
-        near = difflib.get_close_matches(reference, [p.name for p in self.plugins(group)], n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        if home := elsewhere.NAMES.get((group, reference)):
-            hint = f"install {home}, which brings it; "
+        installed = {p.name for p in self.plugins(group)}
         others = sorted({p.group for p in self._plugins if p.name == reference and p.group != group})
         also = f" ({reference!r} exists in {', '.join(others)})" if others else ""
-        return f"{group}: no plugin is named {reference!r}{also}; {hint}installed: {self._names(group)}"
+        return f"{group}: no plugin is named {shown(reference)}{also}; {_meant(group, reference, installed)}"
 
 
-def _plugin(point: importlib_metadata.EntryPoint) -> Plugin:
-    distribution = point.dist
-    return Plugin(
-        point.group,
-        point.name,
-        distribution.name if distribution is not None else "",
-        distribution.version if distribution is not None else "",
-        point.value,
+def _meant(group: str, reference: str, installed: Collection[str]) -> str:
+    """Return what a message says of the plugin that was probably meant, or of what there is."""
+    home = elsewhere.home_of_name(group, reference)
+    if home is not None:
+        return f"install {home}, which brings it"
+    near = difflib.get_close_matches(reference, [*installed, *elsewhere.names(group)], n=1)
+    if near and near[0] in installed:
+        return f"did you mean {near[0]!r}?"
+    if near:
+        return f"did you mean {near[0]!r}? install {elsewhere.home_of_name(group, near[0])}, which brings it"
+    if len(installed) <= _LISTED:
+        return f"installed: {', '.join(sorted(installed)) or '(nothing)'}"
+    return (
+        f"`slime plugins list {group.removeprefix('slime.')}` shows the {len(installed)} that are installed"
     )
+
+
+def _plugins(points: Iterable[importlib_metadata.EntryPoint]) -> Iterator[Plugin]:
+    """Yield what can be chosen, and hook modules; a distribution's metadata is read once."""
+    known: dict[int, tuple[str, str]] = {}
+    for point in points:
+        if point.group != HOOK_GROUP and point.group not in GROUP_BY_NAME:
+            continue
+        if id(point.dist) not in known:
+            known[id(point.dist)] = ("", "") if point.dist is None else (point.dist.name, point.dist.version)
+        yield Plugin(point.group, point.name, *known[id(point.dist)], point.value)
 
 
 def _register(manager: pluggy.PluginManager, module: Any, *, name: str) -> None:

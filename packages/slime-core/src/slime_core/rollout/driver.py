@@ -8,7 +8,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from slime_core.config.sections import RewardSection, RolloutSection
 from slime_core.errors import DataError, PluginError, RewardError, SampleError, SlimeError
@@ -16,6 +16,7 @@ from slime_core.protocols import GenerateContext, RolloutEngine, SamplingParams
 from slime_core.rewards.results import RewardFailure
 from slime_core.rewards.scorer import Scorer
 from slime_core.rollout.abortable import AbortableEngine
+from slime_core.rollout.execution import Generator
 from slime_core.sample import Group, Sample, Status
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ async def rollout(run: Run, step: int) -> list[Group]:
             task = await _next_decided(tasks, in_order=not run.in_completion_order)
             del tasks[task]
             group = task.result()
-            reason = run.drop_reason(group)
+            reason = _reason(run, group)
             if reason is None:
                 kept.append(group)
             else:
@@ -77,6 +78,17 @@ async def rollout(run: Run, step: int) -> list[Group]:
             task.cancel()
     run.record_drops(drops)
     return sorted(kept, key=lambda group: group[0].index or 0)
+
+
+def _reason(run: Run, group: Group) -> str | None:
+    """Ask the filter; whatever else it raises becomes an error that names the group's first sample."""
+    try:
+        return run.drop_reason(group)
+    except (SlimeError, GeneratorExit):
+        raise
+    except BaseException as error:
+        what = f"the filter {run.settings.section(RolloutSection).dynamic_sampling_filter_path}"
+        raise SampleError(f"{group[0].name}: {what} raised {type(error).__name__}: {error}") from error
 
 
 async def _next_decided(tasks: dict[asyncio.Task[Group], int], *, in_order: bool) -> asyncio.Task[Group]:
@@ -111,14 +123,14 @@ async def run_group(
         evaluation: whether it is not for training.
     """
     context = GenerateContext(engine=engine or run.engine, tokenizer=run.tokenizer, evaluation=evaluation)
-    executions = await asyncio.gather(
-        *(run_sample(run, context, sample, params_of(sample)) for sample in group)
-    )
+    named = [
+        asyncio.create_task(run_sample(run, context, sample, params_of(sample)), name=sample.name)
+        for sample in group
+    ]
+    executions = await asyncio.gather(*named)
     samples = [sample for execution in executions for sample in execution]
     if any(sample.status is Status.ABORTED for sample in samples):
         return samples
-    for execution in executions:
-        _check_siblings(execution)
     if run.scorer is not None:
         await run.score(samples)
     return samples
@@ -133,12 +145,7 @@ async def run_sample(
     if sample.session_id is None:
         sample.session_id = str(uuid.UUID(int=(run.seed << 64) | (sample.index or 0)))
     prompt, begin = reset(sample), time.perf_counter()
-    try:
-        result = await _generator(run, sample)(context, sample, params)
-    except SlimeError as error:
-        error.add_note(f"{sample.name} was being generated")
-        raise
-    samples = result if isinstance(result, list) else [result]
+    samples = await _generator(run, sample).execute(context, sample, params)
     if len(samples) > 1 and any(one.status is Status.ABORTED for one in samples):
         prompt.status = Status.ABORTED
         return [prompt]
@@ -147,16 +154,22 @@ async def run_sample(
     return samples
 
 
-def _generator(run: Run, sample: Sample) -> Callable[..., Any]:
+def _generator(run: Run, sample: Sample) -> Generator:
     """Return the sample's own generator, if it has one, or the run's."""
-    if sample.generate_function_path is None:
-        return run.generate
-    try:
-        return cast(
-            Callable[..., Any], run.registry.resolve("slime.generators", sample.generate_function_path)
-        )
-    except PluginError as error:
-        raise SampleError(f"{sample.name}: generate_function_path: {error}") from error
+    section = run.settings.section(RolloutSection)
+    function, name = run.generate, section.custom_generate_function_path
+    if sample.generate_function_path is not None:
+        name = sample.generate_function_path
+        try:
+            function = run.registry.resolve("slime.generators", name)
+        except PluginError as error:
+            raise SampleError(f"{sample.name}: generate_function_path: {error}") from error
+    return Generator(
+        name=name,
+        function=function,
+        vocab_size=run.vocab_size,
+        max_context_len=section.rollout_max_context_len,
+    )
 
 
 def leftovers(groups: Sequence[Group], section: RolloutSection) -> list[Group]:
@@ -180,6 +193,21 @@ def fresh(group: Group) -> Group:
     for sample in group:
         prompts.setdefault(sample.index, reset(sample))
     return list(prompts.values())
+
+
+def training_params(sample: Sample, section: RolloutSection) -> SamplingParams:
+    """Return how a training sample is drawn; its seed depends on the run's seed and the sample's index alone."""
+    return SamplingParams(
+        max_new_tokens=most_new_tokens(sample, section),
+        min_new_tokens=section.rollout_min_new_tokens,
+        temperature=section.rollout_temperature,
+        top_p=section.rollout_top_p,
+        top_k=section.rollout_top_k,
+        stop=tuple(section.rollout_stop),
+        stop_token_ids=tuple(section.rollout_stop_token_ids),
+        seed=(section.rollout_seed << 40) + (sample.index or 0),
+        skip_special_tokens=section.rollout_skip_special_tokens,
+    )
 
 
 def most_new_tokens(sample: Sample, section: RolloutSection) -> int:
@@ -242,21 +270,6 @@ def fail(sample: Sample, message: str) -> RewardError:
     """Mark a sample FAILED for a reason that names it, and return the error that says so."""
     sample.status, sample.failure = Status.FAILED, message
     return RewardError(message)
-
-
-def _check_siblings(samples: list[Sample]) -> None:
-    ids = {sample.rollout_id for sample in samples}
-    if len(samples) > 1 and (len(ids) > 1 or None in ids):
-        raise SampleError(
-            f"{samples[0].name}: one execution returned {len(samples)} samples with rollout_ids {sorted(map(str, ids))}; "
-            "a generator that fans out must give all of them the same rollout_id"
-        )
-    indices = {sample.index for sample in samples}
-    if len(indices) > 1:
-        raise SampleError(
-            f"{samples[0].name}: one execution returned samples of the indices {sorted(map(str, indices))}; "
-            "a generator that fans out must give all of them the index of the prompt"
-        )
 
 
 def _starved(step: int, waves: int, kept: int, target: int, drops: Counter[str], failure: str | None) -> str:

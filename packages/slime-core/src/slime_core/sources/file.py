@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 from slime_core.build import BuildContext
 from slime_core.config.sections import DataSection, EvalSection
@@ -30,11 +31,13 @@ def create_source(build: BuildContext) -> PromptSource:
         metadata_key=data.metadata_key,
         tool_key=data.tool_key,
         multimodal_keys=data.multimodal_keys or {},
+        media_root=_media_root(data),
         apply_chat_template=data.apply_chat_template,
         apply_chat_template_kwargs=data.apply_chat_template_kwargs,
     )
     if build.evaluation:
-        return source_of(_held_out(build.section(EvalSection), build.tokenizer, prompt_format), build)
+        prototypes, places = _held_out(build.section(EvalSection), build.tokenizer, prompt_format)
+        return source_of(prototypes, build, places=places)
     if data.prompt_data is None:
         raise DataError(
             "data.prompt_data: found nothing; wanted a .jsonl or .parquet file for --data-source-path file"
@@ -53,10 +56,18 @@ def create_source(build: BuildContext) -> PromptSource:
             prompts.n_dropped + len(prompts.prototypes),
             data.rollout_max_prompt_len,
         )
-    return source_of(prompts.prototypes, build)
+    return source_of(prompts.prototypes, build, places=prompts.places)
 
 
-def _held_out(section: EvalSection, tokenizer: Tokenizer, prompt_format: PromptFormat) -> list[Sample]:
+def _media_root(data: DataSection) -> Path | None:
+    if data.media_root is None or Path(data.media_root).is_dir():
+        return None if data.media_root is None else Path(data.media_root)
+    raise DataError(f"data.media_root: found {data.media_root}; wanted a folder")
+
+
+def _held_out(
+    section: EvalSection, tokenizer: Tokenizer, prompt_format: PromptFormat
+) -> tuple[list[Sample], list[str]]:
     names, files = section.eval_prompt_data[::2], section.eval_prompt_data[1::2]
     if not names or len(names) != len(files) or len(set(names)) != len(names):
         raise DataError(
@@ -64,9 +75,12 @@ def _held_out(section: EvalSection, tokenizer: Tokenizer, prompt_format: PromptF
             "wanted names and files in turn, each name once: gsm8k test.jsonl"
         )
     prototypes: list[Sample] = []
+    places: list[str] = []
     for name, spec in zip(names, files, strict=True):
         records = read_records(spec)[: section.eval_num_prompts]
-        for sample in build_prompts(records, tokenizer, prompt_format=prompt_format).prototypes:
+        prompts = build_prompts(records, tokenizer, prompt_format=prompt_format)
+        for sample in prompts.prototypes:
             sample.metadata["source_name"] = name
-            prototypes.append(sample)
-    return prototypes
+        prototypes += prompts.prototypes
+        places += prompts.places
+    return prototypes, places

@@ -8,7 +8,7 @@ import json
 import pickle
 import random
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from slime_core.build import BuildContext
@@ -33,16 +33,24 @@ class PromptSource:
         n_samples_per_prompt: samples of a group, at least 1.
         shuffle: visit the prompts in another order each epoch.
         seed: of the order.
+        places: where each prompt stands, `train.jsonl:17`, for messages; by number when not given.
     """
 
     def __init__(
-        self, prototypes: Sequence[Sample], *, n_samples_per_prompt: int, shuffle: bool = False, seed: int = 0
+        self,
+        prototypes: Sequence[Sample],
+        *,
+        n_samples_per_prompt: int,
+        shuffle: bool = False,
+        seed: int = 0,
+        places: Sequence[str] = (),
     ) -> None:
         if not prototypes:
             raise DataError("the data set has no prompt; wanted at least one")
         if n_samples_per_prompt < 1:
             raise DataError(f"n_samples_per_prompt is {n_samples_per_prompt}; wanted at least 1")
         self._prototypes = tuple(prototypes)
+        self._places = tuple(places) or tuple(f"prompt {number}" for number in range(len(prototypes)))
         self._n_samples = n_samples_per_prompt
         self._shuffle = shuffle
         self._seed = seed
@@ -55,6 +63,10 @@ class PromptSource:
     def __len__(self) -> int:
         """Return the number of prompts of an epoch."""
         return len(self._prototypes)
+
+    def prompts(self) -> Iterator[tuple[str, Sample]]:
+        """Yield (place, prototype) of each prompt, in the order of the data; not to be changed."""
+        yield from zip(self._places, self._prototypes, strict=True)
 
     @property
     def epoch(self) -> int:
@@ -94,8 +106,15 @@ class PromptSource:
                 f"source state: taken over prompts with hash {state['content'][:12]}, this data set has "
                 f"{self._content[:12]}; resume with the data set and chat template that the run began with"
             )
-        self._epoch, self._offset = state["epoch"], state["offset"]
-        self._group_index, self._index = state["group_index"], state["index"]
+        position = {name: state[name] for name in ("epoch", "offset", "group_index", "index")}
+        if not all(type(at) is int and at >= 0 for at in position.values()) or position["offset"] >= len(
+            self
+        ):
+            raise CheckpointError(
+                f"source state: found {position}; wanted a position among {len(self)} prompts"
+            )
+        self._epoch, self._offset = position["epoch"], position["offset"]
+        self._group_index, self._index = position["group_index"], position["index"]
         self._order = self._order_of(self._epoch)
 
     def _next_group(self) -> Group:
@@ -132,20 +151,24 @@ class PromptSource:
         return digest.hexdigest()
 
 
-def source_of(prototypes: Sequence[Sample], build: BuildContext) -> PromptSource:
+def source_of(
+    prototypes: Sequence[Sample], build: BuildContext, *, places: Sequence[str] = ()
+) -> PromptSource:
     """Return the source over these prompts that a run is to have: held-out ones in order, others as it shuffles.
 
     Args:
         prototypes: one sample per prompt.
         build: says which of the two it is for.
+        places: where each prompt stands, for messages.
     """
     if build.evaluation:
         n_samples = build.section(EvalSection).n_samples_per_eval_prompt
-        return PromptSource(prototypes, n_samples_per_prompt=n_samples)
+        return PromptSource(prototypes, n_samples_per_prompt=n_samples, places=places)
     rollout = build.section(RolloutSection)
     return PromptSource(
         prototypes,
         n_samples_per_prompt=rollout.n_samples_per_prompt,
         shuffle=build.section(DataSection).rollout_shuffle,
         seed=rollout.rollout_seed,
+        places=places,
     )

@@ -6,10 +6,12 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from slime_core.errors import DataError
 from slime_core.images import IMAGE, EncodesImages, image_of
+from slime_core.json_text import parse_json
 from slime_core.protocols import Tokenizer
 from slime_core.sample import Sample
 from slime_core.sources.records import Record
@@ -26,6 +28,7 @@ class PromptFormat:
     metadata_key: str = "metadata"
     tool_key: str = "tools"
     multimodal_keys: Mapping[str, str] = field(default_factory=dict)
+    media_root: Path | None = None
     apply_chat_template: bool = False
     apply_chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
@@ -36,6 +39,8 @@ class Prompts:
 
     prototypes: list[Sample]
     """One sample per prompt, in the order of the rows."""
+    places: list[str]
+    """Where each stands: `train.jsonl:17`."""
     n_dropped: int
     """Rows whose prompt was too long."""
 
@@ -53,6 +58,7 @@ def build_prompts(
         DataError: a row is not what the format says, or every prompt is too long.
     """
     prototypes: list[Sample] = []
+    places: list[str] = []
     shortest: int | None = None
     n_dropped = 0
     for record in records:
@@ -64,6 +70,7 @@ def build_prompts(
             )
         if max_prompt_len is None or len(sample.tokens) <= max_prompt_len:
             prototypes.append(sample)
+            places.append(record.where)
         else:
             n_dropped += 1
             shortest = min(len(sample.tokens), shortest or len(sample.tokens))
@@ -72,7 +79,7 @@ def build_prompts(
             f"all {n_dropped} prompts have more than rollout_max_prompt_len {max_prompt_len} tokens, "
             f"the shortest {shortest}; raise the limit"
         )
-    return Prompts(prototypes, n_dropped)
+    return Prompts(prototypes, places, n_dropped)
 
 
 def prototype(record: Record, tokenizer: Tokenizer, prompt_format: PromptFormat) -> Sample:
@@ -92,7 +99,8 @@ def prototype(record: Record, tokenizer: Tokenizer, prompt_format: PromptFormat)
     prompt = _prompt(record, prompt_format)
     media: dict[str, list[Any]] = {}
     if prompt_format.multimodal_keys:
-        prompt, media = _place_media(record, _as_messages(prompt), prompt_format.multimodal_keys)
+        root = prompt_format.media_root or record.folder
+        prompt, media = _place_media(record, _as_messages(prompt), prompt_format.multimodal_keys, root)
     if prompt_format.apply_chat_template:
         prompt = _render(
             record, tokenizer, _as_messages(prompt), tools, prompt_format.apply_chat_template_kwargs
@@ -114,7 +122,12 @@ def _encoded(
 ) -> list[int]:
     """Return the ids of a rendered prompt. Only images take places among them; other media are a generator's own matter."""
     if IMAGE not in media:
-        return tokenizer.encode(text)
+        try:
+            return tokenizer.encode(text)
+        except Exception as error:  # tokenizers are programs of their own
+            raise DataError(
+                f"{record.where}: the tokenizer refuses the prompt ({type(error).__name__}: {error}); wanted text that it knows"
+            ) from error
     if not isinstance(tokenizer, EncodesImages):
         raise DataError(
             f"{record.where}: found an image, and {type(tokenizer).__name__} reads none; wanted a tokenizer that does (hf)"
@@ -163,7 +176,14 @@ def _label(record: Record, key: str | None) -> str | None:
     if key is None:
         return None
     value = record.value(key, setting="label_key")
-    return value if value is None or isinstance(value, str) else json.dumps(value, default=str)
+    if value is None or isinstance(value, str):
+        return value
+    try:
+        return json.dumps(value, default=str, allow_nan=False)
+    except ValueError as error:
+        raise DataError(
+            f"{record.where}: found a label that is no finite number; wanted one, or text"
+        ) from error
 
 
 def _metadata(record: Record, key: str) -> dict[str, Any]:
@@ -192,18 +212,16 @@ def _parsed(record: Record, key: str) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value)
-    except json.JSONDecodeError as error:
-        raise DataError(
-            f"{record.where}: found text in {key!r} that is not JSON ({error.msg} at column {error.colno})"
-        ) from error
+        return parse_json(value)
+    except ValueError as error:
+        raise DataError(f"{record.where}: found text in {key!r} that is not JSON ({error})") from error
 
 
 def _place_media(
-    record: Record, messages: Messages, keys: Mapping[str, str]
+    record: Record, messages: Messages, keys: Mapping[str, str], root: Path
 ) -> tuple[Messages, dict[str, list[Any]]]:
     """Replace each placeholder (`<image>`) in the messages' text by a content part with the next item."""
-    media = {kind: _media_items(record, key, kind) for kind, key in keys.items()}
+    media = {kind: _media_items(record, key, kind, root) for kind, key in keys.items()}
     waiting = {kind: iter(items) for kind, items in media.items()}
     split = re.compile("(" + "|".join(f"<{re.escape(kind)}>" for kind in keys) + ")")
     used = dict.fromkeys(keys, 0)
@@ -230,13 +248,9 @@ def _place_media(
     return placed, {kind: items for kind, items in media.items() if items}
 
 
-def _media_items(record: Record, key: str, kind: str) -> list[Any]:
+def _media_items(record: Record, key: str, kind: str, root: Path) -> list[Any]:
     value = record.value(key, setting=f"multimodal_keys.{kind}")
     if value is None:
         return []
     items = list(value) if isinstance(value, Sequence) and not isinstance(value, str | bytes) else [value]
-    return (
-        [image_of(item, where=record.where, folder=record.folder) for item in items]
-        if kind == IMAGE
-        else items
-    )
+    return [image_of(item, where=record.where, root=root) for item in items] if kind == IMAGE else items

@@ -47,6 +47,11 @@ class LetterTokenizer:
     """One token a lower-case letter; anything else is refused."""
 
     eos_token_id: int | None = EOS
+    vocab_size = VOCAB
+
+    def __len__(self) -> int:
+        """Return the number of ids."""
+        return VOCAB
 
     def encode(self, text: str) -> list[int]:
         """Return a token a letter."""

@@ -4,11 +4,17 @@ The group is made for one update and forms through a store, as a bare `ProcessGr
 touches none. Where one end goes, the other's call fails at once; one that hangs is noticed after the channel's
 `timeout_s`. Each bucket is announced (names, shapes, dtypes, fingerprints), then its tensors follow, straight from the
 sender's memory into the receiver's file.
+
+Store and group listen on the channel's host alone. There any user can reach them, and read what is in the store: so each
+member proves to the others that it knows the channel's secret before anything is sent.
 """
 
 from __future__ import annotations
 
+import hmac
 import json
+import secrets
+import socket
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -30,14 +36,23 @@ from slime_models.transfer.manifest import Entry, Manifest, aligned, bytes_of, e
 dist: Any = torch.distributed
 _POLL_S = 0.02
 _SENDER = "sender"
+#: Bytes of what each member draws for the proof, and of the proof.
+_PROOF_BYTES = 32
 #: Key by which the receiving side calls an update off that has not begun.
 _OFF = "off"
 
 
 def open_store(host: str, timeout_s: float) -> Any:
-    """Open a store where groups meet, on a free port of this host; it lives as long as the object."""
+    """Open a store where groups meet, on a free port of `host`; it lives as long as the object."""
+    listener = socket.socket()
+    listener.bind((host, 0))  # by itself a store listens on all addresses
     return dist.TCPStore(
-        host, 0, is_master=True, timeout=timedelta(seconds=timeout_s), wait_for_workers=False
+        host,
+        listener.getsockname()[1],
+        is_master=True,
+        timeout=timedelta(seconds=timeout_s),
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
     )
 
 
@@ -62,7 +77,7 @@ class BroadcastSender:
         """Meet the receivers.
 
         Raises:
-            WeightSyncError: the receiving side called the update off.
+            WeightSyncError: the receiving side called the update off, or does not know the channel's secret.
             DeadlineError: they did not come in time.
         """
         channel = self._channel
@@ -80,7 +95,10 @@ class BroadcastSender:
                     f"update to version {self._version}: the receivers had not joined after {channel.timeout_s:g} s"
                 )
             time.sleep(_POLL_S)
-        self._group: Any = _group(store, 0, channel)
+        try:
+            self._group: Any = _group(store, 0, channel)
+        except RuntimeError as error:
+            raise WeightSyncError(f"update to version {self._version}: no group formed: {error}") from error
         return self
 
     def put(self, bucket: Bucket, fingerprints: Fingerprint) -> int:
@@ -127,7 +145,7 @@ def receive_broadcast(channel: BroadcastChannel, rank: int, file: Path, *, capac
             the model is another, which is for the caller to name.
 
     Raises:
-        WeightSyncError: the sender left or hung.
+        WeightSyncError: the sender left or hung, or does not know the channel's secret; then nothing of it was read.
     """
     store = _client(channel)
     store.set(_receiver(rank), "1")
@@ -147,6 +165,8 @@ def receive_broadcast(channel: BroadcastChannel, rank: int, file: Path, *, capac
                 entry = Entry(**values | {"shape": tuple(values["shape"])})
                 entries.append(replace(entry, offset=end, n_bytes=n_bytes))
                 end = aligned(end + n_bytes)
+    except _StrangerError as error:
+        raise WeightSyncError(str(error)) from error
     except RuntimeError as error:
         raise WeightSyncError(f"the sender left or hung during the broadcast: {error}") from error
     return Manifest(version=version, entries=entries)
@@ -177,7 +197,36 @@ def _client(channel: BroadcastChannel) -> Any:
 
 
 def _group(store: Any, rank: int, channel: BroadcastChannel) -> Any:
-    return dist.ProcessGroupGloo(store, rank, channel.n_receivers + 1, timedelta(seconds=channel.timeout_s))
+    """Form the group.
+
+    Raises:
+        _StrangerError: a member does not know the secret.
+    """
+    options = dist.ProcessGroupGloo._Options()
+    options._timeout = timedelta(seconds=channel.timeout_s)
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=channel.host)]
+    size = channel.n_receivers + 1
+    group = dist.ProcessGroupGloo(store, rank, size, options)
+    draws = [_told(group, each, secrets.token_bytes(_PROOF_BYTES)) for each in range(size)]
+    proofs = [  # each by its rank, as none is to repeat another's
+        hmac.digest(channel.secret.encode(), bytes([each]) + b"".join(draws), "sha256")
+        for each in range(size)
+    ]
+    told = [_told(group, each, proofs[rank]) for each in range(size)]  # all, so that nobody is left waiting
+    if not hmac.compare_digest(b"".join(told), b"".join(proofs)):
+        raise _StrangerError("a member of the group does not know its secret, and is none of this run")
+    return group
+
+
+def _told(group: Any, root: int, own: bytes) -> bytes:
+    """Return what the rank `root` of a group says: `own` there."""
+    said = torch.frombuffer(bytearray(own), dtype=torch.uint8)
+    group.broadcast(said, root).wait()
+    return said.numpy().tobytes()
+
+
+class _StrangerError(RuntimeError):
+    """Somebody else is in the group."""
 
 
 def _receiver(rank: int) -> str:

@@ -5,7 +5,7 @@ Plain values, so that a plan may cross a process. The channel of `memory` is cor
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -42,6 +42,8 @@ class BroadcastChannel:
     """Of the store where the group meets."""
     key: str
     """Prefix of this update's keys in the store."""
+    secret: str = field(repr=False)
+    """Of this update: each side proves to the others that it knows it, before anything is sent."""
     n_receivers: int
     timeout_s: float
     """Deadline of meeting, and of each broadcast."""

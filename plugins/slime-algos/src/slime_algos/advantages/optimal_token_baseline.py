@@ -32,11 +32,11 @@ def optimal_token_baseline(
         (advantages [T], returns [T]); 0 on tokens that are not trained on.
 
     Source: verl 0.9.1 `compute_multi_turn_optimal_token_baseline_advantage`, and for masks without holes
-    `compute_optimal_token_baseline_advantage`, whose `rollout_is_weights` multiply the advantages later, as ours do.
+    `compute_optimal_token_baseline_advantage`, whose `rollout_is_weights` multiply the loss later, as ours do.
     """
     positions, offsets = trained_tokens(view.loss_mask, view.offsets)
     sample = view.sample_of_token[positions]
-    likely = view.old_log_probs[positions].exp()
+    likely = view.old_log_probs[positions].clamp(max=0).exp()
     energy = 1 - 2 * likely + view.sum_pi_squared[positions]
     if importance is not None:
         energy = energy * importance[positions] ** 2

@@ -18,10 +18,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from slime_algos.conformance import openrlhf, trl, verl
+from slime_algos.conformance import openrlhf, reference, trl, verl
 from slime_algos.conformance.rows import LIMIT, Difference, Row, compare
 
-PEERS = {"verl": verl.rows, "trl": trl.rows, "openrlhf": openrlhf.rows}
+PEERS = {"slime": reference.rows, "verl": verl.rows, "trl": trl.rows, "openrlhf": openrlhf.rows}
 GOLDEN_SEED = 1
 
 
@@ -48,6 +48,7 @@ class Result:
 def conformance(argv: list[str]) -> int:
     """Compare every estimator, loss, KL, correction and reduction with verl's, TRL's and OpenRLHF's own functions.
 
+    The reference system's conventions, which its own package would have to be built for, are written out as formulas.
     Inputs are random ragged batches; values and gradients both count. A row says `same` where the largest relative
     difference is at most 1e-6 in float64 and in float32, or names the convention that differs. The exit status is 1 where
     neither holds, or where nothing could be compared. A peer that is not installed is named, and left out.
@@ -75,7 +76,9 @@ def conformance(argv: list[str]) -> int:
                 )
                 return 1
             continue
-        console.print(f"{peer} {metadata.version(peer)}")
+        console.print(
+            "slime: formulas, written out" if peer == "slime" else f"{peer} {metadata.version(peer)}"
+        )
         for result in results:
             verdicts[result.verdict if result.verdict in ("same", "DIFFERS") else "convention"] += 1
             ours, theirs = result.worst.shown

@@ -32,7 +32,7 @@ from slime_algos.losses.value import value_loss
 from slime_algos.numerics import OPENRLHF
 
 Factor = Callable[[Case], Tensor]
-"""Importance weights or rejection [T], which multiply the advantages."""
+"""Importance weights or rejection [T], which multiply the loss."""
 
 
 def rows() -> Iterator[Row]:
@@ -78,8 +78,9 @@ def _correction(level: str, mode: str) -> dict[str, Any]:
 def _our_loss(
     loss: LossFn, reducer: Reducer, options: dict[str, Any], factor: Factor | None, case: Case
 ) -> Tensor:
-    advantages = case.advantages if factor is None else case.advantages * factor(case)
-    return case.with_gradient(loss(case.weighted(reducer), advantages, **options)[0])
+    view = case.weighted(reducer)
+    view = view if factor is None else dataclasses.replace(view, importance=factor(case))
+    return case.with_gradient(loss(view, case.advantages, **options)[0])
 
 
 def _weights(mode: Literal["clip", "mask"], case: Case) -> Tensor:

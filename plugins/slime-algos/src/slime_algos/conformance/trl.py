@@ -63,22 +63,22 @@ def rows() -> Iterator[Row]:
     yield row("policy_loss, off-policy sequence mask", policy_loss, reducers.token_mean,
               clip | {"use_opsm": True, "opsm_delta": 0.05}, "dapo", off_policy_mask_threshold=0.05)  # fmt: skip
     yield Row("trl", "numerics trl: rewards to loss", partial(grpo_step, TRL), _their_grpo_step)
-    yield Row("trl", "policy_loss, importance weights", _our_corrected_loss,
-              partial(_their_loss, "dapo", {"with_importance_weights": True}))  # fmt: skip
+    for name, loss, level in (("policy_loss", policy_loss, "token"), ("gspo_loss", gspo_loss, "sequence")):
+        settings = {"with_importance_weights": True, "importance_sampling_level": level}
+        yield Row("trl", f"{name}, importance weights", partial(_our_corrected_loss, loss),
+                  partial(_their_loss, "dapo", settings))  # fmt: skip
 
 
 def _our_loss(loss: LossFn, reducer: Reducer, options: dict[str, Any], case: Case) -> Tensor:
     return case.with_gradient(loss(case.weighted(reducer), case.advantages, **options)[0])
 
 
-def _our_corrected_loss(case: Case) -> Tensor:
+def _our_corrected_loss(loss: LossFn, case: Case) -> Tensor:
     weights, _ = importance_weights(
         case.view, level="token", mode="clip", low=0.0, high=2.0, batch_normalize=False
     )
-    loss, _ = policy_loss(
-        case.weighted(reducers.token_mean), case.advantages * weights, eps_clip=0.2, eps_clip_high=0.28
-    )
-    return case.with_gradient(loss)
+    view = replace(case.weighted(reducers.token_mean), importance=weights)
+    return case.with_gradient(loss(view, case.advantages, eps_clip=0.2, eps_clip_high=0.28)[0])
 
 
 def _their_loss(loss_type: str, settings: dict[str, Any], case: Case) -> Tensor:

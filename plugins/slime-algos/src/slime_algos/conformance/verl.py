@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,12 +13,13 @@ from slime_core.protocols import LossFn, Reducer
 from torch import Tensor
 
 from slime_algos import reducers
+from slime_algos.advantages.grpo import grpo
 from slime_algos.conformance import verl_estimators
 from slime_algos.conformance.case import Case
 from slime_algos.conformance.preset import KL_COEF, grpo_step
 from slime_algos.conformance.rows import Row
 from slime_algos.conformance.verl_estimators import TIS, core, our_weights
-from slime_algos.correction import kept
+from slime_algos.correction import importance_weights, kept
 from slime_algos.kl import KL_ESTIMATORS, KlType
 from slime_algos.losses.cispo import cispo_loss
 from slime_algos.losses.covariance import clip_cov_loss, kl_cov_loss
@@ -50,6 +52,10 @@ def rows() -> Iterator[Row]:
             "verl", f"reduction {mode}", partial(_our_reduction, reducer), partial(_their_reduction, mode)
         )
     yield Row("verl", "value_loss", _our_value_loss, _their_value_loss)
+    yield Row("verl", "value_clipfrac", _our_value_clipfrac, _their_value_clipfrac)
+    for mode in ("token-mean", "seq-mean-token-mean"):
+        yield Row("verl", f"rejected tokens: loss, entropy, KL, {mode}", partial(_our_rejected, mode),
+                  partial(_their_rejected, mode))  # fmt: skip
     yield Row("verl", "numerics verl: rewards to loss", partial(grpo_step, VERL), _their_grpo_step)
 
 
@@ -65,34 +71,48 @@ def _losses() -> Iterator[Row]:
         theirs: str,
         mode: str = "token-mean",
         differs: str | None = None,
+        tis: bool = False,
         **options: Any,
     ) -> Row:
-        return Row(
-            "verl", name, partial(_our_loss, ours, mode, options), partial(_their_loss, theirs, mode), differs
+        name = f"{name}, TIS" if tis else name
+        our, their = (
+            partial(_our_loss, ours, mode, options, tis=tis),
+            partial(_their_loss, theirs, mode, tis=tis),
         )
+        return Row("verl", name, our, their, differs)
 
     for mode in REDUCTIONS:
         yield row(f"policy_loss, dual clip, {mode}", policy_loss, "vanilla", mode, eps_clip_c=3.0, **clip)
     yield row("policy_loss, no dual clip", policy_loss, "vanilla", differs="verl always clips twice, at 3; "
               "eps_clip_c is off unless given", **clip)  # fmt: skip
-    yield row("gspo_loss", gspo_loss, "gspo", "seq-mean-token-mean", **clip)
+    yield row("policy_loss, dual clip", policy_loss, "vanilla", tis=True, eps_clip_c=3.0, **clip)
     yield row("gspo_loss, token-mean", gspo_loss, "gspo", **clip)
-    yield row("cispo_loss", cispo_loss, "cispo", **clip)
-    yield row("sapo_loss", sapo_loss, "sapo", "seq-mean-token-mean")
-    yield row("geo_mean_loss", geo_mean_loss, "geo_mean", "seq-mean-token-mean", **clip)
-    yield row("policy_gradient_loss", policy_gradient_loss, "gpg")
-    yield row("dppo_loss, tv", dppo_loss, "dppo_tv", dppo_ratio_limit=3.0, **clip)
-    yield row("dppo_loss, kl", dppo_loss, "dppo_kl", dppo_ratio_limit=3.0, dppo_divergence="kl", **clip)
-    yield row("dro_loss", dro_loss, "dro", dro_beta=0.3)
-    yield row("clip_cov_loss", clip_cov_loss, "clip_cov", clip_cov_ratio=0.5, clip_cov_low=0.3, **clip)
-    yield row("kl_cov_loss", kl_cov_loss, "kl_cov", kl_cov_ratio=0.1, kl_cov_coef=0.5)
+    yield row("gspo_loss", gspo_loss, "gspo", "seq-mean-token-mean", **clip)
+    yield row("gspo_loss", gspo_loss, "gspo", "seq-mean-token-mean", tis=True, differs="verl's gradient is token by "
+              "token (GSPO, eq. 13), ours, as TRL's, that of the loss", **clip)  # fmt: skip
+    for tis in (False, True):
+        yield row("cispo_loss", cispo_loss, "cispo", tis=tis, **clip)
+        yield row("sapo_loss", sapo_loss, "sapo", "seq-mean-token-mean", tis=tis)
+        yield row("geo_mean_loss", geo_mean_loss, "geo_mean", "seq-mean-token-mean", tis=tis, **clip)
+        yield row("policy_gradient_loss", policy_gradient_loss, "gpg", tis=tis)
+        yield row("dppo_loss, tv", dppo_loss, "dppo_tv", tis=tis, dppo_ratio_limit=3.0, **clip)
+        yield row(
+            "dppo_loss, kl", dppo_loss, "dppo_kl", tis=tis, dppo_ratio_limit=3.0, dppo_divergence="kl", **clip
+        )
+        yield row("dro_loss", dro_loss, "dro", tis=tis, dro_beta=0.3)
+        yield row(
+            "clip_cov_loss", clip_cov_loss, "clip_cov", tis=tis, clip_cov_ratio=0.5, clip_cov_low=0.3, **clip
+        )
+        yield row("kl_cov_loss", kl_cov_loss, "kl_cov", tis=tis, kl_cov_ratio=0.1, kl_cov_coef=0.5)
 
 
-def _our_loss(loss: LossFn, mode: str, options: dict[str, Any], case: Case) -> Tensor:
-    return case.with_gradient(loss(case.weighted(REDUCTIONS[mode]), case.advantages, **options)[0])
+def _our_loss(loss: LossFn, mode: str, options: dict[str, Any], case: Case, *, tis: bool) -> Tensor:
+    view = case.weighted(REDUCTIONS[mode])
+    view = replace(view, importance=our_weights(TIS, case)) if tis else view
+    return case.with_gradient(loss(view, case.advantages, **options)[0])
 
 
-def _their_loss(name: str, mode: str, case: Case) -> Tensor:
+def _their_loss(name: str, mode: str, case: Case, *, tis: bool) -> Tensor:
     loss, _ = core("get_policy_loss_fn")(name)(
         old_log_prob=case.padded(case.view.old_log_probs),
         log_prob=case.padded(case.view.log_probs),
@@ -100,6 +120,7 @@ def _their_loss(name: str, mode: str, case: Case) -> Tensor:
         response_mask=case.mask,
         loss_agg_mode=mode,
         config=_actor_config(),
+        rollout_is_weights=_padded_weights(case) if tis else None,
     )
     return case.with_gradient(loss)
 
@@ -177,6 +198,19 @@ def _their_value_loss(case: Case) -> Tensor:
     return case.with_gradient(loss, of="new_values")
 
 
+def _our_value_clipfrac(case: Case) -> Tensor:
+    view = case.weighted(reducers.token_mean)
+    _, metrics = value_loss(view, case.returns, value_clipfrac="larger")
+    return metrics["value_clipfrac"].reshape(1)
+
+
+def _their_value_clipfrac(case: Case) -> Tensor:
+    columns = (case.view.new_values, case.returns, case.view.values)
+    _, fraction = core("compute_value_loss")(*(case.padded(column) for column in columns), case.mask, 0.2)
+    found: Tensor = fraction.reshape(1)
+    return found
+
+
 def _their_grpo_step(case: Case) -> Tensor:
     advantages, _ = core("compute_grpo_outcome_advantage")(
         case.token_rewards, case.mask, case.view.group_ids.numpy()
@@ -208,6 +242,7 @@ def _correction() -> Iterator[Row]:
     masked = plain | {"low": 0.5, "mode": "mask"}
     yield weights("IcePop", "0.5_2.0", level="token", **masked)
     yield weights("MIS, sequence", "0.5_2.0", level="sequence", **masked)
+    yield Row("verl", "metric tis", _our_mean_weight, _their_mean_weight)
     for level, option in (("token", "token_k1"), ("sequence", "seq_sum_k1"), ("geometric", "seq_mean_k1")):
         yield Row("verl", f"rejection, {level}", partial(_our_kept, level), partial(_their_kept, option))
 
@@ -217,6 +252,53 @@ def _their_weights(options: dict[str, Any], case: Case) -> Tensor:
     log_ratio = case.padded(case.view.old_log_probs) - case.padded(case.view.rollout_log_probs)
     weights, _ = helper.compute_rollout_correction_weights(log_ratio, case.mask, **options)
     return case.trained(case.flat(weights))
+
+
+def _padded_weights(case: Case) -> Tensor:
+    helper = importlib.import_module("verl.trainer.ppo.rollout_corr_helper")
+    log_ratio = case.padded(case.view.old_log_probs) - case.padded(case.view.rollout_log_probs)
+    weights: Tensor = helper.compute_rollout_correction_weights(log_ratio, case.mask, "token", 2.0)[0]
+    return weights
+
+
+def _our_mean_weight(case: Case) -> Tensor:
+    return importance_weights(case.view, **TIS, reported="weight")[1]["tis"].reshape(1)
+
+
+def _their_mean_weight(case: Case) -> Tensor:
+    helper = importlib.import_module("verl.trainer.ppo.rollout_corr_helper")
+    log_ratio = case.padded(case.view.old_log_probs) - case.padded(case.view.rollout_log_probs)
+    _, metrics = helper.compute_rollout_correction_weights(log_ratio, case.mask, "token", 2.0)
+    return torch.tensor([metrics["rollout_is_mean"]], dtype=case.advantages.dtype)
+
+
+def _our_rejected(mode: str, case: Case) -> Tensor:
+    """Return the whole loss where tokens are rejected, and neither count nor have entropy or KL."""
+    *_, correction = grpo(case.view, use_tis=True, use_rs=True, rs_lower_bound=0.8, rs_upper_bound=1.25,
+                          rs_count_rejected=False)  # fmt: skip
+    view = replace(
+        case.view, loss_mask=case.view.loss_mask * correction.kept, importance=correction.importance
+    )
+    loss, _ = policy_loss(
+        replace(case, view=view).weighted(REDUCTIONS[mode], skip_masked=True), case.advantages, eps_clip_high=0.28,
+        eps_clip_c=3.0, entropy_coef=0.3, use_kl_loss=True, kl_loss_coef=KL_COEF, kl_loss_type="low_var_kl",
+    )  # fmt: skip
+    return case.with_gradient(loss)
+
+
+def _their_rejected(mode: str, case: Case) -> Tensor:
+    kept, aggregate, log_probs = (
+        case.padded(_their_kept("token_k1", case)),
+        core("agg_loss"),
+        case.padded(case.view.log_probs),
+    )
+    loss, _ = core("compute_policy_loss_vanilla")(
+        case.padded(case.view.old_log_probs), log_probs, case.padded(case.advantages), kept, mode, _actor_config(),
+        _padded_weights(case),
+    )  # fmt: skip
+    kl = core("kl_penalty")(log_probs, case.padded(case.view.ref_log_probs), "low_var_kl")
+    entropy = aggregate(case.padded(case.view.entropy), kept, mode)
+    return case.with_gradient(loss - 0.3 * entropy + KL_COEF * aggregate(kl, kept, mode))
 
 
 def _our_kept(level: Any, case: Case) -> Tensor:

@@ -173,9 +173,7 @@ def _as_one_turn(case: Case, whole: bool) -> Case:
 def _our_token_baseline(whole: bool, weighted: bool, case: Case) -> Tensor:
     case = _as_one_turn(case, whole)
     advantages, returns, *_ = optimal_token_baseline(case.view, use_tis=weighted)
-    if weighted:  # verl's are not multiplied yet
-        advantages = advantages / our_weights(TIS, case)
-    return torch.cat([case.trained(advantages).nan_to_num(), case.trained(returns)])
+    return torch.cat([case.trained(advantages), case.trained(returns)])
 
 
 def _their_token_baseline(name: str, whole: bool, weighted: bool, case: Case) -> Tensor:

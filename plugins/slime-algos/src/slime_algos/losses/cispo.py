@@ -6,7 +6,7 @@ from slime_core.protocols import TokenView
 from torch import Tensor
 
 from slime_algos.objective import policy_objective
-from slime_algos.ratio import importance_ratio, trained_log_probs
+from slime_algos.ratio import importance_ratio
 
 
 @policy_objective
@@ -30,4 +30,4 @@ def cispo_loss(
     ratio = importance_ratio(log_ratio.detach())
     high = eps_clip if eps_clip_high is None else eps_clip_high
     clipped = ratio.clamp(1 - eps_clip, 1 + high)
-    return -clipped * advantages * trained_log_probs(view), {"pg_clipfrac": clipped != ratio}
+    return -clipped * advantages * view.log_probs, {"pg_clipfrac": clipped != ratio}

@@ -9,7 +9,7 @@ from slime_core.protocols import TokenView
 from torch import Tensor
 
 from slime_algos.objective import policy_objective
-from slime_algos.ratio import importance_ratio, trained_log_probs
+from slime_algos.ratio import importance_ratio
 
 
 @policy_objective
@@ -34,8 +34,8 @@ def dppo_loss(
     Source: DPPO, arXiv 2602.04879, section 5.4; verl `compute_policy_loss_dppo_tv`, `compute_policy_loss_dppo_kl`.
     """
     high = eps_clip if eps_clip_high is None else eps_clip_high
-    log_probs = trained_log_probs(view)
-    new, old = log_probs.detach().exp(), (log_probs - log_ratio).detach().exp()
+    # A probability is at most 1, also where rounding, or a log-prob of another model, says otherwise.
+    new, old = (x.detach().clamp(max=0).exp() for x in (view.log_probs, view.log_probs - log_ratio))
     if dppo_divergence == "tv":
         divergence = (new - old).abs()
     else:
@@ -45,4 +45,4 @@ def dppo_loss(
     outwards = torch.where(positive, new > old, new < old)
     dropped = outwards & (divergence > torch.where(positive, high, eps_clip))
     ratio = importance_ratio(log_ratio.detach()).clamp(max=dppo_ratio_limit)
-    return -ratio * advantages * log_probs * ~dropped, {"pg_clipfrac": dropped}
+    return -ratio * advantages * view.log_probs * ~dropped, {"pg_clipfrac": dropped}

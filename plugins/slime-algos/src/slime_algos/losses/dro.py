@@ -6,7 +6,6 @@ from slime_core.protocols import TokenView
 from torch import Tensor
 
 from slime_algos.objective import policy_objective
-from slime_algos.ratio import trained_log_probs
 
 
 @policy_objective
@@ -18,4 +17,4 @@ def dro_loss(
     Source: DRO, arXiv 2405.19107; Kimi k1.5, arXiv 2501.12599, eq. 3; verl `compute_policy_loss_dro`, token by
     token as here.
     """
-    return -advantages * trained_log_probs(view) + dro_beta / 2 * log_ratio.square(), {}
+    return -advantages * view.log_probs + dro_beta / 2 * log_ratio.square(), {}

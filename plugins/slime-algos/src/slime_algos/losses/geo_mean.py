@@ -8,9 +8,10 @@ from torch import Tensor
 
 from slime_algos.along import sample_means
 from slime_algos.objective import policy_objective
+from slime_algos.ratio import importance_ratio
 
 
-@policy_objective
+@policy_objective(product=True)
 def geo_mean_loss(
     view: TokenView,
     log_ratio: Tensor,
@@ -26,11 +27,13 @@ def geo_mean_loss(
 
     Metrics: `pg_clipfrac`, where a log-ratio is out of bounds.
 
+    Importance weights enter as ratios do: by their geometric mean over the sample.
+
     Source: GMPO, arXiv 2507.20673, eq. 4 and listing 1.
     """
     sign = torch.sign(advantages)
     clipped = log_ratio.clamp(-eps_clip, eps_clip if eps_clip_high is None else eps_clip_high)
     worse = sign * torch.minimum(sign * log_ratio, sign * clipped)
-    ratio = sample_means(worse, view.loss_mask, view.offsets).exp()
+    ratio = importance_ratio(sample_means(worse, view.loss_mask, view.offsets))
     credit = sample_means(advantages, view.loss_mask, view.offsets)
     return (-credit * ratio)[view.sample_of_token], {"pg_clipfrac": clipped.detach() != log_ratio.detach()}

@@ -26,7 +26,7 @@ def gspo_loss(
     The paper clips at 3e-4 and 4e-4, far closer than PPO, whose 0.2 has to be asked for.
 
     Source: GSPO, arXiv 2507.18071, eq. 5 and 7. verl takes the gradient token by token (eq. 13): the same where
-    the reducer weighs the tokens of a sample the same, as all of ours do.
+    the reducer weighs the tokens of a sample the same, as all of ours do, and no importance weights tell them apart.
     """
     mean = sample_means(log_ratio, view.loss_mask, view.offsets)[view.sample_of_token]
     return clipped_objective(

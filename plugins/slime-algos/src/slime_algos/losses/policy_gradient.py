@@ -6,7 +6,6 @@ from slime_core.protocols import TokenView
 from torch import Tensor
 
 from slime_algos.objective import policy_objective
-from slime_algos.ratio import trained_log_probs
 
 
 @policy_objective
@@ -17,4 +16,4 @@ def policy_gradient_loss(
 
     Source: REINFORCE (Williams, 1992); the loss of GPG, arXiv 2504.02546.
     """
-    return -advantages * trained_log_probs(view), {}
+    return -advantages * view.log_probs, {}

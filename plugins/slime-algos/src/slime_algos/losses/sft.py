@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from slime_core.protocols import TokenView
 from torch import Tensor
+
+from slime_algos.masked import trained_only
 
 
 def sft_loss(view: TokenView, advantages: Any) -> tuple[Tensor, dict[str, Tensor]]:
@@ -19,6 +20,5 @@ def sft_loss(view: TokenView, advantages: Any) -> tuple[Tensor, dict[str, Tensor
 
     Source: slime/backends/megatron_utils/loss.py `sft_loss_function`.
     """
-    # A context's token may have no probability at all, and 0 · inf would be NaN.
-    token_loss = torch.where(view.loss_mask > 0, -view.log_probs, torch.zeros_like(view.log_probs))
-    return view.reduce(token_loss), {}
+    view = trained_only(view)
+    return -view.reduce(view.log_probs), {}

@@ -1,0 +1,168 @@
+"""One execution of a generator: whatever it raises or returns, the error names it and its sample."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from slime_core.errors import SampleError, SlimeError
+from slime_core.protocols import GenerateContext, SamplingParams
+from slime_core.sample import Sample, Status
+
+#: Fields that are the data source's, and no generator's to change.
+_GIVEN = ("index", "group_index", "prompt", "label")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generator:
+    """A generator, and what holds of all that it returns."""
+
+    name: str
+    """How messages call it."""
+    function: Callable[..., Any]
+    vocab_size: int | None
+    """Ids are below it; None where nobody knows."""
+    max_context_len: int | None
+    """Most tokens of prompt and response."""
+
+    async def execute(self, context: GenerateContext, sample: Sample, params: SamplingParams) -> list[Sample]:
+        """Generate from one sample, and check what comes back.
+
+        Raises:
+            SampleError: it raised something that is no error of slime's, or returned something that cannot be used; names
+                the sample, the generator and the field. What it raised is the cause.
+        """
+        given = {name: copy.deepcopy(getattr(sample, name)) for name in _GIVEN}
+        prompt_ids = sample.tokens[: sample.prompt_length]
+        who = f"{sample.name}: the generator {self.name}"
+        result = await self._call(who, context, sample, params)
+        samples: list[Any] = result if isinstance(result, list) else [result]
+        if not samples or not all(isinstance(one, Sample) for one in samples):
+            found = [type(one).__name__ for one in samples]
+            shown = f"a list of {sorted(set(found)) or 'nothing'}" if isinstance(result, list) else found[0]
+            raise SampleError(f"{who} returned {shown}; wanted its Sample, or a list of Samples")
+        if len({id(one) for one in samples}) < len(samples):
+            raise SampleError(f"{who} returned one Sample several times; wanted another one for each")
+        try:
+            for one in samples:
+                self._check(one, given, prompt_ids if len(samples) == 1 else None)
+                self._check_length(one, params, evaluation=context is not None and context.evaluation)
+            check_siblings(samples)
+        except SampleError as error:
+            error.add_note(f"returned by the generator {self.name} for {Sample(index=given['index']).name}")
+            raise
+        return samples
+
+    async def _call(self, who: str, context: GenerateContext, sample: Sample, params: SamplingParams) -> Any:
+        try:
+            running = self.function(context, sample, params)
+            if not inspect.isawaitable(running):
+                raise SampleError(
+                    f"{who} is not async: it returned {type(running).__name__}; declare it with `async def`, and return "
+                    "the Sample"
+                )
+            return await running
+        except SlimeError as error:
+            error.add_note(f"{who} was at work")
+            raise
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise SampleError(f"{who} raised CancelledError, and nobody had cancelled it") from error
+        except GeneratorExit:
+            raise
+        except BaseException as error:  # sys.exit() in a generator must not end the run as if it were done
+            raise SampleError(f"{who} raised {_told(error)}") from error
+
+    def _check(self, sample: Sample, given: dict[str, Any], prompt_ids: Sequence[int] | None) -> None:
+        """Check one sample that came back; `prompt_ids` are those that it was given, None where it has a prompt of its own."""
+        name = Sample(index=given["index"]).name
+        for field, before in given.items():
+            now = getattr(sample, field)
+            if type(now) is not type(before) or now != before:
+                raise SampleError(
+                    f"{name}: {field} was {_short(before)} and came back as {_short(now)}; a generator leaves it as it is"
+                )
+        sample.check(vocab_size=self.vocab_size)
+        if sample.status is Status.PENDING:
+            raise SampleError(
+                f"{name}: came back pending; set its status, as append_response does by finish_reason"
+            )
+        if sample.status is Status.FAILED and not sample.failure:
+            raise SampleError(f"{name}: came back failed without a reason; say in `failure` why")
+        if prompt_ids and sample.tokens[: sample.prompt_length] != prompt_ids:
+            raise SampleError(
+                f"{name}: its {len(prompt_ids)} prompt ids came back as {sample.prompt_length} others; a generator appends to "
+                "`tokens`, and counts in `response_length` what it appends"
+            )
+
+    def _check_length(self, sample: Sample, params: SamplingParams, *, evaluation: bool) -> None:
+        name, n, most = sample.name, len(sample.tokens), None if evaluation else self.max_context_len
+        if most is not None and n > most:
+            raise SampleError(
+                f"{name}: came back with {n} tokens; wanted at most rollout_max_context_len, {most}"
+            )
+        its_own = sample.loss_mask is None or all(sample.loss_mask)
+        if its_own and sample.response_length > params.max_new_tokens:
+            raise SampleError(
+                f"{name}: came back with a response of {sample.response_length} tokens; wanted at most "
+                f"{params.max_new_tokens}, its max_new_tokens, where none of them is an environment's"
+            )
+
+
+def check_siblings(samples: list[Sample]) -> None:
+    """Check that the samples of one execution say so.
+
+    Raises:
+        SampleError: their `rollout_id` or `index` differ, or several have no `rollout_id`.
+    """
+    ids = {sample.rollout_id for sample in samples}
+    if len(samples) > 1 and (len(ids) > 1 or None in ids):
+        raise SampleError(
+            f"{samples[0].name}: one execution returned {len(samples)} samples with rollout_ids {sorted(map(str, ids))}; "
+            "a generator that fans out must give all of them the same rollout_id"
+        )
+
+
+def check_groups(groups: Any, step: int, *, vocab_size: int | None) -> None:
+    """Check what a rollout function returned: lists of samples, each as it has to be.
+
+    Raises:
+        SampleError: names the step, and the sample if it is one.
+    """
+    who = f"step {step}: the rollout function (--rollout-function-path)"
+    if not isinstance(groups, list) or not all(isinstance(group, list) and group for group in groups):
+        found = (
+            [type(group).__name__ for group in groups] if isinstance(groups, list) else type(groups).__name__
+        )
+        raise SampleError(
+            f"{who} returned {str(found)[:60]}; wanted a list of groups, each a list of Samples"
+        )
+    for sample in (sample for group in groups for sample in group):
+        if not isinstance(sample, Sample):
+            raise SampleError(f"{who} returned {type(sample).__name__} in a group; wanted Samples")
+        try:
+            sample.check(vocab_size=vocab_size)
+        except SampleError as error:
+            error.add_note(f"returned by {who}")
+            raise
+
+
+def _told(error: BaseException) -> str:
+    try:
+        text = str(error)
+    except Exception:
+        text = "an error without a text"
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _short(value: Any) -> str:
+    try:
+        return repr(value)[:60]
+    except Exception:
+        return f"a {type(value).__name__} without a repr"

@@ -1,0 +1,74 @@
+"""What this machine's CPU computes fast in bfloat16, and what it is better given in float32.
+
+PyTorch runs every bfloat16 operator on every CPU; without the instructions for it, it does so through float32, a piece at a
+time, and takes several times as long as for the same operator on float32 tensors.
+"""
+
+from __future__ import annotations
+
+import platform
+from functools import cache
+
+import torch
+from torch import Tensor
+
+
+@cache
+def multiplies_bfloat16() -> bool:
+    """Return whether matrix products are faster in bfloat16 than in float32: AMX or AVX512_BF16 on x86, else oneDNN's answer.
+
+    Measured without either (Ice Lake, one thread, 64 rows): 25 to 30 GFLOP/s in bfloat16, 85 to 105 in float32.
+    """
+    if _is_x86():
+        return has_amx() or bool(torch.cpu._is_avx512_bf16_supported())
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def product(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """Return the matrix product `a @ b`, of their dtype, into `out` if it is given.
+
+    bfloat16 matrices on a CPU that has no such products are multiplied as float32 and the result is rounded, once: what the
+    instructions would do, but for the order of the sums.
+    """
+    if a.dtype is torch.bfloat16 and a.device.type == "cpu" and not multiplies_bfloat16():
+        result = torch.matmul(a.float(), b.float())
+        return result.to(a.dtype) if out is None else out.copy_(result)
+    return torch.matmul(a, b) if out is None else torch.matmul(a, b, out=out)
+
+
+def attends_in_bfloat16() -> bool:
+    """Return whether `scaled_dot_product_attention` is faster in bfloat16 than in float32.
+
+    PyTorch's kernel packs bfloat16 blocks for AMX alone. Without it every product of a block is a plain loop:
+    measured on such a CPU for one query token, 9 heads over 3, 32 to 512 positions: 4 to 6 times the time of float32.
+    """
+    return has_amx() or not _is_x86()
+
+
+@cache
+def has_amx() -> bool:
+    """Return whether the CPU has matrix units (Intel AMX) that this process may use."""
+    return bool(torch.cpu._is_amx_tile_supported())
+
+
+def _is_x86() -> bool:
+    return platform.machine().lower() in ("x86_64", "amd64")
+
+
+def describe() -> str:
+    """Return what decides how fast this machine's CPU is, in one line: its name, cores, caches, and arithmetic."""
+    found = torch.cpu.get_capabilities()
+    caches = [
+        f"{name} {found[key] / 2**10:,.0f} KiB"
+        for name, key in (("L1d", "l1d_cache_size"), ("L2", "l2_cache_size"))
+        if found.get(key)
+    ]
+    arithmetic = ["AMX"] * has_amx() + ["bfloat16 products"] * multiplies_bfloat16()
+    return ", ".join(
+        [
+            str(found.get("cpu_name") or platform.machine()),
+            f"{found.get('num_physical_cores') or torch.get_num_threads()} cores",
+            *caches,
+            " and ".join(arithmetic) or "no instructions for bfloat16",
+        ]
+    )

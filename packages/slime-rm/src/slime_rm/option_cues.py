@@ -1,0 +1,189 @@
+"""What the words around an option say of it: that it is chosen, thought possible, or rejected."""
+
+from __future__ import annotations
+
+import re
+from enum import IntEnum
+
+
+class Role(IntEnum):
+    """What a response says of an option where it names it; the larger, the more it decides."""
+
+    REJECTED = -1
+    NAMED = 0
+    POSSIBLE = 1
+    IMPLIED = 2
+    """It follows (`so B`, `this gives B`); decides where nothing stronger does."""
+    CORRECT = 3
+    """It is called correct."""
+    ANSWERED = 4
+    """It is given as the answer, or stands alone on its line."""
+
+
+def _words(text: str) -> str:
+    return "(?:" + "|".join(text.split(";")) + ")"
+
+
+_NOUN = _words(
+    "answers?;choices?;options?;solution;selection;pick;response;guess;conclusion;verdict;letter;alternative;one;réponse;antwort;respuesta;risposta;resposta;答案;ответ"
+)
+#: What may stand between a cue and the option without changing what it says.
+_FILL = (
+    r"(?:(?:definitely|clearly|certainly|most likely|likely|probably|indeed|thus|therefore|hence|simply|just|of course"
+    r"|still|then|really|surely|obviously|now|only|always|again|actually|the|an?|that|my|final|correct|right|best|proper"
+    r"|option|choice|answer|letter|statement|item|alternative|candidate|number|possibility|labell?ed|marked|is|be|to be)\b"
+    r"|[\s:=\"'“(\[>*~–—.→⇒∴,-])*"
+)
+_COPULA = _words(
+    r"\bis;\bare;\bwas;'s;\bbe;\bbecomes;\bremains;\bequals;\b(?:appears|seems|has|turns out|happens) to be;\best;\bist;\bes;è;é;是;为;:;=;→;⇒;[–—-]+>?"
+)
+_VERB = _words(
+    r"choose;chose;chosen;choosing;pick(?:ed|ing)?;select(?:ed|ing)?;opt(?:ed|ing)? for;go(?:ing)? (?:for|with);went (?:for|with)"
+    r";settled? (?:on|for);vote for;mark;circle;bet on;commit(?:ting)? to;conclude;say;lean(?:ing)? towards?;answer(?:ed)?;stick(?:ing)? with;prefer;favou?r"
+)
+_MARKED = re.compile(rf"\b{_NOUN}\b(?:[^.!?;\n]*?)$", re.IGNORECASE)
+_ANSWER = re.compile(
+    rf"\b(?:(?:{_NOUN}|(?:correct|right|best) \w+)\b[^.!?;\n]{{0,80}}{_COPULA}|(?:final )?answer|{_VERB})\s*{_FILL}$",
+    re.IGNORECASE,
+)
+_COPULA_END = re.compile(rf"{_COPULA}{_FILL}$", re.IGNORECASE)
+_WRONG_NOUN = re.compile(
+    rf"\b(?:wrong|incorrect|false|bad|worst|worse|least \w+|distract\w*|tempting|trap|second[ -]best|other|common|usual|naive|wrongly|mistaken)"
+    rf"\s+{_NOUN}\b[^.!?;\n]*$",
+    re.IGNORECASE,
+)
+_IMPLIED = re.compile(
+    rf"(?:\b(?:so|thus|therefore|hence|leav(?:es|ing)|left with|only|giv(?:es|ing)|match(?:es|ing)|fit(?:s|ting)|correspond(?:s|ing) (?:to|with)"
+    rf"|yield(?:s|ing)|means?|point(?:s|ing) (?:to|at)|lead(?:s|ing) to|support(?:s|ing)|impl(?:y|ies)|namely|i\.?e\.?|think|believe|guess"
+    rf"|(?:it|this|that|which|there|result|one|value|what)\s+(?:is|was|must be|has to be|should be|would be|can only be)|(?:it|that)'s"
+    rf"|must be|has to be|can only be|but|rather|final|in the end|finally|overall|in conclusion|in summary|get|obtain|find|have|(?:none|no|nothing) (?:other than|but))|[→⇒∴=:])\s*{_FILL}$",
+    re.IGNORECASE,
+)
+_ADVERBS = r"(?:\s*,?\s*(?:also|clearly|definitely|obviously|too|both|all|simply|just|therefore|thus|indeed|certainly|surely|most likely|likely|probably|always|then|hence|in fact|still|actually|really|totally|completely|entirely|plainly|quite)\b,?)*"
+_BE = r"(?:\b(?:is|are|was|were|seems?|looks?|appears?|remains?|(?:must|has to|have to|should|will|would|can only) be|being|to be)\b(?: to be\b)?|'s\b)"
+_GOOD = _words(
+    r"correct\w*;right;(?:most|more) \w+;(?:best|better|accurate|proper|valid)\b;(?:the|my|our)?\s*(?:(?:only|single|most|final|best|correct|right|likely|consistent)\s+)*"
+    r"(?:answers?|choices?|options?|solution|winner|pick|one)\b"
+)
+_CALLED_CORRECT = re.compile(
+    rf"[)\]\s:–—,-]*(?:{_ADVERBS}\s*{_BE}{_ADVERBS}\s+(?:the\s+|an?\s+|my\s+)?{_GOOD}(?!\s+(?:only\s+)?(?:if|unless|when|about))"
+    rf"|\s*it is\b|(?:[:)–—-]|\()\s*(?:correct|right|true|yes|✓|✔|✅)(?!\w)|\s*[✓✔✅])",
+    re.IGNORECASE,
+)
+_FITS = re.compile(
+    rf"[)\]\s,]*{_ADVERBS}\s*(?:fits?|match(?:es)?|works?|wins?|holds?|stands?|remains?|is (?:left|true|chosen|selected)|does|is)(?=\s*(?:[.,;!)]|$)"
+    r"|\s+(?:best|well|perfectly|exactly|all|the|every\w*|only|here|alone)\b)",
+    re.IGNORECASE,
+)
+_NOT_DOUBT = r"(?<!\bno )(?<!without )(?<!without a )(?<!without any )"
+_BEFORE_REJECTED = re.compile(
+    rf"(?:\b(?:not(?! (?:only|just|merely|sure|certain|clear)\b)|never|neither|nor|cannot|none of|{_NOT_DOUBT}doubt\w*|unlikely|hardly|rul(?:e|es|ed|ing) out"
+    rf"|reject(?:s|ed|ing)?|eliminat(?:e|es|ed|ing)|exclud(?:e|es|ed|ing)|discard(?:s|ed|ing)?|dismiss(?:es|ed|ing)?|avoid|against|cross(?:ed|ing)? out"
+    rf"|over|rather than|instead of|better than|(?<!other )than|unlike|except|excluding|besides|nobody|no one|few|as opposed to|opposed to|compared (?:to|with)|anything but|all but"
+    rf"|far from|contrary to|no longer|beats?|without|scratch(?! that)|(?:refus\w+|wrong|mistake|error|unwise|foolish) to)\b|n't\b(?! (?:only|just|sure)\b)|\b(?:wrong|incorrect|false|rejected|eliminated)\s*(?:\w+\s*)?:|(?<!wait )(?<!wait, )(?<!oh )\bno\s+(?:option\s+|choice\s+)?$)"
+    r"[^,;.!?\n]*$",
+    re.IGNORECASE,
+)
+_DOUBLE_NO = re.compile(
+    r"(?:\bnot|n't|\bnever|\bcannot|\bcan not)\s+(?:\w+\s+){0,3}?(?:rule out|reject|exclude|eliminate|dismiss|discard|doubt|think\b.*\b(?:wrong|incorrect|false))[^,;.!?\n]*$"
+    r"|\bnot only\b[^,;.!?\n]*$",
+    re.IGNORECASE,
+)
+_BAD = (
+    r"(?:wrong|false|incorrect\w*|impossible|invalid|out|eliminated|excluded|rejected|ruled|unlikely|less|implausible|untrue|inconsistent|contradict\w*"
+    r"|bad|mistaken|irrelevant|too\s+\w+|neither|worse|no\b|nonsense|unphysical|discarded|dismissed|inaccurate|distract\w*|a (?:distractor|trap|decoy|mistake)|tempting)"
+)
+_AFTER_REJECTED = re.compile(
+    rf"[)\]\s:,(–—-]*(?:{_ADVERBS}\s*{_BE}{_ADVERBS}\s+(?:\w+ly\s+)?(?:(?:the|an?)\s+)?(?:not\b|never\b|no longer\b|{_BAD})"
+    rf"|(?:(?:wrong|false|incorrect|impossible|invalid|eliminated|excluded|rejected|ruled out|out)\b|no\s*(?=[.,;)]|$)|[✗✘❌×])(?!\w)|(?:is|are|was|were|does|do|did|can|could|would|will|has|have)(?:n't| not)\b|cannot\b|won't\b|fails?\b|violates?\b|contradicts?\b|loses\b)",
+    re.IGNORECASE,
+)
+_NOT_BAD = re.compile(
+    rf"[)\]\s,]*(?:{_BE}\s+(?:not|never)|(?:is|are|was|were|can|could|would)(?:n't| not)( be)?|cannot be)\s+(?:\w+ly\s+)?(?:wrong|false|incorrect|impossible|bad|excluded|eliminated|ruled out)",
+    re.IGNORECASE,
+)
+_BEFORE_POSSIBLE = re.compile(
+    rf"(?:\bas (?:\w+ as|well as)|\b(?:could|might|may|can)(?: also| well| still| even| just| equally)? be|\b(?:maybe|perhaps|possibly|potentially|alternatively|or|otherwise|if not|also(?: think| believe| choose| pick| say)?|even|equally|either|not only"
+    rf"|but also|and|unless|unless (?:it|this|that) is|failing (?:which|that)|lest)|[/|+&])\s*{_FILL}$",
+    re.IGNORECASE,
+)
+_AFTER_POSSIBLE = re.compile(
+    rf"[)\]\s,]*(?:(?:could|might|may|can)(?: also| well| still| even| just| equally)? (?:be|work|hold|fit)\b(?! tempting)"
+    rf"|{_BE}\s+(?:also|equally|possible|plausible|acceptable|likely|close|just as)\b|if\b|otherwise\b|unless\b|when\b|depending\b)",
+    re.IGNORECASE,
+)
+_ALSO = re.compile(
+    r"[)\]\s,]*(?!(?:would|does|do|did|has|had)\b)(?:\w+\s+){0,3}(?:too|as well|also)\s*(?:[.,;!)]|$)",
+    re.IGNORECASE,
+)
+_OPENS_CLAUSE = re.compile(
+    r"(?:^|[,;.(–—-]|\b(?:and|but|or|also|yet))\s*(?:option|choice|answer)?\s*$", re.IGNORECASE
+)
+_EXCEPT = re.compile(
+    r"\b(?!(?:none|no|nothing) (?:other than|but)\b)(?:all|every\w*|none|nothing|no \w+|any\w*|each)\b[^,;.!?\n]*\b(?:but|except(?: for)?|besides|other than|apart from|save)\s+(?:option\s+|choice\s+|for\s+)*$",
+    re.IGNORECASE,
+)
+_ASIDE = re.compile(
+    r"\b(?:since|because|as|given|considering|while|whereas|although|though|even if|which|where|that|due to|owing to|by|from|of|in|with|for|unlike|see|using)\b[^,;.!?\n]*$",
+    re.IGNORECASE,
+)
+_EARLIER = re.compile(
+    r"\b(?:thought|believed|used to|people|students?|others|everyone|anyone|someone|one might|you (?:might|may)|was going to|wanted to|(?:was )?tempted to|initially|at first|first|originally|would have)\b[^,;.!?\n]*$",
+    re.IGNORECASE,
+)
+_SUPPOSED = re.compile(r"\b(?:if|had|suppose|assuming)\b.*\bwould(?: have been| be)\b[^,;]*$", re.IGNORECASE)
+_CONCEDED = re.compile(
+    r"\b(?:though|although|while|whereas|even if|if|suppos\w+|assum\w+)\b[^,;.!?\n]*$", re.IGNORECASE
+)
+REASONS = re.compile(r"\b(?:since|because|given that|as|for)\b", re.IGNORECASE)
+"""Words after which a sentence gives reasons."""
+CORRECTION = re.compile(
+    r"\bno\b(?=\s*[,.:;!–—-]|\s*$|\s+wait)|\b(?:wait|actually|sorry|correction|oops|scratch that|never ?mind|i mean(?:t)?|on (?:second thought|reflection)|rather,|or rather|make that|chang\w+"
+    r"|switch\w*|revis\w+|mistake|made an error|misread|was wrong|hmm|hold on|let me (?:re\w+|correct)|strike that|(?:just )?kidding|now (?:it|the|my|i)|corrected|reconsider\w*)\b",
+    re.IGNORECASE,
+)
+"""Words that take an earlier decision back."""
+
+
+def role_of(before: str, after: str, sentence: str, *, decided: bool) -> Role:
+    """Return what a sentence says of an option, or of several in a row, from the words around it.
+
+    Args:
+        before: the words since the option named before it in the sentence.
+        after: the words up to the next.
+        sentence: all words of the sentence before it.
+        decided: the sentence has given an answer already; what it gives as reasons then is no second one.
+    """
+    if _DOUBLE_NO.search(before) or _NOT_BAD.match(after):
+        return Role.POSSIBLE if "only" in before.lower() else Role.NAMED
+    bad_after = _AFTER_REJECTED.match(after) is not None
+    if _EXCEPT.search(before):
+        return Role.CORRECT if bad_after else Role.REJECTED
+    if bad_after or _BEFORE_REJECTED.search(_last_clause(before)):
+        return Role.REJECTED
+    if _AFTER_POSSIBLE.match(after) and not (not decided and _ANSWER.search(before)):
+        return Role.POSSIBLE
+    if _BEFORE_POSSIBLE.search(before) and not (_ANSWER.search(before) and not decided):
+        return Role.POSSIBLE if decided or not _CALLED_CORRECT.match(after) else Role.CORRECT
+    if _ALSO.match(after) and _OPENS_CLAUSE.search(before):
+        return Role.POSSIBLE
+    if decided and _ASIDE.search(before):
+        return Role.NAMED
+    if _WRONG_NOUN.search(before) or _EARLIER.search(before) or _SUPPOSED.search(sentence):
+        return Role.NAMED
+    if _ANSWER.search(before) or (_COPULA_END.search(before) and _MARKED.search(sentence)):
+        return Role.ANSWERED
+    if _CONCEDED.search(before):
+        return Role.NAMED
+    if _CALLED_CORRECT.match(after):
+        return Role.CORRECT
+    if _IMPLIED.search(before) or _FITS.match(after):
+        return Role.IMPLIED
+    return Role.NAMED
+
+
+def _last_clause(before: str) -> str:
+    """Return what follows the last word that begins a new clause, which a negation before it does not reach."""
+    return re.split(
+        r"\b(?:but|so|therefore|thus|hence|then|because|since|yet)\b", before, flags=re.IGNORECASE
+    )[-1]
