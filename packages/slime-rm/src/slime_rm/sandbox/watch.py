@@ -101,18 +101,32 @@ def _shared_once(first: int) -> int:
 def _address_spaces(processes: list[int]) -> Iterator[int]:
     """Yield one process for each address space: a child that `vfork` made has its parent's."""
     libc, call = ctypes.CDLL(None), _KCMP[platform.machine()]
-    for i, process in enumerate(processes):
-        if all(libc.syscall(call, process, other, _KCMP_VM, 0, 0) != 0 for other in processes[:i]):
+    seen: list[int] = []
+    for process in processes:
+        alive = (thread for thread in _threads(process) if _lines(thread, "status", (b"VmRSS",)))
+        thread = next(alive, process)
+        if all(libc.syscall(call, thread, other, _KCMP_VM, 0, 0) != 0 for other in seen):
+            seen.append(thread)
             yield process
 
 
-def _fields(process: int, file: str, names: tuple[bytes, ...]) -> Iterator[int]:
-    """Yield the bytes that some lines of a file about a process tell; nothing when it has ended."""
+def _fields(process: int, file: str, names: tuple[bytes, ...]) -> list[int]:
+    """Return the bytes that some lines of a file about a process tell; nothing when it has ended."""
+    return next(filter(None, (_lines(thread, file, names) for thread in _threads(process))), [])
+
+
+def _lines(thread: int, file: str, names: tuple[bytes, ...]) -> list[int]:
     with contextlib.suppress(OSError):
-        for line in Path(f"{process}/{file}").read_bytes().splitlines():
-            name, _, value = line.partition(b":")
-            if name in names:
-                yield int(value.split()[0]) << 10
+        lines = [line.partition(b":") for line in Path(f"{thread}/{file}").read_bytes().splitlines()]
+        return [int(value.split()[0]) << 10 for name, _, value in lines if name in names]
+    return []
+
+
+def _threads(process: int) -> Iterator[int]:
+    """Yield the first thread, then the others: where the first has ended, only they tell of the memory."""
+    yield process
+    with contextlib.suppress(OSError):
+        yield from map(int, os.listdir(f"{process}/task"))
 
 
 def _pipes(process: int) -> int:
