@@ -15,7 +15,7 @@ kept = []
 
 def got(mib=1):
     os.write(1, b"x" * mib)
-    sum(range(100_000))  # a few milliseconds, so that a busy machine does not decide
+    sum(range(20_000))  # some time, so that a busy machine does not decide
 
 def everywhere(act):
     for _ in range(5):
@@ -32,6 +32,7 @@ def take(memory):
 
 def ran(source, *, limit=LIMIT, **limits):
     program = HEAD + textwrap.dedent(source)
+    limits = {"wall_s": 30.0, "cpu_s": 30, **limits}
     return run({"main.py": program}, "main.py", limits=Limits(memory_bytes=limit << 20, **limits))
 
 
