@@ -143,6 +143,8 @@ async def acting_async(sample):
         sys.exit("no")
     if sample.response == "cancel":
         raise asyncio.CancelledError
+    if sample.response == "interrupt":
+        raise KeyboardInterrupt
     return acting(sample)
 
 

@@ -359,7 +359,13 @@ def test_an_object_with_an_async_call_is_async():
 
 @pytest.mark.parametrize(
     ("action", "kind"),
-    [("hang", "deadline"), ("raise", "raised"), ("sys.exit", "raised"), ("cancel", "raised")],
+    [
+        ("hang", "deadline"),
+        ("raise", "raised"),
+        ("sys.exit", "raised"),
+        ("cancel", "raised"),
+        ("interrupt", "raised"),
+    ],
 )
 def test_a_failing_async_reward_is_a_failure_and_the_next_sample_is_scored(action, kind):
     failure, after = scores("acting_async", [action, "ok"], timeout_s=0.3)

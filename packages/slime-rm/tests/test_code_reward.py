@@ -56,6 +56,18 @@ def test_the_last_block_counts_and_no_block_scores_zero():
             "import sys\ndef add(a, b): sys._getframe(1).f_globals['answer'].write('3'); return 4",
             "wrong answer '34'",
         ),
+        ("import os\ndef add(a, b): os.write(9, b'['); os._exit(0)", "exit status 1"),
+        (
+            "import sys\ndef add(a, b): sys._getframe(1).f_globals['answer'].write('[' * 100000)",
+            "wrong answer '[[",
+        ),
+        (
+            "import sys\ndef add(a, b): sys._getframe(1).f_globals['answer'].write('9' * 5000)",
+            "wrong answer '999",
+        ),
+        ("def add(a, b): return '\\ud800'", "wrong answer"),
+        ("def add(a, b): return 3  # \ud800", "exit status 1"),
+        ("def add(a, b): return 3  # \0", "exit status 1"),
     ],
 )
 def test_a_program_cannot_pass_by_ending_early_or_lying(source, why):
@@ -76,6 +88,9 @@ def test_only_the_first_tests_run_when_so_asked():
         '{"inputs": [], "outputs": []}',
         '{"inputs": ["1"], "outputs": []}',
         '{"inputs": [[1]], "outputs": ["1"]}',
+        "[" * 100_000,
+        '{"inputs": ["\\ud800"], "outputs": ["1"]}',
+        '{"fn_name": 3, "inputs": [[1]], "outputs": ["1"]}',
     ],
 )
 def test_a_label_that_is_no_tests_is_an_error_that_names_the_sample(label):

@@ -62,7 +62,7 @@ def code(
     Args:
         sample: scored.
         wall_s: time of one test, seconds.
-        memory_mb: memory of each process.
+        memory_mb: memory of all processes of one test together.
         processes: processes and threads at once.
         max_tests: run the first of the tests only.
 
@@ -95,10 +95,13 @@ def _tests(sample: Sample) -> tuple[str | None, Sequence[_Test]]:
         inputs, outputs, name = tests["inputs"], tests["outputs"], tests.get("fn_name")
         if not inputs or len(inputs) != len(outputs):
             raise ValueError(f"{len(inputs)} inputs and {len(outputs)} outputs")
+        if name is not None and not isinstance(name, str):
+            raise ValueError(f"fn_name {str(name)[:30]}")
         kind = str if name is None else list
         if not all(isinstance(given, kind) for given in inputs):
             raise ValueError(f"inputs that are not {'texts' if name is None else 'lists of arguments'}")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        "".join(inputs if name is None else ()).encode()  # a lone surrogate is no input of a program
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         why = f"without the key {error}" if isinstance(error, KeyError) else error
         raise SampleError(
             f"{sample.name}: label is {label[:100]!r} ({why}); wanted tests as JSON: "
@@ -127,13 +130,14 @@ def _end(ran: Ran) -> str:
         "signal": f"killed by signal {ran.code}",
         "time": "out of time",
         "output": "too much output",
+        "memory": "out of memory",
     }[ran.ending]
     return f"{why} {ran.stderr.strip()[-_SHOWN:]}".strip()
 
 
 def _returned(text: str) -> list[Any]:
-    """Return the value that the call printed, in a list; empty when it printed none."""
+    """Return the value that the call printed, in a list; empty when it printed none, or one without end."""
     try:
         return [json.loads(text)]
-    except ValueError:
+    except (ValueError, RecursionError):
         return []

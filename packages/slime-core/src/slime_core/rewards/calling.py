@@ -102,8 +102,9 @@ def explain(error: BaseException) -> str:
     """Describe an error in one line: its type, its message, and the line of code that raised it."""
     try:
         text = " ".join(str(error).split())
-    except Exception:  # the error class is user code too
+    except BaseException:  # the error class is user code too
         text = "(its message cannot be shown)"
+    text = text.encode(errors="backslashreplace").decode()  # a lone surrogate cannot be printed
     shown = text if len(text) <= 1000 else f"{text[:1000]}..."
     frames = traceback.extract_tb(error.__traceback__)
     where = f" (at {frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name})" if frames else ""

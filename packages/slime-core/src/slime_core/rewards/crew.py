@@ -16,7 +16,7 @@ from slime_core.rewards.results import Failed
 
 MAX_BATCH = 16
 """Most jobs that go to a worker at once."""
-_GRACE_S = 10.0
+_SILENCE_S = 4.0
 
 Answer = dict[str, Any] | Failed
 
@@ -32,8 +32,8 @@ class Crew:
 
     Jobs wait in one line. A free worker takes an even share of it, at most `MAX_BATCH`, so that the trip to another
     process is paid for once; each answer comes as soon as there is one. A worker's keeper times each call by itself
-    and survives what a call does; should the keeper go as well, the job that was under way fails, and those behind
-    it go to another worker.
+    and survives what a call does; should the keeper go as well, or say nothing for a few seconds because a reward
+    stopped it, the job that was under way fails, and those behind it go to another worker.
 
     Args:
         setup: what the workers run.
@@ -108,9 +108,8 @@ class Crew:
                         job.answer.cancel()
                     raise asyncio.CancelledError from None
                 if jobs:
-                    _settle(
-                        jobs.popleft(), Failed("crashed", f"crashed: its process {end or 'does not answer'}")
-                    )
+                    why = str(end) or "stopped answering (did the reward stop its parent?)"
+                    _settle(jobs.popleft(), Failed("crashed", f"crashed: its process {why}"))
                     self._line.extendleft(reversed(jobs))
 
     async def _take(self) -> deque[_Job]:
@@ -130,15 +129,14 @@ class Crew:
             CancelledError: all that were left have been given up.
         """
         payload = pickle.dumps([job.payload for job in jobs], protocol=pickle.HIGHEST_PROTOCOL)
-        longest = self._setup.timeout_s + self._setup.start_timeout_s
         given = tuple(jobs)
 
         def hear(reply: dict[str, Any]) -> None:
+            if not reply.keys() & {"failed", "outcomes"}:
+                raise ValueError("a reply without outcomes")
             _settle(jobs.popleft(), Failed(*reply["failed"]) if "failed" in reply else reply)
 
-        call = asyncio.create_task(
-            worker.stream(payload, len(jobs), hear, timeout_s=len(jobs) * longest + _GRACE_S)
-        )
+        call = asyncio.create_task(worker.stream(payload, len(jobs), hear, timeout_s=_SILENCE_S))
 
         def give_up(_: asyncio.Future[Answer]) -> None:
             if jobs and all(job.answer.done() for job in jobs):

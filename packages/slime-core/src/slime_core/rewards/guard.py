@@ -23,6 +23,7 @@ from typing import NoReturn
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _ORPHAN_CHECK_MS = 1000
 _LOOK_AGAIN_S = 0.001
+_OUTSIDE_S = 2.0
 
 
 def main(keep: Callable[[], None]) -> NoReturn:
@@ -124,6 +125,50 @@ def kill_all(child: int) -> int:
             continue
         except (ChildProcessError, PermissionError):
             return status
+
+
+def kill_from_outside(guard: int | None, mark: str) -> None:
+    """Kill a guard that cannot do so itself with all below it, and all that has `mark` in its environment.
+
+    Args:
+        guard: its id; None when it has ended.
+        mark: `NAME=value`, given to the guard as it started and so to all that did not throw it away.
+    """
+    own, until = os.getpid(), time.monotonic() + _OUTSIDE_S
+    while time.monotonic() < until:
+        below = _descendants(guard) if guard is not None else set()
+        found = (below | _marked(mark)) - {own, guard}
+        if not found:
+            break
+        for process in found:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(process, signal.SIGKILL)
+    if guard is not None:  # the last, as the orphans are its children for as long as it lives
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(guard, signal.SIGKILL)
+
+
+def _descendants(parent: int) -> set[int]:
+    """Return the living processes below one."""
+    children = _children(parent)
+    return {child for child in children if not _is_zombie(child)}.union(*map(_descendants, children))
+
+
+def _is_zombie(process: int) -> bool:
+    with contextlib.suppress(OSError):
+        _, _, after_name = Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")
+        return after_name.split()[0] in ("Z", "X")
+    return True
+
+
+def _marked(mark: str) -> set[int]:
+    """Return the processes that have `NAME=value` in their environment."""
+    found = set()
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if mark.encode() in environment.read_bytes().split(b"\0"):
+                found.add(int(environment.parent.name))
+    return found
 
 
 def _prctl(option: int, value: int) -> None:

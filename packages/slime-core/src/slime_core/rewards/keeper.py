@@ -13,14 +13,23 @@ import select
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, NoReturn
 
 from slime_core.errors import PluginError
 from slime_core.rewards import worker
 from slime_core.rewards.calling import load
-from slime_core.rewards.frames import HEADER, MAX_REPLY_BYTES, Setup, frame, read_frame
+from slime_core.rewards.frames import (
+    ALIVE,
+    HEADER,
+    MAX_REPLY_BYTES,
+    Setup,
+    frame,
+    job_number,
+    read_frame,
+    read_reply,
+)
 from slime_core.rewards.guard import (
     adopt_orphans,
     cause_of_death,
@@ -32,11 +41,14 @@ from slime_core.rewards.guard import (
     wake_on_child,
 )
 
-#: What the interpreter of a cold keeper runs: a descriptor, then the import path as its arguments.
+#: What the interpreter of a cold keeper runs: a descriptor and a job's number, then the import path as its arguments.
 _COLD = (
-    "import sys; sys.path[:] = sys.argv[2:]; "
-    "from slime_core.rewards import keeper; keeper.keep_cold(int(sys.argv[1]))"
+    "import sys; sys.path[:] = sys.argv[3:]; "
+    "from slime_core.rewards import keeper; keeper.keep_cold(*map(int, sys.argv[1:3]))"
 )
+
+
+_BEAT_S = 1.0
 
 
 class _Ended(Exception):
@@ -75,10 +87,20 @@ class Keeper:
         setup: what the pool wants run.
         target: the reward, where a fork of this process may use it; None where each worker is to import it.
         private: descriptors of this process that a worker must not have.
+        beat: called every second while a worker is waited for, so that whoever waits for this process can tell.
     """
 
-    def __init__(self, setup: Setup, target: Callable[..., Any] | None, *, private: Sequence[int]) -> None:
+    def __init__(
+        self,
+        setup: Setup,
+        target: Callable[..., Any] | None,
+        *,
+        private: Sequence[int],
+        beat: Callable[[], None],
+    ) -> None:
         self._setup = setup
+        self._beat = beat
+        self._last_beat = time.monotonic()
         self._target = target
         self._private = private
         self._awake = wake_on_child()
@@ -91,6 +113,14 @@ class Keeper:
             self._life = self._begin()
         except _Ended as end:
             end_like(end.args[0])
+        except (_Late, _Garbage) as error:
+            self._end()
+            what = (
+                "does not import in time"
+                if isinstance(error, _Late)
+                else f"its process sent garbage ({error})"
+            )
+            return {"error": f"reward {self._setup.reference}: {what}"}
         return self._life.hello
 
     def answer(self, payload: bytes) -> dict[str, Any]:
@@ -104,7 +134,10 @@ class Keeper:
                     error = self._life.hello["error"]
                     self._end()
                     return _failed("crashed", f"could not be started again: {error}")
-            return _checked(self._ask(self._life, payload, self._setup.timeout_s))
+            answer = self._ask(self._life, payload, self._setup.timeout_s)
+            if "outcomes" not in answer:
+                raise _Garbage("a reply without outcomes")
+            return answer
         except _Late:
             self._end()
             return _failed("deadline", f"gave no result within {self._setup.timeout_s:g} s and was killed")
@@ -150,7 +183,7 @@ class Keeper:
 
     def _ask(self, life: _Life, payload: bytes, timeout_s: float) -> dict[str, Any]:
         deadline = time.monotonic() + timeout_s
-        self._number += 1
+        self._number = job_number()
         rest = memoryview(frame(self._number, payload))
         while rest:
             try:
@@ -166,12 +199,9 @@ class Keeper:
         if number != self._number or length > MAX_REPLY_BYTES:
             raise _Garbage(f"a reply to job {number} of {length} bytes; wanted one to job {self._number}")
         try:
-            answer: Any = json.loads(self._read(life, length, deadline))
+            return read_reply(self._read(life, length, deadline))
         except ValueError as error:
             raise _Garbage(str(error)) from None
-        if not isinstance(answer, dict):
-            raise _Garbage(f"a reply that is {type(answer).__name__}")
-        return answer
 
     def _read(self, life: _Life, size: int, deadline: float) -> bytes:
         chunks = bytearray()
@@ -191,8 +221,12 @@ class Keeper:
         poll = select.poll()
         poll.register(descriptor, event)
         poll.register(self._awake, select.POLLIN)
-        left = deadline - time.monotonic()
-        ready = dict(poll.poll(max(0.0, left) * 1000))
+        now = time.monotonic()
+        if now - self._last_beat >= _BEAT_S:
+            self._last_beat = now
+            self._beat()
+        left = deadline - now
+        ready = dict(poll.poll(max(0.0, min(left, _BEAT_S)) * 1000))
         if self._awake in ready:
             os.read(self._awake, 4096)
             status = reap(life.pid)
@@ -217,17 +251,22 @@ def keep() -> None:
         _reply(replies, number, {"error": str(error)})
         return
     if threads() > 1:
-        _restart_cold(payload, jobs, replies)
+        _restart_cold(payload, number, jobs, replies)
     _serve(setup, target, number, jobs, replies)
 
 
-def keep_cold(setup: int) -> None:
-    """Go on as a keeper that has not imported the reward; `setup` is a descriptor of a file with the first frame."""
+def keep_cold(setup: int, number: int) -> None:
+    """Go on as a keeper that has not imported the reward.
+
+    Args:
+        setup: descriptor of a file with the first frame.
+        number: of that frame.
+    """
     with os.fdopen(setup, "rb") as file:
-        _serve(pickle.load(file), None, 0, *_private_pipes())
+        _serve(pickle.load(file), None, number, *_private_pipes())
 
 
-def _restart_cold(setup: bytes, jobs: BinaryIO, replies: BinaryIO) -> NoReturn:
+def _restart_cold(setup: bytes, number: int, jobs: BinaryIO, replies: BinaryIO) -> NoReturn:
     """Replace this process, whose threads a fork would lose, by a fresh interpreter on the same pipes."""
     descriptor, name = tempfile.mkstemp()
     os.unlink(name)
@@ -237,7 +276,7 @@ def _restart_cold(setup: bytes, jobs: BinaryIO, replies: BinaryIO) -> NoReturn:
     os.dup2(jobs.fileno(), 0)
     os.dup2(replies.fileno(), 1)
     path = (folder or "." for folder in sys.path)
-    os.execv(sys.executable, [sys.executable, "-c", _COLD, str(descriptor), *path])
+    os.execv(sys.executable, [sys.executable, "-c", _COLD, str(descriptor), str(number), *path])
 
 
 def _private_pipes() -> tuple[BinaryIO, BinaryIO]:
@@ -252,7 +291,12 @@ def _serve(
     setup: Setup, target: Callable[..., Any] | None, number: int, jobs: BinaryIO, replies: BinaryIO
 ) -> None:
     adopt_orphans()
-    keeper = Keeper(setup, target, private=(jobs.fileno(), replies.fileno()))
+    keeper = Keeper(
+        setup,
+        target,
+        private=(jobs.fileno(), replies.fileno()),
+        beat=lambda: _reply(replies, number, ALIVE),
+    )
     _reply(replies, number, keeper.start())
     while (job := read_frame(jobs)) is not None:
         number, payload = job
@@ -260,25 +304,9 @@ def _serve(
             _reply(replies, number, keeper.answer(entry))
 
 
-def _reply(replies: BinaryIO, number: int, answer: dict[str, Any]) -> None:
+def _reply(replies: BinaryIO, number: int, answer: Mapping[str, Any]) -> None:
     replies.write(frame(number, json.dumps(answer).encode()))
     replies.flush()
-
-
-def _checked(answer: dict[str, Any]) -> dict[str, Any]:
-    """Return a worker's answer when it has the form of one: a reward can write to the pipe behind its back."""
-    seconds, outcomes = answer.get("seconds"), answer.get("outcomes")
-    if isinstance(seconds, float) and isinstance(outcomes, list) and all(map(_is_outcome, outcomes)):
-        return {"seconds": seconds, "outcomes": outcomes}
-    raise _Garbage("a reply without outcomes")
-
-
-def _is_outcome(entry: Any) -> bool:
-    if not isinstance(entry, dict):
-        return False
-    if set(entry) == {"value"}:
-        return isinstance(entry["value"], float | dict)
-    return set(entry) == {"kind", "what"} and all(isinstance(text, str) for text in entry.values())
 
 
 def _failed(kind: str, what: str) -> dict[str, Any]:

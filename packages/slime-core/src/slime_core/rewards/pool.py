@@ -151,7 +151,12 @@ class RewardPool:
         outcomes: list[Outcome] = [
             entry["value"] if "value" in entry else Failed(**entry) for entry in answer["outcomes"]
         ]
-        return outcomes * count if len(outcomes) < count else outcomes, answer["seconds"]
+        if len(outcomes) == 1:  # of a group that could not be scored at all
+            outcomes *= count
+        if len(outcomes) != count:  # the worker counts them: a reward wrote this in its place
+            garbage = f"crashed: its process sent garbage ({len(outcomes)} outcomes for {count} samples)"
+            outcomes = [Failed("crashed", garbage)] * count
+        return outcomes, answer["seconds"]
 
     async def _run_on_loop(
         self, score: Callable[[Any], Any], subject: Sample | Group, count: int
@@ -162,10 +167,9 @@ class RewardPool:
             try:
                 returned = await score(_copy(subject))
                 return group_values(returned, count) if isinstance(subject, list) else [plain_value(returned)]
-            except (
-                Exception,
-                SystemExit,
-            ) as error:  # a reward may raise anything; SystemExit would end the loop
+            except asyncio.CancelledError:
+                raise
+            except BaseException as error:  # SystemExit and KeyboardInterrupt of a reward would end the loop
                 return [Failed("raised", f"raised {explain(error)}")] * count
 
         task = asyncio.create_task(call())

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
+import os
 import pickle
+import secrets
 import signal
 import sys
 from collections.abc import Callable
 from typing import Any
 
 from slime_core.errors import PluginError
-from slime_core.rewards.frames import HEADER, MAX_REPLY_BYTES, Setup, frame
-from slime_core.rewards.guard import cause_of_death
+from slime_core.rewards.frames import ALIVE, HEADER, MAX_REPLY_BYTES, Setup, frame, job_number, read_reply
+from slime_core.rewards.guard import cause_of_death, kill_from_outside
 
 #: What the interpreter of a worker runs, with this process's import path as its arguments.
 _BOOT = (
@@ -22,6 +23,9 @@ _BOOT = (
 )
 _LAST_LOOK_S = 0.05
 _GUARD_S = 5.0
+_LOOKS = 5
+#: In the environment of all that a worker starts.
+_MARK = "SLIME_REWARD_WORKER"
 
 
 class WorkerDied(Exception):
@@ -43,9 +47,10 @@ async def done_within(task: asyncio.Task[Any], timeout_s: float) -> bool:
 class WorkerProcess:
     """A process that calls one reward, one frame of jobs at a time. Belongs to the event loop that started it."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, *, mark: str) -> None:
         self._process = process
-        self._jobs = 0
+        self._mark = mark
+        self._heard = 0
         self._reading: asyncio.Task[None] | None = None
 
     @classmethod
@@ -55,6 +60,7 @@ class WorkerProcess:
         Raises:
             PluginError: the reward does not import, does not take its options, or ends its process on import.
         """
+        mark = secrets.token_hex(16)
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-c",
@@ -63,8 +69,9 @@ class WorkerProcess:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             start_new_session=True,  # an interrupt from the terminal is the trainer's to handle
+            env={**os.environ, _MARK: mark},
         )
-        worker = cls(process)
+        worker = cls(process, mark=f"{_MARK}={mark}")
         try:
             answer = await worker.call(pickle.dumps(setup), timeout_s=setup.start_timeout_s)
             if "error" in answer:
@@ -78,7 +85,7 @@ class WorkerProcess:
                     f"reward {setup.reference}: does not import within {setup.start_timeout_s:g} s"
                 ) from None
             raise
-        return worker, answer["is_async"]
+        return worker, answer.get("is_async", False)
 
     async def call(self, payload: bytes, *, timeout_s: float) -> dict[str, Any]:
         """Send a job of one reply, and return it; raises as `stream` does."""
@@ -91,13 +98,24 @@ class WorkerProcess:
     ) -> None:
         """Send a job of `count` replies, and call `hear` with each as it comes.
 
+        Args:
+            payload: the job.
+            count: number of replies.
+            hear: given each.
+            timeout_s: longest silence; a keeper says each second that it is there.
+
         Raises:
-            TimeoutError: no reply in time. The process still runs: kill it.
+            TimeoutError: silence. The process still runs: kill it.
             WorkerDied: the process ended, or sent garbage and was killed.
         """
-        number, self._jobs = self._jobs, self._jobs + 1
-        self._reading = asyncio.create_task(self._exchange(number, payload, count, hear))
-        if not await done_within(self._reading, timeout_s):
+        self._reading = asyncio.create_task(self._exchange(job_number(), payload, count, hear))
+        silent = 0
+        while not self._reading.done() and silent < _LOOKS:
+            heard = self._heard
+            # Several short looks: a loop that was itself held up must not take its own silence for the keeper's.
+            await done_within(self._reading, timeout_s / _LOOKS)
+            silent = silent + 1 if heard == self._heard else 0
+        if not self._reading.done():
             raise TimeoutError
         if self._reading.cancelled():
             raise WorkerDied("was ended by its pool")
@@ -111,6 +129,9 @@ class WorkerProcess:
 
     def doom(self) -> None:
         """Close the pipe, upon which the guard kills everything below it. Does not wait."""
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGCONT)  # a reward may have stopped the guard
         if self._reading is not None:
             self._reading.cancel()
         assert self._process.stdin is not None
@@ -124,11 +145,12 @@ class WorkerProcess:
             await asyncio.wait({self._reading})
         ended = asyncio.create_task(self._drain())
         if not await done_within(ended, _GUARD_S):
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
+            kill_from_outside(self._process.pid, self._mark)  # something stops the guard again and again
             if not await done_within(ended, _GUARD_S):  # stuck in the kernel; nothing waits for ever
                 ended.cancel()
                 return -signal.SIGKILL
+        if ended.result() == -signal.SIGKILL:
+            kill_from_outside(None, self._mark)  # a guard that was itself killed left its orphans to nobody
         return ended.result()
 
     async def _exchange(
@@ -138,14 +160,15 @@ class WorkerProcess:
         assert stdin is not None and stdout is not None
         stdin.write(frame(number, payload))
         await stdin.drain()
-        for _ in range(count):
+        while count:
             length, answered = HEADER.unpack(await stdout.readexactly(HEADER.size))
             if answered != number or length > MAX_REPLY_BYTES:
                 raise ValueError(f"a reply to job {answered} of {length} bytes; wanted one to job {number}")
-            reply = json.loads(await stdout.readexactly(length))
-            if not isinstance(reply, dict):
-                raise ValueError(f"a reply that is {type(reply).__name__}")
-            hear(reply)
+            reply = read_reply(await stdout.readexactly(length))
+            self._heard += 1
+            if reply != ALIVE:
+                count -= 1
+                hear(reply)
 
     async def _drain(self) -> int:
         """Read what is left, so that the end is seen behind it, and wait for the process."""

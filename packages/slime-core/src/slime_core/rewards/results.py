@@ -13,6 +13,8 @@ FailureKind = Literal["raised", "deadline", "crashed", "invalid"]
 _WANTED = "a reward returns a finite number, a Grade, or a dict of JSON values"
 
 
+_DEEPEST = 100
+
 SCORE = "score"
 """Entry of a reward dict that is the score, unless `reward_key` names another."""
 
@@ -113,21 +115,30 @@ def _as_dict(grade: Grade) -> dict[str, Any]:
 def _key(key: Any) -> str:
     if not isinstance(key, str):
         raise ValueError(f"a dict with the key {_show(key)}, keys are text")
-    return key
+    return _text(key, "")
 
 
-def _plain(value: Any, path: str) -> Any:
+def _text(value: str, path: str) -> str:
+    text = str(value)
+    if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise ValueError(f"text with a lone surrogate{_at(path)}")
+    return text
+
+
+def _plain(value: Any, path: str, depth: int = 0) -> Any:
     """Return `value` as JSON values; ValueError says what cannot be."""
-    if value is None or isinstance(value, str | bool):
-        return str(value) if isinstance(value, str) else value
+    if depth > _DEEPEST:
+        raise ValueError(f"a value nested more than {_DEEPEST} deep")
+    if isinstance(value, str):
+        return _text(value, path)
+    if value is None or isinstance(value, bool):
+        return value
     if isinstance(value, Mapping):
-        return {_key(key): _plain(item, f"{path}[{key!r}]") for key, item in value.items()}
+        return {_key(key): _plain(item, f"{path}[{key!r}]", depth + 1) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item, f"{path}[{i}]") for i, item in enumerate(value)]
+        return [_plain(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(value)]
     if not isinstance(value, numbers.Real) and hasattr(value, "tolist"):  # an array or a tensor
-        return _plain(value.tolist(), path)
-    if isinstance(value, numbers.Integral) and path:
-        return int(value)
+        return _plain(value.tolist(), path, depth + 1)
     if not isinstance(value, numbers.Real):
         raise ValueError(f"{_show(value)}{_at(path)}")
     try:
@@ -136,7 +147,7 @@ def _plain(value: Any, path: str) -> Any:
         raise ValueError(f"an integer too large for a float{_at(path)}") from None
     if not math.isfinite(number):
         raise ValueError(f"{number}{_at(path)}")
-    return number
+    return int(value) if path and isinstance(value, numbers.Integral) else number
 
 
 def _at(path: str) -> str:

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 
 from slime_core.errors import SlimeError
 from slime_core.rewards.calling import build_reward, explain, is_async, load
-from slime_core.rewards.frames import Setup, frame, read_frame
+from slime_core.rewards.frames import MAX_REPLY_BYTES, Setup, frame, read_frame
 from slime_core.rewards.results import Failed, Outcome, group_values, plain_value
 from slime_core.sample import Group, Sample
 
@@ -78,7 +78,12 @@ def _answer(score: Callable[[Any], Any], jobs: BinaryIO, replies: BinaryIO) -> N
 
 
 def _reply(replies: BinaryIO, number: int, answer: Mapping[str, Any]) -> None:
-    replies.write(frame(number, json.dumps(answer).encode()))
+    payload = json.dumps(answer).encode()
+    if len(payload) > MAX_REPLY_BYTES and "outcomes" in answer:
+        what = f"returned {len(payload)} bytes of JSON; wanted at most {MAX_REPLY_BYTES}"
+        failed = [vars(Failed("invalid", what))] * len(answer["outcomes"])
+        payload = json.dumps({**answer, "outcomes": failed}).encode()
+    replies.write(frame(number, payload))
     replies.flush()
 
 

@@ -1,11 +1,13 @@
 """The inside of the sandbox: confines this process, then becomes the program. Imports the standard library only.
 
 Descriptor 3 gives the order as JSON; on descriptor 4 goes one JSON object a line: `{"ready": true}` right before the
-program starts, `{"status": N}` with its wait status when it has ended, or `{"error": "..."}` when something that the
-confinement needs is not to be had. Nothing of the program runs before all of it stands.
+program starts, `{"status": N}` with its wait status when it has ended, `{"memory": true}` when it was killed for its
+memory, or `{"error": "..."}` when something that the confinement needs is not to be had. Nothing of the program runs
+before all of it stands.
 
-The processes: this one waits outside; its child, process 1 of the new namespaces, builds the file system and waits
-inside; the program is that one's child. When process 1 ends, the kernel ends all that is left in the namespace.
+The processes: this one watches the memory from outside; its child, process 1 of the new namespaces, builds the file
+system and waits inside; the program is that one's child. When process 1 ends, the kernel ends all that is left in the
+namespace.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from slime_rm.sandbox.filter import forbid
+from slime_rm.sandbox.watch import watch
 
 ORDER, REPORT = 3, 4
 NOBODY = 65534
@@ -29,7 +32,8 @@ _MS_NOSUID, _MS_NODEV, _MS_BIND, _MS_REC, _MS_PRIVATE = 2, 4, 4096, 16384, 1 << 
 _MNT_DETACH, _PR_SET_PDEATHSIG = 2, 1
 _AT_FDCWD, _AT_RECURSIVE, _SYS_MOUNT_SETATTR = -100, 0x8000, 442
 _READ_ONLY_NO_SETUID = 0x1 | 0x2
-_DEVICES = ("null", "zero", "urandom", "random")
+#: Without `zero`, which can be mapped as memory that `watch` does not see.
+_DEVICES = ("null", "urandom", "random")
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -42,11 +46,12 @@ def main() -> NoReturn:
     except OSError as error:
         _report({"error": f"{error.strerror or error}"})
         os._exit(1)
+    os.chdir("/proc")  # before process 1 puts another root in the place of this one
     first = os.fork()
     if first == 0:
         _be_first(order)
-    os.close(REPORT)
-    os.waitpid(first, 0)
+    if watch(first, order["memory_bytes"], "/box"):
+        _report({"memory": True})
     os._exit(0)
 
 
@@ -128,10 +133,11 @@ def _build_root(order: dict[str, Any]) -> None:
         _bind(f"/dev/{name}", f"{root}/dev/{name}")
     box = Path(root, "box")
     box.mkdir()
-    size = f"size={order['disk_bytes']},nr_inodes=1024,mode=755"
+    given = sum(len(text.encode(errors="surrogatepass")) for text in order["files"].values())
+    size = f"size={order['disk_bytes'] + given},nr_inodes=1024,mode=755"
     _mount("tmpfs", str(box), "tmpfs", _MS_NOSUID | _MS_NODEV, size)
     for name, text in order["files"].items():
-        (box / name).write_text(text)
+        (box / name).write_bytes(text.encode(errors="surrogatepass"))  # what is no text fails as a program
     if os.getuid() == 0:
         os.chown(box, NOBODY, NOBODY)
     old = Path(root, "old")
@@ -149,6 +155,8 @@ def _become(order: dict[str, Any], starting: int) -> NoReturn:
         os.setsid()
         for name, value in order["limits"].items():
             kind = getattr(resource, name)
+            if kind == resource.RLIMIT_NPROC and os.getuid() != 0:
+                value += 2  # this user's two processes of ours count as well
             hard = resource.getrlimit(kind)[1]
             most = value if hard == resource.RLIM_INFINITY else min(value, hard)
             resource.setrlimit(kind, (most, most))

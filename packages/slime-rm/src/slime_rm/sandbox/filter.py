@@ -1,7 +1,8 @@
 """The system calls that a confined program may not make, as a seccomp filter. Standard library only.
 
 Namespaces already take away files, network and other processes; the filter takes away the calls by which a program
-could get powers back in a namespace of its own, look into other processes, or reach rarely used parts of the kernel.
+could get powers back in a namespace of its own, look into other processes, reach rarely used parts of the kernel, or
+have memory that `watch` cannot count.
 """
 
 from __future__ import annotations
@@ -13,11 +14,9 @@ import struct
 
 _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 38, 22, 2
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
-_LOAD, _JUMP_EQUAL, _JUMP_SET, _JUMP_ABOVE, _RETURN = 0x20, 0x15, 0x45, 0x35, 0x06
-_NUMBER_AT, _ARCH_AT, _FIRST_ARGUMENT_AT = 0, 4, 16
+_LOAD, _AND, _JUMP_EQUAL, _JUMP_ABOVE, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x06
+_NUMBER_AT, _ARCH_AT, _ARGUMENTS_AT = 0, 4, 16
 _X32_BIT = 0x40000000
-#: CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET, NEWTIME.
-_NEW_NAMESPACE = 0x7E020080
 
 #: Machine -> (audit number, call -> number). Source: the kernel's tables.
 _X86_64 = {
@@ -31,6 +30,9 @@ _X86_64 = {
     "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427, "open_tree": 428, "move_mount": 429,
     "fsopen": 430, "fsconfig": 431, "fsmount": 432, "fspick": 433, "pidfd_open": 434, "pidfd_getfd": 438,
     "pidfd_send_signal": 424, "mount_setattr": 442, "quotactl_fd": 443, "process_madvise": 440,
+    "memfd_create": 319, "memfd_secret": 447, "shmget": 29, "semget": 64, "msgget": 68, "mq_open": 240,
+    "vmsplice": 278, "setsockopt": 54, "io_setup": 206, "inotify_init": 253, "inotify_init1": 294,
+    "mmap": 9, "madvise": 28, "fcntl": 72,
 }  # fmt: skip
 _AARCH64 = {
     "socket": 198, "ptrace": 117, "clone": 220, "mount": 40, "umount2": 39, "pivot_root": 41, "chroot": 51,
@@ -43,8 +45,22 @@ _AARCH64 = {
     "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427, "open_tree": 428, "move_mount": 429,
     "fsopen": 430, "fsconfig": 431, "fsmount": 432, "fspick": 433, "pidfd_open": 434, "pidfd_getfd": 438,
     "pidfd_send_signal": 424, "mount_setattr": 442, "quotactl_fd": 443, "process_madvise": 440,
+    "memfd_create": 279, "memfd_secret": 447, "shmget": 194, "semget": 190, "msgget": 186, "mq_open": 180,
+    "vmsplice": 75, "setsockopt": 208, "io_setup": 0, "inotify_init1": 26,
+    "mmap": 222, "madvise": 233, "fcntl": 25,
 }  # fmt: skip
 _MACHINES = {"x86_64": (0xC000003E, _X86_64), "aarch64": (0xC00000B7, _AARCH64)}
+#: Call -> (number of an argument, mask, value): forbidden where the argument under the mask is the value. The bits of
+#: a new namespace (NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET, NEWTIME) are asked for one by one.
+_ARGUMENTS = {
+    "clone": tuple(
+        (0, bit, bit) for bit in (1 << 17, 1 << 25, 1 << 26, 1 << 27, 1 << 28, 1 << 29, 1 << 30, 1 << 7)
+    ),
+    # MAP_SHARED or MAP_SHARED_VALIDATE with MAP_ANONYMOUS: its pages outlive the look of a process; MAP_HUGETLB.
+    "mmap": ((3, 0x21, 0x21), (3, 0x40000, 0x40000)),
+    "madvise": ((2, 0xFFFFFFFF, 21),),  # MADV_PAGEOUT
+    "fcntl": ((1, 0xFFFFFFFF, 1031),),  # F_SETPIPE_SZ
+}
 #: libc falls back to `clone`, whose flags can be looked at, when there is no `clone3`.
 _UNKNOWN = frozenset({"clone3"})
 
@@ -73,20 +89,20 @@ def program(machine: str) -> bytes:
         _step(_RETURN, _KILL),
     ]
     for name, number in calls.items():
-        if name == "clone":
-            continue
-        code += [
-            _step(_JUMP_EQUAL, number, 0, 1),
-            _step(_RETURN, _ERRNO | (errno.ENOSYS if name in _UNKNOWN else errno.EPERM)),
-        ]
-    code += [
-        _step(_JUMP_EQUAL, calls["clone"], 0, 3),
-        _step(_LOAD, _FIRST_ARGUMENT_AT),
-        _step(_JUMP_SET, _NEW_NAMESPACE, 0, 1),
-        _step(_RETURN, _ERRNO | errno.EPERM),
-        _step(_RETURN, _ALLOW),
-    ]
-    return b"".join(code)
+        refuse = _step(_RETURN, _ERRNO | (errno.ENOSYS if name in _UNKNOWN else errno.EPERM))
+        checks = _ARGUMENTS.get(name)
+        then = [refuse] if checks is None else []
+        for argument, mask, value in checks or ():
+            then += [
+                _step(_LOAD, _ARGUMENTS_AT + 8 * argument),
+                _step(_AND, mask),
+                _step(_JUMP_EQUAL, value, 0, 1),
+                refuse,
+            ]
+        if checks:
+            then.append(_step(_RETURN, _ALLOW))
+        code += [_step(_JUMP_EQUAL, number, 0, len(then)), *then]
+    return b"".join([*code, _step(_RETURN, _ALLOW)])
 
 
 def forbid() -> None:

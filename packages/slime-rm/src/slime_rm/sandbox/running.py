@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -22,7 +23,7 @@ _PACKAGES = str(Path(__file__).parents[2])
 _SYSTEM = ("/usr", "/bin", "/lib", "/lib64", "/lib32", "/etc/ld.so.cache")
 _START_S = 20.0
 
-Ending = Literal["exit", "signal", "time", "output"]
+Ending = Literal["exit", "signal", "time", "output", "memory"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +35,7 @@ class Limits:
     cpu_s: int = 5
     """Computing time of each process, seconds."""
     memory_bytes: int = 1 << 29
-    """Address space of each process."""
+    """Memory of all processes together, and address space of each."""
     processes: int = 8
     """Processes and threads at once."""
     output_bytes: int = 1 << 20
@@ -50,7 +51,7 @@ class Ran:
     """What a program did."""
 
     ending: Ending
-    """It ended by `exit` or by a `signal`, or was killed for its `time` or its `output`."""
+    """It ended by `exit` or by a `signal`, or was killed for its `time`, its `output` or its `memory`."""
     code: int
     """Exit status, or the number of the signal."""
     stdout: str
@@ -68,7 +69,7 @@ def run(files: Mapping[str, str], main: str, *, stdin: str = "", limits: Limits 
 
     It runs in Linux namespaces of its own (users, files, network, processes, shared memory), on a file system that is
     read-only but for a folder of a few megabytes in memory, without any capability, under resource limits and a
-    filter of system calls. Memory is limited for each process, so all together may use `processes` times as much.
+    filter of system calls. The memory of all its processes is counted together, many times a second.
 
     Args:
         files: name -> text, laid out in the program's working folder.
@@ -125,6 +126,7 @@ def _order(root: str, files: Mapping[str, str], main: str, limits: Limits) -> di
         "visible": [*(path for path in _SYSTEM if os.path.isdir(path)), sys.base_prefix],
         "files": dict(files),
         "disk_bytes": limits.disk_bytes,
+        "memory_bytes": limits.memory_bytes,
         "argv": [interpreter, "-I", "-B", f"/box/{main}"],
         "environment": {"PATH": "/usr/bin:/bin", "HOME": "/box", "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1"},
         "limits": {
@@ -134,6 +136,7 @@ def _order(root: str, files: Mapping[str, str], main: str, limits: Limits) -> di
             "RLIMIT_NOFILE": limits.open_files,
             "RLIMIT_FSIZE": limits.disk_bytes,
             "RLIMIT_CORE": 0,
+            "RLIMIT_SIGPENDING": 256,
             "RLIMIT_MSGQUEUE": 0,
             "RLIMIT_MEMLOCK": 0,
         },
@@ -141,7 +144,10 @@ def _order(root: str, files: Mapping[str, str], main: str, limits: Limits) -> di
 
 
 def _write_order(descriptor: int, order: Mapping[str, Any]) -> None:
-    with os.fdopen(descriptor, "wb") as stream:
+    with (
+        contextlib.suppress(BrokenPipeError),
+        os.fdopen(descriptor, "wb") as stream,
+    ):  # then it says why it ended
         stream.write(json.dumps(order).encode())
 
 
@@ -219,6 +225,8 @@ def _ran(report: bytes, ending: Ending | None, ready: bool, stdout: str, stderr:
     if "error" in said or not ready:
         why = said.get("error") or stderr.strip()[-300:] or "it did not start in time"
         raise SandboxError(f"the sandbox cannot isolate a program here ({why}); nothing was run")
+    if "memory" in said:
+        ending = "memory"
     if ending is not None:
         return Ran(ending=ending, code=signal.SIGKILL, stdout=stdout, stderr=stderr)
     if "status" not in said:  # process 1 was killed from outside
