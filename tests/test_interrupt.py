@@ -33,6 +33,11 @@ def samples(run: Path) -> list[str]:
     return [f"{line['index']} {line['tokens']}" for line in lines]
 
 
+def heard() -> None:
+    """Hear SIGINT also where the tests are a background job of a shell, which has its commands ignore it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.fixture
 def interrupt(letters: Path, root: Path, tmp_path: Path) -> Callable[..., tuple[int, str, float]]:
     """Return a function that trains, sends signals at a place, and returns exit status, messages, and seconds to the first."""
@@ -45,7 +50,12 @@ def interrupt(letters: Path, root: Path, tmp_path: Path) -> Callable[..., tuple[
         env = os.environ | {"PYTHONPATH": path, "HALT": place, "HALTED": str(halted)}
         command = [sys.executable, "-m", "slime_core", "train", str(letters), *PARTS, *flags]
         with subprocess.Popen(
-            command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+            command,
+            env=env,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=heard,
         ) as process:
             deadline = time.monotonic() + 60
             while place and not halted.exists():
