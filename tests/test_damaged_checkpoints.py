@@ -282,7 +282,7 @@ ODD_FOLDERS = {
     "a long path": (("--output-dir", "/tmp/" + "x/" * 2500), "run.output_dir"),
     "a device": (("--output-dir", "/dev/null"), "run.output_dir"),
     "below a device": (("--output-dir", "/dev/null/runs"), "run.output_dir"),
-    "no text": (("--output-dir", "runs\udcff"), "run.output_dir"),
+    "no text": (("--output-dir", "runs\udcff"), "word 3 of the command"),
     "a null": (("--set", 'run.run_name="a\\u0000b"'), "run.run_name"),
     "no fields": (("--save-hf", "out/hf"), "checkpoint.save_hf"),
     "another field": (("--save-hf", "out/{stepp}"), "checkpoint.save_hf"),

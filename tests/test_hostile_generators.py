@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from slime_core.assemble import assemble
 from slime_core.config.load import load_settings
-from slime_core.errors import SampleError
+from slime_core.errors import ConfigError, SampleError
 from slime_core.event_loop import run_event_loop
 from slime_core.plugins.registry import Registry
 from slime_core.rollout.driver import run_group
@@ -32,8 +32,6 @@ TYPED = {
     "recurses": "raised RecursionError",
     "runs_out_of_memory": "raised MemoryError",
     "fails_to_import": "raised ModuleNotFoundError",
-    "is_not_async": "is not async: it returned Sample",
-    "yields": "is not async: it returned async_generator",
     "returns_none": "returned NoneType; wanted its Sample",
     "returns_text": "returned str; wanted its Sample",
     "returns_ids": r"returned a list of \['int'\]; wanted",
@@ -108,6 +106,23 @@ def flags(root: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.fixture(scope="module")
 def registry() -> Registry:
     return Registry()
+
+
+@pytest.mark.parametrize(
+    ("name", "why"), [("is_not_async", "a function that is not async"), ("yields", "a function that yields")]
+)
+def test_what_is_no_generator_is_refused_before_the_start(registry, letters, flags, name, why):
+    settings = load_settings(
+        [str(letters)],
+        [*flags, "--custom-generate-function-path", f"hostile_generators:{name}"],
+        registry=registry,
+    )
+
+    async def assembled(stop: Stop) -> None:
+        await assemble(settings, registry)
+
+    with pytest.raises(ConfigError, match=f"found 'hostile_generators:{name}': {why}; wanted"):
+        run_event_loop(assembled)
 
 
 @pytest.mark.parametrize("name", TYPED)

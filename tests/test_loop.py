@@ -13,12 +13,14 @@ import pytest
 from slime_core.assemble import assemble
 from slime_core.cli.evaluate import evaluation_name
 from slime_core.config.load import load_settings
-from slime_core.errors import SampleError
+from slime_core.config.sections import RolloutSection
+from slime_core.errors import DataError, SampleError
 from slime_core.launchers.local import drive
 from slime_core.plugins.hooks import hookimpl
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import GenerateContext
-from slime_core.rollout.driver import run_sample
+from slime_core.rollout.driver import most_new_tokens, run_sample
+from slime_core.sample import Sample
 
 
 def train(recipe: Path, *flags: str) -> dict[str, object]:
@@ -289,8 +291,12 @@ def test_responses_end_where_prompt_and_response_fill_the_context(letters, tmp_p
     train(letters, "--rollout-max-response-len", "5", "--rollout-max-context-len", "3", "--num-rollout", "1")
     samples = (tmp_path / "runs/letters/rollouts/step_000001.jsonl").read_text().splitlines()
     assert max(len(json.loads(line)["tokens"]) for line in samples) == 3
-    with pytest.raises(SampleError, match=r"sample \d+: its prompt of 1 tokens leaves no room"):
+    with pytest.raises(DataError, match=r"letters.jsonl:1: found a prompt of 1 tokens; wanted at most 0"):
         train(letters, "--rollout-max-context-len", "1", "--overwrite")
+    settings = load_settings([str(letters)], ["--rollout-max-context-len", "1"], registry=Registry())
+    longer = Sample(index=7, tokens=[1])  # as a source may give one that says nothing beforehand
+    with pytest.raises(SampleError, match=r"sample 7: its prompt of 1 tokens leaves no room"):
+        most_new_tokens(longer, settings.section(RolloutSection))
 
 
 def test_a_sample_may_have_a_generator_of_its_own(letters):

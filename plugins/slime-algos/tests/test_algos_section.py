@@ -118,8 +118,8 @@ def test_gdpo_names_parts_that_the_rewards_have():
 
 
 def test_gdpo_wants_finite_weights_whitening_and_nothing_that_changes_the_score_alone():
-    (problem,) = gdpo({"acc": math.inf})
-    assert problem.where == "algos.gdpo_weights.acc"
+    with pytest.raises(ValidationError, match=r"gdpo_weights.acc\n.*finite"):
+        gdpo({"acc": math.inf})
     (problem,) = gdpo({"acc": 1.0}, overlong_buffer_len=4)
     assert problem.where == "reward.overlong_buffer_len"
     (problem,) = check(algorithm={"advantage_estimator": "gdpo"}, algos={"gdpo_weights": {"acc": 1.0}})

@@ -110,7 +110,8 @@ class Schema:
             return _OTHERWISE[name], None
         if (meant := _MEANT.get(name, "")) in self.flags:
             return repr(self.flags[meant].spelled), self.flags[meant]
-        if home := elsewhere.home_of_flag(name, name.removeprefix("no_")):
+        home = elsewhere.home_of_flag(name, name.removeprefix("no_"))
+        if home is not None and home not in self.owners.values():
             return f"{home}, which brings it; install it", None
         if near := closest(name, [*self.flags, "set"]):
             return f"{'--' + near.replace('_', '-')!r} (the nearest name)", self.flags.get(near)
