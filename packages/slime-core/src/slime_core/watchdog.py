@@ -45,7 +45,7 @@ class Watchdog:
         self._running: dict[int, tuple[float, str]] = {}
         self._next = 0
         self._log: IO[str] | None = None
-        self._closed = False
+        self._is_on = self._closed = False
         self.last_words: Callable[[SlimeError], int] = exit_status
         """Told why before the process ends; returns the exit status."""
 
@@ -55,6 +55,9 @@ class Watchdog:
             return
         if log is not None:
             self._log = log.open("a", encoding="utf-8")
+        with self._changed:
+            self._is_on = True
+            self._arm()
         threading.Thread(target=self._watch, name="slime-watchdog", daemon=True).start()
 
     def stop(self) -> None:
@@ -71,12 +74,14 @@ class Watchdog:
         with self._changed:
             number, self._next = self._next, self._next + 1
             self._running[number] = (time.monotonic() + seconds + GRACE_S, what)
+            self._arm()  # by this thread: it may hold the interpreter before another one runs
             self._changed.notify()
         try:
             yield
         finally:
             with self._changed:
                 self._running.pop(number, None)
+                self._arm()
                 self._changed.notify()
 
     def _watch(self) -> None:
@@ -86,20 +91,21 @@ class Watchdog:
                 left = at - time.monotonic()
                 if left <= 0:
                     break
-                self._arm(left)
                 self._changed.wait(min(left, threading.TIMEOUT_MAX))
             if self._closed:
                 return
         self._end(what)
 
-    def _arm(self, left: float) -> None:
-        """Have the process ended from outside of Python, should this thread not come to it."""
-        if left == float("inf"):
+    def _arm(self) -> None:
+        """Have the process ended from outside of Python, should the thread that watches not come to it."""
+        if not self._is_on or self._closed:
+            return
+        file = self._log or sys.__stderr__
+        if not self._running:
             faulthandler.cancel_dump_traceback_later()
-        else:
-            file = self._log or sys.__stderr__
-            if file is not None:
-                faulthandler.dump_traceback_later(left + _HELD_S, exit=True, file=file)
+        elif file is not None:
+            left = min(self._running.values())[0] - time.monotonic()
+            faulthandler.dump_traceback_later(max(left, 0.0) + _HELD_S, exit=True, file=file)
 
     def _end(self, what: str) -> None:
         assert self._process is not None
