@@ -34,7 +34,7 @@ class Trainer(tabular.TabularTrainer):
 
     async def train(self, batch):
         if halts(f"train {batch.step}"):
-            hashlib.pbkdf2_hmac("sha256", b"", b"", 6_000_000)  # some seconds, and no signal cuts it short
+            hashlib.pbkdf2_hmac("sha256", b"", b"", 15_000_000)  # some seconds, and no signal cuts it short
         return await super().train(batch)
 
 

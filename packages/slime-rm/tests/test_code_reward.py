@@ -71,7 +71,7 @@ def test_the_last_block_counts_and_no_block_scores_zero():
     ],
 )
 def test_a_program_cannot_pass_by_ending_early_or_lying(source, why):
-    grade = graded(source, {"fn_name": "add", "inputs": [[1, 2]], "outputs": [3]}, wall_s=1.0)
+    grade = graded(source, {"fn_name": "add", "inputs": [[1, 2]], "outputs": [3]}, wall_s=20.0)
     assert grade.score == 0.0
     assert why in grade.details["failures"][0]
 
