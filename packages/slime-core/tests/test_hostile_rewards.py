@@ -76,8 +76,8 @@ def assert_bounded(names, results):
         assert result.message.startswith(f"sample {i}: reward hostile_rewards:reward "), (name, result)
         result.message.encode()
         assert seconds < IN_TIME_S, (name, seconds)
-        if name.startswith(("forge", "write")) and isinstance(fine, RewardFailure):
-            # What was written to the worker's channel may be read after its own reply, with the next sample's: that fails by name.
+        if name == "forge a failure of the keeper" and isinstance(fine, RewardFailure):
+            # The forgery is taken for the answer, and the true one, if it comes late, for the next sample's: that fails by name.
             assert fine.kind == "crashed", (name, fine)
             continue
         assert isinstance(fine, Reward), (name, fine)
