@@ -18,7 +18,10 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, _SHARE)))
 
 #: Files whose tests share a server that takes a minute to start.
-_ONE_SERVER = ("test_sglang_engine.py", "test_sglang_server.py", "test_sglang_update.py")
+_ONE_SERVER = tuple(
+    f"packages/slime-sglang/tests/{name}.py"
+    for name in ("test_engine", "inside/test_cpu_platform", "weights/test_weight_update")
+)
 #: Files of one test that takes long: last it would keep one process busy alone. The first is the longest.
 _LONGEST = ("tests/test_resume.py", "tests/test_agreement.py")
 

@@ -1,9 +1,10 @@
 #!/usr/bin/env python
-"""Write docs/plugins.md (groups and hooks), docs/flags.md (settings), and what slime_core knows of packages that are not
-installed (plugins/elsewhere.json), from the code. A test fails when they are stale."""
+"""Write docs/plugins.md (groups and hooks), docs/flags.md (settings), docs/map.md (where things are), and what slime_core knows
+of packages that are not installed (plugins/index.json), from the code. A test fails when they are stale."""
 
 from __future__ import annotations
 
+import ast
 import inspect
 import json
 import sys
@@ -11,18 +12,18 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import importlib_metadata
+from slime_core import hookspecs
 from slime_core.config.schema import Schema, build_schema
-from slime_core.plugins import hooks
-from slime_core.plugins.groups import GROUPS
 from slime_core.plugins.registry import Registry
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-ELSEWHERE = ROOT / "packages/slime-core/src/slime_core/plugins/elsewhere.json"
+INDEX = ROOT / "packages/slime-core/src/slime_core/plugins/index.json"
 HEAD = "<!-- Written by scripts/generate_docs.py; change the code and run it again. -->\n\n"
 
 
-def plugins_page() -> str:
+def plugins_page(registry: Registry) -> str:
     """Return the page of groups and hooks."""
     lines = [
         HEAD + "# What a plugin can be\n",
@@ -30,7 +31,7 @@ def plugins_page() -> str:
         "| group | what it is | chosen by | the object is called as |",
         "| --- | --- | --- | --- |",
     ]
-    for group in GROUPS:
+    for group in registry.groups.values():
         flags = ", ".join(f"`{flag}`" for flag in group.flags)
         lines.append(f"| `{group.name}` | {group.summary} | {flags} | `{_cell(group.contract)}` |")
     lines += [
@@ -39,7 +40,7 @@ def plugins_page() -> str:
         "| hook | when, and what it returns |",
         "| --- | --- |",
     ]
-    for name, function in inspect.getmembers(hooks, inspect.isfunction):
+    for name, function in inspect.getmembers(hookspecs, inspect.isfunction):
         if name.startswith("slime_"):
             arguments = ", ".join(inspect.signature(function).parameters)
             lines.append(f"| `{name}({arguments})` | {_cell(inspect.getdoc(function) or '')} |")
@@ -64,14 +65,44 @@ def flags_page(schema: Schema) -> str:
     return "\n".join(lines) + "\n"
 
 
-def elsewhere(registry: Registry, schema: Schema) -> str:
-    """Return what distributions besides slime-core bring; see `slime_core.plugins.elsewhere`."""
+def map_page() -> str:
+    """Return the page of modules: of each folder, what each of its files is about, by the first line of its docstring."""
+    lines = [
+        HEAD + "# Where things are\n",
+        "Each package, each folder, each file, by the first line of its docstring. Folders are layers: in each package the ones "
+        "above import the ones below (`[tool.importlinter]` in pyproject.toml).",
+    ]
+    for source in sorted([*ROOT.glob("packages/*/src/*"), *ROOT.glob("plugins/*/src/*")]):
+        if not (source / "__init__.py").exists():
+            continue
+        lines.append(f"\n## {source.name}\n\n{_about(source / '__init__.py')}")
+        folders = sorted({path.parent for path in source.rglob("*.py")})
+        for folder in folders:
+            files = sorted(path for path in folder.glob("*.py") if not path.name.startswith("__"))
+            if not files:
+                continue
+            name = folder.relative_to(source).as_posix()
+            lines.append(f"\n**{name}/** {_about(folder / '__init__.py')}\n" if name != "." else "")
+            lines += [f"- `{path.name}`: {_about(path)}" for path in files]
+    return "\n".join(lines) + "\n"
+
+
+def _about(path: Path) -> str:
+    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    return " ".join(text.split("\n\n")[0].split())
+
+
+def index(registry: Registry, schema: Schema) -> str:
+    """Return what distributions besides slime-core bring; see `slime_core.plugins.index`."""
     brought: dict[str, dict[str, Any]] = defaultdict(
-        lambda: {"plugins": defaultdict(list), "sections": [], "flags": [], "prefixes": []}
+        lambda: {"groups": [], "plugins": defaultdict(list), "sections": [], "flags": [], "prefixes": []}
     )
     for plugin in registry.plugins():
         if plugin.distribution not in ("slime-core", "slime-example-reward"):
             brought[plugin.distribution]["plugins"][plugin.group].append(plugin.name)
+    for point in importlib_metadata.entry_points(group="slime.groups"):
+        assert point.dist is not None
+        brought[point.dist.name]["groups"].append(point.load().name)
     for table, owner in schema.owners.items():
         if owner != "slime-core":
             brought[owner]["sections"].append(table)
@@ -89,9 +120,10 @@ def pages() -> dict[Path, str]:
     registry = Registry()
     schema = build_schema(registry)
     return {
-        DOCS / "plugins.md": plugins_page(),
+        DOCS / "plugins.md": plugins_page(registry),
         DOCS / "flags.md": flags_page(schema),
-        ELSEWHERE: elsewhere(registry, schema),
+        DOCS / "map.md": map_page(),
+        INDEX: index(registry, schema),
     }
 
 

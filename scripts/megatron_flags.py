@@ -1,4 +1,4 @@
-"""Write the names of Megatron's flags, and which of its configurations each reaches, beside slime_megatron.foreign.
+"""Write the names of Megatron's flags, and which of its configurations each reaches, beside slime_megatron.settings.megatron_flags.
 
 Run after raising megatron-core: `uv run python scripts/megatron_flags.py`.
 """
@@ -10,9 +10,9 @@ import json
 from pathlib import Path
 
 from slime_megatron import compat
-from slime_megatron.foreign import megatron_parser
+from slime_megatron.settings.megatron_flags import megatron_parser
 
-TARGET = Path(__file__).parents[1] / "packages/slime-megatron/src/slime_megatron/megatron_flags.json"
+TARGET = Path(__file__).parents[1] / "packages/slime-megatron/src/slime_megatron/settings/megatron_flags.json"
 
 
 def flags() -> dict[str, list[str]]:

@@ -1,4 +1,4 @@
-"""Write the names of the arguments of SGLang's server beside slime_sglang.section.
+"""Write the names of the arguments of SGLang's server beside slime_sglang.settings.section.
 
 Run after raising sglang: `uv run --group sglang python scripts/sglang_flags.py`.
 """
@@ -9,7 +9,7 @@ import argparse
 import json
 from pathlib import Path
 
-TARGET = Path(__file__).parents[1] / "packages/slime-sglang/src/slime_sglang/sglang_flags.json"
+TARGET = Path(__file__).parents[1] / "packages/slime-sglang/src/slime_sglang/settings/sglang_flags.json"
 
 
 def flags() -> list[str]:

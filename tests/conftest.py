@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+pytest.register_assert_rewrite("tests.attacked", "tests.hostile_scores", "tests.whole_runs")
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -87,7 +89,7 @@ eval_prompt_data = ["letters", "{tmp_path}/letters.jsonl"]
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
     """The folder of the pretrained quickstart model."""
-    from slime_models.fetch import resolve
+    from slime_models.hf.fetch import resolve
 
     return resolve("smollm2-135m", progress=lambda line: None)
 
@@ -118,6 +120,46 @@ def tiny_llama(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         if "token" in file.name or file.suffix == ".jinja":
             shutil.copy(file, folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random qwen3 over letters, whose projections are blocks of 128 by 128."""
+    import torch
+    from slime_core.testing.tabular import EOS, VOCAB
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+    folder = tmp_path_factory.mktemp("letters-qwen3")
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=VOCAB, hidden_size=128, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, head_dim=64, max_position_embeddings=256, initializer_range=0.1,
+        tie_word_embeddings=False, bos_token_id=None, eos_token_id=EOS, dtype="float32",
+    )  # fmt: skip
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    words = WordLevel({chr(97 + i): i for i in range(EOS)} | {"end": EOS}, unk_token="a")
+    PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words), eos_token="end").save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def sglang_run(letters: Path, qwen3: Path) -> list[str]:
+    """A command that trains `qwen3` by Megatron's trainer and an SGLang server for four steps, in float32.
+
+    One request at a time draws from the server's own random numbers: the same ones in each run, without seeds, which
+    SGLang does not heed on a CPU.
+    """
+    flags = {
+        "hf-checkpoint": qwen3, "rollout-engine": "sglang", "train-backend": "megatron", "advantage-estimator": "grpo",
+        "loss-type": "policy_loss", "loss-reducer": "sample-mean", "rm-type": "slime_bench.step.work:parity", "lr": "1e-3",
+        "num-rollout": 4, "n-samples-per-prompt": 4, "rollout-max-response-len": 6, "eval-interval": 2, "save-interval": 2,
+        "sglang-max-total-tokens": 4096, "sglang-max-running-requests": 4, "sglang-server-concurrency": 1,
+        "sglang-random-seed": 7,
+    }  # fmt: skip
+    words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+    return [sys.executable, "-m", "slime_core", "train", str(letters), "--no-bf16", *words]
 
 
 @pytest.fixture(scope="session")

@@ -15,8 +15,8 @@ import threading
 import time
 
 import numpy as np
-from slime_core.rollout.generate import single_turn
-from slime_core.sample import Sample, Status
+from slime_core.rollout.single_turn import single_turn
+from slime_core.samples import Sample, Status
 
 
 async def reward(sample):
@@ -179,9 +179,11 @@ metadata_with_an_object = setting(metadata={"a": object()})
 metadata_with_keys_of_tuples = setting(metadata={(1, 2): 3})
 metadata_is_a_list = setting(metadata=[1])
 timings_of_nan = setting(timings={"tool": float("nan")})
-nuclei_beyond_the_vocabulary = setting(rollout_top_p_token_ids=[99], rollout_top_p_token_offsets=[0, 1])
-nuclei_of_floats = setting(rollout_top_p_token_ids=[0.5], rollout_top_p_token_offsets=[0, 1])
-nuclei_that_fall = setting(rollout_top_p_token_ids=[], rollout_top_p_token_offsets=[0, 0, 0])
+sampling_mask_beyond_the_vocabulary = setting(
+    rollout_top_p_token_ids=[99], rollout_top_p_token_offsets=[0, 1]
+)
+sampling_mask_of_floats = setting(rollout_top_p_token_ids=[0.5], rollout_top_p_token_offsets=[0, 1])
+sampling_mask_offsets_that_fall = setting(rollout_top_p_token_ids=[], rollout_top_p_token_offsets=[0, 0, 0])
 routes_of_two_dimensions = setting(rollout_routed_experts=np.zeros((1, 2), dtype=int))
 removed_as_text = setting(remove_sample="no")
 tokens_are_an_array = altered(lambda sample: setattr(sample, "tokens", np.array(sample.tokens)))
@@ -270,7 +272,10 @@ async def leaks_processes(ctx, sample, params):
 
 
 async def closes_the_engine(ctx, sample, params):
-    await ctx.engine.close()
+    engine = ctx.engine
+    while not hasattr(engine, "close"):  # what stands before it
+        engine = engine._engine
+    await engine.close()
     raise ZeroDivisionError("after it closed the engine")
 
 

@@ -1,6 +1,7 @@
 """The tabular trainer on several ranks: each trains on the whole batch, then all wait for each other over TCP.
 
-`TROUBLE=raise`, `die` or `stop` makes rank 1 misbehave in step 3, before it answers the others.
+`TROUBLE=raise`, `die` or `stop` makes rank 1 misbehave in step 3, before it answers the others; and ranks train for some
+seconds where `HALT` says (`slow_parts`).
 """
 
 from __future__ import annotations
@@ -11,10 +12,13 @@ import signal
 import socket
 import threading
 
-from slime_core.batch import TrainBatch
-from slime_core.build import BuildContext, Rank
-from slime_core.protocols import Metrics
+from slime_core.config.build import BuildContext, Rank
+from slime_core.config.factories import TrainerFactory
+from slime_core.protocols import Metrics, TrainerCapabilities
+from slime_core.runtime.phase_times import Phase
+from slime_core.samples import TrainBatch
 from slime_core.testing import tabular
+from slow_parts import take_time
 
 
 class NoMore(Exception):
@@ -27,6 +31,8 @@ class NoMore(Exception):
 class RankedTrainer:
     """A tabular trainer, and connections: rank 0's to all others, theirs to rank 0."""
 
+    capabilities = TrainerCapabilities(transports=("memory",), ranked=True, phases=True)
+
     def __init__(self, inner: tabular.TabularTrainer, rank: Rank) -> None:
         self._inner, self._rank = inner, rank
         self._links: list[socket.socket] = []
@@ -37,7 +43,11 @@ class RankedTrainer:
     async def start(self) -> None:
         await asyncio.to_thread(self._connect)
 
+    async def phases(self) -> list[Phase]:
+        return [Phase("meeting", self._rank.number, 0.0, 0.0)]
+
     async def train(self, batch: TrainBatch) -> Metrics:
+        take_time(f"train {batch.step}")
         metrics = await self._inner.train(batch)
         if batch.step == 3 and self._rank.number == 1:
             misbehave(os.environ.get("TROUBLE"))
@@ -75,4 +85,4 @@ def create_trainer(build: BuildContext) -> RankedTrainer:
     return RankedTrainer(tabular.create_trainer(build), build.rank)
 
 
-create_trainer.ranked = True  # type: ignore[attr-defined]  # as the launcher asks
+create_trainer = TrainerFactory(create_trainer, RankedTrainer.capabilities)

@@ -1,4 +1,4 @@
-"""An engine and a trainer that stop to be interrupted: where `HALT` says, they make the file `HALTED`, and take their time."""
+"""Parts of a run that stop to be attacked: where `HALT` says, they make the file `HALTED`, and take their time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import asyncio
 import hashlib
 import os
 from pathlib import Path
+from typing import Any
 
+from slime_core.config.factories import TrainerFactory
+from slime_core.rollout.single_turn import single_turn
 from slime_core.testing import tabular
 
 
@@ -17,6 +20,12 @@ def halts(where: str) -> bool:
     del os.environ["HALT"]
     Path(os.environ["HALTED"]).touch()
     return True
+
+
+def take_time(where: str) -> None:
+    """Compute for some seconds at a place (`HALT_ROUNDS` says how many), in native code, so that no signal cuts it short."""
+    if halts(where):
+        hashlib.pbkdf2_hmac("sha256", b"", b"", int(os.environ.get("HALT_ROUNDS", "15_000_000")))
 
 
 class Engine(tabular.TabularEngine):
@@ -33,9 +42,24 @@ class Trainer(tabular.TabularTrainer):
     """Blocks the event loop's thread in native code while it trains a step."""
 
     async def train(self, batch):
-        if halts(f"train {batch.step}"):
-            hashlib.pbkdf2_hmac("sha256", b"", b"", 15_000_000)  # some seconds, and no signal cuts it short
+        take_time(f"train {batch.step}")
         return await super().train(batch)
+
+
+async def generate(ctx, sample, params):
+    """A generator of any engine: at the first sample of a step's rollout it asks for one response after the other, for ever.
+
+    Steps are counted by groups, of which one has four, so that nothing has to know of it.
+    """
+    if not ctx.evaluation and halts(f"rollout {sample.group_index // 4 + 1}"):
+        while True:
+            await ctx.engine.generate(sample.tokens, params)
+    return await single_turn(ctx, sample, params)
+
+
+def before_train_step(step: int, optimizer_step: int, model: Any, optimizer: Any, scheduler: Any) -> None:
+    """A hook of Megatron's trainer that takes some seconds in native code."""
+    take_time(f"train {step}")
 
 
 def create_engine(build):
@@ -48,4 +72,4 @@ def create_trainer(build):
     return trainer
 
 
-create_trainer.saves_in_background = True  # type: ignore[attr-defined]  # as the check asks
+create_trainer = TrainerFactory(create_trainer, tabular.TabularTrainer.capabilities)

@@ -7,24 +7,24 @@ import json
 from pathlib import Path
 
 import pytest
-from slime_core import weights
-from slime_core.assemble import assemble
 from slime_core.config.load import load_settings
-from slime_core.launchers.local import drive
+from slime_core.launch.local import drive
 from slime_core.plugins.registry import Registry
+from slime_core.run.assemble import assemble
+from slime_core.weights import sync
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 def test_with_lr_0_rollout_and_trainer_agree_in_fp32(root, smollm2, tmp_path, monkeypatch):
     compared: list[tuple[dict[str, int], dict[str, int], str]] = []
-    check = weights.check_fingerprints
+    check = sync.check_fingerprints
 
     def spy(sent, held, *, version):
         compared.append((sent, held, version))
         check(sent, held, version=version)
 
-    monkeypatch.setattr(weights, "check_fingerprints", spy)
+    monkeypatch.setattr(sync, "check_fingerprints", spy)
     registry = Registry()
     flags = [
         "--hf-checkpoint", str(smollm2), "--output-dir", str(tmp_path), "--lr", "0", "--num-rollout", "5", "--no-bf16",

@@ -2,11 +2,11 @@
 
 import pytest
 from slime_algos.numerics import OPENRLHF, SLIME, TRL, VERL
-from slime_core.assemble import algorithm
-from slime_core.config.check import check_settings
+from slime_core.checks.settings import check_settings
 from slime_core.config.load import load_settings
 from slime_core.errors import ConfigError, PluginError
 from slime_core.plugins.registry import Registry
+from slime_core.run.assemble import algorithm
 
 
 @pytest.fixture(scope="module")

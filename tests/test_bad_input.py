@@ -103,7 +103,7 @@ def test_reward_that_raises_names_the_sample(refuse, tmp_path):
     assert "ZeroDivisionError: nope" in message
     assert "the run failed" not in message  # one error is enough; the log has its traceback
     assert (
-        "ERROR slime_core.launchers.local: the run failed\nTraceback"
+        "ERROR slime_core.launch.local: the run failed\nTraceback"
         in (tmp_path / "runs/letters/log.txt").read_text()
     )
     assert json.loads((tmp_path / "runs/letters/summary.json").read_text())["status"] == "failed"
@@ -225,6 +225,7 @@ def test_two_plugins_with_one_name(refuse, tmp_path):
 def test_full_disk_while_saving_leaves_the_previous_checkpoint(slime, letters, tmp_path, flags):
     source = """
 import errno
+from slime_core.config.factories import TrainerFactory
 from slime_core.testing import tabular
 class Full(tabular.TabularTrainer):
     saves = 0
@@ -238,7 +239,7 @@ def create_trainer(build):
     made = tabular.create_trainer(build)
     made.__class__ = Full
     return made
-create_trainer.saves_in_background = True
+create_trainer = TrainerFactory(create_trainer, tabular.TabularTrainer.capabilities)
 """
     env = os.environ | plugin(tmp_path / "site", "acme", "", acme_full=source)
     result = slime("train", letters, "--train-backend", "acme_full:create_trainer", *flags, env=env)
@@ -251,6 +252,7 @@ create_trainer.saves_in_background = True
 
 def test_saving_in_the_background_by_a_trainer_that_cannot(refuse, tmp_path):
     source = """
+from slime_core.config.factories import TrainerFactory
 from slime_core.testing import tabular
 def create_trainer(build):
     return tabular.create_trainer(build)
@@ -273,9 +275,10 @@ def test_checkpoint_of_other_data(slime, letters, tmp_path):
 
 
 def test_weight_transport_that_the_engine_lacks(refuse):
-    message = refuse("--rollout-engine", "torch", "--update-weight-mode", "delta")
+    flags = ("--update-weight-transport", "memory", "--update-weight-mode", "delta")
+    message = refuse("--rollout-engine", "torch", *flags)
     assert (
-        "train.update_weight_transport: found disk-delta, which the engine torch lacks; wanted one of memory"
+        "train.update_weight_transport: found memory-delta, which the engine torch lacks; wanted one of memory"
         in message
     )
 

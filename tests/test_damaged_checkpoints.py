@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from slime_core.cli import main
 from slime_core.config.load import load_settings
-from slime_core.launchers.local import drive, launch
+from slime_core.files.checksums import seal
+from slime_core.launch.local import drive, launch
 from slime_core.plugins.registry import Registry
-from slime_core.seal import seal
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -164,6 +164,7 @@ def test_a_pickle_in_any_file_of_a_run_is_not_executed(letters, run, tmp_path, c
 def test_a_resume_that_the_trainer_refuses_changes_nothing(run, refused, monkeypatch, tmp_path):
     (tmp_path / "picky.py").write_text("""
 from slime_core.errors import CheckpointError
+from slime_core.config.factories import TrainerFactory
 from slime_core.testing import tabular
 class Picky(tabular.TabularTrainer):
     async def load(self, path):
@@ -172,7 +173,7 @@ def create_trainer(build):
     made = tabular.create_trainer(build)
     made.__class__ = Picky
     return made
-create_trainer.saves_in_background = True
+create_trainer = TrainerFactory(create_trainer, tabular.TabularTrainer.capabilities)
 """)
     monkeypatch.syspath_prepend(tmp_path)
     told = refused("train", "--train-backend", "picky:create_trainer", "--lr", "0.5")
@@ -256,6 +257,7 @@ def test_a_run_of_which_every_optimizer_step_was_skipped_is_not_completed(
     letters, tmp_path, monkeypatch, capsys
 ):
     (tmp_path / "skipping.py").write_text("""
+from slime_core.config.factories import TrainerFactory
 from slime_core.testing import tabular
 class Skipping(tabular.TabularTrainer):
     async def train(self, batch):
@@ -265,7 +267,7 @@ def create_trainer(build):
     made = tabular.create_trainer(build)
     made.__class__ = Skipping
     return made
-create_trainer.saves_in_background = True
+create_trainer = TrainerFactory(create_trainer, tabular.TabularTrainer.capabilities)
 """)
     monkeypatch.syspath_prepend(tmp_path)
     flags = ["--num-rollout", "4", "--eval-interval", "none", "--train-backend", "skipping:create_trainer"]

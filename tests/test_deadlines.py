@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from slime_core.assemble import assemble
+from slime_core.config.factories import TrainerFactory
 from slime_core.config.load import load_settings
 from slime_core.errors import DeadlineError
-from slime_core.launchers.local import drive
+from slime_core.launch.local import drive
 from slime_core.plugins.registry import Registry
+from slime_core.run.assemble import assemble
 from slime_core.testing import tabular
 
 
@@ -45,7 +46,7 @@ def create_trainer(build):
     return inner
 
 
-create_trainer.saves_in_background = True  # type: ignore[attr-defined]  # as the check asks
+create_trainer = TrainerFactory(create_trainer, tabular.TabularTrainer.capabilities)
 
 
 @pytest.mark.parametrize(

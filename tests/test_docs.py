@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from slime_core.config.schema import build_schema
-from slime_core.plugins.groups import GROUPS
 from slime_core.plugins.registry import Registry
 
 
@@ -26,7 +25,7 @@ def test_generated_pages_are_fresh(root):
 
 def test_every_flag_that_chooses_a_plugin_is_one():
     known = {flag.spelled for flag in build_schema(Registry()).flags.values()}
-    assert {flag for group in GROUPS for flag in group.flags} <= known
+    assert {flag for group in Registry().groups.values() for flag in group.flags} <= known
 
 
 def test_plugin_guide_quotes_the_example_word_for_word(root):
@@ -52,7 +51,7 @@ def test_loop_guides_reference_is_found_from_the_repository(slime, root):
 
 
 def test_a_reward_models_server_without_a_gpu_is_started_as_the_engine_starts_its_own(root):
-    from slime_sglang.server import server_command, server_environment
+    from slime_sglang.server.command import server_command, server_environment
 
     blocks = re.findall(r"```[a-z]*\n(.*?)```", (root / "packages/slime-rm/README.md").read_text(), re.S)
     (said,) = (block.replace("\\\n", " ").split() for block in blocks if "SGLANG_PLATFORM" in block)
@@ -66,7 +65,7 @@ def test_a_reward_models_server_without_a_gpu_is_started_as_the_engine_starts_it
 
 
 def test_links_of_the_guides_exist(root):
-    for page in [root / "README.md", root / "ARCHITECTURE.md", *(root / "docs").glob("*.md")]:
+    for page in [*root.glob("*.md"), *(root / "docs").glob("*.md")]:
         for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
 
@@ -115,3 +114,29 @@ def test_help_imports_nothing_heavy():
 def test_every_python_file_of_a_package_is_small(root: Path):
     for file in root.glob("p*/*/src/**/*.py"):
         assert len(file.read_text().splitlines()) <= 400, f"{file} has grown to hold two ideas; split it"
+
+
+def test_places_to_change_exist(root):
+    """Each file in the last column is in a folder of its row, or stands with its whole path."""
+    page = (root / "docs/where-to-change.md").read_text()
+    rows = [line.split("|")[1:-1] for line in page.splitlines() if line.startswith("| ")][2:]
+    assert len(rows) >= 20
+    for task, folders, files in rows:
+        places = [root / folder for folder in re.findall(r"`([\w/.-]+)`", folders)]
+        assert places and all(place.is_dir() for place in places), task
+        names = re.findall(r"`([\w/.-]+\.(?:py|md))`", files)
+        for name in names:
+            assert (root / name).is_file() or any((place / name).is_file() for place in places), (task, name)
+        for place in places:
+            assert any((place / name).is_file() for name in names), (task, place)
+
+
+def test_modules_of_the_glossary_exist(root):
+    entries = [line for line in (root / "docs/glossary.md").read_text().splitlines() if line.startswith("- ")]
+    assert len(entries) >= 40
+    sources = [*root.glob("packages/*/src"), *root.glob("plugins/*/src")]
+    for entry in entries:
+        modules = re.findall(r"`(slime_\w+/[\w/]+\.py)`", entry)
+        assert modules, f"no module: {entry}"
+        for module in modules:
+            assert any((source / module).is_file() for source in sources), module

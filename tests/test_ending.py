@@ -5,31 +5,24 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from types import SimpleNamespace
 
 import pytest
-from slime_core.assemble import assemble
 from slime_core.config.load import load_settings
-from slime_core.ending import close_all
-from slime_core.errors import TrainerError
-from slime_core.launchers.local import drive
+from slime_core.errors import PluginError, TrainerError
+from slime_core.launch.local import drive
 from slime_core.plugins.hooks import hookimpl
 from slime_core.plugins.registry import Registry
+from slime_core.run.assemble import assemble
+from slime_core.runtime.closing import close_all
 from slime_core.testing import tabular
 
 
 class Tracker:
     """Raises at the end."""
 
-    def run_start(self, run):
-        pass
-
-    def phase(self, step, phase, done, total):
-        pass
-
-    def log(self, step, metrics):
-        pass
-
-    def run_end(self, summary):
+    @hookimpl
+    def slime_run_end(self):
         raise ConnectionError("the tracker's server is down")
 
 
@@ -79,7 +72,7 @@ class Plugin:
 
 def end(letters, *, stops):
     registry = Registry()
-    registry.hook_manager.register(Plugin(stops=stops))
+    registry.hook_manager.register(Plugin(stops=stops), name="a plugin")
     flags = [
         *("--num-rollout", "2", "--tracker", f"{__name__}:create_tracker"),
         *("--rollout-engine", f"{__name__}:create_engine", "--train-backend", f"{__name__}:create_trainer"),
@@ -93,7 +86,7 @@ def end(letters, *, stops):
 
 
 ERRORS = (
-    "run_end of the tracker Tracker: the tracker's server is down",
+    "slime_run_end of Tracker (tracker 1): the tracker's server is down",
     "slime_run_end of a plugin: a plugin has a mistake",
     "Engine was not closed: the engine does not close",
     "the trainer is closed",
@@ -135,3 +128,23 @@ def test_a_close_that_is_cancelled_does_not_keep_the_next_part_open():
 
     asyncio.run(main())
     assert closed == ["waits", "part"]
+
+
+def create_idle_tracker(build):
+    return SimpleNamespace(log=print)
+
+
+def test_a_tracker_that_answers_no_hook_is_refused(letters):
+    registry = Registry()
+    settings = load_settings(
+        [str(letters)], ["--tracker", f"{__name__}:create_idle_tracker"], registry=registry
+    )
+
+    async def main():
+        return await drive(await assemble(settings, registry))
+
+    with pytest.raises(
+        PluginError,
+        match="the tracker SimpleNamespace answers no hook; wanted methods such as slime_step_end",
+    ):
+        asyncio.run(main())

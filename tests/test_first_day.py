@@ -169,7 +169,7 @@ def test_a_flag_of_a_package_that_is_not_installed_names_the_package(letters, ca
 
 
 def test_a_users_own_functions_are_looked_at_in_the_first_report(letters, tmp_path, capsys, monkeypatch):
-    (tmp_path / "mine.py").write_text(
+    (tmp_path / "own_functions.py").write_text(
         "def generate(ctx, sample, params): ...\n"
         "def keep(group, other): ...\n"
         "async def loss(view, advantages): ...\n"
@@ -180,13 +180,13 @@ def test_a_users_own_functions_are_looked_at_in_the_first_report(letters, tmp_pa
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     flags = {
-        "--custom-generate-function-path": ("mine:generate", "a function that is not async"),
-        "--dynamic-sampling-filter-path": ("mine:keep", "the signature (group, other)"),
-        "--custom-loss-function-path": ("mine:loss", "an async function"),
-        "--custom-advantage-function-path": ("mine:estimate", "the signature ()"),
-        "--custom-rm-path": ("mine:reward", "the signature (sample, other)"),
-        "--custom-pg-loss-reducer-function-path": ("mine:broken", "1.0, which is float"),
-        "--rollout-function-path": ("mine:nothing", "AttributeError"),
+        "--custom-generate-function-path": ("own_functions:generate", "a function that is not async"),
+        "--dynamic-sampling-filter-path": ("own_functions:keep", "the signature (group, other)"),
+        "--custom-loss-function-path": ("own_functions:loss", "an async function"),
+        "--custom-advantage-function-path": ("own_functions:estimate", "the signature ()"),
+        "--custom-rm-path": ("own_functions:reward", "the signature (sample, other)"),
+        "--custom-pg-loss-reducer-function-path": ("own_functions:broken", "1.0, which is float"),
+        "--rollout-function-path": ("own_functions:nothing", "AttributeError"),
     }
     words = [word for flag, (reference, _) in flags.items() for word in (flag, reference)]
     assert main.run(["check", str(letters), *words]) == 2
@@ -242,9 +242,10 @@ def test_the_list_of_rewards_says_what_each_gives(capsys):
 
 def test_responses_that_a_context_has_no_room_for_are_refused(letters, tmp_path, capsys):
     engine = (
+        "from slime_core.config.factories import EngineFactory\n"
         "from slime_core.testing import tabular\n"
         "def create_engine(build):\n    return tabular.create_engine(build)\n"
-        "create_engine.context_limit = lambda build: 8\n"
+        "create_engine = EngineFactory(create_engine, tabular.TabularEngine.capabilities, lambda build: 8)\n"
     )
     (tmp_path / "small_engine.py").write_text(engine)
     sys.path.insert(0, str(tmp_path))

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import pytest
+from slime_core.checks.settings import check_stages
 from slime_core.cli import main
-from slime_core.config.check import check_stages
 from slime_core.config.load import read_runs
 from slime_core.config.schema import build_schema
 from slime_core.config.words import takes_bool
+from slime_core.data.prompts import PromptFormat, build_prompts
+from slime_core.data.rows.open_rows import read_rows
 from slime_core.errors import DataError
 from slime_core.plugins.registry import Registry
-from slime_core.sources.prompts import PromptFormat, build_prompts
-from slime_core.sources.records import read_records
 from slime_core.testing.tabular import load_tokenizer
 
 pytestmark = pytest.mark.timeout(200)
@@ -237,7 +237,7 @@ def test_rows_with_random_damage(tmp_path):
             damaged[at : at + draw.choice([0, 1, 5])] = new
         path.write_bytes(bytes(damaged))
         try:
-            build_prompts(read_records(str(path)), tokenizer, prompt_format=layout)
+            build_prompts(read_rows(str(path)), tokenizer, prompt_format=layout)
         except DataError as error:
             n_refused += 1
             assert "bad.jsonl" in str(error)

@@ -11,13 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from slime_core.assemble import assemble
 from slime_core.config.load import load_settings
 from slime_core.errors import ConfigError, SampleError
-from slime_core.event_loop import run_event_loop
 from slime_core.plugins.registry import Registry
-from slime_core.rollout.driver import run_group
-from slime_core.stop import Stop
+from slime_core.rollout.group import run_group
+from slime_core.run.assemble import assemble
+from slime_core.runtime.event_loop import run_event_loop
+from slime_core.runtime.stop import Stop
 
 #: Generator -> what the error says about it.
 TYPED = {
@@ -82,9 +82,9 @@ TYPED = {
     "metadata_is_a_list": r"metadata is \[1\]",
     "metadata_within_itself": "metadata has no JSON form: Circular",
     "timings_of_nan": r"timings\['tool'\] is nan",
-    "nuclei_beyond_the_vocabulary": "rollout_top_p_token_ids is 99",
-    "nuclei_of_floats": r"rollout_top_p_token_ids is \[0.5\]",
-    "nuclei_that_fall": "rollout_top_p_token_offsets must be 2 offsets",
+    "sampling_mask_beyond_the_vocabulary": "rollout_top_p_token_ids is 99",
+    "sampling_mask_of_floats": r"rollout_top_p_token_ids is \[0.5\]",
+    "sampling_mask_offsets_that_fall": "rollout_top_p_token_offsets must be 2 offsets",
     "routes_of_two_dimensions": r"rollout_routed_experts is ndarray of shape \(1, 2\)",
     "removed_as_text": "remove_sample is 'no'",
     "tokens_are_an_array": "tokens is array.* wanted a list of ids",

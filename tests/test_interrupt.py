@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 from slime_core.config.load import load_settings
-from slime_core.launchers.local import drive, launch
+from slime_core.launch.local import drive, launch
 from slime_core.plugins.registry import Registry
+from slime_core.rundir.records import read_records
 
 PARTS = ("--rollout-engine", "slow_parts:create_engine", "--train-backend", "slow_parts:create_trainer")
 
@@ -29,13 +30,13 @@ def rows(run: Path) -> list[dict[str, float]]:
 def samples(run: Path) -> list[str]:
     """Prompts and responses of each step."""
     files = sorted((run / "rollouts").glob("step_*.jsonl"))
-    lines = [json.loads(line) for file in files for line in file.read_text().splitlines()]
-    return [f"{line['index']} {line['tokens']}" for line in lines]
+    return [f"{sample['index']} {sample['tokens']}" for file in files for sample in read_records(file)]
 
 
 def heard() -> None:
-    """Hear SIGINT also where the tests are a background job of a shell, which has its commands ignore it."""
+    """Hear SIGINT and SIGQUIT also where the tests are a background job of a shell, which has its commands ignore both."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 
 @pytest.fixture
@@ -48,6 +49,8 @@ def interrupt(letters: Path, root: Path, tmp_path: Path) -> Callable[..., tuple[
         halted = tmp_path / "halted"
         path = os.pathsep.join([str(root / "tests"), os.environ.get("PYTHONPATH", "")])
         env = os.environ | {"PYTHONPATH": path, "HALT": place, "HALTED": str(halted)}
+        if len(signals) > 1:  # the last of them ends the run at once: it must find it at its place
+            env |= {"HALT_ROUNDS": "600_000_000"}
         command = [sys.executable, "-m", "slime_core", "train", str(letters), *PARTS, *flags]
         with subprocess.Popen(
             command,
@@ -93,7 +96,7 @@ def summary_of(run: Path) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("place", "number", "saved"),
     [
-        ("rollout 5", signal.SIGINT, 5),  # step 6 was under way
+        ("rollout 5", signal.SIGINT, 5),  # step 6 was running
         ("train 3", signal.SIGTERM, 3),  # training is not cut short
         ("eval 6", signal.SIGHUP, 6),  # step 6 is trained, and evaluated when the run goes on
     ],

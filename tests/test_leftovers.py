@@ -9,13 +9,13 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from slime_core.assemble import assemble
 from slime_core.config.load import load_settings
-from slime_core.launchers.local import drive
+from slime_core.launch.local import drive
 from slime_core.plugins.registry import Registry
-from slime_core.rollout.driver import reset
-from slime_core.rollout.generate import single_turn
-from slime_core.sample import Sample, Status
+from slime_core.rollout.group import reset
+from slime_core.rollout.single_turn import single_turn
+from slime_core.run.assemble import assemble
+from slime_core.samples import Sample, Status
 from slime_core.testing.tabular import TabularEngine
 
 
@@ -51,8 +51,13 @@ class HoldingEngine(TabularEngine):
         self.aborted.set()
 
 
+#: Engines of the runs, the newest last.
+ENGINES = []
+
+
 def create_engine(build):
-    return HoldingEngine()
+    ENGINES.append(HoldingEngine())
+    return ENGINES[-1]
 
 
 async def two_responses(ctx, sample, params):
@@ -111,7 +116,7 @@ async def two_turns(ctx, sample, params):
     sample = await single_turn(ctx, sample, dataclasses.replace(params, max_new_tokens=1))
     if ctx.evaluation or sample.group_index < 4 or sample.status is Status.ABORTED:
         return sample
-    await ctx.engine.aborted.wait()
+    await ENGINES[-1].aborted.wait()
     completion = await ctx.engine.generate(sample.tokens, params)
     sample.metadata["second_turn"] = (completion.tokens, completion.finish_reason, completion.weight_version)
     sample.append_response(
@@ -139,3 +144,4 @@ def test_a_turn_that_begins_after_the_abort_is_aborted_without_tokens(letters):
     assert {sample.status for sample in left} == {Status.ABORTED}
     assert all(sample.metadata["second_turn"] == ([], "abort", "0") for sample in left)
     assert {sample.response_length for sample in left} == {1}
+    assert {sample.metadata["start_rollout_id"] for sample in left} == {0}  # that of step 1

@@ -10,17 +10,19 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from slime_core.assemble import assemble
 from slime_core.cli.evaluate import evaluation_name
 from slime_core.config.load import load_settings
-from slime_core.config.sections import RolloutSection
-from slime_core.errors import DataError, SampleError
-from slime_core.launchers.local import drive
+from slime_core.errors import DataError, PluginError, SampleError
+from slime_core.launch.local import drive
 from slime_core.plugins.hooks import hookimpl
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import GenerateContext
-from slime_core.rollout.driver import most_new_tokens, run_sample
-from slime_core.sample import Sample
+from slime_core.rollout.default import rollout
+from slime_core.rollout.group import most_new_tokens, run_sample
+from slime_core.rollout.single_turn import single_turn
+from slime_core.run.assemble import assemble
+from slime_core.rundir.records import read_records
+from slime_core.samples import Sample
 
 
 def train(recipe: Path, *flags: str) -> dict[str, object]:
@@ -83,8 +85,9 @@ def test_the_first_step_is_step_1_for_everybody_who_looks(letters, tmp_path, cap
     assert [row["step"] for row in rows(run)] == [0, 1, 2]
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["step_000001", "step_000002"]
     assert sorted(path.name for path in (run / "rollouts").iterdir()) == [
-        "eval_step_000000.jsonl", "eval_step_000001.jsonl", "eval_step_000002.jsonl",
-        "step_000001.jsonl", "step_000002.jsonl",
+        "eval_step_000000.jsonl", "eval_step_000000.npz", "eval_step_000001.jsonl", "eval_step_000001.npz",
+        "eval_step_000002.jsonl", "eval_step_000002.npz",
+        "step_000001.jsonl", "step_000001.npz", "step_000002.jsonl", "step_000002.npz",
     ]  # fmt: skip
     heads = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()[3:]]
     assert heads == ["before", "step 1/2", "step 2/2"]
@@ -229,6 +232,7 @@ def test_plugins_hear_of_each_rollout_before_it_is_trained_on(letters, tmp_path)
 
     asyncio.run(main())
     assert heard == [
+        ("step", 0),
         ("rollout of 4 groups", 1),
         ("step", 1),
         ("rollout of 4 groups", 2),
@@ -289,14 +293,14 @@ def test_an_evaluations_folder_is_named_after_what_it_evaluates(letters, tmp_pat
 def test_responses_end_where_prompt_and_response_fill_the_context(letters, tmp_path):
     """Prompts have one token: of five that a response may have two are left."""
     train(letters, "--rollout-max-response-len", "5", "--rollout-max-context-len", "3", "--num-rollout", "1")
-    samples = (tmp_path / "runs/letters/rollouts/step_000001.jsonl").read_text().splitlines()
-    assert max(len(json.loads(line)["tokens"]) for line in samples) == 3
+    samples = read_records(tmp_path / "runs/letters/rollouts/step_000001.jsonl")
+    assert max(len(sample["tokens"]) for sample in samples) == 3
     with pytest.raises(DataError, match=r"letters.jsonl:1: found a prompt of 1 tokens; wanted at most 0"):
         train(letters, "--rollout-max-context-len", "1", "--overwrite")
     settings = load_settings([str(letters)], ["--rollout-max-context-len", "1"], registry=Registry())
     longer = Sample(index=7, tokens=[1])  # as a source may give one that says nothing beforehand
     with pytest.raises(SampleError, match=r"sample 7: its prompt of 1 tokens leaves no room"):
-        most_new_tokens(longer, settings.section(RolloutSection))
+        most_new_tokens(longer, settings.rollout)
 
 
 def test_a_sample_may_have_a_generator_of_its_own(letters):
@@ -321,3 +325,116 @@ def test_a_sample_may_have_a_generator_of_its_own(letters):
         return found
 
     assert asyncio.run(main()) == [2, 1]
+
+
+def test_groups_that_a_filter_drops_are_recorded_with_the_reason_and_shown(slime, letters, tmp_path):
+    flags = ("--num-rollout", "2", "--dynamic-sampling-filter-path", f"{__name__}:odd_prompts")
+    train(letters, *flags)
+    run = tmp_path / "runs/letters"
+    for step in (1, 2):
+        trained, dropped = (
+            [
+                json.loads(line)
+                for line in (run / f"rollouts/{name}_{step:06d}.jsonl").read_text().splitlines()
+            ]
+            for name in ("step", "dropped_step")
+        )
+        assert {sample["group_index"] % 2 for sample in trained} == {1}
+        assert {sample["group_index"] % 2 for sample in dropped} == {0}
+        assert {sample["dropped"] for sample in dropped} == {"even"}
+        assert all(sample["reward"] is not None for sample in dropped)
+        groups = {sample["group_index"] for sample in dropped}
+        assert rows(run)[step]["rollout/dynamic_filter/drop_even"] == len(groups)
+    shown = slime("samples", run, "--dropped", "--step", "2", "--limit", "1")
+    assert "dropped: even" in shown.stdout
+    train(letters, *flags[2:], "--num-rollout", "1", "--overwrite")
+    assert [path.name for path in sorted((run / "rollouts").glob("dropped*"))] == [
+        "dropped_step_000001.jsonl",
+        "dropped_step_000001.npz",
+    ]
+
+
+def odd_prompts(group):
+    return None if group[0].group_index % 2 else "even"
+
+
+def test_generators_and_rollouts_get_options_like_other_functions(letters, tmp_path, capsys):
+    flags = (
+        *("--num-rollout", "1", "--custom-generate-function-path", f"{__name__}:noted"),
+        *("--custom-generate-function-args", '{"note": "hello"}', "--eval-interval", "none"),
+        *(
+            "--rollout-function-path",
+            f"{__name__}:reversed_rollout",
+            "--rollout-function-args",
+            '{"last_first": true}',
+        ),
+    )
+    train(letters, *flags)
+    lines = (tmp_path / "runs/letters/rollouts/step_000001.jsonl").read_text().splitlines()
+    samples = [json.loads(line) for line in lines]
+    assert {sample["metadata"]["note"] for sample in samples} == {"hello"}
+    order = [sample["group_index"] for sample in samples]
+    assert order == sorted(order, reverse=True)
+    with pytest.raises(
+        PluginError, match=r"custom_generate_function_args: found the key 'nota'; did you mean 'note'"
+    ):
+        train(letters, *flags[:4], "--custom-generate-function-args", '{"nota": "x"}', "--overwrite")
+
+
+async def noted(ctx, sample, params, *, note):
+    sample.metadata = {**sample.metadata, "note": note}
+    return await single_turn(ctx, sample, params)
+
+
+async def reversed_rollout(run, step, *, last_first=False):
+    groups = await rollout(run, step)
+    return groups[::-1] if last_first else groups
+
+
+def mixed(tmp_path, *flags):
+    """Flags of a run over two files, three prompts of one for each of the other."""
+    (tmp_path / "rest.jsonl").write_text("".join(f'{{"input": "{a}", "label": "x"}}\n' for a in "klmno"))
+    files = ["first", str(tmp_path / "letters.jsonl"), "rest", str(tmp_path / "rest.jsonl")]
+    return ["--prompt-data", *files, "--prompt-data-weights", '{"first": 3}', *flags]
+
+
+def test_two_files_are_mixed_by_their_weights_and_told_apart(letters, tmp_path):
+    flags = mixed(tmp_path, "--num-rollout", "6")
+    train(letters, *flags, "--run-name", "whole")
+    train(letters, *flags, "--run-name", "begun", "--num-rollout", "2")
+    train(letters, *flags, "--run-name", "begun")
+    for row in rows(tmp_path / "runs/whole")[1:]:
+        assert (row["rollout/source/first/samples"], row["rollout/source/rest/samples"]) == (48, 16)
+        parts = 0.75 * row["rollout/source/first/raw_reward"] + 0.25 * row["rollout/source/rest/raw_reward"]
+        assert parts == pytest.approx(row["rollout/raw_reward"])
+    whole, begun = (
+        [
+            {key: value for key, value in row.items() if not key.startswith("eval/")}
+            for row in rows(tmp_path / "runs" / name)
+        ]
+        for name in ("whole", "begun")
+    )
+    assert whole == begun
+    for step in range(1, 7):
+        seen = [
+            [(one["prompt"], one["index"], one["metadata"], one["tokens"]) for one in read_records(file)]
+            for name in ("whole", "begun")
+            for file in [tmp_path / f"runs/{name}/rollouts/step_{step:06}.jsonl"]
+        ]
+        assert seen[0] == seen[1]
+        assert {one[2]["source_name"] for one in seen[0] if one[0] in "klmno"} == {"rest"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--prompt-data", "a", "a.jsonl", "b"], "data.prompt_data: found ['a', 'a.jsonl', 'b']; wanted one file, or names"),
+        (["--prompt-data", "a", "no.jsonl", "b", "nor.jsonl"], "data.prompt_data: nor.jsonl: found nothing"),
+        (["--prompt-data-weights", '{"maths": 2}'], "data.prompt_data_weights: found 'maths'; wanted names of prompt_data: nothing"),
+        (["--prompt-data-weights", '{"maths": 0}'], "more than 0"),
+    ],
+)  # fmt: skip
+def test_mixtures_that_cannot_be_meant_are_refused(slime, letters, flags, told):
+    refused = slime("check", letters, *flags)
+    assert refused.returncode == 2
+    assert told in " ".join(refused.stderr.split())

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from slime_core.cli import main
 from slime_core.config.load import load_settings
-from slime_core.launchers.local import drive, launch
+from slime_core.launch.local import drive, launch
 from slime_core.plugins.registry import Registry
-from slime_core.rundir import RunDir
+from slime_core.rundir.rundir import RunDir
 
 pytestmark = pytest.mark.timeout(300)
 

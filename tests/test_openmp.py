@@ -9,7 +9,7 @@ import sys
 PROGRAM = """
 import json, os, threading, time
 import torch
-from slime_core.openmp import release_threads
+from slime_core.runtime.openmp import release_threads
 
 torch.set_num_threads(3)
 x = torch.randn(1000, 1000)
@@ -45,5 +45,5 @@ def test_released_threads_are_gone_and_come_back():
 
 
 def test_without_libgomp_nothing_happens():
-    program = "from slime_core.openmp import release_threads; release_threads()"
+    program = "from slime_core.runtime.openmp import release_threads; release_threads()"
     subprocess.run([sys.executable, "-c", program], check=True)

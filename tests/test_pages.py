@@ -13,11 +13,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from slime_core.assemble import assemble
 from slime_core.config.load import load_settings, load_stages
-from slime_core.config.sections import DataSection
-from slime_core.launchers.local import drive
+from slime_core.launch.local import drive
 from slime_core.plugins.registry import Registry
+from slime_core.run.assemble import assemble
+from slime_core.rundir.records import read_records
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -130,8 +130,13 @@ def test_recipes_read_and_their_files_are_there(root):
     registry = Registry()
     for recipe in sorted((root / "recipes").glob("*.toml")):
         for stage in load_stages([str(recipe)], [], registry=registry):
-            data = stage.settings.section(DataSection).prompt_data
-            assert data is None or (root / data).is_file(), recipe.name
+            data = stage.settings.data.prompt_data
+            assert all((root / file).is_file() for file in data[1::2] or data), recipe.name
+
+
+def put_in(sample):
+    """Return how many tokens of the response were not generated."""
+    return sum(end - begin for begin, end in sample["environment_spans"])
 
 
 def test_the_generator_of_the_guide_masks_the_remark_and_keeps_its_budget(
@@ -162,8 +167,8 @@ def test_the_generator_of_the_guide_masks_the_remark_and_keeps_its_budget(
 
     assert asyncio.run(main())["status"] == "completed"
     files = sorted((tmp_path / "runs/letters/rollouts").glob("step_*.jsonl"))
-    samples = [json.loads(line) for file in files for line in file.read_text().splitlines()]
-    assert max(sample["response_length"] for sample in samples) <= 8
+    samples = [sample for file in files for sample in read_records(file)]
+    assert max(sample["response_length"] - put_in(sample) for sample in samples) == 8
     turned = [sample for sample in samples if sample["loss_mask"] and 0 in sample["loss_mask"]]
     assert turned
     for sample in turned:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from slime_core.assemble import make_build
-from slime_core.config.check import check_settings
+from slime_core.checks.settings import check_settings
 from slime_core.config.load import load_settings
 from slime_core.errors import ConfigError, DeadlineError, TrainerError
-from slime_core.launchers.local import assemble_and, drive, launch
+from slime_core.launch.local import assemble_and, drive, launch
 from slime_core.plugins.registry import Registry
+from slime_core.run.assemble import make_build
+from slime_core.rundir.events import read_events
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -93,6 +96,10 @@ def test_error_of_a_rank_names_it_and_the_resumed_run_learns_what_one_process_le
     assert [row.pop("train/ranks", None) for row in ray] == [None, *[2.0] * 12]
     assert [row.pop("train/ranks", None) for row in local] == [None, *[1.0] * 12]
     assert ray == local
+    lanes = [
+        (one["step"], one["lane"]) for one in read_events(run / "events.jsonl") if one["name"] == "meeting"
+    ]
+    assert sorted(lanes) == [(step, f"rank {rank}") for step in range(1, 13) for rank in (0, 1)]
     assert ranks_left(tmp_path) == []
 
 
@@ -103,6 +110,21 @@ def test_rank_that_hangs_is_named_when_the_deadline_has_passed_and_killed(cluste
     assert "no answer to train from rank 0 of 2 (process " in note
     assert "rank 1 of 2 (process " in note
     assert ranks_left(tmp_path) == []
+
+
+def test_driver_that_is_killed_leaves_no_rank_on_a_cluster_that_goes_on(
+    cluster, train, letters, kill_after, monkeypatch, root, tmp_path
+):
+    monkeypatch.setenv("RAY_ADDRESS", cluster)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(root / "tests"), os.environ.get("PYTHONPATH", "")]))
+    command = [sys.executable, "-m", "slime_core", "train", str(letters), *RANKS, "--num-rollout", "5000"]
+    command += ["--train-backend", "ranked_letters:create_trainer"]
+    kill_after(command, tmp_path / "runs/letters/metrics.jsonl", 3)
+    deadline = time.monotonic() + 30
+    while left := ranks_left(tmp_path):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
+    assert train("--run-name", "next", "--num-rollout", "2")["status"] == "completed"
 
 
 def test_cluster_that_is_too_small_is_refused_at_once(cluster, train):
@@ -144,7 +166,7 @@ def test_megatron_on_two_ranks_equals_one_process_until_a_rank_dies_in_a_collect
     common = [
         "--hf-checkpoint", str(tiny_llama), "--output-dir", str(tmp_path), "--num-rollout", "3", "--tracker", "jsonl",
         "--rollout-batch-size", "4", "--n-samples-per-prompt", "8", "--rollout-max-response-len", "16", "--no-bf16",
-        "--lr", "1e-3", "--rm-type", "slime_bench.step:parity", "--num-steps-per-rollout", "2",
+        "--lr", "1e-3", "--rm-type", "slime_bench.step.work:parity", "--num-steps-per-rollout", "2",
         "--skip-eval-before-train", "--eval-interval", "5",
     ]  # fmt: skip
     recipe = str(root / "recipes/quickstart.toml")
@@ -168,5 +190,7 @@ def test_megatron_on_two_ranks_equals_one_process_until_a_rank_dies_in_a_collect
     local, ray = steps(tmp_path / "local")[:2], steps(tmp_path / "ray")
     assert [row["step"] for row in ray] == [1, 2]
     for ours, theirs in zip(ray, local, strict=True):
+        for row in (ours, theirs):  # several differ by the last bit, and each of them may be the worst
+            del row["train/train_rollout_logprob_abs_diff/worst_sample_index"]
         assert ours == pytest.approx(theirs, rel=1e-5, abs=1e-5)
     assert all(row["train/grad_norm"] > 1e-3 for row in local)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -13,6 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from slime_core.errors import CheckpointError
+from slime_core.rundir.checkpoint import latest
+from slime_core.rundir.records import read_records
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -27,7 +31,7 @@ def samples(run: Path) -> list[tuple[int, int, list[int], list[float]]]:
     """Group, index, ids and log-probs of every sample that was trained on."""
     found = []
     for file in sorted((run / "rollouts").glob("step_*.jsonl")):
-        for sample in map(json.loads, file.read_text().splitlines()):
+        for sample in read_records(file):
             found.append(
                 (sample["group_index"], sample["index"], sample["tokens"], sample["rollout_log_probs"])
             )
@@ -35,7 +39,7 @@ def samples(run: Path) -> list[tuple[int, int, list[int], list[float]]]:
 
 
 def kill_during(command: list[str], run: Path, phase: str, *, step: int, env: dict[str, str]) -> None:
-    """Start the command, and kill it -9 once `phase` of a step not before `step` is under way."""
+    """Start the command, and kill it -9 once `phase` of step `step` or a later one has begun."""
     (run / "phase").unlink(missing_ok=True)
     output = run.with_suffix(".out")
     with output.open("w") as file:
@@ -60,7 +64,7 @@ def test_run_killed_three_times_equals_one_left_alone(root, tiny_llama, tmp_path
     common = [
         "--hf-checkpoint", str(tiny_llama), "--output-dir", str(tmp_path), "--num-rollout", "10", "--save-interval", "2",
         "--eval-interval", "5", "--gym-eval-size", "16", "--rollout-batch-size", "4", "--rollout-max-response-len", "24",
-        "--reward-timeout-s", "60", "--lr", "1e-3", "--rm-type", "slime_bench.step:parity", "--num-steps-per-rollout", "2",
+        "--reward-timeout-s", "60", "--lr", "1e-3", "--rm-type", "slime_bench.step.work:parity", "--num-steps-per-rollout", "2",
         "--n-samples-per-prompt", "8",
     ]  # fmt: skip
     command = [sys.executable, "-m", "slime_core", "train", str(root / "recipes/quickstart.toml"), *common]
@@ -91,3 +95,28 @@ def test_run_killed_three_times_equals_one_left_alone(root, tiny_llama, tmp_path
     used = Counter(index for _, index, _, _ in samples(killed))
     assert sorted(used) == list(range(10 * 4 * 8))
     assert set(used.values()) == {1}
+    every_flip_is_refused(killed / "checkpoints")
+
+
+def every_flip_is_refused(folder: Path) -> None:
+    """Flip one bit of any byte of Megatron's newest checkpoint: it is named, and so is the one before it."""
+    (before, newest), draw = sorted(folder.iterdir()), random.Random(0)
+    files = [path for path in sorted(newest.rglob("*")) if path.is_file()]
+    assert any(path.suffix == ".distcp" for path in files)
+    latest(folder).verify()
+    for _ in range(200):
+        path = draw.choice(files)
+        at, bit = draw.randrange(path.stat().st_size), draw.randrange(8)
+        flip(path, at, bit)
+        with pytest.raises(CheckpointError, match=f"the newest intact one before it is {before}: "):
+            latest(folder).verify()
+        flip(path, at, bit)
+    latest(folder).verify()
+
+
+def flip(path: Path, at: int, bit: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        (byte,) = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte ^ 1 << bit]))

@@ -10,20 +10,20 @@ import asyncio
 
 import pytest
 import torch
-from slime_core.assemble import make_build, make_scorer
 from slime_core.config.load import load_settings
 from slime_core.errors import ConfigError
 from slime_core.plugins.registry import Registry
-from slime_core.protocols import SamplingParams
+from slime_core.protocols import SamplingParams, TrainerCapabilities
 from slime_core.rewards.pool import RewardPool
-from slime_core.sample import Sample
-from slime_core.served import key_of, resolve_url
-from slime_core.weights import sync_weights
-from slime_models.fingerprint import fingerprint
+from slime_core.run.assemble import make_build, make_scorer
+from slime_core.rundir.served_models import key_of, resolve_url
+from slime_core.samples import Sample
+from slime_core.weights.sync import sync_weights
+from slime_models.transfer.fingerprint import fingerprint
 from slime_models.transfer.sender import WeightSender
 from slime_sglang import hooks
-from slime_sglang.build import create_engine
-from slime_sglang.client import SglangClient
+from slime_sglang.factory import create_engine
+from slime_sglang.http.client import SglangClient
 from tokenizers import Tokenizer, pre_tokenizers, processors
 from tokenizers.models import WordLevel
 from transformers import (
@@ -111,7 +111,7 @@ def run(policy, folder, tmp_path_factory):
     words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
     registry = Registry.from_environment()
     settings = load_settings([], [*words, "--rm-args", '{"output": 1}'], registry=registry)
-    assert list(hooks.slime_check_config(settings=settings)) == []
+    assert list(hooks.slime_check_config(settings=settings, registry=registry)) == []
     build = make_build(settings, registry)
     engine = create_engine(build)
     with asyncio.Runner() as runner:
@@ -146,7 +146,9 @@ def scores(run, samples, **options):
 
     async def main():
         given = {"reward_model_url": "served:scores", "run_dir": str(build.run_dir), **options}
-        async with RewardPool("slime_rm.reward_model:RewardModel", given, workers=1, timeout_s=60) as pool:
+        async with RewardPool(
+            "slime_rm.remote.reward_model:RewardModel", given, workers=1, timeout_s=60
+        ) as pool:
             return await asyncio.gather(*map(pool.score, samples))
 
     return asyncio.run(main())
@@ -239,7 +241,7 @@ def test_a_group_starts_its_servers_with_arguments_of_its_own(run, url):
         finally:
             await client.close()
 
-    of_policy = await_beside(info_of(engine._seats[0].engine.url))
+    of_policy = await_beside(info_of(engine._replicas[0].engine.url))
     of_scores = await_beside(info_of(url))
     names = (
         "max_running_requests",
@@ -255,10 +257,10 @@ def test_a_group_starts_its_servers_with_arguments_of_its_own(run, url):
 class _Sender:
     """The sending half of a trainer."""
 
-    transports = WeightSender.transports
+    capabilities = TrainerCapabilities(other_transports=True)
 
     def __init__(self, tensors):
-        self._tensors, self._sender = tensors, WeightSender(asyncio.to_thread)
+        self._tensors, self._sender = tensors, WeightSender(asyncio.to_thread, Registry())
 
     async def _buckets(self):
         yield (

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from slime_core.config.load import load_settings
 from slime_core.errors import CheckpointError, ConfigError
-from slime_core.launchers.local import drive, launch
+from slime_core.launch.local import drive, launch
 from slime_core.plugins.registry import Registry
 
 
@@ -75,7 +75,7 @@ def test_checkpoint_that_is_not_there_leaves_no_folder(letters, tmp_path):
 
 
 def test_folder_is_refused_while_another_process_has_it(letters, run):
-    take = f"from slime_core.rundir import *; d = RunDir(Path({str(run)!r})); d.take(anew=False); print(); input()"
+    take = f"from slime_core.rundir.rundir import *; d = RunDir(Path({str(run)!r})); d.take(anew=False); print(); input()"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", take], **pipes) as other:
         other.stdout.readline()

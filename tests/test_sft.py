@@ -7,17 +7,17 @@ import json
 from pathlib import Path
 
 import pytest
-from slime_core.assemble import assemble
-from slime_core.config.check import check_stages
+from slime_core.checks.settings import check_stages
 from slime_core.config.load import load_settings, load_stages
 from slime_core.errors import ConfigError, DataError, EngineError
-from slime_core.launchers.local import drive
+from slime_core.launch.local import drive
+from slime_core.launch.stages import train_stages
 from slime_core.plugins.registry import Registry
-from slime_core.rollout.conversations import Conversation, appended, rendered
+from slime_core.rollout.chat_masks import Conversation, appended, rendered
 from slime_core.rollout.sft import supervised
-from slime_core.sample import Sample, Status
-from slime_core.stages import train_stages
-from slime_models.tokenizer import load_tokenizer
+from slime_core.run.assemble import assemble
+from slime_core.samples import Sample, Status
+from slime_models.hf.tokenizer import load_tokenizer
 
 SYSTEM = (
     "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"

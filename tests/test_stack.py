@@ -10,10 +10,10 @@ import json
 from pathlib import Path
 
 import pytest
-from slime_core.assemble import assemble
 from slime_core.config.load import load_settings
-from slime_core.launchers.local import drive
+from slime_core.launch.local import drive
 from slime_core.plugins.registry import Registry
+from slime_core.run.assemble import assemble
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 

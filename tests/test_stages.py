@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from slime_core.config.load import load_settings, load_stages
 from slime_core.errors import CheckpointError, RewardError
-from slime_core.launchers.local import drive, launch
+from slime_core.launch.local import drive, launch
+from slime_core.launch.stages import train_stages
 from slime_core.plugins.registry import Registry
-from slime_core.stages import train_stages
+from slime_core.rundir.records import read_records
 
 STAGES = """
 [stage.first]
@@ -44,7 +45,7 @@ def facts(run: Path) -> tuple[list[dict[str, float]], list[str]]:
     samples = [
         json.dumps(sample | {"timings": None})
         for file in sorted((run / "rollouts").glob("step_*.jsonl"))
-        for sample in map(json.loads, file.read_text().splitlines())
+        for sample in read_records(file)
     ]
     return [{k: v for k, v in line.items() if not k.startswith("perf/")} for line in lines], samples
 

@@ -6,8 +6,8 @@ import json
 
 import pytest
 from slime_core.cli import main
-from slime_core.sample import Sample
-from slime_rm.chance import random
+from slime_core.samples import Sample
+from slime_rm.text.random_score import random
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -59,7 +59,7 @@ def test_trying_a_group_reward_scores_each_response_beside_the_others(slime):
         (("mth", "--response", "x"), "no plugin is named 'mth'; did you mean 'math'?"),
         (
             ("math", "--response", "x"),
-            "sample 0: reward slime_rm.math:math raised SampleError: label is None, wanted the ground truth",
+            "sample 0: reward slime_rm.math.math:math raised SampleError: label is None, wanted the ground truth",
         ),
         (("math", "--response", "x", "--metadata", "[1"), "--metadata: found '[1', which is not JSON"),
         (("math", "--response", "x", "--metadata", "[1]"), "--metadata: found '[1]'; wanted a JSON object"),

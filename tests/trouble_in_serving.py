@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Mapping
 from typing import Any
 
-from slime_core.build import BuildContext
-from slime_core.rollout import driver
-from slime_core.run import Run
-from slime_core.sample import Group
+from slime_core.config.build import BuildContext
+from slime_core.plugins.hooks import hookimpl
+from slime_core.rollout import default
+from slime_core.run.run import Run
+from slime_core.samples import Group
 
 #: Steps in whose rollout the first server is killed, and over whose update the second one is stopped.
 KILLED_IN, STOPPED_IN = 2, 3
@@ -20,18 +20,14 @@ KILLED_IN, STOPPED_IN = 2, 3
 class Trouble:
     """Sends the signals, in the process of the run."""
 
-    def run_start(self, run: Run) -> None:
-        self._seats: Any = run.engine._seats
+    @hookimpl
+    def slime_run_start(self, run: Run) -> None:
+        self._replicas: Any = run.engine._replicas
 
-    def phase(self, step: int, phase: str, done: int, total: int) -> None:
+    @hookimpl
+    def slime_progress(self, step: int, phase: str, done: int, total: int) -> None:
         if (step, phase, done) == (STOPPED_IN, "sync", 0):
-            _send(self._seats[1], signal.SIGSTOP)
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        pass
-
-    def run_end(self, summary: Mapping[str, Any]) -> None:
-        pass
+            _send(self._replicas[1], signal.SIGSTOP)
 
 
 def create_tracker(build: BuildContext) -> Trouble:
@@ -40,22 +36,22 @@ def create_tracker(build: BuildContext) -> Trouble:
 
 async def rollout(run: Run, step: int) -> list[Group]:
     """The default one; over that of `KILLED_IN` the first server dies, and that of `STOPPED_IN` begins when it has come back."""
-    seats: Any = run.engine._seats
-    while step == STOPPED_IN and not all(seat.is_ready for seat in seats):
-        await run.engine._keeper.changed()
-    killing = asyncio.create_task(_kill_at_work(seats[0])) if step == KILLED_IN else None
-    groups = await driver.rollout(run, step)
+    replicas: Any = run.engine._replicas
+    while step == STOPPED_IN and not all(replica.is_ready for replica in replicas):
+        await run.engine._supervisor.changed()
+    killing = asyncio.create_task(_kill_at_work(replicas[0])) if step == KILLED_IN else None
+    groups = await default.rollout(run, step)
     if killing is not None:
         await killing
     return groups
 
 
-async def _kill_at_work(seat: Any) -> None:
-    """Kill the server of a seat as soon as it has requests."""
-    while not seat.pending:
+async def _kill_at_work(replica: Any) -> None:
+    """Kill the server of a replica as soon as it has requests."""
+    while not replica.pending:
         await asyncio.sleep(0)
-    _send(seat, signal.SIGKILL)
+    _send(replica, signal.SIGKILL)
 
 
-def _send(seat: Any, number: int) -> None:
-    os.killpg(seat.engine._server._process.pid, number)
+def _send(replica: Any, number: int) -> None:
+    os.killpg(replica.engine._server._process.pid, number)

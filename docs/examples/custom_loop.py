@@ -5,7 +5,7 @@ slime train recipes/quickstart.toml --loop docs.examples.custom_loop:until_solve
 
 from collections import deque
 
-from slime_core.run import Run
+from slime_core.run.run import Run
 
 
 async def until_solved(run: Run) -> None:

@@ -3,7 +3,7 @@
 import re
 
 from slime_core.rewards.results import Grade
-from slime_core.sample import Sample
+from slime_core.samples import Sample
 
 
 def first_number(sample: Sample) -> Grade:

@@ -20,6 +20,7 @@ COMBINATIONS = {
     "slime-core slime-gym": ({"slime.sources gym", "slime.rewards gym"}, ("torch", "ray", "transformers")),
     "slime-algos": ({"slime.advantages grpo", "slime.losses policy_loss"}, ("transformers", "megatron")),
     "slime-models[smollm2]": ({"slime.models llama", "slime.tokenizers hf"}, ("megatron",)),
+    "slime-simulator": ({"slime.commands simulate", "slime.commands plan"}, ("torch", "transformers")),
     "slime-bench": ({"slime.benches step"}, ("torch",)),
     "slime-megatron slime-torch slime-algos": (
         {"slime.trainers megatron", "slime.engines torch", "slime.models qwen3"},

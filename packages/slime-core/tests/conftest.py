@@ -42,6 +42,7 @@ def registry_of(site: Path) -> Callable[..., Registry]:
 
     def build(**kwargs: object) -> Registry:
         points = [p for d in importlib_metadata.distributions(path=[str(site)]) for p in d.entry_points]
+        points += importlib_metadata.entry_points(group="slime.hookspecs")
         return Registry(points, **kwargs)  # type: ignore[arg-type]  # `allow` is the only keyword
 
     return build

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import gc
 import json
+import mmap
 import os
 import random
 import resource
@@ -35,6 +36,10 @@ def hostile(*kinds, **more):
 def reward(sample):
     if sample.response in HOSTILE:
         return HOSTILE[sample.response][0](sample)
+    if sample.response == "garbage once it is scored":
+        threading.Thread(target=lambda: (time.sleep(0.3), write_to_the_fork_servers_pipes())).start()
+    if sample.response == "slow":
+        time.sleep(0.6)
     return float(sample.index)
 
 
@@ -43,12 +48,12 @@ def group_reward(group):
     return [float(sample.index) for sample in group] if named is None else HOSTILE[named][0](group)
 
 
-def keeper():
+def fork_server():
     return os.getppid()
 
 
 def guard():
-    return int(Path(f"/proc/{keeper()}/stat").read_text().rpartition(")")[2].split()[1])
+    return int(Path(f"/proc/{fork_server()}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def wait():
@@ -164,11 +169,11 @@ doing("os._exit", lambda: os._exit(0), "crashed")
 doing("kill itself", lambda: os.kill(os.getpid(), signal.SIGKILL), "crashed")
 doing("stop itself", lambda: os.kill(os.getpid(), signal.SIGSTOP), "deadline")
 doing("kill its group", lambda: os.killpg(0, signal.SIGKILL), "crashed")
-doing("kill its keeper", lambda: (os.kill(keeper(), signal.SIGKILL), wait()), "crashed")
-doing("stop its keeper", lambda: (os.kill(keeper(), signal.SIGSTOP), wait()), "crashed", "deadline")
+doing("kill its fork server", lambda: (os.kill(fork_server(), signal.SIGKILL), wait()), "crashed")
+doing("stop its fork server", lambda: (os.kill(fork_server(), signal.SIGSTOP), wait()), "crashed", "deadline")
 doing("hang", wait, "deadline")
 doing("spin", lambda: all(iter(int, 1)) or [0 for _ in iter(int, 1)], "deadline")
-doing("memory", lambda: [bytearray(1 << 26) for _ in iter(int, 1)], "raised", "crashed", "deadline")
+doing("memory", lambda: [mmap.mmap(-1, 1 << 26) for _ in iter(int, 1)], "raised")
 doing("close everything", lambda: os.closerange(0, 256), "crashed")
 
 
@@ -180,10 +185,10 @@ def kill_its_guard(sample):
 
 
 @hostile("crashed", "deadline")
-def stop_its_guard_and_keeper(sample):
+def stop_its_guard_and_fork_server(sample):
     subprocess.Popen(FOREVER, start_new_session=True)
     os.kill(guard(), signal.SIGSTOP)
-    os.kill(keeper(), signal.SIGSTOP)
+    os.kill(fork_server(), signal.SIGSTOP)
     wait()
 
 
@@ -241,7 +246,7 @@ def write_everywhere(payload):
 
 
 def forge(make):
-    """Write a reply to the job under way, whose number is found where the caller keeps it."""
+    """Write a reply to the job in flight, whose number is found where the caller keeps it."""
     frame = sys._getframe()
     while "number" not in frame.f_locals or "payload" not in frame.f_locals:
         frame = frame.f_back
@@ -255,7 +260,7 @@ for name, make in {
     "forge not a number": lambda: {"seconds": 0.0, "outcomes": [{"value": float("nan")}]},
     "forge another kind": lambda: {"seconds": 0.0, "outcomes": [{"kind": "fine", "what": "x"}]},
     "forge too many": lambda: {"seconds": 0.0, "outcomes": [{"value": 1.0}] * 3},
-    "forge a failure of the keeper": lambda: {"failed": ["raised", "x"]},
+    "forge a failure of the fork server": lambda: {"failed": ["raised", "x"]},
     "forge life": lambda: {"alive": True},
     "forge what is no text": lambda: b"\xff\xfe",
 }.items():
@@ -268,12 +273,16 @@ def write_garbage(sample):
     return 1.0
 
 
-@hostile("crashed")
-def write_to_the_keepers_descriptors(sample):
-    for path in Path(f"/proc/{keeper()}/fd").iterdir():
+def write_to_the_fork_servers_pipes():
+    for path in Path(f"/proc/{fork_server()}/fd").iterdir():
         with contextlib.suppress(OSError):
             if os.readlink(path).startswith("pipe:"):
                 os.write(os.open(path, os.O_WRONLY | os.O_NONBLOCK), b"[" * 1000)
+
+
+@hostile("crashed")
+def write_to_the_fork_servers_descriptors(sample):
+    write_to_the_fork_servers_pipes()
     wait()
 
 

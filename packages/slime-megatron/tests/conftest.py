@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from slime_core.assemble import Algorithm
-from slime_core.batch import TrainBatch
 from slime_core.config.sections import TrainSection
+from slime_core.run.assemble import Algorithm
+from slime_core.samples import TrainBatch
 from slime_megatron import compat
-from slime_megatron.section import MegatronSection
-from slime_megatron.settings import LearnerSettings
-from slime_models.checkpoint import HfCheckpoint, read_config, save_hf
-from slime_models.families.glm4_moe import GLM4_MOE
-from slime_models.families.llama import LLAMA
-from slime_models.families.qwen2 import QWEN2
-from slime_models.families.qwen3 import QWEN3
-from slime_models.families.qwen3_moe import QWEN3_MOE
+from slime_megatron.settings.learner_settings import LearnerSettings
+from slime_megatron.settings.section import MegatronSection
+from slime_models.family.families.glm4_moe import GLM4_MOE
+from slime_models.family.families.llama import LLAMA
+from slime_models.family.families.qwen2 import QWEN2
+from slime_models.family.families.qwen3 import QWEN3
+from slime_models.family.families.qwen3_moe import QWEN3_MOE
+from slime_models.hf.folder import HfCheckpoint, read_config, save_hf
 
 if TYPE_CHECKING:
     from .ranks import Ranks
@@ -119,7 +119,7 @@ def cut_models(make_hf: Callable[..., tuple[Any, Path]]) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session")
-def further_model(
+def mtp_model(
     make_hf: Callable[..., tuple[Any, Path]], tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Any, Path]:
     """Return a tiny GLM of four layers, and a folder in which the last two predict the two tokens after the next."""
@@ -138,7 +138,7 @@ def further_model(
             weights[f"model.layers.{layer}.{name}.weight"] = drawn + 1 if len(shape) == 1 else drawn
         for copy, original in (("embed_tokens", "model.embed_tokens"), ("shared_head.head", "lm_head")):
             weights[f"model.layers.{layer}.{copy}.weight"] = weights[f"{original}.weight"]
-    folder = save_hf(tmp_path_factory.mktemp("further") / "hf", weights.items(), config_from=made)
+    folder = save_hf(tmp_path_factory.mktemp("mtp") / "hf", weights.items(), config_from=made)
     config = json.loads((made / "config.json").read_text())
     config |= {"num_hidden_layers": 2, "num_nextn_predict_layers": 2}
     (folder / "config.json").write_text(json.dumps(config))
@@ -155,9 +155,9 @@ def qwen3(make_hf: Callable[..., tuple[Any, Path]]) -> tuple[Any, Path]:
 def make_learner(qwen3: tuple[Any, Path]) -> Iterator[Callable[..., Any]]:
     """Return a function that builds a learner on the tiny Qwen 3; a new one ends the one before.
 
-    `settings` are further fields of `LearnerSettings`, and what is left those of `TrainSection`.
+    `settings` are other fields of `LearnerSettings`, and what is left those of `TrainSection`.
     """
-    from slime_megatron.learner import Learner
+    from slime_megatron.learner.learner import Learner
 
     alive: list[Learner] = []
 

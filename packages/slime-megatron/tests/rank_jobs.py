@@ -11,20 +11,20 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from slime_core.assemble import Algorithm
-from slime_core.batch import TrainBatch
 from slime_core.config.sections import TrainSection
 from slime_core.errors import TrainerError
+from slime_core.run.assemble import Algorithm
+from slime_core.samples import TrainBatch
 from slime_megatron import compat
-from slime_megatron.learner import Learner
-from slime_megatron.log_probs import Vocabulary, sum_pi_squared, token_log_probs
-from slime_megatron.lora import adapter_weights
-from slime_megatron.nuclei import Nuclei
-from slime_megatron.section import MegatronSection
-from slime_megatron.section_roles import LoraSection, RolesSection
-from slime_megatron.settings import LearnerSettings
-from slime_megatron.sharded import whole_tensors
-from slime_models.checkpoint import read_config
+from slime_megatron.batch.sampling_mask import SamplingMask
+from slime_megatron.hf.shard import whole_tensors
+from slime_megatron.learner.learner import Learner
+from slime_megatron.model.log_probs import VocabularyShard, sum_pi_squared, token_log_probs
+from slime_megatron.model.lora import adapter_weights
+from slime_megatron.settings.learner_settings import LearnerSettings
+from slime_megatron.settings.section import MegatronSection
+from slime_megatron.settings.section_roles import LoraSection, RolesSection
+from slime_models.hf.folder import read_config
 from torch import Tensor
 
 from conftest import FAMILIES, policy_gradient
@@ -174,7 +174,7 @@ def save_and_go_on(
             learner.train(batch)
         may_write = threading.Event()
         if dist.get_rank() == 1:
-            learner._saver._thread.submit(may_write.wait)
+            learner._checkpoint_writer._thread.submit(may_write.wait)
         learner.save(checkpoint, in_background=True)
         state = {"weights": weights_of(learner), "moments": moments_of(learner) if moments else {}}
         state["metrics"] = [learner.train(batch) for batch in batches[2:]]
@@ -374,7 +374,7 @@ def log_probs_of_columns(
     vocab_size: int,
     gradients: Tensor,
     chunk_tokens: int,
-    nuclei: Nuclei | None,
+    sampling_mask: SamplingMask | None,
 ) -> tuple[Tensor | None, ...]:
     """Return log-probs, entropies, sums of squared probabilities, and this rank's gradients.
 
@@ -385,10 +385,10 @@ def log_probs_of_columns(
     states = hidden.clone().requires_grad_()
     own = weight[rank * columns : (rank + 1) * columns].clone().requires_grad_()
     options = {
-        "vocabulary": Vocabulary(vocab_size, start=rank * columns, group=dist.group.WORLD),
+        "vocabulary": VocabularyShard(vocab_size, start=rank * columns, group=dist.group.WORLD),
         "temperature": 0.7,
         "chunk_tokens": chunk_tokens,
-        "nuclei": nuclei,
+        "sampling_mask": sampling_mask,
     }
     squares = sum_pi_squared(states, own, **options)
     found, entropy = token_log_probs(states, own, targets, with_entropy=True, **options)

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slime_models.families.glm4_moe import GLM4_MOE
-from slime_models.families.llama import LLAMA
-from slime_models.families.qwen2 import QWEN2
-from slime_models.families.qwen3 import QWEN3
-from slime_models.families.qwen3_moe import QWEN3_MOE
-from slime_models.family import ModelFamily
-from slime_models.fetch import fetch
+from slime_models.family.families.glm4_moe import GLM4_MOE
+from slime_models.family.families.llama import LLAMA
+from slime_models.family.families.qwen2 import QWEN2
+from slime_models.family.families.qwen3 import QWEN3
+from slime_models.family.families.qwen3_moe import QWEN3_MOE
+from slime_models.family.family import ModelFamily
+from slime_models.hf.fetch import fetch
 
 FAMILIES = {family.model_type: family for family in (GLM4_MOE, LLAMA, QWEN2, QWEN3, QWEN3_MOE)}
 

@@ -8,7 +8,7 @@ import importlib_metadata
 import pytest
 from slime_core.errors import SampleError
 from slime_core.rewards.results import plain_value, score_of
-from slime_core.sample import Sample
+from slime_core.samples import Sample
 
 CASES = [json.loads(line) for line in Path(__file__).with_name("verdicts.jsonl").read_text().splitlines()]
 GRADERS = {

@@ -11,16 +11,17 @@ from typing import Any
 
 import pytest
 import torch
-from slime_core.assemble import make_build
 from slime_core.config.load import load_settings
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import RolloutEngine, SamplingParams
-from slime_models.families.llama import LLAMA
-from slime_sglang.build import create_engine
-from slime_sglang.draft import Draft
+from slime_core.run.assemble import make_build
+from slime_models.family.families.llama import LLAMA
 from slime_sglang.engine import SglangEngine
-from slime_sglang.section import SglangSection
-from slime_sglang.stager import stager_of
+from slime_sglang.factory import create_engine
+from slime_sglang.generation.response import PartialResponse
+from slime_sglang.settings.section import SglangSection
+from slime_sglang.settings.server import ServerSettings
+from slime_sglang.weights.receiver import create_receiver
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -29,7 +30,7 @@ from .fake_fleet import run_fleet
 
 VOCAB, EOS = 128, 127
 SERVER_ARGS = {"max_total_tokens": 65536, "max_running_requests": 4, "stream_interval": 4}
-#: What takes minutes, and is ended by whoever asks for it: a request that is under way for as long as a test wants.
+#: What takes minutes, and is ended by whoever asks for it: a request that is in flight for as long as a test wants.
 ENDLESS = SamplingParams(max_new_tokens=15000, min_new_tokens=15000, temperature=0)
 
 
@@ -74,9 +75,19 @@ def _new_engine(
     model_path: Path, folder: Path, *, address: str | None = None, key: str | None = None, **settings: Any
 ) -> SglangEngine:
     section = SglangSection(**{"server_args": SERVER_ARGS, "start_timeout_s": 600, **settings})
-    stager = stager_of(model_path, LLAMA, dtype="float32", section=section, disk_dir=folder / "weights")
+    receiver = create_receiver(
+        model_path,
+        LLAMA,
+        dtype="float32",
+        section=section,
+        registry=Registry(),
+        disk_dir=folder / "weights",
+    )
     return SglangEngine(
-        model_path, dtype="float32", section=section, folder=folder, stager=stager, address=address, key=key
+        ServerSettings(
+            model_path=model_path, dtype="float32", section=section, folder=folder, address=address, key=key
+        ),
+        receiver=receiver,
     )
 
 
@@ -138,11 +149,11 @@ def endless() -> SamplingParams:
 
 
 @pytest.fixture(scope="session")
-def under_way() -> Callable[..., Coroutine[Any, Any, None]]:
-    """Returns once a draft has some tokens, which a stream brings; or so many at least."""
+def in_flight() -> Callable[..., Coroutine[Any, Any, None]]:
+    """Returns once a response has some tokens, which a stream brings; or so many at least."""
 
-    async def wait(draft: Draft, n_tokens: int = 1) -> None:
-        while len(draft.completion("none").tokens) < n_tokens:
+    async def wait(response: PartialResponse, n_tokens: int = 1) -> None:
+        while len(response.completion("none").tokens) < n_tokens:
             await asyncio.sleep(0.01)
 
     return wait

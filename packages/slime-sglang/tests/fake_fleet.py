@@ -10,17 +10,19 @@ from inspect import getcoroutinelocals
 from pathlib import Path
 from typing import Any
 
+from slime_core.plugins.registry import Registry
 from slime_core.protocols import SamplingParams
 from slime_core.testing.tabular import LetterTokenizer
-from slime_models.transfer.manifest import Spec
+from slime_models.tensor_spec import Spec
+from slime_models.transfer.receiver import UpdateReceiver
+from slime_models.transfer.storage import UpdateStorage
 from slime_sglang.engine import SglangEngine
-from slime_sglang.fleet import EngineFleet
-from slime_sglang.inlets import Place
-from slime_sglang.layout import Role
-from slime_sglang.router import Router
-from slime_sglang.seat import Seat
-from slime_sglang.section import FleetSection, SglangSection
-from slime_sglang.stager import Stager
+from slime_sglang.fleet.fleet import EngineFleet
+from slime_sglang.fleet.replica import Replica
+from slime_sglang.fleet.router import Router
+from slime_sglang.settings.section import FleetSection, SglangSection
+from slime_sglang.settings.server import ServerSettings
+from slime_sglang.settings.topology import Role
 
 from .fake_worker import KEY, TOKENS_OF_ANSWER, FakeWorker
 
@@ -57,26 +59,28 @@ async def _opened(
 
     def engine_of(number, before):
         engine = SglangEngine(
-            model_path,
-            dtype="float32",
-            section=section,
-            folder=folder,
-            name=f"server-{number}-{before}",
-            address=workers[n_engines if before else number].address,
-            key=KEY,
-            role=roles[number],
+            ServerSettings(
+                model_path=model_path,
+                dtype="float32",
+                section=section,
+                folder=folder,
+                name=f"server-{number}-{before}",
+                address=workers[n_engines if before else number].address,
+                key=KEY,
+                role=roles[number],
+            )
         )
         engine.is_external = not spare  # one that is, is not replaced
         return engine
 
-    def seat(number):
-        return Seat(f"engine {number}", partial(engine_of, number), restarts=1)
+    def replica(number):
+        return Replica(f"engine {number}", partial(engine_of, number), restarts=1)
 
     engine = EngineFleet(
-        [seat(number) for number in range(n_engines)],
+        [replica(number) for number in range(n_engines)],
         section=fleet,
-        stager=Stager(
-            Place(
+        receiver=UpdateReceiver(
+            UpdateStorage(
                 specs={"a": Spec(shape=(2, 3), dtype="float32"), "b": Spec(shape=(4,), dtype="float32")},
                 model_path=model_path,
                 staging_dir=folder,
@@ -86,6 +90,7 @@ async def _opened(
                 timeout_s=10,
             ),
             dtype="float32",
+            registry=Registry(),
         ),
         tokenizer=LetterTokenizer(),
         router=Router(routed, address=(None, None), width=64, section=section, folder=folder)
@@ -141,8 +146,8 @@ def tokens_so_far(task):
     """The tokens that have arrived of a response, which a task of its own has a fleet generate."""
     if task.done():
         return task.result().tokens
-    draft = getcoroutinelocals(task.get_coro()).get("draft")
-    return [] if draft is None else draft.completion("none").tokens
+    response = getcoroutinelocals(task.get_coro()).get("response")
+    return [] if response is None else response.completion("none").tokens
 
 
 async def begun(fleet, prompts, params, n_tokens=1):

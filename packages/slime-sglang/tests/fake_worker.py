@@ -14,8 +14,8 @@ from typing import Any
 from aiohttp import web
 from aiohttp.http_exceptions import BadHttpMessage
 from slime_models.transfer.manifest import read_manifest
-from slime_sglang import loader
-from slime_sglang.process import HeldPort
+from slime_sglang.server.process import ReservedPort
+from slime_sglang.weights.protocol import LOAD, LOADERS, LoaderRequest, LoaderResult
 
 TOKENS_OF_ANSWER = 3
 #: That workers ask for, as SGLang does: everywhere but for their health.
@@ -62,7 +62,7 @@ class FakeWorker:
         self._info = {
             "model_path": str(model_path),
             "dtype": "float32",
-            "custom_weight_loader": list(loader.LOADERS),
+            "custom_weight_loader": list(LOADERS),
             "incremental_streaming_output": True,
             **info,
         }
@@ -73,7 +73,7 @@ class FakeWorker:
         app.router.add_route("*", "/{path:.*}", self._handle)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1, logger=_LOG)
         await self._runner.setup()
-        self._port = HeldPort()
+        self._port = ReservedPort()
         await web.TCPSite(self._runner, "127.0.0.1", self._port.number).start()
         self.address = f"127.0.0.1:{self._port.number}"
 
@@ -173,12 +173,12 @@ class FakeWorker:
     def _load(self, body: dict[str, Any]) -> None:
         """Hold what lies in the folder, as its manifest says."""
         ((text, _),) = pickle.loads(base64.b64decode(body["serialized_named_tensors"][0]))
-        order = loader.Order(**json.loads(text))
-        verdict = loader.Verdict(error=self.refusal)
-        if body["load_format"] == loader.LOAD:
-            manifest = read_manifest(Path(order.folder))
+        request = LoaderRequest(**json.loads(text))
+        result = LoaderResult(error=self.refusal)
+        if body["load_format"] == LOAD:
+            manifest = read_manifest(Path(request.folder))
             self.version = manifest.version
-            verdict = loader.Verdict(
+            result = LoaderResult(
                 held={entry.name: entry.fingerprint + self.spoils for entry in manifest.entries}
             )
-        Path(order.answer).write_text(json.dumps(asdict(verdict)))
+        Path(request.answer).write_text(json.dumps(asdict(result)))

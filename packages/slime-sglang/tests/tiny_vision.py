@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
-from slime_models.processor import read_image
+from slime_models.hf.processor import read_image
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit

@@ -9,11 +9,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from slime_algos.correction import importance_weights, kept
 from slime_algos.greedy_baseline import IS_BASELINE
-from slime_algos.kl import KL_ESTIMATORS
+from slime_algos.terms.correction import importance_weights, kept
+from slime_algos.terms.kl import KL_ESTIMATORS
 from slime_algos.testing import corrected, random_view, view_of
-from slime_core.correction import Correction
+from slime_core.protocols.correction import Correction
 
 
 def plugins_of(group):
@@ -189,7 +189,7 @@ def test_every_estimator_is_finite_at_extreme_ratios(name, dtype):
 #: Every column [T] but the mask.
 COLUMNS = [
     "weights", "old_log_probs", "log_probs", "entropy", "rollout_log_probs", "ref_log_probs", "teacher_log_probs",
-    "sum_pi_squared", "values", "new_values", "importance",
+    "sum_pi_squared", "values", "new_values", "importance", "staleness",
 ]  # fmt: skip
 ANYTHING = (float("nan"), float("inf"), -float("inf"), 1e30)
 
@@ -200,7 +200,7 @@ def spoilt(view, what):
     columns = {}
     for name in COLUMNS:
         column = getattr(view, name).detach().clone()
-        column[masked] = what
+        column[masked] = what if column.is_floating_point() else 10**9
         columns[name] = column.requires_grad_(name in ("log_probs", "new_values"))
     return replace(view, **columns)
 

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import pytest
-from slime_core.sample import Sample
+from slime_core.samples import Sample
+from slime_core.testing.contracts import check_reward
 from slime_example_reward import ends_with_label
 
 PACKAGE = Path(__file__).parents[1]
@@ -15,6 +16,10 @@ PAGE = (PACKAGE.parents[1] / "docs" / "write-a-plugin.md").read_text()
 )
 def test_score_says_whether_the_response_ends_with_the_label(response, score):
     assert ends_with_label(Sample(response=response, label="42")) == score
+
+
+def test_it_keeps_the_promises_of_a_reward():
+    check_reward(ends_with_label)
 
 
 @pytest.mark.parametrize("label", [None, ""])

@@ -10,10 +10,15 @@ from typing import Any
 
 import pytest
 import torch
+from slime_core.plugins.registry import Registry
 from slime_core.protocols import Completion, SamplingParams
-from slime_models.families.llama import LLAMA
-from slime_models.families.qwen2 import QWEN2
-from slime_models.families.qwen3 import QWEN3
+from slime_models.family.families.llama import LLAMA
+from slime_models.family.families.qwen2 import QWEN2
+from slime_models.family.families.qwen3 import QWEN3
+from slime_models.hf.folder import read_config
+from slime_models.quantization.scheme import specs_of
+from slime_models.transfer.receiver import UpdateReceiver
+from slime_models.transfer.storage import UpdateStorage
 from slime_torch.engine import TorchEngine
 from slime_torch.section import TorchSection
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
@@ -82,10 +87,28 @@ class TinyModel:
                     parameter.add_(torch.randn_like(parameter) * 0.2)
         self.module.save_pretrained(folder)
 
-    def engine(self, *, dtype: torch.dtype = torch.float32, **section: Any) -> TorchEngine:
+    def engine(
+        self, *, dtype: torch.dtype = torch.float32, keeps_cache: bool = False, **section: Any
+    ) -> TorchEngine:
         family = FAMILIES[self.kind.split("-")[0]]
+        name, architecture = str(dtype).removeprefix("torch."), family.architecture(read_config(self.folder))
+        storage = UpdateStorage(
+            specs=specs_of(family.hf_shapes(architecture), dtype=name),
+            model_path=self.folder,
+            staging_dir=self.folder / "staged",
+            disk_dir=self.folder / "weights",
+            keep_files=False,
+            encoding="xor",
+            timeout_s=60,
+        )
         return TorchEngine(
-            self.folder, family, ByteTokenizer(), dtype=dtype, section=TorchSection.model_validate(section)
+            self.folder,
+            family,
+            ByteTokenizer(),
+            dtype=dtype,
+            section=TorchSection.model_validate(section),
+            receiver=UpdateReceiver(storage, dtype=name, registry=Registry()),
+            keeps_cache=keeps_cache,
         )
 
     @asynccontextmanager

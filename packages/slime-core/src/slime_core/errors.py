@@ -22,6 +22,10 @@ class PluginError(SlimeError, LookupError):
     """A plugin cannot be found, is ambiguous, fails to import, or breaks its contract."""
 
 
+class ContractError(SlimeError, AssertionError):
+    """A plugin breaks a promise of its kind; the kits of `slime_core.testing.contracts` raise it."""
+
+
 class DataError(SlimeError, ValueError):
     """A data file, a row of it, or a prompt is not what its settings say."""
 
@@ -32,6 +36,10 @@ class SampleError(SlimeError, ValueError):
 
 class RewardError(SlimeError, RuntimeError):
     """A reward raised, crashed its worker, missed its deadline, or returned something unusable."""
+
+
+class EnvironmentFailure(SlimeError, RuntimeError):
+    """An environment raised, missed its deadline, or answered something unusable; the message names sample and environment."""
 
 
 class EngineError(SlimeError, RuntimeError):

@@ -1,4 +1,4 @@
-"""Running megatron-core on a machine without CUDA. Every change to foreign code that this package makes is here.
+"""Patches that let megatron-core run without CUDA; every change to foreign code that this package makes is here.
 
 Megatron 0.19 names CUDA where it means "the device". `install` gives Megatron's own modules a stand-in for the name
 `torch` that answers those calls for the CPU; everybody else's torch stays as it is. Where CUDA exists there is no
@@ -25,7 +25,7 @@ import torch
 from slime_core.errors import TrainerError
 from slime_models.cpu import multiplies_bfloat16, product
 
-from slime_megatron import unpickling
+from slime_megatron.checkpoint import unpickling
 from slime_megatron.importing import importing
 
 #: megatron-core versions that the redirects are written for: at least the first, below the second.
@@ -43,7 +43,7 @@ _MODULES = (
 )
 #: Loggers that warn of nothing but Megatron's insides: what is deprecated there (GPTModel, its own writer of
 #: checkpoints), and that DDP lays its buffers out by itself.
-_OWN_AFFAIRS = (
+_NOISY_LOGGERS = (
     "megatron.core.models.gpt.gpt_model",
     "megatron.core.dist_checkpointing.strategies.torch",
     "megatron.core.distributed.distributed_data_parallel",
@@ -332,7 +332,7 @@ def install() -> Compat:
     with importing():
         for name in _MODULES:
             importlib.import_module(name)
-    for name in _OWN_AFFAIRS:
+    for name in _NOISY_LOGGERS:
         logging.getLogger(name).setLevel(logging.ERROR)
     wanted = wanted_redirects()
     compat = Compat(tuple(redirect.name for redirect in wanted))

@@ -1,4 +1,4 @@
-"""Importing megatron-core without what cannot work on a CPU, and without the warnings about its own insides."""
+"""Importing megatron-core on a CPU without packages that need CUDA, and without its warnings about itself."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def importing() -> Iterator[None]:
     masked = [name for name in ("flash_attn", "flash_mla", "flashinfer") if name not in sys.modules]
     compile_ = torch.compile
     try:
-        sys.modules.update(dict.fromkeys(masked))
-        torch.compile = _undecorated
+        sys.modules.update(dict.fromkeys(masked))  # type: ignore[arg-type]  # None makes an import fail
+        torch.compile = _undecorated  # type: ignore[assignment]  # a plain function in the place of an overloaded one
         with quiet():
             yield
     finally:

@@ -8,28 +8,29 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from slime_core.assemble import algorithm, resolve_model
-from slime_core.batch import TrainBatch
-from slime_core.build import BuildContext
+from slime_core.config.build import BuildContext
 from slime_core.config.derive import batch_sizes
-from slime_core.config.sections import RunSection, TrainSection
-from slime_core.daemon_thread import DaemonThread
+from slime_core.config.factories import TrainerFactory
 from slime_core.errors import TrainerError
-from slime_core.openmp import release_threads
+from slime_core.plugins.registry import Registry
 from slime_core.protocols import TOP_P_TOKENS, Fingerprint, Metrics, TransferPlan
-from slime_core.weights import Bucket
-from slime_models.transfer.names import TRANSPORTS
+from slime_core.run.assemble import algorithm, resolve_model
+from slime_core.runtime.daemon_thread import DaemonThread
+from slime_core.runtime.openmp import release_threads
+from slime_core.runtime.phase_times import Phase
+from slime_core.samples import TrainBatch
+from slime_core.weights.sync import Bucket
 
-from slime_megatron.hook_functions import resolve_hooks
-from slime_megatron.section import MegatronSection
-from slime_megatron.section_roles import LoraSection, RolesSection
-from slime_megatron.settings import LearnerSettings, family_of
-from slime_megatron.sizes import checkpoint_bytes
+from slime_megatron.settings.checkpoint_size import checkpoint_bytes
+from slime_megatron.settings.learner_settings import LearnerSettings, family_of
+from slime_megatron.settings.section import CAPABILITIES, MegatronSection
+from slime_megatron.settings.section_roles import LoraSection, RolesSection
+from slime_megatron.settings.user_hooks import resolve_hooks
 
 if TYPE_CHECKING:
     from slime_models.transfer.sender import WeightSender
 
-    from slime_megatron.learner import Learner
+    from slime_megatron.learner.learner import Learner
 
 T = TypeVar("T")
 
@@ -38,7 +39,7 @@ logger = logging.getLogger(__name__)
 #: Optional fields of `TokenView` that this trainer can fill.
 FILLED = frozenset(
     {"entropy", "group_ids", "old_log_probs", "rollout_log_probs", "ref_log_probs", "teacher_log_probs"}
-    | {"reward_parts", "sum_pi_squared", "values"}
+    | {"reward_parts", "staleness", "sum_pi_squared", "values"}
 )
 
 
@@ -47,29 +48,30 @@ class MegatronTrainer:
 
     Args:
         settings: of the learner.
-        close_s: seconds that a call under way, and the end of the process groups after it, get when this is closed.
+        registry: the installed plugins, for the transports of weights.
+        close_s: seconds that a call in flight, and destroying the process groups after it, may take when this is closed.
 
     Raises:
-        TrainerError: estimator or loss needs what this trainer has not.
+        TrainerError: estimator or loss needs a field that this trainer does not compute.
     """
 
-    transports: tuple[str, ...] = TRANSPORTS
+    capabilities = CAPABILITIES
 
-    def __init__(self, settings: LearnerSettings, *, close_s: float = 10.0) -> None:
+    def __init__(self, settings: LearnerSettings, *, registry: Registry, close_s: float = 10.0) -> None:
         lacking = settings.algorithm.needs - FILLED
         if lacking:
             raise TrainerError(
                 f"estimator and loss need {', '.join(sorted(lacking))}, which the trainer megatron does not "
                 f"compute; it fills {', '.join(sorted(FILLED))}"
             )
-        self._settings, self._close_s = settings, close_s
+        self._settings, self._registry, self._close_s = settings, registry, close_s
         self._learner: Learner | None = None
         self._sender: WeightSender | None = None
         # One thread for everything: torch keeps a pool of workers for each thread that calls it.
         self._thread = DaemonThread("megatron")
 
     async def start(self) -> None:
-        """Import Megatron, build the model from the Hugging Face folder, and the optimizer."""
+        """Import Megatron, and build the model from the Hugging Face folder and its optimizer."""
         self._learner = await self._on_thread(_build_learner, self._settings)
 
     async def train(self, batch: TrainBatch) -> Metrics:
@@ -83,18 +85,21 @@ class MegatronTrainer:
         """
         return await self._on_thread(self._started.train, batch)
 
+    async def phases(self) -> list[Phase]:
+        """Return what this rank did in the last `train`, as its host saw it."""
+        return self._started.times.phases
+
     async def send(self, plan: TransferPlan) -> Fingerprint:
         """Send every tensor as the plan says, cast to its dtype, and return their fingerprint.
 
         `disk-delta` keeps a copy of the weights as they were sent, in the host's memory.
+
+        Raises:
+            WeightSyncError: no such transport is installed, or the receiving side refused or went.
         """
-        if plan.transport not in self.transports:
-            raise TrainerError(
-                f"transport {plan.transport!r}: the trainer megatron sends by {list(self.transports)}"
-            )
         await self._on_thread(self._started.mark_sent, plan.version)
         if self._sender is None:
-            self._sender = await self._on_thread(_make_sender, self._on_thread)
+            self._sender = await self._on_thread(_make_sender, self._on_thread, self._registry)
         return await self._sender.send(plan, self._buckets(plan.dtype))
 
     async def save(self, path: Path, in_background: bool = False) -> None:
@@ -169,12 +174,12 @@ class MegatronTrainer:
         return await asyncio.get_running_loop().run_in_executor(self._thread, _released, function, *args)
 
 
-def create_trainer(build: BuildContext) -> MegatronTrainer:
+def _create_trainer(build: BuildContext) -> MegatronTrainer:
     """Return the trainer `megatron`, built from settings; it imports Megatron when it is started.
 
     Raises:
         PluginError: no installed family has the model's model_type; names it.
-        TrainerError: estimator or loss needs what this trainer has not.
+        TrainerError: estimator or loss needs a field that this trainer does not compute.
     """
 
     def folder(name: str | None) -> Path | None:
@@ -183,17 +188,17 @@ def create_trainer(build: BuildContext) -> MegatronTrainer:
     family, _ = family_of(build)
     computed = algorithm(build.settings, build.registry)
     section, roles = build.section(MegatronSection), build.section(RolesSection)
-    rollouts = build.section(RunSection).num_rollout
+    rollouts = build.settings.run.num_rollout
     critic_alone = roles.num_critic_only_steps if "values" in computed.needs else 0
     steps_each = batch_sizes(build.settings).num_steps_per_rollout
     return MegatronTrainer(
         LearnerSettings(
             model_path=build.model_path,
             family=family,
-            train=build.section(TrainSection),
+            train=build.settings.train,
             megatron=section,
             algorithm=computed,
-            seed=build.section(RunSection).seed,
+            seed=build.settings.run.seed,
             rank=build.rank,
             total_steps=rollouts and (rollouts - critic_alone) * steps_each,
             critic_total_steps=rollouts and rollouts * steps_each,
@@ -203,6 +208,7 @@ def create_trainer(build: BuildContext) -> MegatronTrainer:
                 build.registry,
                 init=section.custom_megatron_init_path,
                 model_provider=section.custom_model_provider_path,
+                rollout_data=section.rollout_data_postprocess_path,
                 before_log_prob=section.custom_megatron_before_log_prob_hook_path,
                 before_train_step=section.custom_megatron_before_train_step_hook_path,
             ),
@@ -210,13 +216,13 @@ def create_trainer(build: BuildContext) -> MegatronTrainer:
             teacher_path=folder(roles.opd_teacher_load),
             critic_path=folder(roles.critic_load),
             restricted=TOP_P_TOKENS in build.engine_needs,
-        )
+        ),
+        registry=build.registry,
     )
 
 
-create_trainer.ranked = True  # type: ignore[attr-defined]  # see `BuildContext.rank`
-create_trainer.saves_in_background = True  # type: ignore[attr-defined]  # see `checkpoint.SavesInBackground`
-create_trainer.checkpoint_bytes = checkpoint_bytes  # type: ignore[attr-defined]  # see `trackers.console`
+#: The entry point `megatron` of `slime.trainers`.
+create_trainer = TrainerFactory(_create_trainer, CAPABILITIES, checkpoint_bytes)
 
 
 def _released[T](function: Callable[..., T], *args: Any) -> T:
@@ -231,19 +237,19 @@ def _build_learner(settings: LearnerSettings) -> Learner:
     from slime_megatron import compat
 
     compat.install()
-    from slime_megatron.learner import Learner
+    from slime_megatron.learner.learner import Learner
 
     return Learner(settings)
 
 
-def _make_sender(on_thread: Callable[..., Any]) -> WeightSender:
+def _make_sender(on_thread: Callable[..., Any], registry: Registry) -> WeightSender:
     from slime_models.transfer.sender import WeightSender
 
-    return WeightSender(on_thread)
+    return WeightSender(on_thread, registry)
 
 
 def _next_bucket(buckets: Any) -> tuple[list[tuple[str, Any]], Fingerprint] | None:
-    from slime_models.fingerprint import fingerprint
+    from slime_models.transfer.fingerprint import fingerprint
 
     bucket = next(buckets, None)
     return None if bucket is None else (bucket, {name: fingerprint(tensor) for name, tensor in bucket})

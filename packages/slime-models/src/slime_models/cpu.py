@@ -1,4 +1,4 @@
-"""What this machine's CPU computes fast in bfloat16, and what it is better given in float32.
+"""Whether this CPU computes matrix products and attention faster in bfloat16 or in float32.
 
 PyTorch runs every bfloat16 operator on every CPU; without the instructions for it, it does so through float32, a piece at a
 time, and takes several times as long as for the same operator on float32 tensors.

@@ -1,4 +1,4 @@
-"""Hooks of slime-models."""
+"""Hooks of slime-models: finding models by name, and checking a run's model folder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slime_core.errors import CheckpointError, DataError, PluginError, Problem
 from slime_core.plugins.hooks import hookimpl
 
 if TYPE_CHECKING:
-    from slime_core.build import BuildContext
+    from slime_core.config.build import BuildContext
 
 
 @hookimpl
@@ -28,7 +28,7 @@ def slime_check_build(build: BuildContext) -> list[Problem]:
     folder = build.model_path
     if not any(folder.glob("model*.safetensors")):
         return []
-    from slime_models.checkpoint import HfCheckpoint, read_config
+    from slime_models.hf.folder import HfCheckpoint, read_config
 
     try:
         config = read_config(folder)
@@ -55,7 +55,7 @@ def slime_check_build(build: BuildContext) -> list[Problem]:
 @hookimpl
 def slime_resolve_model(name: str) -> Path | None:
     """Return the folder of a known model or of a hub name (`owner/name`), fetched if need be."""
-    from slime_models import fetch
+    from slime_models.hf import fetch
 
     return fetch.resolve(name) if name in fetch.KNOWN or fetch.is_hub_name(name) else None
 
@@ -63,7 +63,7 @@ def slime_resolve_model(name: str) -> Path | None:
 @hookimpl
 def slime_list_models() -> Iterable[tuple[str, str]]:
     """Return the models that have a short name."""
-    from slime_models import fetch
+    from slime_models.hf import fetch
 
     return [(model.name, f"{model.summary}; {model.licence}") for model in fetch.list_models()]
 

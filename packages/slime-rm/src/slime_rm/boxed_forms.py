@@ -8,13 +8,13 @@ from collections.abc import Callable
 from typing import Any
 
 from slime_core.rewards.results import Grade
-from slime_core.sample import Sample
+from slime_core.samples import Sample
 
-from slime_rm.boxed import last_boxed
-from slime_rm.exact import exact
-from slime_rm.f1 import f1
-from slime_rm.gpqa import gpqa
-from slime_rm.multiple_choice import multiple_choice
+from slime_rm.choice.gpqa import gpqa
+from slime_rm.choice.multiple_choice import multiple_choice
+from slime_rm.math.boxed import last_boxed
+from slime_rm.text.exact import exact
+from slime_rm.text.f1 import f1
 
 
 def of_box[G: float | Grade](reward: Callable[..., G]) -> Callable[..., G | Grade]:

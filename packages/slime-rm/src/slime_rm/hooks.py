@@ -1,4 +1,4 @@
-"""What slime-rm tells core: its sections of settings."""
+"""Hooks of slime-rm: its sections of settings."""
 
 from __future__ import annotations
 

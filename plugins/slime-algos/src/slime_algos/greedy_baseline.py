@@ -1,4 +1,4 @@
-"""The generator `greedy-baseline`: a sampled response, and beside it the greedy one, which is not trained on."""
+"""The generator `greedy-baseline`: a sampled response and the greedy one, which is not trained on."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import asyncio
 import dataclasses
 
 from slime_core.protocols import GenerateContext, SamplingParams
-from slime_core.rollout.driver import reset
-from slime_core.rollout.generate import single_turn
-from slime_core.sample import Sample, Status
+from slime_core.rollout.group import reset
+from slime_core.rollout.single_turn import single_turn
+from slime_core.samples import Sample, Status
 
 #: Key of a sample's `train_metadata` by which `remax` knows the greedy response.
 IS_BASELINE = "is_baseline"

@@ -1,4 +1,4 @@
-"""Answers to slime's hooks."""
+"""Hooks of slime-algos: its section, the conventions of `--numerics`, and checks of settings without effect."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from slime_core.config.sections import AlgorithmSection, RewardSection, RolloutSection, TrainSection
+from slime_core.config.sections import RewardSection
 from slime_core.errors import Problem
 from slime_core.plugins.hooks import Section, hookimpl
 
@@ -53,7 +53,7 @@ def slime_check_config(settings: Settings) -> Iterable[Problem]:
                 found=f"{low} and {high}",
                 wanted="a lower bound that is not above the upper one",
             )
-    chosen = settings.section(AlgorithmSection).advantage_estimator
+    chosen = settings.algorithm.advantage_estimator
     if chosen in WHITENED and not section.normalize_advantages:
         yield Problem(
             where="algos.normalize_advantages",
@@ -63,8 +63,8 @@ def slime_check_config(settings: Settings) -> Iterable[Problem]:
         )
     yield from _check_clip(settings, section)
     if chosen == "gdpo":
-        yield from _check_parts(settings.section(RewardSection), section.gdpo_weights)
-    if settings.section(TrainSection).use_rollout_logprobs and (section.use_tis or section.use_rs):
+        yield from _check_parts(settings.reward, section.gdpo_weights)
+    if settings.train.use_rollout_logprobs and (section.use_tis or section.use_rs):
         yield Problem(
             where="algos.use_tis and algos.use_rs",
             found="a correction of π_old against the engine's policy with train.use_rollout_logprobs, "
@@ -75,7 +75,7 @@ def slime_check_config(settings: Settings) -> Iterable[Problem]:
 
 def _check_clip(settings: Settings, section: AlgosSection) -> Iterable[Problem]:
     """Refuse PPO's bound, unless somebody asked for it, where a sample's mean ratio would never reach it."""
-    algorithm = settings.section(AlgorithmSection)
+    algorithm = settings.algorithm
     loss = algorithm.loss_type or f"{algorithm.advantage_estimator}_loss"
     if loss == "gspo_loss" and settings.origin("algos", "eps_clip") == "default":
         yield Problem(
@@ -96,7 +96,7 @@ def _check_adaptive_kl(settings: Settings, section: AlgosSection) -> Iterable[Pr
             wanted="the coefficient to begin with",
             todo="add --kl-coef 0.05",
         )
-    rollout = settings.section(RolloutSection)
+    rollout = settings.rollout
     samples = rollout.rollout_batch_size * rollout.n_samples_per_prompt
     if section.kl_horizon < samples:
         yield Problem(

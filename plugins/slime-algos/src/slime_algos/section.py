@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le
 from pydantic import AllowInfNan
-from slime_core.config.base import Amount, Decay, Positive, SectionModel, Share, Weight
+from slime_core.config.base import Amount, Decay, Index, Positive, SectionModel, Share, Weight
 
 Level = Literal["token", "sequence", "geometric"]
 
@@ -72,6 +72,11 @@ class AlgosSection(SectionModel):
     """A sample with a token of a smaller ratio is rejected whole; 0 for none."""
     rs_count_rejected: bool = True
     """Count rejected tokens, which have no loss of any kind, in what the reducer divides by, and in whitening."""
+    max_token_staleness: Index | None = None
+    """Reject tokens whose weights were older than those that the step trains by more steps than this; any age is kept when
+    not given."""
+    staleness_metrics: bool = False
+    """Report importance ratios, clipped and rejected shares also for stale tokens apart (`NAME_stale`)."""
     use_opsm: bool = False
     """Off-policy sequence masking: no loss from samples of negative advantage that the policy has moved away from."""
     opsm_delta: Amount = 1e-4

@@ -1,1 +1,1 @@
-"""Benchmarks of whole steps for slime, with peers beside it in the same run."""
+"""Benchmarks of slime beside alternatives, in the same run on the same machine."""

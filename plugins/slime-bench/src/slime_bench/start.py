@@ -1,4 +1,4 @@
-"""`slime bench start`: how long a command takes to say its first word, and to refuse a recipe."""
+"""`slime bench start`: seconds to a command's first line, and until a bad recipe is refused."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The smallest reward plugin."""
 
-from slime_core.sample import Sample
+from slime_core.samples import Sample
 
 
 def ends_with_label(sample: Sample) -> float:

@@ -1,4 +1,4 @@
-"""Answers to slime's hooks."""
+"""Hooks of slime-gym: its section of settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Distinct problems of a task, and the held-out part that training never sees."""
+"""Drawing distinct problems of a task, and a held-out part that training never sees."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MAX_DRAWS_PER_PROBLEM = 100
 class Origin:
     """Where a problem comes from: enough to make it again, and plain JSON.
 
-    A reasoning-gym entry itself may hold tuples and dates, which a saved sample would not give back as such.
+    A reasoning-gym entry itself may hold tuples and dates, which would come back from a saved sample as lists and text.
     """
 
     task: str
@@ -51,7 +51,7 @@ class Origin:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Problem:
+class GymProblem:
     """One question."""
 
     question: str
@@ -61,7 +61,7 @@ class Problem:
     origin: Origin
 
 
-def held_out_problems(section: GymSection) -> list[Problem]:
+def held_out_problems(section: GymSection) -> list[GymProblem]:
     """Return the `eval_size` distinct held-out problems, drawn from `eval_seed`.
 
     Raises:
@@ -70,7 +70,7 @@ def held_out_problems(section: GymSection) -> list[Problem]:
     return _distinct(section, section.eval_size, section.eval_seed, without=(), what="eval_size")
 
 
-def training_problems(section: GymSection) -> list[Problem]:
+def training_problems(section: GymSection) -> list[GymProblem]:
     """Return `size` distinct problems, drawn from `seed`, none of which is held out.
 
     Different seeds alone would not keep the two apart: problem i of a task with seed s is problem i − 1 of the
@@ -85,9 +85,9 @@ def training_problems(section: GymSection) -> list[Problem]:
 
 def _distinct(
     section: GymSection, n_wanted: int, seed: int, *, without: Collection[str], what: str
-) -> list[Problem]:
+) -> list[GymProblem]:
     shown = _shown_by(section.prompt_template)
-    found: dict[str, Problem] = {}
+    found: dict[str, GymProblem] = {}
     n_draws = n_wanted * MAX_DRAWS_PER_PROBLEM
     for problem in islice(_draws(section, seed, chunk_size=n_wanted), n_draws):
         if problem.question not in without and not shown(problem.question):
@@ -103,13 +103,13 @@ def _distinct(
     return list(found.values())
 
 
-def _draws(section: GymSection, seed: int, *, chunk_size: int) -> Iterator[Problem]:
+def _draws(section: GymSection, seed: int, *, chunk_size: int) -> Iterator[GymProblem]:
     """Yield problems without end: the task's data sets of `chunk_size`, at seed, seed + chunk_size, ..."""
     while True:
         entries = task(section.task, section.task_args, seed=seed, size=chunk_size)
         for index in range(chunk_size):
             entry = entries[index]
-            yield Problem(
+            yield GymProblem(
                 question=_kept_part(entry["question"], section.question_regex),
                 answer=entry["answer"],
                 origin=Origin(

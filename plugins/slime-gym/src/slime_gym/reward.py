@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slime_core.errors import SampleError
-from slime_core.sample import Sample
+from slime_core.samples import Sample
 
 from slime_gym.problems import ORIGIN_KEY, Origin
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from slime_core.build import BuildContext
+from slime_core.config.build import BuildContext
 from slime_core.config.sections import DataSection
+from slime_core.data.prompt_source import PromptSource, source_of
 from slime_core.errors import DataError
 from slime_core.protocols import Tokenizer
-from slime_core.sample import Sample
-from slime_core.sources.prompt_source import PromptSource, source_of
+from slime_core.samples import Sample
 
-from slime_gym.problems import ORIGIN_KEY, Problem, held_out_problems, training_problems
+from slime_gym.problems import ORIGIN_KEY, GymProblem, held_out_problems, training_problems
 from slime_gym.section import QUESTION, GymSection
 
 
@@ -24,7 +24,7 @@ def create_source(build: BuildContext) -> PromptSource:
     Raises:
         DataError: the task has too few problems, or `rollout_max_prompt_len` leaves none to train on.
     """
-    section, data = build.section(GymSection), build.section(DataSection)
+    section, data = build.section(GymSection), build.settings.data
     if build.evaluation:
         prototypes = [
             _prototype(problem, section, data, build.tokenizer, {"source_name": section.task})
@@ -40,7 +40,11 @@ def create_source(build: BuildContext) -> PromptSource:
 
 
 def _prototype(
-    problem: Problem, section: GymSection, data: DataSection, tokenizer: Tokenizer, metadata: dict[str, Any]
+    problem: GymProblem,
+    section: GymSection,
+    data: DataSection,
+    tokenizer: Tokenizer,
+    metadata: dict[str, Any],
 ) -> Sample:
     text = section.prompt_template.replace(QUESTION, problem.question)
     if data.apply_chat_template:

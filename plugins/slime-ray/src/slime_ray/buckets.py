@@ -1,4 +1,4 @@
-"""Buckets of weights on their way from rank 0 to the driver: tensors as flat bytes, which Ray stores without pickling them."""
+"""Packing buckets of weights for Ray's object store: tensors as flat bytes, which Ray does not pickle."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from slime_core.weights import Bucket
+from slime_core.weights.sync import Bucket
 from torch import Tensor
 
 #: (name, dtype as torch spells it, shape, bytes); or (name, the numpy array) of a trainer that has no tensors.

@@ -1,4 +1,4 @@
-"""The Ray cluster of a run: joined or started, and the places on it where ranks go."""
+"""The Ray cluster of a run: joining or starting it, and the placement group of the ranks."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ from slime_core.errors import ConfigError, Problem, TrainerError
 ADDRESS = "RAY_ADDRESS"
 #: Seconds in which a cluster's head answers.
 _KNOCK_S = 10.0
+#: Signals of a terminal to all that were started from it, which are this process's to heed; Ray leaves out SIGINT by itself.
+_TERMINAL = {signal.SIGHUP, signal.SIGQUIT}
 
 
 def connect(n_ranks: int) -> bool:
@@ -31,7 +33,7 @@ def connect(n_ranks: int) -> bool:
         n_ranks: ranks for which a cluster that is started has room, however few cores the machine has.
 
     Raises:
-        TrainerError: no cluster answers at that address.
+        TrainerError: no cluster answers at that address, or none could be started.
     """
     if ray.is_initialized():
         return False
@@ -45,7 +47,14 @@ def _connect(n_ranks: int) -> None:
     address = os.environ.get(ADDRESS) or "local"
     if address == "local":
         n_cpus = max(n_ranks, os.cpu_count() or 1)
-        ray.init(address="local", num_cpus=n_cpus, include_dashboard=False, **quiet)
+        try:
+            with _terminal_unheard():
+                ray.init(address="local", num_cpus=n_cpus, include_dashboard=False, **quiet)
+        except Exception as error:  # Ray raises classes of all kinds here, Exception itself among them
+            raise TrainerError(
+                f"launcher ray: Ray could not be started on this machine: {error}; wanted a machine that is less busy, "
+                f"or {ADDRESS} of a cluster that is up; Ray's own logs are in /tmp/ray/session_latest/logs"
+            ) from error
         return
     try:
         if address != "auto":  # Ray itself knocks for a minute, and says so line by line
@@ -70,9 +79,19 @@ def _own_sigterm() -> Iterator[None]:
             signal.signal(signal.SIGTERM, before)
 
 
+@contextlib.contextmanager
+def _terminal_unheard() -> Iterator[None]:
+    """Have processes that are started in the block never hear signals of the terminal: this one ends them in its time."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _TERMINAL)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 @dataclass(frozen=True)
-class Places:
-    """Room for all ranks: a bundle a machine, reserved on the cluster."""
+class Placement:
+    """The placement group of all ranks: one bundle for each machine."""
 
     group: PlacementGroup
     per_machine: int
@@ -80,17 +99,17 @@ class Places:
     """Whether each rank gets a GPU."""
 
     @classmethod
-    def reserve(cls, section: ClusterSection) -> Places:
+    def reserve(cls, section: ClusterSection) -> Placement:
         """Ask for room on as many machines as the section says; `group.ready()` is when they are free.
 
         Raises:
             ConfigError: the cluster is too small, whoever else uses it.
         """
-        kind = "GPU" if ray.cluster_resources().get("GPU") else "CPU"
+        resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]  # Ray leaves it so
+        nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]  # as above
+        kind = "GPU" if resources.get("GPU") else "CPU"
         n = section.actor_num_gpus_per_node
-        found = sorted(
-            (int(node["Resources"].get(kind, 0)) for node in ray.nodes() if node["Alive"]), reverse=True
-        )
+        found = sorted((int(node["Resources"].get(kind, 0)) for node in nodes if node["Alive"]), reverse=True)
         if sum(number >= n for number in found) < section.actor_num_nodes:
             raise ConfigError(
                 [
@@ -118,6 +137,6 @@ class Places:
             ),
         }
 
-    def free(self) -> None:
-        """Give the room back."""
+    def release(self) -> None:
+        """Release the placement group."""
         remove_placement_group(self.group)

@@ -1,4 +1,4 @@
-"""`Failure`: an error of a rank on its way to the driver, with the rank's own traceback."""
+"""`Failure`: an error that a rank returns to the driver, with the rank's own traceback."""
 
 from __future__ import annotations
 

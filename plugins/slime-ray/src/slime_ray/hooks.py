@@ -1,4 +1,4 @@
-"""Hooks of slime-ray. Imports neither ray nor torch."""
+"""Hooks of slime-ray: its section, and a check of the launcher. Imports neither ray nor torch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import importlib.metadata
 import importlib.util
 from collections.abc import Iterable, Mapping
 
-from slime_core.config.sections import RunSection
 from slime_core.config.settings import Settings
 from slime_core.errors import Problem
 from slime_core.plugins.hooks import Section, hookimpl
@@ -23,7 +22,7 @@ def slime_config_sections() -> Iterable[Section]:
 @hookimpl
 def slime_check_config(settings: Settings) -> Iterable[Problem]:
     """Refuse the launcher where Ray is not installed."""
-    launcher = settings.section(RunSection).launcher
+    launcher = settings.run.launcher
     if launcher in ("ray", "slime-ray/ray") and importlib.util.find_spec("ray") is None:
         yield Problem("run.launcher", f"{launcher!r} and no Ray", "Ray", "pip install ray")
 

@@ -6,10 +6,10 @@ import os
 from collections.abc import Awaitable, Callable
 
 from slime_core.config.settings import Settings
-from slime_core.event_loop import run_event_loop
-from slime_core.launchers.local import assemble_and
+from slime_core.launch.local import assemble_and
 from slime_core.plugins.registry import Registry
-from slime_core.run import Run
+from slime_core.run.run import Run
+from slime_core.runtime.event_loop import run_event_loop
 
 
 def launch[T](settings: Settings, registry: Registry, use: Callable[[Run], Awaitable[T]]) -> T:

@@ -1,4 +1,4 @@
-"""`RankProcess`: what runs in the process of one rank. The class of the Ray actors."""
+"""`RankProcess`: the Ray actor of one rank, which builds and runs its trainer."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Concatenate
 
-from slime_core.assemble import make_build
-from slime_core.build import Rank
-from slime_core.config.sections import TrainSection
+from slime_core.config.build import Rank
 from slime_core.config.settings import Settings
 from slime_core.errors import PluginError
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import Fingerprint, Metrics, Trainer, TransferPlan
-from slime_core.weights import Bucket, MemoryChannel
+from slime_core.run.assemble import make_build
+from slime_core.weights.sync import Bucket, MemoryChannel
 
 from slime_ray.failure import Failure
 
@@ -41,6 +40,11 @@ class Surroundings:
     """File that the rank's output goes to."""
     ranks_of_machine: int
     """Ranks that share the cores of this machine."""
+
+
+@dataclass(frozen=True)
+class RayChannel:
+    """Stands for the driver's `MemoryChannel` in a rank's plan: what rank 0 sends is asked for by `next_bucket`."""
 
 
 def answering[**P, T](
@@ -75,7 +79,8 @@ class RankProcess:
 
         with socket.socket() as listener:
             listener.bind(("", 0))
-            return ray.util.get_node_ip_address(), os.getpid(), int(listener.getsockname()[1])
+            address = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]  # Ray leaves it so
+            return address, os.getpid(), int(listener.getsockname()[1])
 
     @answering
     async def start(self, pickled: bytes, rank: Rank, lock: Sequence[Mapping[str, str]]) -> None:
@@ -90,7 +95,7 @@ class RankProcess:
         registry = Registry.from_environment()
         settings: Settings = pickle.loads(pickled)
         build = make_build(settings, registry, rank=rank)
-        backend = settings.section(TrainSection).train_backend
+        backend = settings.train.train_backend
         self._trainer = registry.resolve("slime.trainers", backend)(build)
         _check_lock(registry.lock(), lock)
         await self._trainer.start()
@@ -102,8 +107,8 @@ class RankProcess:
 
     @answering
     async def send(self, plan: TransferPlan) -> Fingerprint:
-        """Take part in sending the weights. By `memory`, those of rank 0 wait for `next_bucket`; others keep none."""
-        if plan.transport != "memory":
+        """Take part in sending the weights. By a `RayChannel`, those of rank 0 wait for `next_bucket`; others keep none."""
+        if not isinstance(plan.channel, RayChannel):
             return await self._trainer.send(plan)
         channel = MemoryChannel()
         sending = asyncio.ensure_future(self._trainer.send(dataclasses.replace(plan, channel=channel)))

@@ -1,4 +1,4 @@
-"""`Ranks`: the processes of a trainer as seen by the driver: asked all at once, and ended when one of them fails."""
+"""`RankActors`: the driver's handles of a trainer's ranks: called all at once, and all killed when one of them fails."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class RankDied(TrainerError):
     """The process of a rank ended by itself, or was killed from outside."""
 
 
-class Ranks:
-    """All ranks of a trainer. They live and die together: after the first error or cancelled call none is left."""
+class RankActors:
+    """All ranks of a trainer. After the first error or cancelled call all of them are killed."""
 
     def __init__(self, members: Sequence[Member]) -> None:
         self._members = list(members)

@@ -9,23 +9,25 @@ import os
 import pickle
 import sys
 from pathlib import Path
-from typing import Any
 
 import ray
-from slime_core.batch import TrainBatch
-from slime_core.build import BuildContext, Rank
+from slime_core.config.build import BuildContext, Rank
 from slime_core.config.derive import num_ranks
-from slime_core.config.sections import ClusterSection, TrainSection
-from slime_core.deadline import within
+from slime_core.config.sections import ClusterSection
 from slime_core.errors import TrainerError
 from slime_core.plugins.registry import ALLOW_LIST
-from slime_core.protocols import Fingerprint, Metrics, Trainer, TransferPlan
-from slime_core.rundir import RunDir
+from slime_core.protocols import Fingerprint, Metrics, Trainer, TrainerCapabilities, TransferPlan
+from slime_core.rundir.rundir import RunDir
+from slime_core.runtime.deadline import within
+from slime_core.runtime.phase_times import Phase
+from slime_core.samples import TrainBatch
+from slime_core.weights.sync import MemoryChannel
 
 from slime_ray.buckets import unpack
-from slime_ray.cluster import Places, connect
-from slime_ray.rank import RankProcess, Surroundings
-from slime_ray.ranks import FIRST_CALL, Member, RankDied, Ranks
+from slime_ray.cluster import Placement, connect
+from slime_ray.guard import Guard
+from slime_ray.rank import RankProcess, RayChannel, Surroundings
+from slime_ray.ranks import FIRST_CALL, Member, RankActors, RankDied
 from slime_ray.section import RaySection
 
 logger = logging.getLogger(__name__)
@@ -41,16 +43,17 @@ class RayTrainer:
 
     Args:
         build: of the run; ranks build themselves from its settings.
-        transports: of the trainer.
+        capabilities: of the trainer.
     """
 
-    def __init__(self, build: BuildContext, *, transports: tuple[str, ...]) -> None:
-        self.transports = transports
+    def __init__(self, build: BuildContext, *, capabilities: TrainerCapabilities) -> None:
+        self.capabilities = capabilities
         self._build = build
         self._run_dir = RunDir(build.run_dir.absolute())
-        self._ranks: Ranks | None = None
-        self._places: Places | None = None
+        self._ranks: RankActors | None = None
+        self._placement: Placement | None = None
         self._connected = False
+        self._guard: Guard | None = None
 
     async def start(self) -> None:
         """Join or start the cluster, and build the trainer on every rank.
@@ -60,8 +63,9 @@ class RayTrainer:
             DeadlineError: it is not up in time; names the ranks that are not.
             TrainerError: no cluster is found, or what the trainer raises.
         """
-        cluster, limit = self._build.section(ClusterSection), self._build.section(RaySection).start_timeout_s
+        cluster, limit = self._build.settings.cluster, self._build.section(RaySection).start_timeout_s
         count = num_ranks(self._build.settings)
+        self._guard = Guard(starts_ray=not ray.is_initialized())
         self._connected = connect(count)
         await within(
             limit,
@@ -70,9 +74,9 @@ class RayTrainer:
         )
 
     async def _start_all(self, cluster: ClusterSection, count: int) -> None:
-        self._places = Places.reserve(cluster)
-        await self._places.group.ready()
-        await self._start_ranks(self._places, count)
+        self._placement = Placement.reserve(cluster)
+        await self._placement.group.ready()
+        await self._start_ranks(self._placement, count)
 
     async def train(self, batch: TrainBatch) -> Metrics:
         """Run the batch's optimizer steps; every rank is given the whole batch."""
@@ -80,12 +84,19 @@ class RayTrainer:
         metrics: Metrics = (await self._started.ask("train", batch_ref))[0]
         return metrics
 
+    async def phases(self) -> list[Phase]:
+        """Return what each rank did in the last `train`, by its own clock from the begin of its call."""
+        answers: list[list[Phase]] = await self._started.ask("call", "phases")
+        return [phase for phases in answers for phase in phases]
+
     async def send(self, plan: TransferPlan) -> Fingerprint:
         """Send by the plan's channel what rank 0 sends; by a channel that is not of this process, ranks do it themselves."""
-        if plan.transport != "memory":
+        if not isinstance(plan.channel, MemoryChannel):
             answers: list[Fingerprint] = await self._started.ask("send", plan)
             return answers[0]
-        sending = asyncio.ensure_future(self._started.ask("send", dataclasses.replace(plan, channel=None)))
+        sending = asyncio.ensure_future(
+            self._started.ask("send", dataclasses.replace(plan, channel=RayChannel()))
+        )
         handing = asyncio.ensure_future(self._hand_over(plan.channel))
         try:
             for task in (await asyncio.wait((sending, handing), return_when=asyncio.FIRST_EXCEPTION))[0]:
@@ -120,7 +131,7 @@ class RayTrainer:
         await self._started.ask("call", "save_hf", path.absolute(), merged)
 
     async def offload(self) -> None:
-        """Give up device memory, on every rank."""
+        """Free device memory, on every rank."""
         await self._started.ask("call", "offload")
 
     async def onload(self) -> None:
@@ -128,7 +139,7 @@ class RayTrainer:
         await self._started.ask("call", "onload")
 
     async def close(self) -> None:
-        """End the ranks, give their places back, and leave the cluster: one that was started for the run ends."""
+        """End the ranks, release their placement group, and leave the cluster; one that was started for the run ends."""
         ranks, self._ranks = self._ranks, None
         try:
             if ranks is not None and ranks.alive:
@@ -142,24 +153,24 @@ class RayTrainer:
             self._leave()
 
     @property
-    def _started(self) -> Ranks:
+    def _started(self) -> RankActors:
         if self._ranks is None:
             raise TrainerError("the ranks are not started; call start() first, and nothing after close()")
         return self._ranks
 
-    async def _start_ranks(self, places: Places, count: int) -> None:
+    async def _start_ranks(self, placement: Placement, count: int) -> None:
         actors = [
-            ray.remote(RankProcess).options(**places.options(number)).remote(self._surroundings(number))
+            ray.remote(RankProcess).options(**placement.options(number)).remote(self._surroundings(number))
             for number in range(count)
         ]
         members = [
             Member(actor, f"rank {number} of {count}", self._run_dir.rank_log(number))
             for number, actor in enumerate(actors)
         ]
-        self._ranks = Ranks(members)
+        self._ranks = RankActors(members)
         found = await self._ranks.ask(FIRST_CALL)
-        own_address = ray.util.get_node_ip_address()
-        self._ranks = Ranks(
+        own_address = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]  # Ray leaves it so
+        self._ranks = RankActors(
             [
                 dataclasses.replace(
                     member,
@@ -169,13 +180,15 @@ class RayTrainer:
                 for member, (address, pid, _) in zip(members, found, strict=True)
             ]
         )
+        if self._guard is not None:
+            self._guard.watch(pid for address, pid, _ in found if address == own_address)
         address, _, port = found[0]
         ranks = [Rank(number=i, count=count, address=address, port=port) for i in range(count)]
         settings, lock = pickle.dumps(self._build.settings), self._build.registry.lock()
         await self._ranks.ask_each("start", [(settings, rank, lock) for rank in ranks])
 
     def _surroundings(self, number: int) -> Surroundings:
-        section = self._build.section(ClusterSection)
+        section = self._build.settings.cluster
         allowed = {ALLOW_LIST: os.environ[ALLOW_LIST]} if ALLOW_LIST in os.environ else {}
         return Surroundings(
             folder=Path.cwd(),
@@ -185,7 +198,7 @@ class RayTrainer:
             ranks_of_machine=section.actor_num_gpus_per_node,
         )
 
-    async def _hand_over(self, channel: Any) -> None:
+    async def _hand_over(self, channel: MemoryChannel) -> None:
         """Put what rank 0 sends into the engine's channel."""
         try:
             while (packed := await self._started.ask_first("next_bucket")) is not None:
@@ -195,12 +208,15 @@ class RayTrainer:
         await channel.end()
 
     def _leave(self) -> None:
-        if self._places is not None:
-            self._places.free()
-            self._places = None
+        if self._placement is not None:
+            self._placement.release()
+            self._placement = None
         if self._connected:
             ray.shutdown()
             self._connected = False
+        if self._guard is not None:
+            self._guard.close()
+            self._guard = None
 
 
 def create_trainer(build: BuildContext) -> RayTrainer:
@@ -208,6 +224,6 @@ def create_trainer(build: BuildContext) -> RayTrainer:
 
     Its factory is called here too, so that it refuses what it cannot do before anything starts.
     """
-    factory = build.registry.resolve("slime.trainers", build.section(TrainSection).train_backend)
+    factory = build.registry.resolve("slime.trainers", build.settings.train.train_backend)
     here: Trainer = factory(dataclasses.replace(build, rank=Rank(count=num_ranks(build.settings))))
-    return RayTrainer(build, transports=here.transports)
+    return RayTrainer(build, capabilities=here.capabilities)

@@ -4,36 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from pathlib import Path
 
 import torch
-from slime_core.build import BuildContext
-from slime_core.config.derive import compute_dtype
-from slime_core.config.sections import ModelSection, TrainSection
-from slime_core.errors import EngineError, WeightSyncError
+from slime_core.errors import EngineError
 from slime_core.protocols import (
-    TOP_P_TOKENS,
     Completion,
     Fingerprint,
     SamplingParams,
     Tokenizer,
     TransferPlan,
 )
-from slime_core.weights import Agreement, MemoryChannel
-from slime_models.architecture import Architecture
-from slime_models.checkpoint import HfCheckpoint, read_config
-from slime_models.cpu import attends_in_bfloat16, multiplies_bfloat16
-from slime_models.family import ModelFamily
+from slime_core.weights.sync import Bucket, MemoryChannel
+from slime_models.cpu import multiplies_bfloat16
+from slime_models.family.architecture import Architecture
+from slime_models.family.family import ModelFamily
+from slime_models.hf.folder import HfCheckpoint, read_config
+from slime_models.transfer.receiver import UpdateReceiver
 
-from slime_torch.cache import KvCache
-from slime_torch.model import Decoder
-from slime_torch.request import Request, StopRule
-from slime_torch.scheduler import Scheduler
-from slime_torch.section import TRANSPORTS, TorchSection
-from slime_torch.update import Update
-from slime_torch.worker import Worker
+from slime_torch.generation.request import Request, StopRule
+from slime_torch.generation.scheduler import Scheduler
+from slime_torch.generation.update import WeightUpdate, staged_buckets
+from slime_torch.generation.worker import Worker
+from slime_torch.model.decoder import Decoder
+from slime_torch.section import CAPABILITIES, TorchSection
 
 #: Turns of the event loop for which new requests are gathered before the worker gets them, all together.
 _SETTLE_TURNS = 4
@@ -53,10 +49,12 @@ class TorchEngine:
         tokenizer: gives the end-of-sequence id, and decodes where stop strings are looked for.
         dtype: storage and compute dtype.
         section: the engine's settings.
-        with_nuclei: whether completions say from which ids top-p and top-k left their tokens to be drawn.
+        receiver: of weight updates; None where there are none.
+        with_sampling_masks: whether completions hold the ids that top-k and top-p kept for each token (`top_p_tokens`).
+        keeps_cache: whether requests in flight keep their KV cache at a weight update, instead of recomputing it.
     """
 
-    transports: tuple[str, ...] = TRANSPORTS
+    capabilities = CAPABILITIES
 
     def __init__(
         self,
@@ -66,18 +64,20 @@ class TorchEngine:
         *,
         dtype: torch.dtype,
         section: TorchSection,
-        with_nuclei: bool = False,
+        receiver: UpdateReceiver | None = None,
+        with_sampling_masks: bool = False,
+        keeps_cache: bool = False,
     ) -> None:
-        self._with_nuclei = with_nuclei
+        self._with_sampling_masks, self._keeps_cache = with_sampling_masks, keeps_cache
         self._path, self._family, self._tokenizer = model_path, family, tokenizer
         self._dtype, self._section = dtype, section
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.architecture = family.architecture(read_config(model_path))
-        self.max_context_len = _context_len(section, self.architecture)
+        self.max_context_len = context_len(section, self.architecture)
         self.weight_version = "initial"
         self._state = "not started"
         self._mixture: str | None = None
-        self._agreement = Agreement()
+        self._receiver = receiver
         self._turns = self._delivered = 0
         self._fresh: list[Request] = []
         self._pending: set[Request] = set()
@@ -95,13 +95,22 @@ class TorchEngine:
         self._state = "ready"
 
     async def generate(
-        self, tokens: Sequence[int], params: SamplingParams, *, session_id: str | None = None
+        self,
+        tokens: Sequence[int],
+        params: SamplingParams,
+        *,
+        session_id: str | None = None,
+        images: Sequence[str] = (),
     ) -> Completion:
         """Generate one response to the prompt ids `tokens`.
 
         Raises:
             EngineError: the request cannot be served (says why), or the step that served it failed.
         """
+        if images:
+            raise EngineError(
+                f"torch engine: found {len(images)} images; wanted none, it generates from text alone"
+            )
         self._check_request(tokens, params)
         request = Request(
             tokens,
@@ -123,13 +132,13 @@ class TorchEngine:
         return completion
 
     async def abort(self) -> None:
-        """End every request under way; each answers with its partial output and `abort`."""
+        """End every request in flight; each answers with its partial output and `abort`."""
         self._check_state("ready")
         self._hand_over()
         await self._worker.call(lambda: self._worker.finish(self._scheduler.abort()))
 
     async def pause(self) -> None:
-        """Stop generating after the current token, and keep the requests under way."""
+        """Stop generating after the current token, and keep the requests in flight."""
         self._check_state("ready")
         await self._worker.call(lambda: self._worker.hold("pause"))
 
@@ -139,7 +148,7 @@ class TorchEngine:
         await self._worker.call(lambda: self._worker.release("pause"))
 
     async def offload(self) -> None:
-        """Free the key-value cache and move the weights to the host; requests are prefilled anew later."""
+        """Free the KV cache and move the weights to the host; after `onload` requests in flight are prefilled again."""
         self._check_state("ready")
         self._state = "offloaded"
 
@@ -167,48 +176,57 @@ class TorchEngine:
     async def open_update(self, transport: str, version: str) -> TransferPlan:
         """Agree on a weight update by `transport`."""
         self._check_state("ready")
-        if transport not in self.transports:
-            raise WeightSyncError(
-                f"update to version {version}: transport {transport!r}; wanted one of {list(self.transports)}"
-            )
-        dtype = str(self._dtype).removeprefix("torch.")
-        return self._agreement.open(
-            TransferPlan(transport=transport, version=version, dtype=dtype, channel=MemoryChannel())
-        )
+        return self._updates().open(transport, version)
 
     async def receive(self, plan: TransferPlan) -> Fingerprint:
-        """Copy the tensors in between two steps; requests under way go on with the new weights.
+        """Copy the tensors in between two steps; requests in flight go on with the new weights.
 
-        A bucket with a wrong tensor is refused whole. Where earlier buckets were copied already, the engine then
-        holds a mixture, fails the requests under way, and refuses to generate until an update has succeeded.
+        Their KV cache is recomputed first, unless the engine keeps it.
+
+        By `memory` they are copied as they come; by other transports once the update is staged, complete and undamaged. A
+        bucket with a wrong tensor is refused whole. Where earlier buckets were copied already, the engine then holds a
+        mixture, fails the requests in flight, and refuses to generate until an update has succeeded.
+
+        Raises:
+            WeightSyncError: it is not the update agreed on, or a tensor is unknown, missing, misshapen or damaged.
         """
         self._check_state("ready")
-        with self._agreement.taking(plan):
-            return await self._take(plan)
+        receiver = self._updates()
+        with receiver.taking(plan):
+            if isinstance(plan.channel, MemoryChannel):
+                return await self._take(plan.version, plan.channel.buckets())
+            return await self._take(plan.version, staged_buckets(await receiver.arrive(plan)))
 
-    async def _take(self, plan: TransferPlan) -> Fingerprint:
-        update = Update(self.model.weights, dtype=self._dtype, version=plan.version)
+    def _updates(self) -> UpdateReceiver:
+        if self._receiver is None:
+            raise EngineError("torch engine: it was built without a receiver of weight updates")
+        return self._receiver
+
+    async def _take(self, version: str, buckets: AsyncIterator[Bucket]) -> Fingerprint:
+        update = WeightUpdate(self.model.weights, dtype=self._dtype, version=version)
         mixture, self._mixture = self._mixture, None
         fingerprint: Fingerprint | None = None
         try:
             await self._worker.call(lambda: self._worker.hold("update"))
-            async for bucket in plan.channel.buckets():
+            async for bucket in buckets:
                 await self._worker.call(partial(update.take, bucket))
             fingerprint = await self._worker.call(update.finish)
-            self.weight_version = plan.version
+            self.weight_version = version
         finally:
             self._mixture = mixture if fingerprint is None else None
             await self._worker.call(lambda: self._end_update(update, complete=fingerprint is not None))
         return fingerprint
 
     async def close(self) -> None:
-        """Stop the worker, and free everything; requests under way fail with EngineError."""
+        """Stop the worker, and free everything; requests in flight fail with EngineError."""
+        if self._receiver is not None:
+            self._receiver.close()
         if self._state in ("not started", "closed"):
             self._state = "closed"
             return
         self._state = "closed"
         await asyncio.to_thread(self._worker.stop)
-        self._answer(list(self._pending), EngineError("torch engine: closed while the request was under way"))
+        self._answer(list(self._pending), EngineError("torch engine: closed while the request was in flight"))
         self._fresh.clear()
         del self.model, self._cache, self._scheduler, self._worker.scheduler
 
@@ -223,25 +241,25 @@ class TorchEngine:
             max_length=self.max_context_len,
             dtype=self._dtype,
             device=self.device,
+            with_kernels=self._section.kernels,
         )
         self.model.weights.load(checkpoint)
-        self._cache = KvCache(
-            self.architecture,
-            max_slots=self._section.max_running_requests,
-            dtype=attention_dtype(self._dtype, self.device),
-            device=self.device,
-        )
+        self._cache = self.model.create_cache(self._section.max_running_requests)
         self._scheduler = self._worker.scheduler = Scheduler(
             self.model,
             self._cache,
             max_running=self._section.max_running_requests,
             max_prefill_tokens=self._section.max_prefill_tokens,
-            with_nuclei=self._with_nuclei,
+            with_sampling_masks=self._with_sampling_masks,
         )
 
-    def _end_update(self, update: Update, *, complete: bool) -> None:
+    def _end_update(self, update: WeightUpdate, *, complete: bool) -> None:
         """In the worker: go on with the new weights or the old ones, or not at all."""
         self._scheduler.forbid_sharing()
+        if complete:
+            self._scheduler.version = update.version
+        if complete and not self._keeps_cache:
+            self._scheduler.retract()
         self._worker.release("update")
         if not complete and update.n_written:
             self._mixture = (
@@ -314,33 +332,10 @@ class TorchEngine:
                 request.future.set_exception(EngineError(*error.args))
 
 
-def _context_len(section: TorchSection, architecture: Architecture) -> int:
+def context_len(section: TorchSection, architecture: Architecture) -> int:
     """Return the most tokens of prompt and response."""
     most = architecture.max_position_embeddings
     return min(section.max_context_len or most, most)
-
-
-def _family_of(build: BuildContext) -> ModelFamily:
-    model_type = build.section(ModelSection).model_name or read_config(build.model_path).get("model_type")
-    family: ModelFamily = build.registry.resolve("slime.models", str(model_type))
-    return family
-
-
-def context_limit(build: BuildContext) -> int:
-    """Return the most tokens of prompt and response that the engine of a run takes."""
-    architecture = _family_of(build).architecture(read_config(build.model_path))
-    return _context_len(build.section(TorchSection), architecture)
-
-
-def misfit(build: BuildContext) -> str | None:
-    """Return why the engine cannot run the model of a run; None where it can. Reads no weights."""
-    architecture = _family_of(build).architecture(read_config(build.model_path))
-    shapes = _family_of(build).hf_shapes(architecture)
-    try:
-        Decoder(architecture, shapes=shapes, max_length=1, dtype=torch.float32, device=torch.device("meta"))
-    except EngineError as error:
-        return str(error)
-    return None
 
 
 def engine_dtype(wanted: str, *, trained_in: str = "bfloat16") -> torch.dtype:
@@ -353,25 +348,3 @@ def engine_dtype(wanted: str, *, trained_in: str = "bfloat16") -> torch.dtype:
         return DTYPES[wanted]
     is_fast = torch.cuda.is_available() or multiplies_bfloat16()
     return torch.bfloat16 if trained_in == "bfloat16" and is_fast else torch.float32
-
-
-def attention_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """Return the dtype that attention and its KV cache have beside weights of `dtype`: float32 where that is faster."""
-    return dtype if device.type == "cuda" or attends_in_bfloat16() else torch.float32
-
-
-def create_engine(build: BuildContext) -> TorchEngine:
-    """Return the engine for a run. Entry point `torch` of the group `slime.engines`."""
-    section = build.section(TorchSection)
-    return TorchEngine(
-        build.model_path,
-        _family_of(build),
-        build.tokenizer,
-        dtype=engine_dtype(section.dtype, trained_in=compute_dtype(build.section(TrainSection))),
-        section=section,
-        with_nuclei=TOP_P_TOKENS in build.engine_needs,
-    )
-
-
-create_engine.context_limit = context_limit  # type: ignore[attr-defined]  # see `config.model_fit.context_limit`
-create_engine.offers = frozenset({TOP_P_TOKENS})  # type: ignore[attr-defined]  # see `BuildContext.engine_needs`

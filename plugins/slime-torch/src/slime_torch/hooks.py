@@ -1,4 +1,4 @@
-"""Hooks of slime-torch."""
+"""Hooks of slime-torch: its section, and checks that the engine runs the model."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import importlib.metadata
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from slime_core.config.sections import RolloutSection, TrainSection
 from slime_core.config.settings import Settings
 from slime_core.errors import Problem
 from slime_core.plugins.hooks import Section, hookimpl
-from slime_core.weights import transport_problems
+from slime_core.plugins.registry import Registry
+from slime_core.weights.sync import transport_problems
 
-from slime_torch.section import TRANSPORTS, TorchSection
+from slime_torch.section import CAPABILITIES, TorchSection
 
 if TYPE_CHECKING:
-    from slime_core.build import BuildContext
+    from slime_core.config.build import BuildContext
 
 
 @hookimpl
@@ -25,18 +25,18 @@ def slime_config_sections() -> Iterable[Section]:
 
 
 @hookimpl
-def slime_check_config(settings: Settings) -> Iterable[Problem]:
+def slime_check_config(settings: Settings, registry: Registry) -> Iterable[Problem]:
     """Refuse a weight transport that the engine lacks."""
-    if settings.section(RolloutSection).rollout_engine == "torch":
-        yield from transport_problems(settings.section(TrainSection), "engine torch", TRANSPORTS)
+    if settings.rollout.rollout_engine == "torch":
+        yield from transport_problems(settings.train, "engine torch", CAPABILITIES, registry)
 
 
 @hookimpl
 def slime_check_build(build: BuildContext) -> Iterable[Problem]:
     """Refuse a model whose weights the engine cannot generate with."""
-    if build.section(RolloutSection).rollout_engine not in ("torch", "slime-torch/torch"):
+    if build.settings.rollout.rollout_engine not in ("torch", "slime-torch/torch"):
         return
-    from slime_torch.engine import misfit  # imports torch
+    from slime_torch.factory import misfit  # imports torch
 
     if why := misfit(build):
         found = f"torch with {build.model_path}"
@@ -45,8 +45,16 @@ def slime_check_build(build: BuildContext) -> Iterable[Problem]:
 
 @hookimpl
 def slime_environment() -> Mapping[str, str]:
-    """Return the version of PyTorch."""
+    """Return the versions of PyTorch and numba."""
+    absent = {
+        "torch": "not installed; slime-torch needs it",
+        "numba": "not installed; with slime-torch[jit] the engine torch decodes faster on a CPU",
+    }
+    return {name: _version(name) or sentence for name, sentence in absent.items()}
+
+
+def _version(distribution: str) -> str | None:
     try:
-        return {"torch": importlib.metadata.version("torch")}
+        return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
-        return {"torch": "not installed; slime-torch needs it"}
+        return None

@@ -6,9 +6,13 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 from slime_core.config.base import MOST, Count, SectionModel
+from slime_core.protocols import TOP_P_TOKENS, EngineCapabilities
+from slime_models.groups import OWN_TRANSPORTS
 
-#: Weight transports that the engine receives by, best first.
-TRANSPORTS = ("memory",)
+#: What the engine can do.
+CAPABILITIES = EngineCapabilities(
+    transports=OWN_TRANSPORTS, other_transports=True, completions=frozenset({TOP_P_TOKENS})
+)
 
 
 class TorchSection(SectionModel):
@@ -24,3 +28,5 @@ class TorchSection(SectionModel):
     """Storage and compute dtype; `auto` is the trainer's (`bf16`), float32 with `fp16` and on a CPU without bfloat16 products."""
     num_threads: Annotated[int, Ge(1), Le(4096)] | None = None
     """Threads of PyTorch's CPU operators, for the whole process; PyTorch's own choice when not given."""
+    kernels: bool = True
+    """Compile what lies between the matrix products for this CPU, where numba is installed (the extra `slime-torch[jit]`)."""

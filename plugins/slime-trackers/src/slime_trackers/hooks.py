@@ -1,4 +1,4 @@
-"""Answers to slime's hooks."""
+"""Hooks of slime-trackers: sections, and checks of the trackers that are chosen."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from slime_core.config.derive import trackers
-from slime_core.config.sections import RunSection
 from slime_core.errors import Problem
 from slime_core.plugins.hooks import Section, hookimpl
 
@@ -36,6 +35,6 @@ def slime_check_config(settings: Settings) -> Iterable[Problem]:
             f"the module {module}, which is not installed",
             f"pip install 'slime-trackers[{name}]'",
         )
-        for name in trackers(settings.section(RunSection))
+        for name in trackers(settings.run)
         if (module := _NEEDS.get(name)) is not None and importlib.util.find_spec(module) is None
     ]

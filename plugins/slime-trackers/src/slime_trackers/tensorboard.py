@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slime_core.build import BuildContext
-from slime_core.config.sections import RunSection
+from slime_core.config.build import BuildContext
+from slime_core.plugins.hooks import hookimpl
 
 from slime_trackers.section import TensorboardSection
 
 if TYPE_CHECKING:
-    from slime_core.run import Run
+    from slime_core.run.run import Run
 
 
 class TensorboardTracker:
@@ -23,7 +23,8 @@ class TensorboardTracker:
         self._folder = folder
         self._writer: Any = None
 
-    def run_start(self, run: Run) -> None:
+    @hookimpl
+    def slime_run_start(self, run: Run) -> None:
         """Open the event file, and write the configuration."""
         from tensorboardX import SummaryWriter
 
@@ -33,16 +34,15 @@ class TensorboardTracker:
             "config", "\n".join(f"    {line}" for line in run.settings.to_toml().splitlines())
         )
 
-    def phase(self, step: int, phase: str, done: int, total: int) -> None:
-        """Nothing to do."""
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+    @hookimpl
+    def slime_step_end(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write a step's metrics."""
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
-    def run_end(self, summary: Mapping[str, Any]) -> None:
+    @hookimpl
+    def slime_run_end(self, summary: Mapping[str, Any]) -> None:
         """Close the event file."""
         if self._writer is not None:
             self._writer.close()
@@ -54,5 +54,5 @@ def create_tracker(build: BuildContext) -> TensorboardTracker:
     if section.project_name is None:
         return TensorboardTracker(build.run_dir / "tensorboard")
     root = Path(os.environ.get("TENSORBOARD_DIR", "runs/tensorboard"))
-    name = section.experiment_name or build.section(RunSection).run_name
+    name = section.experiment_name or build.settings.run.run_name
     return TensorboardTracker(root / section.project_name / name)

@@ -7,14 +7,14 @@ import tomllib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from slime_core.build import BuildContext
-from slime_core.config.sections import RunSection
-from slime_core.rundir import RunDir
+from slime_core.config.build import BuildContext
+from slime_core.plugins.hooks import hookimpl
+from slime_core.rundir.rundir import RunDir
 
 from slime_trackers.section import WandbSection
 
 if TYPE_CHECKING:
-    from slime_core.run import Run
+    from slime_core.run.run import Run
 
 _ID_FILE = "wandb_id"
 _AXIS = "step"
@@ -27,7 +27,8 @@ class WandbTracker:
         self._section = section
         self._run: Any = None
 
-    def run_start(self, run: Run) -> None:
+    @hookimpl
+    def slime_run_start(self, run: Run) -> None:
         """Begin the W&B run, or go on with it."""
         import wandb
 
@@ -36,7 +37,7 @@ class WandbTracker:
             project=section.project,
             entity=section.team,
             group=section.group,
-            name=run.settings.section(RunSection).run_name,
+            name=run.settings.run.run_name,
             id=_run_id(run.run_dir, section.run_id),
             resume="allow",
             mode=section.mode,
@@ -47,14 +48,13 @@ class WandbTracker:
         self._run.define_metric(_AXIS)
         self._run.define_metric("*", step_metric=_AXIS)
 
-    def phase(self, step: int, phase: str, done: int, total: int) -> None:
-        """Nothing to do."""
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+    @hookimpl
+    def slime_step_end(self, step: int, metrics: Mapping[str, float]) -> None:
         """Send a step's metrics."""
         self._run.log({_AXIS: step, **metrics})
 
-    def run_end(self, summary: Mapping[str, Any]) -> None:
+    @hookimpl
+    def slime_run_end(self, summary: Mapping[str, Any]) -> None:
         """End the W&B run; one that failed is marked so."""
         if self._run is not None:
             self._run.summary.update({f"summary/{name}": value for name, value in summary.items()})

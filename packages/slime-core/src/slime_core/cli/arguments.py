@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slime_core.errors import ConfigError, Problem
-from slime_core.json_text import shown, why_not_text
+from slime_core.files.json_text import shown, why_not_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -47,7 +48,7 @@ def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def read_stages(argv: Sequence[str], registry: Registry) -> list[Stage]:
-    """Read the runs that `RECIPE... [--flag value]...` is.
+    """Read the runs of `RECIPE... [--flag value]...`.
 
     Raises:
         ConfigError: carries every problem with how they are written.
@@ -59,7 +60,7 @@ def read_stages(argv: Sequence[str], registry: Registry) -> list[Stage]:
 
 
 def read_checked(argv: Sequence[str], registry: Registry, *, to_train: bool = False) -> list[Stage]:
-    """Read the runs that `RECIPE... [--flag value]...` is, and check all that can be told without starting anything.
+    """Read the runs of `RECIPE... [--flag value]...`, and check them without starting anything.
 
     Args:
         argv: as typed.
@@ -69,7 +70,7 @@ def read_checked(argv: Sequence[str], registry: Registry, *, to_train: bool = Fa
     Raises:
         ConfigError: carries every problem, of how they are written and of what they mean.
     """
-    from slime_core.config.check import check_stages
+    from slime_core.checks.settings import check_stages
     from slime_core.config.load import read_runs
 
     recipes, flags = _words(argv, registry)
@@ -85,6 +86,19 @@ def _words(argv: Sequence[str], registry: Registry) -> tuple[list[str], list[str
     for distribution, why in registry.broken_hooks.items():
         print(f"warning: the hooks of {distribution} are left out: {why}", file=sys.stderr)
     return split(argv)
+
+
+def no_run(command: str, folder: Path, *, lacks: str) -> Problem:
+    """Return what is wrong with a folder that has no `lacks`, which that of a run has, and which ones near it do."""
+    near = [folder, folder.parent, Path("runs")]
+    runs = [path.parent for place in near if place.is_dir() for path in sorted(place.glob(f"*/{lacks}"))]
+    hint = (
+        f"runs that are there: {', '.join(dict.fromkeys(map(str, runs)))}"
+        if runs
+        else "slime train makes one"
+    )
+    state = f"has no {lacks}" if folder.exists() else "does not exist"
+    return Problem(command, f"{folder}, which {state}", "the folder of a run", hint)
 
 
 def wide_console() -> Console:

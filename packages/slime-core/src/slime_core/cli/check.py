@@ -9,24 +9,23 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from slime_core.assemble import (
+from slime_core.cli.arguments import read_checked, wants_help
+from slime_core.config.derive import batch_sizes
+from slime_core.config.settings import Settings
+from slime_core.data.make_source import make_eval_source, make_source, prompts_of
+from slime_core.errors import ConfigError, DataError, Problem, SampleError
+from slime_core.plugins.registry import Registry
+from slime_core.rewards.results import RewardFailure
+from slime_core.rewards.reward_keys import check_reward_keys
+from slime_core.rewards.scorer import Result, Scorer
+from slime_core.run.assemble import (
     algorithm,
     make_build,
     make_scorer,
     resolve_functions,
 )
-from slime_core.cli.arguments import read_checked, wants_help
-from slime_core.config.derive import batch_sizes
-from slime_core.config.sections import EvalSection, RewardSection, RolloutSection, TrainSection
-from slime_core.config.settings import Settings
-from slime_core.errors import ConfigError, DataError, Problem, SampleError
-from slime_core.plugins.registry import Registry
-from slime_core.rewards.keys import check_reward_keys
-from slime_core.rewards.results import RewardFailure
-from slime_core.rewards.scorer import Result, Scorer
-from slime_core.sample import Group, Sample, Status
-from slime_core.served import wanted_models
-from slime_core.sources.making import make_eval_source, make_source, prompts_of
+from slime_core.rundir.served_models import wanted_models
+from slime_core.samples import Group, Sample, Status
 
 HELP = """usage: slime check RECIPE.toml ... [--flag value ...]
 
@@ -87,9 +86,12 @@ def _check(console: Console, settings: Settings, registry: Registry) -> None:
 
 
 def _lengths(console: Console, settings: Settings, samples: list[Sample], total: int) -> None:
-    rollout = settings.section(RolloutSection)
+    rollout = settings.rollout
     longest = max(len(sample.tokens) for sample in samples)
     needed, context = longest + rollout.rollout_max_response_len, rollout.rollout_max_context_len
+    environment = settings.environment
+    if environment.environment is not None:
+        needed += environment.max_environment_tokens
     if context is not None:
         if longest >= context:
             raise DataError(
@@ -97,7 +99,7 @@ def _lengths(console: Console, settings: Settings, samples: list[Sample], total:
                 "prompts (--rollout-max-prompt-len), or raise it"
             )
         needed = min(needed, context)
-    limit = settings.section(TrainSection).max_tokens_per_gpu
+    limit = settings.train.max_tokens_per_gpu
     packed = "fits" if needed <= limit else "gets a micro-batch of its own, over"
     console.print(
         f"[green]ok[/green]  {total} prompts; of the first {len(samples)} the longest has {longest} tokens, "
@@ -166,12 +168,12 @@ async def _wrong(
 
     To a group reward each is given as a group in which everybody answers so.
     """
-    key = settings.section(RewardSection).reward_key
-    threshold = settings.section(EvalSection).eval_pass_threshold
+    key = settings.reward.reward_key
+    threshold = settings.eval.eval_pass_threshold
     for sample in labelled:
         sample.response, sample.status = form.format(label=sample.label), Status.COMPLETED
-    if settings.section(RewardSection).group_rm:
-        n = settings.section(RolloutSection).n_samples_per_prompt
+    if settings.reward.group_rm:
+        n = settings.rollout.n_samples_per_prompt
         groups = [[dataclasses.replace(sample) for _ in range(n)] for sample in labelled]
         of_groups = await asyncio.gather(*map(scorer.score_group, groups))
         results = [_lowest(group, each, key) for group, each in zip(groups, of_groups, strict=True)]

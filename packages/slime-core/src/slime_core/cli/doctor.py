@@ -9,9 +9,9 @@ from importlib_metadata import PackageNotFoundError, distributions, version
 from packaging.specifiers import SpecifierSet
 from rich.console import Console
 
+from slime_core.checks.chosen_plugins import chosen
 from slime_core.cli.arguments import read_stages, wants_help
 from slime_core.cli.machine import machine
-from slime_core.config.chosen import chosen
 from slime_core.errors import PluginError
 from slime_core.plugins.registry import Registry
 
@@ -77,7 +77,7 @@ def _version(name: str) -> str | None:
 def _recipe(console: Console, argv: list[str], registry: Registry) -> int:
     problems = 0
     stages = read_stages(argv, registry)
-    for choice in dict.fromkeys(c for stage in stages for c in chosen(stage.settings)):
+    for choice in dict.fromkeys(c for stage in stages for c in chosen(stage.settings, registry)):
         try:
             registry.resolve(choice.group, choice.reference, flag=choice.flag)
         except PluginError as error:

@@ -10,14 +10,14 @@ from pathlib import Path
 
 from slime_core.cli.arguments import read_checked, wants_help
 from slime_core.config.derive import run_folder
-from slime_core.config.sections import CheckpointSection, EvalSection, ModelSection, RunSection
 from slime_core.config.settings import Settings
-from slime_core.ending import logged
 from slime_core.errors import ConfigError, Interrupted, Problem
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import Metrics
-from slime_core.run import Run
-from slime_core.start import start
+from slime_core.run.run import Run
+from slime_core.run.start import start
+from slime_core.run.tracking import attach
+from slime_core.runtime.closing import logged
 
 HELP = """usage: slime eval RECIPE.toml ... [--load RUN_FOLDER] [--flag value ...]
 
@@ -36,13 +36,13 @@ def main(argv: list[str]) -> int:
         return 0
     registry = Registry.from_environment()
     settings = read_checked(argv, registry)[-1].beforehand
-    if settings.section(EvalSection).eval_interval is None:
+    if settings.eval.eval_interval is None:
         raise ConfigError([Problem("eval.eval_interval", "nothing", "an evaluation set and its interval")])
-    of = settings.section(CheckpointSection).load or settings.section(ModelSection).hf_checkpoint
+    of = settings.checkpoint.load or settings.model.hf_checkpoint
     own = {"run_name": evaluation_name(settings), "tracker": ["jsonl"]}
     for key, value in own.items():
         settings = settings.having("run", key, value, origin="slime eval")
-    launch = registry.resolve("slime.launchers", settings.section(RunSection).launcher)
+    launch = registry.resolve("slime.launchers", settings.run.launcher)
     print(json.dumps(launch(settings, registry, partial(_evaluate, of=of)), indent=2))
     print(f"results in {run_folder(settings)}", file=sys.stderr)
     return 0
@@ -53,7 +53,7 @@ def evaluation_name(settings: Settings) -> str:
 
     It is one that is not there yet, but for `overwrite`.
     """
-    run, load = settings.section(RunSection), settings.section(CheckpointSection).load
+    run, load = settings.run, settings.checkpoint.load
     root, name = Path(run.output_dir), run.run_name
     if load is not None:
         folder = Path(load).resolve()
@@ -69,10 +69,10 @@ async def _evaluate(run: Run, *, of: str) -> Metrics:
 
     async def evaluate() -> Metrics:
         await start(run)
+        attach(run.registry, run.trackers)
         await run.sync_weights(run.done_steps)
         metrics = await run.evaluate(run.done_steps)
-        for tracker in run.trackers:
-            tracker.log(run.done_steps, metrics)
+        run.registry.hooks.slime_step_end(run=run, step=run.done_steps, metrics=metrics)
         return metrics
 
     outcome: dict[str, object] = {"status": "failed"}

@@ -1,4 +1,4 @@
-"""What a machine has: Python, cores, memory, disk, GPUs. Nothing heavy is imported for it."""
+"""What this machine has: Python, cores, memory, disk, GPUs. Imports no heavy package."""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ import sys
 import traceback
 from collections.abc import Callable
 
-from slime_core.command_process import COMMAND, CommandProcess
 from slime_core.errors import TRACEBACK, Interrupted, SlimeError, exit_status
+from slime_core.runtime.command_process import COMMAND, CommandProcess
 
 #: Command -> (module, one-line help). Static, so that none is imported for the help text.
 COMMANDS = {
@@ -20,6 +20,7 @@ COMMANDS = {
         "evaluate a model, or a run's newest checkpoint, on held-out prompts",
     ),
     "samples": ("slime_core.cli.samples", "print samples of a run: prompt, response, reward, and why"),
+    "trace": ("slime_core.cli.trace", "write the timeline of a run as a file for Perfetto"),
     "check": ("slime_core.cli.check", "check a recipe and its data without starting anything"),
     "plugins": ("slime_core.cli.plugins", "list, show and check installed plugins"),
     "rm": ("slime_core.cli.rm", "list rewards; score one response with one, and say why"),

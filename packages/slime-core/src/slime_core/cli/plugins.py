@@ -5,18 +5,19 @@ from __future__ import annotations
 import inspect
 import json
 
+from rich.markup import escape
 from rich.table import Table
 
 from slime_core.cli.arguments import wants_help, wide_console
-from slime_core.errors import PluginError
-from slime_core.plugins.groups import GROUP_BY_NAME, GROUPS
-from slime_core.plugins.registry import HOOK_GROUP, Plugin, Registry
+from slime_core.errors import ContractError, PluginError
+from slime_core.plugins.registry import HOOK_GROUP, Registry
 
 HELP = """usage: slime plugins [list [GROUP] [--json] | show GROUP NAME | check]
 
   list    every plugin by group; imports hook modules only, and shows those that are left out in red
   show    what one plugin is, how it is called, and its options
-  check   import every plugin; exit status 1 if one fails
+  check   import every plugin, and run the contract kits of its kind over it (entry points of `slime.kits`), or say what one
+          needs that only a test can give it; exit status 1 if a promise is broken
 
 The environment variable SLIME_PLUGINS names the distributions that may provide plugins (comma-separated)."""
 
@@ -38,7 +39,7 @@ def main(argv: list[str]) -> int:
 
 
 def _list(registry: Registry, rest: list[str]) -> int:
-    groups = [_group(word) for word in rest if word != "--json"] or [group.name for group in GROUPS]
+    groups = [_group(registry, word) for word in rest if word != "--json"] or list(registry.groups)
     if "--json" in rest:
         rows = [vars(plugin) for group in groups for plugin in registry.plugins(group)]
         print(json.dumps({"plugins": rows, "broken_hooks": dict(registry.broken_hooks)}, indent=2))
@@ -51,7 +52,7 @@ def _list(registry: Registry, rest: list[str]) -> int:
         for plugin in registry.plugins(group):
             clash = names.count(plugin.name) > 1
             shown = f"[red]{plugin.qualified}[/red] (name taken twice)" if clash else plugin.name
-            flags = " ".join(GROUP_BY_NAME[group].flags[:1])
+            flags = " ".join(registry.groups[group].flags[:1])
             table.add_row(group, shown, plugin.distribution, plugin.version, flags)
     console = wide_console()
     console.print(table)
@@ -61,9 +62,9 @@ def _list(registry: Registry, rest: list[str]) -> int:
 
 
 def _show(registry: Registry, group: str, name: str) -> int:
-    plugin = registry.find(_group(group), name)
+    plugin = registry.find(_group(registry, group), name)
     value = registry.load(plugin)
-    about = GROUP_BY_NAME[plugin.group]
+    about = registry.groups[plugin.group]
     origin = f"{plugin.distribution} {plugin.version}" if plugin.distribution else "an import reference"
     print(f"{plugin.qualified}: {about.summary}\nfrom {origin}, {plugin.value}\ncalled as {about.contract}")
     if callable(value):
@@ -73,31 +74,27 @@ def _show(registry: Registry, group: str, name: str) -> int:
 
 
 def _check(registry: Registry) -> int:
+    from slime_core.testing.contracts import (
+        check_plugin,  # imports numpy, which the other subcommands do without
+    )
+
     console = wide_console()
     failures: dict[str, str] = {}
     for plugin in (*registry.plugins(), *registry.plugins(HOOK_GROUP)):
-        why = _failure(registry, plugin)
-        if why is not None:
-            failures[f"{plugin.group} {plugin.qualified}"] = why
+        what = f"{plugin.group} {plugin.qualified}"
+        try:
+            left_out = check_plugin(registry, plugin)
+        except ContractError as error:
+            failures[what] = str(error)
         else:
-            console.print(f"[green]ok[/green]  {plugin.group} {plugin.qualified}")
+            tried = "" if left_out is None else f"  [dim]not tried: {escape(left_out)}[/dim]"
+            console.print(f"[green]ok[/green]  {what}{tried}")
     for what, why in failures.items():
-        console.print(f"[red]bad[/red] {what}: {why}")
+        console.print(f"[red]bad[/red] {what}: {escape(' '.join(why.split()))}")
     return 1 if failures else 0
 
 
-def _failure(registry: Registry, plugin: Plugin) -> str | None:
-    if plugin.group == HOOK_GROUP and plugin.distribution in registry.broken_hooks:
-        return registry.broken_hooks[plugin.distribution]
-    try:
-        value = registry.load(plugin)
-    except PluginError as error:
-        return str(error)
-    return None if inspect.getdoc(value) else "has no docstring"
-
-
-def _group(word: str) -> str:
+def _group(registry: Registry, word: str) -> str:
     name = word if word.startswith("slime.") else f"slime.{word}"
-    if name not in GROUP_BY_NAME:
-        raise PluginError(f"no such group: {word!r}; groups are {', '.join(GROUP_BY_NAME)}")
+    registry.check_group(name)
     return name

@@ -14,12 +14,12 @@ from rich.table import Table
 
 from slime_core.cli.arguments import wide_console
 from slime_core.errors import ConfigError, PluginError, Problem, RewardError
-from slime_core.json_text import parse_json
+from slime_core.files.json_text import parse_json
 from slime_core.plugins.bind import choose_options
 from slime_core.plugins.registry import Plugin, Registry
 from slime_core.rewards.pool import RewardPool
 from slime_core.rewards.results import Reward, RewardFailure
-from slime_core.sample import Group, Sample, Status
+from slime_core.samples import Group, Sample, Status
 
 DESCRIPTION = """Score one response as a run would, in a worker with a deadline, and print the score and why; with
 --group-rm several, the samples of one prompt, by a group reward. Exit status 0 when there is a score, whatever it is;

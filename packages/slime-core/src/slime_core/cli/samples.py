@@ -7,7 +7,6 @@ import heapq
 import itertools
 import json
 import math
-import sys
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,8 +17,10 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from slime_core.cli.arguments import no_run
 from slime_core.errors import ConfigError, Problem
-from slime_core.rundir import RunDir
+from slime_core.rundir.records import read_records
+from slime_core.rundir.rundir import RunDir
 
 DESCRIPTION = """Print samples of a run: prompt, response, reward, and why. Reads RUN_FOLDER/rollouts, also while the run goes
 on or after a crash. Without --sort they come step by step, in the order of the files, and no more is read than is shown."""
@@ -40,7 +41,7 @@ def main(argv: list[str]) -> int:
     rows: Iterator[Row] = (
         row
         for step, path in files
-        for row in _rows(step, path)
+        for row in _rows(step, path, columns=arguments.json)
         if _is_wanted(row, arguments) and _is_between(_reward(row, key), arguments)
     )
     most = arguments.limit or None
@@ -69,15 +70,16 @@ def _files(arguments: argparse.Namespace) -> list[tuple[int, Path]]:
         ConfigError: there is no such run, or no such step; says what there is.
     """
     folder: Path = arguments.run
-    prefix = "eval_step_" if arguments.eval else "step_"
+    prefix = "eval_step_" if arguments.eval else "dropped_step_" if arguments.dropped else "step_"
     if not (folder / "rollouts").is_dir():
-        raise ConfigError([_no_run(folder)])
+        raise ConfigError([no_run("slime samples", folder, lacks="rollouts")])
     found = {
         int(number): path
         for path in (folder / "rollouts").glob(f"{prefix}*.jsonl")
         if (number := path.stem.removeprefix(prefix)).isdigit()
     }
     kind = "evaluations after steps" if arguments.eval else "steps"
+    kind += " that dropped groups" if arguments.dropped else ""
     there = f"{kind} {_numbers(sorted(found))}" if found else f"no {kind.split()[0]} yet"
     wanted = [max(found, default=0) if step == "last" else step for step in arguments.step or sorted(found)]
     missing = [step for step in wanted if step not in found]
@@ -86,19 +88,6 @@ def _files(arguments: argparse.Namespace) -> list[tuple[int, Path]]:
         other = "drop --eval for those that were trained on" if arguments.eval else "--eval shows evaluations"
         raise ConfigError([Problem(str(folder), asked, f"one that is there: {there}", other)])
     return [(step, found[step]) for step in sorted(set(wanted), reverse=_is_backwards(arguments))]
-
-
-def _no_run(folder: Path) -> Problem:
-    """Return what is wrong with a folder that holds no run, and which ones near it do."""
-    near = [folder, folder.parent, Path("runs")]
-    runs = [path.parent for place in near if place.is_dir() for path in sorted(place.glob("*/rollouts"))]
-    hint = (
-        f"runs that are there: {', '.join(dict.fromkeys(map(str, runs)))}"
-        if runs
-        else "slime train makes one"
-    )
-    state = "has no rollouts/" if folder.exists() else "does not exist"
-    return Problem("slime samples", f"{folder}, which {state}", "the folder of a run", hint)
 
 
 def _numbers(numbers: list[int]) -> str:
@@ -110,18 +99,10 @@ def _numbers(numbers: list[int]) -> str:
     return ", ".join(f"{first}" if first == last else f"{first} to {last}" for first, last in ends)
 
 
-def _rows(step: int, path: Path) -> Iterator[Row]:
+def _rows(step: int, path: Path, *, columns: bool) -> Iterator[Row]:
     """Yield the samples of a file one by one; a line that a crash cut off is named on standard error and left out."""
-    with path.open(encoding="utf-8", errors="replace") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                sample = json.loads(line)
-            except ValueError:
-                sample = None
-            if isinstance(sample, dict):
-                yield {"step": step} | sample | {"step": step}
-            else:
-                print(f"{path}, line {number}: no sample in JSON; left out", file=sys.stderr)
+    for sample in read_records(path, columns=columns):
+        yield {"step": step} | sample | {"step": step}
 
 
 def _is_wanted(row: Row, arguments: argparse.Namespace) -> bool:
@@ -214,7 +195,8 @@ def _prompt(prompt: Any) -> str:
 
 def _why(row: Row) -> str:
     """Return what failed, and what the reward says beside its number."""
-    said: list[str] = [] if row.get("failure") is None else [str(row["failure"])]
+    said = [f"{key}: {row[key]}" for key in ("dropped",) if row.get(key) is not None]
+    said += [] if row.get("failure") is None else [str(row["failure"])]
     reward = row.get("reward")
     if isinstance(reward, dict):
         details = reward.get("details")
@@ -264,12 +246,17 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         action="store_true",
         help="of evaluations, not those that were trained on; step 0 is before training",
     )
+    add(
+        "--dropped",
+        action="store_true",
+        help="of groups that a filter dropped, with the reason; they were not trained on",
+    )
     add("--failed", action="store_true", help="that could not be generated or scored")
     add("--reward-below", type=float, metavar="X", help="with a reward of less than X")
     add("--reward-above", type=float, metavar="X", help="with a reward of more than X")
     add("--group", type=int, metavar="N", help="of one prompt: the group's number")
     add("--sort", choices=("reward", "length", "step"), help="smallest first")
     add("--descending", action="store_true", help="largest first")
-    add("--limit", type=_count, default=10, metavar="N", help="so many at most, 10 unless told; 0 for all")
+    add("--limit", type=_count, default=10, metavar="N", help="print at most N samples (10); 0 for all")
     add("--json", action="store_true", help="one JSON object a line, with all fields")
     return parser.parse_args(argv)

@@ -1,4 +1,4 @@
-"""`slime train`: run a recipe, or go on with it."""
+"""`slime train`: run a recipe, or resume it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `slime train` does once it has said that it is there."""
+"""The work of `slime train`, imported after its first line is printed."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from slime_core.claim import changes
 from slime_core.cli.arguments import read_checked
 from slime_core.config.derive import batch_sizes
-from slime_core.config.sections import ModelSection, RolloutSection, RunSection, TrainSection
 from slime_core.config.stages import Stage
 from slime_core.plugins.registry import Registry
-from slime_core.progress import telling
-from slime_core.rundir import RunDir
+from slime_core.rundir.claim import changes
+from slime_core.rundir.rundir import RunDir
+from slime_core.runtime.progress import telling
 
 
 def train(argv: Sequence[str]) -> int:
-    """Check the runs that recipes and flags are, train those that are not done, and say how they ended.
+    """Check the runs of recipes and flags, train those that are not complete, and report how they ended.
 
     Raises:
         SlimeError: something is wrong with them, or one failed.
@@ -37,13 +36,13 @@ def train(argv: Sequence[str]) -> int:
 
 def _trained(stages: Sequence[Stage], registry: Registry) -> dict[str, Any]:
     """Train, and return the summary."""
-    from slime_core.launchers.local import drive  # imports numpy, and what assembles a run
-    from slime_core.stages import train_stages
+    from slime_core.launch.local import drive  # imports numpy, and what assembles a run
+    from slime_core.launch.stages import train_stages
 
     if stages[0].name:
         return train_stages(stages, registry)
     settings = stages[0].settings
-    launch = registry.resolve("slime.launchers", settings.section(RunSection).launcher)
+    launch = registry.resolve("slime.launchers", settings.run.launcher)
     summary: dict[str, Any] = launch(settings, registry, drive)
     return summary
 
@@ -52,8 +51,8 @@ def _plan(stage: Stage) -> str:
     """Say what a run is about to do."""
     settings = stage.settings
     run, rollout, sizes = (
-        settings.section(RunSection),
-        settings.section(RolloutSection),
+        settings.run,
+        settings.rollout,
         batch_sizes(settings),
     )
     length = (
@@ -61,7 +60,7 @@ def _plan(stage: Stage) -> str:
     )
     return (
         f"run {stage.folder}: {length} of {sizes.rollout_batch_size} prompts x {sizes.n_samples_per_prompt} samples; "
-        f"model {settings.section(ModelSection).hf_checkpoint}, trainer {settings.section(TrainSection).train_backend}, "
+        f"model {settings.model.hf_checkpoint}, trainer {settings.train.train_backend}, "
         f"engine {rollout.rollout_engine}"
     )
 
@@ -79,7 +78,7 @@ def _nothing_to_do(stages: Sequence[Stage]) -> bool:
                 file=sys.stderr,
             )
         named = f"stage {stage.name}: " if stage.name else ""
-        n_steps = stage.settings.section(RunSection).num_rollout or summary["steps"]
+        n_steps = stage.settings.run.num_rollout or summary["steps"]
         done = f"{named}nothing to do: completed {summary['steps']} of {n_steps} steps"
         print("; ".join([done, *_accuracy(summary)]))
     folder, steps = stages[-1].folder, ended[-1]["steps"]
@@ -93,7 +92,7 @@ def _completed(stage: Stage) -> dict[str, Any]:
 
     How many they are is read off the settings. Where only the data says it, the run must have the settings that it had.
     """
-    run = stage.settings.section(RunSection)
+    run = stage.settings.run
     if run.overwrite or not (stage.leaves is None or stage.leaves.is_dir()):
         return {}
     folder = RunDir(stage.folder)

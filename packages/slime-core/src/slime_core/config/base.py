@@ -1,4 +1,4 @@
-"""The base of every section of settings, and the kinds of numbers that settings are: none is without bounds."""
+"""`SectionModel`, the base of every section of settings, and bounded number types for their fields."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Text = Annotated[str, MinLen(1)]
 
 
 class Unset(AttributeError):
-    """A setting that has no value, because what was given is wrong and is reported: nothing follows from it."""
+    """Raised on reading a setting without a value: the given one was invalid and is reported already."""
 
 
 class SectionModel(BaseModel):
@@ -52,7 +52,7 @@ class SectionModel(BaseModel):
     )
 
     def __getattr__(self, name: str) -> Any:
-        """Refuse to answer for a setting that has no value.
+        """Raise `Unset` for a setting that has no value.
 
         Raises:
             Unset: the settings are wrong, and this is one of those (see `config.load.read_runs`).

@@ -6,11 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slime_core.config.sections import (
-    AlgorithmSection,
-    ClusterSection,
-    DataSection,
     RewardSection,
-    RolloutSection,
     RunSection,
     TrainSection,
 )
@@ -36,7 +32,10 @@ def compute_dtype(train: TrainSection) -> str:
 
 @dataclass(frozen=True)
 class BatchSizes:
-    """How many samples where. rollout_batch_size x n_samples_per_prompt = global_batch_size x num_steps_per_rollout."""
+    """Batch sizes of a step, in groups and samples.
+
+    rollout_batch_size x n_samples_per_prompt = global_batch_size x num_steps_per_rollout.
+    """
 
     rollout_batch_size: int
     """Prompts of a step."""
@@ -56,7 +55,7 @@ def batch_sizes(settings: Settings) -> BatchSizes:
     Raises:
         ConfigError: they do not multiply out; the message holds the equation with its numbers.
     """
-    rollout, train = settings.section(RolloutSection), settings.section(TrainSection)
+    rollout, train = settings.rollout, settings.train
     prompts, n = rollout.rollout_batch_size, rollout.n_samples_per_prompt
     samples = prompts * n
     steps = train.num_steps_per_rollout or 1
@@ -92,7 +91,7 @@ def batch_sizes(settings: Settings) -> BatchSizes:
 
 def num_ranks(settings: Settings) -> int:
     """Return how many processes the trainer is."""
-    section = settings.section(ClusterSection)
+    section = settings.cluster
     return section.actor_num_nodes * section.actor_num_gpus_per_node
 
 
@@ -114,8 +113,12 @@ def sends_images(settings: Settings) -> bool:
 
     Other generators know best what becomes of theirs.
     """
-    generator = settings.section(RolloutSection).custom_generate_function_path
-    return bool(settings.section(DataSection).multimodal_keys) and generator in _SINGLE_TURN
+    return bool(settings.data.multimodal_keys) and is_single_turn(settings)
+
+
+def is_single_turn(settings: Settings) -> bool:
+    """Return whether samples are one answer of the engine, in which nothing else has a say."""
+    return settings.rollout.custom_generate_function_path in _SINGLE_TURN
 
 
 def reward_group(reward: RewardSection) -> str:
@@ -129,7 +132,7 @@ def choices(settings: Settings) -> Choices:
     Raises:
         ConfigError: two settings choose different things for one place.
     """
-    reward, algorithm = settings.section(RewardSection), settings.section(AlgorithmSection)
+    reward, algorithm = settings.reward, settings.algorithm
     problems = []
     named = [name for name in (reward.custom_rm_path, reward.rm_type) if name is not None]
     if len(named) + bool(reward.rm_weights) > 1:
@@ -178,5 +181,5 @@ def choices(settings: Settings) -> Choices:
 
 def run_folder(settings: Settings) -> Path:
     """Return the folder of the run."""
-    run = settings.section(RunSection)
+    run = settings.run
     return Path(run.output_dir) / run.run_name

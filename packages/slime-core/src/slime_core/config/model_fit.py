@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-from slime_core.build import BuildContext
+from slime_core.config.build import BuildContext
 from slime_core.config.derive import num_ranks, sends_images
-from slime_core.config.sections import CheckpointSection, EvalSection, RolloutSection, TrainSection
+from slime_core.config.factories import engine_factory, trainer_factory
 from slime_core.errors import Problem
 
 
 def check_build(build: BuildContext) -> list[Problem]:
     """Return what is wrong between settings, model and chosen plugins; imports the plugins, and builds nothing."""
     problems: list[Problem] = []
-    backend, n = build.section(TrainSection).train_backend, num_ranks(build.settings)
-    factory = build.registry.resolve("slime.trainers", backend)
-    if n > 1 and not getattr(factory, "ranked", False):
+    backend, n = build.settings.train.train_backend, num_ranks(build.settings)
+    trainer = trainer_factory(build.settings.train, build.registry).capabilities
+    if n > 1 and not trainer.ranked:
         problems.append(
             Problem(
                 "cluster.actor_num_nodes x cluster.actor_num_gpus_per_node",
@@ -23,7 +23,7 @@ def check_build(build: BuildContext) -> list[Problem]:
                 "1: this trainer is one process",
             )
         )
-    if build.section(CheckpointSection).async_save and not getattr(factory, "saves_in_background", False):
+    if build.settings.checkpoint.async_save and not trainer.background_save:
         problems.append(
             Problem(
                 "checkpoint.async_save",
@@ -43,9 +43,7 @@ def check_build(build: BuildContext) -> list[Problem]:
 
 def context_limit(build: BuildContext) -> int | None:
     """Return the most tokens of prompt and response that the engine takes; None where it does not say."""
-    factory = build.registry.resolve("slime.engines", build.section(RolloutSection).rollout_engine)
-    limit: Callable[[BuildContext], int | None] = getattr(factory, "context_limit", lambda build: None)
-    return limit(build)
+    return engine_factory(build.settings.rollout, build.registry).context_limit(build)
 
 
 def _context(build: BuildContext) -> Iterator[Problem]:
@@ -53,7 +51,7 @@ def _context(build: BuildContext) -> Iterator[Problem]:
     limit = context_limit(build)
     if limit is None:
         return
-    rollout, evaluation = build.section(RolloutSection), build.section(EvalSection)
+    rollout, evaluation = build.settings.rollout, build.settings.eval
     context, longest = rollout.rollout_max_context_len, rollout.rollout_max_response_len
     for where, length, most in (
         ("rollout.rollout_max_context_len", context, limit),
@@ -70,7 +68,7 @@ def _stop_ids(build: BuildContext) -> Iterator[Problem]:
     size = build.vocab_size
     if size is None:
         return
-    for token in build.section(RolloutSection).rollout_stop_token_ids:
+    for token in build.settings.rollout.rollout_stop_token_ids:
         if token >= size:
             yield Problem(
                 "rollout.rollout_stop_token_ids", str(token), f"ids of the vocabulary: 0 to {size - 1}"
@@ -81,10 +79,9 @@ def _engine_needs(build: BuildContext) -> Iterator[Problem]:
     needs = build.engine_needs
     if not needs:
         return
-    engine = build.section(RolloutSection).rollout_engine
-    factory = build.registry.resolve("slime.engines", engine)
-    offers: frozenset[str] = getattr(factory, "offers", frozenset())
-    if missing := sorted(needs - offers):
+    engine = build.settings.rollout.rollout_engine
+    offered = engine_factory(build.settings.rollout, build.registry).capabilities.completions
+    if missing := sorted(needs - offered):
         yield Problem(
             "rollout.rollout_engine",
             f"{engine}, whose completions have no {', '.join(missing)}",
@@ -95,11 +92,10 @@ def _engine_needs(build: BuildContext) -> Iterator[Problem]:
 
 def _images(build: BuildContext) -> Iterator[Problem]:
     """Refuse an engine that takes no images, where they are to go to it."""
-    rollout = build.section(RolloutSection)
+    rollout = build.settings.rollout
     if not sends_images(build.settings):
         return
-    factory = build.registry.resolve("slime.engines", rollout.rollout_engine)
-    if not getattr(factory, "sees_images", False):
+    if not engine_factory(rollout, build.registry).capabilities.images:
         yield Problem(
             "rollout.rollout_engine",
             f"{rollout.rollout_engine}, which takes no images, with data.multimodal_keys",

@@ -13,7 +13,7 @@ from slime_core.config.base import SectionModel
 from slime_core.config.sections import CORE_SECTIONS
 from slime_core.config.words import annotation_of
 from slime_core.errors import ConfigError, Problem
-from slime_core.plugins import elsewhere
+from slime_core.plugins import index
 from slime_core.plugins.hooks import ForeignFlags, Section
 from slime_core.plugins.registry import Registry
 
@@ -36,7 +36,7 @@ _MEANT: Mapping[str, str] = {
     "temperature": "rollout_temperature",
     "train_data": "prompt_data",
 }
-#: What other frameworks have a flag for, and slime takes from elsewhere.
+#: What other frameworks have a flag for, and slime takes from index.
 _OTHERWISE: Mapping[str, str] = {
     "wandb_key": "the key by `wandb login`, or in the variable WANDB_API_KEY",
     "wandb_api_key": "the key by `wandb login`, or in the variable WANDB_API_KEY",
@@ -110,7 +110,7 @@ class Schema:
             return _OTHERWISE[name], None
         if (meant := _MEANT.get(name, "")) in self.flags:
             return repr(self.flags[meant].spelled), self.flags[meant]
-        home = elsewhere.home_of_flag(name, name.removeprefix("no_"))
+        home = index.home_of_flag(name, name.removeprefix("no_"))
         if home is not None and home not in self.owners.values():
             return f"{home}, which brings it; install it", None
         if near := closest(name, [*self.flags, "set"]):

@@ -10,6 +10,19 @@ from typing import Any, TypeVar
 import tomli_w
 
 from slime_core.config.base import SectionModel
+from slime_core.config.sections import (
+    AlgorithmSection,
+    CheckpointSection,
+    ClusterSection,
+    DataSection,
+    EnvironmentSection,
+    EvalSection,
+    ModelSection,
+    RewardSection,
+    RolloutSection,
+    RunSection,
+    TrainSection,
+)
 from slime_core.errors import ConfigError, Problem
 
 SectionT = TypeVar("SectionT")
@@ -42,6 +55,61 @@ class Settings:
                 )
             ]
         )
+
+    @property
+    def run(self) -> RunSection:
+        """Table `[run]` of a recipe: what runs, how long and where to."""
+        return self.section(RunSection)
+
+    @property
+    def model(self) -> ModelSection:
+        """Table `[model]` of a recipe: the model."""
+        return self.section(ModelSection)
+
+    @property
+    def data(self) -> DataSection:
+        """Table `[data]` of a recipe: prompts."""
+        return self.section(DataSection)
+
+    @property
+    def rollout(self) -> RolloutSection:
+        """Table `[rollout]` of a recipe: generating."""
+        return self.section(RolloutSection)
+
+    @property
+    def environment(self) -> EnvironmentSection:
+        """Table `[environment]` of a recipe: the environment of multi-turn generation."""
+        return self.section(EnvironmentSection)
+
+    @property
+    def reward(self) -> RewardSection:
+        """Table `[reward]` of a recipe: rewards."""
+        return self.section(RewardSection)
+
+    @property
+    def algorithm(self) -> AlgorithmSection:
+        """Table `[algorithm]` of a recipe: advantages and loss."""
+        return self.section(AlgorithmSection)
+
+    @property
+    def train(self) -> TrainSection:
+        """Table `[train]` of a recipe: training."""
+        return self.section(TrainSection)
+
+    @property
+    def cluster(self) -> ClusterSection:
+        """Table `[cluster]` of a recipe: devices and processes."""
+        return self.section(ClusterSection)
+
+    @property
+    def checkpoint(self) -> CheckpointSection:
+        """Table `[checkpoint]` of a recipe: saving and loading."""
+        return self.section(CheckpointSection)
+
+    @property
+    def eval(self) -> EvalSection:
+        """Table `[eval]` of a recipe: evaluation."""
+        return self.section(EvalSection)
 
     def section_of(self, distribution: str) -> dict[str, Any]:
         """Return the values of all sections that a distribution declares, by field."""

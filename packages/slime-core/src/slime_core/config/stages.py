@@ -1,4 +1,4 @@
-"""Stages: the runs of one recipe, one after the other, each from the weights that the one before leaves."""
+"""Stages: the runs of one recipe in a row, each from the weights that the previous one saves."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slime_core.config.derive import run_folder
-from slime_core.config.sections import RunSection
 from slime_core.config.settings import Settings
 from slime_core.errors import ConfigError, Problem
 
@@ -55,13 +54,13 @@ def chain(found: Mapping[str, Settings]) -> list[Stage]:
         raise ConfigError(problems)
     stages: list[Stage] = []
     for name, settings in found.items():
-        run_name = f"{settings.section(RunSection).run_name}/{name}"
+        run_name = f"{settings.run.run_name}/{name}"
         own = beforehand = settings.having("run", "run_name", run_name, origin=f"{STAGE} {name}")
         if stages:
             before = stages[-1]
             own = own.having("model", "hf_checkpoint", str(before.leaves), origin=f"{STAGE} {before.name}")
         last = len(stages) == len(found) - 1
-        leaves = None if last else Path(own.section(RunSection).output_dir) / run_name / "hf"
+        leaves = None if last else Path(own.run.output_dir) / run_name / "hf"
         stages.append(Stage(name, own, beforehand, leaves))
     return stages
 

@@ -1,4 +1,4 @@
-"""Values of settings as they are written: what a word of the command line stands for, and what a setting takes."""
+"""Parsing values of settings from the command line and recipes, and describing the values that a setting takes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic.fields import FieldInfo
 
-from slime_core.json_text import parse_json, why_not_text
+from slime_core.files.json_text import parse_json, why_not_text
 
 _TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 #: Bound -> (its attribute, how it is said).
@@ -23,7 +23,7 @@ _NAMES: dict[Any, str] = {
     Path: "a path",
     dict: "a table of keys and values",
 }
-#: Bounds that only keep arithmetic whole are not told: nobody reaches them by intent.
+#: Bounds that only avoid overflow are not shown: no sensible value reaches them.
 _TELLING = 1e8
 
 

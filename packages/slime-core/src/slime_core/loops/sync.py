@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slime_core.run import Run
+from slime_core.run.run import Run
 
 
 async def sync(run: Run) -> None:

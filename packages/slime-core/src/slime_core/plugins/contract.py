@@ -1,4 +1,4 @@
-"""Whether a plugin can be called as its group is: told from its signature, before anything starts."""
+"""Checks that a plugin's signature fits its group, before a run starts."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from slime_core.json_text import shown
-from slime_core.plugins.groups import GROUP_BY_NAME, Call
+from slime_core.files.json_text import shown
+from slime_core.plugins.groups import Call, Group
 
 _AWAITABLE = ("Awaitable", "Coroutine", "Future", "Task")
 
@@ -19,20 +19,21 @@ class Breach(NamedTuple):
     wanted: str
 
 
-def breach(group: str, value: Any, *, flag: str | None = None) -> Breach | None:
+def breach(about: Group, value: Any, *, flag: str | None = None) -> Breach | None:
     """Return what is wrong with a plugin; None where slime can call it.
 
     Args:
-        group: that it was chosen from.
+        about: the group that it was chosen from.
         value: the object itself.
         flag: by which it was chosen, where a group's flags call otherwise.
     """
-    about = GROUP_BY_NAME[group]
     call = about.call_of.get(flag or "", about.call)
     if about.call_of and call is None:
         return None if callable(value) else Breach(_kind(value), "a function")
     if call is None:
-        return None
+        missing = [name for name in about.has if not hasattr(value, name)]
+        wanted = f"{about.contract}, which has {', '.join(about.has)}"
+        return Breach(_kind(value), wanted) if missing or inspect.isclass(value) else None
     if not callable(value):
         return Breach(_kind(value), f"a function, called as {call}")
     if inspect.isclass(value) and call.or_class:

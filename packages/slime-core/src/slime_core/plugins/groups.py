@@ -1,4 +1,8 @@
-"""The table of entry-point groups: the one source of flags, documentation, `slime plugins` and contract tests."""
+"""Entry-point groups: the one source of flags, documentation, `slime plugins` and contract tests.
+
+Those of core are here. A package that has things to choose from for itself lists groups of its own in the entry-point group
+`slime.groups`: each entry is a `Group`, in a module that imports in milliseconds.
+"""
 
 from __future__ import annotations
 
@@ -45,6 +49,8 @@ class Group:
     """How it is called; None where it is no callable, or where that depends on the flag."""
     call_of: Mapping[str, Call] = field(default_factory=dict)
     """How it is called, by the flag that chooses it, where each calls otherwise."""
+    has: tuple[str, ...] = ()
+    """Attributes by which it is known, where it is no callable."""
 
 
 _BUILD = Call(("build",))
@@ -82,9 +88,9 @@ GROUPS: tuple[Group, ...] = (
     Group(
         "slime.rollouts",
         ("--rollout-function-path",),
-        "async (run: Run, step: int) -> list[Group]",
+        "async (run: RolloutRun, step: int, *, options) -> list[Group]",
         "one whole rollout",
-        Call(("run", "step"), is_async=True),
+        Call(("run", "step"), is_async=True, takes_options=True),
     ),
     Group(
         "slime.loss_masks",
@@ -96,9 +102,16 @@ GROUPS: tuple[Group, ...] = (
     Group(
         "slime.generators",
         ("--custom-generate-function-path",),
-        "async (ctx: GenerateContext, sample: Sample, params: SamplingParams) -> Sample | list[Sample]",
+        "async (ctx: GenerateContext, sample: Sample, params: SamplingParams, *, options) -> Sample | list[Sample]",
         "one trajectory",
-        Call(("ctx", "sample", "params"), is_async=True),
+        Call(("ctx", "sample", "params"), is_async=True, takes_options=True),
+    ),
+    Group(
+        "slime.environments",
+        ("--environment",),
+        "(*, options) -> Environment; called for each sample",
+        "what answers the policy in a conversation, by the generator multi-turn",
+        Call((), takes_options=True),
     ),
     Group(
         "slime.rewards",
@@ -129,6 +142,35 @@ GROUPS: tuple[Group, ...] = (
         Call(("group",), takes_options=True),
     ),
     Group(
+        "slime.rollout_hooks",
+        (
+            "--buffer-filter-path",
+            "--rollout-sample-hook-path",
+            "--rollout-sample-filter-path",
+            "--rollout-all-samples-process-path",
+            "--custom-rollout-log-function-path",
+            "--custom-eval-rollout-log-function-path",
+        ),
+        "see `slime_core.rollout.user_hooks.RolloutHooks`",
+        "functions of a user's own that see the buffer, samples and groups of a rollout",
+        call_of={
+            "--buffer-filter-path": Call(("args", "rollout_id", "buffer", "num_samples"), takes_options=True),
+            "--rollout-sample-hook-path": Call(
+                ("args", "sample"), ("rollout_id", "evaluation"), is_async=None
+            ),
+            "--rollout-sample-filter-path": Call(("args", "groups"), takes_options=True),
+            "--rollout-all-samples-process-path": Call(
+                ("args", "all_groups", "get_samples"), takes_options=True
+            ),
+            "--custom-rollout-log-function-path": Call(
+                ("rollout_id", "args", "samples", "metrics", "rollout_time"), takes_options=True
+            ),
+            "--custom-eval-rollout-log-function-path": Call(
+                ("rollout_id", "args", "data", "metrics"), takes_options=True
+            ),
+        },
+    ),
+    Group(
         "slime.advantages",
         ("--advantage-estimator", "--custom-advantage-function-path"),
         "(view: TokenView, *, options) -> (advantages_T, returns_T[, metrics])",
@@ -154,6 +196,7 @@ GROUPS: tuple[Group, ...] = (
         ("--numerics",),
         "Mapping: section -> setting -> value",
         "conventions of a framework: what settings are where nothing gives them",
+        has=("items", "keys"),
     ),
     Group(
         "slime.sources",
@@ -170,36 +213,11 @@ GROUPS: tuple[Group, ...] = (
         _BUILD,
     ),
     Group(
-        "slime.models",
-        ("--model-name",),
-        "ModelFamily",
-        "weight names and shapes of a Hugging Face model_type",
-    ),
-    Group(
         "slime.trackers",
         ("--tracker",),
-        "(build: BuildContext) -> Tracker",
+        "(build: BuildContext) -> an object that answers hooks",
         "where metrics go; many at once",
         _BUILD,
-    ),
-    Group(
-        "slime.megatron_hooks",
-        (
-            "--custom-megatron-init-path",
-            "--custom-model-provider-path",
-            "--custom-megatron-before-log-prob-hook-path",
-            "--custom-megatron-before-train-step-hook-path",
-        ),
-        "see `slime_megatron.hook_functions.MegatronHooks`",
-        "functions of a user's own inside the Megatron trainer",
-        call_of={
-            "--custom-megatron-init-path": Call(("settings",)),
-            "--custom-model-provider-path": Call(("config", "architecture"), ("pre_process", "post_process")),
-            "--custom-megatron-before-log-prob-hook-path": Call(("model", "role")),
-            "--custom-megatron-before-train-step-hook-path": Call(
-                ("step", "optimizer_step", "model", "optimizer", "scheduler")
-            ),
-        },
     ),
     Group(
         "slime.commands",
@@ -216,5 +234,3 @@ GROUPS: tuple[Group, ...] = (
         Call(("argv",)),
     ),
 )
-
-GROUP_BY_NAME = {group.name: group for group in GROUPS}

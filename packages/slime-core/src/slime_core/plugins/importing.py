@@ -1,4 +1,4 @@
-"""Importing `module:attribute`, whatever the module does on import."""
+"""Importing `module:attribute`; a module that exits or raises on import is an error that names it."""
 
 from __future__ import annotations
 

@@ -16,14 +16,21 @@ import importlib_metadata
 import pluggy
 
 from slime_core.errors import PluginError
-from slime_core.json_text import shown
-from slime_core.plugins import elsewhere, hooks
+from slime_core.files.json_text import shown
+from slime_core.plugins import index
 from slime_core.plugins.contract import breach
-from slime_core.plugins.groups import GROUP_BY_NAME, GROUPS
+from slime_core.plugins.groups import GROUPS, Group
 from slime_core.plugins.importing import IMPORT_FAILURES, import_object
 
 #: Entry-point group of hook modules.
 HOOK_GROUP = "slime"
+#: Entry-point group of modules that specify hooks: slime-core's own, and those of packages that call more.
+SPEC_GROUP = "slime.hookspecs"
+#: Entry-point group of the groups that packages besides core have.
+GROUP_GROUP = "slime.groups"
+#: Entry-point group of contract kits, each named after the group of plugins that it is for: `rewards`.
+KIT_GROUP = "slime.kits"
+_NOT_CHOSEN = (HOOK_GROUP, SPEC_GROUP, GROUP_GROUP)
 #: Environment variable with the distributions that may provide plugins, separated by commas.
 ALLOW_LIST = "SLIME_PLUGINS"
 #: Most names that a message lists.
@@ -62,16 +69,21 @@ class Registry:
         *,
         allow: Sequence[str] | None = None,
     ) -> None:
-        found = set(
-            _plugins(importlib_metadata.entry_points() if entry_points is None else list(entry_points))
-        )
+        points = importlib_metadata.entry_points() if entry_points is None else list(entry_points)
+        self._broken_hooks: dict[str, str] = {}
+        self.groups: dict[str, Group] = {group.name: group for group in GROUPS}
+        """Name -> group, of core and of what is installed."""
+        for point in points:
+            if point.group == GROUP_GROUP:
+                self._add_group(point)
+        self._kits = [(f"slime.{point.name}", point.value) for point in points if point.group == KIT_GROUP]
+        found = set(_plugins(points, {*self.groups, *_NOT_CHOSEN}))
         allowed = None if allow is None else {_normal(name) for name in allow} | {"slime-core"}
         self._plugins = tuple(
             sorted(p for p in found if allowed is None or _normal(p.distribution) in allowed)
         )
         self._resolved: dict[tuple[str, str], Plugin] = {}
         self._hooks: pluggy.PluginManager | None = None
-        self._broken_hooks: dict[str, str] = {}
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Registry:
@@ -84,7 +96,7 @@ class Registry:
     def plugins(self, group: str | None = None) -> tuple[Plugin, ...]:
         """Return the installed plugins, of one group or of all that can be chosen by name."""
         return tuple(
-            p for p in self._plugins if (p.group != HOOK_GROUP if group is None else p.group == group)
+            p for p in self._plugins if (p.group not in _NOT_CHOSEN if group is None else p.group == group)
         )
 
     def find(self, group: str, reference: str) -> Plugin:
@@ -93,7 +105,7 @@ class Registry:
         Raises:
             PluginError: none or several fit; says what is installed, and the nearest name.
         """
-        _check_group(group)
+        self.check_group(group)
         plugin = self._find(group, reference)
         self._resolved[group, reference] = plugin
         return plugin
@@ -109,7 +121,7 @@ class Registry:
             PluginError: the import fails, the attribute is missing, or the object is not what its group wants.
         """
         value = self.imported(plugin)
-        if plugin.group != HOOK_GROUP and (why := breach(plugin.group, value, flag=flag)):
+        if plugin.group not in _NOT_CHOSEN and (why := breach(self.groups[plugin.group], value, flag=flag)):
             raise PluginError(f"{plugin.group} {plugin.qualified!r}: found {why.found}; wanted {why.wanted}")
         return value
 
@@ -134,6 +146,10 @@ class Registry:
         """Find and load in one call."""
         return self.load(self.find(group, reference), flag=flag)
 
+    def kits(self, group: str) -> list[str]:
+        """Return the contract kits of a group of plugins, as `module:attribute`."""
+        return [reference for name, reference in self._kits if name == group]
+
     def lock(self) -> list[dict[str, str]]:
         """Return what has been resolved so far and the hook modules, with versions, for `plugins.lock.json`."""
         answering = {p for p in self.plugins(HOOK_GROUP) if p.distribution not in self.broken_hooks}
@@ -149,10 +165,11 @@ class Registry:
         """The pluggy manager that holds the hook modules, one a distribution, named after it."""
         if self._hooks is None:
             manager = pluggy.PluginManager("slime")
-            manager.add_hookspecs(hooks)
+            for plugin in self.plugins(SPEC_GROUP):
+                manager.add_hookspecs(self.load(plugin))
             for plugin in self.plugins(HOOK_GROUP):
                 try:
-                    _register(manager, self.load(plugin), name=plugin.distribution)
+                    register(manager, self.load(plugin), name=plugin.distribution)
                 except (PluginError, ValueError) as error:
                     self._broken_hooks[plugin.distribution] = str(error)
             self._hooks = manager
@@ -163,6 +180,28 @@ class Registry:
         """Distribution -> why its hook module is left out."""
         _ = self.hook_manager
         return self._broken_hooks
+
+    def check_group(self, name: str) -> None:
+        """Check that there is such a group.
+
+        Raises:
+            PluginError: there is none; names those there are, or the distribution that brings it.
+        """
+        if name in self.groups:
+            return
+        home = index.home_of_group(name)
+        todo = (
+            f"install {home}, which brings it" if home is not None else f"groups are {', '.join(self.groups)}"
+        )
+        raise PluginError(f"no such group: {name!r}; {todo}")
+
+    def _add_group(self, point: importlib_metadata.EntryPoint) -> None:
+        try:
+            group = import_object(point.value)
+        except IMPORT_FAILURES as error:
+            self._broken_hooks["" if point.dist is None else point.dist.name] = f"group {point.name}: {error}"
+        else:
+            self.groups[group.name] = group
 
     def _find(self, group: str, reference: str) -> Plugin:
         if not reference:
@@ -197,14 +236,14 @@ class Registry:
 
 def _meant(group: str, reference: str, installed: Collection[str]) -> str:
     """Return what a message says of the plugin that was probably meant, or of what there is."""
-    home = elsewhere.home_of_name(group, reference)
+    home = index.home_of_name(group, reference)
     if home is not None:
         return f"install {home}, which brings it"
-    near = difflib.get_close_matches(reference, [*installed, *elsewhere.names(group)], n=1)
+    near = difflib.get_close_matches(reference, [*installed, *index.names(group)], n=1)
     if near and near[0] in installed:
         return f"did you mean {near[0]!r}?"
     if near:
-        return f"did you mean {near[0]!r}? install {elsewhere.home_of_name(group, near[0])}, which brings it"
+        return f"did you mean {near[0]!r}? install {index.home_of_name(group, near[0])}, which brings it"
     if len(installed) <= _LISTED:
         return f"installed: {', '.join(sorted(installed)) or '(nothing)'}"
     return (
@@ -212,41 +251,40 @@ def _meant(group: str, reference: str, installed: Collection[str]) -> str:
     )
 
 
-def _plugins(points: Iterable[importlib_metadata.EntryPoint]) -> Iterator[Plugin]:
-    """Yield what can be chosen, and hook modules; a distribution's metadata is read once."""
+def _plugins(points: Iterable[importlib_metadata.EntryPoint], groups: Collection[str]) -> Iterator[Plugin]:
+    """Yield what is in some groups; a distribution's metadata is read once."""
     known: dict[int, tuple[str, str]] = {}
     for point in points:
-        if point.group != HOOK_GROUP and point.group not in GROUP_BY_NAME:
+        if point.group not in groups:
             continue
         if id(point.dist) not in known:
             known[id(point.dist)] = ("", "") if point.dist is None else (point.dist.name, point.dist.version)
         yield Plugin(point.group, point.name, *known[id(point.dist)], point.value)
 
 
-def _register(manager: pluggy.PluginManager, module: Any, *, name: str) -> None:
-    """Let a hook module answer, with all of its hooks or none.
+def register(manager: pluggy.PluginManager, plugin: Any, *, name: str) -> None:
+    """Let a hook module, or an object, answer hooks: with all of its functions (or methods) or none.
 
     Raises:
         PluginError: a function is no hook, is not marked as one, or takes what its hook does not give.
-        ValueError: another module of this name answers.
+        ValueError: another one of this name answers.
     """
-    for key, value in vars(module).items():
-        own = inspect.isfunction(value) and value.__module__ == getattr(module, "__name__", None)
-        if own and key.startswith("slime_") and not hasattr(value, "slime_impl"):
-            raise PluginError(f"{value.__module__}.{key}: found no mark; wanted @hookimpl before it")
+    for key, value in inspect.getmembers(
+        plugin, lambda one: inspect.isfunction(one) or inspect.ismethod(one)
+    ):
+        is_own = inspect.ismethod(value) or value.__module__ == getattr(plugin, "__name__", None)
+        if is_own and key.startswith("slime_") and not hasattr(value, "slime_impl"):
+            raise PluginError(
+                f"{value.__module__}.{value.__qualname__}: found no mark; wanted @hookimpl before it"
+            )
     try:
-        manager.register(module, name=name)
-        manager.check_pending()  # those before are checked: a hook that is none is this module's
+        manager.register(plugin, name=name)
+        manager.check_pending()  # those before are checked: a hook that is none is this one's
     except pluggy.PluginValidationError as error:
         manager.unregister(name=name)
-        known = ", ".join(key for key in vars(hooks) if key.startswith("slime_"))
+        known = ", ".join(key for key in vars(manager.hook) if key.startswith("slime_"))
         raise PluginError(f"{error}; the hooks are {known}") from error
 
 
 def _normal(distribution: str) -> str:
     return distribution.lower().replace("_", "-").replace(".", "-")
-
-
-def _check_group(group: str) -> None:
-    if group not in GROUP_BY_NAME:
-        raise PluginError(f"no such group: {group!r}; groups are {', '.join(g.name for g in GROUPS)}")

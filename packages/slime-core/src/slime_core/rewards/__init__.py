@@ -1,1 +1,1 @@
-"""Scoring: rewards in killable processes, and the transforms from scores to credited numbers."""
+"""Scoring: rewards in worker processes, and transforms of their scores."""

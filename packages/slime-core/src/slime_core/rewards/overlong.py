@@ -1,4 +1,4 @@
-"""Soft overlong punishment: what a response loses for coming close to the length limit."""
+"""Soft overlong punishment (DAPO): a penalty for responses close to the length limit."""
 
 from __future__ import annotations
 

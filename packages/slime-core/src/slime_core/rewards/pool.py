@@ -1,10 +1,9 @@
-"""`RewardPool`: calls a reward in processes that may hang, crash and eat memory; the trainer goes on."""
+"""`RewardPool`: calls a reward in worker processes, so that one that hangs, crashes or takes all memory is one failure."""
 
 from __future__ import annotations
 
 import asyncio
 import copy
-import dataclasses
 import pickle
 import time
 from collections.abc import Callable, Mapping
@@ -12,10 +11,6 @@ from types import TracebackType
 from typing import Any
 
 from slime_core.errors import RewardError
-from slime_core.rewards.calling import build_reward, explain, import_reward
-from slime_core.rewards.crew import Crew
-from slime_core.rewards.frames import Setup
-from slime_core.rewards.process import done_within
 from slime_core.rewards.results import (
     Failed,
     Outcome,
@@ -25,7 +20,12 @@ from slime_core.rewards.results import (
     plain_value,
     score_of,
 )
-from slime_core.sample import Group, Sample
+from slime_core.rewards.workers.calling import build_reward, explain, import_reward
+from slime_core.rewards.workers.process import done_within
+from slime_core.rewards.workers.supervisor import WorkerSupervisor
+from slime_core.rewards.workers.wire import Setup
+from slime_core.runtime.eager import start_now
+from slime_core.samples import Group, Sample
 
 _CANCEL_S = 1.0
 
@@ -72,7 +72,7 @@ class RewardPool:
             start_timeout_s=start_timeout_s,
             memory_bytes=memory_bytes,
         )
-        self._crew = Crew(self._setup, size=workers)
+        self._supervisor = WorkerSupervisor(self._setup, size=workers)
         self._call: Callable[[Any], Any] | None = None
         self._state = "new"
 
@@ -88,7 +88,7 @@ class RewardPool:
             PluginError: the reward does not import, or does not take its options.
         """
         try:
-            if await self._crew.start():
+            if await self._supervisor.start():
                 target = import_reward(self._setup.reference, self._setup.options)
                 self._call = build_reward(target, self._setup.options)
         except BaseException:
@@ -108,9 +108,9 @@ class RewardPool:
         return [self._result(s.name, outcome, each) for s, outcome in zip(group, outcomes, strict=True)]
 
     async def close(self) -> None:
-        """Kill the workers and wait for their end; calls under way raise RewardError. May be called twice."""
+        """Kill the workers and wait for their end; calls in flight raise RewardError. May be called twice."""
         ending, self._state = self._state != "closed", "closed"
-        await self._crew.close()
+        await self._supervisor.close()
         if ending and hasattr(self._call, "aclose"):
             await self._call.aclose()  # type: ignore[union-attr]  # it has one
 
@@ -142,7 +142,7 @@ class RewardPool:
         except Exception as error:  # metadata may hold anything
             return [Failed("invalid", f"cannot be sent the sample: {explain(error)}")] * count, 0.0
         try:
-            answer = await self._crew.answer(payload)
+            answer = await self._supervisor.answer(payload)
         except asyncio.CancelledError:
             self._check_open()  # the pool was closed, not this call cancelled
             raise
@@ -172,10 +172,10 @@ class RewardPool:
             except BaseException as error:  # SystemExit and KeyboardInterrupt of a reward would end the loop
                 return [Failed("raised", f"raised {explain(error)}")] * count
 
-        task = asyncio.create_task(call())
+        task = start_now(call())
         timeout_s = self._setup.timeout_s
         try:
-            if not await done_within(task, timeout_s):
+            if not task.done() and not await done_within(task, timeout_s):
                 task.cancel()
                 await asyncio.wait({task}, timeout=_CANCEL_S)
                 failed = Failed("deadline", f"gave no result within {timeout_s:g} s and was cancelled")
@@ -196,5 +196,11 @@ class RewardPool:
 def _copy(subject: Sample | Group) -> Sample | Group:
     """Copy what a reward is most likely to write to: the fields themselves, and metadata."""
     if isinstance(subject, list):
-        return [dataclasses.replace(s, metadata=copy.deepcopy(s.metadata)) for s in subject]
-    return dataclasses.replace(subject, metadata=copy.deepcopy(subject.metadata))
+        return [_copy_of(sample) for sample in subject]
+    return _copy_of(subject)
+
+
+def _copy_of(sample: Sample) -> Sample:
+    copied = copy.copy(sample)
+    copied.metadata = copy.deepcopy(sample.metadata) if sample.metadata else {}
+    return copied

@@ -1,4 +1,4 @@
-"""What a reward may return, and what becomes of it."""
+"""What a reward may return, and its conversion to a score or a typed failure."""
 
 from __future__ import annotations
 
@@ -71,6 +71,8 @@ def plain_value(returned: Any) -> Outcome:
     Numbers of any library (zero-dimensional arrays and tensors as well) become floats, bools become 0.0 or
     1.0; inside a dict ints and bools stay, and tuples become lists.
     """
+    if type(returned) is float and math.isfinite(returned):
+        return returned
     try:
         if isinstance(returned, Grade):
             returned = _as_dict(returned)

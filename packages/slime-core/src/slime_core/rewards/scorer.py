@@ -1,4 +1,4 @@
-"""`Scorer`: each sample to the reward that it is to be scored by, and several weighted rewards to one score."""
+"""`Scorer`: sends each sample to its reward, and combines several weighted rewards into one score."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from slime_core.errors import PluginError
 from slime_core.rewards.pool import RewardPool
 from slime_core.rewards.results import Reward, RewardFailure
-from slime_core.sample import Group, Sample
+from slime_core.samples import Group, Sample
 
 Result = Reward | RewardFailure
 
@@ -66,12 +66,12 @@ class Scorer:
     async def _score(self, group: Sequence[Sample], call: Callable[[RewardPool], Any]) -> list[Result]:
         try:
             weights = self._weights_of(group)
-            pools = [await self._start(reference) for reference in weights]
+            pools = [await self._started_pool(reference) for reference in weights]
         except PluginError as error:
             return [RewardFailure(kind="invalid", message=f"{s.name}: {error}") for s in group]
-        results = await asyncio.gather(*(call(pool) for pool in pools))
         if list(weights.values()) == [1.0]:
-            return list(results[0])
+            return list(await call(pools[0]))
+        results = await asyncio.gather(*(call(pool) for pool in pools))
         return [
             _weighted(sample, weights, parts)
             for sample, parts in zip(group, zip(*results, strict=True), strict=True)
@@ -97,6 +97,13 @@ class Scorer:
         if own is not None and not isinstance(own, str):
             raise PluginError(f"metadata['rm_type'] is {own!r}; wanted the name of a reward")
         return own
+
+    async def _started_pool(self, reference: str) -> RewardPool:
+        starting = self._started.get(reference)
+        if starting is not None and starting.done() and not starting.cancelled():
+            starting.result()
+            return self._pools[reference]
+        return await self._start(reference)
 
     async def _start(self, reference: str) -> RewardPool:
         if reference not in self._pools:

@@ -1,4 +1,4 @@
-"""Reward transforms: raw rewards of a step to the rewards that an advantage estimator credits."""
+"""Reward transforms: from a step's raw rewards to those that the advantage estimator gets."""
 
 from __future__ import annotations
 

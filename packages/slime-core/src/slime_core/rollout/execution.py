@@ -1,9 +1,10 @@
-"""One execution of a generator: whatever it raises or returns, the error names it and its sample."""
+"""One execution of a generator, with checks of what it returns; errors name the generator and the sample."""
 
 from __future__ import annotations
 
 import asyncio
 import copy
+import dataclasses
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,32 +12,35 @@ from typing import Any
 
 from slime_core.errors import SampleError, SlimeError
 from slime_core.protocols import GenerateContext, SamplingParams
-from slime_core.sample import Sample, Status
+from slime_core.samples import Sample, Status
 
 #: Fields that are the data source's, and no generator's to change.
 _GIVEN = ("index", "group_index", "prompt", "label")
+#: Those of them that a sample without a prompt waits for (`--disable-rollout-global-dataset`).
+_PROMPT = ("prompt", "label")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Generator:
-    """A generator, and what holds of all that it returns."""
+    """A generator together with the checks of its results."""
 
     name: str
     """How messages call it."""
     function: Callable[..., Any]
     vocab_size: int | None
-    """Ids are below it; None where nobody knows."""
+    """Token ids must be below it; None if it is not known."""
     max_context_len: int | None
     """Most tokens of prompt and response."""
 
     async def execute(self, context: GenerateContext, sample: Sample, params: SamplingParams) -> list[Sample]:
-        """Generate from one sample, and check what comes back.
+        """Run the generator on one sample, and check the samples that it returns.
 
         Raises:
             SampleError: it raised something that is no error of slime's, or returned something that cannot be used; names
                 the sample, the generator and the field. What it raised is the cause.
         """
-        given = {name: copy.deepcopy(getattr(sample, name)) for name in _GIVEN}
+        fixed = [name for name in _GIVEN if sample.prompt or sample.tokens or name not in _PROMPT]
+        given = {name: _copied(getattr(sample, name)) for name in fixed}
         prompt_ids = sample.tokens[: sample.prompt_length]
         who = f"{sample.name}: the generator {self.name}"
         result = await self._call(who, context, sample, params)
@@ -59,7 +63,7 @@ class Generator:
 
     async def _call(self, who: str, context: GenerateContext, sample: Sample, params: SamplingParams) -> Any:
         try:
-            running = self.function(context, sample, params)
+            running = self.function(self._bounded(context), sample, params)
             if not inspect.isawaitable(running):
                 raise SampleError(
                     f"{who} is not async: it returned {type(running).__name__}; declare it with `async def`, and return "
@@ -78,6 +82,12 @@ class Generator:
             raise
         except BaseException as error:  # sys.exit() in a generator must not end the run as if it were done
             raise SampleError(f"{who} raised {_told(error)}") from error
+
+    def _bounded(self, context: GenerateContext) -> GenerateContext:
+        """Return the context with the bound on prompt and response, which evaluations do not have."""
+        if self.max_context_len is None or context.evaluation:
+            return context
+        return dataclasses.replace(context, max_context_len=self.max_context_len)
 
     def _check(self, sample: Sample, given: dict[str, Any], prompt_ids: Sequence[int] | None) -> None:
         """Check one sample that came back; `prompt_ids` are those that it was given, None where it has a prompt of its own."""
@@ -107,16 +117,19 @@ class Generator:
             raise SampleError(
                 f"{name}: came back with {n} tokens; wanted at most rollout_max_context_len, {most}"
             )
-        its_own = sample.loss_mask is None or all(sample.loss_mask)
-        if its_own and sample.response_length > params.max_new_tokens:
+        if sample.generated_length > params.max_new_tokens:
             raise SampleError(
-                f"{name}: came back with a response of {sample.response_length} tokens; wanted at most "
-                f"{params.max_new_tokens}, its max_new_tokens, where none of them is an environment's"
+                f"{name}: came back with a response of {sample.generated_length} tokens; wanted at most "
+                f"{params.max_new_tokens}, its max_new_tokens; those of an environment are not counted"
             )
 
 
+def _copied(value: Any) -> Any:
+    return copy.deepcopy(value) if isinstance(value, list) else value  # texts and numbers do not change
+
+
 def check_siblings(samples: list[Sample]) -> None:
-    """Check that the samples of one execution say so.
+    """Check that all samples of one execution have the same `rollout_id`.
 
     Raises:
         SampleError: their `rollout_id` or `index` differ, or several have no `rollout_id`.
@@ -130,7 +143,7 @@ def check_siblings(samples: list[Sample]) -> None:
 
 
 def check_groups(groups: Any, step: int, *, vocab_size: int | None) -> None:
-    """Check what a rollout function returned: lists of samples, each as it has to be.
+    """Check that a rollout function returned a list of groups of valid samples.
 
     Raises:
         SampleError: names the step, and the sample if it is one.

@@ -6,11 +6,16 @@ import math
 from collections.abc import Sequence
 
 from slime_core.errors import SampleError
-from slime_core.sample import Sample
+from slime_core.protocols import WeakReason
+from slime_core.samples import Sample
 
 
 def nonzero_std(
-    group: Sequence[Sample], *, threshold: float = 1e-6, reward_key: str | None = None
+    group: Sequence[Sample],
+    *,
+    threshold: float = 1e-6,
+    reward_key: str | None = None,
+    keep_when_insufficient: bool = False,
 ) -> str | None:
     """Keep a group whose rewards differ; one of equal rewards has no advantage to learn from.
 
@@ -18,6 +23,7 @@ def nonzero_std(
         group: scored samples of one prompt, at least two.
         threshold: largest unbiased standard deviation of the rewards that counts as equal.
         reward_key: entry of a reward dict that is the score.
+        keep_when_insufficient: keep it all the same where dropping it would mean to sample once more for the step.
 
     Returns:
         None to keep the group, or `zero_std_{reward}` with the common reward to one decimal.
@@ -37,4 +43,7 @@ def nonzero_std(
     rewards = [sample.reward_value(reward_key) for sample in group]
     mean = math.fsum(rewards) / len(rewards)
     std = math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / (len(rewards) - 1))
-    return None if std > threshold else f"zero_std_{round(mean, 1) + 0.0:.1f}"
+    if std > threshold:
+        return None
+    reason = f"zero_std_{round(mean, 1) + 0.0:.1f}"
+    return WeakReason(reason) if keep_when_insufficient else reason

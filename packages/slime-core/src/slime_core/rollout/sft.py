@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
 
-from slime_core.config.sections import DataSection, RolloutSection
+from slime_core.config.sections import RolloutSection
 from slime_core.errors import ConfigError, DataError, Problem
 from slime_core.protocols import Tokenizer
-from slime_core.rollout.conversations import Conversation, LossMask
-from slime_core.sample import Group, Sample, Status
-
-if TYPE_CHECKING:
-    from slime_core.run import Run
+from slime_core.rollout.chat_masks import Conversation, LossMask
+from slime_core.rollout.context import RolloutRun
+from slime_core.samples import Group, Sample, Status
 
 
-async def sft(run: Run, step: int) -> list[Group]:
+async def sft(run: RolloutRun, step: int) -> list[Group]:
     """Take `rollout_batch_size` conversations, and mask all but the assistant's turns (see `conversations`).
 
     A prompt that is text instead of messages is answered by its label. A sequence beyond `rollout_max_context_len`
@@ -26,7 +23,7 @@ async def sft(run: Run, step: int) -> list[Group]:
         DataError: names the sample that has nothing to train on, and why.
         ConfigError: names the settings that cannot be meant.
     """
-    data, rollout = run.settings.section(DataSection), run.settings.section(RolloutSection)
+    data, rollout = run.settings.data, run.settings.rollout
     if problems := misfits(rollout):
         raise ConfigError(problems)
     loss_mask: LossMask = run.registry.resolve("slime.loss_masks", data.loss_mask_type)
@@ -43,7 +40,7 @@ async def sft(run: Run, step: int) -> list[Group]:
 
 
 def misfits(rollout: RolloutSection) -> list[Problem]:
-    """Return the settings that cannot be meant where nothing is generated."""
+    """Return settings that have no meaning without generation."""
     problems = []
     if rollout.n_samples_per_prompt != 1:
         wanted = "1: the rollout sft trains on each conversation once a pass"
@@ -62,7 +59,7 @@ def supervised(
     template_kwargs: dict[str, object] | None = None,
     max_tokens: int | None = None,
 ) -> list[Sample]:
-    """Return the finished samples of a pending one.
+    """Turn a pending sample, which holds a conversation, into finished samples.
 
     Args:
         sample: its `prompt` is chat messages, or text with a `label`; tools are in `metadata["tools"]`.
@@ -96,7 +93,7 @@ def _answered(sample: Sample, tokenizer: Tokenizer) -> tuple[list[int], list[int
     answer = tokenizer.encode(sample.label)
     if tokenizer.eos_token_id is not None:
         answer.append(tokenizer.eos_token_id)
-    return sample.tokens + answer, [0] * len(sample.tokens) + [1] * len(answer)
+    return [*sample.tokens, *answer], [0] * len(sample.tokens) + [1] * len(answer)
 
 
 def _finished(

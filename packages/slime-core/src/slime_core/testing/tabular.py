@@ -14,28 +14,32 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from slime_core.assemble import algorithm
-from slime_core.batch import TrainBatch
-from slime_core.build import BuildContext
-from slime_core.config.sections import TrainSection
-from slime_core.errors import CheckpointError, TrainerError, WeightSyncError
+from slime_core.config.build import BuildContext
+from slime_core.config.factories import EngineFactory, TrainerFactory
+from slime_core.errors import CheckpointError, DataError, EngineError, TrainerError, WeightSyncError
 from slime_core.protocols import (
     Completion,
+    EngineCapabilities,
     Fingerprint,
     Metrics,
     ReductionView,
     SamplingParams,
     TokenView,
+    TrainerCapabilities,
     TransferPlan,
 )
-from slime_core.weights import MemoryChannel
+from slime_core.run.assemble import algorithm
+from slime_core.run.log_prob_gate import agreement
+from slime_core.runtime.phase_times import Phase
+from slime_core.samples import TrainBatch
+from slime_core.weights.sync import MemoryChannel
 
 #: Letters a to z, then the end-of-sequence token.
 VOCAB = 27
@@ -52,6 +56,10 @@ class LetterTokenizer:
     def __len__(self) -> int:
         """Return the number of ids."""
         return VOCAB
+
+    def encode_with_images(self, text: str, images: Sequence[str]) -> list[int]:
+        """Refuse."""
+        raise DataError("found an image, and TabularTokenizer reads none; wanted a tokenizer that does (hf)")
 
     def encode(self, text: str) -> list[int]:
         """Return a token a letter."""
@@ -80,9 +88,9 @@ def log_softmax(logits: Table) -> Table:
 
 
 class TabularEngine:
-    """Samples from the table; one event-loop turn a token, so that requests really are under way together."""
+    """Samples from the table; one event-loop turn per token, so that several requests are in flight at once."""
 
-    transports: tuple[str, ...] = ("memory",)
+    capabilities = EngineCapabilities(transports=("memory",))
 
     def __init__(self) -> None:
         self.table: Table = np.zeros((VOCAB, VOCAB))
@@ -93,9 +101,16 @@ class TabularEngine:
         """Nothing to do."""
 
     async def generate(
-        self, tokens: Sequence[int], params: SamplingParams, *, session_id: str | None = None
+        self,
+        tokens: Sequence[int],
+        params: SamplingParams,
+        *,
+        session_id: str | None = None,
+        images: Sequence[str] = (),
     ) -> Completion:
         """Sample letters until the end-of-sequence token, a stop id, the limit, or an abort."""
+        if not tokens or images:
+            raise EngineError(f"tabular engine: found {len(tokens)} ids and {len(images)} images; wanted ids")
         out: list[int] = []
         log_probs: list[float] = []
         last, aborts, reason = tokens[-1], self._aborts, "length"
@@ -131,11 +146,11 @@ class TabularEngine:
         """Nothing to do."""
 
     async def offload(self) -> None:
-        """Lose the table."""
+        """Drop the table."""
         self.table = np.full((0, 0), np.nan)
 
     async def onload(self) -> None:
-        """Have room for a table; the next update brings it."""
+        """Allocate an empty table; the next update fills it."""
         self.table = np.full((VOCAB, VOCAB), np.nan)
 
     async def open_update(self, transport: str, version: str) -> TransferPlan:
@@ -164,12 +179,20 @@ class TabularTrainer:
     It begins with the table of the model's folder, if there is one.
     """
 
-    transports: tuple[str, ...] = ("memory",)
+    capabilities = TrainerCapabilities(transports=("memory",), background_save=True)
 
-    def __init__(self, *, estimator: Any, loss: Any, lr: float, model: Path | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        estimator: Any,
+        loss: Any,
+        lr: float,
+        model: Path | None = None,
+        needs: Collection[str] = (),
+    ) -> None:
         self.table: Table = np.zeros((VOCAB, VOCAB))
         self._model = model
-        self._estimator, self._loss, self._lr = estimator, loss, lr
+        self._estimator, self._loss, self._lr, self._needs = estimator, loss, lr, needs
         self._writing: asyncio.Future[None] | None = None
         self._is_away = False
 
@@ -183,6 +206,8 @@ class TabularTrainer:
         self._check_here()
         losses: list[float] = []
         diffs: list[float] = []
+        agreed: Metrics = {}
+        apart = np.full(len(batch.loss_mask), np.nan)
         previous, actions, owner = _responses(batch)
         for positions in batch.optimizer_steps:
             chosen = np.isin(owner, positions)
@@ -197,19 +222,27 @@ class TabularTrainer:
                 old_log_probs=log_probs,
                 log_probs=log_probs,
                 reward_parts=batch.reward_parts,
+                staleness=batch.staleness[chosen] if "staleness" in self._needs else None,
             )
             advantages, *_ = self._estimator(view)
             loss, _ = self._loss(view, advantages)
             losses.append(float(loss))
             if batch.rollout_log_probs is not None and not diffs:
-                diffs.append(float(np.abs(log_probs - batch.rollout_log_probs[chosen]).mean()))
+                trained = chosen & (batch.loss_mask > 0)
+                apart[chosen] = np.abs(log_probs - batch.rollout_log_probs[chosen])
+                diffs.append(float(apart[trained].mean()) if trained.any() else 0.0)
+                agreed = agreement(batch, apart, trained, by_own_weights=False)
             delta = -np.exp(rows)
             delta[np.arange(len(rows)), actions[chosen]] += 1.0
             np.add.at(self.table, previous[chosen], self._lr * (view.weights * advantages)[:, None] * delta)
         return {
             "train/loss": float(np.mean(losses)),
             "train/train_rollout_logprob_abs_diff": float(np.mean(diffs)) if diffs else 0.0,
-        }
+        } | agreed
+
+    async def phases(self) -> Sequence[Phase]:
+        """Return nothing: it takes no time."""
+        return ()
 
     async def send(self, plan: TransferPlan) -> Fingerprint:
         """Send the table in one bucket."""
@@ -251,11 +284,11 @@ class TabularTrainer:
         np.save(path / "table.npy", self.table)
 
     async def offload(self) -> None:
-        """Go to the host: until `onload` the table can be sent, and neither trained nor saved."""
+        """Offload: until `onload` the table can be sent, but neither trained nor saved."""
         self._is_away = True
 
     async def onload(self) -> None:
-        """Come back."""
+        """Undo `offload`."""
         self._is_away = False
 
     def _check_here(self) -> None:
@@ -271,19 +304,18 @@ def fingerprint(table: Table) -> Fingerprint:
     return {"table": zlib.crc32(table.tobytes())}
 
 
-def create_engine(build: BuildContext) -> TabularEngine:
-    """Return a fresh engine."""
-    return TabularEngine()
-
-
-def create_trainer(build: BuildContext) -> TabularTrainer:
-    """Return a fresh trainer."""
+def _create_trainer(build: BuildContext) -> TabularTrainer:
     chosen = algorithm(build.settings, build.registry)
-    lr = build.section(TrainSection).lr
-    return TabularTrainer(estimator=chosen.estimator, loss=chosen.loss, lr=lr, model=build.model_path)
+    lr = build.settings.train.lr
+    return TabularTrainer(
+        estimator=chosen.estimator, loss=chosen.loss, lr=lr, model=build.model_path, needs=chosen.needs
+    )
 
 
-create_trainer.saves_in_background = True  # type: ignore[attr-defined]  # see `checkpoint.SavesInBackground`
+#: Builds a fresh engine.
+create_engine = EngineFactory(lambda build: TabularEngine(), TabularEngine.capabilities)
+#: Builds a fresh trainer.
+create_trainer = TrainerFactory(_create_trainer, TabularTrainer.capabilities)
 
 
 def credit(view: TokenView) -> tuple[Any, Any]:

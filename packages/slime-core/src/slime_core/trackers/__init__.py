@@ -1,1 +1,1 @@
-"""Where metrics go."""
+"""Trackers: where metrics go."""

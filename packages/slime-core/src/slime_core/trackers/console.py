@@ -17,11 +17,12 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from slime_core.build import BuildContext
-from slime_core.config.sections import CheckpointSection, TrainSection
+from slime_core.config.build import BuildContext
+from slime_core.config.factories import trainer_factory
+from slime_core.plugins.hooks import hookimpl
 
 if TYPE_CHECKING:
-    from slime_core.run import Run
+    from slime_core.run.run import Run
 
 #: What a step's line shows: (metric, label, format).
 COLUMNS = (
@@ -48,7 +49,7 @@ LEGEND = (
 
 
 class ConsoleTracker:
-    """Shows a bar over all steps with the time left, a bar over the phase under way, and a line a step.
+    """Shows a bar over all steps with the time left, a bar over the current phase, and a line per step.
 
     Args:
         console: to print on.
@@ -75,7 +76,8 @@ class ConsoleTracker:
         self._waiting: tuple[int, dict[str, float]] | None = None
         self._save_began = 0.0
 
-    def run_start(self, run: Run) -> None:
+    @hookimpl
+    def slime_run_start(self, run: Run) -> None:
         """Say what is about to happen, and start the bars."""
         self._num_steps = run.num_steps
         resumed = f", goes on with step {run.start_step}" if run.done_steps else ""
@@ -89,7 +91,8 @@ class ConsoleTracker:
         self._progress.update(self._steps, total=run.num_steps, completed=run.done_steps)
         self._progress.start()
 
-    def phase(self, step: int, phase: str, done: int, total: int) -> None:
+    @hookimpl
+    def slime_progress(self, step: int, phase: str, done: int, total: int) -> None:
         """Move the phase's bar. A step's line waits for its checkpoint, and for nothing else."""
         if self._name != phase:
             self._name = phase
@@ -103,13 +106,15 @@ class ConsoleTracker:
             self._waiting[1]["save"] = time.perf_counter() - self._save_began
             self._print_step()
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+    @hookimpl
+    def slime_step_end(self, step: int, metrics: Mapping[str, float]) -> None:
         """Take the step's metrics; its line is printed when it is known whether it is saved."""
         self._print_step()
         self._waiting = (step, dict(metrics))
         self._progress.update(self._steps, completed=step)
 
-    def run_end(self, summary: Mapping[str, Any]) -> None:
+    @hookimpl
+    def slime_run_end(self, summary: Mapping[str, Any]) -> None:
         """Stop the bars."""
         self._print_step()
         self._progress.stop()
@@ -134,7 +139,7 @@ class ConsoleTracker:
 
     def _about_checkpoints(self, run: Run) -> list[str]:
         """Return what is to be known of checkpoints before the first is written."""
-        section = run.settings.section(CheckpointSection)
+        section = run.settings.checkpoint
         if not section.due(run.num_steps, last=True) and section.save_interval is None:
             return ["checkpoints: none (--save-interval, --save-last)"]
         every = "" if section.save_interval is None else f"every {section.save_interval} steps and "
@@ -179,11 +184,6 @@ def _bytes(n: float) -> str:
 
 
 def create_tracker(build: BuildContext) -> ConsoleTracker:
-    """Return a tracker on standard output.
-
-    A trainer's factory may have an attribute `checkpoint_bytes`: a function of the `BuildContext` that returns about how
-    many bytes a checkpoint takes, or None.
-    """
-    factory = build.registry.resolve("slime.trainers", build.section(TrainSection).train_backend)
-    estimate = getattr(factory, "checkpoint_bytes", None)
-    return ConsoleTracker(Console(soft_wrap=True), checkpoint_bytes=estimate and estimate(build))
+    """Return a tracker on standard output."""
+    factory = trainer_factory(build.settings.train, build.registry)
+    return ConsoleTracker(Console(soft_wrap=True), checkpoint_bytes=factory.checkpoint_bytes(build))

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
 
-from slime_core.build import BuildContext
-from slime_core.rundir import RunDir
-
-if TYPE_CHECKING:
-    from slime_core.run import Run
+from slime_core.config.build import BuildContext
+from slime_core.plugins.hooks import hookimpl
+from slime_core.rundir.rundir import RunDir
 
 
 class JsonlTracker:
@@ -18,18 +15,10 @@ class JsonlTracker:
     def __init__(self, run_dir: RunDir) -> None:
         self._run_dir = run_dir
 
-    def run_start(self, run: Run) -> None:
-        """Nothing to do."""
-
-    def phase(self, step: int, phase: str, done: int, total: int) -> None:
-        """Nothing to do."""
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+    @hookimpl
+    def slime_step_end(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append a line."""
         self._run_dir.append_metrics(step, metrics)
-
-    def run_end(self, summary: Mapping[str, Any]) -> None:
-        """Nothing to do."""
 
 
 def create_tracker(build: BuildContext) -> JsonlTracker:

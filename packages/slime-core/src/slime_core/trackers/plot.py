@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slime_core.build import BuildContext
-from slime_core.rundir import RunDir
+from slime_core.config.build import BuildContext
+from slime_core.plugins.hooks import hookimpl
+from slime_core.rundir.rundir import RunDir
 
 if TYPE_CHECKING:
-    from slime_core.run import Run
+    from slime_core.run.run import Run
 
 logger = logging.getLogger(__name__)
 #: A mean of so many steps, and a run of at least so many times as many: of a shorter one the mean would hide the course.
@@ -29,20 +30,16 @@ class PlotTracker:
     def __init__(self, run_dir: RunDir) -> None:
         self._run_dir = run_dir
 
-    def run_start(self, run: Run) -> None:
+    @hookimpl
+    def slime_run_start(self, run: Run) -> None:
         """Say early that the picture cannot be drawn."""
         if importlib.util.find_spec("matplotlib") is None:
             logger.warning(
                 "tracker plot: matplotlib is not installed; install slime-core[plot] for reward.png"
             )
 
-    def phase(self, step: int, phase: str, done: int, total: int) -> None:
-        """Nothing to do."""
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Nothing to do: the rows are read from `metrics.jsonl`, so that a resumed run is drawn whole."""
-
-    def run_end(self, summary: Mapping[str, Any]) -> None:
+    @hookimpl
+    def slime_run_end(self, summary: Mapping[str, Any]) -> None:
         """Draw, when there is anything to be seen."""
         rows = self._run_dir.read_metrics()
         if rows and importlib.util.find_spec("matplotlib") is not None:

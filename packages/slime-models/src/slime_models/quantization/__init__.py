@@ -1,1 +1,1 @@
-"""Weights of few bits, as engines serve them: how they are made of a trainer's, and which tensors they are."""
+"""Quantised weights as engines serve them: formats, which tensors are quantised, and whole folders."""

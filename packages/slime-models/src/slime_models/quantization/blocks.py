@@ -1,4 +1,4 @@
-"""Matrices to codes of few bits and their scales, and back: pure functions of tensors, on any device.
+"""Quantising matrices to float8 or int4 codes and scales, and back: pure functions of tensors, on any device.
 
 A block of `rows` x `columns` elements shares a scale; None stands for all of them. So a scale for the whole tensor is
 (None, None), one for each output channel is (1, None), one for each group of a row is (1, group size). Blocks at the

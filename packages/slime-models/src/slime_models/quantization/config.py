@@ -1,4 +1,4 @@
-"""`quantization_config` of a config.json: reading it, and writing it for the formats that `slime convert quantize` has."""
+"""Reading the `quantization_config` of a config.json, and writing it for the formats of `slime convert quantize`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Quantising a Hugging Face folder."""
+"""`quantize_folder`: a quantised copy of a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 from slime_core.errors import CheckpointError, WeightSyncError
 from torch import Tensor
 
-from slime_models.checkpoint import HfCheckpoint, copy_other_files, new_folder, read_config, write_weights
-from slime_models.family import EMBEDDING_WEIGHT, ModelFamily
+from slime_models.family.family import EMBEDDING_WEIGHT, ModelFamily
+from slime_models.hf.folder import HfCheckpoint, copy_other_files, new_folder, read_config, write_weights
 from slime_models.quantization.config import FIELD, FORMATS, Kept, read_quantization
 from slime_models.quantization.scheme import LINEAR_LAYERS, WEIGHT, Quantization
 
@@ -26,19 +26,21 @@ def quantize_folder(
     max_file_bytes: int,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> int:
-    """Write a Hugging Face folder with the linear layers of another in few bits; returns how many tensors those are.
+    """Write a copy of a Hugging Face folder with quantised linear layers; returns how many tensors were quantised.
 
-    The new config.json says what was done, as inference engines read it. Holds one file's worth of tensors.
+    The new config.json describes the format in `quantization_config`, as inference engines read it. At most one file's
+    tensors are in memory at a time.
 
     Args:
-        source: of the model.
-        target: new folder.
-        family: of the model.
+        source: folder of the model.
+        target: folder to be made.
+        family: the model's.
         method: a name of `FORMATS`.
-        ignore: parts of module names, at dots (`self_attn`, `model.layers.0`): linear layers in there stay as they are.
-        group_size: numbers that share a scale, where integers are asked for.
+        ignore: parts of module names between dots (`self_attn`, `model.layers.0`); linear layers whose names have one are
+            not quantised.
+        group_size: elements of a row that share a scale, for integer formats.
         max_file_bytes: most bytes of a safetensors file.
-        progress: is told (tensors done, all tensors) after each.
+        progress: called with (tensors done, number of tensors) after each tensor.
 
     Raises:
         CheckpointError: a weight does not fit config.json, is not finite or does not fit the groups; an entry of `ignore`
@@ -81,9 +83,9 @@ def _written(name: str, tensor: Tensor, quantization: Quantization) -> Iterator[
 
 
 def _kept(hf: HfCheckpoint, own: Collection[str], ignore: Sequence[str]) -> list[str]:
-    """Return the modules whose matrices stay as they are, but for embeddings, which nobody takes for linear layers.
+    """Return the modules that are not quantised. Embeddings are left out: no engine takes them for linear layers.
 
-    Layers that predict further tokens, which are none of the family's `own`, stay whole.
+    Multi-token prediction layers, which are not among the family's `own` names, stay as they are.
     """
     matrices = [name for name in hf if name.endswith(WEIGHT) and hf[name].dim() == 2]
     modules = {name.removesuffix(WEIGHT): name in own for name in matrices if name != EMBEDDING_WEIGHT}

@@ -1,4 +1,4 @@
-"""`Quantization`: what a `quantization_config` says, applied to tensors by their Hugging Face names."""
+"""`Quantization`: which tensors a `quantization_config` quantises, and the tensors that it makes of each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from slime_models.quantization.blocks import (
     quantize_fp8,
     quantize_int4,
 )
-from slime_models.transfer.manifest import Shape, Spec
+from slime_models.tensor_spec import Shape, Spec
 
 #: Last parts of the names of modules whose matrix may be quantised: those of attention, MLP and experts. Embeddings, the
 #: output layer, routers and norms never are.
@@ -29,34 +29,34 @@ WEIGHT = ".weight"
 
 @dataclass(frozen=True, kw_only=True)
 class Quantization:
-    """Which matrices are kept in few bits, and how; see `blocks` for what a block is."""
+    """Which matrices are quantised, and how; see `blocks` for what a block is."""
 
     bits: Literal[4, 8]
     """8: float8 e4m3. 4: integers from -8 to 7, packed."""
     rows: int | None
-    """Of a block; None: all of the matrix's."""
+    """Rows of a block; None for all rows of the matrix."""
     columns: int | None
-    """Of a block; None: all of the matrix's."""
+    """Columns of a block; None for all columns of the matrix."""
     scale: str
     """Last part of the name of a matrix's scales."""
     power_of_two: bool = False
     """Whether scales are powers of 2."""
     ignores: Callable[[str], bool] = lambda module: False
-    """Whether the matrix of a module stays as it is, though it is one of `LINEAR_LAYERS`."""
+    """Whether a module is left unquantised, though it is one of `LINEAR_LAYERS`."""
 
     def covers(self, name: str, shape: Shape) -> bool:
-        """Return whether a tensor of the trainer's model is kept in few bits."""
+        """Return whether a tensor of the trainer's model is quantised."""
         module = name.removesuffix(WEIGHT)
         is_linear = name.endswith(WEIGHT) and module.rpartition(".")[2] in LINEAR_LAYERS
         return is_linear and len(shape) == 2 and not self.ignores(module)
 
     def specs(self, name: str, shape: Shape, dtype: str) -> Iterator[tuple[str, Spec]]:
-        """Yield what the engine is to hold in the place of one tensor that it `covers`.
+        """Yield (name, spec) of each tensor that the engine holds in place of one that this `covers`.
 
         Args:
             name: of the trainer's tensor.
-            shape: of it.
-            dtype: in which tensors are sent that stay as they are, as torch spells it.
+            shape: of the trainer's tensor.
+            dtype: of unquantised tensors, as torch spells it; the scales of `int4` have it too.
         """
         module = name.removesuffix(WEIGHT)
         down, across = n_blocks(shape, self.rows, self.columns)
@@ -70,7 +70,7 @@ class Quantization:
         yield f"{module}.weight_shape", Spec(shape=(2,), dtype="int64")
 
     def tensors(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-        """Yield what one of the trainer's tensors that this `covers` is sent as.
+        """Yield the (name, tensor) pairs that are sent in place of one of the trainer's tensors that this `covers`.
 
         Raises:
             WeightSyncError: it holds inf or nan, or does not fit the groups; names it.
@@ -93,7 +93,12 @@ class Quantization:
         yield f"{module}.weight_shape", torch.tensor(tensor.shape)
 
     def dequantized(self, name: str, held: Mapping[str, Tensor]) -> Tensor:
-        """Return the float32 matrix that stands in the place of one of the trainer's tensors that this `covers`."""
+        """Return the dequantised float32 matrix of one of the trainer's tensors that this `covers`.
+
+        Args:
+            name: of the trainer's tensor.
+            held: the engine's tensors by name, those that `specs` yields for `name` among them.
+        """
         module = name.removesuffix(WEIGHT)
         scales = held[f"{module}.{self.scale}"]
         if self.bits == 8:
@@ -104,7 +109,7 @@ class Quantization:
 
     @property
     def _is_whole(self) -> bool:
-        """Whether a matrix has one scale."""
+        """Whether a matrix has a single scale."""
         return self.rows is None and self.columns is None
 
 
@@ -115,13 +120,13 @@ def specs_of(
     float32: frozenset[str] = frozenset(),
     quantization: Quantization | None = None,
 ) -> dict[str, Spec]:
-    """Return what an engine holds of a model, by Hugging Face name.
+    """Return name -> spec of every tensor that an engine holds of a model, by Hugging Face name.
 
     Args:
         shapes: of the trainer's tensors.
-        dtype: of those that stay as they are, as torch spells it.
+        dtype: of unquantised tensors, as torch spells it.
         float32: names of tensors that are float32 whatever `dtype` is.
-        quantization: of the engine's model.
+        quantization: of the engine's model; None where it is not quantised.
     """
     specs: dict[str, Spec] = {}
     for name, shape in shapes.items():

@@ -1,1 +1,1 @@
-"""Weights on their way from a trainer to an engine: what both sides of a transport have to agree on."""
+"""Sending weights from a trainer to an engine: one module a transport, the manifest of an update, fingerprints."""

@@ -1,24 +1,26 @@
 """Transport `distributed`: tensors broadcast over a gloo group of the sender and the receivers.
 
-The group is made for one update and forms through a store, as a bare `ProcessGroupGloo`: it needs no default group, and
-touches none. Where one end goes, the other's call fails at once; one that hangs is noticed after the channel's
-`timeout_s`. Each bucket is announced (names, shapes, dtypes, fingerprints), then its tensors follow, straight from the
-sender's memory into the receiver's file.
+The process group lives for one update. It forms through a TCP store, as a bare `ProcessGroupGloo`, so that it neither needs
+nor touches torch's default group. When a member's process ends, the other's call fails at once; a member that hangs is
+noticed after the channel's `timeout_s`. Each bucket is announced (names, shapes, dtypes, fingerprints), then its tensors
+follow, straight from the sender's memory into the receiver's memory-mapped file.
 
-Store and group listen on the channel's host alone. There any user can reach them, and read what is in the store: so each
+Store and group listen on the channel's host only. Any user of that host can connect to them and read the store, so each
 member proves to the others that it knows the channel's secret before anything is sent.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import json
 import secrets
 import socket
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,20 +28,42 @@ import torch
 import torch.distributed
 from slime_core.errors import DeadlineError, WeightSyncError
 from slime_core.protocols import Fingerprint, TransferPlan
-from slime_core.weights import Bucket
+from slime_core.weights.sync import Bucket
 from torch import Tensor
 
-from slime_models.transfer.channels import BroadcastChannel
-from slime_models.transfer.manifest import Entry, Manifest, aligned, bytes_of, entries_of
+from slime_models.transfer.manifest import Entry, UpdateManifest, aligned, bytes_of, entries_of
+from slime_models.transfer.staging import WEIGHTS, StagedUpdate
+from slime_models.transfer.storage import UpdateStorage
+from slime_models.transfer.transport import ThreadSender, Transport
 
 #: Its type stubs lack stores and bare groups.
 dist: Any = torch.distributed
 _POLL_S = 0.02
+#: Where the group meets.
+_HOST = "127.0.0.1"
+#: Seconds that a sender which failed in a broadcast gets to raise its error, which cancels the receiver.
+_SENDER_ERROR_S = 2.0
 _SENDER = "sender"
-#: Bytes of what each member draws for the proof, and of the proof.
+#: Bytes of each member's random challenge; also of the HMAC that answers all of them.
 _PROOF_BYTES = 32
-#: Key by which the receiving side calls an update off that has not begun.
+#: Key that the receiving side sets to cancel an update that has not begun.
 _OFF = "off"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BroadcastChannel:
+    """Transport `distributed`: a process group of the sender, rank 0, and the receivers, made for one update."""
+
+    host: str
+    port: int
+    """Of the store where the group meets."""
+    key: str
+    """Prefix of this update's keys in the store."""
+    secret: str = field(repr=False)
+    """Of this update: each side proves to the others that it knows it, before anything is sent."""
+    n_receivers: int
+    timeout_s: float
+    """Deadline of meeting, and of each broadcast."""
 
 
 def open_store(host: str, timeout_s: float) -> Any:
@@ -62,19 +86,19 @@ def sender_is_there(store: Any, channel: BroadcastChannel) -> bool:
 
 
 def call_off(store: Any, channel: BroadcastChannel) -> None:
-    """Tell a sender that waits that nobody will come."""
+    """Tell a sender that waits for receivers that none will come."""
     dist.PrefixStore(channel.key, store).set(_OFF, "1")
 
 
-class BroadcastSender:
-    """Rank 0 of an update's group. A context."""
+class Broadcast:
+    """One update, being sent: rank 0 of an update's process group. A context manager."""
 
     def __init__(self, plan: TransferPlan) -> None:
         self._channel: BroadcastChannel = plan.channel
         self._version = plan.version
 
-    def __enter__(self) -> BroadcastSender:
-        """Meet the receivers.
+    def __enter__(self) -> Broadcast:
+        """Form the group with the receivers.
 
         Raises:
             WeightSyncError: the receiving side called the update off, or does not know the channel's secret.
@@ -134,15 +158,15 @@ class BroadcastSender:
             ) from error
 
 
-def receive_broadcast(channel: BroadcastChannel, rank: int, file: Path, *, capacity: int) -> Manifest:
-    """Take an update into a file, as rank `rank` of the group; returns what was announced, with each tensor's place.
+def receive_broadcast(channel: BroadcastChannel, rank: int, file: Path, *, capacity: int) -> UpdateManifest:
+    """Receive an update into a file, as rank `rank` of the group; returns its manifest, with each tensor's offset.
 
     Args:
-        channel: of the update's plan.
+        channel: that of the update's plan.
         rank: 1 for the first receiver.
-        file: made, or written over.
-        capacity: bytes of the file. A tensor beyond them is announced in the manifest and its bytes are dropped: then
-            the model is another, which is for the caller to name.
+        file: created, or overwritten.
+        capacity: size of the file in bytes. A tensor that does not fit is in the manifest and its bytes are dropped: the
+            sender's model is another then, which the caller finds by `check_manifest`.
 
     Raises:
         WeightSyncError: the sender left or hung, or does not know the channel's secret; then nothing of it was read.
@@ -169,7 +193,7 @@ def receive_broadcast(channel: BroadcastChannel, rank: int, file: Path, *, capac
         raise WeightSyncError(str(error)) from error
     except RuntimeError as error:
         raise WeightSyncError(f"the sender left or hung during the broadcast: {error}") from error
-    return Manifest(version=version, entries=entries)
+    return UpdateManifest(version=version, entries=entries)
 
 
 def _message(group: Any) -> Mapping[str, Any]:
@@ -219,15 +243,64 @@ def _group(store: Any, rank: int, channel: BroadcastChannel) -> Any:
 
 
 def _told(group: Any, root: int, own: bytes) -> bytes:
-    """Return what the rank `root` of a group says: `own` there."""
+    """Broadcast `own` from the rank `root`; returns what that rank sent. Collective over the group."""
     said = torch.frombuffer(bytearray(own), dtype=torch.uint8)
     group.broadcast(said, root).wait()
     return said.numpy().tobytes()
 
 
 class _StrangerError(RuntimeError):
-    """Somebody else is in the group."""
+    """A member of the group does not know the channel's secret."""
 
 
 def _receiver(rank: int) -> str:
     return f"receiver-{rank}"
+
+
+class BroadcastReceiver:
+    """The receiving half of `distributed`: this process receives a broadcast into the staging folder, for all servers of this host."""
+
+    def __init__(self, storage: UpdateStorage) -> None:
+        self._storage = storage
+
+    def open(self, version: str) -> BroadcastChannel:
+        """Return where the process group meets."""
+        return BroadcastChannel(
+            host=_HOST,
+            port=self._store.port,
+            key=secrets.token_hex(8),
+            secret=secrets.token_hex(32),
+            n_receivers=1,
+            timeout_s=self._storage.timeout_s,
+        )
+
+    async def arrive(self, plan: TransferPlan) -> StagedUpdate:
+        """Wait for the sender, and join its broadcast."""
+        while not sender_is_there(self._store, plan.channel):
+            await asyncio.sleep(_POLL_S)
+        staging = self._storage.staging
+        await self._storage.on_thread(staging.forget)
+        file = staging.folder / WEIGHTS
+        receive = partial(receive_broadcast, plan.channel, 1, file, capacity=staging.n_bytes)
+        try:
+            manifest = await self._storage.on_thread(receive)
+        except WeightSyncError as error:
+            await asyncio.sleep(_SENDER_ERROR_S)
+            raise WeightSyncError(f"update to version {plan.version}: {error}") from error
+        return staging.adopt(manifest, plan.version)
+
+    def give_up(self, plan: TransferPlan) -> None:
+        """Call the broadcast off."""
+        call_off(self._store, plan.channel)
+
+    @cached_property
+    def _store(self) -> Any:
+        return open_store(_HOST, self._storage.timeout_s)
+
+
+#: The entry point `distributed` of `slime.transports`.
+TRANSPORT = Transport(
+    name="distributed",
+    create_sender=partial(ThreadSender, Broadcast),
+    create_receiver=BroadcastReceiver,
+)

@@ -1,91 +1,142 @@
-"""Changes of a tensor as few bytes: which elements changed, and how.
-
-The places are kept as gaps, the values as new ones or as exclusive or with the old ones; both by byte planes (all
-lowest bytes, then all second ones), which go well together, as one zstd frame with its checksum. Where an optimizer
-step of a small learning rate moves a bfloat16 at all, then mostly to its neighbour, so that most of the planes of
-`xor` hold a few values only: it takes about half the bytes of `overwrite`.
-"""
+"""Transport `disk-delta`: a folder with what changed since the last update, or with everything, applied to the staged copy."""
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from slime_core.errors import WeightSyncError
+from slime_core.protocols import Fingerprint, TransferPlan
+from slime_core.weights.sync import Bucket
 from torch import Tensor
 
-from slime_models.transfer.channels import Encoding
-
-_LEVEL = 1
-#: The bytes of one element as one word.
-_WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-#: Types of gaps, narrowest first.
-_GAPS = tuple(np.dtype(name) for name in ("uint8", "uint16", "uint32", "uint64"))
-
-
-def encode_changes(old: Tensor, new: Tensor, encoding: Encoding) -> tuple[bytes, int]:
-    """Return the changes from `old` to `new`, two tensors of one shape and dtype on the CPU, and their number.
-
-    No bytes where nothing changed.
-    """
-    before, after = _words(old), _words(new)
-    difference = before ^ after
-    places = np.flatnonzero(difference)
-    if not len(places):
-        return b"", 0
-    gaps = np.diff(places, prepend=0)
-    width = next(i for i, kind in enumerate(_GAPS) if gaps.max() < 256**kind.itemsize)
-    values = difference[places] if encoding == "xor" else after[places]
-    body = bytes([width]) + _planes(gaps.astype(_GAPS[width])) + _planes(values)
-    return _zstandard().ZstdCompressor(level=_LEVEL, write_checksum=True).compress(body), len(places)
+from slime_models.hf.folder import new_folder
+from slime_models.transfer.changes import CHANGES, Encoding, encode_changes
+from slime_models.transfer.manifest import Entry, UpdateManifest, entries_of
+from slime_models.transfer.staging import StagedUpdate
+from slime_models.transfer.storage import UpdateStorage, appears
+from slime_models.transfer.transport import OnThread, Transport, UpdateOnThread
 
 
-def apply_changes(tensor: Tensor, changes: bytes, *, n_changed: int, encoding: Encoding, name: str) -> None:
-    """Make the changes to a contiguous tensor on the CPU, in place.
+@dataclass(frozen=True, kw_only=True)
+class DeltaChannel:
+    """Transport `disk-delta`: a folder with changes, or with everything, which appears whole."""
 
-    Raises:
-        WeightSyncError: the bytes are damaged; names the tensor. Nothing was written.
-    """
-    if n_changed == 0 and not changes:
-        return
-    zstandard, words = _zstandard(), _words(tensor)
-    try:
-        body = memoryview(zstandard.ZstdDecompressor().decompress(changes))
-        gap_type = _GAPS[body[0]]
-        gap_bytes = n_changed * gap_type.itemsize
-        gaps = _from_planes(body[1 : 1 + gap_bytes], gap_type, n_changed)
-        values = _from_planes(body[1 + gap_bytes :], words.dtype, n_changed)
-        places = np.cumsum(gaps, dtype=np.int64)
-        if places[-1] >= len(words):
-            raise ValueError(f"a change at element {places[-1]} of {len(words)}")
-    except (zstandard.ZstdError, ValueError, IndexError) as error:
-        raise WeightSyncError(
-            f"{name}: the changes that arrived are damaged ({error}); update again"
-        ) from error
-    words[places] = words[places] ^ values if encoding == "xor" else values
+    folder: Path
+    """Folder to be made, on a file system that both sides see."""
+    base: str | None
+    """`UpdateManifest.digest` of the weights that the receiver would apply changes to; None if it has none."""
+    encoding: Encoding
 
 
-def _words(tensor: Tensor) -> NDArray[Any]:
-    words: NDArray[Any] = tensor.detach().reshape(-1).view(_WORDS[tensor.dtype.itemsize]).numpy()
-    return words
+class LastSent:
+    """A copy, in the sender's host memory, of the weights that `disk-delta` sent last."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self.digest: str | None = None
+
+    def forget(self) -> None:
+        """Free the memory."""
+        self.tensors, self.digest = {}, None
 
 
-def _planes(values: NDArray[Any]) -> bytes:
-    return values.view(np.uint8).reshape(len(values), -1).T.tobytes()
+class DeltaWriter:
+    """Writes what changed since the last update, or all weights where the receiver's are not those sent last. A context manager."""
+
+    def __init__(self, plan: TransferPlan, last: LastSent) -> None:
+        self._channel: DeltaChannel = plan.channel
+        self._version, self._entries, self._last = plan.version, list[Entry](), last
+        self._base = last.digest if last.digest == self._channel.base else None
+        self._exit = contextlib.ExitStack()
+        self._end = 0
+
+    def __enter__(self) -> DeltaWriter:
+        """Make the folder under a temporary name."""
+        if self._base is None:
+            self._last.forget()
+        self._last.digest = None  # until the update is complete
+        self._folder = self._exit.enter_context(new_folder(self._channel.folder))
+        self._file: IO[bytes] = self._exit.enter_context((self._folder / CHANGES).open("wb"))
+        return self
+
+    def put(self, bucket: Bucket, fingerprints: Fingerprint) -> int:
+        """Write a bucket's changes."""
+        begin = self._end
+        for (name, tensor), entry in zip(bucket, entries_of(bucket, fingerprints), strict=True):
+            new = tensor.detach().to("cpu").contiguous()
+            old = self._last.tensors.get(name)
+            n_changed: int | None = None
+            if (
+                self._base is not None
+                and old is not None
+                and (old.shape, old.dtype) == (new.shape, new.dtype)
+            ):
+                encoding: str = self._channel.encoding
+                data: bytes | memoryview
+                data, n_changed = encode_changes(old, new, self._channel.encoding)
+                old.copy_(new)
+            else:
+                encoding, data = "whole", memoryview(new.reshape(-1).view(torch.uint8).numpy())
+                self._last.tensors[name] = new.clone()
+            self._file.write(data)
+            self._entries.append(
+                dataclasses.replace(
+                    entry, offset=self._end, n_bytes=len(data), encoding=encoding, n_changed=n_changed
+                )
+            )
+            self._end += len(data)
+        return self._end - begin
+
+    def end(self) -> None:
+        """Write the manifest; these weights are now the base of the next update."""
+        manifest = UpdateManifest(version=self._version, entries=self._entries, base=self._base)
+        manifest.write(self._folder)
+        self._last.digest = manifest.digest
+
+    def __exit__(self, *error: object) -> None:
+        """Rename the finished folder to its final name, or remove it after an error."""
+        self._exit.__exit__(*error)  # type: ignore[arg-type]  # handed through as they came
 
 
-def _from_planes(data: memoryview, kind: np.dtype[Any], count: int) -> NDArray[Any]:
-    planes = np.frombuffer(data, dtype=np.uint8).reshape(kind.itemsize, count)
-    return np.ascontiguousarray(planes.T).view(kind).reshape(count)
+class DeltaSender:
+    """The sending half of `disk-delta`, which remembers what it sent last."""
+
+    def __init__(self, on_thread: OnThread) -> None:
+        self._on_thread = on_thread
+        self.last = LastSent()
+
+    def update(self, plan: TransferPlan) -> UpdateOnThread:
+        """Return the update of a plan, not begun."""
+        return UpdateOnThread(DeltaWriter(plan, self.last), self._on_thread)
 
 
-def _zstandard() -> Any:
-    try:
-        import zstandard
-    except ImportError as error:
-        raise WeightSyncError(
-            "transport disk-delta needs zstandard, which is not installed; install slime-models[delta]"
-        ) from error
-    return zstandard
+class DeltaReceiver:
+    """The receiving half of `disk-delta`: applies changes to the copy in the staging folder."""
+
+    def __init__(self, storage: UpdateStorage) -> None:
+        self._storage = storage
+
+    def open(self, version: str) -> DeltaChannel:
+        """Return where to write, and what changes would be applied to."""
+        storage = self._storage
+        return DeltaChannel(
+            folder=storage.new_folder(version), base=storage.staging.digest, encoding=storage.encoding
+        )
+
+    async def arrive(self, plan: TransferPlan) -> StagedUpdate:
+        """Wait for the folder, and apply its changes."""
+        storage, folder = self._storage, plan.channel.folder
+        await appears(folder)
+        update: StagedUpdate = await storage.on_thread(storage.staging.apply, folder, plan.version)
+        return update
+
+    def give_up(self, plan: TransferPlan) -> None:
+        """Do nothing: the sender does not wait."""
+
+
+#: The entry point `disk-delta` of `slime.transports`.
+TRANSPORT = Transport(name="disk-delta", create_sender=DeltaSender, create_receiver=DeltaReceiver)

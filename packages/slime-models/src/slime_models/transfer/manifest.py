@@ -1,39 +1,27 @@
-"""`Manifest`: what an update consists of, and `check_manifest`: whether that is what the receiver's model needs."""
+"""`UpdateManifest`: the tensors of a weight update; `check_manifest` compares them with those of the receiver's model."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated, Literal
 
-import torch
+from pydantic import BaseModel, ConfigDict, Field
 from slime_core.errors import WeightSyncError
+from slime_core.files.strict_read import Unreadable, checked, json_object, read_file
 from slime_core.protocols import Fingerprint
-from slime_core.weights import Bucket
+from slime_core.weights.sync import Bucket
+
+from slime_models.tensor_spec import Shape, Spec
 
 _FILE = "manifest.json"
 #: Names that an error shows.
 _SHOWN = 5
 _ALIGNMENT = 64
-
-Shape = tuple[int, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Spec:
-    """What a tensor of an engine's model must be."""
-
-    shape: Shape
-    dtype: str
-    """As torch spells it: `bfloat16`."""
-
-    @property
-    def n_bytes(self) -> int:
-        """How many bytes it has."""
-        return math.prod(self.shape) * int(getattr(torch, self.dtype).itemsize)
+_Count = Annotated[int, Field(ge=0)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,30 +34,30 @@ class Entry:
     dtype: str
     """As torch spells it: `bfloat16`."""
     fingerprint: int
-    """Of the whole tensor as it is to be held."""
+    """Fingerprint of the tensor as the engine is to hold it."""
     offset: int = 0
-    """Where its bytes begin in a file that has no names of its own."""
+    """Byte offset in the file of changes or of staged tensors; 0 in a Hugging Face folder, which has names."""
     n_bytes: int = 0
-    """How many they are there."""
+    """Number of bytes at `offset`."""
     encoding: str = "whole"
-    """What these bytes are: the tensor, or changes (see `delta`)."""
+    """`whole` where the bytes are the tensor, else the encoding of its changes (see `delta`)."""
     n_changed: int | None = None
-    """Elements that changes alter; None where the tensor is there whole."""
+    """Number of changed elements; None for a whole tensor."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Manifest:
+class UpdateManifest:
     """All tensors of an update, in the order in which they were sent."""
 
     version: str
-    """That the sender was told to send."""
+    """Weight version that the plan names."""
     entries: Sequence[Entry]
     base: str | None = None
     """`digest` of the weights that changes are to be applied to; None where nothing is needed to read the update."""
 
     @property
     def digest(self) -> str:
-        """Identifies the weights, whatever their version is called."""
+        """Hash of all names and fingerprints: equal for equal weights, whatever their version and order."""
         text = json.dumps(sorted((entry.name, entry.fingerprint) for entry in self.entries))
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
@@ -78,25 +66,55 @@ class Manifest:
         (folder / _FILE).write_text(json.dumps(asdict(self)))
 
 
-def read_manifest(folder: Path) -> Manifest:
-    """Read what `Manifest.write` wrote.
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+
+class _EntryText(_Strict):
+    """An `Entry` as a file holds it."""
+
+    name: str
+    shape: list[_Count]
+    dtype: str
+    fingerprint: Annotated[int, Field(ge=0, lt=2**64)]
+    offset: _Count
+    n_bytes: _Count
+    encoding: Literal["whole", "xor", "overwrite"]
+    n_changed: _Count | None
+
+    def entry(self) -> Entry:
+        return Entry(**self.model_dump() | {"shape": tuple(self.shape)})
+
+
+class _ManifestText(_Strict):
+    """An `UpdateManifest` as a file holds it."""
+
+    version: str
+    entries: list[_EntryText]
+    base: str | None
+
+
+def read_manifest(folder: Path) -> UpdateManifest:
+    """Read what `UpdateManifest.write` wrote.
 
     Raises:
         WeightSyncError: there is none, or it is damaged.
     """
     path = folder / _FILE
     try:
-        values = json.loads(path.read_text())
-        entries = [Entry(**entry | {"shape": tuple(entry["shape"])}) for entry in values.pop("entries")]
-        return Manifest(entries=entries, **values)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        text = checked(_ManifestText, json_object(read_file(path)))
+    except (FileNotFoundError, Unreadable) as error:
+        found = "no such file" if isinstance(error, FileNotFoundError) else f"found {error}"
         raise WeightSyncError(
-            f"{path}: not the manifest of a weight update ({error}); update again"
+            f"{path}: not the manifest of a weight update ({found}); update again"
         ) from error
+    return UpdateManifest(
+        version=text.version, entries=[entry.entry() for entry in text.entries], base=text.base
+    )
 
 
 class TensorCheck:
-    """Finds tensors that a model does not have, has otherwise, or that come twice or not at all.
+    """Finds tensors of an update that the model does not have, that have another shape or dtype, come twice, or are missing.
 
     Args:
         specs: every tensor of the model, by Hugging Face name.
@@ -141,7 +159,7 @@ class TensorCheck:
             )
 
 
-def check_manifest(manifest: Manifest, specs: Mapping[str, Spec], *, version: str) -> None:
+def check_manifest(manifest: UpdateManifest, specs: Mapping[str, Spec], *, version: str) -> None:
     """Check that an update is the one agreed on, and holds each tensor of the model once and as it should be.
 
     Raises:
@@ -182,5 +200,5 @@ def listed(names: Sequence[str]) -> str:
 
 
 def aligned(n_bytes: int) -> int:
-    """Return where the next tensor may begin in a file that holds several."""
+    """Return the next offset, at or after `n_bytes`, at which a tensor may begin in a file that holds several."""
     return -(-n_bytes // _ALIGNMENT) * _ALIGNMENT

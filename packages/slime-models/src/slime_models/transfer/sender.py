@@ -1,63 +1,36 @@
-"""`WeightSender`: the sending half of a trainer, for every transport."""
+"""`WeightSender`: sends a trainer's weights by any transport, quantised where the engine wants them so."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from types import TracebackType
-from typing import Any, Protocol, Self
+from collections.abc import AsyncIterator
+from typing import Any
 
-from slime_core.errors import WeightSyncError
+from slime_core.plugins.registry import Registry
 from slime_core.protocols import Fingerprint, TransferPlan
-from slime_core.weights import Bucket
+from slime_core.weights.sync import Bucket
 
-from slime_models.fingerprint import fingerprint
 from slime_models.quantization.config import FIELD, read_quantization
 from slime_models.quantization.scheme import Quantization
-from slime_models.transfer.broadcast import BroadcastSender
-from slime_models.transfer.folders import DeltaWriter, DiskWriter, LastSent
-from slime_models.transfer.manifest import bytes_of
-from slime_models.transfer.names import TRANSPORTS
-
-#: Runs a function on the thread where the sender may compute and wait.
-OnThread = Callable[..., Awaitable[Any]]
-
-
-class Outlet(Protocol):
-    """Where buckets go; a context. Its calls may compute and wait, and come from one thread."""
-
-    def __enter__(self) -> Self:
-        """Begin."""
-
-    def put(self, bucket: Bucket, fingerprints: Fingerprint) -> int:
-        """Send a bucket; done with its memory when it returns the number of bytes that it took."""
-
-    def end(self) -> None:
-        """Say that there are no more."""
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Make what was sent appear, or undo it after an error."""
+from slime_models.transfer.fingerprint import fingerprint
+from slime_models.transfer.transport import OnThread, TransportSender, transport_of
 
 
 class WeightSender:
-    """Sends a model's weights by whatever transport a plan names.
+    """Sends a model's weights by whatever installed transport a plan names.
 
     With `disk-delta` it keeps a copy of what it sent last in the host's memory: as many bytes as the weights have in
     the plan's dtype.
 
     Args:
-        on_thread: awaits a function that may compute and wait, with its arguments, on a thread of the caller's.
+        on_thread: awaits a blocking function, called with the arguments, on a thread of the caller's.
+        registry: the installed plugins.
     """
 
-    transports: tuple[str, ...] = TRANSPORTS
-
-    def __init__(self, on_thread: OnThread) -> None:
-        self._on_thread = on_thread
-        self._last = LastSent()
+    def __init__(self, on_thread: OnThread, registry: Registry) -> None:
+        self._on_thread, self._registry = on_thread, registry
+        self._senders: dict[str, TransportSender] = {}
         self.last_bytes = 0
-        """Bytes of weights or changes that the last update took."""
+        """Bytes of weights or changes that the last update sent."""
 
     async def send(
         self, plan: TransferPlan, buckets: AsyncIterator[tuple[Bucket, Fingerprint]]
@@ -76,24 +49,11 @@ class WeightSender:
         quantization = read_quantization({FIELD: plan.quantization})
         if quantization is not None:
             buckets = self._quantized(buckets, quantization)
-        if plan.transport == "memory":
+        async with self._sender(plan).update(plan) as update:
             async for bucket, fingerprints in buckets:
-                await plan.channel.put(bucket, fingerprints)
+                self.last_bytes += await update.put(bucket, fingerprints)
                 sent |= fingerprints
-                self.last_bytes += bytes_of(bucket)
-            await plan.channel.end()
-            return sent
-        outlet = self._outlet(plan)
-        try:
-            await self._on_thread(outlet.__enter__)
-            async for bucket, fingerprints in buckets:
-                self.last_bytes += await self._on_thread(outlet.put, bucket, fingerprints)
-                sent |= fingerprints
-            await self._on_thread(outlet.end)
-        except BaseException:
-            await self._on_thread(outlet.__exit__, *sys.exc_info())
-            raise
-        await self._on_thread(outlet.__exit__, None, None, None)
+            await update.end()
         return sent
 
     async def _quantized(
@@ -102,24 +62,17 @@ class WeightSender:
         async for bucket, fingerprints in buckets:
             yield await self._on_thread(quantize_bucket, bucket, fingerprints, quantization)
 
-    def _outlet(self, plan: TransferPlan) -> Outlet:
-        outlets: Mapping[str, Callable[[TransferPlan], Outlet]] = {
-            "disk": DiskWriter,
-            "disk-delta": lambda plan: DeltaWriter(plan, self._last),
-            "distributed": BroadcastSender,
-        }
-        if plan.transport not in outlets:
-            raise WeightSyncError(
-                f"update to version {plan.version}: transport {plan.transport!r}; the trainer sends by "
-                f"{', '.join(TRANSPORTS)}"
-            )
-        return outlets[plan.transport](plan)
+    def _sender(self, plan: TransferPlan) -> TransportSender:
+        if plan.transport not in self._senders:
+            transport = transport_of(self._registry, plan.transport, version=plan.version)
+            self._senders[plan.transport] = transport.create_sender(self._on_thread)
+        return self._senders[plan.transport]
 
 
 def quantize_bucket(
     bucket: Bucket, fingerprints: Fingerprint, quantization: Quantization
 ) -> tuple[Bucket, Fingerprint]:
-    """Return what is sent in the place of a bucket, and its fingerprints.
+    """Return (the tensors that are sent in place of a bucket, their fingerprints).
 
     Raises:
         WeightSyncError: a tensor cannot be quantised; names it.

@@ -1,1 +1,1 @@
-"""Rewards that were written for other frameworks, as they are."""
+"""Rewards that were written for other frameworks (verl, TRL, verifiers), unchanged."""

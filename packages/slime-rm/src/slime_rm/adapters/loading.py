@@ -1,4 +1,4 @@
-"""Finding a function in a file or a module."""
+"""Loading a function from a file or a module."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import inspect
 from typing import Any
 
 from slime_core.errors import RewardError
-from slime_core.sample import Group, Sample
+from slime_core.samples import Group, Sample
 
 from slime_rm.adapters.loading import load_function
 

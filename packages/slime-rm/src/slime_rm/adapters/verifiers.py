@@ -8,7 +8,7 @@ from typing import Any
 
 from slime_core.errors import SampleError
 from slime_core.rewards.results import Grade
-from slime_core.sample import Sample, Status
+from slime_core.samples import Sample, Status
 
 from slime_rm.adapters.taskset import LoadedTaskset
 

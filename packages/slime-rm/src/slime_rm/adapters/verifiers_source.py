@@ -6,12 +6,11 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-from slime_core.build import BuildContext
-from slime_core.config.sections import DataSection
+from slime_core.config.build import BuildContext
+from slime_core.data.prompt_source import PromptSource, source_of
+from slime_core.data.prompts import PromptFormat, build_prompts
+from slime_core.data.rows.record import Record
 from slime_core.errors import ConfigError, DataError, Problem
-from slime_core.sources.prompt_source import PromptSource, source_of
-from slime_core.sources.prompts import PromptFormat, build_prompts
-from slime_core.sources.records import Record
 
 from slime_rm.adapters.taskset import LoadedTaskset
 from slime_rm.adapters.verifiers import ROW_KEY
@@ -31,7 +30,7 @@ def create_source(build: BuildContext) -> PromptSource:
         ConfigError: a taskset without end, and no size; or an evaluation of no tasks.
         DataError: there are no tasks left, a prompt does not fit, or all are too long.
     """
-    section, data = build.section(VerifiersSection), build.section(DataSection)
+    section, data = build.section(VerifiersSection), build.settings.data
     taskset = LoadedTaskset(section.taskset, section.taskset_args)
     prompt_format = PromptFormat(
         input_key="prompt",
@@ -44,19 +43,17 @@ def create_source(build: BuildContext) -> PromptSource:
             wanted = "how many of the taskset's tasks to hold out"
             raise ConfigError([Problem("verifiers.eval_size", "0", wanted, "give --verifiers-eval-size")])
         held_out = itertools.islice(_records(taskset, data.apply_chat_template), section.eval_size)
-        prompts = build_prompts(held_out, build.tokenizer, prompt_format=prompt_format)
-        for sample in prompts.prototypes:
+        prototypes, places = build_prompts(held_out, build.tokenizer, prompt_format=prompt_format)
+        for sample in prototypes:
             sample.metadata["source_name"] = taskset.name
-        return source_of(prompts.prototypes, build)
+        return source_of(prototypes, build, place=places.__getitem__)
     if taskset.endless and section.size is None:
         problem = Problem("verifiers.size", "nothing", "how many tasks to train on", "give --verifiers-size")
         raise ConfigError([problem])
     stop = None if section.size is None else section.eval_size + section.size
     records = itertools.islice(_records(taskset, data.apply_chat_template), section.eval_size, stop)
-    prompts = build_prompts(
-        records, build.tokenizer, prompt_format=prompt_format, max_prompt_len=data.rollout_max_prompt_len
-    )
-    return source_of(prompts.prototypes, build)
+    prototypes, places = build_prompts(records, build.tokenizer, prompt_format=prompt_format)
+    return source_of(prototypes, build, place=places.__getitem__)
 
 
 def _records(taskset: LoadedTaskset, as_chat: bool) -> Iterator[Record]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from slime_core.errors import RewardError, SampleError
-from slime_core.sample import Sample
+from slime_core.samples import Sample
 
 from slime_rm.adapters.loading import load_function
 

@@ -1,4 +1,4 @@
-"""What it looks like: lists, titles, sections, brackets, capitals, beginning and end."""
+"""Constraints on form: lists, titles, sections, brackets, capitals, beginning and end."""
 
 from __future__ import annotations
 

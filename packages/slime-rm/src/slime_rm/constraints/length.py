@@ -1,4 +1,4 @@
-"""How long: words, sentences, paragraphs, and how often what occurs."""
+"""Constraints on length: numbers of words, sentences and paragraphs, and how often something occurs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The units that constraints count: words, sentences, paragraphs."""
+"""Splitting text into the units that constraints count: words, sentences, paragraphs."""
 
 from __future__ import annotations
 

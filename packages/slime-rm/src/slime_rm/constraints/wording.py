@@ -1,4 +1,4 @@
-"""Which words: keywords, letters, order."""
+"""Constraints on wording: keywords, letters, order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CISPO: GRPO's credit, with a loss that clips the importance weight and not the token."""
+"""The estimator `cispo`: GRPO's advantages, trained with the loss that clips importance weights."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from slime_core.protocols import TokenView
 from torch import Tensor
 
 from slime_algos.advantages.outcome import outcome
-from slime_algos.estimator import estimator
+from slime_algos.decorators.estimator import estimator
 
 
 @estimator(reward_transform="group-norm", loss="cispo_loss")

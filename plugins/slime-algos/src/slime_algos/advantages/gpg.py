@@ -6,7 +6,7 @@ from slime_core.protocols import TokenView
 from torch import Tensor
 
 from slime_algos.advantages.outcome import outcome
-from slime_algos.estimator import estimator
+from slime_algos.decorators.estimator import estimator
 
 
 @estimator(reward_transform="gpg", loss="policy_gradient_loss")

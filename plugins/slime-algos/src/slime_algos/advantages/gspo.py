@@ -1,4 +1,4 @@
-"""Group sequence policy optimisation: GRPO's credit, with a loss whose ratio is the sample's."""
+"""The estimator `gspo`: GRPO's advantages, trained with the loss whose ratio is per sample."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from slime_core.protocols import TokenView
 from torch import Tensor
 
 from slime_algos.advantages.outcome import outcome
-from slime_algos.estimator import estimator
+from slime_algos.decorators.estimator import estimator
 
 
 @estimator(reward_transform="group-norm", loss="gspo_loss")

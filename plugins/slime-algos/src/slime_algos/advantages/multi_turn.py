@@ -7,8 +7,8 @@ from slime_core.protocols import TokenView
 from torch import Tensor
 
 from slime_algos.advantages.outcome import outcome
-from slime_algos.along import discounted_sums
-from slime_algos.estimator import estimator
+from slime_algos.decorators.estimator import estimator
+from slime_algos.terms.sample_sums import discounted_sums
 
 
 @estimator(reward_transform="group-norm")

@@ -6,8 +6,8 @@ from slime_core.protocols import TokenView
 from torch import Tensor
 
 from slime_algos.advantages.outcome import outcome
-from slime_algos.along import sample_sums
-from slime_algos.estimator import estimator
+from slime_algos.decorators.estimator import estimator
+from slime_algos.terms.sample_sums import sample_sums
 
 
 @estimator(reward_transform="raw", reads={"group_ids"})

@@ -7,8 +7,8 @@ from slime_core.protocols import TokenView
 from torch import Tensor
 
 from slime_algos.advantages.outcome import outcome
-from slime_algos.along import running_sums, sample_sums, trained_tokens
-from slime_algos.estimator import estimator
+from slime_algos.decorators.estimator import estimator
+from slime_algos.terms.sample_sums import running_sums, sample_sums, trained_tokens
 
 
 @estimator(reward_transform="raw", reads={"group_ids", "old_log_probs", "sum_pi_squared"})

@@ -1,11 +1,11 @@
-"""Credit for outcomes: one number a sample, the same for each of its tokens, less the KL still to come."""
+"""Advantages of outcome rewards: one number a sample, the same for each of its tokens, less the KL of later tokens."""
 
 from __future__ import annotations
 
 from slime_core.protocols import TokenView
 from torch import Tensor
 
-from slime_algos.along import discounted_sums
+from slime_algos.terms.sample_sums import discounted_sums
 
 
 def outcome(view: TokenView, credits: Tensor, kl: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,8 +6,8 @@ import torch
 from slime_core.protocols import TokenView
 from torch import Tensor
 
-from slime_algos.along import discounted_sums, ends, trained_tokens
-from slime_algos.estimator import estimator
+from slime_algos.decorators.estimator import estimator
+from slime_algos.terms.sample_sums import discounted_sums, ends, trained_tokens
 
 
 @estimator(reward_transform="raw", reads={"values"})

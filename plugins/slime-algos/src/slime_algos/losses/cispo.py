@@ -5,8 +5,8 @@ from __future__ import annotations
 from slime_core.protocols import TokenView
 from torch import Tensor
 
-from slime_algos.objective import policy_objective
-from slime_algos.ratio import importance_ratio
+from slime_algos.decorators.objective import policy_objective
+from slime_algos.terms.ratio import importance_ratio
 
 
 @policy_objective

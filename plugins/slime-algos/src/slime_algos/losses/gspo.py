@@ -5,10 +5,10 @@ from __future__ import annotations
 from slime_core.protocols import TokenView
 from torch import Tensor
 
-from slime_algos.along import sample_means
+from slime_algos.decorators.objective import policy_objective
 from slime_algos.losses.policy import clipped_objective
-from slime_algos.objective import policy_objective
-from slime_algos.ratio import importance_ratio
+from slime_algos.terms.ratio import importance_ratio
+from slime_algos.terms.sample_sums import sample_means
 
 
 @policy_objective

@@ -5,7 +5,7 @@ from __future__ import annotations
 from slime_core.protocols import TokenView
 from torch import Tensor
 
-from slime_algos.objective import policy_objective
+from slime_algos.decorators.objective import policy_objective
 
 
 @policy_objective

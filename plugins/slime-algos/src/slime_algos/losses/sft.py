@@ -7,7 +7,7 @@ from typing import Any
 from slime_core.protocols import TokenView
 from torch import Tensor
 
-from slime_algos.masked import trained_only
+from slime_algos.terms.masked import trained_only
 
 
 def sft_loss(view: TokenView, advantages: Any) -> tuple[Tensor, dict[str, Tensor]]:

@@ -9,8 +9,8 @@ import torch
 from slime_core.protocols import TokenView
 from torch import Tensor
 
-from slime_algos.filled import check_filled
-from slime_algos.masked import trained_only, where_trained
+from slime_algos.decorators.filled import check_filled
+from slime_algos.terms.masked import trained_only, where_trained
 
 
 def value_loss(

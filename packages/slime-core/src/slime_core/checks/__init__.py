@@ -1,0 +1,1 @@
+"""Checks of settings before a run starts."""

@@ -1,0 +1,171 @@
+"""Checks of the plugins that settings choose by name: installed, importable, callable as their group is."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from slime_core.config.base import Unset
+from slime_core.config.derive import reward_group, trackers
+from slime_core.config.sections import CORE_SECTIONS
+from slime_core.config.settings import Settings
+from slime_core.errors import PluginError, Problem
+from slime_core.files.json_text import shown
+from slime_core.plugins.contract import breach
+from slime_core.plugins.registry import Plugin, Registry
+from slime_core.rollout.user_hooks import GROUP
+
+#: (Section, setting, group) of what one setting alone chooses. None chooses nothing.
+_BY_ONE = (
+    ("run", "loop", "slime.loops"),
+    ("run", "launcher", "slime.launchers"),
+    ("model", "tokenizer", "slime.tokenizers"),
+    ("model", "model_name", "slime.models"),
+    ("data", "data_source_path", "slime.sources"),
+    ("data", "buffer", "slime.buffers"),
+    ("data", "loss_mask_type", "slime.loss_masks"),
+    ("rollout", "rollout_engine", "slime.engines"),
+    ("rollout", "rollout_function_path", "slime.rollouts"),
+    ("rollout", "custom_generate_function_path", "slime.generators"),
+    ("rollout", "dynamic_sampling_filter_path", "slime.filters"),
+    ("environment", "environment", "slime.environments"),
+    ("reward", "custom_reward_post_process_path", "slime.reward_transforms"),
+    ("train", "train_backend", "slime.trainers"),
+    ("train", "update_weight_transport", "slime.transports"),
+    ("algorithm", "value_loss_type", "slime.losses"),
+    ("eval", "eval_data_source_path", "slime.sources"),
+)
+
+
+#: Settings of the section `rollout` that choose functions of the group `slime.rollout_hooks`.
+ROLLOUT_HOOKS = (
+    "buffer_filter_path",
+    "rollout_sample_hook_path",
+    "rollout_sample_filter_path",
+    "rollout_all_samples_process_path",
+    "custom_rollout_log_function_path",
+    "custom_eval_rollout_log_function_path",
+)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Something that is chosen by name."""
+
+    setting: str
+    """`section.key`."""
+    group: str
+    reference: str
+    flag: str | None = None
+    """The flag that chooses it, where how it is called depends on that."""
+
+
+def chosen(settings: Settings, registry: Registry) -> Iterator[Choice]:
+    """Yield everything that is chosen by name; what a setting without a value would choose is left out."""
+    for table, field, group in _BY_ONE:
+        with contextlib.suppress(Unset):
+            reference = getattr(settings.sections[table], field)
+            if reference is not None:
+                yield Choice(f"{table}.{field}", group, reference)
+    with contextlib.suppress(Unset):
+        for tracker in trackers(settings.run):
+            yield Choice("run.tracker", "slime.trackers", tracker)
+    for several in (_rewards, _algorithm, _rollout_hooks):
+        with contextlib.suppress(Unset):
+            yield from several(settings)
+    for about in registry.groups.values():
+        for flag in about.flags:
+            yield from _of_plugins(settings, about.name, flag)
+
+
+def _rewards(settings: Settings) -> Iterator[Choice]:
+    """Yield every reward that is named, also where two settings choose for one place, which is a problem of its own."""
+    reward = settings.reward
+    group = reward_group(reward)
+    for setting, references in (
+        ("reward.rm_type", [reward.rm_type]),
+        ("reward.custom_rm_path", [reward.custom_rm_path]),
+        ("reward.rm_weights", reward.rm_weights),
+        ("reward.rm_args_of", reward.rm_args_of),
+    ):
+        for reference in references:
+            if reference is not None:
+                yield Choice(setting, group, reference)
+
+
+def _algorithm(settings: Settings) -> Iterator[Choice]:
+    """Yield what a setting chooses, or in its place `module:function` by another."""
+    algorithm = settings.algorithm
+    for field, custom, group in (
+        ("advantage_estimator", "custom_advantage_function_path", "slime.advantages"),
+        ("loss_type", "custom_loss_function_path", "slime.losses"),
+        ("loss_reducer", "custom_pg_loss_reducer_function_path", "slime.reducers"),
+    ):
+        setting = custom if getattr(algorithm, custom) is not None else field
+        reference = getattr(algorithm, setting)
+        if reference is not None:
+            yield Choice(f"algorithm.{setting}", group, reference)
+
+
+def _rollout_hooks(settings: Settings) -> Iterator[Choice]:
+    """Yield functions of a user's own, each with its flag, on which it depends how it is called."""
+    for field in ROLLOUT_HOOKS:
+        value = getattr(settings.rollout, field)
+        for reference in [value] if isinstance(value, str) else value or ():
+            yield Choice(f"rollout.{field}", GROUP, reference, f"--{field.replace('_', '-')}")
+
+
+def _of_plugins(settings: Settings, group: str, flag: str) -> Iterator[Choice]:
+    """Yield what a plugin's own setting chooses from a group of core: its flag is the setting's name."""
+    field = flag.removeprefix("--").replace("-", "_")
+    for table, section in settings.sections.items():
+        if table not in CORE_SECTIONS and field in type(section).model_fields:
+            with contextlib.suppress(Unset):
+                reference = getattr(section, field)
+                if reference is not None:
+                    yield Choice(f"{table}.{field}", group, reference, flag)
+
+
+def name_problems(settings: Settings, registry: Registry) -> Iterator[Problem]:
+    """Yield what is chosen and not there, and which functions of a user's own cannot be called as they will be.
+
+    Those are imported for that; what is installed by name is not, because that may take long. See `plugin_problems`.
+    """
+    broken = registry.broken_hooks
+    for choice in chosen(settings, registry):
+        try:
+            plugin = registry.find(choice.group, choice.reference)
+        except PluginError as error:
+            yield Problem(_where(settings, choice), shown(choice.reference), str(error))
+            continue
+        if plugin.distribution in broken:
+            found = f"{choice.reference!r} of {plugin.distribution}"
+            yield Problem(choice.setting, found, "a plugin that imports", broken[plugin.distribution])
+        elif not plugin.distribution:
+            yield from _misfit(settings, choice, plugin, registry)
+
+
+def plugin_problems(settings: Settings, registry: Registry) -> Iterator[Problem]:
+    """Yield which of the chosen plugins do not import, or cannot be called as they will be; imports all of them.
+
+    Raises:
+        PluginError: one is not there, which `name_problems` tells.
+    """
+    for choice in chosen(settings, registry):
+        yield from _misfit(settings, choice, registry.find(choice.group, choice.reference), registry)
+
+
+def _misfit(settings: Settings, choice: Choice, plugin: Plugin, registry: Registry) -> Iterator[Problem]:
+    try:
+        value = registry.imported(plugin)
+    except PluginError as error:
+        yield Problem(_where(settings, choice), shown(choice.reference), str(error))
+        return
+    if why := breach(registry.groups[choice.group], value, flag=choice.flag):
+        yield Problem(_where(settings, choice), f"{shown(choice.reference)}: {why.found}", why.wanted)
+
+
+def _where(settings: Settings, choice: Choice) -> str:
+    table, _, field = choice.setting.partition(".")
+    return f"{choice.setting} ({settings.origin(table, field)})"

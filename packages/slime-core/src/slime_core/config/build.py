@@ -1,0 +1,81 @@
+"""`BuildContext`: what factories of engines, trainers and other components get."""
+
+from __future__ import annotations
+
+from collections.abc import Sized
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from slime_core.files.json_text import parse_json
+from slime_core.protocols import Tokenizer
+
+if TYPE_CHECKING:
+    from slime_core.config.settings import Settings
+    from slime_core.plugins.registry import Registry
+
+SectionT = TypeVar("SectionT")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rank:
+    """Which of the trainer's processes this one is, and where all of them meet.
+
+    Whoever starts several processes gives each its own, and shows each the one device that it computes on.
+    """
+
+    number: int = 0
+    """0 to `count` - 1; on one machine in a row."""
+    count: int = 1
+    """Processes of the trainer."""
+    address: str = "127.0.0.1"
+    """IP address of rank 0, that every rank can reach."""
+    port: int = 0
+    """TCP port at that address that was free when the ranks were numbered; 0 where there is one rank."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildContext:
+    """Everything a factory (`create_engine(build)`, `create_trainer(build)`, ...) may draw on.
+
+    A factory reads the sections that it needs and hands on single values; it does not pass the context on.
+    """
+
+    settings: Settings
+    """Resolved settings: those of core as `build.settings.rollout` and so on, a plugin's own as `build.section(SectionType)`."""
+    registry: Registry
+    """Resolves further plugins by group and name."""
+    tokenizer: Tokenizer
+    """Tokenizer of the model."""
+    model_path: Path
+    """Local Hugging Face folder of the model."""
+    run_dir: Path
+    """Folder of this run."""
+    evaluation: bool = False
+    """Whether the component is for evaluation: a data source then hands out its held-out prompts."""
+    rank: Rank = field(default_factory=Rank)
+    """For a trainer's factory: which rank it builds; one whose capabilities say `ranked` may build one of several."""
+
+    def section(self, section_type: type[SectionT]) -> SectionT:
+        """Return the settings of the section that `section_type` declares."""
+        return self.settings.section(section_type)
+
+    @property
+    def vocab_size(self) -> int | None:
+        """How many token ids the model has, by its config.json or else by the tokenizer; None where neither says."""
+        try:
+            size = parse_json((self.model_path / "config.json").read_text(encoding="utf-8"))["vocab_size"]
+        except (OSError, ValueError, KeyError, TypeError):
+            size = None
+        if isinstance(size, int):
+            return size
+        return len(self.tokenizer) if isinstance(self.tokenizer, Sized) else None
+
+    @property
+    def engine_needs(self) -> frozenset[str]:
+        """What completions must hold that not every engine offers (hook `slime_engine_needs`).
+
+        An engine's capabilities list in `completions` what it puts into a completion when it is asked to.
+        """
+        answers = self.registry.hooks.slime_engine_needs(settings=self.settings)
+        return frozenset(need for answer in answers for need in answer)

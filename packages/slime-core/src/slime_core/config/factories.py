@@ -1,0 +1,93 @@
+"""Factories of engines and trainers: how they are built, and their capabilities before that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from slime_core.config.build import BuildContext
+from slime_core.config.sections import RolloutSection, TrainSection
+from slime_core.errors import PluginError
+from slime_core.plugins.registry import Registry
+from slime_core.protocols import EngineCapabilities, RolloutEngine, Trainer, TrainerCapabilities
+
+
+def _unknown(build: BuildContext) -> int | None:
+    """Return None: not known."""
+    return None
+
+
+@dataclass(frozen=True)
+class EngineFactory:
+    """An entry point of `slime.engines`. A plain function is enough for an engine without special capabilities."""
+
+    create: Callable[[BuildContext], RolloutEngine]
+    """Builds the engine."""
+    capabilities: EngineCapabilities = field(default_factory=EngineCapabilities)
+    """What it can do, whatever the settings; the engine's own `capabilities` are these, or fewer."""
+    context_limit: Callable[[BuildContext], int | None] = _unknown
+    """Returns the most tokens of prompt and response that it takes; None where that is not known."""
+
+    def __call__(self, build: BuildContext) -> RolloutEngine:
+        """Return a new engine, not started."""
+        return self.create(build)
+
+
+@dataclass(frozen=True)
+class TrainerFactory:
+    """An entry point of `slime.trainers`. A plain function is enough for a trainer without special capabilities."""
+
+    create: Callable[[BuildContext], Trainer]
+    """Builds the trainer."""
+    capabilities: TrainerCapabilities = field(default_factory=TrainerCapabilities)
+    """What it can do, whatever the settings; the trainer's own `capabilities` are these, or fewer."""
+    checkpoint_bytes: Callable[[BuildContext], int | None] = _unknown
+    """Returns about how many bytes a checkpoint takes; None where that is not known."""
+
+    def __call__(self, build: BuildContext) -> Trainer:
+        """Return a new trainer, not started."""
+        return self.create(build)
+
+
+def factory_misfit(value: Any, wanted: type[EngineFactory] | type[TrainerFactory]) -> str | None:
+    """Return what is wrong with what an entry point of engines or trainers is; None where it builds one.
+
+    Args:
+        value: the object, which can be called with a build context.
+        wanted: the class of factory.
+    """
+    if not isinstance(value, EngineFactory | TrainerFactory):
+        return None
+    if not isinstance(value, wanted):
+        return f"{_a(value)}; wanted {wanted.__name__}"
+    about = EngineCapabilities if wanted is EngineFactory else TrainerCapabilities
+    if not isinstance(value.capabilities, about):
+        return f"capabilities that are {_a(value.capabilities)}; wanted {about.__name__}"
+    parts = [part.name for part in fields(value) if part.name != "capabilities"]
+    loose = [name for name in parts if not callable(getattr(value, name))]
+    return f"{loose[0]} that is {_a(getattr(value, loose[0]))}; wanted a function" if loose else None
+
+
+def _checked(value: Any, wanted: type[EngineFactory] | type[TrainerFactory], name: str) -> Any:
+    if (why := factory_misfit(value, wanted)) is not None:
+        raise PluginError(f"{name}: found {why}")
+    return value
+
+
+def _a(value: Any) -> str:
+    return f"of the type {type(value).__name__}"
+
+
+def engine_factory(rollout: RolloutSection, registry: Registry) -> EngineFactory:
+    """Return the factory of the chosen engine."""
+    name = rollout.rollout_engine
+    found = _checked(registry.resolve("slime.engines", name), EngineFactory, f"the engine {name}")
+    return found if isinstance(found, EngineFactory) else EngineFactory(found)
+
+
+def trainer_factory(train: TrainSection, registry: Registry) -> TrainerFactory:
+    """Return the factory of the chosen trainer."""
+    name = train.train_backend
+    found = _checked(registry.resolve("slime.trainers", name), TrainerFactory, f"the trainer {name}")
+    return found if isinstance(found, TrainerFactory) else TrainerFactory(found)

@@ -1,0 +1,232 @@
+"""Settings of data, generation, rewards and evaluation. Field names are the reference system's flags, dashes as underscores."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Le
+from pydantic import AfterValidator, BeforeValidator
+
+from slime_core.config.base import (
+    MOST,
+    Amount,
+    Count,
+    Index,
+    Positive,
+    Seconds,
+    SectionModel,
+    Seed,
+    Share,
+    Text,
+    Weight,
+)
+
+
+def _top_k(value: int) -> int:
+    if value == 0:
+        raise ValueError("-1 for all, or how many of the most likely: 1 or more")
+    return value
+
+
+def _as_list(value: Any) -> Any:
+    """Return one file, which stands alone, as a list of one, and `none` as an empty one."""
+    if value is None or value in ("none", ["none"]):
+        return []
+    return [value] if isinstance(value, str) else value
+
+
+#: How many of the most likely tokens to draw from.
+TopK = Annotated[int, Ge(-1), Le(MOST), AfterValidator(_top_k)]
+
+
+class DataSection(SectionModel):
+    """Where prompts come from, and which columns hold what."""
+
+    data_source_path: str = "file"
+    """Data source."""
+    buffer: str = "fifo"
+    """Buffer of groups that wait to be trained on."""
+    prompt_data: Annotated[list[Text], BeforeValidator(_as_list)] = []
+    """JSONL or Parquet file, or `hf:NAME?split=train` for a Hugging Face dataset; `...@[start:stop]` takes a slice of the rows.
+    Several: alternating names and files, mixed by `prompt_data_weights`."""
+    prompt_data_weights: dict[str, Positive] = {}
+    """Weight of each name of `prompt_data`: prompts are taken in these proportions; 1 where not given."""
+    disable_rollout_global_dataset: bool = False
+    """Read no prompts: samples are handed out empty, and the generator, or the rollout function, brings the prompts."""
+    input_key: str = "input"
+    """Column of the prompt: text, or a list of chat messages."""
+    label_key: str | None = None
+    """Column of the ground truth."""
+    metadata_key: str = "metadata"
+    """Column of further data for rewards and generators."""
+    tool_key: str = "tools"
+    """Column of tool schemas, for the chat template."""
+    multimodal_keys: dict[str, str] | None = None
+    """Media type -> column that holds it: `{"image": "images"}` puts the next image in the place of each `<image>`."""
+    media_root: str | None = None
+    """Folder that the paths of images begin in and may not lead out of; the data file's own when not given."""
+    apply_chat_template: bool = False
+    """Render the prompt through the tokenizer's chat template."""
+    apply_chat_template_kwargs: dict[str, Any] = {}
+    """Extra arguments of the chat template."""
+    loss_mask_type: str = "template"
+    """How the rollout `sft` finds what to train on in a conversation."""
+    rollout_shuffle: bool = False
+    """Shuffle the prompts, anew each epoch."""
+    rollout_max_prompt_len: Count | None = None
+    """Drop prompts of more tokens than this."""
+
+
+class RolloutSection(SectionModel):
+    """How samples are generated."""
+
+    rollout_engine: str = "torch"
+    """Engine that generates."""
+    rollout_function_path: str = "default"
+    """Function that runs a whole rollout."""
+    rollout_function_args: dict[str, Any] = {}
+    """Options of that function."""
+    custom_generate_function_path: str = "single-turn"
+    """Function that generates one trajectory."""
+    custom_generate_function_args: dict[str, Any] = {}
+    """Options of that function."""
+    rollout_batch_size: Count
+    """Prompts of a step."""
+    n_samples_per_prompt: Count = 1
+    """Samples generated for each prompt."""
+    over_sampling_batch_size: Count | None = None
+    """Prompts taken at once, each time that a step needs more (a wave); at least `rollout_batch_size`, which it is when not given."""
+    rollout_in_completion_order: bool = False
+    """Keep the groups that finish first, instead of deciding in the order of the prompts; faster with
+    over-sampling, and not reproducible."""
+    max_staleness: Index | None = None
+    """Most steps between the weights that generated a sample's oldest token and those that train on it. The loop fully-async
+    generates so far ahead (1 when not given); elsewhere it bounds the age of partial responses."""
+    max_staleness_policy: Literal["wait", "drop"] = "wait"
+    """In the loop fully-async: `wait` submits no prompt that could become older than the bound; `drop` generates a step
+    further ahead, and drops what has become too old."""
+    dynamic_sampling_filter_path: str | None = None
+    """Filter that says which groups to keep."""
+    dynamic_sampling_max_waves: Count = 20
+    """Times that one step takes more prompts (waves) after which a filter that drops too much stops the run."""
+    filter_args: dict[str, Any] = {}
+    """Options of the filter."""
+    buffer_filter_path: str | None = None
+    """Function that chooses which groups that wait in the buffer are generated next; the first ones when not given."""
+    rollout_sample_hook_path: list[Text] = []
+    """Functions that see each sample when it is generated and not scored yet, one after the other."""
+    rollout_sample_filter_path: str | None = None
+    """Function that sets `remove_sample` on samples of a step: they count in their group's statistics, and are not trained on."""
+    rollout_all_samples_process_path: str | None = None
+    """Function that sees all groups of a step, also those that the filter dropped."""
+    custom_rollout_log_function_path: str | None = None
+    """Function that sees a step's samples and metrics; where it returns True, no tracker gets the metrics `rollout/...`."""
+    custom_eval_rollout_log_function_path: str | None = None
+    """Function that sees an evaluation's samples and metrics; where it returns True, no tracker gets them."""
+    hook_args: dict[str, dict[str, Any]] = {}
+    """Options of the functions above, by the name of the function."""
+    partial_rollout: bool = False
+    """Keep aborted groups in the buffer and go on with them in the next step."""
+    mask_offpolicy_in_partial_rollout: bool = False
+    """Do not train on tokens that an earlier policy generated."""
+    rollout_temperature: Positive = 1.0
+    """Sampling temperature."""
+    rollout_top_p: Share = 1.0
+    """Nucleus of the sampling distribution. Below 1 the trainer holds to the ids that it left for each token."""
+    rollout_top_k: TopK = -1
+    """Most likely tokens to sample from; -1 for all. The trainer holds to them."""
+    rollout_max_response_len: Count
+    """Most tokens of a response."""
+    rollout_max_context_len: Count | None = None
+    """Most tokens of prompt and response; longer responses are cut, and a prompt that leaves no room is refused."""
+    rollout_min_new_tokens: Index = 0
+    """Fewest tokens of a response."""
+    rollout_stop: list[Text] = []
+    """Strings that end a response."""
+    rollout_stop_token_ids: list[Index] = []
+    """Token ids that end a response."""
+    rollout_skip_special_tokens: bool = False
+    """Leave special tokens out of the decoded response."""
+    rollout_seed: Seed = 42
+    """Seed of the prompts' order and of sampling."""
+    rollout_timeout_s: Seconds = 3600
+    """Deadline of one step's rollout, and of one evaluation, seconds."""
+
+
+class EnvironmentSection(SectionModel):
+    """The environment that answers the policy, under the generator `multi-turn`."""
+
+    environment: str | None = None
+    """Environment that answers the policy's turns, for the generator `multi-turn`."""
+    environment_args: dict[str, Any] = {}
+    """Options of the environment."""
+    max_turns: Count = 8
+    """Most turns of the policy in one response; one that needs more is cut off."""
+    max_environment_tokens: Count = 1024
+    """Most tokens that the environment puts into one response, which are beyond `rollout_max_response_len`; one that needs
+    more is cut off."""
+    environment_timeout_s: Seconds = 60
+    """Deadline of each call of an environment, seconds."""
+
+
+class RewardSection(SectionModel):
+    """How responses are scored."""
+
+    rm_type: str | None = None
+    """Reward, by name."""
+    custom_rm_path: str | None = None
+    """Reward, by `module:function`; given by a flag, or by a later recipe, it takes the place of an earlier `rm_type`, as
+    that does of an earlier one of these, and of the `rm_type` in a row's metadata. Both in one place are refused."""
+    rm_args: dict[str, Any] = {}
+    """Options of the reward: its keyword-only parameters."""
+    rm_weights: dict[str, Weight] = {}
+    """Several rewards, by name, and the weight of each in the score; takes the place of an earlier `rm_type`."""
+    rm_args_of: dict[str, dict[str, Any]] = {}
+    """Options by the name of their reward, for those of `rm_weights` and of rows' metadata."""
+    reward_key: str | None = None
+    """Which entry of a reward dict is the score; `score` when not given."""
+    eval_reward_key: str | None = None
+    """Which entry of a reward dict is the evaluation score; `reward_key` when not given."""
+    group_rm: bool = False
+    """Score whole groups at once."""
+    reward_workers: Annotated[int, Ge(1), Le(10_000)] = 1
+    """Worker processes for rewards that are not async."""
+    reward_timeout_s: Seconds = 30
+    """Deadline of one reward, seconds; a worker that misses it is killed."""
+    reward_memory_gb: Annotated[float, Ge(0.1), Le(1e6)] | None = None
+    """Most memory of a reward worker, GB; a reward that wants more fails with a MemoryError."""
+    on_reward_error: Literal["stop", "drop"] = "stop"
+    """What a reward error does: stop the run, or drop the sample's group and count it."""
+    overlong_buffer_len: Count | None = None
+    """Soft overlong punishment: the last tokens before `rollout_max_response_len` over which a reward falls."""
+    overlong_penalty_factor: Amount = 1.0
+    """What a response of full length loses under the soft overlong punishment."""
+    custom_reward_post_process_path: str | None = None
+    """Transform from rewards to credited numbers; the estimator's own when not given."""
+
+
+class EvalSection(SectionModel):
+    """How the model is evaluated on held-out prompts."""
+
+    eval_interval: Count | None = None
+    """Steps between evaluations; the run's start and end are always evaluated when given."""
+    skip_eval_before_train: bool = False
+    """Do not evaluate at the start."""
+    eval_prompt_data: list[str] = []
+    """Alternating names and files of evaluation sets."""
+    eval_data_source_path: str | None = None
+    """Data source of the evaluation set, when it is not a file."""
+    eval_num_prompts: Count | None = None
+    """Rows of each evaluation file that are used; all when not given."""
+    n_samples_per_eval_prompt: Count = 1
+    """Samples for each evaluation prompt; pass@k is reported for the powers of two up to it."""
+    eval_temperature: Amount = 0.0
+    """Temperature; 0 is greedy."""
+    eval_top_p: Share = 1.0
+    """Nucleus of the sampling distribution."""
+    eval_top_k: TopK = -1
+    """Most likely tokens to sample from; -1 for all."""
+    eval_max_response_len: Count | None = None
+    """Most tokens of a response; `rollout_max_response_len` when not given."""
+    eval_pass_threshold: Weight = 1.0
+    """A sample with at least this reward counts as solved."""

@@ -1,0 +1,103 @@
+"""Settings of a run and where it runs: its name, model, processes, checkpoints. Field names are the reference system's flags, dashes as underscores."""
+
+from __future__ import annotations
+
+from slime_core.config.base import (
+    Count,
+    SectionModel,
+    Seed,
+)
+
+
+class RunSection(SectionModel):
+    """What the run is called, where it goes, and which loop drives it."""
+
+    run_name: str = "run"
+    """Name of the run, and of its folder under `output_dir`."""
+    output_dir: str = "runs"
+    """Folder that holds run folders."""
+    overwrite: bool = False
+    """Delete an earlier run of the same name instead of resuming it."""
+    loop: str = "sync"
+    """Loop that drives the run."""
+    launcher: str = "local"
+    """Where the processes of the run live."""
+    tracker: list[str] = ["console", "jsonl", "plot"]
+    """Trackers, several at once."""
+    use_wandb: bool = False
+    """Add the tracker `wandb`."""
+    use_tensorboard: bool = False
+    """Add the tracker `tensorboard`."""
+    events: bool = True
+    """Write `events.jsonl`: what the run did and when, for `slime trace`."""
+    seed: Seed = 1234
+    """Seed of everything random in training."""
+    num_rollout: Count | None = None
+    """Number of steps (rollout and train); needed unless `num_epoch` is given."""
+    num_epoch: Count | None = None
+    """Number of passes over the prompts, when `num_rollout` is not given."""
+
+
+class ModelSection(SectionModel):
+    """The model that is trained and served."""
+
+    hf_checkpoint: str
+    """Hugging Face folder or hub name of the model, or a name that `slime models list` shows."""
+    model_name: str | None = None
+    """Model family, when it is not the `model_type` of config.json."""
+    tokenizer: str = "hf"
+    """Tokenizer loader."""
+
+
+class ClusterSection(SectionModel):
+    """How many processes train, and where. Launcher `local` is one process."""
+
+    actor_num_nodes: Count = 1
+    """Machines that train."""
+    actor_num_gpus_per_node: Count = 1
+    """Ranks of the trainer on each machine: a GPU each, or a process on the CPU where no machine has GPUs."""
+    colocate: bool = False
+    """Trainer and engine share devices: each gives its memory up while the other is at work."""
+    offload_train: bool | None = None
+    """Move the trainer's state, all but its weights, to the host while samples are generated; if not given, as `colocate`."""
+    offload_rollout: bool | None = None
+    """Release the engine's memory while the trainer is at work; if not given, as `colocate`."""
+    train_env_vars: dict[str, str] = {}
+    """Environment variables of the trainer's processes, set before they import anything."""
+
+    @property
+    def shares_devices(self) -> bool:
+        """Whether trainer or engine gives memory up to the other."""
+        return self.offloads_train or self.offloads_rollout
+
+    @property
+    def offloads_train(self) -> bool:
+        """Whether the trainer gives memory up."""
+        return self.colocate if self.offload_train is None else self.offload_train
+
+    @property
+    def offloads_rollout(self) -> bool:
+        """Whether the engine gives memory up."""
+        return self.colocate if self.offload_rollout is None else self.offload_rollout
+
+
+class CheckpointSection(SectionModel):
+    """When the run is saved, and what is kept."""
+
+    save_interval: Count | None = None
+    """Steps between checkpoints; the last step alone is saved when not given."""
+    save_last: bool = True
+    """Save the last step, also where it is not its turn."""
+    keep_checkpoints: Count = 2
+    """Newest checkpoints that are kept."""
+    async_save: bool = False
+    """Go on with the run while a checkpoint is written, from a copy of the trainer's state in the host's memory."""
+    save_hf: str | None = None
+    """Folder for other programs, written with every checkpoint: `out/step_{step}`, by Hugging Face or PEFT."""
+    load: str | None = None
+    """Run folder to start from, when this run has no checkpoint of its own."""
+
+    def due(self, step: int, *, last: bool) -> bool:
+        """Say whether a checkpoint is to be written after `step` steps."""
+        in_turn = self.save_interval is not None and step % self.save_interval == 0
+        return in_turn or (last and self.save_last)

@@ -1,0 +1,1 @@
+"""Data sources and the buffer, and laying out finished groups as a batch for the trainer."""

@@ -1,0 +1,93 @@
+"""The data source `file`: prompts from JSONL and Parquet files and datasets, and the evaluation sets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from slime_core.config.build import BuildContext
+from slime_core.config.sections import DataSection, EvalSection
+from slime_core.data.mixed_source import MixedSource, named_files
+from slime_core.data.prompt_source import PromptSource, source_of
+from slime_core.data.prompts import PromptFormat, RowPrompts, build_prompts
+from slime_core.data.rows.open_rows import open_rows, read_rows
+from slime_core.errors import DataError
+from slime_core.protocols import Tokenizer
+from slime_core.samples import Sample
+
+
+def create_source(build: BuildContext) -> PromptSource | MixedSource:
+    """Build the data source `file`: prompts from JSONL and Parquet files.
+
+    For training, the rows of `prompt_data`: of one file, or of several by their weights. For evaluation, those of every set in `eval_prompt_data`, one set
+    after the other, the first `eval_num_prompts` of each, none dropped for its length and never shuffled; the
+    set's name is in `metadata["source_name"]`.
+    """
+    data = build.settings.data
+    prompt_format = PromptFormat(
+        input_key=data.input_key,
+        label_key=data.label_key,
+        metadata_key=data.metadata_key,
+        tool_key=data.tool_key,
+        multimodal_keys=data.multimodal_keys or {},
+        media_root=_media_root(data),
+        apply_chat_template=data.apply_chat_template,
+        apply_chat_template_kwargs=data.apply_chat_template_kwargs,
+    )
+    if build.evaluation:
+        prototypes, places = _held_out(build.settings.eval, build.tokenizer, prompt_format)
+        return source_of(prototypes, build, place=places.__getitem__)
+    if not data.prompt_data:
+        raise DataError(
+            "data.prompt_data: found nothing; wanted a .jsonl or .parquet file for --data-source-path file"
+        )
+    if len(data.prompt_data) == 1:
+        return _source(data.prompt_data[0], build, prompt_format)
+    files = named_files(data.prompt_data)
+    sources = {
+        name: _source(spec, build, prompt_format, name=name, seed_offset=number)
+        for number, (name, spec) in enumerate(files.items())
+    }
+    weights = {name: data.prompt_data_weights.get(name, 1.0) for name in files}
+    return MixedSource(sources, weights, n_samples_per_prompt=build.settings.rollout.n_samples_per_prompt)
+
+
+def _source(
+    spec: str,
+    build: BuildContext,
+    prompt_format: PromptFormat,
+    *,
+    name: str | None = None,
+    seed_offset: int = 0,
+) -> PromptSource:
+    """Return the source of one file; `seed_offset` lets files of one length be shuffled differently."""
+    prompts = RowPrompts(open_rows(spec), build.tokenizer, prompt_format, source_name=name)
+    return source_of(
+        prompts, build, place=prompts.place, digest=lambda: prompts.digest, seed_offset=seed_offset
+    )
+
+
+def _media_root(data: DataSection) -> Path | None:
+    if data.media_root is None or Path(data.media_root).is_dir():
+        return None if data.media_root is None else Path(data.media_root)
+    raise DataError(f"data.media_root: found {data.media_root}; wanted a folder")
+
+
+def _held_out(
+    section: EvalSection, tokenizer: Tokenizer, prompt_format: PromptFormat
+) -> tuple[list[Sample], list[str]]:
+    names, files = section.eval_prompt_data[::2], section.eval_prompt_data[1::2]
+    if not names or len(names) != len(files) or len(set(names)) != len(names):
+        raise DataError(
+            f"eval.eval_prompt_data: found {section.eval_prompt_data}; "
+            "wanted names and files in turn, each name once: gsm8k test.jsonl"
+        )
+    prototypes: list[Sample] = []
+    places: list[str] = []
+    for name, spec in zip(names, files, strict=True):
+        records = read_rows(spec, most=section.eval_num_prompts)
+        samples, where = build_prompts(records, tokenizer, prompt_format=prompt_format)
+        for sample in samples:
+            sample.metadata["source_name"] = name
+        prototypes += samples
+        places += where
+    return prototypes, places

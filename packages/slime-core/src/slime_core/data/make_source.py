@@ -1,0 +1,133 @@
+"""Building the chosen data source, and checking that its prompts fit the run; problems name the row."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Iterator
+
+from slime_core.config.build import BuildContext
+from slime_core.config.derive import choices
+from slime_core.config.model_fit import context_limit
+from slime_core.data.mixed_source import MixedSource
+from slime_core.data.prompt_source import PromptSource
+from slime_core.data.promptless_source import PromptlessSource
+from slime_core.errors import DataError, PluginError
+from slime_core.protocols import DataSource
+from slime_core.runtime.progress import ON_TERMINAL
+from slime_core.samples import Sample
+
+logger = logging.getLogger(__name__)
+
+#: Rows that a message names; of more it says how many.
+_NAMED = 5
+
+
+def make_source(build: BuildContext) -> DataSource:
+    """Return the data source of a run, after checking that its first prompts fit: all of up to `prompt_source.CHECKED`.
+
+    Raises:
+        DataError: the data is not what the settings say; names the row.
+    """
+    if build.settings.data.disable_rollout_global_dataset:
+        return PromptlessSource(build.settings.rollout.n_samples_per_prompt)
+    name = build.settings.data.data_source_path
+    logger.info(
+        "reading prompts from %s", " ".join(build.settings.data.prompt_data) or name, extra=ON_TERMINAL
+    )
+    source: DataSource = build.registry.resolve("slime.sources", name)(build)
+    check_prompts(source, build)
+    return source
+
+
+def make_eval_source(build: BuildContext) -> DataSource | None:
+    """Return the held-out prompts of a run, None where it has none; raises as `make_source` does."""
+    section = build.settings.eval
+    if section.eval_interval is None:
+        return None
+    logger.info("reading held-out prompts", extra=ON_TERMINAL)
+    held_out = dataclasses.replace(build, evaluation=True)
+    name = section.eval_data_source_path or "file"
+    source: DataSource = build.registry.resolve("slime.sources", name)(held_out)
+    check_prompts(source, held_out)
+    return source
+
+
+def prompts_of(source: DataSource) -> list[Sample]:
+    """Return the prompts that a source holds; none of one that makes them as they are asked for."""
+    return (
+        [sample for _, sample in source.prompts()] if isinstance(source, PromptSource | MixedSource) else []
+    )
+
+
+def check_prompts(source: DataSource, build: BuildContext) -> None:
+    """Refuse prompts that leave no room for a response, and rows whose metadata chooses a reward that is not there.
+
+    Only the first prompts of a source that has a fixed sequence of them (`PromptSource.prompts`): what others hand out, and
+    what comes later, is seen when it is generated.
+
+    Args:
+        source: as it was built, for training or, if `build.evaluation`, for evaluation.
+        build: of the run.
+
+    Raises:
+        DataError: names the first such rows, and why.
+    """
+    if not isinstance(source, PromptSource | MixedSource):
+        return
+    wrong = list(_misfits(source, build))
+    if wrong:
+        more = [f"and {len(wrong) - _NAMED} rows more"] if len(wrong) > _NAMED else []
+        raise DataError("\n".join(wrong[:_NAMED] + more))
+
+
+def _misfits(source: PromptSource | MixedSource, build: BuildContext) -> Iterator[str]:
+    limit, setting = _longest_prompt(build)
+    known: dict[str, str | None] = {}
+    forced = build.settings.reward.custom_rm_path is not None
+    for place, sample in source.prompts():
+        if limit is not None and len(sample.tokens) > limit:
+            yield (
+                f"{place}: found a prompt of {len(sample.tokens)} tokens; wanted at most {limit}, which {setting} leaves; "
+                "drop such prompts (--rollout-max-prompt-len), or allow more"
+            )
+        name = None if forced else sample.metadata.get("rm_type")
+        if name is not None:
+            why = _no_reward(name, sample, build, known)
+            if why is not None:
+                yield f"{place}: metadata rm_type: found {name!r}; wanted the name of a reward: {why}"
+
+
+def _no_reward(name: object, sample: Sample, build: BuildContext, known: dict[str, str | None]) -> str | None:
+    """Return why a row's own reward is none; imports it, once."""
+    if not isinstance(name, str):
+        return "it is text"
+    if name not in known:
+        try:
+            build.registry.resolve(choices(build.settings).reward_group, name)
+            known[name] = None
+        except PluginError as error:
+            known[name] = str(error)
+    return known[name]
+
+
+def _longest_prompt(build: BuildContext) -> tuple[int | None, str]:
+    """Return the most tokens that a prompt may have, and what says so; None where nothing does."""
+    rollout, evaluation = build.settings.rollout, build.settings.eval
+    if not build.evaluation and rollout.rollout_function_path in ("sft", "slime-core/sft"):
+        return None, ""  # nothing is generated
+    context, engine = rollout.rollout_max_context_len, context_limit(build)
+    if build.evaluation:
+        longest = evaluation.eval_max_response_len or rollout.rollout_max_response_len
+        return (
+            (None, "") if engine is None else (engine - longest, f"the engine's context of {engine} tokens")
+        )
+    if context is not None:
+        return context - 1, f"rollout.rollout_max_context_len {context}"
+    if engine is None:
+        return None, ""
+    longest = rollout.rollout_max_response_len
+    return (
+        engine - longest,
+        f"the engine's context of {engine} tokens with rollout_max_response_len {longest}",
+    )

@@ -1,0 +1,95 @@
+"""Rows of a Parquet file, and of any table of Arrow that is mapped from the disk."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from slime_core.data.rows.record import Record
+from slime_core.errors import DataError
+from slime_core.files.json_text import MAX_DEPTH, is_deep
+
+
+class ParquetRows:
+    """Rows of a `.parquet`; satisfies `open_rows.Rows`. The system's page cache holds what was read, this process none of it.
+
+    Args:
+        path: the file.
+        table: its rows, as an Arrow table that is mapped from the disk.
+        begin: number of the first of them in the file.
+    """
+
+    def __init__(self, path: Path, table: Any, begin: int) -> None:
+        self._path, self._table, self._begin = path, table, begin
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return int(self._table.num_rows)
+
+    def place(self, number: int) -> str:
+        """Return file and row, which counts from 1."""
+        return f"{self._path}:row {self._begin + number + 1}"
+
+    def __getitem__(self, number: int) -> Record:
+        """Read a row.
+
+        Raises:
+            DataError: it holds what a row of JSON may not hold; names it.
+        """
+        (values,) = self._table.slice(number, 1).to_pylist()
+        return checked(Record(self.place(number), values, self._path.parent))
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """SHA-256 of the file, and which rows of it these are."""
+        with self._path.open("rb") as file:
+            whole = hashlib.file_digest(file, "sha256")
+        return f"{whole.hexdigest()}:{self._begin}:{len(self)}"
+
+
+def open_parquet(path: Path, rows: slice) -> ParquetRows:
+    """Return the rows of a Parquet file.
+
+    Rows of Parquet cannot be read one by one. They are written once, batch by batch, to an uncompressed temporary file, which is
+    mapped and has no name any more: the space is free again when the process ends.
+
+    Raises:
+        DataError: pyarrow is missing, or the file is broken.
+    """
+    try:
+        arrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise DataError(f"{path}: reading Parquet needs pyarrow; install slime-core[parquet]") from error
+    descriptor, name = tempfile.mkstemp(prefix="slime-", suffix=".arrow")
+    os.close(descriptor)
+    try:
+        with parquet.ParquetFile(path) as file:
+            begin, end, _ = rows.indices(file.metadata.num_rows)
+            with arrow.ipc.new_stream(name, file.schema_arrow) as written:
+                for batch in file.iter_batches():
+                    written.write_batch(batch)
+        table = arrow.ipc.open_stream(arrow.memory_map(name)).read_all()
+    except (arrow.ArrowInvalid, OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: found a broken Parquet file ({error}); wanted a readable one") from error
+    finally:
+        os.unlink(name)
+    return ParquetRows(path, table.slice(begin, max(0, end - begin)), begin)
+
+
+def checked(record: Record) -> Record:
+    """Return a row that holds what a row of JSON may hold.
+
+    Raises:
+        DataError: it is nested too deep; names it.
+    """
+    for key, value in record.values.items():
+        if isinstance(value, dict | list) and is_deep(value):
+            raise DataError(
+                f"{record.where}: found lists or tables nested deeper than {MAX_DEPTH} in {key!r}; wanted fewer"
+            )
+    return record

@@ -1,0 +1,1 @@
+"""Checksums, locks, and strict reading of files."""

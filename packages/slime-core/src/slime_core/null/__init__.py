@@ -1,0 +1,1 @@
+"""The engine `none` and the trainer `none`, for runs that need only the other."""

@@ -1,0 +1,67 @@
+"""The protocols between engine, trainer, reward, data source and loop.
+
+Core never imports torch, so tensors appear here as `Any`; each docstring gives their shapes and dtypes. Every
+method that may cross a process is `async`, so that a remote handle satisfies the same protocol.
+Shape letters: G samples of a group, N samples of a batch, T response tokens of a batch, flat over samples.
+"""
+
+from slime_core.protocols.algorithm import (
+    AdvantageEstimator,
+    LossFn,
+    Needs,
+    Reducer,
+    ReductionView,
+    TokenView,
+    needs_of,
+)
+from slime_core.protocols.capabilities import EngineCapabilities, TrainerCapabilities
+from slime_core.protocols.data import Buffer, DataSource
+from slime_core.protocols.engine import (
+    IMAGE,
+    TOP_P_TOKENS,
+    Completion,
+    Generates,
+    RolloutEngine,
+    SamplingParams,
+)
+from slime_core.protocols.environment import MULTI_TURN, Environment, Observation
+from slime_core.protocols.rewards import GroupRewardFn, RewardFn, RewardTransform
+from slime_core.protocols.rollout import GenerateContext, GenerateFn, GroupFilter, WeakReason
+from slime_core.protocols.tokenizer import Tokenizer
+from slime_core.protocols.trainer import Metrics, Trainer
+from slime_core.protocols.transfer import Fingerprint, TransferPlan
+
+__all__ = [
+    "IMAGE",
+    "MULTI_TURN",
+    "TOP_P_TOKENS",
+    "AdvantageEstimator",
+    "Buffer",
+    "Completion",
+    "DataSource",
+    "EngineCapabilities",
+    "Environment",
+    "Fingerprint",
+    "GenerateContext",
+    "GenerateFn",
+    "Generates",
+    "GroupFilter",
+    "GroupRewardFn",
+    "LossFn",
+    "Metrics",
+    "Needs",
+    "Observation",
+    "Reducer",
+    "ReductionView",
+    "RewardFn",
+    "RewardTransform",
+    "RolloutEngine",
+    "SamplingParams",
+    "TokenView",
+    "Tokenizer",
+    "Trainer",
+    "TrainerCapabilities",
+    "TransferPlan",
+    "WeakReason",
+    "needs_of",
+]

@@ -1,0 +1,1 @@
+"""The processes that rewards run in."""

@@ -1,0 +1,277 @@
+"""One prompt group: generating and scoring its samples, and the forms in which a later step goes on with it."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import uuid
+from collections.abc import Callable, Sequence
+
+from slime_core.config.functions import resolve_function
+from slime_core.config.sections import RewardSection, RolloutSection
+from slime_core.errors import PluginError, RewardError, SampleError
+from slime_core.protocols import GenerateContext, Generates, SamplingParams
+from slime_core.rewards.results import Reward, RewardFailure
+from slime_core.rewards.scorer import Result, Scorer
+from slime_core.rollout.context import RolloutRun
+from slime_core.rollout.execution import Generator
+from slime_core.rollout.recorded_engine import RecordedEngine
+from slime_core.rundir.events import REWARDS, EventLog
+from slime_core.runtime.clock import now
+from slime_core.runtime.eager import results, start_now
+from slime_core.samples import Group, Sample, Status
+
+logger = logging.getLogger(__name__)
+
+
+async def run_group(
+    run: RolloutRun,
+    group: Group,
+    *,
+    params_of: Callable[[Sample], SamplingParams],
+    engine: Generates | None = None,
+    evaluation: bool = False,
+) -> Group:
+    """Generate and score the samples of one group; an execution that fans out adds its samples to the group.
+
+    Args:
+        run: of the group.
+        group: as it was taken.
+        params_of: how a sample is drawn.
+        engine: what generators are given, if it is not the run's engine itself; see `rollout.abortable.AbortableEngine`.
+        evaluation: whether it is not for training.
+    """
+    context = GenerateContext(
+        engine=engine or run.engine,
+        tokenizer=run.tokenizer,
+        capabilities=run.engine.capabilities,
+        evaluation=evaluation,
+    )
+    executions = await results(
+        start_now(run_sample(run, context, sample, params_of(sample)), name=sample.name) for sample in group
+    )
+    samples = [sample for execution in executions for sample in execution]
+    if any(sample.status is Status.ABORTED for sample in samples):
+        return samples
+    if run.scorer is not None:
+        await run.score(samples, evaluation=evaluation)
+    return samples
+
+
+async def run_sample(
+    run: RolloutRun, context: GenerateContext, sample: Sample, params: SamplingParams
+) -> list[Sample]:
+    """Run one execution; returns its samples. One that fans out and is aborted begins anew: its prompt alone is returned."""
+    if sample.status in (Status.COMPLETED, Status.TRUNCATED):
+        return [sample]
+    if sample.session_id is None:
+        sample.session_id = str(
+            uuid.UUID(int=(run.settings.rollout.rollout_seed << 64) | (sample.index or 0))
+        )
+    if run.events.is_on:
+        recorded = RecordedEngine(context.engine, run.events, sample, evaluation=context.evaluation)
+        context = dataclasses.replace(context, engine=recorded)
+    prompt, begin = reset(sample), now()
+    samples = await _generator(run, sample).execute(context, sample, params)
+    if len(samples) > 1 and any(one.status is Status.ABORTED for one in samples):
+        prompt.status = Status.ABORTED
+        return [prompt]
+    for one in samples:
+        one.timings["generate"] = one.timings.get("generate", 0.0) + now() - begin
+    if samples[0].status is Status.ABORTED:
+        return samples
+    return [await _after_hooks(run, one, evaluation=context.evaluation) for one in samples]
+
+
+async def _after_hooks(run: RolloutRun, sample: Sample, *, evaluation: bool) -> Sample:
+    """Let the sample hooks have a sample, once: when its generation is over."""
+    if not run.user_hooks.sample_hooks:
+        return sample
+    rollout_id = None if evaluation else run.generating_step - 1
+    finished = await run.user_hooks.finish(sample, rollout_id=rollout_id, evaluation=evaluation)
+    finished.check(vocab_size=run.vocab_size)
+    return finished
+
+
+def _generator(run: RolloutRun, sample: Sample) -> Generator:
+    """Return the sample's own generator, if it has one, or the run's."""
+    section = run.settings.rollout
+    function, name = run.generate, section.custom_generate_function_path
+    if sample.generate_function_path is not None:
+        name = sample.generate_function_path
+        try:
+            function = resolve_function(
+                run.settings, run.registry, "slime.generators", name, where=f"options of {name}", explicit={}
+            )
+        except PluginError as error:
+            raise SampleError(f"{sample.name}: generate_function_path: {error}") from error
+    return Generator(
+        name=name,
+        function=function,
+        vocab_size=run.vocab_size,
+        max_context_len=section.rollout_max_context_len,
+    )
+
+
+def leftovers(groups: Sequence[Group], section: RolloutSection, *, step: int) -> list[Group]:
+    """Return surplus and aborted groups in the form in which a later step generates them.
+
+    Samples that have tokens remember in `metadata["start_rollout_id"]` the first step, counted from 0, that gave them some.
+
+    With partial rollout as they are, but for those that hold a failed sample; all others as fresh prompts. A failed
+    sample is no reason to drop a group that was not decided on: which of the surplus got so far depends on the clock.
+    """
+    if section.partial_rollout and section.mask_offpolicy_in_partial_rollout:
+        for sample in (sample for group in groups for sample in group):
+            sample.loss_mask = [0] * sample.response_length
+    for sample in (sample for group in groups for sample in group):
+        if section.partial_rollout and sample.response_length:
+            sample.metadata = {"start_rollout_id": step - 1} | sample.metadata
+    return [
+        list(group) if section.partial_rollout and failure_of(group) is None else fresh(group)
+        for group in groups
+    ]
+
+
+def fresh(group: Group) -> Group:
+    """Return the prompts of a group, one for each execution, however many samples it fanned out into."""
+    prompts: dict[int | None, Sample] = {}
+    for sample in group:
+        prompts.setdefault(sample.index, reset(sample))
+    return list(prompts.values())
+
+
+def copied(group: Group) -> Group:
+    """Return the group as it is now: what generators do to its samples later leaves the copies as they are."""
+    return [
+        dataclasses.replace(
+            sample,
+            loss_mask=None if sample.loss_mask is None else list(sample.loss_mask),
+            weight_versions=list(sample.weight_versions),
+            weight_version_starts=list(sample.weight_version_starts),
+            metadata=dict(sample.metadata),
+            spec_info=dict(sample.spec_info),
+            prefix_cache_info=dict(sample.prefix_cache_info),
+            timings=dict(sample.timings),
+        )
+        for sample in group
+    ]
+
+
+def oldest_version(group: Group, *, default: int) -> int:
+    """Return the oldest weights that generated a token of a group; `default` where none did, or versions are no numbers."""
+    versions = [
+        sample.weight_versions[0] for sample in group if sample.response_length and sample.weight_versions
+    ]
+    return min((int(version) for version in versions if version.isdecimal()), default=default)
+
+
+def training_params(sample: Sample, section: RolloutSection) -> SamplingParams:
+    """Return how a training sample is drawn; its seed depends on the run's seed and the sample's index alone."""
+    return SamplingParams(
+        max_new_tokens=most_new_tokens(sample, section),
+        min_new_tokens=section.rollout_min_new_tokens,
+        temperature=section.rollout_temperature,
+        top_p=section.rollout_top_p,
+        top_k=section.rollout_top_k,
+        stop=tuple(section.rollout_stop),
+        stop_token_ids=tuple(section.rollout_stop_token_ids),
+        seed=(section.rollout_seed << 40) + (sample.index or 0),
+        skip_special_tokens=section.rollout_skip_special_tokens,
+    )
+
+
+def most_new_tokens(sample: Sample, section: RolloutSection) -> int:
+    """Return the maximal number of response tokens.
+
+    Raises:
+        SampleError: its prompt leaves no room for any.
+    """
+    context = section.rollout_max_context_len
+    if context is None:
+        return section.rollout_max_response_len
+    if sample.prompt_length >= context:
+        raise SampleError(
+            f"{sample.name}: its prompt of {sample.prompt_length} tokens leaves no room in rollout_max_context_len, "
+            f"{context}; drop such prompts (--rollout-max-prompt-len), or raise it"
+        )
+    return min(section.rollout_max_response_len, context - sample.prompt_length)
+
+
+def reset(sample: Sample) -> Sample:
+    """Return the sample as a fresh prompt, its response forgotten."""
+    return Sample(
+        index=sample.index,
+        group_index=sample.group_index,
+        prompt=sample.prompt,
+        tokens=sample.tokens[: sample.prompt_length],
+        label=sample.label,
+        multimodal_inputs=sample.multimodal_inputs,
+        multimodal_train_inputs=sample.multimodal_train_inputs,
+        apply_chat_template_kwargs=sample.apply_chat_template_kwargs,
+        metadata=sample.metadata,
+        train_metadata=sample.train_metadata,
+        generate_function_path=sample.generate_function_path,
+        custom_rm_path=sample.custom_rm_path,
+    )
+
+
+async def score(
+    samples: Sequence[Sample],
+    scorer: Scorer,
+    section: RewardSection,
+    *,
+    events: EventLog,
+    evaluation: bool = False,
+) -> None:
+    """Score samples in place, and tell how long each call took. One that cannot be scored becomes FAILED with its reason.
+
+    Raises:
+        RewardError: a reward failed and `on_reward_error` is `stop`; names the sample.
+    """
+
+    def tell(begin: float, scored: Sequence[Result], group: int | None, sample: int | None) -> None:
+        events.span(
+            "reward",
+            lane=REWARDS,
+            begin=begin,
+            seconds=now() - begin,
+            sample=sample,
+            group=group,
+            evaluation=evaluation,
+            worker_s=sum([result.seconds for result in scored if isinstance(result, Reward)]),
+            failed=any(isinstance(result, RewardFailure) for result in scored),
+        )
+
+    async def one(sample: Sample) -> Result:
+        begin = now()
+        result = await scorer.score(sample)
+        tell(begin, [result], sample.group_index, sample.index)
+        return result
+
+    if section.group_rm:
+        begin = now()
+        scored = await scorer.score_group(list(samples))
+        tell(begin, scored, samples[0].group_index, None)
+    else:
+        scored = await results(start_now(one(sample)) for sample in samples)
+    for sample, result in zip(samples, scored, strict=True):
+        if isinstance(result, RewardFailure):
+            error = fail(sample, result.message)
+            logger.warning("%s", error)
+            if section.on_reward_error == "stop":
+                raise error
+        else:
+            sample.reward = result.value
+            sample.timings["reward"] = result.seconds
+
+
+def fail(sample: Sample, message: str) -> RewardError:
+    """Mark a sample FAILED for a reason that names it, and return the error that says so."""
+    sample.status, sample.failure = Status.FAILED, message
+    return RewardError(message)
+
+
+def failure_of(group: Group) -> str | None:
+    """Return the reason to drop a group that holds a failed sample, None where there is none."""
+    return "reward_error" if any(sample.status is Status.FAILED for sample in group) else None

@@ -1,0 +1,57 @@
+"""`RecordedEngine`: the engine as the generator of one sample sees it: what it asks is taken down in the run's events."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from slime_core.protocols import Completion, Generates, SamplingParams
+from slime_core.rundir.events import ENGINE, EventLog
+from slime_core.runtime.clock import now
+from slime_core.samples import Sample
+
+
+class RecordedEngine:
+    """Tells each request as a span when it is over, in the lane of the replica that answered, if the engine names it.
+
+    Args:
+        engine: answers the requests.
+        events: of the run.
+        sample: which the requests are for.
+        evaluation: whether it is not for training.
+    """
+
+    def __init__(self, engine: Generates, events: EventLog, sample: Sample, *, evaluation: bool) -> None:
+        self._engine, self._events, self._n = engine, events, 0
+        self._of = {"sample": sample.index, "group": sample.group_index, "evaluation": evaluation}
+
+    async def generate(
+        self,
+        tokens: Sequence[int],
+        params: SamplingParams,
+        *,
+        session_id: str | None = None,
+        images: Sequence[str] = (),
+    ) -> Completion:
+        """Generate one response, and tell how long it took; one that fails has `finish_reason` `error`."""
+        begin, answer = now(), None
+        self._n += 1
+        number, n_before = self._n, len(tokens)
+        shown = {"images": images} if images else {}  # an engine that sees none need not take them
+        try:
+            answer = await self._engine.generate(tokens, params, session_id=session_id, **shown)
+            return answer
+        finally:
+            metadata = {} if answer is None else answer.metadata
+            self._events.span(
+                "request",
+                lane=str(metadata.get("replica") or ENGINE),
+                begin=begin,
+                seconds=now() - begin,
+                request=number,
+                prompt_tokens=n_before,
+                tokens=0 if answer is None else len(answer.tokens),
+                finish_reason="error" if answer is None else answer.finish_reason,
+                weight_version=None if answer is None else answer.weight_version,
+                **self._of,
+                **{key: metadata[key] for key in ("timings",) if metadata.get(key)},
+            )

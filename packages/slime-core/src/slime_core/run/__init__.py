@@ -1,0 +1,1 @@
+"""A run: its parts put together, its moves, evaluation and saving."""

@@ -1,0 +1,351 @@
+"""Putting a run together from settings: every plugin by its name."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from slime_core.checks.chosen_plugins import plugin_problems
+from slime_core.checks.input_files import model_problems
+from slime_core.checks.settings import check_settings
+from slime_core.config.build import BuildContext, Rank
+from slime_core.config.derive import batch_sizes, choices, run_folder, trackers
+from slime_core.config.functions import resolve_function
+from slime_core.config.model_fit import check_build
+from slime_core.config.settings import Settings
+from slime_core.data.make_batch import make_batch
+from slime_core.data.make_source import make_eval_source, make_source, prompts_of
+from slime_core.errors import ConfigError, PluginError, Problem
+from slime_core.files.json_text import shown
+from slime_core.plugins.bind import choose_options
+from slime_core.plugins.registry import Registry
+from slime_core.protocols import DataSource, ReductionView, TokenView, Trainer, needs_of
+from slime_core.protocols.correction import check_importance
+from slime_core.rewards.overlong import overlong_penalty
+from slime_core.rewards.pool import RewardPool
+from slime_core.rewards.reward_keys import check_reward_keys
+from slime_core.rewards.scorer import Scorer
+from slime_core.rollout.group import failure_of
+from slime_core.rollout.user_hooks import resolve_rollout_hooks
+from slime_core.run.run import Run
+from slime_core.run.vocabulary import vocabulary_size
+from slime_core.rundir.claim import take_folder
+from slime_core.rundir.events import EventLog
+from slime_core.rundir.rundir import RunDir
+from slime_core.runtime.progress import ON_TERMINAL
+from slime_core.samples import Group
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+logger = logging.getLogger(__name__)
+
+
+def resolve_model(name: str, registry: Registry) -> Path:
+    """Return the local folder of a model: the folder itself, or what an installed plugin fetches.
+
+    Raises:
+        ConfigError: there is no such folder and no plugin knows the name.
+    """
+    if os.path.isdir(name):
+        return Path(name)
+    path: Path | None = registry.hooks.slime_resolve_model(name=name)
+    if path is None:
+        raise ConfigError(model_problems(name, registry))
+    return path
+
+
+async def assemble(
+    settings: Settings,
+    registry: Registry,
+    *,
+    create_trainer: Callable[[BuildContext], Trainer] | None = None,
+) -> Run:
+    """Check the settings and build every part.
+
+    Args:
+        settings: of the run.
+        registry: the installed plugins.
+        create_trainer: builds the trainer in the place of the chosen one's factory, for a launcher that has it elsewhere.
+
+    Raises:
+        ConfigError: carries every problem that can be known before anything starts.
+        SlimeError: a part cannot be built, or the checkpoint does not fit.
+    """
+    problems = check_settings(settings, registry)
+    if problems:
+        raise ConfigError(problems)
+    run_section = settings.run
+    build = make_build(settings, registry)
+    if create_trainer is None:
+        create_trainer = registry.resolve("slime.trainers", settings.train.train_backend)
+    source = make_source(build)
+    eval_source = make_eval_source(build)
+    num_steps = _num_steps(settings, source)
+    await check_reward_keys(settings, functools.partial(make_scorer, settings, registry), prompts_of(source))
+    scorer = make_scorer(settings, registry)
+    functions = resolve_functions(settings, registry)
+    run_dir = RunDir(build.run_dir)
+    run = Run(
+        settings=settings,
+        registry=registry,
+        run_dir=run_dir,
+        tokenizer=build.tokenizer,
+        source=source,
+        eval_source=eval_source,
+        eval_start=eval_source.state() if eval_source is not None else {},
+        buffer=registry.resolve("slime.buffers", settings.data.buffer)(build),
+        engine=registry.resolve("slime.engines", settings.rollout.rollout_engine)(build),
+        trainer=create_trainer(build),
+        scorer=scorer,
+        trackers=[registry.resolve("slime.trackers", name)(build) for name in trackers(run_section)],
+        sizes=batch_sizes(settings),
+        num_steps=num_steps,
+        events=EventLog(run_dir.events if run_section.events else None),
+        vocab_size=vocabulary_size(build.model_path, build.tokenizer),
+        **functions,
+    )
+    # Last, when all that can refuse before a start has agreed: nothing is half-written, and nothing deleted in vain.
+    take_folder(run_dir, settings, model=build.model_path)
+    return run
+
+
+def make_build(settings: Settings, registry: Registry, *, rank: Rank | None = None) -> BuildContext:
+    """Resolve model and tokenizer, and return what the factories build from.
+
+    Raises:
+        ConfigError: carries every problem between settings, model and chosen plugins.
+    """
+    model = settings.model
+    logger.info("importing %s", ", ".join(_long_imports(settings)), extra=ON_TERMINAL)
+    if problems := list(plugin_problems(settings, registry)):
+        raise ConfigError(problems)
+    path = resolve_model(model.hf_checkpoint, registry)
+    logger.info("reading the tokenizer of %s", path, extra=ON_TERMINAL)
+    build = BuildContext(
+        settings=settings,
+        registry=registry,
+        tokenizer=registry.resolve("slime.tokenizers", model.tokenizer)(path),
+        model_path=path,
+        run_dir=run_folder(settings),
+        rank=rank or Rank(),
+    )
+    problems = check_build(build)
+    if problems:
+        raise ConfigError(problems)
+    return build
+
+
+def _long_imports(settings: Settings) -> list[str]:
+    """Return the names of packages that take long to import, for a line of progress."""
+    trainer, engine = (
+        settings.train.train_backend,
+        settings.rollout.rollout_engine,
+    )
+    return [f"the trainer {trainer}", f"the engine {engine}"]
+
+
+def make_scorer(settings: Settings, registry: Registry) -> Scorer | None:
+    """Return the `Scorer` of the chosen rewards; None when none is chosen."""
+    section, picked = settings.reward, choices(settings)
+    if not picked.rewards:
+        return None
+    return Scorer(
+        picked.rewards,
+        pool_of=functools.partial(reward_pool, settings, registry),
+        forced=section.custom_rm_path is not None,
+    )
+
+
+def reward_pool(settings: Settings, registry: Registry, reference: str) -> RewardPool:
+    """Return the pool of one reward: options from `rm_args`, `rm_args_of` and its section; `run_dir` is the run's folder.
+
+    Raises:
+        PluginError: it is not installed, does not import, or does not take its options.
+    """
+    section, picked = settings.reward, choices(settings)
+    plugin = registry.find(picked.reward_group, reference)
+    main = not section.rm_weights and reference in picked.rewards
+    options = choose_options(
+        registry.load(plugin),
+        where="reward.rm_args" if main else f"reward.rm_args_of.{reference}",
+        explicit=(section.rm_args if main else {}) | section.rm_args_of.get(reference, {}),
+        section={"run_dir": str(run_folder(settings))} | settings.section_of(plugin.distribution),
+    )
+    return RewardPool(
+        plugin.value,
+        options,
+        workers=section.reward_workers,
+        timeout_s=section.reward_timeout_s,
+        memory_bytes=None if section.reward_memory_gb is None else int(section.reward_memory_gb * 1e9),
+    )
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """Advantage estimator and loss of a trainer, with their options bound."""
+
+    estimator: Callable[..., tuple[Any, ...]]
+    """View -> (advantages, returns), and perhaps metrics and a state; see `protocols.AdvantageEstimator`."""
+    loss: Callable[[TokenView, Any], tuple[Any, Mapping[str, Any]]]
+    """(View, advantages) -> (loss, metrics); see `protocols.LossFn`."""
+    needs: frozenset[str]
+    """Optional fields of `TokenView` that the two read."""
+    reward_transform: str
+    """Reward transform that the estimator wants, or `raw`."""
+    value_loss: Callable[[TokenView, Any], tuple[Any, Mapping[str, Any]]] | None = None
+    """(View, returns) -> (loss, metrics): the critic's loss; None where nothing reads values."""
+    reward_parts: tuple[str, ...] = ()
+    """Parts of rewards that the estimator reads."""
+    reducer: Callable[[ReductionView], NDArray[np.float64]] | None = None
+    """What gave the batch's tokens their weights; for trainers whose estimators reject tokens that then do not count."""
+
+
+def algorithm(settings: Settings, registry: Registry) -> Algorithm:
+    """Return the chosen estimator and loss; every trainer calls this.
+
+    Raises:
+        PluginError: one does not import, is not callable, or does not take its options.
+    """
+    section, picked = settings.algorithm, choices(settings)
+    resolve = functools.partial(resolve_function, settings, registry)
+    estimator: Any = resolve(
+        "slime.advantages",
+        picked.advantage,
+        where="algorithm.advantage_args",
+        explicit=section.advantage_args,
+    )
+    goes_with_it: str = getattr(estimator, "loss", "policy_loss")
+    loss = resolve(
+        "slime.losses",
+        picked.loss or goes_with_it,
+        where="algorithm.loss_args",
+        explicit=section.loss_args,
+    )
+    check_importance(estimator, loss)
+    needs = [needs_of(function, getattr(function, "keywords", {})) for function in (estimator, loss)]
+    if not hasattr(estimator, "reward_transform"):
+        raise PluginError(
+            f"slime.advantages: {picked.advantage!r} does not say which rewards it wants; set its attribute "
+            "`reward_transform` to the name of a reward transform, such as 'group-norm' or 'raw'"
+        )
+    wanted = frozenset().union(*needs)
+    value_loss = None
+    if "values" in wanted:
+        value_loss = resolve(
+            "slime.losses",
+            section.value_loss_type or "value_loss",
+            where="algorithm.value_loss_args",
+            explicit=section.value_loss_args,
+        )
+    transform = "raw" if section.disable_rewards_normalization else estimator.reward_transform
+    parts = getattr(estimator, "reward_parts", lambda options: ())(getattr(estimator, "keywords", {}))
+    reducer = resolve(
+        "slime.reducers", picked.reducer, where="algorithm.reducer_args", explicit=section.reducer_args
+    )
+    return Algorithm(estimator, loss, wanted, transform, value_loss, tuple(parts), reducer)
+
+
+def resolve_functions(settings: Settings, registry: Registry) -> dict[str, Any]:
+    """Return the chosen functions, options bound, by the field of `Run` that each is; raises as `algorithm` does."""
+    section, rollout = settings.algorithm, settings.rollout
+    chosen = algorithm(settings, registry)
+    assert chosen.reducer is not None
+    resolve = functools.partial(resolve_function, settings, registry)
+    transform = resolve(
+        "slime.reward_transforms",
+        settings.reward.custom_reward_post_process_path or chosen.reward_transform,
+        where="algorithm.reward_transform_args",
+        explicit=section.reward_transform_args,
+    )
+    return {
+        "rollout_fn": resolve(
+            "slime.rollouts",
+            rollout.rollout_function_path,
+            where="rollout.rollout_function_args",
+            explicit=rollout.rollout_function_args,
+        ),
+        "generate": resolve(
+            "slime.generators",
+            rollout.custom_generate_function_path,
+            where="rollout.custom_generate_function_args",
+            explicit=rollout.custom_generate_function_args,
+        ),
+        "drop_reason": _drop_reason(settings, registry),
+        "user_hooks": resolve_rollout_hooks(settings, registry),
+        "make_batch": functools.partial(
+            make_batch,
+            global_batch_size=batch_sizes(settings).global_batch_size,
+            temperature=rollout.rollout_temperature,
+            transform=transform,
+            reducer=chosen.reducer,
+            reward_key=settings.reward.reward_key,
+            reward_parts=chosen.reward_parts,
+            shaping=_shaping(settings),
+        ),
+    }
+
+
+def _shaping(settings: Settings) -> Callable[[NDArray[np.int64]], NDArray[np.float64]] | None:
+    """Return the length penalty on rewards; None without one."""
+    reward = settings.reward
+    if reward.overlong_buffer_len is None:
+        return None
+    return functools.partial(
+        overlong_penalty,
+        max_response_len=settings.rollout.rollout_max_response_len,
+        overlong_buffer_len=reward.overlong_buffer_len,
+        overlong_penalty_factor=reward.overlong_penalty_factor,
+    )
+
+
+def _drop_reason(settings: Settings, registry: Registry) -> Callable[[Group], str | None]:
+    rollout = settings.rollout
+    path = rollout.dynamic_sampling_filter_path
+    if path is None:
+        return failure_of
+    explicit = dict(rollout.filter_args)
+    key = settings.reward.reward_key
+    function = registry.resolve("slime.filters", path)
+    if key is not None and "reward_key" in inspect.signature(function).parameters:
+        explicit.setdefault("reward_key", key)
+    keep = resolve_function(
+        settings, registry, "slime.filters", path, where="rollout.filter_args", explicit=explicit
+    )
+    return lambda group: failure_of(group) or _reason(path, group, keep(group))
+
+
+def _reason(path: str, group: Group, answer: Any) -> str | None:
+    """Return a filter's answer, if it is one: a filter that says True may mean either."""
+    if answer is None or (isinstance(answer, str) and answer):
+        return answer
+    raise PluginError(
+        f"{group[0].name}: the filter {path} returned {shown(answer)}; wanted None to keep the group, or the reason to "
+        "drop it, as text"
+    )
+
+
+def _num_steps(settings: Settings, source: DataSource) -> int:
+    run = settings.run
+    if run.num_rollout is not None:
+        return run.num_rollout
+    size = settings.rollout.rollout_batch_size
+    steps = (run.num_epoch or 1) * len(source) // size
+    if steps < 1:
+        raise ConfigError(
+            [
+                Problem(
+                    "run.num_epoch",
+                    f"{run.num_epoch} of {len(source)} prompts",
+                    f"at least one step of {size} prompts",
+                )
+            ]
+        )
+    return steps

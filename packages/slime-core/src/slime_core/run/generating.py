@@ -1,0 +1,243 @@
+"""`GeneratingHalf`: the half of a run from its prompts to the groups of a step; the other half is `run.run.Run`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from slime_core.config.derive import BatchSizes
+from slime_core.config.settings import Settings
+from slime_core.errors import ConfigError, Problem
+from slime_core.plugins.registry import Registry
+from slime_core.protocols import Buffer, DataSource, GenerateFn, RolloutEngine, SamplingParams, Tokenizer
+from slime_core.rewards.scorer import Scorer
+from slime_core.rollout.admission import Bounded
+from slime_core.rollout.context import RolloutFn
+from slime_core.rollout.default import rollout
+from slime_core.rollout.dispatcher import Dispatcher
+from slime_core.rollout.execution import check_groups
+from slime_core.rollout.group import leftovers, score, training_params
+from slime_core.rollout.user_hooks import BUFFER_FILTER, TAKEN_BY_HOOK, RolloutHooks
+from slime_core.run.step_record import StepRecord, ahead_from_json, ahead_to_json
+from slime_core.rundir.events import ROLLOUT, EventLog
+from slime_core.runtime.deadline import within
+from slime_core.samples import Group, Sample
+
+#: Makes the state of everything but the trainer, as JSON values.
+Snapshot = Callable[[], dict[str, Any]]
+
+
+@dataclass(kw_only=True)
+class GeneratingHalf(ABC):
+    """The parts of a run that make samples, and what rollout functions use of it (`rollout.context.RolloutRun`)."""
+
+    settings: Settings
+    registry: Registry
+    tokenizer: Tokenizer
+    source: DataSource
+    buffer: Buffer
+    engine: RolloutEngine
+    generate: GenerateFn
+    scorer: Scorer | None
+    sizes: BatchSizes
+    num_steps: int
+    rollout_fn: RolloutFn
+    """The whole rollout of a step."""
+    drop_reason: Callable[[Group], str | None]
+    """The dynamic sampling filter, its options bound."""
+    events: EventLog = field(default_factory=EventLog)
+    """Takes down what happens and when."""
+    vocab_size: int | None = None
+    """Token ids of samples must be below it; None if it is not known."""
+    user_hooks: RolloutHooks = field(default_factory=RolloutHooks)
+    """Functions of a user's own that see the buffer, samples and groups."""
+    ahead: dict[int, tuple[StepRecord, list[Group]]] = field(default_factory=dict)
+    """Groups that were generated before their step, by step."""
+    _generating: StepRecord = field(default_factory=lambda: StepRecord(step=1))
+    _before: tuple[dict[str, Any], dict[str, Any]] | None = None
+    """Positions of source and buffer before a rollout function of somebody else's began, while it is at work."""
+
+    # Of the other half.
+
+    @abstractmethod
+    async def ready_engine(self) -> None:
+        """Let the engine generate, with the weights that it had last."""
+
+    @abstractmethod
+    def timed(self, phase: str) -> contextlib.AbstractContextManager[None]:
+        """Add the time of a block to `perf/<phase>_time` of the step that is trained, seconds."""
+
+    @abstractmethod
+    def report(self, phase: str, done: int, total: int) -> None:
+        """Tell trackers and plugins how far a phase is."""
+
+    async def generate_groups(self, step: int) -> tuple[StepRecord, list[Group]]:
+        """Call the rollout function for the groups of a step; returns them with what was measured meanwhile."""
+        timeout = self.settings.rollout.rollout_timeout_s
+        if self._generating.step != step:
+            self._generating = StepRecord(step=step)
+        record = self._generating
+        await self.ready_engine()
+        if self.rollout_fn is not rollout:
+            self._before = self.source.state(), self.buffer.state()
+        with record.timed("rollout", self.events, lane=ROLLOUT):
+            groups = await within(timeout, f"step {step}: rollout", self.rollout_fn(self, step))
+        if self.rollout_fn is not rollout:  # which checks each sample as it comes
+            check_groups(groups, step, vocab_size=self.vocab_size)
+        self.user_hooks.filter_samples(groups)
+        self.user_hooks.see_all(groups, [group for group, _ in record.dropped], self._take_for_hook)
+        self._generating, self._before = StepRecord(step=step + 1), None
+        return record, groups
+
+    @contextlib.asynccontextmanager
+    async def generating(self, step: int) -> AsyncIterator[None]:
+        """Generate the groups of a step beside the block, which waits for them at its end; nothing after the last step.
+
+        Raises:
+            ConfigError: trainer and engine share devices, or samples would be older than `max_staleness`.
+        """
+        self._check_apart()
+        interval = self.settings.train.update_weights_interval
+        bound = self.settings.rollout.max_staleness
+        if bound is not None and bound < interval:
+            wanted = f"at least {interval}: groups are generated a step ahead, with weights sent every {interval} steps"
+            raise ConfigError([Problem("rollout.max_staleness", str(bound), wanted)])
+        if step > self.num_steps or step in self.ahead:
+            yield
+            return
+        task = asyncio.create_task(self.generate_groups(step))
+        try:
+            yield
+            with self.timed("wait_rollout"):
+                self.ahead[step] = await task
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+
+    @contextlib.asynccontextmanager
+    async def generating_always(self) -> AsyncIterator[None]:
+        """Generate beside the block, as far ahead as `max_staleness` allows, and through weight updates.
+
+        Raises:
+            ConfigError: trainer and engine share devices, or the rollout function is not the dispatcher's.
+        """
+        self._check_apart()
+        section = self.settings.rollout
+        if self.rollout_fn is not rollout:
+            found = section.rollout_function_path
+            wanted = "default: only the dispatcher generates through weight updates"
+            raise ConfigError([Problem("rollout.rollout_function_path", found, wanted)])
+        self.dispatcher.admission = Bounded(
+            max_staleness=1 if section.max_staleness is None else section.max_staleness,
+            in_completion_order=section.rollout_in_completion_order,
+            drops=section.max_staleness_policy == "drop",
+        )
+        async with self.dispatcher.open():
+            yield
+
+    def _check_apart(self) -> None:
+        if self.settings.cluster.shares_devices:
+            loop = self.settings.run.loop
+            wanted = f"devices of their own: the loop {loop} generates while it trains"
+            raise ConfigError([Problem("cluster.colocate", "trainer and engine that share devices", wanted)])
+
+    @functools.cached_property
+    def dispatcher(self) -> Dispatcher:
+        """Owns the groups that were taken and not trained on."""
+        return Dispatcher(self, last_step=self.num_steps)
+
+    @property
+    def generating_step(self) -> int:
+        """The step that the next groups are for."""
+        return self._generating.step
+
+    def snapshot(self) -> Snapshot:
+        """Return what makes the state of this half, as JSON values, as it is now.
+
+        What is returned raises CheckpointError where a sample holds a value without a JSON form; it names sample and field.
+        """
+        source, buffer = self._before or (self.source.state(), self.buffer.state())
+        dispatcher, ahead, open_one = self.dispatcher.snapshot(), dict(self.ahead), self._generating
+        again = self._before is not None  # the rollout function begins anew, and drops what it dropped
+        begun = StepRecord(step=open_one.step, dropped=[] if again else list(open_one.dropped))
+        return lambda: {
+            "source": source,
+            "buffer": buffer,
+            "dispatcher": dispatcher(),
+            "ahead": ahead_to_json(ahead),
+            "begun": ahead_to_json({begun.step: (begun, [])}),
+        }
+
+    def restore_groups(
+        self,
+        *,
+        dispatcher: Mapping[str, Any],
+        ahead: Iterable[Mapping[str, Any]],
+        begun: Iterable[Mapping[str, Any]],
+    ) -> None:
+        """Take on the groups of a checkpoint: in flight, generated ahead, and dropped for a step that is not over."""
+        self.dispatcher.restore(dispatcher)
+        self.ahead = ahead_from_json(ahead)
+        for record, _ in ahead_from_json(begun).values():
+            self._generating = record
+
+    # What a rollout function uses.
+
+    async def next_groups(self, step: int) -> list[Group]:
+        """Return the groups that the dispatcher has for a step: generated, scored, and kept by the filter."""
+        return await self.dispatcher.next(step)
+
+    def take(self, n_groups: int) -> list[Group]:
+        """Return groups to generate: those that wait in the buffer first, then new ones."""
+        groups = self._take_from_buffer(n_groups)
+        if len(groups) == n_groups:
+            return groups
+        try:
+            return groups + self.source.take(n_groups - len(groups))
+        except BaseException:
+            self.buffer.put(groups)  # a checkpoint may still be taken: it must hold them
+            raise
+
+    def _take_from_buffer(self, n_groups: int) -> list[Group]:
+        if self.user_hooks.buffer_filter is None:
+            return self.buffer.take(n_groups)
+        waiting = self.buffer.take(len(self.buffer))
+        try:
+            groups, rest, dropped = self.user_hooks.chosen_from(waiting, n_groups)
+        except BaseException:
+            self.buffer.put(waiting)
+            raise
+        self.buffer.put(rest)
+        for group in dropped:
+            self.record_drop(group, BUFFER_FILTER)
+        return groups
+
+    def _take_for_hook(self, n_groups: int) -> list[Group]:
+        """Take prompts for a function that looks at them; they count as dropped, as nothing else has them."""
+        groups = self.source.take(n_groups)
+        for group in groups:
+            self.record_drop(group, TAKEN_BY_HOOK)
+        return groups
+
+    def keep_for_later(self, groups: Sequence[Group]) -> None:
+        """Put surplus and aborted groups into the buffer; see `rollout.group.leftovers`."""
+        self.buffer.put(leftovers(groups, self.settings.rollout, step=self._generating.step))
+
+    def sampling_params(self, sample: Sample) -> SamplingParams:
+        """Return how a training sample is drawn; its seed depends on the run's seed and the sample's index alone."""
+        return training_params(sample, self.settings.rollout)
+
+    async def score(self, samples: Sequence[Sample], *, evaluation: bool = False) -> None:
+        """Score samples in place, if there is a reward; see `rollout.group.score`."""
+        if self.scorer is not None:
+            section = self.settings.reward
+            await score(samples, self.scorer, section, events=self.events, evaluation=evaluation)
+
+    def record_drop(self, group: Group, reason: str) -> None:
+        """Record a group that the step does not train on, and why."""
+        self._generating.dropped.append((group, reason))

@@ -1,0 +1,1 @@
+"""The process of a command: deadlines, signals, threads, and how it ends."""

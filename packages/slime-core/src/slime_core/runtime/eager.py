@@ -1,0 +1,24 @@
+"""Starting coroutines at once: one that never waits is done without a turn of the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterable
+from typing import Any
+
+
+def start_now[T](work: Coroutine[Any, Any, T], *, name: str | None = None) -> asyncio.Task[T]:
+    """Return the task of a coroutine that has run up to its first wait, or to its end."""
+    return asyncio.Task(work, loop=asyncio.get_running_loop(), name=name, eager_start=True)
+
+
+async def results[T](tasks: Iterable[asyncio.Task[T]]) -> list[T]:
+    """Return the results of tasks, in order, as `asyncio.gather` does; at once where all are done.
+
+    Raises:
+        BaseException: what the first task that failed raised.
+    """
+    given = list(tasks)
+    if all(task.done() and not task.cancelled() and task.exception() is None for task in given):
+        return [task.result() for task in given]
+    return await asyncio.gather(*given)

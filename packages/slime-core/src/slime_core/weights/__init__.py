@@ -1,0 +1,1 @@
+"""Weight sync: sending the trainer's weights to the engine, and proving that they arrived."""

@@ -1,0 +1,107 @@
+"""Which reward scores a sample, and what several rewards make of one."""
+
+import asyncio
+
+import pytest
+from slime_core.errors import PluginError
+from slime_core.rewards.pool import RewardPool
+from slime_core.rewards.scorer import Scorer
+from slime_core.samples import Sample
+
+pytestmark = pytest.mark.timeout(60)
+INSTALLED = ("length", "returned", "acting_async", "lengths")
+
+
+def pool_of(reference):
+    if reference not in INSTALLED:
+        raise PluginError(f"slime.rewards: no plugin is named {reference!r}")
+    return RewardPool(f"misbehaving_rewards:{reference}", {}, workers=1, timeout_s=30)
+
+
+def scored(weights, samples, *, group=False, **settings):
+    async def main():
+        scorer = Scorer(weights, pool_of=pool_of, **settings)
+        await scorer.start()
+        try:
+            if group:
+                return await scorer.score_group(samples)
+            return await asyncio.gather(*(scorer.score(sample) for sample in samples))
+        finally:
+            await scorer.close()
+
+    return asyncio.run(main())
+
+
+def test_a_row_chooses_its_reward_before_the_run_and_the_sample_before_its_row():
+    run = Sample(response="7")
+    row = Sample(response="7", metadata={"rm_type": "returned"})
+    sample = Sample(response="7 + 1", metadata={"rm_type": "length"}, custom_rm_path="returned")
+    assert [r.score for r in scored({"length": 1.0}, [run, row, sample])] == [1.0, 7.0, 8.0]
+
+
+def test_a_forced_reward_is_chosen_before_the_row_and_after_the_sample():
+    row = Sample(response="7", metadata={"rm_type": "returned"})
+    sample = Sample(response="7", custom_rm_path="returned")
+    assert [r.score for r in scored({"length": 1.0}, [row, sample], forced=True)] == [1.0, 7.0]
+
+
+@pytest.mark.parametrize(
+    ("chooses", "words"),
+    [
+        ({"metadata": {"rm_type": "lenght"}}, "sample 3: slime.rewards: no plugin is named 'lenght'"),
+        ({"custom_rm_path": "nope:f"}, "sample 3: slime.rewards: no plugin is named 'nope:f'"),
+        ({"metadata": {"rm_type": 5}}, "sample 3: metadata['rm_type'] is 5; wanted the name of a reward"),
+        ({"metadata": {"rm_type": ""}}, "sample 3: slime.rewards: no plugin is named ''"),
+    ],
+)
+def test_an_unknown_name_is_a_failure_that_names_the_sample(chooses, words):
+    failure, after = scored({"length": 1.0}, [Sample(index=3, **chooses), Sample(response="four")])
+    assert failure.kind == "invalid"
+    assert failure.message == words
+    assert after.score == 4.0
+
+
+def test_an_unknown_name_of_the_run_stops_the_start():
+    with pytest.raises(PluginError, match="no plugin is named 'lenght'"):
+        scored({"lenght": 1.0}, [])
+
+
+def test_several_rewards_give_their_weighted_sum_and_each_its_own_score():
+    (result,) = scored({"length": 0.5, "returned": 2.0}, [Sample(response="{'score': 10, 'why': 'x'}")])
+    assert result.score == 0.5 * 25 + 2.0 * 10
+    assert result.value == {
+        "score": 32.5,
+        "length": 25.0,
+        "returned": 10.0,
+        "details": {"length": 25.0, "returned": {"score": 10, "why": "x"}},
+    }
+
+
+def test_a_failing_part_fails_the_whole_and_names_itself():
+    (failure,) = scored({"length": 1.0, "returned": 1.0}, [Sample(index=2, response="1 / 0")])
+    assert failure.kind == "raised"
+    assert failure.message.startswith(
+        "sample 2: reward misbehaving_rewards:returned raised ZeroDivisionError"
+    )
+
+
+def test_a_part_without_a_score_cannot_be_weighted():
+    (failure,) = scored({"length": 1.0, "returned": 1.0}, [Sample(index=2, response="{'a': 1}")])
+    assert failure.message.startswith("sample 2: reward returned returned a dict without 'score'")
+
+
+def test_sync_and_async_rewards_are_weighted_together():
+    (result,) = scored({"length": 1.0, "acting_async": 10.0}, [Sample(response="ok")])
+    assert result.score == 12.0
+
+
+def test_a_group_is_scored_by_one_reward():
+    same = [
+        Sample(response="a", metadata={"rm_type": "lengths"}),
+        Sample(response="bb", metadata={"rm_type": "lengths"}),
+    ]
+    assert [r.score for r in scored({"returned": 1.0}, same, group=True)] == [1.0, 2.0]
+    failures = scored({"lengths": 1.0}, [Sample(index=0), Sample(index=1, custom_rm_path="x:f")], group=True)
+    assert [f.message.split(";")[0] for f in failures] == [
+        f"sample {i}: its group chooses several rewards, ['None', 'x:f']" for i in (0, 1)
+    ]

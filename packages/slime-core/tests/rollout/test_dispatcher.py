@@ -1,0 +1,264 @@
+"""The dispatcher in virtual time: what is in flight when, how old samples get, and that no group is lost or used twice."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+from slime_core.config.sections import RewardSection, RolloutSection
+from slime_core.config.settings import Settings
+from slime_core.errors import DataError, SampleError
+from slime_core.protocols import Completion, EngineCapabilities
+from slime_core.rollout.admission import Bounded, Job, Jobs, Waves
+from slime_core.rollout.dispatcher import Dispatcher
+from slime_core.rollout.group import leftovers, training_params
+from slime_core.rollout.single_turn import single_turn
+from slime_core.rollout.user_hooks import RolloutHooks
+from slime_core.rundir.events import EventLog
+from slime_core.runtime.virtual_time import run_in_virtual_time
+from slime_core.samples import Sample, Status
+from slime_core.testing.tabular import LetterTokenizer
+
+BATCH = 4
+
+
+class TimedEngine:
+    """Answers with one token a second, for as many seconds as the seed says; an abort ends it at the tokens so far."""
+
+    capabilities = EngineCapabilities()
+
+    def __init__(self, seconds):
+        self.seconds, self.version, self.aborting = seconds, 0, asyncio.Event()
+
+    async def generate(self, tokens, params, *, session_id=None):
+        n = min(params.max_new_tokens, self.seconds(params.seed) - (len(tokens) - 1))
+        version, loop = str(self.version), asyncio.get_running_loop()
+        begin, reason = loop.time(), "stop"
+        try:
+            async with asyncio.timeout(n):
+                await self.aborting.wait()
+            n, reason = int(loop.time() - begin), "abort"
+        except TimeoutError:
+            pass
+        return Completion(tokens=[1] * n, log_probs=[-1.0] * n, finish_reason=reason, weight_version=version)
+
+    async def abort(self):
+        self.aborting.set()
+        self.aborting = asyncio.Event()
+
+
+class Prompts:
+    """What a run gives to its dispatcher: prompts without end, and a filter."""
+
+    def __init__(self, seconds, *, drops=lambda index: False, section=None):
+        self.engine, self.tokenizer, self.scorer = TimedEngine(seconds), LetterTokenizer(), None
+        self.generate, self.vocab_size = single_turn, None
+        self.sizes = SimpleNamespace(rollout_batch_size=BATCH, over_sampling_batch_size=BATCH)
+        self.rollout = RolloutSection(
+            rollout_batch_size=BATCH,
+            rollout_max_response_len=10000,
+            n_samples_per_prompt=1,
+            **(section or {}),
+        )
+        self.settings = Settings({"rollout": self.rollout, "reward": RewardSection()}, {}, {})
+        self.events, self.user_hooks, self.generating_step = EventLog(), RolloutHooks(), 1
+        self.taken, self.buffer, self.dropped, self.drops = 0, [], [], drops
+
+    def take(self, n):
+        groups, self.buffer = self.buffer[:n], self.buffer[n:]
+        while len(groups) < n:
+            groups.append([Sample(index=self.taken, group_index=self.taken, tokens=[0])])
+            self.taken += 1
+        return groups
+
+    def drop_reason(self, group):
+        return "chosen" if self.drops(group[0].index) else None
+
+    def keep_for_later(self, groups):
+        self.buffer += leftovers(groups, self.rollout, step=1)
+
+    def sampling_params(self, sample):
+        return training_params(sample, self.rollout)
+
+    def record_drop(self, group, reason):
+        self.dropped.append(group[0].index)
+
+    def report(self, phase, done, total):
+        pass
+
+
+def lengths(seed):
+    """Return a heavy-tailed number of seconds for each seed, most below 20 and some above 200."""
+    return 1 + min(400, int(random.Random(seed).lognormvariate(2, 1.3)))
+
+
+async def drive(prompts, admission, *, steps, train_s=5, mode=None):
+    """Train on `steps` batches; returns them, and the ages of their samples."""
+    dispatcher = Dispatcher(prompts, last_step=steps)
+    dispatcher.admission = admission
+    batches, ages = [], []
+    async with dispatcher.open():
+        dispatcher.weights_arrived(0)
+        for step in range(1, steps + 1):
+            groups = await dispatcher.next(step)
+            batches.append([group[0].index for group in groups])
+            ages += [step - 1 - int(group[0].weight_versions[0]) for group in groups]
+            await asyncio.sleep(train_s)
+            prompts.engine.version = step
+            if mode == "continue":
+                async with dispatcher.interrupted():
+                    await asyncio.sleep(1)
+            dispatcher.weights_arrived(step)
+    return batches, ages, dispatcher
+
+
+def accounted(prompts, batches, dispatcher):
+    """Return how often each prompt that was taken was trained on, dropped, or is still there."""
+    held = [job.group[0].index for job in [*dispatcher.jobs.kept, *dispatcher.jobs.undecided]]
+    found = Counter(index for batch in batches for index in batch)
+    return found + Counter(prompts.dropped) + Counter(held) + Counter(g[0].index for g in prompts.buffer)
+
+
+@pytest.mark.parametrize("in_completion_order", [False, True])
+@pytest.mark.parametrize("mode", [None, "continue"])
+@pytest.mark.parametrize("bound", [0, 1, 3])
+def test_no_sample_is_older_than_the_bound_and_every_prompt_is_used_once(bound, mode, in_completion_order):
+    prompts = Prompts(lengths, drops=lambda index: index % 3 == 0)
+    admission = Bounded(max_staleness=bound, in_completion_order=in_completion_order)
+    (batches, ages, dispatcher), _ = run_in_virtual_time(drive(prompts, admission, steps=60, mode=mode))
+    assert len(batches) == 60
+    assert max(ages) <= bound
+    assert bound == 0 or max(ages) == bound
+    assert set(accounted(prompts, batches, dispatcher)) == set(range(prompts.taken))
+    assert set(accounted(prompts, batches, dispatcher).values()) == {1}
+    assert {index for batch in batches for index in batch}.isdisjoint(range(0, 10**4, 3))
+
+
+def test_a_young_group_that_is_done_first_leaves_older_ones_their_places():
+    """Three groups under version 0 may be trained up to step 3, one a step: a younger one that is done first has to wait."""
+    jobs = Jobs(batch_size=1, last_step=9, next_step=2, version=1)
+    old = [Job(number=n, version=0, given=[], group=[]) for n in (1, 2)]
+    young = Job(number=3, version=1, given=[], group=[])
+    admission = Bounded(max_staleness=2, in_completion_order=True)
+    jobs.undecided, jobs.kept = set(old), [young]
+    assert admission.batch(jobs) is None
+    jobs.undecided, jobs.kept = {old[1]}, [young, old[0]]
+    assert admission.batch(jobs) == [old[0]]
+    jobs.next_step, jobs.kept = 3, [young]
+    assert admission.batch(jobs) is None
+    jobs.undecided, jobs.next_step = set(), 4
+    assert admission.batch(jobs) == [young]
+
+
+def test_in_order_of_submission_the_batches_do_not_depend_on_who_finishes_first():
+    expected = [list(range(first, first + BATCH)) for first in range(0, 40 * BATCH, BATCH)]
+    for seconds in (lengths, lambda seed: 1, lambda seed: lengths(seed + 7)):
+        admission = Bounded(max_staleness=2)
+        (batches, _, _), _ = run_in_virtual_time(drive(Prompts(seconds), admission, steps=40))
+        assert batches == expected
+
+
+def test_the_further_ahead_the_sooner_it_is_done():
+    took = {}
+    for bound in (0, 1, 4):
+        admission = Bounded(max_staleness=bound, in_completion_order=True)
+        _, took[bound] = run_in_virtual_time(drive(Prompts(lengths), admission, steps=60))
+    assert took[0] > 1.3 * took[1] > 1.5 * took[4]
+
+
+def test_without_staleness_a_step_takes_its_longest_response_and_the_training():
+    prompts = Prompts(lengths)
+    _, took = run_in_virtual_time(drive(prompts, Bounded(max_staleness=0), steps=10))
+    seconds = [lengths(prompts.sampling_params(Sample(index=i, tokens=[0])).seed) for i in range(40)]
+    assert took == sum(max(seconds[first : first + BATCH]) for first in range(0, 40, BATCH)) + 10 * 5
+
+
+def test_waves_without_a_filter_are_the_bound_of_zero():
+    waves = run_in_virtual_time(drive(Prompts(lengths), Waves(wave=BATCH), steps=20))
+    bounded = run_in_virtual_time(drive(Prompts(lengths), Bounded(max_staleness=0), steps=20))
+    assert waves[0][0] == bounded[0][0]
+    assert waves[1] == bounded[1]
+
+
+def test_what_has_become_too_old_is_dropped_where_the_policy_says_so():
+    prompts = Prompts(lambda seed: 30 if seed % 5 == 0 else 1)
+    admission = Bounded(max_staleness=1, in_completion_order=True, drops=True)
+    (batches, ages, dispatcher), _ = run_in_virtual_time(drive(prompts, admission, steps=30, train_s=4))
+    assert max(ages) == 1
+    assert prompts.dropped
+    assert set(accounted(prompts, batches, dispatcher).values()) == {1}
+
+
+def test_a_state_holds_every_group_once_and_goes_on_where_it_was():
+    async def until(step, prompts, state=None, taken=0):
+        dispatcher = Dispatcher(prompts, last_step=10)
+        dispatcher.admission = Bounded(max_staleness=2)
+        prompts.taken = taken
+        if state is not None:
+            dispatcher.restore(state)
+        batches = []
+        async with dispatcher.open():
+            begin = 0 if state is None else 5
+            prompts.engine.version = begin
+            dispatcher.weights_arrived(begin)
+            for number in range(begin + 1, step + 1):
+                batches.append([group[0].index for group in await dispatcher.next(number)])
+                await asyncio.sleep(3)
+                prompts.engine.version = number
+                dispatcher.weights_arrived(number)
+            return batches, dispatcher.snapshot()(), prompts.taken
+
+    (unbroken, _, _), _ = run_in_virtual_time(until(10, Prompts(lengths)))
+    (first, state, taken), _ = run_in_virtual_time(until(5, Prompts(lengths)))
+    assert len(state["groups"]) == taken - 5 * BATCH
+    assert {group["finished"] for group in state["groups"]} == {True, False}
+    (second, _, _), _ = run_in_virtual_time(until(10, Prompts(lengths), state, taken))
+    assert first + second == unbroken
+
+
+def test_a_filter_that_drops_everything_is_an_error_that_says_so():
+    for admission in (Waves(wave=BATCH), Bounded(max_staleness=1)):
+        prompts = Prompts(lengths, drops=lambda index: True, section={"dynamic_sampling_max_waves": 3})
+        with pytest.raises(
+            DataError, match=r"step 1: after 3 waves .* 0 of 4 groups are kept; dropped: chosen: 12"
+        ):
+            run_in_virtual_time(drive(prompts, admission, steps=2))
+
+
+def test_a_failure_of_a_later_group_is_raised_at_once():
+    async def fails(ctx, sample, params):
+        if sample.index == 3:
+            raise ValueError("no such tool")
+        return await single_turn(ctx, sample, params)
+
+    for admission in (Waves(wave=BATCH), Bounded(max_staleness=1)):
+        prompts = Prompts(lambda seed: 1000)
+        prompts.generate = fails
+
+        async def measured(prompts=prompts, admission=admission):
+            with pytest.raises(SampleError, match=r"sample 3: .*no such tool"):
+                await drive(prompts, admission, steps=1)
+
+        _, took = run_in_virtual_time(measured())
+        assert took == 0
+
+
+def test_partial_responses_of_a_step_say_which_one_began_them():
+    section = {"partial_rollout": True}
+    prompts = Prompts(lambda seed: 1 if seed % 8 < 4 else 50, section=section)
+    prompts.sizes.over_sampling_batch_size = 2 * BATCH
+
+    async def two_steps():
+        dispatcher = Dispatcher(prompts, last_step=2)
+        dispatcher.admission = Waves(wave=2 * BATCH)
+        first = await dispatcher.next(1)
+        return first, list(prompts.buffer)
+
+    (first, rest), _ = run_in_virtual_time(two_steps())
+    assert [group[0].index for group in first] == [0, 1, 2, 3]
+    assert [group[0].index for group in rest] == [4, 5, 6, 7]
+    assert {group[0].status for group in rest} == {Status.ABORTED}
+    assert {group[0].metadata["start_rollout_id"] for group in rest} == {0}

@@ -1,0 +1,193 @@
+"""The generator `multi-turn`: budgets, what ends a conversation, environments that misbehave."""
+
+import asyncio
+import contextlib
+import sys
+
+import pytest
+from slime_core.errors import EnvironmentFailure
+from slime_core.protocols import Environment, Observation
+from slime_core.samples import Sample, Status
+
+from .conversations import Echo, Scripted, converse, record_of
+
+pytestmark = pytest.mark.timeout(120)
+ECHO = f"{Echo.__module__}:Echo"
+
+
+class Trouble(Environment):
+    """Misbehaves in `step`, or where it is told to."""
+
+    def __init__(self, *, how: str = "", where: str = "step"):
+        self.how, self.where = how, where
+
+    async def _behave(self, where):
+        if where != self.where:
+            return None
+        if self.how == "hang":
+            await asyncio.sleep(3600)
+        if self.how == "deaf":
+            while True:
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.sleep(3600)
+        if self.how == "raise":
+            raise KeyError("no such room")
+        if self.how == "exit":
+            sys.exit(0)
+        if self.how == "cancel":
+            raise asyncio.CancelledError
+        return ODD[self.how]
+
+    async def reset(self, sample):
+        return await self._behave("reset")
+
+    async def step(self, sample, text):
+        return await self._behave("step") or Observation(done=True)
+
+    async def close(self):
+        await self._behave("close")
+
+
+class Blocking(Environment):
+    """Has a `step` that is not async."""
+
+    async def reset(self, sample):
+        return None
+
+    def step(self, sample, text):
+        return Observation(done=True)
+
+
+ODD = {
+    "none": None,
+    "text": "hello",
+    "reward": Observation(reward=float("nan")),
+    "truth": Observation(reward=True),
+    "content": Observation(content=3),
+    "end": Observation(content=3, done=True),
+    "bytes": Observation(content=b"abc"),
+    "ids": Observation(content=[1, -1]),
+    "floats": Observation(content=[0.5]),
+    "surrogate": Observation(content="\ud800"),
+    "info": Observation(info=3),
+    "siblings": Observation(siblings=[3]),
+    "opening": 7,
+}
+
+
+class Branching(Environment):
+    """Returns the conversation as it is as a sibling, once."""
+
+    async def reset(self, sample):
+        return None
+
+    async def step(self, sample, text):
+        branch = Sample.from_dict(sample.to_dict())
+        return Observation(done=True, siblings=[branch])
+
+
+def test_a_conversation_token_by_token():
+    (sample,) = converse(ECHO, Scripted(b"cd", b"e"), environment_args={"opening": ">", "scores": True})
+    assert sample.response == ">cd=2;e=1;"
+    assert sample.loss_mask == [0, 1, 1, 0, 0, 0, 1, 0, 0, 0]
+    assert sample.rollout_log_probs == [0.0, -0.5, -0.5, 0.0, 0.0, 0.0, -0.5, 0.0, 0.0, 0.0]
+    assert (sample.status, sample.reward) == (Status.COMPLETED, 3.0)
+    assert record_of(sample) == {
+        "environment": ECHO,
+        "turns": 2,
+        "environment_tokens": 7,
+        "ended_by": "done",
+        "reward": 3.0,
+        "info": [{"text": "cd"}, {"text": "e"}],
+    }
+    assert sample.non_generation_time > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "response", "ended", "turns"),
+    [
+        ({"max_turns": 1}, "cdef", "max_turns", 1),
+        ({"max_new_tokens": 6}, "cdef=4;gh", "max_new_tokens", 2),
+        ({"max_new_tokens": 4}, "cdef", "max_new_tokens", 1),
+        ({"max_new_tokens": 3}, "cde", "max_new_tokens", 1),
+        ({"max_environment_tokens": 5}, "cdef=4;gh", "max_environment_tokens", 2),
+        ({"max_environment_tokens": 2}, "cdef", "max_environment_tokens", 1),
+        ({"context": 8}, "cdef", "max_context_len", 1),
+        ({"context": 9}, "cdef=4;", "max_context_len", 1),
+        ({"context": 10}, "cdef=4;g", "max_context_len", 2),
+    ],
+)
+def test_each_budget_ends_a_conversation_and_is_named(options, response, ended, turns):
+    options = {"environment_args": {"ends": 9}, **options}
+    (sample,) = converse(ECHO, Scripted(b"cdef", b"gh", b"i"), **options)
+    assert (sample.response, sample.status) == (response, Status.TRUNCATED)
+    assert (record_of(sample)["ended_by"], record_of(sample)["turns"]) == (ended, turns)
+
+
+def test_an_answer_that_was_cut_off_is_scored_too():
+    args = {"ends": 9, "scores": True}
+    (sample,) = converse(ECHO, Scripted(b"cdef"), max_new_tokens=3, environment_args=args)
+    assert (sample.reward, sample.status) == (3.0, Status.TRUNCATED)
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("raise", "step raised KeyError: 'no such room'"),
+        ("exit", "step raised SystemExit: 0"),
+        ("cancel", "step raised CancelledError, and nobody had cancelled it"),
+        ("text", "step returned 'hello' .str.; wanted an Observation"),
+        ("reward", "step gave the reward nan; wanted a finite number, or None"),
+        ("truth", "step gave the reward True; wanted a finite number"),
+        ("content", "found 3; wanted text, or token ids"),
+        ("end", "found 3; wanted text, or token ids"),
+        ("bytes", "wanted text, or token ids"),
+        ("ids", "wanted text, or token ids"),
+        ("floats", "wanted text, or token ids"),
+        ("surrogate", "wanted text that has a UTF-8 form"),
+        ("info", "step gave the info int; wanted a mapping"),
+        ("siblings", "step gave siblings that are no Samples"),
+    ],
+)
+def test_an_environment_that_misbehaves_is_an_error_that_names_it_and_the_sample(how, words):
+    with pytest.raises(EnvironmentFailure, match=rf"sample 4: the environment .*:Trouble: .*{words}"):
+        converse(f"{__name__}:Trouble", Scripted(b"cd", b"e"), environment_args={"how": how})
+
+
+@pytest.mark.parametrize(
+    ("how", "where"), [("hang", "reset"), ("hang", "step"), ("hang", "close"), ("deaf", "step")]
+)
+def test_an_environment_that_hangs_is_an_error_by_its_deadline(how, where):
+    with pytest.raises(
+        EnvironmentFailure, match=rf"sample 4: .*Trouble: {where} gave no answer within 0.05 s"
+    ):
+        converse(
+            f"{__name__}:Trouble",
+            Scripted(b"cd"),
+            environment_args={"how": how, "where": where},
+            environment_timeout_s=0.05,
+        )
+
+
+def test_an_opening_of_a_wrong_type_is_an_error():
+    with pytest.raises(EnvironmentFailure, match="found 7; wanted text, or token ids"):
+        converse(f"{__name__}:Trouble", Scripted(), environment_args={"how": "opening", "where": "reset"})
+
+
+def test_a_method_that_is_not_async_is_an_error():
+    with pytest.raises(EnvironmentFailure, match="Blocking: step is not async: it returned Observation"):
+        converse(f"{__name__}:Blocking", Scripted(b"cd"))
+
+
+def test_an_environment_is_closed_whatever_happens():
+    before = Echo.closed
+    converse(ECHO, Scripted(b"cd", b"e"))
+    with pytest.raises(Exception, match="pop from empty list"):
+        converse(ECHO, Scripted(b"cd"))
+    assert Echo.closed == before + 2
+
+
+def test_branches_are_samples_of_the_same_execution():
+    sample, branch = converse(f"{__name__}:Branching", Scripted(b"cd"))
+    assert (sample.rollout_id, branch.rollout_id) == (4, 4)
+    assert branch.response == "cd"

@@ -1,0 +1,1 @@
+"""Packed micro-batches on a rank's device, made from a `TrainBatch`."""

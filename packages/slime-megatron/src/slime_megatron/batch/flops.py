@@ -1,0 +1,33 @@
+"""FLOPs of a prompt group's forward pass, counted from the architecture."""
+
+from __future__ import annotations
+
+from slime_models.family.architecture import Architecture
+
+from slime_megatron.batch.prompt_groups import PromptGroup
+
+
+def forward_flops(architecture: Architecture, group: PromptGroup) -> int:
+    """Return the FLOPs of the model's matrix products over a prompt group, forward; backward is twice as many.
+
+    A product of an [m, k] and a [k, n] matrix counts 2 m k n, and attention what a causal mask leaves. A token that
+    predicts a response token passes the output layer.
+    """
+    a = architecture
+    experts = (a.moe_ffn_hidden_size or 0) * (a.moe_router_topk or 0)
+    experts += a.moe_shared_expert_intermediate_size or 0
+    n_moe = len(a.moe_layers)
+    mlps = 3 * a.ffn_hidden_size * (a.num_layers - n_moe) + n_moe * (3 * experts + (a.num_moe_experts or 0))
+    layers = a.hidden_size * (a.num_layers * (a.qkv_size + a.query_size) + mlps)
+    pairs = _seen(group.prefix, 0) + sum(_seen(n, group.prefix) for n in group.suffixes)
+    responses = sum(n + 1 for n in group.suffixes)
+    return 2 * (
+        layers * group.n_tokens
+        + a.num_layers * 2 * a.query_size * pairs
+        + a.hidden_size * a.vocab_size * responses
+    )
+
+
+def _seen(n: int, before: int) -> int:
+    """Return the number of (query, key) pairs of `n` causal queries that follow `before` tokens."""
+    return n * before + n * (n + 1) // 2

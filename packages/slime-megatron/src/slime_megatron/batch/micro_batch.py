@@ -1,0 +1,203 @@
+"""`MicroBatch`: some samples of a `TrainBatch`, packed into one row on the model's device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from slime_core.samples import TrainBatch
+from torch import Tensor
+
+from slime_megatron.batch.mtp_inputs import HostMicroBatch, MtpRow, mtp_chunks, mtp_rows
+from slime_megatron.batch.packing import PackedSequences, pack, pack_zigzag
+from slime_megatron.batch.prompt_groups import PromptGroup, group_tokens, predicting_rows, prompt_group
+from slime_megatron.batch.response_tokens import ResponseTokens
+from slime_megatron.batch.routing import StepRouting, routed_tokens
+from slime_megatron.batch.sampling_mask import SamplingMask
+from slime_megatron.parallel.context_parallel import ZigZag
+from slime_megatron.parallel.token_split import TokenSplit
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Packed samples, and the indices of their response tokens in the columns of the batch."""
+
+    tokens: Tensor
+    """int64 [1, t] ids of all samples, one prompt group after another; this rank's part of them."""
+    packed: PackedSequences
+    """Where each prompt group begins and ends."""
+    responses: ResponseTokens
+    """The R response tokens, sample after sample."""
+    samples: Tensor
+    """int64 [n] positions of the samples in the batch."""
+    columns: Tensor
+    """int64 [R] index of each response token in the batch's [T] columns."""
+    offsets: Tensor
+    """int64 [n + 1]: sample i owns the response tokens offsets[i]:offsets[i + 1]."""
+    sample_of_token: Tensor
+    """int64 [R]: which of the n samples a response token belongs to."""
+    counted: bool = True
+    """Whether it counts for the loss; one that does not only gives all data-parallel ranks as many micro-batches."""
+
+
+#: The micro-batches of one optimizer step on this rank.
+MicroBatches = Sequence[MicroBatch]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchOnDevice:
+    """What all micro-batches of a batch are made from."""
+
+    batch: TrainBatch
+    """The step's samples."""
+    rotary: tuple[Tensor, Tensor]
+    """Cosine and sine, on the model's device, for as many positions as the longest sample has tokens, plus
+    `split.max_padding`."""
+    vocab_size: int
+    """Ids of the model."""
+    split: TokenSplit
+    """How ranks share a row; with context parallelism each prompt group is one sample."""
+    with_entropy: bool = False
+    """Whether the model returns entropies, too."""
+    with_sum_pi_squared: bool = False
+    """Whether it returns sums of squared probabilities, too."""
+    sampling_mask: SamplingMask | None = None
+    """The ids that top-p and top-k left for each of the batch's response tokens; None without either."""
+
+    @property
+    def device(self) -> torch.device:
+        """The model's."""
+        return self.rotary[0].device
+
+
+def make_micro_batch(
+    source: BatchOnDevice,
+    groups: Sequence[Sequence[int]],
+    *,
+    counted: bool = True,
+    routing: StepRouting | None = None,
+    mtp_routing: Sequence[StepRouting] = (),
+) -> MicroBatch:
+    """Pack the samples of some prompt groups, those with the longest sample first.
+
+    Args:
+        source: the batch, and how the model takes it.
+        groups: positions in the batch of the samples of each group.
+        counted: whether it counts for the loss.
+        routing: the optimizer step, as routers see it; None for a model without experts.
+        mtp_routing: the same for each MTP layer that is trained.
+    """
+    batch, split, device = source.batch, source.split, source.device
+    ordered = sorted(groups, key=lambda members: (-max(batch.lengths[i] for i in members), members[0]))
+    shapes = [prompt_group(batch, members) for members in ordered]
+    order = np.array([i for members in ordered for i in members], dtype=np.int64)
+    tokens = np.concatenate([group_tokens(batch, members) for members in ordered])
+    lengths = batch.response_lengths[order]
+    targets = _ranges(batch.offsets[order + 1] - lengths, batch.offsets[order + 1])
+    row = (_whole_row if split.context is None else _context_row)(len(tokens), shapes, source.rotary, split)
+    places, packed, _ = row
+    if routing is not None:
+        own = split.own_part(places)
+        packed.routed = routed_tokens(shapes, ordered, own, routing, counted=counted, device=device)
+    host = HostMicroBatch(batch, ordered, shapes, targets, counted)
+    columns = torch.from_numpy(_ranges(batch.response_offsets[order], batch.response_offsets[order + 1]))
+    return MicroBatch(
+        tokens=torch.from_numpy(np.where(places < 0, 0, tokens[places]).astype(np.int64))[None].to(device),
+        packed=packed,
+        responses=_response_tokens(source, host, row, columns, mtp_routing),
+        samples=torch.from_numpy(order).to(device),
+        columns=columns.to(device),
+        offsets=torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)])).to(device),
+        sample_of_token=torch.from_numpy(np.repeat(np.arange(len(order)), lengths)).to(device),
+        counted=counted,
+    )
+
+
+def _response_tokens(
+    source: BatchOnDevice,
+    host: HostMicroBatch,
+    row: _Row,
+    columns: Tensor,
+    mtp_routing: Sequence[StepRouting],
+) -> ResponseTokens:
+    """Return the response tokens whose log-probs this rank's part of the row predicts."""
+    batch, context, device = source.batch, source.split.context, source.device
+    rows = row[2][predicting_rows(host.shapes)]
+    places = np.flatnonzero(rows >= 0)
+    mask = source.sampling_mask
+    return ResponseTokens(
+        rows=torch.from_numpy(rows[places]).to(device),
+        targets=torch.from_numpy(batch.tokens[host.targets[places]].astype(np.int64)).to(device),
+        temperature=batch.temperature,
+        with_entropy=source.with_entropy,
+        with_sum_pi_squared=source.with_sum_pi_squared,
+        vocab_size=source.vocab_size,
+        n_tokens=len(host.targets),
+        places=None if context is None else torch.from_numpy(places).to(device),
+        context=context,
+        sampling_mask=mask and mask.select(columns[places], device),
+        mtp_rows=_mtp_rows(host, mtp_routing, row, source.rotary, source.split),
+    )
+
+
+def _mtp_rows(
+    host: HostMicroBatch,
+    routing: Sequence[StepRouting],
+    row: _Row,
+    rotary: tuple[Tensor, Tensor],
+    split: TokenSplit,
+) -> tuple[MtpRow, ...]:
+    """Return the row of each MTP layer."""
+    if split.context is None:
+        return mtp_rows(host, routing, rotary, split)
+    source, packed, own_row = row
+    return mtp_chunks(host, routing, packed, split, source=source, own_row=own_row, device=rotary[0].device)
+
+
+#: (index in the whole packed row of each of this rank's tokens, -1 for padding; what attention needs; index in this rank's
+#: row of each token of the whole packed row, -1 where another rank has it).
+_Row = tuple[NDArray[np.int64], PackedSequences, NDArray[np.int64]]
+
+
+def _whole_row(
+    n_tokens: int, shapes: list[PromptGroup], rotary: tuple[Tensor, Tensor], split: TokenSplit
+) -> _Row:
+    """Return the whole row, padded at its end to a multiple of `split.multiple` tokens by one more sequence."""
+    padding = -n_tokens % split.multiple
+    source = np.concatenate([np.arange(n_tokens), np.full(padding, -1)])
+    packed = pack([*shapes, PromptGroup(padding, ())] if padding else shapes, rotary)
+    return source, packed, np.arange(n_tokens)
+
+
+def _context_row(
+    n_tokens: int, shapes: list[PromptGroup], rotary: tuple[Tensor, Tensor], split: TokenSplit
+) -> _Row:
+    """Return this context-parallel rank's chunks of each sequence, and of a sequence of padding if one is needed."""
+    assert split.context is not None
+    lengths = [shape.n_tokens for shape in shapes]
+    unpadded = sum(2 * chunk for chunk in ZigZag.of(lengths, split.context).chunks)
+    padding = -unpadded % math.lcm(2, split.multiple) * split.context.size()
+    zigzag = ZigZag.of([*lengths, padding] if padding else lengths, split.context)
+    size = sum(zigzag.padded)
+    starts = np.cumsum([0, *zigzag.padded])[: len(lengths)]
+    place_of_token = _ranges(starts, starts + np.array(lengths))
+    own = zigzag.own_tokens().numpy()
+    own_row = _scattered(np.arange(len(own)), own, size)[place_of_token]
+    source = _scattered(np.arange(n_tokens), place_of_token, size)[own]
+    return source, pack_zigzag(zigzag, rotary), own_row
+
+
+def _scattered(values: NDArray[np.int64], places: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+    """Return an array of `size` entries with `values` at `places`, -1 elsewhere."""
+    whole = np.full(size, -1, dtype=np.int64)
+    whole[places] = values
+    return whole
+
+
+def _ranges(starts: NDArray[np.int64], stops: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the concatenated ranges [start, stop)."""
+    return np.concatenate([np.arange(start, stop) for start, stop in zip(starts, stops, strict=True)])

@@ -1,0 +1,176 @@
+"""What MoE routers read of a micro-batch: which sample each token is of, and which experts it is replayed to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from slime_core.errors import TrainerError
+from slime_core.samples import TrainBatch
+from slime_models.family.architecture import Architecture
+from torch import Tensor
+
+from slime_megatron.batch.prompt_groups import PromptGroup, Routes
+
+
+@dataclass(frozen=True)
+class StepRouting:
+    """What routers read of the optimizer step that a micro-batch is a part of."""
+
+    n_tokens: int
+    """Tokens that are forwarded, those of a shared prefix counted once for each sample."""
+    n_samples: int
+    """Samples."""
+    routes: Sequence[Routes] | None = None
+    """The engine's experts for each sample of the batch; None where they are not replayed."""
+
+    @classmethod
+    def of(
+        cls,
+        batch: TrainBatch,
+        samples: NDArray[np.int64],
+        *,
+        depth: int = 0,
+        routes: Sequence[Routes] | None = None,
+    ) -> StepRouting:
+        """Count the tokens and samples of an optimizer step.
+
+        Args:
+            batch: the step's samples.
+            samples: positions in it of those of the optimizer step.
+            depth: of an MTP layer, from 1 (see `batch.mtp_inputs`); 0 for the decoder.
+            routes: the engine's experts for each sample.
+        """
+        lengths = batch.lengths[samples]
+        own = lengths - batch.response_lengths[samples] > depth
+        n_tokens, n_samples = int((lengths[own] - 1 - depth).sum()), int(own.sum())
+        return cls(n_tokens=max(1, n_tokens), n_samples=max(1, n_samples), routes=routes)
+
+
+@dataclass(frozen=True)
+class RoutedTokens:
+    """The t tokens that this rank routes, of the n samples of a micro-batch.
+
+    Each sample is two segments of tokens: its prefix, which other samples may share, and its suffix.
+    """
+
+    copies: Tensor
+    """float32 [t]: number of samples that each token is part of; 0 for padding, and in a micro-batch that does not count."""
+    segment: Tensor
+    """int64 [t]: the segment of each token; any segment where the token is padding."""
+    n_segments: int
+    """Number of segments."""
+    prefixes: Tensor
+    """int64 [n]: the segment of each sample's prefix."""
+    suffixes: Tensor
+    """int64 [n]: the segment of each sample's suffix."""
+    step: StepRouting
+    """What losses are averaged over."""
+    routes: dict[int, Tensor] = field(default_factory=dict)
+    """Layer, from 1 -> int16 [t, topk] on the host: experts of each token, recorded or to be replayed."""
+
+
+def routed_tokens(
+    groups: Sequence[PromptGroup],
+    order: Sequence[Sequence[int]],
+    source: NDArray[np.int64],
+    step: StepRouting,
+    *,
+    counted: bool,
+    device: torch.device,
+) -> RoutedTokens:
+    """Describe the tokens that a rank routes.
+
+    Args:
+        groups: of the packed row.
+        order: the positions in the batch of each group's samples.
+        source: [t] index in the packed row of each of this rank's tokens, -1 for padding.
+        step: of the whole optimizer step.
+        counted: whether the micro-batch counts for the loss.
+        device: of the model.
+    """
+    lengths: list[int] = []
+    copies: list[int] = []
+    prefixes: list[int] = []
+    suffixes: list[int] = []
+    for group in groups:
+        prefix = len(lengths)
+        lengths.append(group.prefix)
+        copies.append(len(group.suffixes))
+        for n in group.suffixes:
+            prefixes.append(prefix)
+            suffixes.append(len(lengths))
+            lengths.append(n)
+            copies.append(1)
+    segment = np.repeat(np.arange(len(lengths)), lengths)[source]
+    own_copies = np.array(copies, dtype=np.float32)[segment] * (source >= 0) * counted
+    return RoutedTokens(
+        copies=torch.from_numpy(own_copies.astype(np.float32)).to(device),
+        segment=torch.from_numpy(segment).to(device),
+        n_segments=len(lengths),
+        prefixes=torch.tensor(prefixes, dtype=torch.int64, device=device),
+        suffixes=torch.tensor(suffixes, dtype=torch.int64, device=device),
+        step=step,
+        routes={} if step.routes is None else _own_routes(groups, order, source, step.routes),
+    )
+
+
+def _own_routes(
+    groups: Sequence[PromptGroup],
+    order: Sequence[Sequence[int]],
+    source: NDArray[np.int64],
+    routes: Sequence[Routes],
+) -> dict[int, Tensor]:
+    """Return the experts of this rank's tokens in each layer; padding goes to experts 0 to topk - 1."""
+    parts: list[Routes] = []
+    for group, members in zip(groups, order, strict=True):
+        parts.append(routes[members[0]][: group.prefix])
+        parts += [routes[i][group.prefix :] for i in members]
+    row = np.concatenate(parts)
+    own = row[source]
+    own[source < 0] = np.arange(row.shape[2], dtype=row.dtype)
+    return {layer + 1: torch.from_numpy(own[:, layer].copy()) for layer in range(row.shape[1])}
+
+
+def engine_routes(batch: TrainBatch, architecture: Architecture) -> list[Routes]:
+    """Return the engine's routes of each sample; those of layers without experts are zero, whatever it sent.
+
+    Raises:
+        TrainerError: a sample has none, or they are not those of this model; names the sample.
+    """
+    n_layers, moe_layers = architecture.num_layers, list(architecture.moe_layers)
+    n_experts, topk = architecture.num_moe_experts or 0, architecture.moe_router_topk or 0
+    given = batch.extra.get("rollout_routed_experts") or [None] * len(batch)
+    found = []
+    for i, routes in enumerate(given):
+        where = f"sample {batch.sample_ids[i]}: rollout_routed_experts"
+        if routes is None:
+            raise TrainerError(
+                f"{where} is missing; use_rollout_routing_replay needs an engine that returns the experts of each "
+                "token, and a generator that keeps them"
+            )
+        array, wanted = np.asarray(routes), (int(batch.lengths[i]) - 1, n_layers, topk)
+        if array.shape != wanted:
+            raise TrainerError(
+                f"{where} has shape {list(array.shape)}; wanted {list(wanted)}: tokens but the last, layers, experts "
+                "of a token"
+            )
+        chosen = array[:, moe_layers]
+        if chosen.min() < 0 or chosen.max() >= n_experts:
+            raise TrainerError(
+                f"{where} holds experts {chosen.min()} to {chosen.max()}; the model's are 0 to {n_experts - 1}"
+            )
+        ordered = np.sort(chosen, axis=2)
+        if (twice := np.argwhere(ordered[:, :, 1:] == ordered[:, :, :-1])).size:
+            token, layer = twice[0][0], moe_layers[twice[0][1]]
+            raise TrainerError(
+                f"{where} sends token {token} to an expert of layer {layer} twice: {array[token, layer].tolist()}; "
+                "wanted different ones. An engine that did not capture a layer leaves zeros"
+            )
+        routes_of_all = np.zeros(wanted, dtype=np.int16)
+        routes_of_all[:, moe_layers] = chosen
+        found.append(routes_of_all)
+    return found

@@ -1,0 +1,86 @@
+"""`SamplingMask`: the ids that top-p and top-k left for each token, over which trainer and engine renormalise alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from slime_core.errors import TrainerError
+from slime_core.samples import TrainBatch
+from torch import Tensor
+
+#: Logit of an id that is masked out: its probability is 0, and unlike -infinity it can be multiplied by 0.
+NEVER = -1e30
+
+
+@dataclass(frozen=True)
+class SamplingMask:
+    """The ids that each of R tokens was sampled from; an empty list for a token that was sampled from all."""
+
+    ids: Tensor
+    """int64: the lists of all tokens, one after another."""
+    offsets: Tensor
+    """int64 [R + 1]: token i was sampled from ids[offsets[i]:offsets[i + 1]]."""
+
+    def select(self, tokens: Tensor, device: torch.device) -> SamplingMask:
+        """Return the mask of some of the tokens, given by int64 indices, on a device."""
+        counts = self.offsets.diff()[tokens]
+        offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+        shifts = torch.repeat_interleave(self.offsets[tokens] - offsets[:-1], counts)
+        ids = self.ids[torch.arange(len(shifts)) + shifts]
+        return SamplingMask(ids.to(device), offsets.to(device))
+
+    def mask_logits(self, logits: Tensor, first: int, *, start: int) -> None:
+        """Set the logits of ids that are masked out to `NEVER`, in place.
+
+        Args:
+            logits: [n, columns] of tokens `first` to `first + n - 1`.
+            first: index among the R tokens of the first row.
+            start: id of the first column.
+        """
+        offsets = self.offsets[first : first + len(logits) + 1]
+        counts = offsets.diff()
+        columns = self.ids[int(offsets[0]) : int(offsets[-1])] - start
+        rows = torch.repeat_interleave(torch.arange(len(logits), device=logits.device), counts)
+        here = (columns >= 0) & (columns < logits.shape[1])
+        others = (counts > 0)[:, None].repeat(1, logits.shape[1])
+        others[rows[here], columns[here]] = False
+        logits.masked_fill_(others, NEVER)
+
+
+def sampling_mask_of(batch: TrainBatch) -> SamplingMask:
+    """Return the sampling mask of a batch's response tokens.
+
+    Raises:
+        TrainerError: a sample with trained tokens has no mask, or a trained token is masked out; names the sample.
+    """
+    given = batch.extra.get("rollout_top_p_tokens") or [None] * len(batch)
+    ids, counts = [], []
+    for i, held in enumerate(given):
+        span = slice(int(batch.response_offsets[i]), int(batch.response_offsets[i + 1]))
+        trained = batch.loss_mask[span] > 0
+        if held is None:
+            if trained.any():
+                raise TrainerError(
+                    f"sample {batch.sample_ids[i]}: rollout_top_p_token_ids is missing; rollout_top_p and rollout_top_k "
+                    "need a generator that keeps the ids that the engine drew each token from"
+                )
+            counts.append(np.zeros(len(trained), dtype=np.int64))
+            continue
+        own, offsets = np.asarray(held[0], dtype=np.int64), np.asarray(held[1], dtype=np.int64)
+        sizes = np.diff(offsets)
+        tokens = batch.tokens[int(batch.offsets[i + 1]) - len(trained) : int(batch.offsets[i + 1])]
+        hits = np.concatenate([[0], np.cumsum(own == np.repeat(tokens, sizes))])
+        is_among = np.diff(hits[offsets]) > 0
+        if (bad := np.flatnonzero(trained & (sizes > 0) & ~is_among)).size:
+            raise TrainerError(
+                f"sample {batch.sample_ids[i]}: response token {bad[0]} (id {tokens[bad[0]]}) is not among the "
+                f"{sizes[bad[0]]} ids of rollout_top_p_token_ids that it was drawn from"
+            )
+        ids.append(own)
+        counts.append(sizes)
+    offsets = np.concatenate([[0], np.cumsum(np.concatenate(counts))])
+    return SamplingMask(
+        torch.from_numpy(np.concatenate([*ids, np.empty(0, np.int64)])), torch.from_numpy(offsets)
+    )

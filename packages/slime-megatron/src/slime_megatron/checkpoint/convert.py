@@ -1,0 +1,359 @@
+"""`slime convert`: weights between Hugging Face folders and Megatron checkpoints, a tensor at a time."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from slime_core.errors import CheckpointError
+from slime_core.files.checksums import MANIFEST
+from slime_core.files.strict_read import Unreadable, read_file
+from slime_core.plugins.registry import Registry
+from slime_core.run.assemble import resolve_model
+from slime_core.rundir import checkpoint
+from slime_core.rundir.rundir import RunDir
+
+from slime_megatron.settings.manifest import DESCRIPTION, check_same, describe, read_description
+
+if TYPE_CHECKING:
+    from slime_models.family.architecture import Architecture
+    from slime_models.family.family import ModelFamily
+    from torch import Tensor
+
+#: Beside the weights of a converted folder: config, tokenizer and whatever else the Hugging Face folder held.
+_HF = "hf"
+#: Megatron's own file beside the folders of iterations, and what it says when there is but one set of weights.
+_TRACKER, _RELEASE = "latest_checkpointed_iteration.txt", "release"
+#: What `quantize` can make, of `slime_models.quantization.config`, and what each is.
+_FORMATS = {
+    "fp8-block": "float8, a scale for each 128 x 128 numbers",
+    "fp8-block-ue8m0": "the same, scales rounded up to powers of 2",
+    "fp8-channel": "float8, a scale for each row",
+    "fp8-tensor": "float8, one scale",
+    "int4": "integers from -8 to 7, a scale for each group of a row",
+}
+_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+
+#: (number of tensors that are done, number of all) -> nothing.
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class MegatronCheckpoint:
+    """A Megatron checkpoint, and what was found beside it."""
+
+    weights: Path
+    """Folder in the format `torch_dist`."""
+    model: str | None
+    """Name or Hugging Face folder of the model that the checkpoint came from; None where nothing says so."""
+
+
+def main(argv: list[str]) -> int:
+    """Convert weights: `to-hf` from a run, a checkpoint or a Megatron folder; `to-megatron` from a Hugging Face folder;
+    `quantize` a Hugging Face folder for servers."""
+    options = _parse(argv)
+    registry = Registry.from_environment()
+    if options.target.exists():
+        raise CheckpointError(f"{options.target}: exists; wanted a new folder: remove it or choose another")
+    if options.direction == "to-megatron":
+        to_megatron(resolve_model(options.source, registry), options.target, registry, progress=_report)
+    elif options.direction == "quantize":
+        _quantize(options, registry)
+    else:
+        source = find(Path(options.source))
+        model = options.config_from or source.model
+        if model is None:
+            raise CheckpointError(
+                f"{options.source}: does not say which model it is; name its Hugging Face folder, for config and "
+                "tokenizer: --config-from FOLDER"
+            )
+        folder = resolve_model(model, registry)
+        to_hf(
+            source.weights,
+            options.target,
+            registry,
+            config_from=folder,
+            max_file_bytes=options.max_shard_size,
+            progress=_report,
+        )
+    print(options.target)
+    return 0
+
+
+def _quantize(options: argparse.Namespace, registry: Registry) -> None:
+    from slime_models.quantization.folder import quantize_folder
+
+    source = resolve_model(options.source, registry)
+    family, _ = _model(source, registry)
+    n_quantized = quantize_folder(
+        source,
+        options.target,
+        family,
+        method=options.format,
+        ignore=options.ignore,
+        group_size=options.group_size,
+        max_file_bytes=options.max_shard_size,
+        progress=_report,
+    )
+    before, after = (
+        sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+        for folder in (source, options.target)
+    )
+    print(f"{n_quantized} tensors in {options.format}; {after:,} bytes of weights instead of {before:,}")
+
+
+def to_megatron(
+    source: Path, target: Path, registry: Registry, *, progress: Progress = lambda done, total: None
+) -> None:
+    """Write a Megatron checkpoint of a Hugging Face folder's weights, in their own dtype; holds one tensor at a time.
+
+    `target` gets Megatron's layout of a release, and in `hf` what else the folder held, for the way back: config,
+    tokenizer, and weights of layers that are passed on as they are.
+
+    Raises:
+        CheckpointError: a weight does not fit config.json, or `target` exists.
+        DataError: config.json says what is not supported; names the field.
+        PluginError: no installed family has its model_type.
+    """
+    import torch
+    from slime_models.hf.folder import HfCheckpoint, copy_other_files, new_folder
+    from slime_models.hf.folder import write_weights as write_hf
+
+    from slime_megatron.checkpoint.torch_dist import LazyTensor, write_weights
+
+    family, architecture = _model(source, registry)
+    hf = HfCheckpoint(source)
+    architecture = architecture.with_mtp(family.has_mtp(hf, architecture))
+    family.check_weights(hf, architecture)
+    weights = family.weights(architecture)
+    made = 0
+
+    def unwritten(name: str) -> LazyTensor:
+        dtypes = [hf[part].dtype for part in weights[name].hf]
+        dtype = dtypes[0]
+        for other in dtypes[1:]:
+            dtype = torch.promote_types(dtype, other)
+
+        def make() -> Tensor:
+            nonlocal made
+            made += 1
+            progress(made, len(weights))
+            return family.to_megatron_tensor(name, hf, architecture).to(dtype)
+
+        return LazyTensor(weights[name].shape, dtype, make)
+
+    with new_folder(target) as partial:
+        release, extras = partial / _RELEASE, partial / _HF
+        release.mkdir()
+        extras.mkdir()
+        write_weights(release, {name: unwritten(name) for name in weights}, architecture)
+        copy_other_files(source, extras)
+        if left := family.left_over(hf, architecture):
+            write_hf(extras, ((name, hf[name]) for name in left))
+        (partial / _TRACKER).write_text(_RELEASE)
+
+
+def to_hf(
+    source: Path,
+    target: Path,
+    registry: Registry,
+    *,
+    config_from: Path,
+    max_file_bytes: int,
+    progress: Progress = lambda done, total: None,
+) -> None:
+    """Write a Hugging Face folder of a checkpoint's weights, in their own dtype, adapters merged.
+
+    Holds one file's worth of tensors.
+
+    Args:
+        source: folder in the format `torch_dist`, written under any parallel layout.
+        target: new folder.
+        registry: of model families.
+        config_from: Hugging Face folder whose config and tokenizer the new one gets, and its weights of layers that are
+            passed on as they are, if it has any.
+        max_file_bytes: most bytes of a safetensors file.
+        progress: is told after each tensor.
+
+    Raises:
+        CheckpointError: the weights do not fit config.json, which names the field or tensor; or `target` exists.
+    """
+    from slime_models.hf.folder import HfCheckpoint, has_weights, save_hf
+
+    from slime_megatron.checkpoint.torch_dist import StoredWeights
+
+    family, architecture = _model(config_from, registry)
+    stored = StoredWeights(source, architecture)
+    architecture = architecture.with_mtp(stored.holds_mtp)
+    description: dict[str, Any] = {}
+    if (source / DESCRIPTION).exists():
+        description = read_description(source)
+        check_same(
+            description["architecture"],
+            describe(architecture),
+            whose=f"{config_from}/config.json's",
+            todo="give the folder of the model that was trained: --config-from FOLDER",
+            prefix="architecture.",
+        )
+    adapter = _adapter_scale(description)
+
+    def own() -> Iterator[tuple[str, Tensor]]:
+        weights = family.weights(architecture)
+        for done, (name, weight) in enumerate(weights.items(), start=1):
+            tensor = stored.read(name, weight.shape)
+            if adapter is not None:
+                tensor = stored.merged(name, tensor, rank=adapter[0], scale=adapter[1])
+            yield from family.to_hf(name, tensor, architecture)
+            progress(done, len(weights))
+
+    def tensors() -> Iterator[tuple[str, Tensor]]:
+        before = HfCheckpoint(config_from) if has_weights(config_from) else {}
+        yield from family.with_copies(own(), before, architecture)
+        yield from _passed_on(config_from, before, family, architecture)
+
+    save_hf(target, tensors(), config_from=config_from, max_file_bytes=max_file_bytes)
+
+
+def _passed_on(
+    folder: Path, hf: Mapping[str, Tensor], family: ModelFamily, architecture: Architecture
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the weights of a Hugging Face folder that are passed on as they are; say so if it lacks them."""
+    found = dict(family.passed_on(hf, architecture))
+    if architecture.mtp_num_layers and not architecture.holds_mtp and not found:
+        print(
+            f"{folder}: has no weights of multi-token prediction (MTP) layers, and its config.json says "
+            f"{architecture.mtp_num_layers}; the result has none",
+            file=sys.stderr,
+        )
+    yield from found.items()
+
+
+def find(source: Path) -> MegatronCheckpoint:
+    """Return the checkpoint that a path means: a run, one of its checkpoints, or a Megatron folder.
+
+    Those of runs are found whole; folders of Megatron have no checksums.
+
+    Raises:
+        CheckpointError: it is none of these, or damaged.
+        ConfigError: the run's config.toml is damaged.
+    """
+    if (source / "checkpoints").is_dir():
+        newest = checkpoint.latest(source / "checkpoints")
+        if newest is None:
+            raise CheckpointError(
+                f"{source}: the run has no checkpoint yet; wait until it has ended, or set --save-interval"
+            )
+        newest.verify()
+        return MegatronCheckpoint(newest.trainer, _model_of_run(source))
+    if (named := checkpoint.at(source)) is not None:
+        named.verify()
+        return MegatronCheckpoint(named.trainer, _model_of_run(named.path.resolve().parent.parent))
+    if (source / DESCRIPTION).is_file():
+        whole = checkpoint.at(source.parent)
+        if source.name == checkpoint.TRAINER and whole is not None and (whole.path / MANIFEST).exists():
+            whole.verify()
+        return MegatronCheckpoint(source, _model_of_run(source.resolve().parent.parent.parent))
+    if (source / _TRACKER).is_file():
+        iteration = _iteration(source / _TRACKER)
+        name = iteration if iteration == _RELEASE else f"iter_{iteration:0>7}"
+        model = source / _HF
+        return MegatronCheckpoint(source / name, str(model) if model.is_dir() else None)
+    if (source / ".metadata").is_file():
+        return MegatronCheckpoint(source, None)
+    raise CheckpointError(
+        f"{source}: no checkpoint; wanted a run's folder, a folder checkpoints/step_N of one, or a folder of "
+        "Megatron in the format torch_dist"
+    )
+
+
+def _iteration(tracker: Path) -> str:
+    """Return which iteration Megatron wrote last."""
+    try:
+        iteration = read_file(tracker).decode("ascii").strip()
+        if iteration != _RELEASE and not re.fullmatch("[0-9]{1,18}", iteration):
+            raise Unreadable(ascii(iteration[:40]))
+    except ValueError as error:
+        raise CheckpointError(f"{tracker}: found {error}; wanted {_RELEASE} or a number") from error
+    return iteration
+
+
+def _model_of_run(run: Path) -> str | None:
+    """Return the model that a run started from."""
+    name = RunDir(run).read_config().get("model", {}).get("hf_checkpoint")
+    return name if isinstance(name, str) else None
+
+
+def _model(folder: Path, registry: Registry) -> tuple[ModelFamily, Architecture]:
+    from slime_models.hf.folder import read_config
+
+    config = read_config(folder)
+    family: ModelFamily = registry.resolve("slime.models", str(config.get("model_type", "")))
+    return family, family.architecture(config)
+
+
+def _adapter_scale(description: dict[str, Any]) -> tuple[int, float] | None:
+    """Return rank of a checkpoint's adapters and what B A is multiplied by; None where it has none."""
+    lora = description.get("lora")
+    return None if lora is None else (lora["rank"], lora["alpha"] / lora["rank"])
+
+
+def _report(done: int, total: int) -> None:
+    if sys.stderr.isatty() or done == total:
+        print(f"\r{done} of {total} tensors", end="\n" if done == total else "", file=sys.stderr, flush=True)
+
+
+def _parse(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="slime convert",
+        description="Weights between Hugging Face folders and Megatron's torch_dist checkpoints. One tensor, or one file of "
+        "the result, is in memory at a time; the result appears whole or not at all.",
+    )
+    directions = parser.add_subparsers(dest="direction", required=True, metavar="DIRECTION")
+    to_hf = directions.add_parser(
+        "to-hf", help="a run's checkpoint, or a folder of Megatron, to Hugging Face"
+    )
+    to_hf.add_argument(
+        "source", help="runs/NAME, runs/NAME/checkpoints/step_N, or a folder in the format torch_dist"
+    )
+    to_hf.add_argument("target", type=Path, help="new folder")
+    to_hf.add_argument("--config-from", metavar="MODEL", help="Hugging Face folder or name whose config and tokenizer the "
+                       "result gets; needed where the source does not say what it came from")  # fmt: skip
+    _add_max_shard_size(to_hf)
+    quantize = directions.add_parser("quantize", help="a Hugging Face folder's linear layers to few bits, for servers "
+                                     "(--sglang-model-path)")  # fmt: skip
+    quantize.add_argument("source", help="Hugging Face folder, or a name that `slime models` knows")
+    quantize.add_argument("target", type=Path, help="new folder")
+    quantize.add_argument("--format", required=True, choices=_FORMATS, help="; ".join(f"{name}: {what}" for name, what in
+                          _FORMATS.items()))  # fmt: skip
+    quantize.add_argument("--ignore", nargs="+", default=[], metavar="PART", help="parts of module names, at dots, such as "
+                          "self_attn: linear layers in there stay as they are")  # fmt: skip
+    quantize.add_argument("--group-size", type=_count, default=128, metavar="N", help="of int4 (128)")
+    _add_max_shard_size(quantize)
+    to_megatron = directions.add_parser("to-megatron", help="a Hugging Face folder to a folder of Megatron")
+    to_megatron.add_argument("source", help="Hugging Face folder, or a name that `slime models` knows")
+    to_megatron.add_argument("target", type=Path, help="new folder")
+    return parser.parse_args(argv)
+
+
+def _add_max_shard_size(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--max-shard-size", type=_size, default=5 * _UNITS["GB"], metavar="SIZE", help="most bytes of a "
+                        "safetensors file, such as 500MB or 5GB, and of memory that holds weights (5GB)")  # fmt: skip
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"found {text!r}; wanted a number, 1 or more")
+    return int(text)
+
+
+def _size(text: str) -> int:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]B)?", text.strip(), re.IGNORECASE)
+    n_bytes = 0 if found is None else int(float(found[1]) * _UNITS[(found[2] or "").upper()])
+    if n_bytes < 1:
+        raise argparse.ArgumentTypeError(f"found {text!r}; wanted a size such as 500MB or 5GB")
+    return n_bytes

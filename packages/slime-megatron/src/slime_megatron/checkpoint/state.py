@@ -1,0 +1,235 @@
+"""`TrainerState`: what a checkpoint holds so that training resumes exactly, and loading it from a `torch_dist` folder."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
+from megatron.core.dist_checkpointing.strategies.async_utils import AsyncRequest
+from megatron.core.distributed import DistributedDataParallel
+from megatron.core.optimizer import ChainedOptimizer, MegatronOptimizer
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+from slime_core.errors import CheckpointError
+from slime_models.family.architecture import Architecture
+from torch.distributed.checkpoint.api import CheckpointException  # a BaseException
+
+from slime_megatron.checkpoint.unpickling import first_line
+from slime_megatron.importing import quiet
+from slime_megatron.model.lora import shard_adapters
+from slime_megatron.optim.optimizer import hyperparameters, load_optimizer, parts_of, rearranged
+from slime_megatron.optim.skipped_steps import SkippedSteps
+from slime_megatron.optim.weight_sets import WeightSets
+from slime_megatron.settings.manifest import check_same, describe, read_description
+from slime_megatron.settings.section_roles import LoraSection
+
+logger = logging.getLogger(__name__)
+
+#: Version of the folder's layout, to be raised when an older reader could not read a newer folder.
+_FORMAT = 1
+_MASTERS = "fp32_from_fp16_params"
+_METADATA = {"distrib_optim_sharding_type": "fully_reshardable", "chained_optim_avoid_prefix": True}
+
+
+@dataclass(frozen=True)
+class TrainerState:
+    """What is saved and restored, in place."""
+
+    architecture: Architecture
+    model: DistributedDataParallel
+    optimizer: MegatronOptimizer
+    scheduler: OptimizerParamScheduler
+    weight_sets: WeightSets | None = None
+    """Those that training changes are saved with the model."""
+    lora: LoraSection | None = None
+    estimator: dict[str, Any] = field(default_factory=dict)
+    """What the advantage estimator remembers: JSON values."""
+    skipped_steps: SkippedSteps = field(default_factory=lambda: SkippedSteps(0))
+    """How many optimizer steps in a row were skipped."""
+
+    @property
+    def shares_optimizer(self) -> bool:
+        """Whether data-parallel ranks share the optimizer's state."""
+        return bool(self.model.ddp_config.use_distributed_optimizer)
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """What a folder must agree on with the trainer that reads it."""
+        return {
+            "format": _FORMAT,
+            "bf16": self.model.config.bf16,
+            "fp16": self.model.config.fp16,
+            "use_distributed_optimizer": self.shares_optimizer,
+            "architecture": describe(self.architecture),
+            "lora": None if self.lora is None or self.lora.rank is None else self.lora.model_dump(),
+        }
+
+
+def planned(state: TrainerState, folder: Path) -> AsyncRequest:
+    """Return how Megatron is to write the state into a folder that all ranks see. Collective over the world.
+
+    Of several ranks only the CPU's random state is written, which is the same on all: training draws nothing.
+    """
+    sharded = _sharded(state, is_loading=False) | {"rng": _rng_state()}
+    return dist_checkpointing.save(sharded, str(folder), async_sharded_save=True, async_strategy="mcore")
+
+
+def described(state: TrainerState) -> dict[str, Any]:
+    """Return what the folder's description says of a state: JSON values."""
+    return {
+        **state.description,
+        "optimizer_steps": state.scheduler.num_steps,
+        "skipped_in_a_row": state.skipped_steps.in_a_row,
+        "estimator": state.estimator,
+        "train": hyperparameters(state.optimizer, state.scheduler),
+        "roles": [] if state.weight_sets is None else list(state.weight_sets.checkpointed),
+        "versions": {name: version(name) for name in ("megatron-core", "torch", "slime-megatron")},
+    }
+
+
+def load(state: TrainerState, folder: Path) -> None:
+    """Restore what a `CheckpointWriter` wrote, under this or another parallel layout. Collective over the world.
+
+    Settings of the optimizer and its schedule are this trainer's: where they differ from those of the run that wrote the
+    folder, the log says so. The schedule goes on at its step.
+
+    Raises:
+        CheckpointError: the folder is incomplete, or of another model or precision; names the field that differs.
+    """
+    description = read_description(folder)
+    check_same(
+        description,
+        state.description,
+        whose="this trainer's",
+        todo="load a checkpoint of the same model and precision",
+    )
+    if state.weight_sets is not None:
+        for role in description.get("roles", ()):
+            state.weight_sets.snapshot(role, checkpointed=True)  # makes room
+    try:
+        with quiet():
+            loaded = dist_checkpointing.load(_sharded(state, is_loading=True), str(folder))
+    except (
+        Exception,
+        CheckpointException,
+    ) as error:  # what is raised depends on which file is damaged, and how
+        cause = next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
+        if isinstance(cause, CheckpointError):
+            raise cause from None
+        raise CheckpointError(f"{folder}: cannot be read: {first_line(cause)}") from error
+    state.model.module.load_state_dict(loaded["model"])
+    saved = rearranged(loaded["optimizer"], state.optimizer)
+    if not state.shares_optimizer:
+        _complete_parts(saved, counts_steps=state.optimizer.config.optimizer == "adam")
+    load_optimizer(state.optimizer, saved)
+    if state.shares_optimizer:
+        for each in _adamws(
+            state.optimizer
+        ):  # Megatron gives all parameters one and the same counter of steps
+            for values in each.state.values():
+                values["step"] = values["step"].clone()
+    if state.weight_sets is not None:
+        for role, weights in loaded.get("roles", {}).items():
+            state.weight_sets.restore(role, weights)
+    state.estimator.clear()
+    state.estimator.update(description.get("estimator", {}))
+    state.skipped_steps.in_a_row = description.get("skipped_in_a_row", 0)
+    state.scheduler.num_steps = description["optimizer_steps"]
+    state.scheduler.step(0)
+    _tell_changes(description, hyperparameters(state.optimizer, state.scheduler))
+    _set_rng_state(loaded["rng"])
+
+
+def _tell_changes(description: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    """Log which settings of the optimizer are not those that a folder's steps were taken with."""
+    if torch.distributed.get_rank() != 0:
+        return
+    before = description.get("train", {})  # older folders do not say
+    changed = [
+        f"{name} {before[name]!r} -> {value!r}"
+        for name, value in settings.items()
+        if name in before and before[name] != value
+    ]
+    if changed:
+        logger.warning(
+            "resuming at optimizer step %d with other settings than before: %s",
+            description["optimizer_steps"],
+            ", ".join(changed),
+        )
+
+
+def _sharded(state: TrainerState, *, is_loading: bool) -> dict[str, Any]:
+    data_parallel = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    metadata = {**_METADATA, "dp_cp_group": data_parallel}
+    model = state.model.module.sharded_state_dict(metadata=metadata)
+    shard_adapters(model, state.model.module, data_parallel)
+    if state.shares_optimizer or (not is_loading and state.optimizer.config.optimizer == "adam"):
+        _fill(state.optimizer)
+    optimizer = state.optimizer.sharded_state_dict({"model": model}, is_loading=is_loading, metadata=metadata)
+    for each in parts_of(optimizer):
+        if not is_loading and not any(each.get(_MASTERS, ())):
+            each.pop(
+                _MASTERS, None
+            )  # empty lists are no tensors: they would be read in the place of other ranks' lists
+    sharded = {"model": model, "optimizer": optimizer}
+    if state.weight_sets is not None and state.weight_sets.checkpointed:
+        sharded["roles"] = {
+            role: state.weight_sets.sharded(role, model) for role in state.weight_sets.checkpointed
+        }
+    return sharded
+
+
+def _fill(optimizer: MegatronOptimizer) -> None:
+    """Give AdamW the state that its first step would begin with: it is looked for when a checkpoint is read.
+
+    Until then it has none, and none is taken as long as every step is skipped.
+    """
+    for each in _adamws(optimizer):
+        for parameter in (p for group in each.param_groups for p in group["params"]):
+            if not each.state[parameter]:
+                zeros = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+                each.state[parameter] = zeros | {"step": torch.zeros((), device=parameter.device)}
+
+
+def _complete_parts(saved: dict[Any, Any], *, counts_steps: bool) -> None:
+    """Give each optimizer what rank 0 does not know of it, which speaks for all: it may have no experts.
+
+    Then it leaves out the lists of master weights, and the number of steps, as Megatron 0.19.2 does where that is 0.
+    Megatron looks for both when it loads.
+    """
+    parts = parts_of(saved)
+    if _MASTERS in parts[0]:
+        for each in parts:
+            each.setdefault(_MASTERS, [])
+    if counts_steps:
+        states = [each.get("optimizer", each)["state"] for each in parts]
+        step = next((state["common_step"] for state in states if "common_step" in state), torch.zeros(()))
+        for state in states:
+            state.setdefault("common_step", step)
+
+
+def _adamws(optimizer: MegatronOptimizer) -> list[torch.optim.Optimizer]:
+    chained = optimizer.chained_optimizers if isinstance(optimizer, ChainedOptimizer) else [optimizer]
+    return [each.optimizer for each in chained]
+
+
+def _rng_state() -> dict[str, Any]:
+    states: dict[str, Any] = {"cpu": torch.get_rng_state()}
+    if torch.distributed.get_world_size() == 1:
+        states["cuda"] = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
+        states["tracker"] = tensor_parallel.get_cuda_rng_tracker().get_states()
+    return states
+
+
+def _set_rng_state(states: dict[str, Any]) -> None:
+    torch.set_rng_state(states["cpu"])
+    if torch.distributed.get_world_size() > 1 or "tracker" not in states:
+        return
+    if states["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])
+    tensor_parallel.get_cuda_rng_tracker().set_states(states["tracker"])

@@ -1,0 +1,1 @@
+"""Hugging Face weights: loading, sharding, exporting, and `--save-hf`."""

@@ -1,0 +1,40 @@
+"""`hf_buckets`: the model's weights under their Hugging Face names, a bucket at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from megatron.core.models.gpt import GPTModel
+from slime_models.family.architecture import Architecture
+from slime_models.family.family import ModelFamily
+from torch import Tensor
+
+from slime_megatron.hf.shard import whole_tensors
+from slime_megatron.model.lora import merged_weights
+
+
+def hf_buckets(
+    model: GPTModel, family: ModelFamily, architecture: Architecture, *, dtype: torch.dtype, bucket_bytes: int
+) -> Iterator[list[tuple[str, Tensor]]]:
+    """Yield all weights as (Hugging Face name, contiguous tensor of `dtype`), in the family's order.
+
+    Adapters are merged, and float32 buffers (the bias of routers) stay float32. Collective over the world: every rank yields
+    the same buckets, and holds no more than one of them and one tensor. A bucket holds at most `bucket_bytes`, or one
+    tensor that is larger. Tensors that need no cast, split or communication are the model's own memory: read them before
+    the next bucket is asked for, and do not write to them.
+    """
+    bucket: list[tuple[str, Tensor]] = []
+    held = 0
+    weights = family.weights(architecture)
+    whole = whole_tensors(model, weights, architecture, merged_weights(model), dtype=dtype)
+    for name, tensor in whole:
+        for hf_name, part in family.to_hf(name, tensor, architecture):
+            n_bytes = part.nbytes
+            if bucket and held + n_bytes > bucket_bytes:
+                yield bucket
+                bucket, held = [], 0
+            bucket.append((hf_name, part.contiguous()))
+            held += n_bytes
+    if bucket:
+        yield bucket

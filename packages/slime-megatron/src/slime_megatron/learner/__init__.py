@@ -1,0 +1,1 @@
+"""One rank of the trainer: policy, critic, and metrics."""

@@ -1,0 +1,399 @@
+"""`Learner`: one rank of the trainer. Everything here is synchronous and runs on one thread."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.core.models.gpt import GPTModel
+from megatron.core.transformer.moe.router_replay import RouterReplayAction
+from slime_core.config.derive import compute_dtype
+from slime_core.errors import TrainerError
+from slime_core.protocols import Metrics
+from slime_core.runtime.phase_times import PhaseTimes
+from slime_core.samples import TrainBatch
+from slime_models.family.architecture import Architecture
+from slime_models.hf.folder import HfCheckpoint, read_config
+from torch import Tensor
+
+from slime_megatron.batch.micro_batch import MicroBatch, MicroBatches
+from slime_megatron.batch.routing import engine_routes
+from slime_megatron.batch.sampling_mask import sampling_mask_of
+from slime_megatron.batch.step_batches import pack_steps
+from slime_megatron.batch.token_columns import TokenColumns
+from slime_megatron.checkpoint import state
+from slime_megatron.checkpoint.writer import CheckpointWriter
+from slime_megatron.hf.export import hf_buckets
+from slime_megatron.hf.load_weights import load_weights
+from slime_megatron.hf.save_folder import save_adapter, save_model
+from slime_megatron.hf.shard import global_weights
+from slime_megatron.importing import quiet
+from slime_megatron.learner.behaviour_policies import ROLE_PREFIX, BehaviourPolicies
+from slime_megatron.learner.critic import Critic
+from slime_megatron.learner.estimator import StatefulEstimator
+from slime_megatron.learner.metrics import forwarded, mismatch
+from slime_megatron.learner.postprocess import postprocess
+from slime_megatron.model.freezing import freeze
+from slime_megatron.model.gpt import build_model, response_log_probs
+from slime_megatron.model.lora import add_adapters, clear_adapters
+from slime_megatron.model.mtp import mtp_loss
+from slime_megatron.model.router import RECORD, REPLAY, replay
+from slime_megatron.optim.train_step import TrainedModel, average
+from slime_megatron.optim.weight_sets import WeightSets, check_same_model
+from slime_megatron.parallel import process_groups
+from slime_megatron.settings.learner_settings import LearnerSettings
+from slime_megatron.settings.parallel_checks import check_model
+
+_CRITIC = "critic"
+
+
+class Learner:
+    """The policy, its optimizer and the models beside it. Methods are collective over the world."""
+
+    def __init__(self, settings: LearnerSettings) -> None:
+        train, section = settings.train, settings.megatron
+        self._settings = settings
+        self._needs = settings.algorithm.needs
+        self._estimator = StatefulEstimator(settings.algorithm.estimator)
+        architecture = settings.family.architecture(read_config(settings.model_path))
+        check_model(section, architecture)
+        self._architecture = architecture.with_padded_vocab(section.tensor_model_parallel_size)
+        #: With MTP layers, where they are trained: engines, critic, reference and teacher have none.
+        self._held = self._architecture.with_mtp(section.enable_mtp_training)
+        self._device = process_groups.device()
+        self._dtype: torch.dtype = getattr(torch, compute_dtype(train))
+        self.times = PhaseTimes(settings.rank.number)
+        """What the last `train` did and when, on this rank."""
+        self._world = process_groups.World(section, seed=settings.seed, rank=settings.rank)
+        with contextlib.ExitStack() as on_failure, quiet():
+            on_failure.callback(self._world.close)
+            self._checkpoint_writer = CheckpointWriter(self._world)
+            if settings.hooks.init is not None:
+                settings.hooks.init(settings)
+            model = self._build_policy()
+            self._weight_sets = WeightSets(model)
+            self._add_roles(model)
+            self._behaviour_policies = (
+                BehaviourPolicies(self._weight_sets) if settings.roles.keep_old_actor else None
+            )
+            self._policy = TrainedModel(
+                model,
+                train,
+                section,
+                self._world,
+                times=self.times,
+                total_steps=settings.total_steps,
+                output_processor=partial(
+                    response_log_probs,
+                    chunk_tokens=section.log_probs_chunk_size,
+                    mtp=getattr(model, "mtp", None),
+                ),
+                n_mtp_layers=self._n_mtp_layers,
+            )
+            self._critic: Critic | None = None
+            if "values" in self._needs:
+                on = {"dtype": self._dtype, "device": self._device}
+                self._critic = Critic(settings, self._architecture, self._world, times=self.times, **on)
+            on_failure.pop_all()
+
+    @property
+    def model(self) -> GPTModel:
+        """This rank's part of the policy; gradients of the last optimizer step are in `parameter.main_grad`."""
+        return self._policy.model.module
+
+    def train(self, batch: TrainBatch) -> Metrics:
+        """Run the batch's optimizer steps; see `Trainer.train`. Every rank is given the same whole batch."""
+        self.times.restart()
+        steps = self._pack(batch)
+        columns = TokenColumns.of(batch, self._device, needs=self._needs)
+        critic_only = self._critic is not None and batch.step <= self._settings.roles.num_critic_only_steps
+        with self.times.timed("log_probs"):
+            columns, before = self._with_old_policy(batch, columns, steps, always=critic_only)
+            compared = batch.optimizer_steps[: 1 if before is None else None]
+            columns = self._fill(columns, steps)
+        log_probs_time = self.times.total_s("log_probs")
+        with torch.no_grad():
+            advantages, returns, credited, correction = self._estimator(columns.whole(batch))
+        learned = columns.corrected(batch, correction, self._settings.algorithm)
+        if (function := self._settings.hooks.rollout_data) is not None:
+            learned, advantages, returns = postprocess(
+                function, self._settings, batch, learned, advantages, returns
+            )
+        metrics: Metrics = {}
+        if self._critic is not None:
+            with self.times.timed("critic"):
+                metrics |= self._critic.train(steps, learned, returns)
+        if not critic_only:
+            taken = []
+            for number, step in enumerate(steps):
+                self._before_train_step(batch.step, number)
+                with self.times.timed("optimizer_step"):
+                    one, trained = self._optimizer_step(step, learned, advantages)
+                taken.append(one)
+                if number == 0 and before is None:
+                    before = self._world.gather_columns(trained)
+            metrics |= average(taken, prefix="train/")
+        interval = self._settings.roles.ref_update_interval
+        if "ref" in self._weight_sets and interval is not None and batch.step % interval == 0:
+            self._weight_sets.snapshot("ref", checkpointed=True)
+        work = self._world.sum_over_ranks(forwarded(steps, self._settings.megatron.context_parallel_size))
+        return (
+            metrics
+            | mismatch(batch, columns, before, compared, by_own_weights=self._behaviour_policies is not None)
+            | {f"train/{name}": float(value) for name, value in credited.items()}
+            | {
+                "perf/train_tokens": float(len(batch.tokens)),
+                "perf/actor_train_time": self.times.elapsed_s() - log_probs_time,
+                "perf/log_probs_time": log_probs_time,
+                "perf/forwarded_tokens": work["tokens"],
+                "perf/padding_frac": 1 - work["tokens"] / work["slots"],
+            }
+        )
+
+    def mark_sent(self, version: str) -> None:
+        """Note that the weights as they are now are sent to the engines as `version`."""
+        if self._behaviour_policies is not None:
+            self._behaviour_policies.record(version)
+
+    def weights(self, dtype: str) -> Iterator[list[tuple[str, Tensor]]]:
+        """Yield buckets of weights under their Hugging Face names; see `hf_buckets`."""
+        return self._buckets(self._architecture, getattr(torch, dtype))
+
+    def save(self, folder: Path, in_background: bool = False) -> None:
+        """Write all state; see `CheckpointWriter.save`. A critic's is in a folder of its own below."""
+        states = [(self._policy_state, folder)]
+        if self._critic is not None:
+            states.append((self._critic.state, folder / _CRITIC))
+        self._checkpoint_writer.save(states, in_background=in_background)
+
+    def written(self, wait: bool) -> bool:
+        """Return whether the folder of a save in the background is complete; see `CheckpointWriter.complete`."""
+        return self._checkpoint_writer.complete(wait=wait)
+
+    def load(self, folder: Path) -> None:
+        """Restore all state; see `state.load`."""
+        self.written(wait=True)
+        if self._critic is not None:
+            state.load(self._critic.state, folder / _CRITIC)
+        state.load(self._policy_state, folder)
+        # Those of the run that saved may be roles that this one does not read.
+        for role in self._weight_sets.checkpointed:
+            is_old_policy = role.startswith(ROLE_PREFIX)
+            if self._behaviour_policies is None if is_old_policy else "ref_log_probs" not in self._needs:
+                self._weight_sets.drop(role)
+
+    def save_hf(self, folder: Path, merged: bool = False) -> None:
+        """Write a Hugging Face folder, or with LoRA and not `merged` a PEFT adapter folder; see `hf.save_folder`."""
+        settings = self._settings
+        if settings.lora.rank is not None and not merged:
+            save_adapter(
+                folder,
+                self.model,
+                settings.family,
+                self._architecture,
+                section=settings.lora,
+                base=settings.model_path,
+            )
+        else:
+            save_model(
+                folder,
+                self._buckets(self._held, self._dtype),
+                settings.family,
+                self._held,
+                config_from=settings.model_path,
+            )
+
+    def offload(self) -> None:
+        """Move the optimizers' state to the host and free the gradients. Nothing to do on a CPU."""
+        self._policy.offload()
+        if self._critic is not None:
+            self._critic.trained.offload()
+
+    def onload(self) -> None:
+        """Undo `offload`."""
+        self._policy.onload()
+        if self._critic is not None:
+            self._critic.trained.onload()
+
+    def close(self) -> None:
+        """End the process groups, when nothing is written any more."""
+        self._checkpoint_writer.close()
+        self._world.close()
+
+    @property
+    def _policy_state(self) -> state.TrainerState:
+        p = self._policy
+        return state.TrainerState(
+            self._held, p.model, p.optimizer, p.scheduler, self._weight_sets, self._settings.lora,
+            self._estimator.state, p.skipped_steps,
+        )  # fmt: skip
+
+    @property
+    def _n_mtp_layers(self) -> int:
+        """Number of MTP layers that are trained."""
+        return self._held.mtp_num_layers if self._held.holds_mtp else 0
+
+    def _buckets(self, architecture: Architecture, dtype: torch.dtype) -> Iterator[list[tuple[str, Tensor]]]:
+        size = self._settings.megatron.update_weight_buffer_size
+        return hf_buckets(self.model, self._settings.family, architecture, dtype=dtype, bucket_bytes=size)
+
+    def _build_policy(self) -> GPTModel:
+        settings, section = self._settings, self._settings.megatron
+        model = build_model(
+            self._held,
+            section,
+            dtype=self._dtype,
+            device=self._device,
+            provider=settings.hooks.model_provider,
+        )
+        load_weights(model, self._weights_of(settings.model_path, self._held), settings.family, self._held)
+        if settings.lora.rank is not None:
+            names = global_weights(model, self._architecture)
+            add_adapters(model, names, settings.lora, seed=settings.seed)
+        freeze(
+            model,
+            global_weights(model, self._held),
+            settings.family.parameter_names(self._held),
+            only_train=section.only_train_params_name_list,
+            frozen=section.freeze_params_name_list,
+        )
+        return model
+
+    def _add_roles(self, model: GPTModel) -> None:
+        """Give the policy's model a reference and a teacher, where estimator or loss read them."""
+        settings = self._settings
+        if "ref_log_probs" in self._needs:
+            if settings.ref_path is None:
+                self._weight_sets.snapshot("ref", checkpointed=False)
+            else:
+                self._load_role("ref", settings.ref_path, model)
+        if "teacher_log_probs" in self._needs and settings.teacher_path is not None:
+            self._load_role("teacher", settings.teacher_path, model)
+
+    def _load_role(self, role: str, folder: Path, model: GPTModel) -> None:
+        family, architecture = self._settings.family, self._architecture
+        check_same_model(folder, family, architecture, role=role)
+
+        def write() -> None:
+            load_weights(model, self._weights_of(folder, architecture), family, architecture)
+            clear_adapters(model)
+
+        self._weight_sets.load(role, write)
+
+    def _weights_of(self, folder: Path, architecture: Architecture) -> HfCheckpoint:
+        """Return the weights of a folder, found to be what its config.json describes."""
+        weights = HfCheckpoint(folder)
+        self._settings.family.check_weights(weights, architecture)
+        return weights
+
+    def _pack(self, batch: TrainBatch) -> list[MicroBatches]:
+        """Return the micro-batches of this data-parallel rank, for each optimizer step."""
+        settings, replays = self._settings, self._settings.megatron.use_rollout_routing_replay
+        return pack_steps(
+            batch,
+            self._held,
+            settings.megatron,
+            self._world,
+            max_tokens_per_gpu=settings.train.max_tokens_per_gpu,
+            needs=self._needs,
+            routes=engine_routes(batch, self._architecture) if replays else None,
+            sampling_mask=sampling_mask_of(batch) if settings.restricted else None,
+            dtype=self._dtype,
+            device=self._device,
+        )
+
+    def _with_old_policy(
+        self, batch: TrainBatch, columns: TokenColumns, steps: Sequence[MicroBatches], *, always: bool
+    ) -> tuple[TokenColumns, Tensor | None]:
+        """Return (the columns with the old policy's log-probs, the log-probs that are compared with the engine's).
+
+        Either lacks log-probs where they are not needed.
+
+        Args:
+            batch: the samples.
+            columns: theirs.
+            steps: their micro-batches.
+            always: compute them in any case.
+        """
+        from_engine, squares = self._settings.train.use_rollout_logprobs, "sum_pi_squared" in self._needs
+        if from_engine and columns.rollout_log_probs is None:
+            raise TrainerError(
+                "use_rollout_logprobs: the batch has no rollout_log_probs; use an engine that returns them"
+            )
+        routes = len(steps) > 1 and self._settings.megatron.use_routing_replay
+        if from_engine and not squares and not routes:
+            return replace(columns, old_log_probs=columns.rollout_log_probs), None
+        if self._behaviour_policies is not None:
+            found = self._behaviour_policies.log_probs(
+                batch, partial(self._forward, columns, steps, "old_actor")
+            )
+        elif len(steps) > 1 or squares or "old_log_probs" in self._needs or always:
+            found = self._forward(columns, steps, "actor")
+        else:
+            return columns, None
+        old = columns.rollout_log_probs if from_engine else found[0]
+        return replace(columns, old_log_probs=old, sum_pi_squared=found[1] if squares else None), found[0]
+
+    def _fill(self, columns: TokenColumns, steps: Sequence[MicroBatches]) -> TokenColumns:
+        """Return the columns with the log-probs of reference and teacher and the values of the critic."""
+        filled: dict[str, Any] = {}
+        for role in ("ref", "teacher"):
+            if role in self._weight_sets:
+                with self._weight_sets.swapped_in(role):
+                    filled[f"{role}_log_probs"] = self._forward(columns, steps, role)[0]
+        if self._critic is not None:
+            filled["values"] = self._critic.values(steps, columns.weights)
+        return replace(columns, **filled)
+
+    def _forward(self, columns: TokenColumns, steps: Sequence[MicroBatches], role: str) -> Tensor:
+        """Return log-probs, and sums of squared probabilities if the estimator reads them, [1 or 2, T].
+
+        Without gradient, under the weights that are in the model: those of `role`.
+        """
+        if self._settings.hooks.before_log_prob is not None:
+            self._settings.hooks.before_log_prob(self.model, role)
+        rows = [0, -1] if "sum_pi_squared" in self._needs else [0]
+        with replay(self._policy.routers, self._replay_before(role)):
+            return self._policy.forward(
+                steps, columns.weights.expand(len(rows), -1), lambda output: output[rows]
+            )
+
+    def _replay_before(self, role: str) -> RouterReplayAction | None:
+        """Return what routers do in a pass for log-probs; see `replay`."""
+        section = self._settings.megatron
+        if section.use_rollout_routing_replay and role in ("actor", "old_actor"):
+            return REPLAY
+        return RECORD if section.use_routing_replay and role == "actor" else None
+
+    def _before_train_step(self, step: int, number: int) -> None:
+        if self._settings.hooks.before_train_step is not None:
+            p = self._policy
+            self._settings.hooks.before_train_step(step, number, self.model, p.optimizer, p.scheduler)
+
+    def _optimizer_step(
+        self, step: MicroBatches, columns: TokenColumns, advantages: Tensor
+    ) -> tuple[Metrics, Tensor]:
+        """Take one optimizer step. Returns its metrics, and the log-probs [T] before it that this rank computed."""
+        trained, n_mtp_layers = torch.full_like(columns.weights, math.nan), self._n_mtp_layers
+
+        def loss(micro: MicroBatch, output: Tensor) -> tuple[Tensor, Mapping[str, Any]]:
+            trained[micro.columns] = output[0].detach()
+            own, of_mtp = output[: len(output) - n_mtp_layers], output[len(output) - n_mtp_layers :]
+            view = columns.view(micro, *own)
+            value, metrics = self._settings.algorithm.loss(view, advantages[micro.columns])
+            if not n_mtp_layers:
+                return value, metrics
+            mtp_value, mtp_metrics = mtp_loss(of_mtp, view.weights)
+            scaled = self._settings.megatron.mtp_loss_scaling_factor * mtp_value
+            return value + scaled, {"loss": value.detach(), **metrics, **mtp_metrics}
+
+        # With one optimizer step there may be no pass before it, whose routes would be those of the step itself.
+        routed = step[0].packed.routed
+        with replay(self._policy.routers, REPLAY if routed is not None and routed.routes else None):
+            return self._policy.take_step(step, loss), trained

@@ -1,0 +1,1 @@
+"""Optimizer steps, and weight sets that are swapped into one model."""

@@ -1,0 +1,213 @@
+"""`TrainedModel`: a model (policy or critic) with its optimizer: forward passes and optimizer steps over micro-batches."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
+from megatron.core.models.gpt import GPTModel
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from slime_core.config.sections import TrainSection
+from slime_core.protocols import Metrics
+from slime_core.runtime.phase_times import PhaseTimes
+from torch import Tensor
+
+from slime_megatron.batch.micro_batch import MicroBatch, MicroBatches
+from slime_megatron.model.gpt import wrap_for_gradients
+from slime_megatron.model.mtp import share_embedding
+from slime_megatron.model.router import reset_loads, routers_of, take_losses, update_biases, updates_bias
+from slime_megatron.optim.optimizer import (
+    build_optimizer,
+    build_scheduler,
+    learning_rate,
+    loss_scaler,
+    update,
+)
+from slime_megatron.optim.skipped_steps import SkippedSteps
+from slime_megatron.parallel.process_groups import World, device
+from slime_megatron.settings.section import MegatronSection
+
+#: (micro-batch, what the output processor made of the model's output) -> anything.
+ForEachMicroBatch = Callable[[MicroBatch, Any], Any]
+
+
+class TrainedModel:
+    """This rank's part of a model, wrapped for gradients, its optimizer and the schedule of its learning rate.
+
+    Methods are collective over the world.
+
+    Args:
+        model: with its first weights; what is frozen is so already.
+        train: settings of the optimizer.
+        section: how the optimizer's state is shared, and how many optimizer steps in a row may be skipped.
+        world: of the ranks.
+        times: takes down micro-batches, and what an optimizer step consists of.
+        total_steps: optimizer steps of the run; see `build_scheduler`.
+        output_processor: what the model's output becomes; see `response_log_probs`.
+        n_mtp_layers: MTP layers that are trained, on the last pipeline stage.
+    """
+
+    def __init__(
+        self,
+        model: GPTModel,
+        train: TrainSection,
+        section: MegatronSection,
+        world: World,
+        *,
+        times: PhaseTimes,
+        total_steps: int | None,
+        output_processor: Callable[..., Any],
+        n_mtp_layers: int = 0,
+    ) -> None:
+        self.model: DistributedDataParallel = wrap_for_gradients(model, section)
+        self._updates_bias = updates_bias(section)
+        self.model.config.finalize_model_grads_func = _finish_gradients
+        #: This rank's routers, none in a model without experts; the second list has those of MTP layers, too.
+        self.routers, self._all_routers = routers_of(model.decoder), routers_of(model)
+        self.optimizer = build_optimizer(self.model, train, section)
+        self.scheduler = build_scheduler(self.optimizer, train, total_steps=total_steps)
+        self._clip_grad = train.clip_grad
+        self.skipped_steps = SkippedSteps(section.max_skipped_steps)
+        self._output_processor = output_processor
+        self._world, self._times = world, times
+        self._n_mtp_layers = n_mtp_layers
+
+    @torch.no_grad()
+    def forward(self, steps: Sequence[MicroBatches], like: Tensor, output: Callable[[Any], Tensor]) -> Tensor:
+        """Return numbers for each response token of the batch, under the weights as they are, in the shape of `like`.
+
+        Args:
+            steps: this rank's micro-batches; those of all ranks cover every token.
+            like: a column [T] of the batch, or k of them.
+            output: picks the numbers of a micro-batch, [R] or [k, R], from what the output processor returned.
+        """
+        found = torch.full_like(like, math.nan)
+
+        def keep(micro: MicroBatch, made: Any) -> None:
+            found[..., micro.columns] = output(made)
+
+        for step in steps:
+            self._run(step, keep, forward_only=True)
+        return self._world.gather_columns(found)
+
+    def take_step(self, step: MicroBatches, loss: ForEachMicroBatch) -> Metrics:
+        """Take one optimizer step, unless its gradient is not finite.
+
+        In float16 that is an overflow as long as the scale of the loss can still fall, and no sign of harm.
+
+        Args:
+            step: its micro-batches.
+            loss: (micro-batch, output) -> (scalar share of the loss with gradient, shares of metrics).
+
+        Returns:
+            Sums of all ranks' shares of metrics, `loss` among them, the losses of routers, `lr`, and `grad_norm` if the
+            step was taken.
+
+        Raises:
+            TrainerError: more steps in a row were skipped than allowed.
+        """
+
+        def share(micro: MicroBatch, output: Any) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+            value, metrics = loss(micro, output)
+            n_tokens = torch.tensor(micro.columns.numel(), dtype=torch.int)
+            return value, n_tokens, {"loss": value.detach(), **metrics}
+
+        if self._n_mtp_layers:
+            share_embedding(self.model.module)
+        self.model.zero_grad_buffer()
+        self.optimizer.zero_grad()
+        if self._updates_bias:
+            reset_loads(self._all_routers)
+        with self._times.timed("forward_backward"):
+            shares = self._run(step, share, forward_only=False)
+        names = shares[0] if shares else ()  # the last pipeline stage has them
+        own = {name: float(sum(share[name] for share in shares)) for name in names}
+        metrics: Metrics = dict(self._world.sum_over_ranks(own))
+        metrics |= take_losses(
+            self._all_routers, self.model.config, device=device(), n_mtp_layers=self._n_mtp_layers
+        )
+        metrics["lr"] = learning_rate(self.optimizer)
+        scaler = loss_scaler(self.optimizer)
+        can_fall = scaler is not None and scaler.can_fall
+        if scaler is not None:
+            metrics["loss_scale"] = float(scaler.scale)
+        with self._times.timed("optimizer_update"):
+            norm = update(self.optimizer, clip_grad=self._clip_grad, trains_mtp=self._n_mtp_layers > 0)
+        if math.isfinite(norm):
+            self.scheduler.step(1)
+            if self._updates_bias:
+                update_biases(self._all_routers, rate=self.model.config.moe_router_bias_update_rate)
+            self.skipped_steps.in_a_row = 0
+            metrics["grad_norm"] = norm
+        elif not can_fall:
+            self.skipped_steps.add(norm)
+        return metrics
+
+    def offload(self) -> None:
+        """Move the optimizer's state to the host and free the gradients. Nothing to do on a CPU."""
+        if torch.cuda.is_available():
+            self.optimizer.offload_to_cpu()
+            self.model.offload_grad_buffers()
+
+    def onload(self) -> None:
+        """Undo `offload`."""
+        if torch.cuda.is_available():
+            self.model.restore_grad_buffers()
+            self.optimizer.restore_from_cpu()
+
+    def _run(self, step: MicroBatches, each: ForEachMicroBatch, *, forward_only: bool) -> list[Any]:
+        """Run the model, and its gradients unless `forward_only`, over micro-batches; return what `each` returned."""
+
+        begins: list[float] = []
+
+        def forward(micro_batches: Iterator[MicroBatch], model: Any) -> tuple[Any, Any]:
+            begins.append(time.perf_counter())
+            micro = next(micro_batches)
+            output = model(
+                input_ids=micro.tokens,
+                position_ids=None,
+                attention_mask=None,
+                packed_seq_params=micro.packed,
+                output_processor=self._output_processor,
+                output_processor_context=micro.responses,
+            )
+            return output, partial(_call, each, micro)
+
+        results: list[Any] = get_forward_backward_func()(
+            forward_step_func=forward,
+            data_iterator=iter(step),
+            model=self.model,
+            num_microbatches=len(step),
+            seq_length=self.model.module.max_sequence_length,
+            micro_batch_size=1,
+            forward_only=forward_only,
+            collect_non_loss_data=forward_only,
+        )
+        self._times.add_each("micro_batch", begins)
+        return results
+
+
+def average(steps: Sequence[Metrics], *, prefix: str) -> Metrics:
+    """Return each metric's mean over the optimizer steps that have it, and how many steps were skipped."""
+    names = dict.fromkeys(name for step in steps for name in step)
+    means = {
+        name: sum(step[name] for step in steps if name in step) / sum(name in step for step in steps)
+        for name in names
+    }
+    means["skipped_steps"] = float(sum("grad_norm" not in step for step in steps))
+    return {f"{prefix}{name}": value for name, value in means.items()}
+
+
+def _finish_gradients(model: list[Any], _num_tokens: Tensor | None, **groups: Any) -> None:
+    """Sum gradients over ranks. Without the number of tokens, by which Megatron would divide: shares add up."""
+    finalize_model_grads(model, None, **groups)
+
+
+def _call(each: ForEachMicroBatch, micro: MicroBatch, output: Any, non_loss_data: bool = False) -> Any:
+    """Call `each`; Megatron adds `non_loss_data` where no gradient is wanted."""
+    return each(micro, output)

@@ -1,0 +1,1 @@
+"""Process groups, context parallelism, and how ranks split tokens."""

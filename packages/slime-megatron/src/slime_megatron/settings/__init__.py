@@ -1,0 +1,1 @@
+"""Settings of the trainer, and their checks. Imports neither torch nor megatron."""

@@ -1,0 +1,193 @@
+"""Checks of the trainer's settings against each other. Imports neither torch nor megatron."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from slime_core.config.sections import RolloutSection, RunSection, TrainSection
+from slime_core.errors import Problem
+
+from slime_megatron.settings import megatron_flags
+from slime_megatron.settings.section import MegatronSection
+from slime_megatron.settings.section_roles import LoraSection, RolesSection
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from slime_models.family.architecture import Architecture
+    from slime_models.family.family import ModelFamily
+
+#: What balances experts and is right for packed rows of several sizes.
+_BALANCING = ("aux_loss", "seq_aux_loss", "global_aux_loss", "none")
+
+
+def section_problems(
+    run: RunSection, train: TrainSection, section: MegatronSection, roles: RolesSection, lora: LoraSection
+) -> Iterator[Problem]:
+    """Yield what the trainer cannot do under these settings, whatever the model and the number of processes."""
+    yield from _schedule_problems(run, train)
+    yield from _critic_problems(run, roles)
+    yield from _freezing_problems(section, lora)
+    yield from _bias_problems(section, lora)
+    yield from _mtp_problems(section, lora)
+    yield from megatron_flags.problems(section.megatron_args)
+    yield from _engine_problems(section, lora)
+    yield from _routing_problems(roles, section)
+
+
+def old_actor_problems(
+    run: RunSection, train: TrainSection, rollout: RolloutSection, roles: RolesSection
+) -> Iterator[Problem]:
+    """Yield that a step may train on tokens of more versions than `keep_old_actor` holds, which are two."""
+    bound, interval = rollout.max_staleness or 1, train.update_weights_interval
+    if roles.keep_old_actor and run.loop == "fully-async" and bound + 1 > 2 * interval:
+        yield Problem(
+            "roles.keep_old_actor",
+            f"it with rollout.max_staleness {bound} and weights sent every {interval} steps",
+            f"a max_staleness of at most {2 * interval - 1}: it holds the weights of the last two syncs, which generated "
+            "every token then",
+            "or take the engine's log-probs: --use-rollout-logprobs",
+        )
+
+
+def missing_mtp(folder: Path, family: ModelFamily, architecture: Architecture) -> Iterator[Problem]:
+    """Yield that a folder lacks the weights of MTP layers that its config.json tells of."""
+    from slime_models.hf.folder import HfCheckpoint, has_weights  # imports torch
+
+    if has_weights(folder) and not family.has_mtp(HfCheckpoint(folder), architecture):
+        yield Problem(
+            "megatron.enable_mtp_training",
+            f"it with {folder}, whose config.json says num_nextn_predict_layers {architecture.mtp_num_layers} and whose "
+            "weights lack them",
+            "all tensors of these layers, which transformers drops when it saves a model",
+            "take the original folder, or drop the flag",
+        )
+
+
+def _routing_problems(roles: RolesSection, section: MegatronSection) -> Iterator[Problem]:
+    if section.use_routing_replay and roles.keep_old_actor:
+        yield Problem(
+            "megatron.use_routing_replay",
+            "it beside roles.keep_old_actor",
+            "one of them: the old actor's passes are under several weights, each with routes of its own",
+        )
+    flags = section.megatron_args
+    kinds, coefficients = (
+        value if isinstance(value, list) else [value]
+        for value in (
+            flags.get("moe_router_load_balancing_type", "aux_loss"),
+            flags.get("moe_aux_loss_coeff", 0.0),
+        )
+    )
+    for kind in kinds:
+        if kind not in _BALANCING:
+            yield Problem(
+                "megatron.megatron_args.moe_router_load_balancing_type", kind, f"of {', '.join(_BALANCING)}"
+            )
+    if "moe_aux_loss_coeff" in flags and len(coefficients) != len(kinds):
+        yield Problem(
+            "megatron.megatron_args.moe_aux_loss_coeff",
+            f"{len(coefficients)} for {len(kinds)} of moe_router_load_balancing_type",
+            "as many",
+        )
+    if "moe_router_bias_update_rate" in flags and not flags.get("moe_router_enable_expert_bias"):
+        yield Problem(
+            "megatron.megatron_args.moe_router_bias_update_rate",
+            "it without moe_router_enable_expert_bias",
+            "both: without the second the bias of routers stays as it is",
+        )
+    replayed = section.use_routing_replay or section.use_rollout_routing_replay
+    modules = flags.get("recompute_modules", [])
+    again = "moe_layer_recompute" if flags.get("moe_layer_recompute") else "recompute_modules"
+    stages = section.pipeline_model_parallel_size
+    if (
+        stages > 1
+        and (replayed or {"moe_aux_loss_coeff", "moe_z_loss_coeff"} & set(flags))
+        and (flags.get("moe_layer_recompute") or "moe" in modules)
+    ):
+        yield Problem(
+            f"megatron.megatron_args.{again}",
+            f"it beside pipeline_model_parallel_size {stages} and losses or replayed routes of routers",
+            "whole layers: a router alone, computed again, would not know of which micro-batch",
+            "use --recompute-granularity full",
+        )
+
+
+def _engine_problems(section: MegatronSection, lora: LoraSection) -> Iterator[Problem]:
+    """Yield what is wrong about TransformerEngine."""
+    flags, name = section.megatron_args, "megatron.megatron_args.transformer_impl"
+    kind = flags.get("transformer_impl", "local")
+    if kind not in ("local", "transformer_engine"):
+        yield Problem(name, str(kind), "local or transformer_engine: others are not for training")
+    if kind == "transformer_engine" and lora.rank is not None:
+        yield Problem(
+            name, "it beside lora.rank", "one of them: adapters stand beside Megatron's own linear layers"
+        )
+    for flag in ("fp8_format", "fp4_format"):
+        if flag in flags and kind != "transformer_engine":
+            yield Problem(
+                f"megatron.megatron_args.{flag}",
+                f"{flags[flag]} with transformer_impl {kind}",
+                "transformer_impl transformer_engine: Megatron's own linear layers would not follow it",
+            )
+
+
+def _bias_problems(section: MegatronSection, lora: LoraSection) -> Iterator[Problem]:
+    if lora.rank is not None and section.megatron_args.get("moe_router_enable_expert_bias"):
+        yield Problem(
+            "megatron.megatron_args.moe_router_enable_expert_bias",
+            "it beside lora.rank",
+            "one of them: a folder of adapters has no place for a bias that moved",
+        )
+
+
+def _mtp_problems(section: MegatronSection, lora: LoraSection) -> Iterator[Problem]:
+    if lora.rank is not None and section.enable_mtp_training:
+        yield Problem(
+            "megatron.enable_mtp_training",
+            "it beside lora.rank",
+            "one of them: an adapter folder cannot hold multi-token prediction (MTP) layers",
+        )
+
+
+def _freezing_problems(section: MegatronSection, lora: LoraSection) -> Iterator[Problem]:
+    only, frozen = section.only_train_params_name_list, section.freeze_params_name_list
+    if only and frozen:
+        yield Problem(
+            "megatron.only_train_params_name_list", "it beside freeze_params_name_list", "one of them"
+        )
+    if lora.rank is not None and (only or frozen):
+        yield Problem(
+            "lora.rank", "it beside a list of frozen parameters", "one of them: LoRA freezes all others"
+        )
+
+
+def _schedule_problems(run: RunSection, train: TrainSection) -> Iterator[Problem]:
+    if train.min_lr > train.lr:
+        yield Problem("train.min_lr", f"{train.min_lr:g}", f"at most train.lr, {train.lr:g}")
+    if train.lr_decay_style == "constant":
+        return
+    if train.lr_decay_iters is None and run.num_rollout is None:
+        yield Problem(
+            "train.lr_decay_iters",
+            f"nothing, with lr_decay_style {train.lr_decay_style} and no run.num_rollout",
+            "the optimizer steps of the decay",
+            "set it, or run.num_rollout",
+        )
+    elif train.lr_decay_iters is not None and train.lr_decay_iters <= train.lr_warmup_iters:
+        yield Problem(
+            "train.lr_decay_iters",
+            str(train.lr_decay_iters),
+            f"more than lr_warmup_iters, {train.lr_warmup_iters}",
+        )
+
+
+def _critic_problems(run: RunSection, roles: RolesSection) -> Iterator[Problem]:
+    if run.num_rollout is not None and roles.num_critic_only_steps >= run.num_rollout:
+        yield Problem(
+            "roles.num_critic_only_steps",
+            str(roles.num_critic_only_steps),
+            f"less than run.num_rollout, {run.num_rollout}",
+            "else the policy is never trained",
+        )

@@ -1,0 +1,69 @@
+"""`LearnerSettings`: what each rank of the trainer is built from. Imports neither torch nor megatron."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from slime_core.config.build import BuildContext, Rank
+from slime_core.config.sections import TrainSection
+from slime_core.run.assemble import Algorithm
+
+from slime_megatron.settings.section import MegatronSection
+from slime_megatron.settings.section_roles import LoraSection, RolesSection
+from slime_megatron.settings.user_hooks import MegatronHooks
+
+if TYPE_CHECKING:
+    from slime_models.family.family import ModelFamily
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnerSettings:
+    """What a learner is built from; picklable if the functions of `algorithm` are."""
+
+    model_path: Path
+    """Hugging Face folder of the initial weights."""
+    family: ModelFamily
+    """Of that folder's model_type."""
+    train: TrainSection
+    """Core's settings of training."""
+    megatron: MegatronSection
+    """Ours."""
+    seed: int
+    """Of everything random."""
+    total_steps: int | None = None
+    """Optimizer steps of the policy in the run; needed by a learning rate that decays without `lr_decay_iters`."""
+    critic_total_steps: int | None = None
+    """Those of the critic."""
+    algorithm: Algorithm
+    """Estimator and loss."""
+    roles: RolesSection = field(default_factory=RolesSection)
+    """Of the models beside the policy."""
+    lora: LoraSection = field(default_factory=LoraSection)
+    """Of adapters."""
+    hooks: MegatronHooks = field(default_factory=MegatronHooks)
+    """A user's own functions."""
+    ref_path: Path | None = None
+    """Hugging Face folder of the reference; the initial weights when None."""
+    teacher_path: Path | None = None
+    """Hugging Face folder of the teacher; samples carry its log-probs when None."""
+    rank: Rank = field(default_factory=Rank)
+    """Which of the trainer's processes this is."""
+    restricted: bool = False
+    """Whether tokens are drawn from what top-p or top-k keep; batches then say from which ids."""
+    critic_path: Path | None = None
+    """Hugging Face folder that the critic starts from; `model_path` when None."""
+
+
+def family_of(build: BuildContext) -> tuple[ModelFamily, dict[str, Any]]:
+    """Return the family of the model, and its config.json.
+
+    Raises:
+        PluginError: no installed family has its model_type; names it.
+    """
+    from slime_models.hf.folder import read_config  # imports torch
+
+    config = read_config(build.model_path)
+    name = build.settings.model.model_name or config.get("model_type", "")
+    return build.registry.resolve("slime.models", name), config

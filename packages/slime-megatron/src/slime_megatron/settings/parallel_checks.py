@@ -1,0 +1,175 @@
+"""Checks of parallel sizes against the number of processes and the model. Imports neither torch nor megatron."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from slime_core.errors import Problem, TrainerError
+
+from slime_megatron.settings.section import MegatronSection
+
+if TYPE_CHECKING:
+    from slime_models.family.architecture import Architecture
+
+
+def check_processes(section: MegatronSection, n_processes: int) -> None:
+    """Check that the sizes of parallel groups divide the number of processes.
+
+    Raises:
+        TrainerError: names the sizes.
+    """
+    _refuse(process_problems(section, n_processes))
+
+
+def check_model(section: MegatronSection, architecture: Architecture) -> None:
+    """Check that the model can be parallelised as the settings ask.
+
+    Raises:
+        TrainerError: names the setting, and what of the model it does not divide.
+    """
+    _refuse(model_problems(section, architecture))
+
+
+def process_problems(section: MegatronSection, n_processes: int) -> Iterator[Problem]:
+    """Yield each product of sizes that does not divide the number of processes."""
+    tensor, expert_tensor = section.tensor_model_parallel_size, section.expert_tensor_parallel_size
+    pipeline, experts = section.pipeline_model_parallel_size, section.expert_model_parallel_size
+    products = [
+        {
+            "tensor_model_parallel_size": tensor,
+            "pipeline_model_parallel_size": pipeline,
+            "context_parallel_size": section.context_parallel_size,
+        }
+    ]
+    if experts > 1 or expert_tensor is not None:  # else this product divides the one above
+        products.append(
+            {
+                "expert_tensor_parallel_size": expert_tensor or tensor,
+                "expert_model_parallel_size": experts,
+                "pipeline_model_parallel_size": pipeline,
+            }
+        )
+    for sizes in products:
+        product = 1
+        for size in sizes.values():
+            product *= size
+        if n_processes % product:
+            given = {name: size for name, size in sizes.items() if size > 1}
+            yield Problem(
+                " x ".join(f"megatron.{name}" for name in given),
+                f"{' x '.join(map(str, given.values()))}{f' = {product}' if len(given) > 1 else ''} "
+                f"and {n_processes} {'process' if n_processes == 1 else 'processes'}",
+                f"a divisor of {n_processes}",
+                "lower it, or raise --actor-num-gpus-per-node or --actor-num-nodes (--launcher ray)",
+            )
+
+
+def model_problems(section: MegatronSection, architecture: Architecture) -> Iterator[Problem]:
+    """Yield each parallel setting that the model does not allow."""
+    if section.use_distributed_optimizer and section.optimizer != "adam":
+        yield Problem(
+            "megatron.use_distributed_optimizer",
+            f"it with optimizer {section.optimizer}",
+            "optimizer adam, whose state alone Megatron shares",
+        )
+    tensor, experts = section.tensor_model_parallel_size, architecture.num_moe_experts
+    yield from _router_problems(section, architecture)
+    yield from _mtp_problems(section, architecture)
+    divided = [
+        (
+            "pipeline_model_parallel_size",
+            section.pipeline_model_parallel_size,
+            "layers",
+            architecture.num_layers,
+        ),
+        ("tensor_model_parallel_size", tensor, "attention heads", architecture.num_attention_heads),
+        ("tensor_model_parallel_size", tensor, "query groups", architecture.num_query_groups),
+    ]
+    if len(architecture.moe_layers) < architecture.num_layers:
+        divided.append(("tensor_model_parallel_size", tensor, "MLP columns", architecture.ffn_hidden_size))
+    if experts is None:
+        yield from _expert_sizes(section, architecture)
+    else:
+        shared = architecture.moe_shared_expert_intermediate_size or 0
+        divided.append(("tensor_model_parallel_size", tensor, "columns of the shared expert", shared))
+        expert_tensor = section.expert_tensor_parallel_size or tensor
+        columns = architecture.moe_ffn_hidden_size or 0
+        divided.append(("expert_model_parallel_size", section.expert_model_parallel_size, "experts", experts))
+        divided.append(("expert_tensor_parallel_size", expert_tensor, "columns of an expert", columns))
+        if tensor > 1 and not section.sequence_parallel:
+            yield Problem(
+                "megatron.tensor_model_parallel_size",
+                f"{tensor} for a model with experts",
+                "sequence_parallel with it, without which every rank would route every token",
+            )
+    if section.sequence_parallel and tensor == 1:
+        yield Problem(
+            "megatron.sequence_parallel",
+            "it with tensor_model_parallel_size 1",
+            "a size of 2 or more: tensor-parallel ranks are those that share tokens",
+        )
+    for name, size, what, number in divided:
+        if number % size:
+            yield Problem(f"megatron.{name}", str(size), f"a divisor of {number}, the model's {what}")
+
+
+def _router_problems(section: MegatronSection, architecture: Architecture) -> Iterator[Problem]:
+    for name in ("use_routing_replay", "use_rollout_routing_replay"):
+        if getattr(section, name) and architecture.num_moe_experts is None:
+            yield Problem(
+                f"megatron.{name}",
+                f"it with a {architecture.model_type} model, which has no experts",
+                "a model that routes tokens, or to leave it out",
+            )
+    if (
+        section.megatron_args.get("moe_router_enable_expert_bias")
+        and not architecture.moe_router_enable_expert_bias
+    ):
+        yield Problem(
+            "megatron.megatron_args.moe_router_enable_expert_bias",
+            f"it with a {architecture.model_type} model, whose folder has no bias of routers",
+            "a model that has one, such as glm4_moe",
+            "balance experts by --moe-aux-loss-coeff",
+        )
+
+
+def _mtp_problems(section: MegatronSection, architecture: Architecture) -> Iterator[Problem]:
+    if section.enable_mtp_training and not architecture.mtp_num_layers:
+        yield Problem(
+            "megatron.enable_mtp_training",
+            f"it with a {architecture.model_type} model whose config gives no num_nextn_predict_layers",
+            "a folder with multi-token prediction (MTP) layers, such as GLM-4.5's",
+            "drop the flag",
+        )
+    given = section.megatron_args.get("mtp_num_layers")
+    if given is None:
+        return
+    if not section.enable_mtp_training:
+        yield Problem(
+            "megatron.megatron_args.mtp_num_layers",
+            f"{given} without enable_mtp_training",
+            "both, or neither: multi-token prediction (MTP) layers are built only to be trained",
+        )
+    elif str(given) != str(architecture.mtp_num_layers):
+        yield Problem(
+            "megatron.megatron_args.mtp_num_layers",
+            str(given),
+            f"{architecture.mtp_num_layers}, the num_nextn_predict_layers of the model's config.json",
+            "drop the flag: the folder says it",
+        )
+
+
+def _expert_sizes(section: MegatronSection, architecture: Architecture) -> Iterator[Problem]:
+    for name in ("expert_model_parallel_size", "expert_tensor_parallel_size"):
+        size = getattr(section, name)
+        if size not in (None, 1):
+            yield Problem(
+                f"megatron.{name}", str(size), f"1: a {architecture.model_type} model has no experts"
+            )
+
+
+def _refuse(problems: Iterable[Problem]) -> None:
+    found = [str(problem) for problem in problems]
+    if found:
+        raise TrainerError("\n".join(found))

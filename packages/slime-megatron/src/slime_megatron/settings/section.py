@@ -1,0 +1,76 @@
+"""Settings of the Megatron trainer. The names are Megatron's own flags, so the section has no prefix."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from slime_core.config.base import Amount, Count, Decay, SectionModel
+from slime_core.protocols import TrainerCapabilities
+from slime_models.groups import OWN_TRANSPORTS
+
+#: What the trainer can do.
+CAPABILITIES = TrainerCapabilities(
+    transports=OWN_TRANSPORTS, other_transports=True, ranked=True, background_save=True, phases=True
+)
+
+
+class MegatronSection(SectionModel):
+    """How Megatron cuts, optimises and recomputes the model."""
+
+    tensor_model_parallel_size: Count = 1
+    """Ranks that share each layer's matrices."""
+    pipeline_model_parallel_size: Count = 1
+    """Ranks that share the layers."""
+    context_parallel_size: Count = 1
+    """Ranks that share the tokens of a sequence."""
+    expert_model_parallel_size: Count = 1
+    """Ranks that share the experts."""
+    expert_tensor_parallel_size: Count | None = None
+    """Ranks that share each expert's matrices; `tensor_model_parallel_size` when not given."""
+    sequence_parallel: bool = False
+    """Tensor-parallel ranks share the tokens, too, where they do not share matrices; experts need it."""
+    use_distributed_optimizer: bool = False
+    """Data-parallel ranks share the optimizer's state."""
+    optimizer: Literal["adam", "sgd"] = "adam"
+    """AdamW, or plain gradient descent with momentum."""
+    sgd_momentum: Decay = 0.9
+    """Momentum of gradient descent."""
+    balance_data: bool = True
+    """Give data-parallel ranks micro-batches of like work (floating point operations); else in turn."""
+    recompute_granularity: Literal["full", "selective"] | None = None
+    """What is computed again in the backward pass instead of being kept: whole layers, or attention alone."""
+    share_prefix: bool = True
+    """Forward the prompt that samples of a group share once for all of them; not done under context parallelism."""
+    log_probs_chunk_size: Count = 4096
+    """Response tokens whose logits are held at once; in training, logits of the tokens beyond are computed twice."""
+    update_weight_buffer_size: Count = 512 * 1024**2
+    """Bytes of weights that are handed to the engine at once."""
+    max_skipped_steps: Count = 3
+    """Optimizer steps in a row that may be skipped, because their gradient is not finite, before the run stops; with
+    `fp16` only those count that find the scale of the loss at its least."""
+    use_routing_replay: bool = False
+    """Send each token to the experts that it had in the pass for log-probs, in all optimizer steps of a rollout (R2)."""
+    use_rollout_routing_replay: bool = False
+    """Send each token to the experts that the engine sent it to, for log-probs and in training (R3); samples carry
+    them as `rollout_routed_experts`."""
+    enable_mtp_training: bool = False
+    """Train the multi-token prediction (MTP) layers of the folder on the policy's samples; the policy's own gradient does
+    not change. Without it they are copied unchanged into folders that are written."""
+    mtp_loss_scaling_factor: Amount = 0.2
+    """Factor of the MTP loss, which is the mean over MTP layers."""
+    megatron_args: dict[str, Any] = {}
+    """Megatron's own flags by name, for what slime has no setting of; each can also be given as the flag itself."""
+    only_train_params_name_list: list[str] = []
+    """Regular expressions: of the policy's parameters only those are trained whose Megatron name one matches."""
+    freeze_params_name_list: list[str] = []
+    """Regular expressions: parameters of the policy whose Megatron name one matches are frozen."""
+    custom_megatron_init_path: str | None = None
+    """Function that is called once the process groups are there."""
+    custom_model_provider_path: str | None = None
+    """Function that builds the model."""
+    custom_megatron_before_log_prob_hook_path: str | None = None
+    """Function that is called before each pass for log-probs."""
+    rollout_data_postprocess_path: str | None = None
+    """Function that sees the data of a step once its advantages are there, and may change them and mask tokens."""
+    custom_megatron_before_train_step_hook_path: str | None = None
+    """Function that is called before each optimizer step."""

@@ -1,0 +1,42 @@
+"""Settings of the models beside the policy (reference, teacher, critic), and of LoRA."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from slime_core.config.base import Amount, Count, Index, Positive, SectionModel
+
+LoraTarget = Literal["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]
+
+
+class RolesSection(SectionModel):
+    """Reference, teacher, earlier policies and critic. Each is there only when an estimator or a loss reads it."""
+
+    ref_load: str | None = None
+    """Model (folder or name) of the reference; the initial weights when not given."""
+    ref_update_interval: Count | None = None
+    """Steps after which the reference becomes the policy of that moment; never when not given."""
+    opd_teacher_load: str | None = None
+    """Model (folder or name) of the teacher of on-policy distillation, of the policy's architecture and tokenizer;
+    without it, samples must carry `teacher_log_probs`."""
+    keep_old_actor: bool = False
+    """Keep the weights of the last two syncs, and take each token's old log-prob under those that generated it."""
+    critic_load: str | None = None
+    """Model (folder or name) from which the critic starts; `hf_checkpoint` when not given."""
+    critic_lr: Amount | None = None
+    """Peak learning rate of the critic; `lr` when not given."""
+    critic_lr_warmup_iters: Index = 0
+    """Optimizer steps over which the critic's learning rate rises from 0."""
+    num_critic_only_steps: Index = 0
+    """First steps of a run in which only the critic is trained."""
+
+
+class LoraSection(SectionModel):
+    """Low-rank adapters; all other weights are frozen."""
+
+    rank: Count | None = None
+    """Rank of the adapters; no adapters when not given."""
+    alpha: Positive = 32.0
+    """What the adapters add is scaled by this over the rank."""
+    target_modules: list[LoraTarget] = ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]
+    """Megatron layers that get an adapter: attention input and output, MLP input and output."""

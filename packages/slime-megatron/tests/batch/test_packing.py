@@ -1,0 +1,114 @@
+"""Packed rows: which padded batch each token is in, and attention over prompts that are shared."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+
+def packed_of(*prompt_groups):
+    from slime_megatron.batch.packing import pack
+    from slime_megatron.batch.prompt_groups import PromptGroup
+
+    return pack(
+        [PromptGroup(*group) for group in prompt_groups], (torch.arange(130.0)[:, None], torch.zeros(130, 1))
+    )
+
+
+def test_batches_hold_sequences_of_like_length():
+    packed = packed_of(*((n, ()) for n in (44, 90, 80, 70, 60, 44, 30, 3)))
+    assert [(prefix.size, prefix.length) for prefix in packed.prefixes] == [
+        (3, 90),  # 60 < 0.75 * 90
+        (1, 60),  # 44 < 0.75 * 60
+        (2, 44),
+        (1, 30),
+        (1, 3),
+    ]
+    assert packed.suffixes == ()
+    # The row begins with a sequence of 44 tokens, which stands after 3 * 90 + 60 slots.
+    assert packed.padding_map.slots[[0, 43, 44, 133, 134, 213, 214]].tolist() == [
+        330,
+        373,
+        0,
+        89,
+        90,
+        169,
+        180,
+    ]
+    assert packed_of((44, ()), (44, ())).padding_map is None
+
+
+def test_shared_prompt_stands_once_and_its_suffixes_after_it():
+    """Prompt 0 1, suffixes 2 3 and 4; a lone sequence 5 6 7; a prompt 8 9 with one suffix 10."""
+    from slime_megatron.batch.packing import PaddedPrefixes, PaddedSuffixes
+
+    packed = packed_of((2, (2, 1)), (3, ()), (2, (1,)))
+    assert packed.cos.flatten().tolist() == [0, 1, 2, 3, 2, 0, 1, 2, 0, 1, 2]  # positions
+    assert packed.prefixes == (PaddedPrefixes(size=2, length=3), PaddedPrefixes(size=1, length=2))
+    assert packed.suffixes == (
+        PaddedSuffixes(batch=1, first=0, n_prefixes=1, prefix_length=2, size=2, length=2),
+    )
+    assert packed.padding_map.tokens.tolist() == [5, 6, 7, 8, 9, 10, 0, 1, 2, 3, 4, 0]
+    assert packed.padding_map.slots.tolist() == [6, 7, 8, 9, 10, 0, 1, 2, 3, 4, 5]
+    assert (packed.n_tokens, packed.n_slots) == (11, 12)
+
+
+def test_prompts_of_one_length_with_as_many_suffixes_go_together():
+    from slime_megatron.batch.packing import PaddedPrefixes, PaddedSuffixes
+
+    packed = packed_of((30, (4, 2)), (30, (3, 3, 1)), (28, (2, 2)), (30, (1, 5)), (30, (90, 2)), (30, (0, 0)))
+    assert packed.prefixes == (PaddedPrefixes(size=6, length=30),)
+    assert packed.suffixes == (
+        PaddedSuffixes(batch=0, first=1, n_prefixes=1, prefix_length=30, size=3, length=3),
+        PaddedSuffixes(batch=0, first=2, n_prefixes=2, prefix_length=30, size=2, length=5),
+        PaddedSuffixes(
+            batch=0, first=4, n_prefixes=1, prefix_length=30, size=1, length=90
+        ),  # 32 < 0.75 * 120
+        PaddedSuffixes(batch=0, first=4, n_prefixes=1, prefix_length=30, size=1, length=2),
+        PaddedSuffixes(batch=0, first=5, n_prefixes=1, prefix_length=28, size=2, length=2),
+    )
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+def test_attention_over_shared_prompts_is_that_over_copies(groups):
+    """Output and gradients, float64, against each sequence by itself through an explicit softmax."""
+    from slime_megatron.batch.prompt_groups import PromptGroup
+    from slime_megatron.model.attention import PackedAttention
+
+    prompt_groups = [(5, (3, 1, 40, 3)), (2, ()), (4, (2,)), (5, (1, 2, 2, 39)), (3, (0, 0)), (1, (7, 6))]
+    packed = packed_of(*prompt_groups)
+    t = packed.n_tokens
+    packed.cos, packed.sin = (
+        torch.ones(t, 1, 8, dtype=torch.float64),
+        torch.zeros(t, 1, 8, dtype=torch.float64),
+    )
+    generator = torch.Generator().manual_seed(0)
+    q, k, v, weights = (
+        torch.randn(t, heads, 8, dtype=torch.float64, generator=generator, requires_grad=True)
+        for heads in (3, groups, groups, 3)
+    )
+    config = SimpleNamespace(attention_dropout=0.0, window_size=None)
+    found = PackedAttention(config)(q, k, v, None, packed_seq_params=packed).view(t, 3, 8)
+
+    wanted = torch.zeros(t, 3, 8, dtype=torch.float64)
+    start = 0
+    for group in (PromptGroup(*group) for group in prompt_groups):
+        prompt = list(range(start, start + group.prefix))
+        start += group.prefix
+        for n in group.suffixes or (0,):
+            rows = torch.tensor(prompt + list(range(start, start + n)))
+            start += n
+            keys, values = (x[rows].repeat_interleave(3 // groups, dim=1) for x in (k, v))
+            scores = torch.einsum("qhd,khd->hqk", q[rows], keys) / 8**0.5
+            future = torch.ones(len(rows), len(rows)).triu(1).bool()
+            probabilities = scores.masked_fill(future, float("-inf")).softmax(-1)
+            wanted = wanted.index_copy(0, rows, torch.einsum("hqk,khd->qhd", probabilities, values))
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
+    for mine, theirs in zip(
+        torch.autograd.grad((found * weights).sum(), (q, k, v)),
+        torch.autograd.grad((wanted * weights).sum(), (q, k, v)),
+        strict=True,
+    ):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)

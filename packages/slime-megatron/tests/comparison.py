@@ -1,0 +1,40 @@
+"""Gradients of a learner under Hugging Face names, how far they are from others, and a batch of shared prompts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from slime_models.family.families.qwen3 import QWEN3
+from slime_models.hf.folder import read_config
+
+from .conftest import make_batch
+
+
+def gradients_of(learner, folder, family=QWEN3):
+    """Return the gradients of the last optimizer step under their Hugging Face names."""
+    architecture = family.architecture(read_config(folder))
+    return {
+        name: gradient.cpu().clone()
+        for megatron_name, parameter in learner.model.named_parameters()
+        for name, gradient in family.to_hf(megatron_name, parameter.main_grad, architecture)
+    }
+
+
+def relative(found, wanted):
+    """Return the largest difference of any tensor, relative to the largest entry of that tensor."""
+    assert found.keys() == wanted.keys()
+    return max(((found[n] - wanted[n]).abs().max() / wanted[n].abs().max()).item() for n in wanted)
+
+
+def shared_prompts():
+    """Return a batch of two groups whose samples have one prompt each, and one whose prompts differ."""
+    lengths = ((5, 9), (5, 3), (5, 1), (7, 12), (7, 14), (5, 11), (5, 2))
+    batch = make_batch(lengths=lengths)
+    groups, tokens = np.array([0, 0, 0, 1, 1, 2, 2]), batch.tokens.copy()
+    for i, first in ((1, 0), (2, 0), (4, 3)):
+        n = lengths[i][0]
+        tokens[batch.offsets[i] : batch.offsets[i] + n] = tokens[
+            batch.offsets[first] : batch.offsets[first] + n
+        ]
+    return replace(batch, tokens=tokens, group_ids=groups)

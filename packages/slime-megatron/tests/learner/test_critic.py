@@ -1,0 +1,135 @@
+"""The critic: its values, its own steps beside the policy's, critic-only steps, and resuming it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from slime_core.errors import CheckpointError
+from slime_core.run.assemble import Algorithm
+from slime_megatron.settings.section_roles import RolesSection
+
+from ..conftest import make_batch, policy_gradient
+
+
+def actor_critic(seen=None):
+    """Advantages are return less value, the return of every token the sample's reward; values by squared error."""
+
+    def estimator(view):
+        if seen is not None:
+            seen.append(view)
+        returns = view.rewards[view.sample_of_token]
+        return returns - view.values, returns
+
+    def value_loss(view, returns):
+        assert not view.values.requires_grad and view.log_probs is None
+        value = view.reduce((view.new_values - returns).square())
+        return value, {"value_loss": value.detach()}
+
+    return Algorithm(estimator, policy_gradient().loss, frozenset({"values"}), "raw", value_loss)
+
+
+def hidden_states(model, batch):
+    """Return transformers' final hidden state [T, hidden] before each response token, with gradient."""
+    found = []
+    for i in range(len(batch)):
+        tokens = torch.from_numpy(batch.tokens[batch.offsets[i] : batch.offsets[i + 1]].astype(np.int64))
+        hidden = model.model(tokens[None]).last_hidden_state[0]
+        found.append(hidden[len(tokens) - 1 - int(batch.response_lengths[i]) : -1])
+    return torch.cat(found)
+
+
+@pytest.fixture(scope="module")
+def scored(qwen3, tmp_path_factory):
+    """The tiny model's folder with a value head, as transformers' classifiers name it, and the head."""
+    folder = tmp_path_factory.mktemp("scored")
+    head = torch.randn(1, 64, generator=torch.Generator().manual_seed(3)) * 0.1
+    for path in qwen3[1].iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    save_file(
+        load_file(qwen3[1] / "model.safetensors") | {"score.weight": head},
+        folder / "model.safetensors",
+        metadata={"format": "pt"},
+    )
+    return folder, head
+
+
+def test_values_are_the_head_over_the_state_before_each_token(make_learner, qwen3, scored):
+    batch, seen = make_batch(), []
+    folder, head = scored
+    make_learner(actor_critic(seen), max_tokens_per_gpu=40, settings={"critic_path": folder}).train(batch)
+    wanted = (hidden_states(qwen3[0], batch) @ head.t()).squeeze(1).detach()
+    torch.testing.assert_close(seen[0].values, wanted, rtol=0, atol=1e-5)
+
+
+def test_a_critic_without_a_head_begins_at_zero_and_its_first_gradient_is_autograds(make_learner, qwen3):
+    batch, seen = make_batch(), []
+    learner = make_learner(actor_critic(seen), max_tokens_per_gpu=40)
+    metrics = learner.train(batch)
+    assert (seen[0].values == 0).all()
+    rewards = torch.from_numpy(np.repeat(batch.rewards, batch.response_lengths))
+    weights = torch.from_numpy(batch.weights)
+    head = torch.zeros(1, 64, requires_grad=True)
+    values = (hidden_states(qwen3[0], batch).detach() @ head.t()).squeeze(1)
+    loss = (weights * (values - rewards).square()).sum()
+    loss.backward()
+    critic = learner._critic.trained.model.module
+    torch.testing.assert_close(critic.output_layer.weight.main_grad, head.grad, rtol=1e-5, atol=1e-6)
+    assert metrics["train/critic/value_loss"] == pytest.approx(loss.item(), rel=1e-5)
+    assert metrics["train/critic/grad_norm"] == pytest.approx(head.grad.norm().item(), rel=1e-5)
+    assert metrics["train/critic/skipped_steps"] == 0
+
+
+def test_the_critic_learns_the_returns_and_the_policy_gets_less_to_learn(make_learner):
+    batch, seen = make_batch(), []
+    learner = make_learner(actor_critic(seen), lr=0.0, settings={"roles": RolesSection(critic_lr=3e-3)})
+    losses = [learner.train(batch)["train/critic/value_loss"] for _ in range(20)]
+    assert losses[-1] < losses[0] / 4
+    trained = seen[0].loss_mask > 0
+    returns = seen[0].rewards[seen[0].sample_of_token]
+    errors = [(view.values - returns)[trained].abs().mean() for view in (seen[0], seen[-1])]
+    assert errors[1] < errors[0] / 2
+
+
+def test_only_the_critic_moves_in_the_first_steps(make_learner):
+    learner = make_learner(
+        actor_critic(), lr=1e-2, settings={"roles": RolesSection(num_critic_only_steps=1, critic_lr=1e-3)}
+    )
+    before = [p.detach().clone() for p in learner.model.parameters()]
+    metrics = learner.train(make_batch())
+    assert all(torch.equal(a, b) for a, b in zip(before, learner.model.parameters(), strict=True))
+    assert metrics["train/critic/lr"] == 1e-3
+    assert "train/loss" not in metrics
+    assert metrics["train/train_rollout_logprob_abs_diff"] > 0  # still held against the engine
+    metrics = learner.train(replace(make_batch(), step=2))
+    assert any(not torch.equal(a, b) for a, b in zip(before, learner.model.parameters(), strict=True))
+    assert metrics["train/lr"] == 1e-2
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_resuming_with_a_critic_equals_never_having_stopped(make_learner, tmp_path, bf16):
+    def weights(learner):
+        models = (learner.model, learner._critic.trained.model.module)
+        return [p.detach().clone() for model in models for p in model.parameters()]
+
+    learner = make_learner(actor_critic(), bf16=bf16, lr=1e-2)
+    learner.train(make_batch(seed=0, n_steps=2))
+    learner.save(tmp_path)
+    unbroken = learner.train(make_batch(seed=1, n_steps=2))
+    wanted = weights(learner)
+    learner = make_learner(actor_critic(), bf16=bf16, lr=1e-2)
+    learner.train(make_batch(seed=9))
+    learner.load(tmp_path)
+    resumed = learner.train(make_batch(seed=1, n_steps=2))
+    assert all(torch.equal(a, b) for a, b in zip(weights(learner), wanted, strict=True))
+    for name in ("train/loss", "train/critic/loss", "train/critic/grad_norm"):
+        assert unbroken[name] == resumed[name]
+
+
+def test_a_checkpoint_without_a_critic_is_refused(make_learner, tmp_path):
+    make_learner().save(tmp_path)
+    with pytest.raises(CheckpointError, match=r"critic: has no trainer\.json"):
+        make_learner(actor_critic()).load(tmp_path)

@@ -1,0 +1,299 @@
+"""Every layout against one process: gradients, steps, losses, weights out, checkpoints."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from slime_megatron import compat
+from slime_models.hf.folder import HfCheckpoint
+from torch.distributed.checkpoint import FileSystemReader, load
+
+from ..conftest import make_batch
+from ..layouts import (
+    CONTEXT,
+    DESCENT,
+    EXPERT,
+    LAYOUTS,
+    PIPELINE,
+    SEQUENCE,
+    SHARED_STATE,
+    TENSOR,
+    largest_difference,
+    settings_of,
+    with_shared_prompts,
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe"])
+def test_every_layout_takes_the_steps_of_one_process(ranks, cut_models, kind, capsys):
+    batch = make_batch()
+    common = {"folder": cut_models[kind], "batch": batch, "n_steps": 3}
+    wanted = {}
+    for optimizer, train in (("sgd", {}), ("adam", DESCENT)):
+        job = ranks.run(
+            "train", 1, megatron={"optimizer": optimizer}, train=train | {"max_tokens_per_gpu": 40}, **common
+        )
+        wanted[optimizer] = job[0]
+        before = HfCheckpoint(cut_models[kind])
+        assert all((tensor - before[name]).abs().max() > 1e-5 for name, tensor in job[0][2].items())
+    rows = []
+    for layout in LAYOUTS:
+        if (settings := settings_of(kind, layout)) is None:
+            continue
+        n, megatron = settings
+        optimizer = megatron.get("optimizer", "sgd")
+        train = {"max_tokens_per_gpu": 40} | (DESCENT if optimizer == "adam" else {})
+        found = ranks.run("train", n, megatron=megatron, train=train, **common)
+        one, (metrics, gradients, weights) = wanted[optimizer], found[0]
+        rows.append(
+            (
+                layout,
+                largest_difference(gradients, one[1], relative=True),
+                largest_difference(weights, one[2], relative=False),
+                max(abs(metrics[name] - one[0][name]) for name in metrics if name.startswith("train/")),
+            )
+        )
+        for other, _, _ in found:
+            assert {k: v for k, v in other.items() if "time" not in k} == {
+                k: v for k, v in metrics.items() if "time" not in k
+            }
+    with capsys.disabled():
+        print(f"\n{kind:30} gradients  weights after 3 steps  metrics")
+        for layout, gradient, weight, metric in rows:
+            print(f"{layout:30} {gradient:9.1e}  {weight:21.1e}  {metric:7.1e}")
+    assert max(row[1] for row in rows) <= 1e-5
+    assert max(row[2] for row in rows) <= 1e-6
+    assert max(row[3] for row in rows) <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("kind", "layouts"),
+    [
+        ("qwen3", ["TP2xPP2", "PP2xCP2", "CP2xDP2+distributed optimizer"]),
+        ("qwen3_moe", ["PP2xEP2", "PP2xCP2", "TP2xDP2"]),
+        ("glm4_moe", ["PP2xEP2", "TP2+SP"]),  # the first of two stages has no experts
+    ],
+)
+def test_later_steps_know_the_log_probs_from_before_the_first(ranks, cut_models, kind, layouts):
+    """Three optimizer steps of one batch: old log-probs come from a forward pass of their own, over all ranks."""
+    batch = make_batch(n_steps=3)
+    wanted = {}
+    for layout in layouts:
+        n, megatron = settings_of(kind, layout)
+        train = DESCENT if megatron.get("optimizer") == "adam" else {}
+        optimizer = megatron.get("optimizer", "sgd")
+        common = {"folder": cut_models[kind], "batch": batch, "train": train | {"max_tokens_per_gpu": 40}}
+        if optimizer not in wanted:
+            wanted[optimizer] = ranks.run("train", 1, megatron={"optimizer": optimizer}, **common)[0]
+        one, found = wanted[optimizer], ranks.run("train", n, megatron=megatron, **common)[0]
+        assert found[0]["train/loss"] == pytest.approx(one[0]["train/loss"], abs=1e-6)
+        mismatch = "train/train_rollout_logprob_abs_diff"
+        assert found[0][mismatch] == pytest.approx(one[0][mismatch], abs=1e-5)
+        assert largest_difference(found[1], one[1], relative=True) <= 1e-5
+
+
+def masked(batch, reduction):
+    """Return the batch with one sample masked whole, and weights of that reduction."""
+    mask = batch.loss_mask.copy()
+    mask[batch.response_offsets[2] : batch.response_offsets[3]] = 0
+    sample = np.repeat(np.arange(len(batch)), batch.response_lengths)
+    tokens = np.bincount(sample, mask)
+    weights = mask / mask.sum() if reduction == "token" else mask / np.maximum(tokens, 1)[sample] / len(batch)
+    return replace(batch, loss_mask=mask, weights=weights.astype(np.float32))
+
+
+#: Ranks, most tokens of a micro-batch, Megatron's settings.
+CUTS = [
+    (1, 1000, {}),
+    (1, 40, {}),
+    (1, 20, {}),
+    (1, 1000, {"share_prefix": False}),
+    (1, 20, {"share_prefix": False}),
+    (2, 1000, {}),
+    (2, 20, {}),
+    (2, 40, {"balance_data": False}),
+    (4, 12, {"share_prefix": False}),  # seven samples that fit alone: one of four ranks runs one uncounted
+    (2, 40, CONTEXT),
+    (2, 15, CONTEXT),
+    (4, 20, CONTEXT),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reduction", ["sample", "token"])
+def test_loss_and_gradient_norm_do_not_depend_on_the_cut(ranks, cut_models, reduction):
+    batch = masked(with_shared_prompts(), reduction)
+    found = []
+    for n, max_tokens, megatron in CUTS:
+        train = {"max_tokens_per_gpu": max_tokens}
+        job = ranks.run("train", n, folder=cut_models["qwen3"], batch=batch, megatron=megatron, train=train)
+        found.append(job[0][0])
+    assert abs(found[0]["train/loss"]) > 1e-2
+    for metrics in found:
+        assert metrics["train/loss"] == pytest.approx(found[0]["train/loss"], abs=1e-6)
+        assert metrics["train/grad_norm"] == pytest.approx(found[0]["train/grad_norm"], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "n", "megatron"),
+    [
+        ("qwen3", 4, TENSOR | PIPELINE),
+        ("qwen3", 2, CONTEXT),
+        ("qwen3_moe", 4, TENSOR | SEQUENCE | EXPERT | {"expert_tensor_parallel_size": 1}),
+        ("qwen3_moe", 4, PIPELINE | EXPERT),
+        ("glm4_moe", 4, TENSOR | SEQUENCE | PIPELINE),
+    ],
+)
+def test_weights_come_out_of_every_layout_as_they_went_in(ranks, cut_models, kind, n, megatron):
+    size = 20_000
+    sizes, weights = ranks.run(
+        "export",
+        n,
+        folder=cut_models[kind],
+        megatron=megatron | {"update_weight_buffer_size": size},
+        dtype="float32",
+    )[0]
+    original = HfCheckpoint(cut_models[kind])
+    assert weights.keys() == set(original)
+    assert all(weights[name].equal(original[name]) for name in original)
+    largest = max(tensor.nbytes for tensor in weights.values())
+    assert len(sizes) > 10
+    assert max(sizes) <= max(size, largest)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe"])
+@pytest.mark.parametrize("shared", [False, True], ids=["", "distributed optimizer"])
+def test_a_checkpoint_goes_on_under_another_layout(ranks, cut_models, kind, shared, tmp_path):
+    adam = SHARED_STATE if shared else {"optimizer": "adam"}
+    batches = [make_batch(seed=seed) for seed in range(4)]
+    common = {"folder": cut_models[kind], "checkpoint": tmp_path, "batches": batches, "moments": not shared}
+    cut = adam | TENSOR | PIPELINE | (SEQUENCE if kind == "qwen3_moe" else {})
+    saved = ranks.run("save_and_go_on", 4, megatron=cut, **common)[0]
+    loaded = ranks.run("resume", 2, megatron=adam, **common)[0]
+    assert all(tensor.equal(loaded["weights"][name]) for name, tensor in saved["weights"].items())
+    for kind_of_moment, moments in saved["moments"].items():
+        assert all(tensor.equal(loaded["moments"][kind_of_moment][name]) for name, tensor in moments.items())
+    for one, other in zip(saved["metrics"], loaded["metrics"], strict=True):
+        assert other["train/loss"] == pytest.approx(one["train/loss"], abs=1e-6)
+
+
+def tensors_of(folder):
+    """Return every tensor of a checkpoint by its global name, however it was cut when it was written."""
+    listed = FileSystemReader(folder).read_metadata().state_dict_metadata
+    found = {
+        n: torch.empty(m.size, dtype=m.properties.dtype) for n, m in listed.items() if hasattr(m, "size")
+    }
+    load(found, storage_reader=FileSystemReader(folder), no_dist=True)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "train", "cuts"),
+    [
+        ("qwen3_moe", {}, [(2, EXPERT), (2, {}), (2, EXPERT)]),
+        ("qwen3_moe", {}, [(2, EXPERT | SHARED_STATE), (2, SHARED_STATE), (2, EXPERT | SHARED_STATE)]),
+        ("glm4_moe", {"fp16": True}, [(4, PIPELINE | EXPERT), (2, {}), (4, PIPELINE | EXPERT)]),
+    ],
+    ids=["", "distributed optimizer", "float16, a stage without experts"],
+)
+def test_the_optimizers_state_survives_sharing_experts_out_and_back(
+    ranks, cut_models, kind, train, cuts, tmp_path
+):
+    """Weights, master weights and moments, element by element; and by the next steps their number, of all optimizers."""
+    batches, folder = [make_batch(seed=seed) for seed in range(4)], cut_models[kind]
+    cuts = [(n, {"optimizer": "adam"} | megatron) for n, megatron in cuts]
+    begun, *later = cuts
+    saved = ranks.run(
+        "save_and_go_on", begun[0], folder=folder, checkpoint=tmp_path / "0", batches=batches, megatron=begun[1],
+        moments=False, train=train,
+    )[0]  # fmt: skip
+    wanted = tensors_of(tmp_path / "0")
+    moments = [name for name in wanted if "exp_avg" in name]
+    assert any("experts" in name for name in moments)
+    assert all(wanted[name].any() for name in moments)
+    for number, cut in enumerate(later):
+        metrics = ranks.run(
+            "load_and_save", cut[0], folder=folder, checkpoint=tmp_path / str(number), output=tmp_path / str(number + 1),
+            megatron=cut[1], batches=batches, train=train,
+        )[0]  # fmt: skip
+        found = tensors_of(tmp_path / str(number + 1))
+        assert found.keys() == wanted.keys()
+        assert all(tensor.equal(wanted[name]) for name, tensor in found.items())
+        # As cut when it was written: the same, bit for bit. Else sums are in another order, which in float16 can turn the
+        # rounding of weights after the first of these steps.
+        bound = 0 if cut == cuts[0] else 1e-4 if "fp16" in train else 1e-6
+        for one, other in zip(saved["metrics"], metrics, strict=True):
+            for name in ("train/loss", "train/grad_norm"):
+                assert other[name] == pytest.approx(one[name], rel=bound, abs=0)
+
+
+def test_mtp_layers_learn_under_every_layout_as_in_one_process(ranks, mtp_model):
+    """Beside a policy whose routers have a loss and a bias that moves; the last stage has no embedding of its own."""
+    flags = {"moe_router_enable_expert_bias": True, "moe_z_loss_coeff": "1e-3"}
+    on = {"enable_mtp_training": True, "megatron_args": flags}
+    common = {"folder": mtp_model[1], "batch": with_shared_prompts(), "train": {"max_tokens_per_gpu": 40}}
+    one, gradients, weights = ranks.run("train", 1, megatron=on, n_steps=2, **common)[0]
+    assert any(name.startswith("model.layers.3.self_attn") for name in gradients)
+    for layout in ("TP2+SP", "PP2xEP2", "CP2"):
+        n, megatron = settings_of("glm4_moe", layout)
+        found = ranks.run("train", n, megatron=megatron | on, n_steps=2, **common)[0]
+        for name in ("train/loss", "train/mtp_1_loss", "train/mtp_2_loss", "train/z_loss"):
+            assert found[0][name] == pytest.approx(one[name], abs=1e-6), layout
+        assert largest_difference(found[1], gradients, relative=True) <= 1e-5
+        assert largest_difference(found[2], weights, relative=False) <= 1e-6
+
+
+def test_mtp_layers_resume_under_another_layout(ranks, mtp_model, tmp_path):
+    on = {"enable_mtp_training": True, "optimizer": "adam"}
+    common = {"folder": mtp_model[1], "checkpoint": tmp_path, "moments": True}
+    common["batches"] = [make_batch(seed=seed) for seed in range(3)]
+    saved = ranks.run("save_and_go_on", 4, megatron=on | PIPELINE | EXPERT, **common)[0]
+    loaded = ranks.run("resume", 2, megatron=on | CONTEXT, **common)[0]
+    assert all(tensor.equal(loaded["weights"][name]) for name, tensor in saved["weights"].items())
+    for kind_of_moment, moments in saved["moments"].items():
+        assert all(tensor.equal(loaded["moments"][kind_of_moment][name]) for name, tensor in moments.items())
+        assert moments["model.layers.2.eh_proj.weight"].any()
+    for name in ("train/loss", "train/mtp_loss"):
+        assert loaded["metrics"][0][name] == pytest.approx(saved["metrics"][0][name], abs=1e-6)
+
+
+def test_redirects_across_ranks_are_taken(ranks, cut_models):
+    taken = ranks.run(
+        "redirects_taken", 2, folder=cut_models["qwen3_moe"], batch=make_batch(), megatron=TENSOR | SEQUENCE
+    )[0]
+    assert {redirect.name for redirect in compat.REDIRECTS if redirect.across_ranks} <= set(taken)
+
+
+@pytest.mark.parametrize(("n", "megatron"), [(2, {}), (2, SHARED_STATE), (4, TENSOR | PIPELINE)])
+def test_a_bad_gradient_on_one_rank_skips_the_step_on_all(ranks, cut_models, n, megatron):
+    found = ranks.run("bad_gradients", n, folder=cut_models["qwen3"], batch=make_batch(), megatron=megatron)
+    for metrics, untouched, error in found:
+        assert metrics["train/skipped_steps"] == 1
+        assert "train/grad_norm" not in metrics
+        assert untouched
+        assert "4 optimizer steps in a row were skipped; max_skipped_steps is 3" in error
+
+
+@pytest.mark.parametrize(
+    ("megatron", "message"),
+    [
+        (
+            {"context_parallel_size": 3},
+            "megatron.context_parallel_size: found 3 and 2 processes; wanted a divisor of 2; ",
+        ),
+        (
+            TENSOR | SEQUENCE | EXPERT,
+            "megatron.expert_tensor_parallel_size x megatron.expert_model_parallel_size: found 2 x 2 = 4 and "
+            "2 processes; wanted a divisor of 2; ",
+        ),
+    ],
+)
+def test_sizes_that_do_not_divide_the_processes_are_refused(ranks, cut_models, megatron, message):
+    errors = ranks.run("refusal", 2, folder=cut_models["qwen3_moe"], megatron=megatron)
+    assert [error.startswith(message) for error in errors] == [True] * 2

@@ -1,1 +1,0 @@
-"""The model families of this package, one a module."""

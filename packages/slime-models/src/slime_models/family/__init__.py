@@ -1,0 +1,1 @@
+"""Model families: architecture, and the rules between Hugging Face and Megatron weights."""

@@ -1,0 +1,272 @@
+"""`Architecture`: the sizes and constants of a decoder, read from config.json and checked."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from slime_core.errors import DataError
+
+
+@dataclass(frozen=True, kw_only=True)
+class RopeScaling:
+    """How rotary frequencies are stretched beyond the length that the model was first trained at."""
+
+    rope_type: str
+    """Kind, as config.json spells it. `llama3` is the only one that a family of this package supports."""
+    factor: float
+    """Divides the low frequencies."""
+    low_freq_factor: float
+    """Wavelengths over `original_max_position_embeddings / low_freq_factor` are divided in full."""
+    high_freq_factor: float
+    """Wavelengths under `original_max_position_embeddings / high_freq_factor` are left alone."""
+    original_max_position_embeddings: int
+    """Tokens of context before the stretch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """Shape and constants of a decoder. Hashable; the names are Megatron's where it has one."""
+
+    model_type: str
+    """Family, as config.json spells it."""
+    num_layers: int
+    """Decoder layers."""
+    hidden_size: int
+    """Width of the residual stream."""
+    ffn_hidden_size: int
+    """Width of the MLP; its first matrix has twice as many rows (gate and up)."""
+    num_attention_heads: int
+    """Query heads."""
+    num_query_groups: int
+    """Key and value heads; divides `num_attention_heads`."""
+    head_dim: int
+    """Width of a head (Megatron: `kv_channels`)."""
+    vocab_size: int
+    """Rows of the embedding in the Hugging Face folder."""
+    norm_epsilon: float
+    """Epsilon of every RMSNorm."""
+    rope_theta: float
+    """Base of the rotary frequencies."""
+    rope_scaling: RopeScaling | None = None
+    """Stretch of the rotary frequencies, if any."""
+    partial_rotary_factor: float = 1.0
+    """Share of each head's dimensions, the first ones, that are rotated."""
+    max_position_embeddings: int
+    """Most tokens of a sequence."""
+    tie_word_embeddings: bool
+    """The output layer is the embedding, and has no weight of its own."""
+    qkv_bias: bool = False
+    """The query, key and value projections have a bias."""
+    qk_layernorm: bool = False
+    """Queries and keys pass an RMSNorm over each head."""
+    num_moe_experts: int | None = None
+    """Experts of each layer that has some; None for a dense model."""
+    dense_layers: tuple[int, ...] = ()
+    """Layers, from 0, of a model with experts that have an MLP in their place; none in a dense model."""
+    moe_ffn_hidden_size: int | None = None
+    """Width of each expert's MLP."""
+    moe_router_topk: int | None = None
+    """Experts that each token passes."""
+    moe_norm_topk_prob: bool = True
+    """The gates of a token's experts sum to 1, before `moe_router_topk_scaling_factor`."""
+    moe_router_score_function: str = "softmax"
+    """What makes scores of a router's logits: `softmax` or `sigmoid`."""
+    moe_router_enable_expert_bias: bool = False
+    """A router adds a bias to the scores when it chooses experts, and not to the gates."""
+    moe_router_num_groups: int | None = None
+    """Groups of as many experts each, of which a router chooses some first; None for no groups."""
+    moe_router_group_topk: int | None = None
+    """Groups that each token's experts are from."""
+    moe_router_topk_scaling_factor: float | None = None
+    """Multiplies the gates."""
+    moe_shared_expert_intermediate_size: int | None = None
+    """Width of the MLP that every token passes beside its experts; None where there is none."""
+    mtp_num_layers: int = 0
+    """Multi-token prediction (MTP) layers after the decoder's last. They are part of the model where `holds_mtp`, else they are
+    copied from folder to folder unchanged."""
+    holds_mtp: bool = False
+    """Whether the model, and not only its folder, has the MTP layers; see `with_mtp`."""
+    vocab_padding: int = 0
+    """Rows of zeros after the embedding in Megatron's tensors; see `with_padded_vocab`."""
+
+    @property
+    def heads_per_group(self) -> int:
+        """Query heads that share a key and value head."""
+        return self.num_attention_heads // self.num_query_groups
+
+    @property
+    def query_size(self) -> int:
+        """Rows of the query projection."""
+        return self.num_attention_heads * self.head_dim
+
+    @property
+    def key_value_size(self) -> int:
+        """Rows of the key projection, and of the value projection."""
+        return self.num_query_groups * self.head_dim
+
+    @property
+    def qkv_size(self) -> int:
+        """Rows of Megatron's fused query, key and value projection."""
+        return self.query_size + 2 * self.key_value_size
+
+    @property
+    def gated_size(self) -> int:
+        """Rows of Megatron's fused gate and up projection."""
+        return 2 * self.ffn_hidden_size
+
+    @property
+    def moe_gated_size(self) -> int:
+        """Rows of Megatron's fused gate and up projection of one expert; 0 for a dense model."""
+        return 2 * (self.moe_ffn_hidden_size or 0)
+
+    @property
+    def two_hidden_sizes(self) -> int:
+        """Columns of an MTP layer's projection of an embedding and a hidden state, concatenated."""
+        return 2 * self.hidden_size
+
+    @property
+    def shared_gated_size(self) -> int:
+        """Rows of Megatron's fused gate and up projection of the shared expert; 0 without one."""
+        return 2 * (self.moe_shared_expert_intermediate_size or 0)
+
+    @property
+    def rotary_dim(self) -> int:
+        """Dimensions of a head that are rotated."""
+        return int(self.head_dim * self.partial_rotary_factor)
+
+    @property
+    def moe_layers(self) -> tuple[int, ...]:
+        """Layers, from 0, that have experts."""
+        if self.num_moe_experts is None:
+            return ()
+        return tuple(layer for layer in range(self.num_layers) if layer not in self.dense_layers)
+
+    @property
+    def padded_vocab_size(self) -> int:
+        """Rows of the embedding in Megatron's tensors."""
+        return self.vocab_size + self.vocab_padding
+
+    def with_padded_vocab(self, multiple: int) -> Architecture:
+        """Return a copy whose Megatron embedding has a multiple of `multiple` rows.
+
+        The added rows are zeros: whoever computes a softmax over the padded vocabulary must leave them out.
+        """
+        return dataclasses.replace(self, vocab_padding=-self.vocab_size % multiple)
+
+    def with_mtp(self, held: bool = True) -> Architecture:
+        """Return a copy that has the MTP layers in the model, or has not."""
+        return dataclasses.replace(self, holds_mtp=held)
+
+
+class ConfigReader:
+    """Reads fields of a config.json; its errors name the field, what was found and what was wanted.
+
+    Args:
+        config: the parsed file.
+        where: how messages name the file.
+    """
+
+    def __init__(self, config: Mapping[str, Any], where: str = "config.json") -> None:
+        self._config = config
+        self._where = where
+
+    def error(self, field: str, found: object, wanted: str) -> DataError:
+        """Return the error for a field that cannot be used."""
+        return DataError(f"{self._where}: {field}: found {found!r}; wanted {wanted}")
+
+    def get(self, field: str) -> Any:
+        """Return the field as it is, or None where it is missing or null."""
+        return self._config.get(field)
+
+    def integer(self, field: str, default: int | None = None) -> int:
+        """Return a count of at least 1; `default` where the field is missing or null."""
+        value = self._config.get(field)
+        if value is None and default is not None:
+            return default
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise self.error(field, value, "a whole number of at least 1")
+        return value
+
+    def number(self, field: str, default: float | None = None) -> float:
+        """Return a number above 0; `default` where the field is missing or null."""
+        value = self._config.get(field)
+        if value is None and default is not None:
+            return default
+        if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
+            raise self.error(field, value, "a number above 0")
+        return float(value)
+
+    def flag(self, field: str, *, default: bool) -> bool:
+        """Return a boolean; `default` where the field is missing or null."""
+        value = self._config.get(field)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise self.error(field, value, "true or false")
+        return value
+
+    def require(self, field: str, supported: Collection[Any], *, default: Any) -> None:
+        """Refuse a field whose value is not in `supported`; a missing or null one counts as `default`."""
+        value = self._config.get(field)
+        value = default if value is None else value
+        if value not in supported:
+            raise self.error(
+                field, value, f"{' or '.join(map(repr, supported))}: nothing else is implemented"
+            )
+
+    def partial_rotary_factor(self, default: float) -> float:
+        """Return the share of a head that is rotated: of the table of `rope`, or the field of older files.
+
+        Args:
+            default: where the file does not say; a family with 1 rotates whole heads, and refuses other shares.
+        """
+        inner = self._rope_table()
+        if inner is None or inner.get("partial_rotary_factor") is None:
+            inner = self
+        value = inner.number("partial_rotary_factor", default)
+        if value > 1:
+            raise inner.error("partial_rotary_factor", value, "a number above 0 and at most 1")
+        if default == 1 and value != 1:
+            raise inner.error(
+                "partial_rotary_factor", value, "1.0: nothing else is implemented for this family"
+            )
+        return value
+
+    def rope(self, supported: Collection[str]) -> tuple[float, RopeScaling | None]:
+        """Return (rope_theta, scaling), from `rope_parameters` (transformers 5) or its two older fields.
+
+        Args:
+            supported: kinds of scaling that the family implements, besides none.
+        """
+        inner = self._rope_table()
+        if inner is None:
+            return self.number("rope_theta", 10_000.0), None
+        theta = inner.number("rope_theta", self.number("rope_theta", 10_000.0))
+        kind = inner.get("rope_type") or inner.get("type") or "default"
+        if kind == "default":
+            return theta, None
+        if kind not in supported:
+            wanted = " or ".join(repr(name) for name in ("default", *supported))
+            raise inner.error("rope_type", kind, f"{wanted}: no other scaling is implemented for this family")
+        return theta, RopeScaling(
+            rope_type=kind,
+            factor=inner.number("factor"),
+            low_freq_factor=inner.number("low_freq_factor"),
+            high_freq_factor=inner.number("high_freq_factor"),
+            original_max_position_embeddings=inner.integer("original_max_position_embeddings"),
+        )
+
+    def _rope_table(self) -> ConfigReader | None:
+        """Return the reader of the table of rotary parameters; None where the file has none."""
+        older, newer = self._config.get("rope_scaling"), self._config.get("rope_parameters")
+        if older and newer and older != newer:
+            raise self.error("rope_scaling", older, "what rope_parameters says, or only one of them")
+        field, table = ("rope_scaling", older) if newer is None else ("rope_parameters", newer)
+        if table is None:
+            return None
+        if not isinstance(table, Mapping):
+            raise self.error(field, table, "a table or null")
+        return ConfigReader(table, f"{self._where}: {field}")

@@ -1,0 +1,135 @@
+"""GLM-4.5, GLM-4.5-Air and GLM-4.6: dense layers first, then experts beside a shared one, chosen with a bias."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from slime_models.family.architecture import Architecture, ConfigReader
+from slime_models.family.families.dense import (
+    DOWN,
+    GATE_UP,
+    KEY_NORM,
+    QKV_BIAS,
+    QUERY_NORM,
+    dense_architecture,
+    dense_rules,
+)
+from slime_models.family.families.qwen3_moe import EXPERT_DOWN, EXPERT_GATE_UP, ROUTER
+from slime_models.family.family import EMBEDDING_WEIGHT, OUTPUT_WEIGHT, ModelFamily
+from slime_models.family.rules import Shard, gated, moe_layers, mtp_rules, rename
+
+_MEGATRON, _HF = "decoder.layers.{layer}.mlp.", "model.layers.{layer}.mlp."
+
+EXPERT_BIAS = rename(
+    _MEGATRON + "router.expert_bias",
+    _HF + "gate.e_score_correction_bias",
+    ("num_moe_experts",),
+    layers=moe_layers,
+    buffer=True,
+)
+SHARED_GATE_UP = gated(
+    _MEGATRON + "shared_experts.linear_fc1.weight",
+    _HF + "shared_experts.gate_proj.weight",
+    _HF + "shared_experts.up_proj.weight",
+    width="moe_shared_expert_intermediate_size",
+    fused="shared_gated_size",
+    layers=moe_layers,
+)
+SHARED_DOWN = rename(
+    _MEGATRON + "shared_experts.linear_fc2.weight",
+    _HF + "shared_experts.down_proj.weight",
+    ("hidden_size", "moe_shared_expert_intermediate_size"),
+    shard=Shard.COLUMNS,
+    layers=moe_layers,
+)
+
+
+def read_architecture(config: Mapping[str, Any]) -> Architecture:
+    """Read a GLM-4 MoE config.json. Half of each head is rotated where the file does not say."""
+    read = ConfigReader(config)
+    dense = dense_architecture(
+        config,
+        model_type="glm4_moe",
+        qkv_bias=read.flag("attention_bias", default=False),
+        qk_layernorm=read.flag("use_qk_norm", default=False),
+        partial_rotary_factor=0.5,
+        norm_epsilon=1e-5,
+    )
+    if dense.rotary_dim < 2 or dense.rotary_dim % 2:
+        raise read.error(
+            "partial_rotary_factor",
+            dense.partial_rotary_factor,
+            f"one that makes an even number of a head's {dense.head_dim} dimensions",
+        )
+    experts, top_k = read.integer("n_routed_experts", 128), read.integer("num_experts_per_tok", 8)
+    if top_k > experts:
+        raise read.error("num_experts_per_tok", top_k, f"at most n_routed_experts, {experts}")
+    if top_k == 1:
+        raise read.error(
+            "num_experts_per_tok", top_k, "2 or more: Megatron gives a lone expert its score as gate"
+        )
+    read.require("norm_topk_prob", (True,), default=True)
+    n_dense = _count(read, "first_k_dense_replace", 1)
+    if n_dense >= dense.num_layers:
+        raise read.error(
+            "first_k_dense_replace",
+            n_dense,
+            f"less than num_hidden_layers, {dense.num_layers}: a layer with experts",
+        )
+    groups, group_top_k = _groups(read, experts, top_k)
+    width = read.integer("moe_intermediate_size", 1408)
+    return dataclasses.replace(
+        dense,
+        num_moe_experts=experts,
+        dense_layers=tuple(range(n_dense)),
+        moe_ffn_hidden_size=width,
+        moe_router_topk=top_k,
+        moe_router_score_function="sigmoid",
+        moe_router_enable_expert_bias=True,
+        moe_router_num_groups=groups,
+        moe_router_group_topk=group_top_k,
+        moe_router_topk_scaling_factor=read.number("routed_scaling_factor", 1.0),
+        moe_shared_expert_intermediate_size=width * read.integer("n_shared_experts", 1),
+        mtp_num_layers=_count(read, "num_nextn_predict_layers", 1),
+    )
+
+
+def _groups(read: ConfigReader, experts: int, top_k: int) -> tuple[int | None, int | None]:
+    """Return (groups of experts, of which so many are chosen first); neither where there is one group."""
+    groups, chosen = read.integer("n_group", 1), read.integer("topk_group", 1)
+    if groups == 1:
+        return None, None
+    if experts % groups:
+        raise read.error("n_group", groups, f"a divisor of n_routed_experts, {experts}")
+    if chosen > groups or top_k != 2 * chosen:
+        raise read.error(
+            "topk_group",
+            chosen,
+            f"half of num_experts_per_tok, {top_k}, and at most n_group, {groups}: transformers rates a group by its best "
+            "two experts, Megatron by its best num_experts_per_tok / topk_group",
+        )
+    return groups, chosen
+
+
+def _count(read: ConfigReader, field: str, default: int) -> int:
+    """Return a count that may be 0."""
+    return 0 if read.get(field) == 0 else read.integer(field, default)
+
+
+_DECODER = dense_rules(
+    QKV_BIAS,
+    QUERY_NORM,
+    KEY_NORM,
+    mlp=(GATE_UP, DOWN, ROUTER, EXPERT_BIAS, SHARED_GATE_UP, SHARED_DOWN, EXPERT_GATE_UP, EXPERT_DOWN),
+)
+
+#: Dense layers as Qwen 3's, bias and norms of queries and keys where config.json says so; then layers with experts.
+GLM4_MOE = ModelFamily(
+    model_type="glm4_moe",
+    rules=(*_DECODER, *mtp_rules(_DECODER)),
+    architecture=read_architecture,
+    mtp_prefix="model.layers.{layer}.",
+    copies={"embed_tokens.weight": EMBEDDING_WEIGHT, "shared_head.head.weight": OUTPUT_WEIGHT},
+)

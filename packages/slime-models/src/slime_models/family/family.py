@@ -1,0 +1,332 @@
+"""`ModelFamily`: the weights of a Hugging Face model_type, converted in both directions. Group `slime.models`."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from slime_core.errors import CheckpointError, WeightSyncError
+
+from slime_models.family.architecture import Architecture
+from slime_models.family.rules import EXPERT, LAYER, Dims, Rule
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Shape = tuple[int, ...]
+
+#: The Hugging Face tensors that may be one.
+EMBEDDING_WEIGHT, OUTPUT_WEIGHT = "model.embed_tokens.weight", "lm_head.weight"
+#: What config.json says of each size of `Architecture` that a Hugging Face tensor has.
+CONFIG_FIELDS = {
+    "hidden_size": "hidden_size",
+    "two_hidden_sizes": "2 x hidden_size",
+    "vocab_size": "vocab_size",
+    "head_dim": "head_dim",
+    "query_size": "num_attention_heads x head_dim",
+    "key_value_size": "num_key_value_heads x head_dim",
+    "ffn_hidden_size": "intermediate_size",
+    "moe_ffn_hidden_size": "moe_intermediate_size",
+    "moe_shared_expert_intermediate_size": "moe_intermediate_size x n_shared_experts",
+    "num_moe_experts": "the number of experts",
+}
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One rule in one layer and expert: a Megatron tensor and its Hugging Face tensors, with names and shapes."""
+
+    megatron: str
+    shape: Shape
+    hf: Mapping[str, Shape]
+    """Name -> shape, in the order in which the rule's layout takes them."""
+    rule: Rule
+    expert: int | None = None
+    """Which expert it belongs to; None outside of experts."""
+
+    def check_shapes(self, parts: Sequence[Tensor]) -> None:
+        """Check the shapes of its Hugging Face tensors, given in the order of `hf`.
+
+        Raises:
+            CheckpointError: names the tensor, and the fields of config.json that say otherwise.
+        """
+        for part, (name, shape), (_, dims) in zip(parts, self.hf.items(), self.rule.hf, strict=True):
+            found = tuple(part.shape)
+            if found == shape:
+                continue
+            fields = [
+                f"{CONFIG_FIELDS[dim]} = {wanted}"
+                for i, (dim, wanted) in enumerate(zip(dims, shape, strict=True))
+                if len(found) != len(shape) or found[i] != wanted
+            ]
+            raise CheckpointError(
+                f"{name}: found shape {found}; wanted {shape}, by config.json: {' and '.join(fields)}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ModelFamily:
+    """A Hugging Face model_type: how its config is read, and the table of its weights.
+
+    All methods take tensors of any dtype and device, change neither, and copy only where fusing demands it.
+    """
+
+    model_type: str
+    """`model_type` in config.json, exactly."""
+    rules: tuple[Rule, ...]
+    """The weights, in the order in which they are sent."""
+    architecture: Callable[[Mapping[str, Any]], Architecture]
+    """Reads a parsed config.json; raises DataError, naming the field, for what is not supported."""
+    ignored: tuple[str, ...] = ()
+    """Tensors that old folders hold and nobody needs; names may contain `{layer}`."""
+    mtp_prefix: str | None = None
+    """Prefix of the Hugging Face names of a multi-token prediction (MTP) layer, with `{layer}` for its number, which follows
+    those of the decoder. Where the model does not have these layers, their tensors are copied unchanged into folders that
+    are written."""
+    copies: Mapping[str, str] = field(default_factory=dict)
+    """Tensors that an MTP layer has in folders and not in the model: suffix of the name -> the tensor that it is a copy of."""
+
+    def weights(self, architecture: Architecture) -> Mapping[str, Weight]:
+        """Return Megatron name -> weight, for every Megatron tensor of a model, unsharded."""
+        return _weights(self, architecture)
+
+    def megatron_names(self, architecture: Architecture) -> tuple[str, ...]:
+        """Return the names of all Megatron tensors."""
+        return tuple(self.weights(architecture))
+
+    def parameter_names(self, architecture: Architecture) -> tuple[str, ...]:
+        """Return the names of those Megatron tensors that gradients train."""
+        return tuple(name for name, weight in self.weights(architecture).items() if not weight.rule.buffer)
+
+    def megatron_shapes(self, architecture: Architecture) -> dict[str, Shape]:
+        """Return Megatron name -> shape."""
+        return {name: weight.shape for name, weight in self.weights(architecture).items()}
+
+    def hf_shapes(self, architecture: Architecture) -> dict[str, Shape]:
+        """Return Hugging Face name -> shape, for every tensor that a folder of this model must hold."""
+        return {
+            name: shape for weight in self.weights(architecture).values() for name, shape in weight.hf.items()
+        }
+
+    def float32(self, architecture: Architecture) -> frozenset[str]:
+        """Return the Hugging Face names of tensors that are float32 whatever the model's dtype."""
+        return frozenset(
+            name for weight in self.weights(architecture).values() if weight.rule.buffer for name in weight.hf
+        )
+
+    def passed_on(self, hf: Mapping[str, Tensor], architecture: Architecture) -> Iterator[tuple[str, Tensor]]:
+        """Yield (name, tensor) of those tensors of the MTP layers in `hf` that are not in the model.
+
+        Copies of tensors that are in the model are not among them; see `with_copies`.
+        """
+        copies = self._originals(hf, architecture) if architecture.holds_mtp else {}
+        for name in self.left_over(hf, architecture):
+            if name not in copies:
+                yield name, hf[name]
+
+    def left_over(self, names: Iterable[str], architecture: Architecture) -> list[str]:
+        """Return which names of a folder's tensors are of MTP layers and in no tensor of the model."""
+        own = self.hf_shapes(architecture)
+        return sorted(
+            name
+            for name in names
+            if name not in own and self._within_mtp_layer(name, architecture) is not None
+        )
+
+    def with_copies(
+        self, tensors: Iterable[tuple[str, Tensor]], like: Iterable[str], architecture: Architecture
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Yield each (name, tensor), and after it again under the names of its copies in a folder whose names are `like`.
+
+        An MTP layer reads the model's embedding and output layer. Folders hold copies of these two among its tensors;
+        they are updated only where the model has the MTP layer.
+        """
+        copies: dict[str, list[str]] = {}
+        if architecture.holds_mtp:
+            for copy, original in self._originals(like, architecture).items():
+                copies.setdefault(original, []).append(copy)
+        for name, tensor in tensors:
+            yield name, tensor
+            for copy in copies.get(name, ()):
+                yield copy, tensor
+
+    def has_mtp(self, names: Collection[str], architecture: Architecture) -> bool:
+        """Return whether a folder with tensors of these names has all tensors of the MTP layers."""
+        held = architecture.with_mtp()
+        wanted = self.hf_shapes(held).keys() - self.hf_shapes(architecture.with_mtp(False)).keys()
+        return bool(wanted) and all(name in names for name in wanted)
+
+    def _originals(self, names: Iterable[str], architecture: Architecture) -> dict[str, str]:
+        """Return those of the names that are copies -> what they are copies of."""
+        found = {}
+        for name in names:
+            original = self.copies.get(self._within_mtp_layer(name, architecture) or "")
+            if original is not None:
+                tied = architecture.tie_word_embeddings and original == OUTPUT_WEIGHT
+                found[name] = EMBEDDING_WEIGHT if tied else original
+        return found
+
+    def _within_mtp_layer(self, name: str, architecture: Architecture) -> str | None:
+        """Return the part of a name after the prefix of an MTP layer; None where it is of no such layer."""
+        first = architecture.num_layers
+        for layer in range(first, first + architecture.mtp_num_layers):
+            prefix = "" if self.mtp_prefix is None else self.mtp_prefix.replace(LAYER, str(layer))
+            if prefix and name.startswith(prefix):
+                return name.removeprefix(prefix)
+        return None
+
+    def weight(self, name: str, architecture: Architecture) -> Weight:
+        """Return what the Megatron tensor `name` is made of, and how parallelism cuts it.
+
+        Raises:
+            WeightSyncError: the model has no such tensor.
+        """
+        weight = self.weights(architecture).get(name)
+        if weight is None:
+            tied = " with tied embeddings" if architecture.tie_word_embeddings else ""
+            raise WeightSyncError(
+                f"{name}: no Megatron tensor of a {self.model_type} model"
+                f" of {architecture.num_layers} layers{tied}"
+            )
+        return weight
+
+    def to_megatron(
+        self, hf: Mapping[str, Tensor], architecture: Architecture
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Yield every Megatron tensor (name, unsharded tensor), reading `hf` lazily, one weight at a time.
+
+        Raises:
+            CheckpointError: `hf` lacks a tensor, has an unknown one, or one of another shape; names it.
+        """
+        self.check_names(hf, architecture)
+        for weight in self.weights(architecture).values():
+            yield weight.megatron, self._packed(weight, hf, architecture)
+
+    def to_megatron_tensor(self, name: str, hf: Mapping[str, Tensor], architecture: Architecture) -> Tensor:
+        """Return the one Megatron tensor `name`, unsharded, reading from `hf` only what it holds.
+
+        Raises:
+            WeightSyncError: the model has no such tensor.
+            CheckpointError: `hf` lacks a tensor, or has one of another shape; names it.
+        """
+        weight = self.weight(name, architecture)
+        missing = [hf_name for hf_name in weight.hf if hf_name not in hf]
+        if missing:
+            raise CheckpointError(
+                f"{self.model_type} weights: {_listing(missing)} missing; wanted for {name}"
+            )
+        return self._packed(weight, hf, architecture)
+
+    def to_hf(self, name: str, tensor: Tensor, architecture: Architecture) -> Iterator[tuple[str, Tensor]]:
+        """Yield the Hugging Face tensors (name, tensor) that the unsharded Megatron tensor `name` holds.
+
+        Raises:
+            WeightSyncError: the model has no such tensor, or its shape is another.
+        """
+        weight = self.weight(name, architecture)
+        if tuple(tensor.shape) != weight.shape:
+            raise WeightSyncError(
+                f"{name}: found shape {tuple(tensor.shape)}; wanted {weight.shape} "
+                f"({' x '.join(weight.rule.dims)}); gather tensor-parallel shards first"
+            )
+        yield from zip(weight.hf, weight.rule.layout.unpack(tensor, architecture), strict=True)
+
+    def check_names(self, names: Iterable[str], architecture: Architecture) -> None:
+        """Check that Hugging Face names are those of a model: none missing, none unknown.
+
+        Raises:
+            CheckpointError: names up to five of either.
+        """
+        found, wanted = set(names), set(self.hf_shapes(architecture))
+        layers = range(architecture.num_layers)
+        optional = {name.replace(LAYER, str(layer)) for name in self.ignored for layer in layers}
+        if architecture.tie_word_embeddings:
+            optional.add(OUTPUT_WEIGHT)
+        optional |= {
+            name for name in found - wanted if self._within_mtp_layer(name, architecture) is not None
+        }
+        missing, unknown = sorted(wanted - found), sorted(found - wanted - optional)
+        if missing or unknown:
+            parts = [
+                f"{_listing(names)} {what}"
+                for names, what in ((missing, "missing"), (unknown, "unknown"))
+                if names
+            ]
+            raise CheckpointError(
+                f"{self.model_type} weights: {'; '.join(parts)}; wanted the {len(wanted)} tensors of "
+                f"{architecture.num_layers} layers (num_hidden_layers): config.json and the weights are not of one model"
+            )
+
+    def check_weights(self, hf: Mapping[str, Tensor], architecture: Architecture) -> None:
+        """Check that weights are those that config.json describes: their names, their shapes, and what is tied.
+
+        Raises:
+            CheckpointError: names the tensor, and the field of config.json that it contradicts.
+        """
+        if not architecture.tie_word_embeddings and OUTPUT_WEIGHT not in hf and EMBEDDING_WEIGHT in hf:
+            raise CheckpointError(
+                f"config.json: tie_word_embeddings: found false, and the weights have no {OUTPUT_WEIGHT}; set it to "
+                "true if the output layer is the embedding, else fetch the folder again"
+            )
+        self.check_names(hf, architecture)
+        for weight in self.weights(architecture).values():
+            weight.check_shapes([hf[name] for name in weight.hf])
+        if (
+            architecture.tie_word_embeddings
+            and OUTPUT_WEIGHT in hf
+            and not hf[OUTPUT_WEIGHT].equal(hf[EMBEDDING_WEIGHT])
+        ):
+            raise CheckpointError(
+                f"config.json: tie_word_embeddings: found true, and {OUTPUT_WEIGHT} is not {EMBEDDING_WEIGHT}; set it "
+                "to false, or drop the tensor if the embedding is to be the output layer"
+            )
+
+    def _packed(self, weight: Weight, hf: Mapping[str, Tensor], architecture: Architecture) -> Tensor:
+        parts = [hf[name] for name in weight.hf]
+        weight.check_shapes(parts)
+        return weight.rule.layout.pack(parts, architecture)
+
+
+@functools.lru_cache(maxsize=16)
+def _weights(family: ModelFamily, architecture: Architecture) -> Mapping[str, Weight]:
+    weights: dict[str, Weight] = {}
+    groups: list[list[Rule]] = [
+        []
+    ]  # rules outside layers stand alone; those of a layer stay together, layer by layer
+    for rule in family.rules:
+        if rule.when(architecture):
+            if groups[-1] and (LAYER in rule.megatron) != (LAYER in groups[-1][-1].megatron):
+                groups.append([])
+            groups[-1].append(rule)
+    for group in groups:
+        all_layers = range(architecture.num_layers + architecture.mtp_num_layers)
+        layers = all_layers if group and LAYER in group[0].megatron else range(1)
+        for layer in layers:
+            own = [rule for rule in group if LAYER not in rule.megatron or layer in rule.layers(architecture)]
+            for experts, rules in itertools.groupby(own, key=lambda rule: rule.of_experts):
+                members = list(rules)
+                numbers = range(architecture.num_moe_experts or 0) if experts else (None,)
+                for expert in numbers:
+                    bound = [_bound(rule, layer, expert, architecture) for rule in members]
+                    weights |= {weight.megatron: weight for weight in bound}
+    return weights
+
+
+def _bound(rule: Rule, layer: int, expert: int | None, architecture: Architecture) -> Weight:
+    def named(name: str, number: int = layer) -> str:
+        return name.replace(LAYER, str(number)).replace(EXPERT, str(expert))
+
+    def shape(dims: Dims) -> Shape:
+        return tuple(getattr(architecture, dim) for dim in dims)
+
+    hf = {named(name): shape(dims) for name, dims in rule.hf}
+    megatron = named(rule.megatron, layer - architecture.num_layers if rule.mtp else layer)
+    return Weight(megatron, shape(rule.dims), hf, rule, expert)
+
+
+def _listing(names: list[str]) -> str:
+    shown = ", ".join(names[:5])
+    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"

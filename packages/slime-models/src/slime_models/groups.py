@@ -1,0 +1,24 @@
+"""The groups of model families and of weight transports. Imports no torch."""
+
+from slime_core.plugins.groups import Group
+
+MODELS = Group(
+    "slime.models",
+    ("--model-name",),
+    "ModelFamily",
+    "weight names and shapes of a Hugging Face model_type",
+    has=("model_type", "rules", "architecture"),
+)
+"""What slime knows about a model_type; see `slime_models.family.family.ModelFamily`."""
+
+TRANSPORTS = Group(
+    "slime.transports",
+    ("--update-weight-transport",),
+    "Transport",
+    "how weights go from the trainer to the engine; one module with both halves",
+    has=("name", "create_sender", "create_receiver"),
+)
+"""How weights go from the trainer to the engine; see `slime_models.transfer.transport.Transport`."""
+
+#: The transports of this package, best first.
+OWN_TRANSPORTS = ("memory", "distributed", "disk-delta", "disk")

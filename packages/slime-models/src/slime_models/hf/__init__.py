@@ -1,0 +1,1 @@
+"""Hugging Face folders: weights, tokenizer, processor, and how a folder is fetched."""

@@ -1,0 +1,108 @@
+"""Tokenizers of Hugging Face folders. Entry point `hf` of the group `slime.tokenizers`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from slime_core.errors import DataError
+
+from slime_models.hf.processor import ImageProcessor
+
+#: Any of these holds a vocabulary that transformers can read.
+_VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
+
+
+class HfTokenizer:
+    """A transformers tokenizer as `slime_core.protocols.Tokenizer`; adds no special tokens by itself.
+
+    Args:
+        inner: the transformers tokenizer.
+        where: its folder.
+    """
+
+    def __init__(self, inner: Any, where: str) -> None:
+        self.inner = inner
+        self.eos_token_id: int | None = inner.eos_token_id
+        self._where = where
+
+    def __len__(self) -> int:
+        """Return the number of ids, added tokens included."""
+        return len(self.inner)
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of `text`. A special token that is spelled out in it becomes its id."""
+        return list(self.inner.encode(text, add_special_tokens=False))
+
+    def encode_with_images(self, text: str, images: Sequence[str]) -> list[int]:
+        """Return the ids of a rendered prompt as the model sees them: each placeholder as long as its image.
+
+        Raises:
+            DataError: the model sees no images, one cannot be read, or there is not one placeholder for each.
+        """
+        return self._processor.encode(text, images)
+
+    @cached_property
+    def _processor(self) -> ImageProcessor:
+        return ImageProcessor(Path(self._where))
+
+    def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the text of `tokens`, unpolished: spaces stay as they were encoded."""
+        text: str = self.inner.decode(
+            list(tokens), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+        )
+        return text
+
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Any] | None = None, **kwargs: Any
+    ) -> str:
+        """Render chat messages to text that ends where the assistant is to speak.
+
+        Args:
+            messages: each with `role` and `content`.
+            tools: tool schemas.
+            kwargs: the template's variables; `add_generation_prompt=False` leaves the assistant out.
+
+        Raises:
+            DataError: the folder has no chat template, or the template refuses the messages.
+        """
+        if not self.inner.chat_template:
+            raise DataError(
+                f"{self._where}: has no chat template (chat_template.jinja, or chat_template in "
+                "tokenizer_config.json), and --apply-chat-template wants one; add one, use an instruct "
+                "model, or write the prompts as plain text"
+            )
+        from jinja2 import TemplateError
+
+        options = {"add_generation_prompt": True} | kwargs
+        try:
+            text: str = self.inner.apply_chat_template(
+                [dict(message) for message in messages], tools=tools, tokenize=False, **options
+            )
+        except TemplateError as error:
+            raise DataError(f"{self._where}: the chat template refuses the messages: {error}") from error
+        return text
+
+
+def load_tokenizer(model_path: Path) -> HfTokenizer:
+    """Return the tokenizer of a Hugging Face folder. Never asks the network.
+
+    Raises:
+        DataError: the folder holds no tokenizer, or transformers cannot read it.
+    """
+    folder = Path(model_path)
+    if not any((folder / file).is_file() for file in _VOCABULARIES):
+        raise DataError(
+            f"{folder}: found no tokenizer; wanted one of {', '.join(_VOCABULARIES)} (with "
+            "tokenizer_config.json); copy the tokenizer's files of the model that this one was made from"
+        )
+    from transformers import AutoTokenizer
+
+    try:
+        inner = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # what is raised depends on the file, and on the library that reads it
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise DataError(f"{folder}: transformers cannot read the tokenizer: {reason}") from error
+    return HfTokenizer(inner, str(folder))

@@ -1,0 +1,164 @@
+"""`Transport`: a way of bringing weights from a trainer to an engine, with both of its halves. Group `slime.transports`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from slime_core.errors import PluginError, WeightSyncError
+from slime_core.plugins.registry import Registry
+from slime_core.protocols import Fingerprint, TransferPlan
+from slime_core.weights.sync import Bucket
+
+from slime_models.groups import TRANSPORTS
+from slime_models.transfer.staging import StagedUpdate
+from slime_models.transfer.storage import UpdateStorage
+
+#: Awaits a function, called with the arguments, on the trainer's thread, where it may block.
+OnThread = Callable[..., Awaitable[Any]]
+
+
+class OutgoingUpdate(Protocol):
+    """One update, being sent. An asynchronous context manager, entered once."""
+
+    async def __aenter__(self) -> Self:
+        """Begin."""
+
+    async def put(self, bucket: Bucket, fingerprints: Fingerprint) -> int:
+        """Send a bucket; returns the number of bytes sent, and no longer needs the bucket's memory then."""
+
+    async def end(self) -> None:
+        """Say that there are no more buckets."""
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Complete the update, or undo it after an error: what was not ended must not arrive as an update."""
+
+
+class TransportSender(Protocol):
+    """The sending half of a transport: one trainer's, for all of its updates, which come one at a time."""
+
+    def update(self, plan: TransferPlan) -> OutgoingUpdate:
+        """Return the update of a plan, not begun."""
+
+
+class TransportReceiver(Protocol):
+    """The receiving half of a transport: one engine's, for all of its updates, which come one at a time."""
+
+    def open(self, version: str) -> Any:
+        """Return the channel for the plan of an update: all that the sending half needs to know.
+
+        Channels are compared by `==`, and a sender may be in another process: a frozen dataclass that can be pickled.
+        """
+
+    async def arrive(self, plan: TransferPlan) -> StagedUpdate:
+        """Receive the update, and return it once it is complete on this host.
+
+        Raises:
+            WeightSyncError: a tensor is unknown, misshapen or missing, or the update is another; says which.
+            DeltaBaseError: changes are to other weights than those that are staged.
+        """
+
+    def give_up(self, plan: TransferPlan) -> None:
+        """Tell the sender, if it waits for the receiver, that the update will not be received."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transport:
+    """A way of bringing weights from a trainer to an engine: an entry point of the group `slime.transports`."""
+
+    name: str
+    """As messages say it; that of the entry point."""
+    create_sender: Callable[[OnThread], TransportSender]
+    """Builds the sending half, which allocates nothing yet."""
+    create_receiver: Callable[[UpdateStorage], TransportReceiver]
+    """Builds the receiving half, which allocates nothing yet."""
+    crosses_hosts: bool = False
+    """Whether an update arrives where servers on other hosts see it: in `UpdateStorage.disk_dir`."""
+
+
+def transport_of(registry: Registry, plan_name: str, *, version: str) -> Transport:
+    """Return the transport that settings or a plan name.
+
+    Raises:
+        WeightSyncError: none is installed under this name, or it does not import; says which are.
+    """
+    try:
+        found: Transport = registry.resolve(TRANSPORTS.name, plan_name)
+    except PluginError as error:
+        raise WeightSyncError(f"update to version {version}: {error}") from error
+    return found
+
+
+class BlockingUpdate(Protocol):
+    """One update, being sent by calls that may block; they come from one thread. A context manager, entered once."""
+
+    def __enter__(self) -> Self:
+        """Begin."""
+
+    def put(self, bucket: Bucket, fingerprints: Fingerprint) -> int:
+        """Send a bucket; see `OutgoingUpdate.put`."""
+
+    def end(self) -> None:
+        """Say that there are no more buckets."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Complete the update, or undo it after an error."""
+
+
+class UpdateOnThread:
+    """Awaits the calls of a `BlockingUpdate` on a thread; satisfies `OutgoingUpdate`.
+
+    Args:
+        update: entered here, and left also where entering fails.
+        on_thread: see `OnThread`.
+    """
+
+    def __init__(self, update: BlockingUpdate, on_thread: OnThread) -> None:
+        self._update, self._on_thread = update, on_thread
+
+    async def __aenter__(self) -> UpdateOnThread:
+        """Enter the update."""
+        try:
+            await self._on_thread(self._update.__enter__)
+        except BaseException:
+            await self._on_thread(self._update.__exit__, *sys.exc_info())
+            raise
+        return self
+
+    async def put(self, bucket: Bucket, fingerprints: Fingerprint) -> int:
+        """Send a bucket; returns the number of bytes that it took."""
+        n_bytes: int = await self._on_thread(self._update.put, bucket, fingerprints)
+        return n_bytes
+
+    async def end(self) -> None:
+        """Say that there are no more buckets."""
+        await self._on_thread(self._update.end)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leave the update."""
+        await self._on_thread(self._update.__exit__, kind, error, trace)
+
+
+class ThreadSender:
+    """The sending half of a transport whose updates know nothing of one another, and block.
+
+    Args:
+        begin: returns the `BlockingUpdate` of a plan, not entered.
+        on_thread: see `OnThread`.
+    """
+
+    def __init__(self, begin: Callable[[TransferPlan], BlockingUpdate], on_thread: OnThread) -> None:
+        self._begin, self._on_thread = begin, on_thread
+
+    def update(self, plan: TransferPlan) -> UpdateOnThread:
+        """Return the update of a plan, not begun."""
+        return UpdateOnThread(self._begin(plan), self._on_thread)

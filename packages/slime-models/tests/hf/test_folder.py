@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from slime_core.errors import CheckpointError, DataError
+from slime_models.hf.folder import HfCheckpoint, new_folder, read_config, save_hf
+from torch import Tensor
+
+TENSORS = {f"layer.{i}": torch.full((10,), float(i), dtype=torch.bfloat16) for i in range(5)}  # 20 bytes each
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    folder = tmp_path / "source"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "model-00001-of-00002.safetensors").write_text("not copied")
+    (folder / "model.safetensors.index.json").write_text("not copied")
+    return folder
+
+
+@pytest.fixture
+def sharded(tmp_path: Path, source: Path) -> Path:
+    return save_hf(tmp_path / "sharded", TENSORS.items(), config_from=source, max_file_bytes=45)
+
+
+def assert_holds(folder: Path, tensors: dict[str, Tensor]) -> None:
+    read = HfCheckpoint(folder)
+    assert sorted(read) == sorted(tensors)
+    assert len(read) == len(tensors)
+    assert all(
+        torch.equal(read[name], tensors[name]) and read[name].dtype == tensors[name].dtype for name in tensors
+    )
+
+
+def test_one_file_is_read_back(tmp_path: Path, source: Path) -> None:
+    folder = save_hf(tmp_path / "out", TENSORS.items(), config_from=source)
+    assert sorted(p.name for p in folder.iterdir()) == ["config.json", "model.safetensors", "tokenizer.json"]
+    assert_holds(folder, TENSORS)
+
+
+def test_sharded_folder_is_read_back(sharded: Path) -> None:
+    index = json.loads((sharded / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == 100
+    assert [index["weight_map"][f"layer.{i}"][6:11] for i in range(5)] == [
+        "00001",
+        "00001",
+        "00002",
+        "00002",
+        "00003",
+    ]
+    assert_holds(sharded, TENSORS)
+
+
+def test_transformers_reads_what_is_written(tmp_path: Path) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=11, hidden_size=8, intermediate_size=12, num_hidden_layers=2, num_attention_heads=2
+    )
+    model = LlamaForCausalLM(config)
+    config.save_pretrained(tmp_path / "config")
+    weights = {name: tensor + 1 for name, tensor in model.state_dict().items()}
+    folder = save_hf(tmp_path / "out", weights.items(), config_from=tmp_path / "config", max_file_bytes=1000)
+    read = LlamaForCausalLM.from_pretrained(folder, local_files_only=True, dtype=torch.float32).state_dict()
+    assert all(torch.equal(read[name], weights[name]) for name in weights)
+
+
+def test_views_are_written_as_tensors_of_their_own(tmp_path: Path, source: Path) -> None:
+    fused = torch.arange(12.0).reshape(4, 3)
+    tensors = {"gate": fused[:2], "up": fused[2:], "column": fused[:, 1], "whole": fused, "again": fused}
+    folder = save_hf(tmp_path / "out", tensors.items(), config_from=source)
+    assert_holds(folder, tensors)
+
+
+def test_missing_file_of_a_sharded_folder_is_named(sharded: Path) -> None:
+    (sharded / "model-00002-of-00003.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"model-00002-of-00003\.safetensors: missing"):
+        HfCheckpoint(sharded)
+
+
+def test_truncated_file_is_named(sharded: Path) -> None:
+    path = sharded / "model-00003-of-00003.safetensors"
+    path.write_bytes(path.read_bytes()[:-4])
+    with pytest.raises(
+        CheckpointError, match=r"model-00003-of-00003\.safetensors: not a whole safetensors file"
+    ):
+        HfCheckpoint(sharded)
+
+
+def test_file_without_a_promised_tensor_is_named(sharded: Path) -> None:
+    save_file({"layer.0": TENSORS["layer.0"]}, sharded / "model-00001-of-00003.safetensors")
+    with pytest.raises(CheckpointError, match=r"model-00001-of-00003\.safetensors: lacks layer\.1"):
+        HfCheckpoint(sharded)
+
+
+def test_folder_without_weights_says_what_was_looked_for(source: Path) -> None:
+    (source / "model.safetensors.index.json").unlink()
+    with pytest.raises(
+        CheckpointError, match=r"found neither model\.safetensors nor model\.safetensors\.index\.json"
+    ):
+        HfCheckpoint(source)
+
+
+def test_config_that_is_missing_or_broken_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"config\.json: missing"):
+        read_config(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(DataError, match=r"config\.json: cannot be read as JSON"):
+        read_config(tmp_path)
+
+
+def test_existing_folder_is_not_written_over(sharded: Path, source: Path) -> None:
+    with pytest.raises(CheckpointError, match="exists"):
+        save_hf(sharded, TENSORS.items(), config_from=source)
+    assert_holds(sharded, TENSORS)
+
+
+def test_failed_write_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="half way"), new_folder(tmp_path / "out") as partial:
+        (partial / "file").write_text("x")
+        raise RuntimeError("half way")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_folder_that_appears_meanwhile_is_kept(tmp_path: Path) -> None:
+    with (
+        pytest.raises(CheckpointError, match="cannot be put in place"),
+        new_folder(tmp_path / "out") as partial,
+    ):
+        (partial / "file").write_text("ours")
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "file").write_text("theirs")
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert (tmp_path / "out" / "file").read_text() == "theirs"

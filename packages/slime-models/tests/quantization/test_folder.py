@@ -1,0 +1,99 @@
+"""Quantising a Hugging Face folder."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from slime_core.errors import CheckpointError
+from slime_models.family.families.llama import LLAMA
+from slime_models.hf.folder import HfCheckpoint, read_config, save_hf
+from slime_models.quantization.config import FORMATS, read_quantization
+from slime_models.quantization.folder import quantize_folder
+from slime_models.quantization.scheme import specs_of
+from transformers import AutoModelForCausalLM, FineGrainedFP8Config, LlamaConfig, LlamaForCausalLM
+
+from .matrices import HALF_STEP
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A llama of 2 layers, float32, of matrices that blocks of 128 fit."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        tie_word_embeddings=False,
+    )
+    path = tmp_path_factory.mktemp("plain")
+    LlamaForCausalLM(config).save_pretrained(path)
+    return path
+
+
+def quantized_folder(folder, target, method, **options):
+    options = {"group_size": 32, "max_file_bytes": 10**9} | options
+    quantize_folder(folder, target, LLAMA, method=method, **options)
+    return target
+
+
+@pytest.mark.parametrize("method", FORMATS)
+def test_a_folder_holds_what_its_config_json_says_and_dequantises_to_the_model(folder, tmp_path, method):
+    found = quantized_folder(folder, tmp_path / "q", method)
+    before, after = HfCheckpoint(folder), HfCheckpoint(found)
+    config = read_config(found)
+    quantization = read_quantization(config)
+    shapes = LLAMA.hf_shapes(LLAMA.architecture(config))
+    assert after.keys() == specs_of(shapes, dtype="float32", quantization=quantization).keys()
+    for name, shape in shapes.items():
+        if quantization.covers(name, shape):
+            error = (quantization.dequantized(name, after) - before[name]).abs().max()
+            assert 0 < error <= before[name].abs().max() / HALF_STEP
+        else:
+            assert torch.equal(after[name], before[name])
+
+
+def test_transformers_loads_a_folder_of_blocks_with_the_weights_that_we_mean(folder, tmp_path):
+    found = quantized_folder(folder, tmp_path / "q", "fp8-block", ignore=["layers.1.self_attn"])
+    quantization, held = read_quantization(read_config(found)), HfCheckpoint(found)
+    options = {"dtype": torch.float32, "quantization_config": FineGrainedFP8Config(dequantize=True)}
+    model = AutoModelForCausalLM.from_pretrained(found, **options)
+    for name, parameter in model.named_parameters():
+        is_covered = quantization.covers(name, tuple(parameter.shape))
+        assert is_covered == ("_proj" in name and "layers.1.self_attn" not in name)
+        assert torch.equal(
+            parameter.detach(), quantization.dequantized(name, held) if is_covered else held[name]
+        )
+
+
+@pytest.mark.parametrize("method", ["fp8-channel", "int4"])
+def test_what_is_ignored_is_found_under_a_name_that_stacks_it_too(folder, tmp_path, method):
+    found = quantized_folder(folder, tmp_path / "q", method, ignore=["layers.1.self_attn"])
+    quantization = read_quantization(read_config(found))
+    assert quantization.ignores("model.layers.1.self_attn.qkv_proj")  # SGLang's
+    assert not quantization.ignores("model.layers.11.self_attn.qkv_proj")
+    assert not quantization.ignores("model.layers.1.mlp.gate_up_proj")
+
+
+def test_what_is_ignored_must_be_there(folder, tmp_path):
+    with pytest.raises(CheckpointError, match="--ignore self_atn: no linear layer left has it"):
+        quantized_folder(folder, tmp_path / "q", "int4", ignore=["self_atn"])
+    assert not (tmp_path / "q").exists()
+
+
+def test_a_folder_is_not_quantised_twice(folder, tmp_path):
+    first = quantized_folder(folder, tmp_path / "q", "fp8-tensor")
+    with pytest.raises(CheckpointError, match=r"its config\.json has quantization_config"):
+        quantized_folder(first, tmp_path / "qq", "fp8-tensor")
+
+
+def test_a_folder_with_a_weight_that_is_not_finite_leaves_nothing(folder, tmp_path):
+    values = dict(HfCheckpoint(folder))
+    name = "model.layers.1.mlp.down_proj.weight"
+    values[name] = values[name].clone().index_fill_(0, torch.tensor([3]), float("nan"))
+    save_hf(tmp_path / "damaged", values.items(), config_from=folder)
+    with pytest.raises(CheckpointError, match=r"layers\.1\.mlp\.down_proj\.weight: cannot be quantised"):
+        quantized_folder(tmp_path / "damaged", tmp_path / "q", "int4")
+    assert [path.name for path in tmp_path.iterdir()] == ["damaged"]

@@ -1,0 +1,52 @@
+"""What the package answers to core: folders whose weights are not what config.json says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from slime_core.config.build import BuildContext
+from slime_core.config.load import load_settings
+from slime_core.plugins.registry import Registry
+from slime_models import hooks
+from slime_models.family.families.llama import LLAMA
+from slime_models.hf.folder import save_hf
+
+from .conftest import tiny_config
+
+
+def problems(folder):
+    settings = load_settings(
+        [], ["--hf-checkpoint", str(folder), "--rollout-batch-size", "2", "--rollout-max-response-len", "8"],
+        registry=Registry(),
+    )  # fmt: skip
+    build = BuildContext(
+        settings=settings, registry=Registry(), tokenizer=None, model_path=Path(folder), run_dir=Path()
+    )
+    return [str(problem) for problem in hooks.slime_check_build(build)]
+
+
+def test_weights_are_held_against_config_json_before_anything_starts(tmp_path):
+    config = tiny_config("llama", tie_word_embeddings=True)
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source/config.json").write_text(json.dumps(config))
+    shapes = LLAMA.hf_shapes(LLAMA.architecture(config))
+    weights = ((name, torch.zeros(shape)) for name, shape in shapes.items())
+    folder = save_hf(tmp_path / "model", weights, config_from=tmp_path / "source")
+    assert problems(folder) == []
+    (folder / "config.json").write_text(json.dumps(config | {"num_key_value_heads": 4}))
+    assert problems(folder) == [
+        f"model.hf_checkpoint: found {folder}: model.layers.0.self_attn.k_proj.weight: found shape (12, 20); wanted "
+        "(24, 20), by config.json: num_key_value_heads x head_dim = 24; wanted weights that its config.json describes"
+    ]
+    (folder / "config.json").write_text(json.dumps(config | {"hidden_act": "relu"}))
+    (problem,) = problems(folder)
+    assert "hidden_act: found 'relu'; wanted 'silu'" in problem
+
+
+def test_names_folders_without_weights_and_foreign_families_are_left_to_others(tmp_path):
+    assert problems("smollm2-135m") == problems(tmp_path / "nowhere") == problems(tmp_path) == []
+    (tmp_path / "config.json").write_text('{"model_type": "gpt_neox"}')
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    assert problems(tmp_path) == []

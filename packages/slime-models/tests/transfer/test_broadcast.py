@@ -1,0 +1,144 @@
+"""Transport `distributed`: what arrives, and what happens when either side fails."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from slime_core.errors import WeightSyncError
+from slime_models.tensor_spec import Spec
+from slime_models.transfer.broadcast import (
+    Broadcast,
+    BroadcastChannel,
+    call_off,
+    open_store,
+    receive_broadcast,
+)
+from slime_models.transfer.fingerprint import fingerprint
+from slime_models.transfer.manifest import check_manifest
+
+from .updates import SHAPES, bits, plan_of, tensors
+
+
+@pytest.fixture
+def meeting():
+    """A store and the channel of a group that meets there."""
+    store = open_store("127.0.0.1", 60)
+    channel = BroadcastChannel(
+        host="127.0.0.1", port=store.port, key="k", secret="s", n_receivers=1, timeout_s=60
+    )
+    return store, channel
+
+
+def broadcast(channel, work, file, capacity=4096):
+    """Run a sender's work and a receiver side by side; returns what the receiver returns or raises."""
+
+    def sending():
+        with Broadcast(plan_of("distributed", channel)) as sender:
+            work(sender)
+
+    with ThreadPoolExecutor(2) as threads:
+        received = threads.submit(receive_broadcast, channel, 1, file, capacity=capacity)
+        sent = threads.submit(sending)
+        return sent, received
+
+
+def test_a_broadcast_brings_every_byte(meeting, tmp_path):
+    values = tensors(1, torch.bfloat16)
+
+    def work(sender):
+        for name, tensor in values.items():
+            sender.put([(name, tensor)], {name: fingerprint(tensor)})
+        sender.end()
+
+    _, received = broadcast(meeting[1], work, tmp_path / "w")
+    data = (tmp_path / "w").read_bytes()
+    manifest = received.result()
+    specs = {name: Spec(shape=shape, dtype="bfloat16") for name, shape in SHAPES.items()}
+    check_manifest(manifest, specs, version="7")
+    for entry in manifest.entries:
+        arrived = data[entry.offset : entry.offset + entry.n_bytes]
+        assert arrived == bits(values[entry.name]).numpy().tobytes()
+        assert entry.fingerprint == fingerprint(values[entry.name])
+
+
+def test_a_receiver_drops_what_is_too_much_and_says_what_came(meeting, tmp_path):
+    def work(sender):
+        for name in ("a", "more"):
+            sender.put([(name, torch.ones(16))], {name: 1})
+        sender.end()
+
+    _, received = broadcast(meeting[1], work, tmp_path / "w", capacity=64)
+    assert [entry.name for entry in received.result().entries] == ["a", "more"]
+    assert (tmp_path / "w").stat().st_size == 64
+
+
+def test_a_sender_that_fails_in_a_broadcast_frees_the_receiver(meeting, tmp_path):
+    def work(sender):
+        sender.put([("a", torch.ones(16))], {"a": 1})
+        raise RuntimeError("no more")
+
+    sent, received = broadcast(meeting[1], work, tmp_path / "w")
+    assert str(sent.exception()) == "no more"
+    with pytest.raises(WeightSyncError, match="the sender left or hung"):
+        received.result()
+
+
+def test_a_receiver_that_dies_in_a_broadcast_frees_the_sender(meeting, tmp_path):
+    _, channel = meeting
+    assert "secret" not in repr(channel)
+    program = (
+        "import pickle\nfrom slime_models.transfer.broadcast import *\n"
+        f"receive_broadcast(pickle.loads({pickle.dumps(channel)!r}), 1, Path({str(tmp_path / 'w')!r}), capacity=4096)"
+    )
+    receiver = subprocess.Popen([sys.executable, "-c", program])
+    with (
+        receiver,
+        pytest.raises(WeightSyncError, match="version 7: a receiver left or hung"),
+        Broadcast(plan_of("distributed", channel)) as sender,
+    ):
+        sender.put([("a", torch.ones(16))], {"a": 1})
+        receiver.kill()
+        while True:  # what sockets take in advance has an end
+            sender.put([("a", torch.ones(100_000))], {"a": 1})
+    assert receiver.returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("stranger", ["sender", "receiver"])
+def test_who_does_not_know_the_secret_neither_sends_nor_receives_a_byte(meeting, tmp_path, stranger):
+    _, channel = meeting
+    other = dataclasses.replace(channel, secret="guessed")
+    of_sender, of_receiver = (other, channel) if stranger == "sender" else (channel, other)
+    with ThreadPoolExecutor(2) as threads:
+        received = threads.submit(receive_broadcast, of_receiver, 1, tmp_path / "w", capacity=64)
+        sent = threads.submit(Broadcast(plan_of("distributed", of_sender)).__enter__)
+    with pytest.raises(WeightSyncError, match="a member of the group does not know its secret"):
+        received.result()
+    with pytest.raises(WeightSyncError, match="version 7: no group formed: "):
+        sent.result()
+    assert not (tmp_path / "w").exists()
+
+
+def test_groups_meet_where_no_other_host_reaches_them(meeting):
+    _, channel = meeting
+    listening = [
+        line.split()[1]
+        for table in ("/proc/net/tcp", "/proc/net/tcp6")
+        for line in Path(table).read_text().splitlines()
+        if line.split()[3] == "0A" and line.split()[1].endswith(f":{channel.port:04X}")
+    ]
+    assert listening == [f"0100007F:{channel.port:04X}"]  # 127.0.0.1, of this byte order
+
+
+def test_an_update_that_is_called_off_frees_the_sender(meeting):
+    store, channel = meeting
+    call_off(store, channel)
+    with pytest.raises(WeightSyncError, match="version 7: the receiving side called it off"):
+        Broadcast(plan_of("distributed", channel)).__enter__()

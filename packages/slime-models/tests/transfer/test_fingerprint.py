@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from slime_models.transfer import fingerprint as module
+from slime_models.transfer.fingerprint import fingerprint
+from torch import Tensor
+
+MODULUS = 1 << 64
+
+
+def reference(tensor: Tensor) -> int:
+    """The checksum, spelled out a word at a time in Python's integers, from its docstring."""
+
+    def splitmix_weight(position: int, stream: int) -> int:
+        value = ((position + 1) << 2 | stream) * 0x9E3779B97F4A7C15 % MODULUS
+        for multiplier in (0xBF58476D1CE4E5B9, 0x94D049BB133111EB):
+            value = (value ^ signed_shift(value, 29)) * multiplier % MODULUS
+        return value ^ signed_shift(value, 31) | 1
+
+    def signed_shift(value: int, bits: int) -> int:
+        return ((value - MODULUS if value >> 63 else value) >> bits) % MODULUS
+
+    def weighted(data: bytes) -> int:
+        words = [int.from_bytes(data[i : i + 8], "little") for i in range(0, len(data), 8)]
+        return sum(
+            splitmix_weight(i % 4096, 1) * splitmix_weight(i // 4096, 2) * (word + signed_shift(word, 32))
+            for i, word in enumerate(words)
+        )
+
+    data = bytes(tensor.contiguous().reshape(-1).view(torch.uint8).tolist())
+    whole = len(data) // 8 * 8
+    total = weighted(data[:whole]) + weighted(data[whole:].ljust(8, b"\0")) * 0x9E3779B97F4A7C15
+    text = f"{total % MODULUS} {tensor.dtype} {tuple(tensor.shape)}"
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 5), (4, 4), (41, 401), (3 * 4096 * 4 + 5,)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_sum_is_the_one_spelled_out(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    tensor = random(*shape, dtype=dtype)
+    assert fingerprint(tensor) == reference(tensor)
+
+
+def test_pieces_do_not_show_in_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensor = random(3, 70_001)
+    whole = fingerprint(tensor)
+    for piece_bytes in (1, 3 * 8 * 4096):
+        monkeypatch.setattr(module, "_PIECE_BYTES", {"cpu": piece_bytes})
+        assert fingerprint(tensor) == whole
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_any_flipped_bit_shows(data: st.DataObject) -> None:
+    dtype = data.draw(st.sampled_from([torch.bfloat16, torch.float32, torch.float64, torch.int8]))
+    tensor = random(data.draw(st.integers(1, 5)), data.draw(st.integers(1, 2000)), dtype=torch.float32).to(
+        dtype
+    )
+    flipped = tensor.clone()
+    raw = flipped.view(torch.uint8).reshape(-1)
+    raw[data.draw(st.integers(0, raw.numel() - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    assert fingerprint(flipped) != fingerprint(tensor)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_two_swapped_elements_show(data: st.DataObject) -> None:
+    tensor = torch.tensor(data.draw(st.lists(st.floats(width=16), min_size=2, max_size=60))).bfloat16()
+    i, j = (data.draw(st.integers(0, tensor.numel() - 1)) for _ in range(2))
+    swapped = tensor.clone()
+    swapped[[i, j]] = swapped[[j, i]]
+    same = torch.equal(swapped.view(torch.int16), tensor.view(torch.int16))
+    assert (fingerprint(swapped) == fingerprint(tensor)) == same
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows=st.integers(2, 50), columns=st.integers(2, 50), seed=st.integers(0, 2**31), data=st.data())
+def test_swapped_rows_swapped_columns_and_transposition_show(
+    rows: int, columns: int, seed: int, data: st.DataObject
+) -> None:
+    tensor = random(rows, columns, seed=seed)
+    i, j = data.draw(st.permutations(range(rows)))[:2]
+    k, m = data.draw(st.permutations(range(columns)))[:2]
+    rows_swapped, columns_swapped = tensor.clone(), tensor.clone()
+    rows_swapped[[i, j]] = tensor[[j, i]]
+    columns_swapped[:, [k, m]] = tensor[:, [m, k]]
+    prints = {fingerprint(x) for x in (tensor, rows_swapped, columns_swapped, tensor.T)}
+    assert len(prints) == 4
+
+
+def test_rows_with_equal_sums_show_when_swapped() -> None:
+    tensor = torch.tensor([[1.0, 2, 3, 4, 5, 6, 7, 8], [8.0, 7, 6, 5, 4, 3, 2, 1]])
+    assert fingerprint(tensor) != fingerprint(tensor.flip(0))
+
+
+def test_words_that_differ_in_their_top_bit_only_show_when_swapped() -> None:
+    tensor = torch.zeros(2, 4, dtype=torch.bfloat16)
+    tensor[1, 3] = -0.0
+    assert fingerprint(tensor) != fingerprint(tensor.flip(0))
+
+
+def test_symmetric_matrix_in_another_shape_or_dtype_is_another_tensor() -> None:
+    zeros = torch.zeros(4, 4)
+    others = [zeros.reshape(2, 8), zeros.reshape(16), zeros.int(), zeros.bfloat16(), torch.zeros(4, 5)]
+    assert len({fingerprint(x) for x in (zeros, *others)}) == 6
+
+
+def test_strides_and_alignment_do_not_show() -> None:
+    tensor = random(33, 17)
+    shifted = torch.cat([torch.zeros(1).bfloat16(), tensor.reshape(-1)])[1:].reshape(33, 17)
+    wide = torch.cat([tensor, tensor], dim=1)[:, :17]
+    for same in (tensor.T.contiguous().T, shifted, wide, tensor.clone().requires_grad_()):
+        assert fingerprint(same) == fingerprint(tensor)
+
+
+def test_no_two_of_many_tensors_share_a_fingerprint() -> None:
+    assert len({fingerprint(random(8, 8, seed=seed)) for seed in range(2000)}) == 2000
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("shape", [(0,), (3, 5), (4097, 1234), (40_000_001,)])
+def test_device_does_not_show(shape: tuple[int, ...]) -> None:
+    tensor = random(*shape)
+    assert fingerprint(tensor.cuda()) == fingerprint(tensor)

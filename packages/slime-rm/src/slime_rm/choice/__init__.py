@@ -1,0 +1,1 @@
+"""Rewards for questions with options: which option a response decides for."""

@@ -1,0 +1,1 @@
+"""Running an untrusted Python program in Linux namespaces."""

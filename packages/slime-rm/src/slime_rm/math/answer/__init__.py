@@ -1,0 +1,1 @@
+"""What an answer in mathematics says: its structure, and when two are the same."""

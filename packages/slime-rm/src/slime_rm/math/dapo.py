@@ -1,0 +1,88 @@
+"""The reward `dapo`: whether the last line `Answer: ...` is the label."""
+
+from __future__ import annotations
+
+import re
+
+from slime_core.rewards.results import Grade
+from slime_core.rewards.workers.calling import preloads
+from slime_core.samples import Sample
+
+from slime_rm.math.answer.notation import same_writing
+from slime_rm.math.boxed import last_boxed
+from slime_rm.math.number_text import NUMBER, leaves_number
+from slime_rm.math.same_answer import PRELOAD, SAME, Comparison, compare
+from slime_rm.text.ending import without_special_tokens
+from slime_rm.text.labels import label_of
+
+_ANSWER_LINE = re.compile(r"(?<![^\W_])answer[*_` \t]*[:：][ \t]*([^\n]*)", re.IGNORECASE)
+_MARKUP = '*_ \t`"“”'
+_DISPLAY = {"$$": "$$", "$": "$", "\\[": "\\]", "\\(": "\\)"}
+_SAYS_IS = re.compile(
+    r"(?:the\s+)?(?:final\s+)?(?:answer|value|result|total|number)\s+(?:is|equals|=)\s*:?\s*", re.IGNORECASE
+)
+_NUMBER_AND_UNIT = re.compile(rf"({NUMBER})(.*)")
+STRICT_WINDOW = 100
+"""Characters at the end of a response in which `strict_box` looks for the box."""
+
+
+@preloads(*PRELOAD)
+def dapo(sample: Sample, *, window_characters: int = 300, strict_box: bool = False) -> Grade:
+    r"""Score 1.0 when the last line `Answer: ...` gives the label, else -1.0.
+
+    The answer may be boxed, in bold or between dollar signs, and is compared as mathematics (`answers.compare`).
+    Special tokens at the end do not count, nor does the unit after a number (`number_text.leaves_number`) where the
+    label has none. The part `acc` is 1.0 or 0.0, the detail `pred` what was read.
+
+    Args:
+        sample: scored.
+        window_characters: the line must begin within this many characters of the end.
+        strict_box: instead, the last `\boxed{...}` within the last 100 characters must be written as the label is.
+
+    Raises:
+        SampleError: the sample has no label.
+
+    Source: DAPO (arXiv:2503.14476) as in slime/rollout/rm_hub/math_dapo_utils.py, from which we differ in taking
+    labels as they are (there they are cut to integers, so that 3 is right for 3.7, and text ends the rollout).
+    """
+    label = label_of(sample)
+    response = without_special_tokens(sample.response)
+    if strict_box:
+        pred = last_boxed(response[-STRICT_WINDOW:])
+        right = pred is not None and same_writing(label.strip(), pred)
+        return _graded(right, pred, "same writing" if right else "different")
+    pred = _answer(response[-window_characters:])
+    if pred is None:
+        return _graded(False, None, "no line 'Answer: ...'")
+    comparison: Comparison = compare(label, pred if re.search(r"[^\W\d]", label) else _without_unit(pred))
+    return _graded(comparison in SAME, pred, comparison)
+
+
+def _answer(text: str) -> str | None:
+    """Return what the last `Answer:` of `text` is followed by on its line, or on the next when that is empty."""
+    found = None
+    for found in _ANSWER_LINE.finditer(text):  # noqa: B007  # the last one is wanted
+        pass
+    if found is None:
+        return None
+    rest = text[found.start(1) :].lstrip(_MARKUP + "\n")
+    answer = rest.partition("\n")[0].strip(_MARKUP)
+    if answer in _DISPLAY:
+        answer = rest.removeprefix(answer).partition(_DISPLAY[answer])[0].strip()
+    answer = answer.removesuffix(".").strip(_MARKUP)
+    if answer.count("}") > answer.count("{"):  # of a command around the word: \textbf{Answer:} 42
+        answer = answer.removeprefix("}") if answer.startswith("}") else answer.removesuffix("}")
+    return last_boxed(answer) or _SAYS_IS.sub("", answer, count=1).strip()
+
+
+def _without_unit(answer: str) -> str:
+    """Return the number of an answer such as `100 dollars`; other answers as they are."""
+    bare = answer.replace("$", "") if answer.count("$") == 2 else answer
+    found = _NUMBER_AND_UNIT.fullmatch(bare.strip())
+    return found[1] if found is not None and found[2].strip() and leaves_number(found[2]) else answer
+
+
+def _graded(right: bool, pred: str | None, why: str) -> Grade:
+    return Grade(
+        score=1.0 if right else -1.0, parts={"acc": float(right)}, details={"pred": pred, "why": why}
+    )

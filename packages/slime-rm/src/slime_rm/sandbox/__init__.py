@@ -1,1 +1,0 @@
-"""Running Python that nobody trusts: `running` outside, `confine` and `filter` inside."""

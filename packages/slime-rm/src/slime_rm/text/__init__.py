@@ -1,0 +1,1 @@
+"""Rewards that compare texts, and what all rewards read of a response."""

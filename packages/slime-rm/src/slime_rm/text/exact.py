@@ -1,0 +1,20 @@
+"""The reward `exact`: whether response and label are the same text."""
+
+from __future__ import annotations
+
+from slime_core.samples import Sample
+
+from slime_rm.text.ending import without_special_tokens
+from slime_rm.text.labels import label_of
+
+
+def exact(sample: Sample) -> float:
+    """Return 1.0 when response and label are the same text, blanks at both ends aside, else 0.0.
+
+    Special tokens at the end of the response (`ending.without_special_tokens`) do not count, unless the label has them.
+
+    Raises:
+        SampleError: the sample has no label.
+    """
+    wanted = label_of(sample).strip()
+    return float(wanted in (sample.response.strip(), without_special_tokens(sample.response).lstrip()))

@@ -1,0 +1,117 @@
+"""Checks of the number of engines, and of external servers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from slime_core.config.settings import Settings
+from slime_core.errors import ConfigError, PluginError, Problem
+from slime_core.plugins.registry import Registry
+from slime_models.groups import TRANSPORTS
+
+from slime_sglang.http.api_key import read_key
+from slime_sglang.server.process import is_local_address
+from slime_sglang.settings.section import FleetSection
+
+
+def unread_flags(settings: Settings) -> Iterator[Problem]:
+    """Refuse flags that only this engine reads, where another one is chosen; a recipe may hold such settings for both."""
+    engine = settings.rollout.rollout_engine
+    for (table, field), origin in settings.origins.items():
+        if table in ("sglang", "fleet") and origin.startswith("--"):
+            yield Problem(
+                f"{table}.{field}",
+                f"{origin} with --rollout-engine {engine}, which does not read it",
+                "--rollout-engine sglang, or not this flag",
+            )
+
+
+def gpu_problems(fleet: FleetSection) -> Iterator[Problem]:
+    """Refuse numbers of GPUs and engines that do not add up."""
+    total, each = fleet.rollout_num_gpus, fleet.rollout_num_gpus_per_engine
+    if total is not None and total % each and fleet.sglang_config is None:
+        yield Problem(
+            "fleet.rollout_num_gpus",
+            f"{total} with rollout_num_gpus_per_engine {each}",
+            f"a multiple of {each}",
+            f"{total % each} would be left over",
+        )
+    n_engines, n_reading = (total or each) // each, fleet.prefill_num_servers
+    if n_reading and fleet.sglang_config is not None:
+        yield Problem(
+            "fleet.prefill_num_servers",
+            f"{n_reading} beside sglang_config",
+            "one of them",
+            "groups of the file say it by worker_type: prefill and worker_type: decode",
+        )
+    elif n_reading and n_reading >= n_engines and not fleet.rollout_external_engine_addrs:
+        yield Problem(
+            "fleet.prefill_num_servers",
+            f"{n_reading} of {n_engines} engines",
+            f"{n_engines - 1} at most" if n_engines > 1 else "2 engines at least",
+            "one has to generate; --rollout-num-gpus says how many engines there are",
+        )
+
+
+def external_problems(fleet: FleetSection, transport: str | None, registry: Registry) -> Iterator[Problem]:
+    """Refuse addresses that are none or that weights do not reach, and settings of engines that the run would start.
+
+    Args:
+        fleet: the settings.
+        transport: by which weights go to the servers; None where none do.
+        registry: the installed plugins.
+    """
+    addresses = fleet.rollout_external_engine_addrs
+    yield from _key_problems(fleet)
+    for name, value in (
+        ("rollout_num_gpus", fleet.rollout_num_gpus),
+        ("sglang_config", fleet.sglang_config),
+        ("prefill_num_servers", fleet.prefill_num_servers or None),
+    ):
+        if addresses and value is not None:
+            yield Problem(
+                f"fleet.{name}",
+                f"{value} beside rollout_external_engine_addrs",
+                "one of them",
+                "external engines bring their own GPUs and arguments",
+            )
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 65536 or addresses.count(address) > 1:
+            yield Problem(
+                "fleet.rollout_external_engine_addrs", repr(address), "host:port, each of them once"
+            )
+        elif not is_local_address(address) and transport and not _crosses_hosts(transport, registry):
+            yield Problem(
+                "train.update_weight_transport",
+                f"{transport}, and the engine {address} on another host",
+                "disk, in full",
+                "this transport goes by the memory of one host; give --update-weight-transport disk, and an "
+                "--output-dir that both hosts see under one name",
+            )
+
+
+def _crosses_hosts(transport: str, registry: Registry) -> bool:
+    """Return whether updates by a transport reach servers on other hosts; of one that is not there others tell."""
+    try:
+        return bool(registry.resolve(TRANSPORTS.name, transport).crosses_hosts)
+    except PluginError:
+        return True
+
+
+def _key_problems(fleet: FleetSection) -> Iterator[Problem]:
+    """Refuse a file that holds no key, and one that nobody asks for."""
+    path = fleet.rollout_external_key_file
+    if path is None:
+        return
+    if not fleet.rollout_external_engine_addrs and fleet.sglang_router_ip is None:
+        yield Problem(
+            "fleet.rollout_external_key_file",
+            f"{path}, and nothing that runs already",
+            "rollout_external_engine_addrs or sglang_router_ip beside it",
+            "servers that the run starts ask for a key that it makes",
+        )
+    try:
+        read_key(path, where="fleet.rollout_external_key_file")
+    except ConfigError as error:
+        yield from error.problems

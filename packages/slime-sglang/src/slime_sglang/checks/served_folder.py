@@ -1,0 +1,94 @@
+"""Checks of the folder that servers start from (`--sglang-model-path`): whether it can be served and updated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from slime_core.config.build import BuildContext
+from slime_core.errors import CheckpointError, DataError, Problem
+from slime_models.hf.folder import HfCheckpoint, read_config
+from slime_models.quantization.config import read_quantization
+from slime_models.quantization.scheme import Quantization, specs_of
+from slime_models.transfer.manifest import listed
+
+from slime_sglang.inside.parameters import STACKED
+from slime_sglang.server.command import Device, visible_device
+from slime_sglang.settings.model_family import model_family
+
+_WHERE = "sglang.model_path"
+_STACKED_PARTS = frozenset(part for parts in STACKED.values() for part in parts)
+
+
+def served_problems(build: BuildContext, folder: Path) -> Iterator[Problem]:
+    """Yield why servers cannot start from a folder, or why the trainer's updates cannot be quantised to its tensors."""
+    family = model_family(build)
+    try:
+        config = read_config(folder)
+        architecture = family.architecture(config)
+        quantization = read_quantization(config)
+    except DataError as error:
+        yield Problem(_WHERE, f"{folder}: {error}", "the run's model, quantised by `slime convert quantize`")
+        return
+    if architecture != family.architecture(read_config(build.model_path)):
+        yield Problem(
+            _WHERE,
+            f"{folder}, whose config.json describes another model",
+            f"one of the shapes of {build.model_path}",
+        )
+        return
+    shapes = family.hf_shapes(architecture)
+    if quantization is not None:
+        yield from not_computed(quantization, shapes, model_type=family.model_type, device=visible_device())
+    specs = specs_of(shapes, dtype="bfloat16", quantization=quantization)
+    try:
+        missing = sorted(specs.keys() - HfCheckpoint(folder).keys())
+    except CheckpointError as error:
+        yield Problem(_WHERE, str(error), "a whole Hugging Face folder")
+        return
+    if missing:
+        yield Problem(
+            _WHERE,
+            f"{folder}, which lacks {listed(missing)}, for which its config.json asks",
+            "a folder that `slime convert quantize` wrote",
+        )
+
+
+def not_computed(
+    quantization: Quantization, shapes: Mapping[str, tuple[int, ...]], *, model_type: str, device: Device
+) -> Iterator[Problem]:
+    """Yield what SGLang cannot compute on a device, or not after an update; `shapes` are those of the trainer's tensors."""
+    covered = {name: shape for name, shape in shapes.items() if quantization.covers(name, shape)}
+    block = quantization.rows if quantization.rows is not None and quantization.rows > 1 else None
+    if block is None:
+        if device == "cuda":
+            yield Problem(
+                _WHERE,
+                "float8 by tensor or channel, or integers of 4 bits, on a GPU",
+                "float8 by blocks (fp8-block)",
+                "SGLang 0.5.23 keeps the others in a layout of its kernels' into which no update can be loaded",
+            )
+        elif experts := [name for name in covered if ".experts." in name]:
+            yield Problem(
+                _WHERE,
+                f"{experts[0]} in few bits by other than blocks, without a GPU",
+                "float8 by blocks (fp8-block), or experts as they are",
+                "quantise anew with --ignore experts",
+            )
+        return
+    is_stacked = {name: name.split(".")[-2] in _STACKED_PARTS for name in covered}
+    if straddling := [name for name, shape in covered.items() if is_stacked[name] and shape[0] % block]:
+        name = straddling[0]
+        yield Problem(
+            _WHERE,
+            f"{name} of {shapes[name][0]} rows, one of {len(straddling)} such tensors, in blocks of {block}",
+            f"a multiple of {block}: SGLang stacks it with others",
+            f"quantise anew with --ignore {name.split('.')[-3]}, or by another format",
+        )
+    if model_type == "llama":
+        yield Problem(
+            _WHERE,
+            "float8 by blocks of a llama",
+            "another format",
+            "SGLang 0.5.23 looks for a llama's scales under another name, and would serve without them",
+        )

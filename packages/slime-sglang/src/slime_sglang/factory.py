@@ -1,0 +1,205 @@
+"""`create_engine`: the engine of a run from its settings, one server or a fleet of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from slime_core.config.build import BuildContext
+from slime_core.config.derive import compute_dtype
+from slime_core.config.factories import EngineFactory, trainer_factory
+from slime_core.errors import ConfigError, Problem
+from slime_core.protocols import RolloutEngine
+from slime_core.run.assemble import resolve_model
+from slime_models.hf.folder import read_config
+from slime_models.transfer.receiver import UpdateReceiver
+
+from slime_sglang.engine import SglangEngine
+from slime_sglang.fleet.address_book import AddressBook
+from slime_sglang.fleet.fleet import EngineFleet
+from slime_sglang.fleet.replica import Replica
+from slime_sglang.fleet.router import Router
+from slime_sglang.fleet.supervisor import EngineSupervisor
+from slime_sglang.http.api_key import new_key, read_key
+from slime_sglang.server.command import gpu_arguments, visible_device
+from slime_sglang.settings.model_family import model_family
+from slime_sglang.settings.section import ROUTED_EXPERTS, FleetSection, SglangSection
+from slime_sglang.settings.server import ServerSettings
+from slime_sglang.settings.topology import EnginePlacement, ServedModel, ServingTopology, serving_topology
+from slime_sglang.weights.receiver import create_receiver
+
+
+def _create_engine(build: BuildContext) -> RolloutEngine:
+    """Return the engine for a run. Entry point `sglang` of the group `slime.engines`."""
+    section, fleet = build.section(SglangSection), build.section(FleetSection)
+    train = build.settings.train
+    topology = serving_topology(fleet, checkpoint=build.settings.model.hf_checkpoint)
+    (policy,) = topology.policies
+    addresses = fleet.rollout_external_engine_addrs
+    placements = [EnginePlacement(0) for _ in addresses] or topology.placements(policy)
+    if not addresses:
+        _check_gpus(topology)
+    own_key, external_key = new_key(), external_key_of(fleet)
+    common = ServerSettings(
+        model_path=section.model_path or build.model_path,
+        dtype=section.dtype if section.dtype != "auto" else compute_dtype(train),
+        key=external_key if addresses else own_key,
+        section=section,
+        folder=build.run_dir / "sglang",
+        arguments=_memory_arguments(build),
+        returns_routed_experts=ROUTED_EXPERTS in build.engine_needs,
+        keeps_cache=train.update_weights_in_flight == "keep",
+        is_updated=trainer_factory(train, build.registry).capabilities.learns,
+        n_ranks_in_all=topology.num_ranks,
+    )
+    receiver = _receiver(build, common)
+    needs_fleet = addresses or fleet.sglang_config or fleet.has_router or fleet.use_fault_tolerance
+    if not needs_fleet and len(placements) == 1:
+        return SglangEngine(_placed(common, placements[0]), receiver=receiver)
+
+    def make(number: int, restarts: int) -> SglangEngine:
+        settings = replace(
+            common,
+            name=f"server-{number}{_restart(restarts)}",
+            address=addresses[number] if addresses else None,
+        )
+        return SglangEngine(_placed(settings, placements[number]))
+
+    return EngineFleet(
+        _replicas("engine", len(placements), make, fleet),
+        section=fleet,
+        receiver=receiver,
+        tokenizer=build.tokenizer,
+        router=_router(build, len(placements), own_key, external_key) if fleet.has_router else None,
+        others=[_supervisor(build, topology, model, own_key) for model in topology.others],
+    )
+
+
+def context_limit(build: BuildContext) -> int | None:
+    """Return the most tokens of prompt and response that the servers take; None where the run does not configure them."""
+    section, fleet = build.section(SglangSection), build.section(FleetSection)
+    if fleet.rollout_external_engine_addrs or fleet.sglang_config is not None:
+        return None
+    own = str(section.server_args.get("context_length", ""))
+    if own.isdecimal():
+        return int(own)
+    limit = read_config(section.model_path or build.model_path).get("max_position_embeddings")
+    return limit if isinstance(limit, int) else None
+
+
+#: The entry point `sglang` of `slime.engines`.
+create_engine = EngineFactory(_create_engine, SglangEngine.capabilities, context_limit)
+
+
+def _receiver(build: BuildContext, settings: ServerSettings) -> UpdateReceiver:
+    """Return what receives the weight updates of the policy."""
+    train = build.settings.train
+    return create_receiver(
+        settings.model_path,
+        model_family(build) if settings.is_updated else None,
+        dtype=settings.dtype,
+        section=settings.section,
+        registry=build.registry,
+        disk_dir=Path(train.update_weight_disk_dir or build.run_dir / "weights"),
+        keep_files=train.update_weight_disk_keep_files,
+        owns_disk_dir=train.update_weight_disk_dir is None,
+        encoding=train.update_weight_delta_encoding,
+    )
+
+
+def _memory_arguments(build: BuildContext) -> dict[str, Any]:
+    """Return SGLang's argument for servers that release their GPUs' memory while the trainer works; none for others."""
+    releases = build.settings.cluster.offloads_rollout and visible_device() == "cuda"
+    return {"enable_memory_saver": True} if releases else {}
+
+
+def _placed(settings: ServerSettings, placement: EnginePlacement) -> ServerSettings:
+    """Return the settings of a server at a placement: its GPUs, role, and arguments over those that are there."""
+    gpus = gpu_arguments(settings.section.server_args, first=placement.first_gpu, count=placement.num_gpus)
+    return replace(
+        settings,
+        arguments={**settings.arguments, **placement.overrides, **gpus},
+        n_ranks=placement.num_gpus,
+        role=placement.role,
+    )
+
+
+def _replicas(
+    name: str, count: int, make: Callable[[int, int], SglangEngine], fleet: FleetSection
+) -> list[Replica]:
+    """Return `count` replicas; `make` gets the number of the replica and of the engines that it had before."""
+    restarts = fleet.rollout_engine_restarts
+    return [Replica(f"{name} {number}", partial(make, number), restarts=restarts) for number in range(count)]
+
+
+def _restart(number: int) -> str:
+    return f"-restart-{number}" if number else ""
+
+
+def _supervisor(
+    build: BuildContext, topology: ServingTopology, model: ServedModel, key: str
+) -> EngineSupervisor:
+    """Return the engines of a model that is not trained."""
+    fleet = build.section(FleetSection)
+    path = build.model_path if model.model_path is None else resolve_model(model.model_path, build.registry)
+    placements, config = topology.placements(model), read_config(path)
+    common = ServerSettings(
+        model_path=path,
+        dtype=str(config.get("dtype") or config.get("torch_dtype") or "auto"),
+        section=build.section(SglangSection),
+        folder=build.run_dir / "sglang",
+        arguments={"served_model_name": model.name, "incremental_streaming_output": False},
+        key=key,
+        n_ranks_in_all=topology.num_ranks,
+    )
+
+    def make(number: int, restarts: int) -> SglangEngine:
+        settings = replace(common, name=f"{model.name}-server-{number}{_restart(restarts)}")
+        return SglangEngine(_placed(settings, placements[number]))
+
+    return EngineSupervisor(
+        _replicas(model.name, len(placements), make, fleet),
+        section=fleet,
+        registry=AddressBook(build.run_dir, model.name),
+    )
+
+
+def _router(build: BuildContext, n_engines: int, own_key: str, external_key: str | None) -> Router:
+    section, fleet = build.section(SglangSection), build.section(FleetSection)
+    return Router(
+        fleet.router_policy or "",
+        address=(fleet.sglang_router_ip, fleet.sglang_router_port),
+        width=section.server_concurrency * n_engines,
+        section=section,
+        folder=build.run_dir / "sglang",
+        key=own_key if fleet.sglang_router_ip is None else external_key,
+    )
+
+
+def external_key_of(fleet: FleetSection) -> str | None:
+    """Return the API key of external servers and of a router that is joined; None where the settings name none.
+
+    Raises:
+        ConfigError: its file cannot be read.
+    """
+    path = fleet.rollout_external_key_file
+    return None if path is None else read_key(path, where="fleet.rollout_external_key_file")
+
+
+def _check_gpus(topology: ServingTopology) -> None:
+    import torch
+
+    if visible_device() == "cuda" and topology.num_gpus > torch.cuda.device_count():
+        raise ConfigError(
+            [
+                Problem(
+                    "GPUs of all engines",
+                    str(topology.num_gpus),
+                    f"at most {torch.cuda.device_count()}, which this process sees",
+                    "--rollout-num-gpus or --sglang-config says how many",
+                )
+            ]
+        )

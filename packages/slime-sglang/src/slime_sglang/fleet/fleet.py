@@ -1,0 +1,374 @@
+"""`EngineFleet`: the engine `sglang` over several servers: balances requests, updates all, and replaces those that fail."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import ExitStack, asynccontextmanager
+
+from slime_core.errors import DeadlineError, EngineError, WeightSyncError
+from slime_core.protocols import Completion, Fingerprint, SamplingParams, Tokenizer, TransferPlan
+from slime_core.weights.sync import check_fingerprints
+from slime_models.transfer.receiver import UpdateReceiver
+from slime_models.transfer.staging import StagedUpdate
+
+from slime_sglang.engine import SglangEngine
+from slime_sglang.fleet.load_balancer import pick
+from slime_sglang.fleet.replica import Replica
+from slime_sglang.fleet.router import Router
+from slime_sglang.fleet.supervisor import EngineSupervisor, gather_all
+from slime_sglang.generation.disaggregation import PrefillDecodePair
+from slime_sglang.generation.images import data_urls
+from slime_sglang.generation.response import PartialResponse
+from slime_sglang.http.client import ServerFaultError
+from slime_sglang.settings.section import FleetSection
+from slime_sglang.weights.protocol import NONE_SENT
+
+#: Engines that may fail at one request before it is given up: the request may be what makes them fail.
+_ATTEMPTS = 3
+#: What an engine does, by its role.
+_WORK = {"regular": "generate", "prefill": "prefill", "decode": "decode"}
+
+
+class EngineFleet:
+    """Generates by several SGLang servers. All methods must be called on the event loop that `start` ran on.
+
+    With `use_fault_tolerance` an engine that exits or hangs is taken out at once. Its requests continue at others from the
+    tokens that arrived, and a new engine takes its place, with the weights of the last update. Without it the first
+    failure is the caller's.
+
+    Prefill and decode engines are two pools: a request gets one of each. While they are paused or load an update, they are
+    drained: requests in flight are aborted, and continue from their tokens afterwards.
+
+    Args:
+        replicas: one for each engine.
+        section: settings of the fleet.
+        receiver: receives weight updates.
+        tokenizer: of the model, for responses that continue at another engine.
+        router: sends requests to the engines; None has them balanced here.
+        others: engines of models that are not trained: they are started and stopped with these.
+    """
+
+    capabilities = SglangEngine.capabilities
+
+    def __init__(
+        self,
+        replicas: Sequence[Replica],
+        *,
+        section: FleetSection,
+        receiver: UpdateReceiver,
+        tokenizer: Tokenizer,
+        router: Router | None = None,
+        others: Sequence[EngineSupervisor] = (),
+    ) -> None:
+        self._replicas, self._section, self._receiver = tuple(replicas), section, receiver
+        self._tokenizer, self._router = tokenizer, router
+        self._supervisor = EngineSupervisor(replicas, section=section, registry=router, join=self._join)
+        self._others = tuple(others)
+        roles = [replica.engine.role for replica in self._replicas]
+        self._pools = [
+            [replica for replica, own in zip(self._replicas, roles, strict=True) if own == role]
+            for role in ("regular", "prefill", "decode")
+            if role in roles
+        ]
+        self._is_disaggregated = len(self._pools) > 1
+        self._room_numbers = itertools.count(1)
+        self._n_drains = 0  # so far
+        self._n_draining = 0  # of them, not yet ended: while any is, requests wait
+        self._n_aborts = 0
+        # Held while an update or a pause reaches the engines: a new one joins before or after, not in between.
+        self._moving = asyncio.Lock()
+        self._is_paused = self._is_offloaded = False
+        self.weight_version = NONE_SENT
+
+    async def start(self) -> None:
+        """Start the router and all engines, and wait until they are ready.
+
+        Raises:
+            EngineError: one of them exited, or does not serve what this run needs.
+            DeadlineError: one was not ready in time.
+        """
+        try:
+            await gather_all([supervisor.start() for supervisor in (self._supervisor, *self._others)])
+        except (EngineError, DeadlineError):
+            await self.close()
+            raise
+
+    async def generate(
+        self,
+        tokens: Sequence[int],
+        params: SamplingParams,
+        *,
+        session_id: str | None = None,
+        images: Sequence[str] = (),
+    ) -> Completion:
+        """Generate one response to the prompt ids `tokens` with `images`; where an engine is lost, another one continues it.
+
+        Raises:
+            EngineError: refused, failed at by several engines, or no engine is left.
+            DeadlineError: no answer within `request_timeout_s`.
+            DataError: an image cannot be read.
+        """
+        if images and (self._router is not None or self._is_disaggregated):
+            what = "through a router" if self._router is not None else "to prefill and decode engines"
+            raise EngineError(f"images do not go {what}, which is not proven to work; do without it")
+        n_aborts = self._n_aborts
+        failed: list[Replica] = []
+        response = PartialResponse(
+            tokens,
+            params,
+            tokenizer=self._tokenizer,
+            images=data_urls(images),
+            newest=self.weight_version,
+        )
+        while True:
+            chosen = await self._choose(session_id, avoid=failed, n_aborts=n_aborts)
+            if chosen is None:
+                break
+            n_drains, engines = self._n_drains, [replica.engine for replica in chosen]
+            try:
+                await self._extend(response, engines, session_id)
+            except EngineError as error:
+                is_lost = any(engine.failure is not None for engine in engines)
+                if not is_lost and self._were_drained(n_drains, n_aborts):
+                    continue
+                is_fault = is_lost or isinstance(error, ServerFaultError)
+                if not (is_fault and self._section.use_fault_tolerance):
+                    raise
+                for suspect in chosen if self._router is None else self._replicas:
+                    suspect.engine.suspected.set()
+                if response.is_over:  # the engine was lost just after it had answered
+                    break
+                failed += chosen
+                if len(failed) == _ATTEMPTS * len(chosen):
+                    error.add_note(f"{_ATTEMPTS} engines in turn failed at this request")
+                    raise
+            else:
+                if not self._were_drained(n_drains, n_aborts):
+                    break
+                response.reopen()
+                if response.is_over:
+                    break
+        completion = response.completion(self.weight_version)
+        if chosen is not None and self._router is None:  # which chooses by itself
+            completion.metadata["replica"] = chosen[-1].name
+        return completion
+
+    async def abort(self) -> None:
+        """Abort every request in flight; each answers with its partial output and `abort`."""
+        self._n_aborts += 1
+        self._supervisor.notify()
+        await self._on_all(lambda replica: replica.engine.abort())
+        if self._router is not None:
+            await self._router.abort(lambda: self._on_all(lambda replica: replica.engine.abort_requests()))
+
+    async def pause(self) -> None:
+        """Stop generating, and keep the requests in flight."""
+        async with self._moving:
+            self._is_paused = True
+            if self._is_disaggregated:
+                await self._begin_drain()
+            else:
+                await self._on_all(lambda replica: replica.engine.pause())
+
+    async def resume(self) -> None:
+        """Go on after `pause`."""
+        async with self._moving:
+            self._is_paused = False
+            if self._is_disaggregated:
+                self._end_drain()
+            else:
+                await self._on_all(lambda replica: replica.engine.resume())
+
+    async def offload(self) -> None:
+        """Release the memory of weights and KV cache; `onload` takes it back."""
+        async with self._moving:
+            self._is_offloaded = True
+            await self._on_all(lambda replica: replica.engine.offload())
+
+    async def onload(self) -> None:
+        """Take the memory back. Weights that were released are undefined until the next update."""
+        async with self._moving:
+            self._is_offloaded = False
+            await self._on_all(lambda replica: replica.engine.onload())
+
+    async def open_update(self, transport: str, version: str) -> TransferPlan:
+        """Agree on a weight update by `transport`."""
+        return self._receiver.open(transport, version)
+
+    async def receive(self, plan: TransferPlan) -> Fingerprint:
+        """Receive the update once, and have every engine load it. An engine that is lost meanwhile gets it later.
+
+        Raises:
+            WeightSyncError: it is not the update agreed on, or a tensor is unknown, missing, misshapen or damaged; names
+                it. No engine serves it.
+            EngineError: an engine exited or failed; under fault tolerance, all of them.
+        """
+        with self._receiver.taking(plan):
+            try:
+                async with self._moving:
+                    update = await self._receiver.arrive(plan)
+                    async with self._drained():
+                        await self._on_all(lambda replica: self._load(replica, update))
+                while not self._has(plan.version):  # all were lost: the first that is replaced loads it
+                    await self._choose(None, avoid=(), n_aborts=self._n_aborts)
+            except BaseException:
+                await self._lose_those_with(plan.version)
+                raise
+        self.weight_version = plan.version
+        return update.fingerprint
+
+    async def close(self) -> None:
+        """Stop the router and all engines, and free everything. May be called twice."""
+        await gather_all([supervisor.close() for supervisor in (self._supervisor, *self._others)])
+        self._receiver.close()
+
+    async def _extend(
+        self, response: PartialResponse, engines: Sequence[SglangEngine], session_id: str | None
+    ) -> None:
+        """Have the chosen engines, or whichever the router takes, generate the rest of a response."""
+        stream = self._section.use_fault_tolerance  # otherwise nobody continues what arrived
+        if self._router is not None:
+            ready = [replica for replica in self._replicas if replica.is_ready]
+            stream = stream and all(replica.engine.can_stream for replica in ready)
+            await self._router.extend(response, stream=stream, session_id=session_id)
+            return
+        prefill_engine, decode_engine = engines[0], engines[-1]
+        stream = stream and decode_engine.can_stream
+        if not self._is_disaggregated:
+            await decode_engine.extend(response, stream=stream)
+            return
+        # The prefill engine counts the request at once, for the balance, though it is sent only when the decode engine's is.
+        with ExitStack() as expected:
+            expected.enter_context(prefill_engine.gate.expecting())
+            pair = PrefillDecodePair(
+                prefill_engine,
+                decode_engine,
+                port=prefill_engine.bootstrap_port,
+                room=next(self._room_numbers),
+                on_prefill=expected.close,
+            )
+            await decode_engine.extend(response, stream=stream, pair=pair)
+
+    async def _choose(
+        self, session_id: str | None, *, avoid: Sequence[Replica], n_aborts: int
+    ) -> list[Replica] | None:
+        """Return the replicas that get a request, one of each pool, waiting for those that are checked or replaced.
+
+        None where there was another abort after the first `n_aborts`.
+
+        Raises:
+            EngineError: none is left; says what became of each.
+        """
+        while n_aborts == self._n_aborts:
+            ready = [[replica for replica in pool if self._is_ready(replica)] for pool in self._pools]
+            if all(ready) and not self._n_draining:
+                return [
+                    pick([replica for replica in pool if replica not in avoid] or pool, session_id)
+                    for pool in ready
+                ]
+            for pool in self._pools:
+                if all(replica.state == "gone" for replica in pool):
+                    reasons = "\n".join(f"{replica.name}: {replica.reason}" for replica in pool)
+                    raise EngineError(f"no engine is left to {_WORK[pool[0].engine.role]}:\n{reasons}")
+            await self._supervisor.changed()
+        return None
+
+    def _is_ready(self, replica: Replica) -> bool:
+        """Whether a replica may get a request. Without fault tolerance each does, and a failure is the caller's."""
+        if not self._section.use_fault_tolerance:
+            return True
+        return replica.is_ready and not replica.engine.suspected.is_set()
+
+    def _has(self, version: str) -> bool:
+        """Whether an engine of each pool holds a version."""
+        return all(any(replica.engine.weight_version == version for replica in pool) for pool in self._pools)
+
+    @asynccontextmanager
+    async def _drained(self) -> AsyncIterator[None]:
+        """Have no engine hold a request within the context, where engines are disaggregated."""
+        if not self._is_disaggregated:
+            yield
+            return
+        try:
+            await self._begin_drain()
+            yield
+        finally:
+            self._end_drain()
+
+    async def _begin_drain(self) -> None:
+        """Abort the requests in flight, and hold them and all others back until `_end_drain` is called as often."""
+        self._n_drains += 1
+        self._n_draining += 1
+        await self._on_all(lambda replica: replica.engine.abort())
+
+    def _end_drain(self) -> None:
+        self._n_draining -= 1
+        self._supervisor.notify()
+
+    def _were_drained(self, n_drains: int, n_aborts: int) -> bool:
+        """Whether disaggregated engines were drained, or their requests aborted, since there were so many of both."""
+        return self._is_disaggregated and (n_drains, n_aborts) != (self._n_drains, self._n_aborts)
+
+    async def _on_all[T](self, call: Callable[[Replica], Awaitable[T]]) -> list[T]:
+        """Make a call to all engines at once, and return their answers.
+
+        The first failure ends it; under fault tolerance the engine that fails is lost, and the others go on.
+        """
+        if not self._section.use_fault_tolerance:
+            return await gather_all([call(replica) for replica in self._replicas])
+        asked = [(replica, replica.engine) for replica in self._replicas if replica.is_ready]
+        answers = await asyncio.gather(*(call(replica) for replica, _ in asked), return_exceptions=True)
+        good: list[T] = []
+        for (replica, engine), answer in zip(asked, answers, strict=True):
+            if isinstance(answer, EngineError | DeadlineError):
+                if replica.state == "serving" and replica.engine is engine:  # the supervisor was not faster
+                    replica.lose(str(answer))
+                    await engine.kill()  # which the supervisor sees
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                good.append(answer)
+        return good
+
+    async def _load(self, replica: Replica, update: StagedUpdate) -> None:
+        """Have one engine load an update, and compare what it then holds with what was sent.
+
+        Raises:
+            WeightSyncError: it refused it, or holds something else.
+        """
+        try:
+            held = await replica.engine.load(update)
+            check_fingerprints(update.fingerprint, held, version=update.version)
+        except WeightSyncError as error:
+            error.add_note(f"found by {replica.name}")
+            raise
+
+    async def _lose_those_with(self, version: str) -> None:
+        """Stop the engines that have loaded an update which failed: all engines serve one version."""
+        if version == self.weight_version:
+            return
+        ahead = [replica.engine for replica in self._replicas if replica.engine.weight_version == version]
+        why = f"it had loaded the update to version {version}, which failed"
+        await asyncio.gather(*(engine.lose(why) for engine in ahead))
+
+    async def _join(self, replica: Replica) -> None:
+        """Bring an engine that has just started to the others' weights and state, and have it serve.
+
+        Raises:
+            EngineError: the weights that the others hold are not staged any more.
+            WeightSyncError: it refused them, or holds something else then.
+        """
+        async with self._moving:
+            if self._receiver.kept is not None:
+                await self._load(replica, self._receiver.kept)
+            elif self.weight_version != NONE_SENT:
+                raise EngineError(
+                    f"{replica.name}: the last update failed, and no weights are staged to give it"
+                )
+            if self._is_paused and not self._is_disaggregated:
+                await replica.engine.pause()
+            if self._is_offloaded:
+                await replica.engine.offload()
+            await self._supervisor.admit(replica)

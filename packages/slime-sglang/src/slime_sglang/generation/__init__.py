@@ -1,0 +1,1 @@
+"""One response: the requests that generate it, and their answers."""

@@ -1,0 +1,1 @@
+"""HTTP calls to one server: deadlines, retries, concurrency and the API key."""

@@ -1,0 +1,120 @@
+"""Patches that let SGLang run on a machine without CUDA. Every change to foreign code that this package makes is here.
+
+SGLang 0.5.23 names CUDA in three places where it means "the device". SGLang itself calls `install` at the start of each
+of its processes (entry-point group `sglang.srt.plugins`); no other process is changed, and none that sees a GPU. On any
+machine, a process that starts after its parent has exited ends itself.
+A patch writes one line to the server's log when it is first taken. A test reads it there, and so fails once SGLang
+no longer needs the patch.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import logging
+import multiprocessing
+import os
+import pkgutil
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+from slime_core.errors import EngineError
+
+from slime_sglang.inside.device import is_active
+
+#: SGLang versions that the patches are written for: at least the first, below the second.
+SGLANG_VERSIONS = ("0.5.23", "0.6")
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Patch:
+    """One attribute that is replaced in SGLang's processes."""
+
+    name: str
+    """Its dotted name."""
+    reason: str
+    """Who calls it, and what happens without the patch."""
+    answer: Callable[..., Any]
+    """What takes its place."""
+
+    @property
+    def log_line(self) -> str:
+        """Return what is logged when the patch is first taken."""
+        return f"{self.name} answered for the CPU: {self.reason}"
+
+
+PATCHES = (
+    Patch(
+        "torch.cuda.synchronize",
+        "/release_memory_occupation synchronizes torch.get_device_module(), which is torch.cuda in a CUDA build of "
+        "PyTorch even without a GPU, and the exception ends the server "
+        "(sglang/srt/managers/scheduler_components/weight_updater.py)",
+        lambda device=None: None,
+    ),
+    Patch(
+        "torch.Tensor.cuda",
+        "/weights_checker with action compare moves each weight to the GPU to compare it there, and is refused "
+        "(sglang/srt/utils/weight_checker_comparator.py)",
+        lambda self, *args, **kwargs: self,
+    ),
+    Patch(
+        "torch.cuda.cudart",
+        "--enable-return-routed-experts keeps experts in host memory that it registers with CUDA, for a device to "
+        "copy to, and the exception ends the server (sglang/srt/mem_cache/pool_host/common.py)",
+        lambda: SimpleNamespace(cudaHostRegister=lambda pointer, n_bytes, flags: 0),
+    ),
+)
+
+
+def install() -> None:
+    """Apply the patches if this process of SGLang runs on the platform `cpu_torch`; exit if its parent has exited.
+
+    Raises:
+        EngineError: the patches are not written for the installed SGLang.
+    """
+    _end_without_parent()
+    if not is_active():
+        return
+    check_version(importlib.metadata.version("sglang"))
+    for patch in PATCHES:
+        _apply(patch)
+
+
+def _end_without_parent() -> None:
+    """End this process if its parent ended before SGLang asked the kernel to end the two together; it would stay for ever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None and os.getppid() != parent.pid:
+        os._exit(1)
+
+
+def check_version(version: str) -> None:
+    """Refuse a version of SGLang that the patches are not written for."""
+    first, end = SGLANG_VERSIONS
+    if not _parts(first) <= _parts(version) < _parts(end):
+        raise EngineError(
+            f"slime_sglang.inside.compat: found sglang {version}; the patches for machines without a GPU are written for at "
+            f"least {first} and below {end}; install one of these"
+        )
+
+
+def _parts(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+
+
+def _apply(patch: Patch) -> None:
+    owner_name, _, attribute = patch.name.rpartition(".")
+    owner = pkgutil.resolve_name(owner_name)
+    original = getattr(owner, attribute)
+    log_once = functools.cache(_log.info)
+
+    @functools.wraps(original)
+    def replacement(*args: Any, **kwargs: Any) -> Any:
+        log_once(patch.log_line)
+        return patch.answer(*args, **kwargs)
+
+    setattr(owner, attribute, replacement)

@@ -1,0 +1,126 @@
+"""The parameters of a server's model by Hugging Face names: SGLang stacks matrices, pads them, and shards them over ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from slime_models.quantization.blocks import PER_WORD
+from slime_models.tensor_spec import Shape
+from torch import Tensor
+
+#: SGLang's modules that stack several Hugging Face matrices: leaf name -> leaf names, top to bottom.
+STACKED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+#: Its parameters of all experts, [experts, rows, columns]: how the name begins -> an expert's Hugging Face matrices, top to
+#: bottom. The rest of the name is that of the matrix or of its scales.
+_EXPERTS = {"w13": ("gate_proj", "up_proj"), "w2": ("down_proj",)}
+#: A packed matrix, and the two numbers that are kept beside it.
+_PACKED, _SHAPE = "weight_packed", "weight_shape"
+
+#: Slices of a whole tensor, one for each axis that is cut; empty for all of it. All ranks' shards make up the tensor.
+Index = tuple[slice, ...]
+WHOLE: Index = ()
+
+
+def held_tensors(
+    model: Any, shapes: Mapping[str, Shape], *, rank: int = 0, n_ranks: int = 1
+) -> Iterator[tuple[str, Tensor, Index]]:
+    """Yield what a rank holds: Hugging Face name, the parameter or a view of it, and the slices of the whole tensor that it is.
+
+    Stacked matrices are cut at the rows that `shapes` gives; rows that pad a vocabulary are left out.
+    """
+    for name, parameter in model.named_parameters():
+        module, _, kind = name.rpartition(".")
+        stack, _, part_kind = kind.partition("_")
+        if stack in _EXPERTS:
+            yield from _expert_tensors(
+                module, parameter, _EXPERTS[stack], part_kind, shapes, rank=rank, n_ranks=n_ranks
+            )
+            continue
+        parent, _, leaf = module.rpartition(".")
+        names = [f"{parent}.{part}.{kind}" for part in STACKED.get(leaf, ())]
+        if kind == _SHAPE:
+            yield from _shapes_held(names or [name], model.get_parameter(f"{module}.{_PACKED}"), shapes)
+            continue
+        if not names:
+            yield name, *_part(parameter, shapes.get(name), rank=rank, n_ranks=n_ranks)
+            continue
+        start = 0
+        for part, rows, copies in _stack(names, len(parameter), shapes, n_ranks):
+            view = parameter[start : start + rows]
+            yield part, *_part(view, shapes.get(part), rank=rank // copies, n_ranks=n_ranks // copies)
+            start += rows
+
+
+def _stack(
+    names: Sequence[str], total: int, shapes: Mapping[str, Shape], n_ranks: int
+) -> Iterator[tuple[str, int, int]]:
+    """Yield (name, rows on one rank, ranks that hold the same rows) for each matrix of a stack of `total` rows."""
+    whole = [shapes[name][0] if name in shapes else 0 for name in names]
+    if len(set(whole)) == 1:  # equal shares, each with what pads it
+        yield from ((name, total // len(names), 1) for name in names)
+        return
+    if n_ranks == 1 and total >= sum(whole):
+        yield from zip(names, (rows or total for rows in whole), [1] * len(names), strict=True)
+        return
+    queries, others = whole[0] // n_ranks, (total - whole[0] // n_ranks) // (len(names) - 1)
+    yield names[0], queries, 1
+    for name, rows in zip(names[1:], whole[1:], strict=True):
+        # With more ranks than heads of keys and values, several ranks hold the same heads.
+        yield name, others, max(1, n_ranks * others // rows) if rows else 1
+
+
+def _part(held: Tensor, whole: Shape | None, *, rank: int, n_ranks: int) -> tuple[Tensor, Index]:
+    """Return what a rank holds of a tensor, without padding, and which slices of the tensor that is.
+
+    Where shards of this size would not make up the tensor, all that is held is returned, which cannot match what was sent.
+    """
+    if whole is None or held.dim() != len(whole):
+        return held, WHOLE
+    cut = [axis for axis, size in enumerate(whole) if held.shape[axis] != size]
+    if len(cut) != 1:
+        return held, WHOLE
+    (axis,) = cut
+    size, share = whole[axis], held.shape[axis]
+    if n_ranks * share < size:  # some rows or columns are held nowhere
+        return held, WHOLE
+    start, end = min(rank * share, size), min((rank + 1) * share, size)
+    return held.narrow(axis, 0, end - start), (*[slice(None)] * axis, slice(start, end))
+
+
+def _shapes_held(
+    names: Sequence[str], packed: Tensor, shapes: Mapping[str, Shape]
+) -> Iterator[tuple[str, Tensor, Index]]:
+    """Yield the shapes of packed matrices, computed from what is held: of stacked ones SGLang keeps only the last one's shape."""
+    for name in names:
+        rows, *_ = shapes.get(name.removesuffix(_SHAPE) + _PACKED, packed.shape)
+        yield name, torch.tensor((rows, packed.shape[1] * PER_WORD)), WHOLE
+
+
+def _expert_tensors(
+    module: str,
+    parameter: Tensor,
+    parts: Sequence[str],
+    kind: str,
+    shapes: Mapping[str, Shape],
+    *,
+    rank: int,
+    n_ranks: int,
+) -> Iterator[tuple[str, Tensor, Index]]:
+    """Yield each expert's matrices, which have equal shares of the rows; padding is left out.
+
+    Ranks shard the rows of gate and up, and the columns of down.
+    """
+    share = parameter.shape[1] // len(parts)
+    cut = 1 if parts == ("down_proj",) else 0
+    for expert, matrix in enumerate(parameter):
+        for number, part in enumerate(parts):
+            name = f"{module}.{expert}.{part}.{kind}"
+            size = list(shapes.get(name, (share, matrix.shape[1])))
+            if name in shapes and size[cut] % n_ranks == 0:
+                size[cut] //= n_ranks
+            first = [0, 0]
+            first[cut] = rank * size[cut]
+            index = tuple(slice(start, start + n) for start, n in zip(first, size, strict=True))
+            yield name, matrix[number * share : number * share + size[0], : size[1]], index

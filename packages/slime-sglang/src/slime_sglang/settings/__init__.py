@@ -1,0 +1,1 @@
+"""Settings of engines and servers. Nothing here imports sglang, and only `model_family` torch."""

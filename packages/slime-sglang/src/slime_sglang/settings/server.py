@@ -1,0 +1,45 @@
+"""`ServerSettings`: what one engine and its server are made from. Imports neither torch nor sglang."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from slime_sglang.settings.section import SglangSection
+from slime_sglang.settings.topology import Role
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSettings:
+    """One server: what it serves, on what, and what the run needs of it."""
+
+    model_path: Path
+    """Hugging Face folder."""
+    dtype: str
+    """Storage and compute dtype, as torch spells it."""
+    section: SglangSection
+    """The engines' settings: deadlines, retries, and arguments of all servers."""
+    folder: Path
+    """For the log, the file that lists the Prometheus endpoint, and answers to weight updates."""
+    name: str = "server"
+    """Of the server, and so of its log and of its Prometheus endpoint."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """SGLang's own arguments by name, over those of `section`."""
+    address: str | None = None
+    """`host:port` of a server that runs already and is joined; None starts one."""
+    key: str | None = None
+    """API key that the server asks for. None makes one for a server that is started, and none for one that is joined."""
+    n_ranks: int = 1
+    """Tensor-parallel ranks of the server."""
+    n_ranks_in_all: int | None = None
+    """Ranks of all servers that the run starts on this host; None where there is no other."""
+    role: Role = "regular"
+    """Whether the engine prefills, decodes, or does both."""
+    returns_routed_experts: bool = False
+    """Whether completions must say which experts each token was routed to."""
+    keeps_cache: bool = False
+    """Whether requests in flight keep their KV cache at a weight update, instead of recomputing it."""
+    is_updated: bool = True
+    """Whether the run sends weights; where it does not, a server that is joined must have the right ones."""

@@ -1,0 +1,184 @@
+"""Has one server load a staged update: check it, load it, and report fingerprints of what it then holds."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+import pickle
+import secrets
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from slime_core.errors import DeadlineError, EngineError, WeightSyncError
+from slime_core.protocols import Fingerprint
+from slime_models.transfer.staging import StagedUpdate
+
+from slime_sglang.weights.protocol import CHECK, LOAD, LoaderRequest, LoaderResult, read_result
+
+logger = logging.getLogger(__name__)
+
+#: Seconds that an update at the server gets to end by itself when its caller gives up.
+_GRACE_S = 10.0
+
+
+class UpdatableServer(Protocol):
+    """What an update needs of a server."""
+
+    async def control(self, path: str, body: Mapping[str, Any]) -> Any:
+        """Call it with a POST."""
+
+    async def model_info(self) -> Mapping[str, Any]:
+        """Return its `/model_info`."""
+
+    @property
+    def keeps_cache(self) -> bool:
+        """Whether its requests keep their KV cache, so that it cannot be flushed."""
+
+    def loaded(self, version: str) -> None:
+        """Be told that it has the weights of a version, while it is paused."""
+
+    def paused(self) -> AbstractAsyncContextManager[None]:
+        """Pause it within the context."""
+
+    async def lose(self, why: str) -> None:
+        """Stop it: its weights cannot be trusted."""
+
+
+async def load_update(
+    server: UpdatableServer, update: StagedUpdate, *, n_ranks: int, answers: Path
+) -> Fingerprint:
+    """Have a server check an update and load it; returns the fingerprints of what it then holds.
+
+    Args:
+        server: whose host sees the update's folder.
+        update: must not change meanwhile.
+        n_ranks: of the server.
+        answers: folder for the results of its ranks, which the server's host must see, too.
+
+    Raises:
+        WeightSyncError: the bytes are not those that were sent; names the tensors. The server keeps the old weights.
+        EngineError: the server exited or failed while it was loading; it is stopped.
+        DeadlineError: it did not answer in time; it is stopped.
+    """
+    version = update.version
+
+    def requests() -> list[LoaderRequest]:
+        # New names for each call: a network file system may report for a while that a file is missing which was looked
+        # for before.
+        once = answers / f"loader-result-{secrets.token_hex(8)}"
+        return [
+            LoaderRequest(folder=str(update.folder), answer=f"{once}-{rank}.json", rank=rank, n_ranks=n_ranks)
+            for rank in range(n_ranks)
+        ]
+
+    async with server.paused():
+        try:
+            await server.control("/begin_weight_update", {})
+            try:
+                await _call(server, CHECK, requests(), version)
+                results = await _call(server, LOAD, requests(), version, loads=True)
+            finally:
+                await server.control("/end_weight_update", {})
+            check_version(await server.model_info(), version)
+            server.loaded(version)
+        except (EngineError, DeadlineError) as error:
+            await server.lose(
+                f"the update to version {version} broke off, and its weights may be a mixture: {error}"
+            )
+            raise
+    return merged_fingerprints([result.held or {} for result in results], update.fingerprint)
+
+
+async def finish_or_end[T](work: Coroutine[Any, Any, T], end: Callable[[], Awaitable[None]]) -> T:
+    """Await work; when cancelled, wait for it for a bounded time, then call `end`, which must make it finish."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task}, timeout=_GRACE_S)
+        if not task.done():
+            await end()
+            await asyncio.wait({task})
+        if (error := task.exception()) is not None:
+            logger.warning("cancelled, and failed itself, which may be why: %s", error)
+        raise
+
+
+def check_version(info: Mapping[str, Any], version: str) -> None:
+    """Check that a server reports the version that it was to load.
+
+    Raises:
+        EngineError: it reports another.
+    """
+    if info.get("weight_version") != version:
+        raise EngineError(
+            f"update to version {version}: the server says afterwards that it has version "
+            f"{info.get('weight_version')!r}"
+        )
+
+
+def merged_fingerprints(held: Sequence[Mapping[str, int]], sent: Fingerprint) -> Fingerprint:
+    """Return the fingerprints of tensors that all ranks hold: the first that differs from `sent`, if any does."""
+    names = set(held[0]).intersection(*held[1:])
+    return {
+        name: next((part[name] for part in held if part[name] != sent.get(name)), held[0][name])
+        for name in names
+    }
+
+
+def checked_ranks(info: Mapping[str, Any], wanted: int | None) -> int:
+    """Return how many tensor-parallel ranks a server has; `wanted`, where that is not None.
+
+    Raises:
+        EngineError: it has another number, or ranks of another kind, whose weights cannot be proven.
+    """
+    sizes = {name: int(info.get(name) or 1) for name in ("tp_size", "pp_size", "dp_size", "ep_size")}
+    n_ranks = sizes.pop("tp_size")
+    if any(size != 1 for size in sizes.values()):
+        raise EngineError(
+            f"the SGLang server has {sizes}; weights that arrive are proven for tensor-parallel ranks only: leave all "
+            "three at 1"
+        )
+    if wanted not in (None, n_ranks):
+        raise EngineError(f"the SGLang server has {n_ranks} tensor-parallel ranks; wanted {wanted}")
+    return n_ranks
+
+
+async def _call(
+    server: UpdatableServer,
+    function: str,
+    requests: Sequence[LoaderRequest],
+    version: str,
+    *,
+    loads: bool = False,
+) -> list[LoaderResult]:
+    """Have each rank of the server call a loader, and return their results.
+
+    Raises:
+        WeightSyncError: one found something wrong with the update.
+    """
+    payloads = [pickle.dumps([(request.text(), _EmptyTensor())]) for request in requests]
+    body = {
+        "serialized_named_tensors": [base64.b64encode(payload).decode() for payload in payloads],
+        "load_format": function,
+    }
+    options: dict[str, Any] = {"weight_version": version} if loads else {}
+    if not loads or server.keeps_cache:
+        options["flush_cache"] = False
+    await server.control("/update_weights_from_tensor", body | options)
+    results = [read_result(Path(request.answer)) for request in requests]
+    errors = sorted({result.error for result in results if result.error is not None})
+    if errors:
+        raise WeightSyncError(f"update to version {version}: {'; '.join(errors)}")
+    return results
+
+
+class _EmptyTensor:
+    """Pickles as an empty tensor without torch's reducers, which Megatron replaces by ones that SGLang refuses."""
+
+    def __reduce__(self) -> tuple[Any, tuple[()]]:
+        return torch.Tensor, ()

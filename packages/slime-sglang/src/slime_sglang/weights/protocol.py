@@ -1,0 +1,62 @@
+"""What a run and the weight loaders inside its servers agree on: their names, requests, results and versions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from slime_core.errors import EngineError
+
+#: SGLang's custom weight loaders (`--custom-weight-loader`) by dotted path: the one that checks an update, and the one
+#: that loads it.
+LOADERS = CHECK, LOAD = "slime_sglang.inside.loader.check", "slime_sglang.inside.loader.load"
+#: Version of weights that SGLang reports while it has those that it started with; and what we call it before the first
+#: update.
+UNSENT, NONE_SENT = "default", "initial"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderRequest:
+    """What the run tells a loader: JSON in the name of an empty tensor, which is all that SGLang passes on."""
+
+    folder: str
+    """Folder of the staged update."""
+    answer: str
+    """File that the loader writes its result to; it does not exist yet."""
+    rank: int = 0
+    """Which of the server's tensor-parallel ranks this is."""
+    n_ranks: int = 1
+    """How many it has."""
+
+    def text(self) -> str:
+        """Return it as JSON."""
+        return json.dumps(asdict(self))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderResult:
+    """What a loader found on one rank of the server."""
+
+    error: str | None = None
+    """Why it was refused, before anything was written; None when it was not."""
+    held: Mapping[str, int] | None = None
+    """Fingerprints of what the server's parameters hold after loading, by Hugging Face name; None of a check. Where a rank
+    holds a part of a tensor, it is the whole tensor's fingerprint if the part is equal, and otherwise the part's."""
+
+
+def read_result(path: Path) -> LoaderResult:
+    """Return what a loader wrote, and remove the file.
+
+    Raises:
+        EngineError: there is no such file, or none that this host sees.
+    """
+    if not path.exists():
+        raise EngineError(
+            f"{path}: the server did not say there what became of the update; one on another host must see the run's "
+            "folder under the same name"
+        )
+    result = LoaderResult(**json.loads(path.read_text()))
+    path.unlink()
+    return result

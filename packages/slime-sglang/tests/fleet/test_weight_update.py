@@ -1,0 +1,135 @@
+"""Updates of the weights of a fleet, over servers of the test's own: who has which when one of them fails."""
+
+from __future__ import annotations
+
+import pytest
+from slime_core.errors import EngineError, WeightSyncError
+from slime_core.weights.sync import sync_weights
+from slime_models.groups import OWN_TRANSPORTS
+
+from ..fake_fleet import HANGING, PARAMS, PROMPTS, WATCHED, generate_all, right, until
+from ..sender import Sender
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture
+def sender():
+    import torch
+
+    return Sender({"a": torch.arange(6.0).view(2, 3), "b": torch.ones(4)})
+
+
+@pytest.mark.parametrize("transport", OWN_TRANSPORTS)
+def test_updates_reach_every_engine_and_the_fingerprint_is_theirs(fleet_of, sender, transport):
+    async def scenario(engine, first, second):
+        for version in ("5", "6"):
+            await sync_weights(sender, engine, version=version, timeout_s=60, transport=transport)
+            answers = await generate_all(engine)
+            assert {answer.weight_version for answer in answers} == {version}
+        return first.version, second.version, engine.weight_version
+
+    assert fleet_of(scenario) == ("6", "6", "6")
+
+
+@pytest.mark.parametrize("fault", [500, "torn", "hang"])
+@pytest.mark.parametrize(
+    "path", ["/pause_generation", "/begin_weight_update", "/update_weights_from_tensor", "/end_weight_update"]
+)
+def test_an_engine_that_fails_at_an_update_is_lost_and_the_others_have_it(fleet_of, sender, path, fault):
+    async def scenario(engine, first, second):
+        first.faults |= {path: fault} | ({"/model_info": "hang"} if fault == "hang" else {})
+        await sync_weights(sender, engine, version="5", timeout_s=60)
+        assert right(await generate_all(engine))
+        assert len(second.answered) == len(PROMPTS)
+        await until(lambda: engine._replicas[0].state == "gone")
+        return second.version
+
+    assert fleet_of(scenario, **HANGING if fault == "hang" else WATCHED) == "5"
+
+
+def test_without_fault_tolerance_an_engine_that_fails_at_an_update_fails_it(fleet_of, sender):
+    async def scenario(engine, first, second):
+        first.faults["/update_weights_from_tensor"] = 500
+        with pytest.raises(EngineError, match="status 500"):
+            await sync_weights(sender, engine, version="5", timeout_s=60)
+        return engine.weight_version
+
+    assert fleet_of(scenario) == "initial"
+
+
+def test_an_update_that_one_engine_refuses_is_served_by_none(fleet_of, sender):
+    async def scenario(engine, first, second):
+        first.refusal = "a: the bytes that arrived are not those that were sent"
+        with pytest.raises(WeightSyncError, match="version 5: a: the bytes that arrived"):
+            await sync_weights(sender, engine, version="5", timeout_s=60)
+        with pytest.raises(EngineError, match="had loaded the update to version 5, which failed"):
+            await engine._replicas[1].engine.generate([1], PARAMS)
+        return (await engine._replicas[0].engine.generate([1], PARAMS)).weight_version
+
+    assert fleet_of(scenario) == "initial"
+
+
+def test_an_engine_that_holds_something_else_after_an_update_is_found(fleet_of, sender):
+    async def scenario(engine, first, second):
+        second.spoils = True
+        with pytest.raises(
+            WeightSyncError, match=r"2 of 2 tensors are not the trainer's: a \(differs\)"
+        ) as caught:
+            await sync_weights(sender, engine, version="5", timeout_s=60)
+        return caught.value.__notes__
+
+    assert fleet_of(scenario) == ["found by engine 1"]
+
+
+@pytest.mark.parametrize("transport", OWN_TRANSPORTS)
+def test_an_engine_that_takes_anothers_place_has_the_newest_weights(fleet_of, sender, transport):
+    async def scenario(engine, first, second, spare):
+        for version in ("5", "6"):
+            sender.tensors["a"] += 1
+            await sync_weights(sender, engine, version=version, timeout_s=60, transport=transport)
+        await first.stop()
+        assert right(await generate_all(engine))
+        await until(lambda: spare.version == "6" and engine._replicas[0].state == "serving")
+        return {answer.weight_version for answer in await generate_all(engine)}, len(spare.answered)
+
+    assert fleet_of(scenario, spare=True, **WATCHED) == ({"6"}, len(PROMPTS) // 2)
+
+
+@pytest.mark.parametrize(("transport", "becomes"), [("disk", "serving"), ("memory", "gone")])
+def test_after_an_update_that_failed_only_weights_that_are_still_staged_are_given(
+    fleet_of, sender, transport, becomes
+):
+    async def scenario(engine, first, second, spare):
+        await sync_weights(sender, engine, version="5", timeout_s=60, transport=transport)
+        sender.tensors["c"] = sender.tensors.pop("b")
+        with pytest.raises(WeightSyncError, match="c: the engine's model has no such tensor"):
+            await sync_weights(sender, engine, version="6", timeout_s=60, transport=transport)
+        await first.stop()
+        assert right(await generate_all(engine))
+        replica = engine._replicas[0]
+        await until(lambda: replica.state == becomes and replica.engine.url.endswith(spare.address))
+        return spare.version, "no weights are staged to give it" in replica.reason
+
+    wanted = ("5", False) if becomes == "serving" else ("initial", True)
+    assert fleet_of(scenario, spare=True, **WATCHED) == wanted
+
+
+def test_a_server_that_somebody_starts_anew_is_not_taken_for_one_with_the_newest_weights(fleet_of, sender):
+    async def scenario(engine, first, second):
+        await sync_weights(sender, engine, version="5", timeout_s=60)
+        first.version = "default"
+        with pytest.raises(EngineError, match="weights that it started with, and should have version 5"):
+            await generate_all(engine)
+
+    fleet_of(scenario, **WATCHED)
+
+
+def test_a_wrong_tensor_is_refused_before_any_engine_is_told(fleet_of, sender):
+    async def scenario(engine, first, second):
+        sender.tensors["c"] = sender.tensors.pop("b")
+        with pytest.raises(WeightSyncError, match="c: the engine's model has no such tensor"):
+            await sync_weights(sender, engine, version="5", timeout_s=60)
+        return {"/pause_generation"} & {*first.asked, *second.asked}
+
+    assert fleet_of(scenario, **WATCHED) == set()

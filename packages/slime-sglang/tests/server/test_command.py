@@ -1,0 +1,57 @@
+"""Command line and environment of a server, on CUDA and on a CPU."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from slime_sglang.server.command import gpu_arguments, server_command, server_environment
+
+
+def test_command_on_cuda_leaves_the_choices_to_sglang() -> None:
+    command = server_command("m", port=8000, dtype="bfloat16", device="cuda")
+    assert " ".join(command[1:]) == (
+        "-m slime_sglang.server.launch --model-path m --host 127.0.0.1 --port 8000 --dtype bfloat16"
+    )
+    assert server_environment(device="cuda") == {}
+
+
+def test_command_on_a_cpu_bounds_the_cache_and_takes_pytorch() -> None:
+    command = server_command(
+        "m", port=8000, dtype="float32", device="cpu", arguments=["--max-total-tokens", "9"]
+    )
+    assert " ".join(command).endswith(
+        "--device cpu --attention-backend torch_native --disable-cuda-graph --skip-server-warmup --sleep-on-idle "
+        "--max-total-tokens 32768 --max-running-requests 64 --max-total-tokens 9"
+    )
+    assert server_environment(device="cpu") == {"SGLANG_PLATFORM": "cpu_torch", "CUDA_VISIBLE_DEVICES": ""}
+
+
+def test_servers_on_a_cpu_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    cores = len(os.sched_getaffinity(0))
+    for n_servers, threads in ((2, max(1, cores // 2)), (cores + 1, 1), (3 * cores, 1)):
+        environment = server_environment(device="cpu", n_ranks_in_all=n_servers)
+        assert environment["OMP_NUM_THREADS"] == str(threads)
+    assert "OMP_NUM_THREADS" not in server_environment(device="cpu")
+    assert server_environment(device="cuda", n_ranks_in_all=2) == {}
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert "OMP_NUM_THREADS" not in server_environment(device="cpu", n_ranks_in_all=2)
+
+
+def test_ranks_of_a_server_on_a_cpu_get_cores_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {2, 3, 4, 5, 6})
+    bind = "SGLANG_CPU_OMP_THREADS_BIND"
+    assert server_environment(device="cpu", n_ranks=2)[bind] == "2,4,6|3,5"
+    assert server_environment(device="cpu", n_ranks=6)[bind] == "2|3|4|5|6|2"  # more than there are
+    assert bind not in server_environment(device="cpu", n_ranks_in_all=2)
+
+
+def test_servers_on_cuda_get_one_gpu_after_the_other() -> None:
+    assert gpu_arguments({}, first=2, device="cuda") == {"base_gpu_id": 2}
+    assert gpu_arguments({"base_gpu_id": "4"}, first=2, device="cuda") == {"base_gpu_id": 6}
+    assert gpu_arguments({"base_gpu_id": "4"}, first=2, count=2, device="cuda") == {
+        "base_gpu_id": 6,
+        "tp_size": 2,
+    }
+    assert gpu_arguments({"base_gpu_id": "4"}, first=2, count=2, device="cpu") == {"tp_size": 2}

@@ -1,0 +1,83 @@
+"""A child process and its helpers: they go with the run, however that ends, and at once when they are told to."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from slime_sglang.server.process import ServerProcess
+
+#: A server whose helper does not mind that it ends.
+SERVER = ("/bin/sh", "-c", "sleep 1000 & echo $$ $! && wait")
+
+OWNER = f"""
+import asyncio, sys
+from pathlib import Path
+from slime_sglang.server.process import ServerProcess
+
+async def main():
+    server = ServerProcess({SERVER!r}, environment={{}}, log=Path(sys.argv[1]))
+    await server.start()
+    await server.wait()
+
+asyncio.run(main())
+"""
+
+
+def wait_for(fact):
+    deadline = time.monotonic() + 30
+    while not (found := fact()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return found
+
+
+def pids(log):
+    """The ids of server and helper, once they are there."""
+    return [int(pid) for pid in log.read_text().split()] if log.exists() else []
+
+
+def has_ended(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_server_and_its_helpers_go_with_a_run_that_is_killed(tmp_path, number):
+    log = tmp_path / "server.log"
+    with subprocess.Popen([sys.executable, "-c", OWNER, str(log)]) as owner:
+        server, helper = wait_for(lambda: pids(log))
+        os.kill(helper, signal.SIGSTOP)
+        os.kill(owner.pid, number)
+    wait_for(lambda: has_ended(server) and has_ended(helper))
+
+
+@pytest.mark.parametrize("how", ["stop", "kill"])
+def test_nothing_of_a_server_that_is_ended_is_left(tmp_path, how):
+    log = tmp_path / "server.log"
+
+    async def main():
+        before = children()
+        server = ServerProcess(SERVER, environment={}, log=log)
+        await server.start()
+        while not pids(log):
+            await asyncio.sleep(0.01)
+        await getattr(server, how)()
+        await getattr(server, how)()
+        assert server.exit_status is not None
+        return children() - before
+
+    assert asyncio.run(main()) == set()
+    assert [pid for pid in pids(log) if not has_ended(pid)] == []
+
+
+def children():
+    return set(Path("/proc/self/task").joinpath(str(os.getpid()), "children").read_text().split())

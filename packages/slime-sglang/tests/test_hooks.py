@@ -1,0 +1,200 @@
+"""What the hooks find wrong with settings, and that they import neither torch nor sglang."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from slime_core.config.build import BuildContext
+from slime_core.config.load import load_settings
+from slime_core.errors import ConfigError
+from slime_core.plugins.registry import Registry
+from slime_core.testing.tabular import LetterTokenizer
+from slime_sglang import hooks
+from slime_sglang.http.api_key import read_key
+
+
+def test_hooks_name_sglang_without_importing_it() -> None:
+    assert hooks.slime_environment()["sglang"][0].isdigit()
+    code = "import sys, slime_sglang.hooks; sys.exit(' '.join({'torch', 'sglang'} & set(sys.modules)) or 0)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def problems_of(*flags: str, recipes: Sequence[str] = ()) -> list[str]:
+    settings = load_settings(recipes, [*flags, "--hf-checkpoint", "m"], registry=Registry.from_environment())
+    return [
+        str(problem)
+        for problem in hooks.slime_check_config(settings=settings, registry=Registry.from_environment())
+    ]
+
+
+REQUIRED = ("--rollout-batch-size", "1", "--rollout-max-response-len", "8", "--rollout-engine", "sglang")
+
+
+def test_an_argument_that_sglang_has_not_is_refused_with_the_nearest_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--sglang-mem-fraction-statik: .*--sglang-mem-fraction-static"):
+        problems_of(*REQUIRED, "--sglang-mem-fraction-statik", "0.8")
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text("[sglang.server_args]\nmem_fraction_statik = 0.8\n")
+    (problem,) = problems_of(*REQUIRED, recipes=[str(recipe)])
+    assert "did you mean 'mem_fraction_static'?" in problem
+    (problem,) = problems_of(*REQUIRED, "--sglang-port", "80")
+    assert "slime gives the server itself" in problem
+    (problem,) = problems_of(*REQUIRED, "--sglang-tp-size", "2")
+    assert "fleet.rollout_num_gpus_per_engine" in problem
+    (problem,) = problems_of(*REQUIRED, "--sglang-ssl-keyfile", "key.pem")
+    assert "wanted nothing: the server listens on this host alone, to plain HTTP" in problem
+    (problem,) = problems_of(*REQUIRED, "--sglang-api-key", "a-secret")
+    assert "wanted nothing: the run makes a key for its servers" in problem
+    assert "a-secret" not in problem
+    (problem,) = problems_of(*REQUIRED, "--sglang-dp-size", "2")
+    assert "sglang.server_args.dp_size: found 2; wanted 1; weights that arrive are proven for" in problem
+    assert problems_of(*REQUIRED, "--sglang-dp-size", "1") == []
+
+
+@pytest.mark.parametrize(
+    ("flag", "wanted"),
+    [
+        (("--sglang-tokenizer-worker-num", "2"), "found 2; wanted 1"),
+        (("--sglang-grpc-port", "7"), "found 7; wanted nothing"),
+        (("--sglang-smg-grpc-mode",), "found True; wanted nothing"),
+    ],
+)
+def test_ways_into_a_server_past_its_key_are_refused(flag: Sequence[str], wanted: str) -> None:
+    (problem,) = problems_of(*REQUIRED, *flag)
+    assert wanted in problem
+    assert "does not ask for the run's key" in problem
+    assert problems_of(*REQUIRED, "--sglang-tokenizer-worker-num", "1") == []
+
+
+EXTERNAL = ("--rollout-external-engine-addrs", "127.0.0.1:1")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "an empty file; wanted one line"),
+        ("one\ntwo\n", "more than a key; wanted one line"),
+        ("a key", "more than a key"),
+        ("schlüssel", "more than a key"),
+        (b"\xff\xfe", "(not UTF-8); wanted a file with a key"),
+        (None, "(No such file or directory); wanted a file with a key"),
+    ],
+)
+def test_a_file_without_a_key_is_refused(tmp_path: Path, text: str | bytes | None, message: str) -> None:
+    file = tmp_path / "key"
+    if text is not None:
+        file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    (problem,) = problems_of(*REQUIRED, *EXTERNAL, "--rollout-external-key-file", str(file))
+    assert problem.startswith(f"fleet.rollout_external_key_file: found {file}")
+    assert message in problem
+
+
+def test_a_key_is_read_from_its_file_and_wants_something_that_asks_for_it(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("sk-123\n")
+    assert read_key(tmp_path / "key", where="x") == "sk-123"
+    flag = ("--rollout-external-key-file", str(tmp_path / "key"))
+    assert problems_of(*REQUIRED, *EXTERNAL, *flag) == []
+    assert problems_of(*REQUIRED, "--sglang-router-ip", "a", "--sglang-router-port", "1", *flag) == []
+    (problem,) = problems_of(*REQUIRED, *flag)
+    assert (
+        "and nothing that runs already; wanted rollout_external_engine_addrs or sglang_router_ip" in problem
+    )
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [("--rollout-top-p", "0.9"), ("--rollout-top-k", "5"), ("--rollout-min-new-tokens", "2")],
+)
+def test_what_would_make_log_probs_not_the_policys_is_refused(flag: str, value: str) -> None:
+    (problem,) = problems_of(*REQUIRED, flag, value)
+    assert flag[2:].replace("-", "_") in problem
+    assert problems_of(*REQUIRED[:-1], "torch", flag, value) == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--rollout-num-gpus", "3", "--rollout-num-gpus-per-engine", "2"), "wanted a multiple of 2"),
+        (("--prefill-num-servers", "1"), "found 1 of 1 engines; wanted 2 engines at least"),
+        (("--rollout-num-gpus", "3", "--prefill-num-servers", "3"), "found 3 of 3 engines; wanted 2 at most"),
+        (("--sglang-config", "missing.yaml"), "missing.yaml (No such file or directory); wanted a YAML file"),
+        (("--rollout-num-gpus", "2", "--rollout-external-engine-addrs", "127.0.0.1:1"), "wanted one of them"),
+        (("--rollout-external-engine-addrs", "127.0.0.1:1", "b"), "found 'b'; wanted host:port"),
+        (("--rollout-external-engine-addrs", "a:70000"), "found 'a:70000'; wanted host:port"),
+        (
+            ("--rollout-external-engine-addrs", "192.0.2.1:1"),
+            "the engine 192.0.2.1:1 on another host; wanted disk",
+        ),
+        (("--sglang-router-ip", "a"), "wanted the router's port"),
+        (("--sglang-router-port", "80"), "found it without a router"),
+        (("--router-policy", "random", "--sglang-router-ip", "a", "--sglang-router-port", "1"), "own policy"),
+    ],
+)
+def test_engines_that_do_not_add_up_are_refused(flags: Sequence[str], message: str) -> None:
+    problems = set(problems_of(*REQUIRED, *flags))
+    assert len(problems) == 1
+    assert message in problems.pop()
+    others = problems_of(*REQUIRED[:-1], "torch", *flags)
+    assert len(others) == len([flag for flag in flags if flag.startswith("--")])
+    assert all("with --rollout-engine torch, which does not read it" in problem for problem in others)
+
+
+def test_engines_on_other_hosts_get_weights_by_disk_or_none_at_all() -> None:
+    where = ("--rollout-external-engine-addrs", "192.0.2.1:1", "127.0.0.1:1")
+    assert problems_of(*REQUIRED, *where, "--update-weight-transport", "disk") == []
+    assert problems_of(*REQUIRED, *where, "--train-backend", "none") == []
+    (problem,) = problems_of(
+        *REQUIRED, *where, "--update-weight-transport", "disk", "--update-weight-mode", "delta"
+    )
+    assert "found disk-delta, and the engine 192.0.2.1:1 on another host; wanted disk, in full" in problem
+
+
+def build_problems(*flags: str, folder: Path = Path("m")) -> list[str]:
+    registry = Registry.from_environment()
+    settings = load_settings([], [*REQUIRED, *flags, "--hf-checkpoint", str(folder)], registry=registry)
+    build = BuildContext(
+        settings=settings,
+        registry=registry,
+        tokenizer=LetterTokenizer(),
+        model_path=folder,
+        run_dir=folder,
+    )
+    return [str(problem) for problem in hooks.slime_check_build(build=build)]
+
+
+def test_a_router_is_refused_where_the_run_needs_each_tokens_experts() -> None:
+    replay, router = "--use-rollout-routing-replay", ("--router-policy", "random")
+    (problem,) = build_problems(replay, *router)
+    assert "fleet.router_policy: found it in a run that needs the experts of each token" in problem
+    assert build_problems(replay) == build_problems(*router) == []
+
+
+def test_prefill_and_decode_engines_are_refused_where_they_are_not_proven(tmp_path: Path) -> None:
+    apart = ("--rollout-num-gpus", "2", "--prefill-num-servers", "1")
+    apart += ("--sglang-disaggregation-transfer-backend", "nixl")  # what mooncake needs, a machine may lack
+    assert problems_of(*REQUIRED, *apart) == build_problems(*apart) == []
+    (problem,) = problems_of(*REQUIRED, *apart, "--router-policy", "random")
+    assert "fleet.router_policy: found it with prefill and decode engines; wanted no router" in problem
+    (problem,) = build_problems("--use-rollout-routing-replay", *apart)
+    assert "prefill and decode engines in a run that needs the experts of each token" in problem
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3_vl", "image_token_id": 3}')
+    (problem,) = build_problems("--multimodal-keys", '{"image": "images"}', *apart, folder=tmp_path)
+    assert "prefill and decode engines with data.multimodal_keys; wanted regular engines" in problem
+    (problem,) = problems_of(*REQUIRED, "--sglang-disaggregation-transfer-backend", "fake")
+    assert "from a cache that nobody filled" in problem
+
+
+def test_images_want_a_model_that_sees_them_and_no_router(tmp_path: Path) -> None:
+    images = ("--multimodal-keys", '{"image": "images"}')
+    config = tmp_path / "config.json"
+    config.write_text('{"model_type": "llama"}')
+    (problem,) = build_problems(*images, folder=tmp_path)
+    assert "whose config.json has no image_token_id, with data.multimodal_keys" in problem
+    config.write_text('{"model_type": "qwen3_vl", "image_token_id": 3}')
+    assert build_problems(*images, folder=tmp_path) == []
+    (problem,) = build_problems(*images, "--router-policy", "random", folder=tmp_path)
+    assert "fleet.router_policy: found it with data.multimodal_keys; wanted no router" in problem

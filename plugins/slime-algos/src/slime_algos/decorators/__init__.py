@@ -1,0 +1,1 @@
+"""Decorators that give every estimator and every loss their common options."""

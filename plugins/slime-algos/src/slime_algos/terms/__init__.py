@@ -1,0 +1,1 @@
+"""Terms that estimators and losses are made of: ratios, KL, corrections, whitening."""

@@ -1,0 +1,148 @@
+"""The section `algos` and its check."""
+
+import math
+
+import importlib_metadata
+import pytest
+from pydantic import ValidationError
+from slime_algos.hooks import slime_check_config, slime_config_sections
+from slime_algos.section import AlgosSection
+from slime_core.config.sections import AlgorithmSection, RewardSection, RolloutSection, TrainSection
+from slime_core.config.settings import Settings
+from slime_core.plugins.bind import options_of
+
+GROUPS = ("slime.advantages", "slime.losses", "slime.reducers", "slime.reward_transforms")
+
+SIZES = {"rollout_batch_size": 4, "rollout_max_response_len": 8}
+
+
+def check(**values):
+    """Return the problems of some settings, given by section: algos, algorithm, reward, rollout, train."""
+    sections = {
+        "algos": AlgosSection(**values.get("algos", {})),
+        "algorithm": AlgorithmSection(**values.get("algorithm", {})),
+        "reward": RewardSection(**values.get("reward", {})),
+        "rollout": RolloutSection(**SIZES | values.get("rollout", {})),
+        "train": TrainSection(**values.get("train", {})),
+    }
+    origins = {(table, field): "a flag" for table, given in values.items() for field in given}
+    return list(slime_check_config(Settings(sections, origins, {})))
+
+
+def test_flags_have_no_prefix():
+    (section,) = slime_config_sections()
+    assert (section.name, section.model, section.prefix) == ("algos", AlgosSection, "")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"eps_clip": 1.1},
+        {"eps_clip": -0.1},
+        {"eps_clip_c": 1.0},
+        {"kl_loss_coef": -1.0},
+        {"kl_loss_type": "k4"},
+    ],
+)
+def test_values_out_of_range_are_refused(values):
+    with pytest.raises(ValidationError):
+        AlgosSection(**values)
+
+
+def test_kl_weight_without_kl_is_a_problem():
+    (problem,) = check(algos={"kl_loss_coef": 0.1})
+    assert problem.where == "algos.kl_loss_coef"
+    assert problem.todo == "add --use-kl-loss"
+
+
+@pytest.mark.parametrize("values", [{}, {"use_kl_loss": True}, {"use_kl_loss": True, "kl_loss_coef": 0.1}])
+def test_kl_settings_that_agree_are_no_problem(values):
+    assert check(algos=values) == []
+
+
+def test_an_adaptive_coefficient_begins_somewhere_and_moves_slowly():
+    (problem,) = check(algos={"kl_target": 0.1})
+    assert problem.where == "algos.kl_target"
+    samples = {"rollout_batch_size": 16, "n_samples_per_prompt": 8}
+    adaptive = {"kl_target": 0.1, "kl_coef": 0.05}
+    (problem,) = check(algos=adaptive | {"kl_horizon": 100.0}, rollout=samples)
+    assert problem.where == "algos.kl_horizon"
+    assert "128 samples" in problem.found
+    assert check(algos=adaptive | {"kl_horizon": 128.0}, rollout=samples) == []
+
+
+def test_kl_in_reward_and_loss_is_a_problem():
+    (problem,) = check(algos={"kl_coef": 0.1, "kl_loss_coef": 0.1, "use_kl_loss": True})
+    assert problem.where == "algos.kl_coef and algos.kl_loss_coef"
+
+
+@pytest.mark.parametrize("name", ["reinforce_plus_plus", "reinforce_plus_plus_baseline"])
+def test_reinforce_plus_plus_wants_whitening(name):
+    (problem,) = check(algorithm={"advantage_estimator": name})
+    assert problem.todo == "add --normalize-advantages"
+    assert check(algorithm={"advantage_estimator": name}, algos={"normalize_advantages": True}) == []
+
+
+@pytest.mark.parametrize(
+    "algorithm", [{"advantage_estimator": "gspo"}, {"advantage_estimator": "grpo", "loss_type": "gspo_loss"}]
+)
+def test_gspo_wants_a_bound_of_its_own(algorithm):
+    (problem,) = check(algorithm=algorithm)
+    assert problem.todo == "add the paper's: --eps-clip 3e-4 --eps-clip-high 4e-4"
+    assert check(algorithm=algorithm, algos={"eps_clip": 0.2}) == []  # if it was asked for
+    assert check(algorithm={"advantage_estimator": "gspo", "loss_type": "policy_loss"}) == []
+
+
+def gdpo(weights, **reward):
+    return check(
+        algorithm={"advantage_estimator": "gdpo"},
+        algos={"normalize_advantages": True, "gdpo_weights": weights},
+        reward=reward,
+    )
+
+
+def test_gdpo_names_parts_that_the_rewards_have():
+    several = {"math": 1.0, "ifbench": 0.5}
+    assert gdpo({"math": 1.0, "ifbench": 2.0, "score": 1.0}, rm_weights=several) == []
+    assert gdpo({"anything": 1.0}, rm_type="dapo") == []  # what one reward returns is known when it does
+    (problem,) = gdpo({"math": 1.0, "ifbnch": 1.0}, rm_weights=several)
+    assert str(problem) == (
+        "algos.gdpo_weights: found the part 'ifbnch'; wanted one of the rewards of rm_weights: math, ifbench; "
+        "did you mean 'ifbench'?"
+    )
+    (problem,) = gdpo({}, rm_weights=several)
+    assert problem.todo == """add --gdpo-weights '{"math": 1.0, "ifbench": 0.5}'"""
+
+
+def test_gdpo_wants_finite_weights_whitening_and_nothing_that_changes_the_score_alone():
+    with pytest.raises(ValidationError, match=r"gdpo_weights.acc\n.*finite"):
+        gdpo({"acc": math.inf})
+    (problem,) = gdpo({"acc": 1.0}, overlong_buffer_len=4)
+    assert problem.where == "reward.overlong_buffer_len"
+    (problem,) = check(algorithm={"advantage_estimator": "gdpo"}, algos={"gdpo_weights": {"acc": 1.0}})
+    assert problem.todo == "add --normalize-advantages"
+
+
+@pytest.mark.parametrize(
+    "bounds", [{"tis_clip_low": 3.0, "tis_clip": 2.0}, {"rs_lower_bound": 3.0, "rs_upper_bound": 2.0}]
+)
+def test_bounds_the_wrong_way_round_are_a_problem(bounds):
+    (problem,) = check(algos=bounds)
+    assert problem.found == "3.0 and 2.0"
+
+
+@pytest.mark.parametrize("option", ["use_tis", "use_rs"])
+def test_correction_of_a_policy_against_itself_is_a_problem(option):
+    (problem,) = check(algos={option: True}, train={"use_rollout_logprobs": True})
+    assert problem.where == "algos.use_tis and algos.use_rs"
+
+
+def test_options_have_one_default_and_each_setting_is_an_option():
+    points = importlib_metadata.entry_points()
+    functions = [p.load() for p in points if p.dist.name == "slime-algos" and p.group in GROUPS]
+    options = {}
+    for function in functions:
+        for name, parameter in options_of(function).items():
+            assert options.setdefault(name, parameter.default) == parameter.default, (function, name)
+    settings = AlgosSection().model_dump()
+    assert settings == {name: options[name] for name in settings}

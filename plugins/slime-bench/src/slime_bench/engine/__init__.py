@@ -1,0 +1,1 @@
+"""`slime bench engine`: the engine `torch` beside transformers and the matrix products alone."""

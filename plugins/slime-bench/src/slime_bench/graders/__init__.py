@@ -1,0 +1,1 @@
+"""`slime bench graders`: rewards beside other projects' on verdicts that people decided."""

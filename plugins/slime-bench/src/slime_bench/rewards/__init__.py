@@ -1,0 +1,1 @@
+"""`slime bench rewards`: the reward pool beside the grader called inline."""

@@ -1,0 +1,1 @@
+"""`slime bench step`: a whole step, and TRL's."""

@@ -1,0 +1,203 @@
+"""What `slime bench trainer` measures: a step's samples, and what ours and transformers do with them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from slime_core.config.sections import TrainSection
+from slime_core.plugins.registry import Registry
+from slime_core.run.assemble import Algorithm
+from slime_core.samples import TrainBatch
+from slime_megatron.batch.bin_packing import pack_micro_batches
+from slime_megatron.settings.learner_settings import LearnerSettings
+from slime_megatron.settings.section import MegatronSection
+from slime_models.hf.folder import read_config
+
+if TYPE_CHECKING:
+    from slime_megatron.learner.learner import Learner
+    from slime_models.family.architecture import Architecture
+
+#: Name -> config.json of a published model, of which a folder with random weights is made.
+SHAPES: dict[str, dict[str, Any]] = {
+    "0.6b": {  # Qwen/Qwen3-0.6B
+        "model_type": "qwen3",
+        "architectures": ["Qwen3ForCausalLM"],
+        "vocab_size": 151936,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "max_position_embeddings": 40960,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000,
+        "tie_word_embeddings": True,
+    }
+}
+#: Runs one step; returns the share of its token slots that are padding.
+Step = Callable[[], float]
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Tokens of a step's samples."""
+
+    prompts: NDArray[np.int64]
+    """Of each sample."""
+    responses: NDArray[np.int64]
+    """Of each sample."""
+    name: str
+    """How a table calls them."""
+
+    @classmethod
+    def drawn(cls, n: int, *, prompt: int, response: int) -> Lengths:
+        """Return samples whose responses are between half and one and a half of `response` long."""
+        draw = np.random.default_rng(0)
+        responses = draw.integers(max(1, response // 2), response * 3 // 2 + 1, n)
+        return cls(np.full(n, prompt), responses, f"{n} of {prompt} + about {response}")
+
+    @classmethod
+    def equal(cls, n: int, length: int) -> Lengths:
+        """Return samples of `length` tokens, of which all but the first are trained: full fine-tuning."""
+        return cls(np.full(n, 1), np.full(n, length - 1), f"{n} of {length}")
+
+
+def random_batch(lengths: Lengths, *, vocab_size: int) -> TrainBatch:
+    """Return samples of random ids and rewards, no two of which share a prompt."""
+    draw = np.random.default_rng(1)
+    n, responses = len(lengths.prompts), lengths.responses
+    offsets = np.concatenate([[0], np.cumsum(responses + lengths.prompts)])
+    response_offsets = np.concatenate([[0], np.cumsum(responses)])
+    return TrainBatch(
+        step=1,
+        tokens=draw.integers(0, vocab_size, offsets[-1]).astype(np.int32),
+        offsets=offsets,
+        response_offsets=response_offsets,
+        loss_mask=np.ones(response_offsets[-1], dtype=np.float32),
+        rollout_log_probs=None,
+        teacher_log_probs=None,
+        rewards=draw.standard_normal(n).astype(np.float32),
+        raw_rewards=np.zeros(n, dtype=np.float32),
+        sample_ids=np.arange(n),
+        group_ids=np.arange(n),
+        rollout_ids=np.arange(n),
+        truncated=np.zeros(n, dtype=np.bool_),
+        optimizer_steps=(np.arange(n),),
+        weights=np.repeat(1 / responses / n, responses).astype(np.float32),
+        temperature=1.0,
+    )
+
+
+def needed_flops(architecture: Architecture, batch: TrainBatch) -> int:
+    """Return the floating point operations that a step over the batch needs: forward, and twice that backward."""
+    from slime_megatron.batch.flops import forward_flops  # imports Megatron
+    from slime_megatron.batch.prompt_groups import prompt_group
+
+    return 3 * sum(forward_flops(architecture, prompt_group(batch, [i])) for i in range(len(batch)))
+
+
+def write_random_model(config: dict[str, Any], folder: Path) -> None:
+    """Write a Hugging Face folder with random bfloat16 weights."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers leaves it so
+    (folder / "config.json").write_text(json.dumps(config))
+    config_of_model = AutoConfig.from_pretrained(folder)
+    model: Any = AutoModelForCausalLM.from_config(config_of_model, dtype=torch.bfloat16)  # type: ignore[no-untyped-call]  # as above
+    model.save_pretrained(folder)
+
+
+class Ours:
+    """A trainer of ours: log-probs, gradients, AdamW with float32 master weights."""
+
+    name = "slime"
+
+    def __init__(self, folder: Path, registry: Registry, *, max_tokens: int) -> None:
+        from slime_megatron.learner.learner import Learner
+
+        family = registry.resolve("slime.models", read_config(folder)["model_type"])
+        self.architecture: Architecture = family.architecture(read_config(folder))
+        self._learner: Learner = Learner(
+            LearnerSettings(
+                model_path=folder,
+                family=family,
+                train=TrainSection(max_tokens_per_gpu=max_tokens),
+                megatron=MegatronSection(),
+                algorithm=Algorithm(_estimator, _loss, frozenset(), "raw"),
+                seed=0,
+            )
+        )
+
+    @property
+    def n_parameters(self) -> int:
+        """Parameters of the model."""
+        return sum(parameter.numel() for parameter in self._learner.model.parameters())
+
+    def step(self, batch: TrainBatch) -> Step:
+        """Return a whole optimizer step over the batch; padding is that of attention, nothing else has any."""
+        return lambda: self._learner.train(batch)["perf/padding_frac"]
+
+    def close(self) -> None:
+        """End the process groups."""
+        self._learner.close()
+
+
+def _estimator(view: Any) -> tuple[Any, Any]:
+    advantages = view.rewards[view.sample_of_token]
+    return advantages, advantages
+
+
+def _loss(view: Any, advantages: Any) -> tuple[Any, dict[str, Any]]:
+    return view.reduce(-(view.log_probs - view.old_log_probs).exp() * advantages), {}
+
+
+class Transformers:
+    """transformers' own model: forward and backward, no optimizer."""
+
+    name = "transformers"
+
+    def __init__(self, folder: Path, device: torch.device, *, max_tokens: int) -> None:
+        from transformers import AutoModelForCausalLM
+        from transformers.utils.logging import disable_progress_bar
+
+        disable_progress_bar()  # type: ignore[no-untyped-call]  # as above
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+        self._model, self._device, self._max_tokens = model.to(device).train(), device, max_tokens
+
+    def step(self, batch: TrainBatch) -> Step:
+        """Return forward and backward over the batch, in micro-batches padded on the right to their longest sample."""
+        cut = pack_micro_batches(batch.lengths.tolist(), self._max_tokens)
+        padded = [self._padded(batch, samples) for samples in cut]
+        computed = sum(tokens.numel() for tokens, _, _ in padded)
+
+        def run() -> float:
+            self._model.zero_grad()
+            for tokens, mask, labels in padded:
+                self._model(input_ids=tokens, attention_mask=mask, labels=labels).loss.backward()
+            return 1 - len(batch.tokens) / computed
+
+        return run
+
+    def _padded(self, batch: TrainBatch, samples: Sequence[int]) -> list[torch.Tensor]:
+        """Return ids, attention mask, and labels without prompts."""
+        rows = [
+            torch.from_numpy(batch.tokens[batch.offsets[i] : batch.offsets[i + 1]].astype(np.int64))
+            for i in samples
+        ]
+        pad = torch.nn.utils.rnn.pad_sequence
+        labels = [row.clone() for row in rows]
+        for i, label in zip(samples, labels, strict=True):
+            label[: -int(batch.response_lengths[i])] = -100
+        tokens, mask = (pad(x, batch_first=True) for x in (rows, [torch.ones_like(row) for row in rows]))
+        whole = (tokens, mask, pad(labels, batch_first=True, padding_value=-100))
+        return [tensor.to(self._device) for tensor in whole]

@@ -1,0 +1,1 @@
+"""Environments for the generator `multi-turn`: a calculator and a guessing game."""

@@ -1,0 +1,101 @@
+"""A process beside the driver that kills what of Ray would outlive it.
+
+When a driver is killed, the cluster that it started goes with it: the kernel kills the processes that it is the parent of.
+Those below them end by themselves, but not at once: the agents of Ray 2.60 first report for a minute to a head that is gone,
+and a rank that is stopped ends when it is continued.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+#: Seconds that it gets to kill them.
+_GONE_S = 5.0
+#: Seconds between two looks at what Ray starts, until the ranks are there.
+_LOOK_S = 0.1
+
+
+class Guard:
+    """Kills the processes that it has hold of when this process ends, however it does, or calls `close`.
+
+    It is a process of its own.
+
+    Args:
+        starts_ray: whether this process is about to start Ray: until the guard is told of ranks, it looks for what the raylet
+            starts.
+    """
+
+    def __init__(self, *, starts_ray: bool) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", __file__, *(["starts-ray"] if starts_ray else [])],
+            stdin=subprocess.PIPE,
+            bufsize=0,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # signals of the terminal are the driver's
+        )
+
+    def watch(self, pids: Iterable[int]) -> None:
+        """Tell it of ranks on this machine."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # somebody killed it
+            self._process.stdin.write("".join(f"{pid}\n" for pid in pids).encode())
+
+    def close(self) -> None:
+        """Have it kill them, and wait until it has. May be called twice."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(_GONE_S)
+        except subprocess.TimeoutExpired:  # somebody stopped it
+            self._process.kill()
+            self._process.wait()
+
+
+def main() -> None:
+    """Read process ids from standard input, a line each, and kill them at its end."""
+    driver, held, is_told = os.getppid(), dict[int, int](), sys.argv[1:] != ["starts-ray"]
+    while True:
+        can_read = select.select([0], [], [], None if is_told else _LOOK_S)[0]
+        if not is_told:
+            _hold(held, _below_raylets(driver))
+        if can_read:
+            if not (lines := os.read(0, 1 << 16)):
+                break
+            _hold(held, map(int, lines.split()))
+            is_told = True
+    for process in held.values():
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(process, signal.SIGKILL)
+
+
+def _hold(held: dict[int, int], pids: Iterable[int]) -> None:
+    """Keep hold of processes: another one that has the number later is safe."""
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            if pid not in held:
+                held[pid] = os.pidfd_open(pid)
+
+
+def _below_raylets(driver: int) -> Iterator[int]:
+    for child in _children(driver):
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{child}/comm").read_text().strip() == "raylet":
+                yield from _children(child)
+
+
+def _children(pid: int) -> Iterator[int]:
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # the thread has ended
+            yield from map(int, task.read_text().split())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""The guard: what it has hold of goes with the driver, however that ends, and nothing else does."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from slime_ray.guard import Guard
+
+#: With a child that has the name of Ray's raylet, and that has a child itself.
+STARTED = """
+import subprocess, sys
+from slime_ray.guard import Guard
+guard = Guard(starts_ray=sys.argv[1] == "True")
+shell = "echo raylet > /proc/$$/comm; sleep 1000 & echo $!; wait"
+raylet = subprocess.Popen(["/bin/sh", "-c", shell], stdout=subprocess.PIPE, text=True)
+print(raylet.pid, raylet.stdout.readline(), end="", flush=True)
+sys.stdin.read()
+"""
+
+DRIVER = """
+import sys
+from slime_ray.guard import Guard
+guard = Guard(starts_ray=False)
+guard.watch([int(sys.argv[1])])
+print("watches", flush=True)
+sys.stdin.read()
+"""
+
+
+def has_hold_of_others(driver):
+    """Whether a child of a process has a descriptor of another process."""
+    for child in Path(f"/proc/{driver}/task/{driver}/children").read_text().split():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a child that has ended
+            for link in list(Path(f"/proc/{child}/fd").iterdir()):
+                with contextlib.suppress(FileNotFoundError):  # a descriptor that has been closed meanwhile
+                    if os.readlink(link) == "anon_inode:[pidfd]":
+                        return True
+    return False
+
+
+@pytest.fixture
+def victim():
+    """A process that is stopped: it does not end by itself."""
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        process.send_signal(signal.SIGSTOP)
+        yield process
+        process.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, None])
+def test_what_it_watches_goes_with_the_driver(victim, number):
+    command = [sys.executable, "-c", DRIVER, str(victim.pid)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as driver:
+        assert driver.stdout.readline() == "watches\n"
+        assert victim.poll() is None
+        if number is not None:
+            os.kill(driver.pid, number)
+    assert victim.wait(30) == -signal.SIGKILL
+
+
+def test_closing_it_ends_what_it_watches_and_twice_is_once(victim):
+    guard = Guard(starts_ray=False)
+    guard.watch([victim.pid])
+    guard.close()
+    assert victim.wait(30) == -signal.SIGKILL
+    guard.close()
+
+
+def test_a_guard_that_is_stopped_or_killed_holds_nobody_up(victim):
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        guard = Guard(starts_ray=False)
+        guard._process.send_signal(number)
+        guard.watch([victim.pid])
+        guard.close()
+    assert victim.poll() is None
+
+
+@pytest.mark.parametrize("starts_ray", [True, False])
+def test_below_a_raylet_it_kills_what_this_run_started_and_nothing_that_was_there(starts_ray):
+    command = [sys.executable, "-c", STARTED, str(starts_ray)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as driver:
+        raylet, agent = map(int, driver.stdout.readline().split())
+        held = os.pidfd_open(agent)
+        deadline = time.monotonic() + 30
+        while starts_ray and not has_hold_of_others(driver.pid):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        driver.kill()
+    ended = select.select([held], [], [], 30 if starts_ray else 3)[0] != []
+    for pid in (raylet, agent):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    assert ended == starts_ray

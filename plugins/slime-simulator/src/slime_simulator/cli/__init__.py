@@ -1,0 +1,1 @@
+"""The commands `slime simulate` and `slime plan`."""

@@ -1,0 +1,159 @@
+"""What the two commands share: their flags, and the scenario that these and a recipe describe."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from slime_core.cli.arguments import split
+from slime_core.config.load import load_settings
+from slime_core.config.settings import Settings
+from slime_core.errors import ConfigError, Problem
+from slime_core.plugins.registry import Registry
+
+from slime_simulator.costs import Costs
+from slime_simulator.fit import fit, read_run, scaled
+from slime_simulator.hardware import GPUS, MODELS, estimate
+from slime_simulator.scenario import Scenario
+from slime_simulator.simulation import Cluster
+from slime_simulator.traces import Lognormal, Trace
+
+#: Lengths are below it.
+_MOST_TOKENS = 1 << 31
+#: Settings of a simulation without a recipe.
+_WITHOUT_RECIPE = {
+    "hf-checkpoint": "simulated",
+    "rollout-batch-size": "128",
+    "n-samples-per-prompt": "8",
+    "rollout-max-response-len": "16384",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What was asked for."""
+
+    scenario: Scenario
+    gpus: int
+    registry: Registry
+    options: argparse.Namespace
+
+
+def parser(prog: str, description: str) -> argparse.ArgumentParser:
+    """Return a parser of the flags that both commands have."""
+    made = argparse.ArgumentParser(
+        prog=prog,
+        usage=f"{prog} [RECIPE ...] [--flag value ...]",
+        description=description,
+        epilog="All other flags are settings of the run: slime config flags. Loop, batch sizes, staleness, order, partial "
+        "rollouts and weight updates count; generators, rewards and filters do not: each prompt gets one turn, and no group "
+        "is dropped.",
+        allow_abbrev=False,
+    )  # fmt: skip
+    add = made.add_argument
+    add("--gpus", type=int, default=64, help="GPUs of engine and trainer together (%(default)s)")
+    add("--gpus-per-replica", type=int, default=1, help="GPUs of a replica of the engine (%(default)s)")
+    add("--slots", type=int, default=256, help="requests that a replica decodes together (%(default)s)")
+    add("--steps", type=int, default=20, help="steps to simulate (%(default)s)")
+    add(
+        "--from",
+        dest="run",
+        type=Path,
+        metavar="RUN",
+        help="run folder: its lengths, and costs fitted from it",
+    )
+    add("--engine-scale", type=float, default=1.0, help="with --from: times as fast as there")
+    add("--trainer-scale", type=float, default=1.0, help="with --from: times as fast as there")
+    add(
+        "--gpu",
+        choices=GPUS,
+        default="h100",
+        help="without --from: GPU that costs are estimated of (%(default)s)",
+    )
+    add(
+        "--model",
+        choices=MODELS,
+        default="qwen2.5-7b",
+        help="without --from: model of that size (%(default)s)",
+    )
+    add("--median-tokens", type=float, default=2000, help="without --from: median response (%(default)s)")
+    add(
+        "--p99-tokens",
+        type=float,
+        default=16000,
+        help="without --from: 99th percentile, lognormal (%(default)s)",
+    )
+    add("--prompt-tokens", type=int, default=300, help="without --from: prompts (%(default)s)")
+    add("--json", action="store_true", help="print JSON")
+    return made
+
+
+def read(options: argparse.ArgumentParser, argv: Sequence[str]) -> Asked:
+    """Read a command line.
+
+    Raises:
+        ConfigError: carries what is wrong with it.
+    """
+    registry = Registry.from_environment()
+    recipes, flags = split(argv)
+    known, words = options.parse_known_args(flags)
+    _check(known)
+    if not recipes:
+        missing = {name: value for name, value in _WITHOUT_RECIPE.items() if f"--{name}" not in words}
+        words = [word for name, value in missing.items() for word in (f"--{name}", value)] + words
+    settings = load_settings(recipes, words, registry=registry)
+    settings = settings.having("run", "num_rollout", known.steps, origin="--steps")
+    costs, trace = _costs(known, settings)
+    trainer_gpus = getattr(known, "trainer_gpus", None)
+    if trainer_gpus is None:
+        trainer_gpus = known.gpus // 2
+    cluster = Cluster(
+        replicas=(known.gpus - trainer_gpus) // known.gpus_per_replica,
+        trainer_gpus=trainer_gpus,
+        gpus_per_replica=known.gpus_per_replica,
+    )
+    scenario = Scenario(settings=settings, costs=costs, cluster=cluster, trace=trace)
+    return Asked(scenario=scenario, gpus=known.gpus, registry=registry, options=known)
+
+
+def _check(known: argparse.Namespace) -> None:
+    wanted = {
+        "gpus": 2,
+        "gpus_per_replica": 1,
+        "slots": 1,
+        "steps": 1,
+        "median_tokens": 1,
+        "prompt_tokens": 0,
+    }
+    problems = [
+        Problem(f"--{name.replace('_', '-')}", str(getattr(known, name)), f"at least {least}")
+        for name, least in wanted.items()
+        if not getattr(known, name) >= least
+    ]
+    if not known.median_tokens <= known.p99_tokens < _MOST_TOKENS:
+        within = f"at least the median, {known.median_tokens:g}, and below {_MOST_TOKENS:,}"
+        problems.append(Problem("--p99-tokens", f"{known.p99_tokens:g}", within))
+    if known.prompt_tokens >= _MOST_TOKENS:
+        problems.append(Problem("--prompt-tokens", str(known.prompt_tokens), f"below {_MOST_TOKENS:,}"))
+    for name in ("engine_scale", "trainer_scale"):
+        if not getattr(known, name) > 0:
+            problems.append(Problem(f"--{name.replace('_', '-')}", str(getattr(known, name)), "above 0"))
+    if problems:
+        raise ConfigError(problems)
+
+
+def _costs(known: argparse.Namespace, settings: Settings) -> tuple[Costs, Trace]:
+    if known.run is not None:
+        run = read_run(known.run)
+        found = scaled(fit(run, slots=known.slots), engine=known.engine_scale, trainer=known.trainer_scale)
+        return found, run.trace
+    longest = settings.rollout.rollout_max_response_len
+    size, gpu = MODELS[known.model], GPUS[known.gpu]
+    costs = estimate(size, gpu, gpus_per_replica=known.gpus_per_replica, slots=known.slots)
+    trace = Lognormal(
+        median=known.median_tokens, p99=known.p99_tokens, longest=longest, prompt=known.prompt_tokens,
+        seed=settings.rollout.rollout_seed,
+    )  # fmt: skip
+    return costs, trace

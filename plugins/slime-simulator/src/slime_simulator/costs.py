@@ -1,0 +1,64 @@
+"""What engine, trainer and weight updates cost: a few coefficients each, in seconds, which `fit` finds and `hardware` estimates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineCosts:
+    """What one replica of the engine takes. All its running requests get a token in each decode step.
+
+    A decode step of n requests whose KV caches hold c tokens together takes `step_s + n request_s + c kv_token_s`: reading the
+    weights, the matrix products of each token, and reading the KV cache. Prefill of a request holds up the others by
+    `prefill_token_s` a token. Not modelled: prefixes that requests share, speculative decoding, preemption where the KV cache
+    is full.
+    """
+
+    step_s: float
+    """Seconds of a decode step whatever is in it."""
+    request_s: float = 0.0
+    """Seconds that each running request adds to a decode step."""
+    kv_token_s: float = 0.0
+    """Seconds that each token in the KV cache adds to a decode step."""
+    prefill_token_s: float = 0.0
+    """Seconds of prefill for a token of a prompt, or of a response that is continued."""
+    slots: int = 256
+    """Most requests that a replica decodes together; others wait in the order of their arrival."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerCosts:
+    """What a training step takes: `fixed_s + tokens x token_gpu_s / GPUs` seconds. `tokens` are those of prompts and responses."""
+
+    token_gpu_s: float
+    """GPU-seconds a token."""
+    fixed_s: float = 0.0
+    """Seconds of a step whatever is in it and however many GPUs there are."""
+
+    def step_s(self, tokens: float, *, gpus: int) -> float:
+        """Return the seconds of a step."""
+        return self.fixed_s + tokens * self.token_gpu_s / gpus
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateCosts:
+    """What bringing weights to the engine takes."""
+
+    send_s: float = 0.0
+    """Seconds in which the trainer sends and cannot train."""
+    pause_s: float = 0.0
+    """Seconds in which the engine decodes nothing; they begin as the trainer's do."""
+    switch_s: float = 0.0
+    """Seconds to move trainer or engine off its devices, or back on them, where they share devices."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """What all parts of a run take."""
+
+    engine: EngineCosts
+    trainer: TrainerCosts
+    update: UpdateCosts = UpdateCosts()
+    reward_s: float = 0.0
+    """Seconds of a reward."""

@@ -1,0 +1,115 @@
+"""`slime simulate` and `slime plan` as they are typed: what they print, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from slime_core.config.load import load_settings
+from slime_core.errors import ConfigError
+from slime_core.plugins.registry import Registry
+from slime_simulator.cli.plan import main as plan
+from slime_simulator.cli.simulate import main as simulate
+
+SMALL = ["--rollout-batch-size", "8", "--n-samples-per-prompt", "2", "--steps", "4", "--gpus", "8"]
+
+
+def test_the_loops_stand_beside_each_other(capsys):
+    assert simulate([*SMALL, "--max-staleness", "2", "--no-limits", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["loops"]
+    assert list(found) == ["sync, shared GPUs", "sync", "one-step-off", "fully-async"]
+    assert {each["samples"] for each in found.values()} == {4 * 8 * 2}
+    assert [each["staleness_max"] for each in found.values()] == [0, 0, 1, 2]
+    for each in found.values():
+        assert each["samples_per_s"] * each["wall_s"] == pytest.approx(each["samples"])
+        assert 0 <= each["engine_idle"] < 1
+        assert 0 < each["trainer_idle"] < 1
+
+
+def test_a_limit_on_tokens_is_one_of_the_trace_and_not_of_ids(capsys):
+    """Four responses of 2 tokens at most are one sample of 4 ids."""
+    words = [
+        "--loops",
+        "sync",
+        "--n-samples-per-prompt",
+        "4",
+        "--rollout-max-response-len",
+        "2",
+        "--prompt-tokens",
+        "5",
+    ]
+    given = [
+        "--rollout-batch-size",
+        "8",
+        "--steps",
+        "2",
+        "--gpus",
+        "4",
+        "--median-tokens",
+        "9",
+        "--p99-tokens",
+        "10",
+    ]
+    assert simulate([*given, *words, "--no-limits", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["loops"]["sync"]["tokens"] == 2 * 8 * 4 * (5 + 2)
+
+
+def test_the_table_says_what_limits(capsys):
+    words = ["--loops", "sync", "--median-tokens", "2000", "--p99-tokens", "15000"]
+    assert simulate([*SMALL, *words]) == 0
+    assert "sync: limited by the longest responses (cut at the 95th percentile" in capsys.readouterr().out
+
+
+def test_a_plan_is_of_flags_that_slime_train_takes(capsys):
+    assert plan([*SMALL, "--staleness", "1", "3", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    times = [each["wall_s"] for each in found["plans"]]
+    assert times == pytest.approx(sorted(times), rel=0.03)
+    for each in found["plans"]:
+        flags = each["flags"].split()
+        at = flags.index(
+            "--rollout-num-gpus"
+        )  # of slime-sglang, which is not installed with this package alone
+        del flags[at : at + 2]
+        needed = ["--hf-checkpoint", "x", "--rollout-batch-size", "8", "--rollout-max-response-len", "9"]
+        assert (
+            load_settings([], [*needed, *flags], registry=Registry.from_environment()).run.loop
+            == each["loop"]
+        )
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "why"),
+    [
+        (simulate, ["--gpus", "1"], "--gpus: found 1; wanted at least 2"),
+        (simulate, ["--gpus", "4", "--trainer-gpus", "4"], "too few for one replica"),
+        (simulate, ["--gpus", "4", "--trainer-gpus", "0"], "--trainer-gpus: found 0; wanted at least 1"),
+        (
+            simulate,
+            ["--update-weights-interval", "4", "--max-staleness", "2", "--no-limits"],
+            "no prompt could be admitted",
+        ),
+        (simulate, ["--from", "no-such-folder"], "without a step that is recorded"),
+        (simulate, ["--rollout-bach-size", "4"], "rollout-batch-size"),
+        (simulate, ["--p99-tokens", "10"], "at least the median"),
+        (simulate, ["--median-tokens", "nan"], "--median-tokens: found nan; wanted at least 1"),
+        (
+            simulate,
+            ["--p99-tokens", "inf"],
+            "--p99-tokens: found inf; wanted at least the median, 2000, and below",
+        ),
+        (simulate, ["--prompt-tokens", "3000000000"], "--prompt-tokens: found 3000000000; wanted below"),
+        (plan, ["--gpus", "8", "--gpus-per-replica", "8"], "a replica, and one that trains"),
+    ],
+)
+def test_what_cannot_be_simulated_is_refused(command, words, why):
+    with pytest.raises(ConfigError, match=why):
+        command(words)
+
+
+def test_a_plan_leaves_out_bounds_under_which_weights_are_sent_too_seldom(capsys):
+    words = ["--gpus", "4", "--update-weights-interval", "2", "--staleness", "0", "1"]
+    assert plan([*SMALL, *words, "--json"]) == 0
+    assert "max-staleness 0" not in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="no prompt could be admitted"):
+        plan([*SMALL, *words[:-1]])

@@ -1,0 +1,1 @@
+"""Requests: continuous batching, sampling, and weight updates between two steps."""

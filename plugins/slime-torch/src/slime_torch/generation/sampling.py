@@ -1,0 +1,189 @@
+"""Drawing the next token of many requests at once, reproducibly, and the exact log-prob of what was drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from slime_core.protocols import SamplingParams
+from torch import Tensor
+
+#: Width of the blocks in which a row of unnormalised probabilities is summed before the draw is looked up.
+_BLOCK = 256
+#: How many numbers are gone through at a time on a CPU: few enough to stay in its cache.
+_CACHED = 2**19
+#: Numbers of a row's largest logits in which the top-p cutoff is looked for, before all logits are sorted.
+_CANDIDATES = (64, 1024)
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What the next token of one request depends on besides its logits."""
+
+    params: SamplingParams
+    seed: int
+    """Any integer; taken modulo 2**64."""
+    position: int
+    """Index of the token in the sequence, prompt included."""
+
+
+def uniform(seeds: Sequence[int], positions: Sequence[int]) -> NDArray[np.float64]:
+    """Return one number in [0, 1) for each (seed, position); it depends on nothing else.
+
+    Source: the finaliser of splitmix64 (Steele, Lea and Flood, 2014), applied to the seed and then to its sum
+    with a multiple of the position; the upper 53 bits are used.
+    """
+    state = _mixed(np.array([seed & (2**64 - 1) for seed in seeds], dtype=np.uint64))
+    with np.errstate(over="ignore"):
+        state = _mixed(state + np.array(positions, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15))
+    return (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _mixed(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    with np.errstate(over="ignore"):
+        state = state + np.uint64(0x9E3779B97F4A7C15)
+        state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return state ^ (state >> np.uint64(31))
+
+
+#: Of a token: the ids that top-k and top-p kept, ascending int32; None where the whole vocabulary was kept.
+SamplingMask = NDArray[np.int32] | None
+
+
+def sample(
+    logits: Tensor, draws: Sequence[Draw], *, with_sampling_masks: bool = False
+) -> tuple[list[int], list[float], list[SamplingMask]]:
+    """Draw a token a row by inverting the cumulative distribution.
+
+    The distribution is the softmax of logits / temperature, over what top-k keeps and then top-p of that; tokens
+    that tie with the last one kept are kept too. Temperature 0 takes the likeliest token (the first of equals),
+    and its log-prob is that of the untempered softmax over everything.
+
+    Args:
+        logits: [n, vocab_size], any floating dtype; not changed.
+        draws: n of them.
+        with_sampling_masks: whether to return the ids that top-k and top-p kept.
+
+    Returns:
+        (tokens, natural log-probs in float32 precision, sampling masks; None for each row where they are not wanted).
+    """
+    temperatures = [draw.params.temperature or 1.0 for draw in draws]
+    if any(temperature != 1.0 for temperature in temperatures):
+        logits = logits.float() / torch.tensor(temperatures, device=logits.device)[:, None]
+    logits = _restricted(logits, [draw.params for draw in draws])
+    maxima, sums = _per_block(logits)
+    peaks, ends = maxima.amax(-1, keepdim=True), sums.double().cumsum(-1)
+    greedy = torch.tensor([draw.params.temperature == 0 for draw in draws], device=logits.device)
+    points = torch.from_numpy(uniform([d.seed for d in draws], [d.position for d in draws])).to(logits.device)
+    targets = points[:, None] * ends[:, -1:]
+    block = torch.where(greedy, maxima.argmax(-1), torch.searchsorted(ends, targets, right=True).squeeze(1))
+    inside = _block(logits, block)
+    begins = torch.nn.functional.pad(ends, (1, 0))
+    rest = targets - begins.gather(1, block[:, None])
+    index = torch.where(greedy, inside.argmax(-1), _inverted((inside - peaks).exp(), rest))
+    tokens = block * _BLOCK + index
+    log_probs = (logits.gather(1, tokens[:, None]) - peaks.double() - ends[:, -1:].log()).squeeze(1)
+    sampling_masks: list[SamplingMask] = [None] * len(draws)
+    if with_sampling_masks:
+        sampling_masks = _sampling_masks(logits, draws)
+    return tokens.tolist(), log_probs.tolist(), sampling_masks
+
+
+def _sampling_masks(logits: Tensor, draws: Sequence[Draw]) -> list[SamplingMask]:
+    vocab = logits.shape[1]
+    is_held = [
+        bool(d.params.temperature) and (0 < d.params.top_k < vocab or d.params.top_p < 1) for d in draws
+    ]
+    return [
+        row.isfinite().nonzero()[:, 0].to(torch.int32).cpu().numpy() if held else None
+        for row, held in zip(logits, is_held, strict=True)
+    ]
+
+
+def _per_block(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the largest logit of each block and its sum of exp(logit - the row's largest): float32 [n, blocks] each.
+
+    Not torch.softmax: summing a row of 50,000 in float32 shifts every log-prob by some 1e-5. Blocks do not.
+    """
+    n, vocab = logits.shape
+    blocks = -(-vocab // _BLOCK)
+    maxima, sums = torch.empty(2, n, blocks, device=logits.device)
+    step = max(1, _CACHED // (blocks * _BLOCK)) if logits.device.type == "cpu" else n
+    scratch = torch.empty(min(step, n), blocks * _BLOCK, device=logits.device)
+    parts = (torch.split(tensor, step) for tensor in (logits, maxima, sums))
+    for rows, largest, total in zip(*parts, strict=True):
+        weights = scratch[: len(rows)]
+        weights[:, :vocab] = rows
+        if vocab % _BLOCK:
+            weights[:, vocab:] = -torch.inf
+        in_blocks = weights.view(-1, blocks, _BLOCK)
+        torch.amax(in_blocks, -1, out=largest)
+        weights.sub_(largest.amax(-1, keepdim=True)).exp_()
+        torch.sum(in_blocks, -1, out=total)
+    return maxima, sums
+
+
+def _block(logits: Tensor, block: Tensor) -> Tensor:
+    """Return of each row the block `block` [n], float32 [n, _BLOCK], -inf where the vocabulary has ended."""
+    ids = block[:, None] * _BLOCK + torch.arange(_BLOCK, device=logits.device)
+    last = logits.shape[1] - 1
+    return logits.gather(1, ids.clamp_max(last)).float().masked_fill_(ids > last, -torch.inf)
+
+
+def _inverted(weights: Tensor, rest: Tensor) -> Tensor:
+    """Return the first index at which each row's cumulative sum exceeds `rest`.
+
+    Args:
+        weights: float32 [n, _BLOCK], unnormalised probabilities.
+        rest: float64 [n, 1], less than a row's sum but for rounding.
+    """
+    cumulative = weights.double().cumsum(-1)
+    # The sum that `rest` comes from was rounded to float32: stay below what the elements add up to.
+    rest = torch.minimum(rest, cumulative[:, -1:] * (1 - 2.0**-52))
+    return torch.searchsorted(cumulative, rest, right=True).squeeze(1)
+
+
+def _restricted(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    """Return the logits with -inf where top-k or top-p drop a token; the same tensor if nobody asks for it."""
+    vocab = logits.shape[1]
+    by_k = [i for i, p in enumerate(params) if p.temperature and 0 < p.top_k < vocab]
+    by_p = [i for i, p in enumerate(params) if p.temperature and p.top_p < 1.0]
+    if not by_k and not by_p:
+        return logits
+    logits = logits.float()
+    edges = logits.new_full((len(params), 1), -torch.inf)
+    if by_k:
+        ks = torch.tensor([params[i].top_k for i in by_k], device=logits.device)
+        edges[by_k] = logits[by_k].topk(int(ks.max()), dim=-1).values.gather(1, ks[:, None] - 1)
+    if by_p:
+        tops = torch.tensor([params[i].top_p for i in by_p], dtype=torch.float64, device=logits.device)
+        kept = _at_least(logits[by_p], edges[by_p])
+        edges[by_p] = torch.maximum(edges[by_p], _top_p_edge(kept, tops))
+    return _at_least(logits, edges)
+
+
+def _at_least(rows: Tensor, edges: Tensor) -> Tensor:
+    return rows.masked_fill(rows < edges, -torch.inf)
+
+
+def _top_p_edge(rows: Tensor, top_p: Tensor) -> Tensor:
+    """Return the last logit [n, 1] that each row needs, from the largest down, to reach its `top_p`."""
+    n, vocab = rows.shape
+    peaks = rows.amax(-1, keepdim=True)
+    wanted = top_p * (rows - peaks).exp().sum(-1, dtype=torch.float64)
+    edges = rows.new_full((n, 1), -torch.inf)
+    left = torch.arange(n, device=rows.device)
+    for width in (*(c for c in _CANDIDATES if c < vocab), vocab):
+        largest = rows[left].topk(width, dim=-1).values
+        mass = (largest - peaks[left]).exp().double().cumsum(-1)
+        needed = (mass < wanted[left, None]).sum(-1)  # index of the one that reaches it
+        found = needed < width
+        edges[left[found]] = largest[found].gather(1, needed[found, None])
+        left = left[~found]
+        if len(left) == 0:
+            break
+    return edges  # a row that misses `wanted` by rounding keeps everything

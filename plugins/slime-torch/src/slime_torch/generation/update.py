@@ -1,0 +1,81 @@
+"""`WeightUpdate`: checks and copies the buckets of one weight update, as they come or from a staged one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+import torch
+from slime_core.errors import WeightSyncError
+from slime_core.weights.sync import Bucket
+from slime_models.transfer.manifest import listed
+from slime_models.transfer.staging import StagedTensors, StagedUpdate
+from torch import Tensor
+
+from slime_torch.model.weights import Weights
+
+
+class WeightUpdate:
+    """Checks each bucket whole before it copies any of it.
+
+    Args:
+        weights: written to, in place.
+        dtype: that the tensors must have.
+        version: for messages.
+    """
+
+    def __init__(self, weights: Weights, *, dtype: torch.dtype, version: str) -> None:
+        self._weights, self._dtype, self.version = weights, dtype, version
+        self._seen: set[str] = set()
+
+    @property
+    def n_written(self) -> int:
+        """Tensors copied so far."""
+        return len(self._seen)
+
+    def take(self, bucket: Sequence[tuple[str, Tensor]]) -> None:
+        """Copy a bucket in.
+
+        Raises:
+            WeightSyncError: a tensor is unknown, sent twice, or of another shape or dtype; nothing was copied.
+        """
+        tensors = dict(bucket)
+        names = [name for name, _ in bucket]
+        for name, tensor in bucket:
+            if name in self._seen or names.count(name) > 1:
+                raise WeightSyncError(
+                    f"update to version {self.version}: {name}: sent twice; send each tensor once"
+                )
+            self._weights.check(name, tensor, dtype=self._dtype, version=self.version)
+        self._weights.write(tensors)
+        self._seen.update(tensors)
+
+    def finish(self) -> dict[str, int]:
+        """Check that nothing is missing, and return the fingerprint of what the engine stores now.
+
+        Raises:
+            WeightSyncError: names up to five tensors that were not sent.
+        """
+        missing = sorted(self._weights.shapes().keys() - self._seen)
+        if missing:
+            shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
+            raise WeightSyncError(
+                f"update to version {self.version}: {len(missing)} of {len(self._weights)} tensors were not sent: "
+                f"{shown}"
+            )
+        return self._weights.fingerprint()
+
+
+async def staged_buckets(update: StagedUpdate) -> AsyncIterator[Bucket]:
+    """Yield the tensors of a staged update, each a bucket of its own, once all of them are known to be those that were sent.
+
+    Raises:
+        WeightSyncError: names up to five tensors that are not.
+    """
+    staged = StagedTensors(update.folder)
+    if damaged := await asyncio.to_thread(staged.damaged):
+        raise WeightSyncError(
+            f"update to version {update.version}: {listed(damaged)}: the bytes that arrived are not those that were sent"
+        )
+    for name, tensor in staged.tensors():
+        yield [(name, tensor)]

@@ -1,0 +1,1 @@
+"""The decoder: its layers, weights and KV cache."""

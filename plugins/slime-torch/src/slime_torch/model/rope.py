@@ -1,0 +1,48 @@
+"""Rotary position embedding: the tables of cosines and sines."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from slime_core.errors import EngineError
+from slime_models.family.architecture import Architecture, RopeScaling
+from torch import Tensor
+
+
+def rope_tables(architecture: Architecture, length: int) -> tuple[Tensor, Tensor]:
+    """Return (cosine, signed sine), float32 [length, head_dim], for positions 0 to `length - 1`.
+
+    The sine carries the minus sign of the first half: rotating is `x * cos + roll(x, head_dim / 2) * sin`. Both
+    halves of a head hold the same frequencies, the layout of Hugging Face checkpoints.
+    """
+    half = torch.arange(0, architecture.head_dim, 2, dtype=torch.int64).float() / architecture.head_dim
+    frequencies = 1.0 / (architecture.rope_theta**half)
+    if architecture.rope_scaling is not None:
+        frequencies = _llama3(frequencies, architecture.rope_scaling)
+    angles = torch.outer(torch.arange(length).float(), frequencies)
+    cosine, sine = angles.cos(), angles.sin()
+    return torch.cat((cosine, cosine), dim=-1), torch.cat((-sine, sine), dim=-1)
+
+
+def rotate_(heads: Tensor, cosine: Tensor, sine: Tensor) -> None:
+    """Rotate heads [n, heads, head_dim] in place by the rows of the tables, [n, 1, head_dim]."""
+    swapped = heads.roll(heads.shape[-1] // 2, -1)
+    heads.mul_(cosine).addcmul_(swapped, sine)
+
+
+def _llama3(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
+    """Stretch low frequencies, keep high ones, and blend between.
+
+    Source: Llama 3.1; transformers `modeling_rope_utils.py`, `_compute_llama3_parameters`.
+    """
+    if scaling.rope_type != "llama3":
+        raise EngineError(
+            f"rope_scaling: found rope_type {scaling.rope_type!r}; wanted none or 'llama3': the torch engine "
+            "implements no other; use another --rollout-engine"
+        )
+    wavelength = 2 * math.pi / frequencies
+    turns = scaling.original_max_position_embeddings / wavelength
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    blend = ((turns - low) / (high - low)).clamp(0.0, 1.0)
+    return (1 - blend) * frequencies / scaling.factor + blend * frequencies

@@ -1,0 +1,163 @@
+"""Abort, pause, offload, close, and failures."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from slime_core.errors import EngineError
+from slime_core.protocols import SamplingParams
+
+LONG = SamplingParams(max_new_tokens=200, min_new_tokens=200, temperature=0)
+PROMPTS = [[1, 2, 3], [4, 5], [6]]
+
+
+@pytest.fixture
+def scenario(tiny):
+    """Return a function that runs `async (engine) -> result` on a serving engine, under a deadline."""
+
+    def run(body, **options):
+        async def main():
+            async with asyncio.timeout(300), tiny("llama").serving(**options) as engine:
+                return await body(engine)
+
+        return asyncio.run(main())
+
+    return run
+
+
+async def until(condition) -> None:
+    """Let the event loop turn until `condition()`."""
+    while not condition():
+        await asyncio.sleep(0)
+
+
+def progress(engine, n):
+    """Whether some running request has `n` tokens."""
+    return lambda: any(len(request.tokens) >= n for request in engine._scheduler.running)
+
+
+def begin(engine, prompts=PROMPTS, params=LONG):
+    return [asyncio.create_task(engine.generate(prompt, params)) for prompt in prompts]
+
+
+def test_abort_answers_with_what_there_is(scenario, tiny):
+    async def body(engine):
+        tasks = begin(engine)
+        await until(progress(engine, 5))
+        await engine.abort()
+        return await asyncio.gather(*tasks)
+
+    answers = scenario(body, max_running_requests=2)
+    assert [answer.finish_reason for answer in answers] == ["abort"] * 3
+    assert answers[2].tokens == []
+    for prompt, answer in zip(PROMPTS[:2], answers, strict=False):
+        assert 5 <= len(answer.tokens) == len(answer.log_probs) < 200
+        wanted = tiny("llama").log_probs(prompt, answer.tokens)
+        assert answer.log_probs == pytest.approx(wanted, abs=1e-5)
+
+
+def test_abort_catches_requests_of_the_same_turn(scenario):
+    async def body(engine):
+        tasks = begin(engine)
+        await asyncio.sleep(0)
+        await engine.abort()
+        return await asyncio.gather(*tasks)
+
+    assert [answer.tokens for answer in scenario(body)] == [[]] * 3
+
+
+def test_the_engine_serves_after_an_abort(scenario):
+    async def body(engine):
+        before = await engine.generate([9, 8], SamplingParams(max_new_tokens=8, temperature=0))
+        tasks = begin(engine)
+        await until(progress(engine, 3))
+        await engine.abort()
+        await asyncio.gather(*tasks)
+        return before, await engine.generate([9, 8], SamplingParams(max_new_tokens=8, temperature=0))
+
+    before, after = scenario(body)
+    assert before.tokens == after.tokens
+
+
+def test_pause_stops_progress_and_resume_goes_on(scenario):
+    async def body(engine):
+        undisturbed = await asyncio.gather(*begin(engine))
+        tasks = begin(engine)
+        await until(progress(engine, 4))
+        await engine.pause()
+        counts = [len(request.tokens) for request in engine._scheduler.running]
+        for _ in range(50):
+            await engine._worker.call(lambda: None)
+        assert counts == [len(request.tokens) for request in engine._scheduler.running]
+        await engine.resume()
+        return undisturbed, await asyncio.gather(*tasks)
+
+    undisturbed, paused = scenario(body)
+    assert undisturbed == paused
+
+
+def test_requests_in_flight_survive_offload_and_onload(scenario, tiny):
+    async def body(engine):
+        tasks = begin(engine)
+        await until(progress(engine, 4))
+        await engine.offload()
+        assert engine._cache.nbytes == 0
+        with pytest.raises(EngineError, match="offloaded"):
+            await engine.generate([1], LONG)
+        await engine.onload()
+        return await asyncio.gather(*tasks)
+
+    for prompt, answer in zip(PROMPTS, scenario(body), strict=True):
+        assert len(answer.tokens) == 200
+        assert answer.log_probs == pytest.approx(tiny("llama").log_probs(prompt, answer.tokens), abs=1e-5)
+
+
+def test_a_cancelled_call_frees_its_slot(scenario):
+    async def body(engine):
+        tasks = begin(engine)
+        await until(progress(engine, 2))
+        tasks[0].cancel()
+        answers = await asyncio.gather(*tasks, return_exceptions=True)
+        assert isinstance(answers[0], asyncio.CancelledError)
+        return [len(answer.tokens) for answer in answers[1:]]
+
+    assert scenario(body, max_running_requests=2) == [200, 200]
+
+
+def test_a_failing_step_fails_its_requests_and_the_engine_goes_on(scenario):
+    async def body(engine):
+        good = engine._scheduler._model
+
+        class Broken:
+            device = good.device
+
+            def __getattr__(self, name):
+                raise ValueError("no such kernel")
+
+        engine._scheduler._model = Broken()
+        answers = await asyncio.gather(*begin(engine), return_exceptions=True)
+        engine._scheduler._model = good
+        return answers, await engine.generate([1], SamplingParams(max_new_tokens=3, min_new_tokens=3))
+
+    errors, answer = scenario(body)
+    assert all(isinstance(error, EngineError) and "no such kernel" in str(error) for error in errors)
+    assert len(answer.tokens) == 3
+
+
+def test_close_fails_what_is_in_flight_and_may_be_called_twice(scenario):
+    async def body(engine):
+        tasks = begin(engine)
+        await until(progress(engine, 2))
+        await engine.close()
+        await engine.close()
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    assert all("closed" in str(error) for error in scenario(body))
+
+
+def test_an_engine_that_was_never_started_says_so(tiny):
+    engine = tiny("llama").engine()
+    with pytest.raises(EngineError, match="not started"):
+        asyncio.run(engine.generate([1], LONG))
+    asyncio.run(engine.close())

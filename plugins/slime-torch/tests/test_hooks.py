@@ -1,0 +1,75 @@
+"""Which models the engine can generate with is told by their family, before anything is loaded."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+from slime_core.config.build import BuildContext
+from slime_core.config.load import load_settings
+from slime_core.plugins.registry import Registry
+from slime_models.family.families.dense import QKV_WEIGHT
+from slime_models.family.families.llama import LLAMA
+from slime_torch.hooks import slime_check_build
+
+from .conftest import CONFIGS
+
+FUSED_QKV = dataclasses.replace(
+    QKV_WEIGHT, hf=(("model.layers.{layer}.self_attn.qkv_proj.weight", ("qkv_size", "hidden_size")),)
+)
+#: A family that trains by its rules, and whose folders hold fused weights.
+FUSED = dataclasses.replace(
+    LLAMA,
+    model_type="fused",
+    architecture=lambda config: dataclasses.replace(
+        LLAMA.architecture({**config, "model_type": "llama"}), model_type="fused"
+    ),
+    rules=tuple(FUSED_QKV if rule is QKV_WEIGHT else rule for rule in LLAMA.rules),
+)
+
+
+class _Families(Registry):
+    """The installed plugins, and the family above."""
+
+    def resolve(self, group, reference, *, flag=None):
+        return (
+            FUSED
+            if (group, reference) == ("slime.models", "fused")
+            else super().resolve(group, reference, flag=flag)
+        )
+
+
+@pytest.fixture
+def problems(tmp_path):
+    def check(model_type: str, *flags: str) -> list[str]:
+        (tmp_path / "config.json").write_text(
+            json.dumps(CONFIGS["llama"]().to_dict() | {"model_type": model_type})
+        )
+        registry = _Families()
+        given = [
+            "--hf-checkpoint",
+            str(tmp_path),
+            "--rollout-batch-size",
+            "1",
+            "--rollout-max-response-len",
+            "8",
+        ]
+        settings = load_settings([], [*given, *flags], registry=registry)
+        build = BuildContext(
+            settings=settings, registry=registry, tokenizer=None, model_path=tmp_path, run_dir=tmp_path
+        )
+        return [str(problem) for problem in slime_check_build(build=build)]
+
+    return check
+
+
+def test_a_family_whose_weights_the_engine_does_not_know_is_refused_by_name(problems):
+    (problem,) = problems("fused")
+    assert problem.startswith("rollout.rollout_engine: found torch with")
+    assert "fused: the model has no model.layers.0.self_attn.q_proj.weight" in problem
+    assert problems("fused", "--rollout-engine", "sglang") == []
+
+
+def test_a_family_that_it_knows_is_taken(problems):
+    assert problems("llama") == []
