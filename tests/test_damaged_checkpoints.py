@@ -201,6 +201,7 @@ STATES = {
     "step": (3, "step 3, which the folder's name contradicts"),
     "wall_s": (float("nan"), "wall_s"),
     "eval_before": ("x", "eval_before"),
+    "largest_logprob_diff": (-1.0, "largest_logprob_diff"),
     "buffer": ([], "buffer"),
     "source": ({}, "source: found a state that PromptSource cannot read (KeyError: 'length')"),
 }
@@ -224,6 +225,19 @@ def test_a_source_position_that_is_none_is_refused(run, refused):
         (newest / "state.json").write_text(json.dumps(state | {"source": state["source"] | change}))
         seal(newest, 4)
         assert "wanted a position among 10 prompts" in refused("train")
+
+
+def test_a_resumed_run_is_held_to_the_agreement_of_its_first_part(letters, run):
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    worst = [line["train/train_rollout_logprob_abs_diff/worst_sample"] for line in lines if line["step"] > 0]
+    newest = run / "checkpoints/step_000004"
+    state = json.loads((newest / "state.json").read_text())
+    assert state["largest_logprob_diff"] == max(worst) < 0.003
+    (newest / "state.json").write_text(json.dumps(state | {"largest_logprob_diff": 0.003}))
+    seal(newest, 4)
+    train(letters)
+    state = json.loads((run / "checkpoints/step_000006/state.json").read_text())
+    assert state["largest_logprob_diff"] == 0.003
 
 
 def rows(run: Path) -> list[int]:

@@ -17,7 +17,7 @@ from slime_core.protocols import (
 from slime_core.run.colocate import SharedDevices
 from slime_core.run.evaluation import evaluate_groups
 from slime_core.run.generating import GeneratingHalf, Snapshot
-from slime_core.run.log_prob_gate import check_agreement
+from slime_core.run.log_prob_gate import LogProbGate
 from slime_core.run.metrics import request_metrics, rollout_metrics
 from slime_core.run.progress_check import Learnt
 from slime_core.run.staleness import check_staleness, staleness_metrics
@@ -78,6 +78,14 @@ class Run(GeneratingHalf):
     _version: int = 0
     _began: float = field(default_factory=now)
     _step_began: float = 0.0
+
+    @functools.cached_property
+    def log_prob_gate(self) -> LogProbGate:
+        """Compares the log-probs of engine and trainer."""
+        section = self.settings.train
+        return LogProbGate(
+            section.logprob_diff_limit, expects_jumps=section.update_weights_in_flight == "keep"
+        )
 
     @property
     def steps(self) -> range:
@@ -141,8 +149,8 @@ class Run(GeneratingHalf):
         """Run the batch's optimizer steps.
 
         Raises:
-            TrainerError: log-probs of rollout and trainer differ by more than `logprob_diff_limit`, on average or of a
-                sample (see `run.log_prob_gate`), or nothing was learnt.
+            TrainerError: log-probs of rollout and trainer differ too much, on average or of a sample (see
+                `run.log_prob_gate`), or nothing was learnt.
             CheckpointError: one that was written in the background could not be.
         """
         await self.checkpoints.complete(wait=False)
@@ -158,7 +166,7 @@ class Run(GeneratingHalf):
         self.report("train", len(batch), len(batch))
         self._learning.metrics |= metrics
         self._learnt.add(batch, metrics, is_last=batch.step == self.num_steps)
-        check_agreement(metrics, step=batch.step, limit=section.logprob_diff_limit)
+        self.log_prob_gate.check(metrics, step=batch.step)
         self.unlogged, self.trained_step, self.is_training = self._learning.metrics, batch.step, False
         return metrics
 
@@ -271,6 +279,7 @@ class Run(GeneratingHalf):
             "eval_after": self.eval_after,
             "evaluated_at": self.evaluated_at,
             "wall_s": self.wall_s,
+            "largest_logprob_diff": self.log_prob_gate.largest,
         }
         return lambda: generating() | own
 

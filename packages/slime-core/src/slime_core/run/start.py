@@ -38,6 +38,7 @@ class _State(BaseModel):
     eval_after: _Finite | None
     evaluated_at: Counted | None
     wall_s: Annotated[_Finite, Ge(0)]
+    largest_logprob_diff: Annotated[_Finite, Ge(0)] | None = None
     unlogged: dict[str, float | None] | None = None
     dispatcher: dict[str, Any] = {"groups": []}
     ahead: list[dict[str, Any]] = []
@@ -120,6 +121,7 @@ def _restore(run: Run, found: Checkpoint) -> None:
         state.evaluated_at,
     )
     run.wall_before_s = state.wall_s
+    run.log_prob_gate.largest = state.largest_logprob_diff
     run.start_step, run.done_steps = found.step + 1, found.step
     is_own = found.path.parent == run.run_dir.checkpoints
     if is_own and state.unlogged is not None:

@@ -98,9 +98,10 @@ class TrainSection(SectionModel):
     """Largest gradient norm; 0 does not clip."""
     use_rollout_logprobs: bool = False
     """Take the engine's log-probs as those of the old policy."""
-    logprob_diff_limit: Positive = 0.5
+    logprob_diff_limit: Positive | None = None
     """Largest mean difference between rollout and trainer log-probs (nats) before the run stops, of a step and of each of its
-    samples; tokens of older weights than the step trains count only where all are, or with keep_old_actor."""
+    samples; tokens of older weights than the step trains count only where all are, or with keep_old_actor. Not given: 0.5,
+    and from the second step on 0.1 for a sample if those before agreed 100 times better."""
     update_weights_interval: Count = 1
     """Steps between two weight updates of the engine."""
     update_weights_in_flight: Literal["recompute", "keep", "continue"] = "recompute"
