@@ -23,7 +23,7 @@ _ONE_SERVER = tuple(
     for name in ("test_engine", "inside/test_cpu_platform", "weights/test_weight_update")
 )
 #: Files of one test that takes long: last it would keep one process busy alone. The first is the longest.
-_LONGEST = ("tests/test_resume.py", "tests/test_agreement.py")
+_LONGEST = ("tests/failures/test_resume.py", "tests/runs/test_agreement.py")
 
 
 class _ByFile(LoadScopeScheduling):

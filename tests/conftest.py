@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
-pytest.register_assert_rewrite("tests.attacked", "tests.hostile_scores", "tests.whole_runs")
+pytest.register_assert_rewrite(
+    "tests.servers.attacked", "tests.plugins.hostile_scores", "tests.servers.whole_runs"
+)
 
 ROOT = Path(__file__).parents[1]
 

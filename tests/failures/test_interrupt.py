@@ -47,7 +47,7 @@ def interrupt(letters: Path, root: Path, tmp_path: Path) -> Callable[..., tuple[
         place: str, *signals: signal.Signals, flags: tuple[str, ...] = ()
     ) -> tuple[int, str, float]:
         halted = tmp_path / "halted"
-        path = os.pathsep.join([str(root / "tests"), os.environ.get("PYTHONPATH", "")])
+        path = os.pathsep.join([str(root / "tests/plugins"), os.environ.get("PYTHONPATH", "")])
         env = os.environ | {"PYTHONPATH": path, "HALT": place, "HALTED": str(halted)}
         if len(signals) > 1:  # the last of them ends the run at once: it must find it at its place
             env |= {"HALT_ROUNDS": "600_000_000"}

@@ -25,7 +25,7 @@ def command(recipe: Path, *flags: str) -> list[str]:
 @pytest.fixture
 def environ(root):
     return os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(root / "tests"), os.environ.get("PYTHONPATH", "")])
+        "PYTHONPATH": os.pathsep.join([str(root / "tests/plugins"), os.environ.get("PYTHONPATH", "")])
     }
 
 

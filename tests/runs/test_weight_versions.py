@@ -23,6 +23,8 @@ from slime_torch.factory import create_engine
 
 #: Groups of a step; what is submitted beyond the first step is in flight while that is trained.
 BATCH = 2
+N_SAMPLES = 4
+STEP = BATCH * N_SAMPLES
 LENGTH = 60
 
 
@@ -52,33 +54,54 @@ async def longer_later(ctx, sample, params):
     return await single_turn(ctx, sample, dataclasses.replace(params, max_new_tokens=n, min_new_tokens=n))
 
 
+def hold_after(engine, n_requests: int) -> None:
+    """Have the engine's thread stand still whenever so many requests are over, until `go_on`: at the same token on any machine."""
+    worker, finish = engine._worker, engine._worker.finish
+    n_over = 0
+
+    def counted(requests, error=None):
+        nonlocal n_over
+        n_over += len(requests)
+        if n_over >= n_requests:
+            worker.hold("step")
+            n_over = 0
+        finish(requests, error)
+
+    worker.finish = counted
+
+
+async def go_on(engine) -> None:
+    await engine._worker.call(lambda: engine._worker.release("step"))
+
+
 async def paused_while_training(run):
-    """The loop fully-async; generation stands still while a step is trained, so that no request ends before the update."""
+    """The loop fully-async; the engine stands still from the end of a step's requests until the weights have come."""
+    hold_after(run.engine, STEP)
     await run.begin()
     async with run.generating_always():
         for step in run.steps:
             groups = await run.rollout(step)
-            await run.engine.pause()
             await run.train(run.batch(step, groups))
             await run.sync_weights(step)
-            await run.engine.resume()
+            await go_on(run.engine)
             await run.end_step(step)
 
 
 async def beside_a_twin(run):
     """The loop sync beside a request for the data's only prompt, which is in flight all the time; see `paused_while_training`."""
-    prompt = run.tokenizer.encode("abcdefgh")
+    prompt, worker = run.tokenizer.encode("abcdefgh"), run.engine._worker
     params = SamplingParams(max_new_tokens=200, min_new_tokens=200, temperature=0)
+    hold_after(run.engine, STEP)
     await run.begin()
+    await worker.call(lambda: worker.hold("step"))
     twin = asyncio.create_task(run.engine.generate(prompt, params))
-    while not any(request.tokens for request in run.engine._scheduler.running):
-        await asyncio.sleep(0)
     for step in run.steps:
-        groups = await run.rollout(step)
-        await run.engine.pause()
-        await run.train(run.batch(step, groups))
+        rollout = asyncio.create_task(run.rollout(step))
+        while len(worker._inbox) < (STEP if step > 1 else STEP + 1):
+            await asyncio.sleep(0)
+        await go_on(run.engine)
+        await run.train(run.batch(step, await rollout))
         await run.sync_weights(step)
-        await run.engine.resume()
         await run.end_step(step)
     assert not twin.done()
     twin.cancel()
@@ -102,7 +125,7 @@ def train(recipe, qwen3):
             "hf-checkpoint": qwen3, "rollout-engine": "torch", "train-backend": "megatron",
             "advantage-estimator": "grpo", "loss-type": "policy_loss", "loss-reducer": "sample-mean",
             "rm-type": "slime_bench.step.work:parity", "lr": "1e-2", "num-rollout": 2, "rollout-batch-size": BATCH,
-            "n-samples-per-prompt": 4, "rollout-max-response-len": LENGTH, "save-interval": 100, "loop": loop,
+            "n-samples-per-prompt": N_SAMPLES, "rollout-max-response-len": LENGTH, "save-interval": 100, "loop": loop,
             "run-name": name,
         }  # fmt: skip
         words = [word for name, value in options.items() for word in (f"--{name}", str(value))]

@@ -96,7 +96,7 @@ TYPED = {
 @pytest.fixture
 def flags(root: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Flags of a run of two samples."""
-    monkeypatch.syspath_prepend(root / "tests")
+    monkeypatch.syspath_prepend(root / "tests/plugins")
     return [
         *("--rm-type", "hostile_generators:reward", "--num-rollout", "1", "--eval-interval", "none"),
         *("--rollout-batch-size", "1", "--n-samples-per-prompt", "2", "--rollout-timeout-s", "1"),
@@ -188,7 +188,9 @@ def end(recipe: Path, flags: list[str], name: str) -> tuple[int, str, float]:
 @pytest.fixture
 def importable(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let processes import the generators."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(root / "tests"), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(root / "tests/plugins"), os.environ.get("PYTHONPATH", "")])
+    )
 
 
 def check_end(run: Path, name: str, code: int, printed: str, seconds: float) -> None:

@@ -199,7 +199,7 @@ def test_no_prompt_is_lost_or_used_twice(letters, tmp_path):
 
 
 def test_custom_loop_stops_early(letters, tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
     summary = train(letters, "--loop", "docs.examples.custom_loop:until_solved", "--num-rollout", "100")
     assert summary["status"] == "completed"
     assert 3 <= summary["steps"] < 100

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from . import hostile_scores
+from ..plugins import hostile_scores
 from .attacked import TOLD_S, Runs
 from .whole_runs import check_whole
 

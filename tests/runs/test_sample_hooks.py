@@ -14,7 +14,7 @@ from slime_core.rundir.records import read_records
 
 from .test_loop import rows, train
 
-HERE = str(Path(__file__).parent)
+HERE = str(Path(__file__).parents[1] / "plugins")
 LOOPS = ["sync", "one-step-off", "fully-async"]
 
 

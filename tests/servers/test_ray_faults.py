@@ -31,7 +31,7 @@ def left(mark: str) -> list[str]:
 
 
 def train(recipe: Path, root: Path, mark: str, *flags: str) -> subprocess.Popen[str]:
-    path = os.pathsep.join([str(root / "tests"), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(root / "tests/plugins"), os.environ.get("PYTHONPATH", "")])
     env = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"} | {"PYTHONPATH": path, MARK: mark}
     command = [
         *(sys.executable, "-m", "slime_core", "train", str(recipe), "--num-rollout", "5000", *flags),

@@ -42,7 +42,7 @@ def cluster() -> Iterator[str]:
 @pytest.fixture
 def train(letters: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return a function that trains the policy of letters, by default on two ranks of Ray, and returns the summary."""
-    monkeypatch.syspath_prepend(root / "tests")
+    monkeypatch.syspath_prepend(root / "tests/plugins")
     registry = Registry()
 
     def train(*flags: str, ranks: tuple[str, ...] = RANKS) -> dict[str, Any]:
@@ -116,7 +116,9 @@ def test_driver_that_is_killed_leaves_no_rank_on_a_cluster_that_goes_on(
     cluster, train, letters, kill_after, monkeypatch, root, tmp_path
 ):
     monkeypatch.setenv("RAY_ADDRESS", cluster)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(root / "tests"), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(root / "tests/plugins"), os.environ.get("PYTHONPATH", "")])
+    )
     command = [sys.executable, "-m", "slime_core", "train", str(letters), *RANKS, "--num-rollout", "5000"]
     command += ["--train-backend", "ranked_letters:create_trainer"]
     kill_after(command, tmp_path / "runs/letters/metrics.jsonl", 3)
@@ -170,7 +172,7 @@ def test_megatron_on_two_ranks_equals_one_process_until_a_rank_dies_in_a_collect
         "--skip-eval-before-train", "--eval-interval", "5",
     ]  # fmt: skip
     recipe = str(root / "recipes/quickstart.toml")
-    env = os.environ | {"PYTHONPATH": str(root / "tests"), "RAY_ADDRESS": cluster}
+    env = os.environ | {"PYTHONPATH": str(root / "tests/plugins"), "RAY_ADDRESS": cluster}
     hook = ("--custom-megatron-before-train-step-hook-path", "trouble_in_training:die")
     saves = ("--save-interval", "1", "--async-save")
     killed = slime("train", recipe, *common, *RANKS, *hook, *saves, "--run-name", "ray", env=env)

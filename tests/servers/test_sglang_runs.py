@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(2400)]
 
 def finish(command: list[str], *flags: str) -> None:
     """Run a command to its end."""
-    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(Path(__file__).parents[1] / "plugins"), os.environ.get("PYTHONPATH", "")])
     ended = subprocess.run(
         [*command, *flags], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True
     )

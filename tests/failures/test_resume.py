@@ -59,7 +59,7 @@ def kill_during(command: list[str], run: Path, phase: str, *, step: int, env: di
 
 def test_run_killed_three_times_equals_one_left_alone(root, tiny_llama, tmp_path):
     env = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(root / "tests"), os.environ.get("PYTHONPATH", "")])
+        "PYTHONPATH": os.pathsep.join([str(root / "tests/plugins"), os.environ.get("PYTHONPATH", "")])
     }
     common = [
         "--hf-checkpoint", str(tiny_llama), "--output-dir", str(tmp_path), "--num-rollout", "10", "--save-interval", "2",

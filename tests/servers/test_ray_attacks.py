@@ -14,7 +14,7 @@ from slime_core.config.load import load_settings
 from slime_core.launch.local import drive, launch
 from slime_core.plugins.registry import Registry
 
-from . import hostile_scores
+from ..plugins import hostile_scores
 from .attacked import TOLD_S, Attacked, Runs
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(2400)]

@@ -37,7 +37,7 @@ FILTER = ["--dynamic-sampling-filter-path", "slow_letters:some", "--over-samplin
 @pytest.fixture
 def train(letters, root, monkeypatch, tmp_path):
     """Return a function that trains six steps in this process, and returns the run's folder."""
-    monkeypatch.syspath_prepend(root / "tests")
+    monkeypatch.syspath_prepend(root / "tests/plugins")
 
     def train(*flags: str) -> Path:
         given = [
@@ -246,7 +246,7 @@ def test_a_run_without_events_has_no_file_and_says_how_to_have_one(train, capsys
 def test_a_run_that_is_killed_and_resumed_has_the_events_of_all_its_processes(
     letters, kill_after, root, monkeypatch, tmp_path, loop
 ):
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(root / "tests"), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(root / "tests/plugins"), os.environ.get("PYTHONPATH", "")]))
     command = [
         sys.executable,
         "-m",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from slime_models.testing import check_transport
 
-from . import pipe_transport
+from ..plugins import pipe_transport
 from .test_bad_input import plugin
 
 SOURCE = Path(pipe_transport.__file__).read_text()
@@ -27,7 +27,7 @@ BROKEN = {
     ),
     "hasty": (
         "self._pipe.close()",
-        "self.end(), self._pipe.close()",
+        "error[0] and self.end(), self._pipe.close()",
         "an update that breaks off: found it as an update; wanted an error, or none within its deadline",
     ),
     "stale": (

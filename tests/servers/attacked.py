@@ -159,7 +159,7 @@ class Runs:
 
     def __init__(self, command: Sequence[str], folder: Path, root: Path) -> None:
         self.folder, self._command, self._starts = folder, list(command), 0
-        self._path = os.pathsep.join([str(root / "tests"), str(root / "packages/slime-core/tests")])
+        self._path = os.pathsep.join([str(root / "tests/plugins"), str(root / "packages/slime-core/tests")])
 
     @contextlib.contextmanager
     def attacked(self, *flags: str, halt: str = "") -> Iterator[Attacked]:
