@@ -117,6 +117,20 @@ def test_interrupted_run_goes_on_as_if_nothing_had_been(interrupt, letters, tmp_
     assert summary_of(run)["eval_after"] == summary_of(tmp_path / "runs/whole")["eval_after"]
 
 
+def test_metrics_that_were_written_before_their_step_was_saved_anew_are_not_written_twice(
+    interrupt, letters, tmp_path
+):
+    """A run that goes on evaluates and logs its last step, and saves: here it ended between the two."""
+    interrupt("eval 6", signal.SIGTERM)
+    run = tmp_path / "runs/letters"
+    before = (run / "metrics.jsonl").read_text()
+    assert [row["step"] for row in rows(run)] == list(range(6))
+    (run / "metrics.jsonl").write_text(before + json.dumps({"step": 6, "train/loss": 0.0}) + "\n")
+    for name in ("letters", "whole"):
+        train(letters, name)
+    assert rows(run) == rows(tmp_path / "runs/whole")
+
+
 def test_second_signal_ends_at_once_and_lets_go_of_the_folder(interrupt, letters, tmp_path):
     status, told, _ = interrupt("train 3", signal.SIGINT, signal.SIGQUIT)
     assert status == 128 + signal.SIGQUIT

@@ -28,7 +28,7 @@ class TensorboardTracker:
         """Open the event file, and write the configuration."""
         from tensorboardX import SummaryWriter
 
-        first = run.start_step if run.done_steps else None
+        first = run.start_step - (run.unlogged is not None) if run.done_steps else None
         self._writer = SummaryWriter(str(self._folder), purge_step=first)
         self._writer.add_text(
             "config", "\n".join(f"    {line}" for line in run.settings.to_toml().splitlines())

@@ -81,7 +81,7 @@ async def start(run: Run) -> None:
         with run.events.timed("start_rewards", lane=LOOP, step=run.done_steps):
             await run.scorer.start()
     checkpoint.clean(run.run_dir.checkpoints)
-    run.run_dir.rewind(run.done_steps)
+    run.run_dir.rewind(run.done_steps, logs_it=run.unlogged is not None)
     run.events.start(run.start_step)
     release_threads()  # what a part computed on this thread is done
     gc.collect()

@@ -231,12 +231,16 @@ class RunDir:
                     raise
         return rows
 
-    def rewind(self, step: int) -> None:
+    def rewind(self, step: int, *, logs_it: bool = False) -> None:
         """Delete what was written about steps after `step`, which run again.
 
         At 0 nothing is kept: the evaluation before the first step is run again, too.
+
+        Args:
+            step: the last one that is done.
+            logs_it: whether its metrics are still to be written: a process that ended before it had saved may have done so.
         """
-        kept = [row for row in self.read_metrics() if row["step"] <= step] if step > 0 else []
+        kept = [row for row in self.read_metrics() if row["step"] <= step - logs_it] if step > 0 else []
         if self.metrics.exists():
             write_atomic(self.metrics, "".join(json.dumps(row) + "\n" for row in kept))
         for file in (self.path / "rollouts").iterdir():
