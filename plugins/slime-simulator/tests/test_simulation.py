@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
+import numpy as np
 import pytest
 from slime_core.config.load import load_settings
 from slime_core.plugins.hooks import hookimpl
@@ -127,6 +128,44 @@ def test_every_prompt_is_used_once_and_none_is_too_old(registry, loop):
     assert seen == Counter(range(source.state()["taken"]))
     bound = {"sync": 0, "one-step-off": 1, "partial": 30}.get(loop, given.rollout.max_staleness)
     assert max(step - version for step, batch in enumerate(batches) for _, version in batch) <= bound
+
+
+def largest_gap(ones, others):
+    """Kolmogorov-Smirnov: the largest difference of two distributions, over what one in twenty draws of the same exceeds."""
+    ones, others = np.sort(ones), np.sort(others)
+    at = np.concatenate([ones, others])
+    shares = [np.searchsorted(each, at, side="right") / len(each) for each in (ones, others)]
+    return np.abs(shares[0] - shares[1]).max() / (1.358 * (1 / len(ones) + 1 / len(others)) ** 0.5)
+
+
+#: What takes longer than a step or two is dropped.
+DROPPING = [
+    "--loop",
+    "fully-async",
+    "--max-staleness",
+    "1",
+    "--max-staleness-policy",
+    "drop",
+    "--rollout-in-completion-order",
+]
+
+
+@pytest.mark.parametrize("loop", [*LOOPS, "dropping"])
+def test_what_is_trained_is_as_long_as_what_was_submitted(registry, loop):
+    """But where old groups are dropped, which the test is to notice."""
+    flags = LOOPS.get(loop, DROPPING)
+    trace = Lognormal(median=20, p99=400, longest=3000, prompt=5)
+    costs = Costs(
+        engine=EngineCosts(step_s=1.0, kv_token_s=0.001, slots=12),
+        trainer=TrainerCosts(token_gpu_s=0.1, fixed_s=1.0),
+        update=UpdateCosts(send_s=2.0, pause_s=1.0),
+    )
+    given = settings(registry, *flags, prompts=8, steps=150)
+    batches, _, source = drive(registry, given, costs, Cluster(replicas=1, trainer_gpus=2), trace)
+    trained = [trace.response_tokens(group) for batch in batches for group, _ in batch]
+    submitted = [trace.response_tokens(group) for group in range(source.state()["taken"])]
+    assert len(trained) == 150 * 8
+    assert (largest_gap(trained, submitted) < 1) == (loop != "dropping")
 
 
 @pytest.mark.parametrize("loop", LOOPS)
