@@ -152,7 +152,7 @@ DROPPING = [
 
 @pytest.mark.parametrize("loop", [*LOOPS, "dropping"])
 def test_what_is_trained_is_as_long_as_what_was_submitted(registry, loop):
-    """But where old groups are dropped, which the test is to notice."""
+    """By step 100 of 150; but where old groups are dropped, which the test is to notice."""
     flags = LOOPS.get(loop, DROPPING)
     trace = Lognormal(median=20, p99=400, longest=3000, prompt=5)
     costs = Costs(
@@ -162,9 +162,9 @@ def test_what_is_trained_is_as_long_as_what_was_submitted(registry, loop):
     )
     given = settings(registry, *flags, prompts=8, steps=150)
     batches, _, source = drive(registry, given, costs, Cluster(replicas=1, trainer_gpus=2), trace)
-    trained = [trace.response_tokens(group) for batch in batches for group, _ in batch]
+    trained = [trace.response_tokens(group) for batch in batches[:100] for group, _ in batch]
     submitted = [trace.response_tokens(group) for group in range(source.state()["taken"])]
-    assert len(trained) == 150 * 8
+    assert len(trained) == 100 * 8 < len(submitted)
     assert (largest_gap(trained, submitted) < 1) == (loop != "dropping")
 
 
