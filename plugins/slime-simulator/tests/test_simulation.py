@@ -152,19 +152,19 @@ DROPPING = [
 
 @pytest.mark.parametrize("loop", [*LOOPS, "dropping"])
 def test_what_is_trained_is_as_long_as_what_was_submitted(registry, loop):
-    """By step 100 of 150; but where old groups are dropped, which the test is to notice."""
+    """By step 200 of 300; but where old groups are dropped, which the test is to notice."""
     flags = LOOPS.get(loop, DROPPING)
     trace = Lognormal(median=20, p99=400, longest=3000, prompt=5)
     costs = Costs(
-        engine=EngineCosts(step_s=1.0, kv_token_s=0.001, slots=12),
+        engine=EngineCosts(step_s=1.0, kv_token_s=0.001, slots=6),
         trainer=TrainerCosts(token_gpu_s=0.1, fixed_s=1.0),
         update=UpdateCosts(send_s=2.0, pause_s=1.0),
     )
-    given = settings(registry, *flags, prompts=8, steps=150)
+    given = settings(registry, *flags, prompts=4, steps=300)
     batches, _, source = drive(registry, given, costs, Cluster(replicas=1, trainer_gpus=2), trace)
-    trained = [trace.response_tokens(group) for batch in batches[:100] for group, _ in batch]
+    trained = [trace.response_tokens(group) for batch in batches[:200] for group, _ in batch]
     submitted = [trace.response_tokens(group) for group in range(source.state()["taken"])]
-    assert len(trained) == 100 * 8 < len(submitted)
+    assert len(trained) == 200 * 4 < len(submitted)
     assert (largest_gap(trained, submitted) < 1) == (loop != "dropping")
 
 
