@@ -40,6 +40,14 @@ def events(argv: list[str]) -> int:
     return run(argv)
 
 
+def overlap(argv: list[str]) -> int:
+    """Measure how much faster loops are that generate beside training: `slime bench overlap`."""
+    _need("overlap", {"slime_megatron": "slime-megatron"})
+    from slime_bench.overlap import overlap as run
+
+    return run(argv)
+
+
 def streams(argv: list[str]) -> int:
     """Measure what streamed answers of an SGLang server cost: `slime bench streams`."""
     _need("streams", {"slime_sglang": "slime-sglang", "sglang": "sglang"})
