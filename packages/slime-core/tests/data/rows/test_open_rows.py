@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import resource
 import sys
+import tempfile
 from unittest import mock
 
 import datasets
@@ -197,6 +199,25 @@ def test_parquet_with_a_dictionary_for_each_row_group_is_read(tmp_path):
         for words in groups:
             writer.write_table(pa.table({"q": pa.array(words).dictionary_encode()}))
     assert [row.values["q"] for row in read_rows(str(path))] == ["a", "b", "a", "c", "b"]
+
+
+def test_a_slice_of_parquet_copies_no_other_rows_and_its_copy_has_no_name(tmp_path, monkeypatch):
+    """The copy may have 64 kB: of 89 rows of 10 kB it can hold the three that are wanted, and not all."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    path = tmp_path / "data.parquet"
+    pq.write_table(pa.table({"q": [str(i) * 5000 for i in range(10, 99)]}), path, row_group_size=8)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, limits[1]))
+    try:
+        rows = open_rows(f"{path}@[6:9]")
+        with pytest.raises(DataError, match=f"{folder}: found File too large .* set TMPDIR to a folder"):
+            open_rows(str(path))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [rows[i].values["q"][:2] for i in range(3)] == ["16", "17", "18"]
+    assert list(folder.iterdir()) == []
 
 
 def test_a_file_that_changes_while_it_is_read_is_an_error(tmp_path):

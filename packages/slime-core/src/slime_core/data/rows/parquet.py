@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib
-import os
 import tempfile
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from slime_core.data.rows.record import Record
 from slime_core.errors import DataError
@@ -55,30 +55,61 @@ class ParquetRows:
 def open_parquet(path: Path, rows: slice) -> ParquetRows:
     """Return the rows of a Parquet file.
 
-    Rows of Parquet cannot be read one by one. They are written once, batch by batch, to an uncompressed temporary file, which is
-    mapped and has no name any more: the space is free again when the process ends.
+    Rows of Parquet cannot be read one by one. Those that are wanted are written once, batch by batch, to an uncompressed
+    temporary file, which is mapped and has no name from the first: its space is free again when the process ends.
 
     Raises:
-        DataError: pyarrow is missing, or the file is broken.
+        DataError: pyarrow is missing, the file is broken, or the temporary folder has no room for its rows.
     """
     try:
         arrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
     except ImportError as error:
         raise DataError(f"{path}: reading Parquet needs pyarrow; install slime-core[parquet]") from error
-    descriptor, name = tempfile.mkstemp(prefix="slime-", suffix=".arrow")
-    os.close(descriptor)
+    with tempfile.TemporaryFile(prefix="slime-", suffix=".arrow") as copy:
+        try:
+            with parquet.ParquetFile(path) as file:
+                begin, end, _ = rows.indices(file.metadata.num_rows)
+                batches = _between(file.iter_batches(), begin, end)
+                _write(copy, arrow.ipc.new_stream(copy, file.schema_arrow), batches, path)
+            table = arrow.ipc.open_stream(arrow.memory_map(f"/dev/fd/{copy.fileno()}")).read_all()
+        except (arrow.ArrowInvalid, OSError, UnicodeDecodeError) as error:
+            raise DataError(
+                f"{path}: found a broken Parquet file ({error}); wanted a readable one"
+            ) from error
+    return ParquetRows(path, table, begin)
+
+
+def _between(batches: Iterable[Any], begin: int, end: int) -> Iterator[Any]:
+    """Yield the rows from `begin` to before `end` of Arrow record batches, as batches; reads none beyond them."""
+    at = 0
+    for batch in batches:
+        if at >= end:
+            return
+        first, last = max(begin - at, 0), min(end - at, batch.num_rows)
+        at += batch.num_rows
+        if first < last:
+            yield batch.slice(first, last - first)
+
+
+def _write(copy: IO[bytes], stream: Any, batches: Iterator[Any], path: Path) -> None:
+    """Write batches to the temporary file; an error of its disk is told as such, one of reading is left as it is."""
+    while (batch := next(batches, None)) is not None:
+        try:
+            stream.write_batch(batch)
+        except OSError as error:
+            raise _no_room(path, error) from error
     try:
-        with parquet.ParquetFile(path) as file:
-            begin, end, _ = rows.indices(file.metadata.num_rows)
-            with arrow.ipc.new_stream(name, file.schema_arrow) as written:
-                for batch in file.iter_batches():
-                    written.write_batch(batch)
-        table = arrow.ipc.open_stream(arrow.memory_map(name)).read_all()
-    except (arrow.ArrowInvalid, OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: found a broken Parquet file ({error}); wanted a readable one") from error
-    finally:
-        os.unlink(name)
-    return ParquetRows(path, table.slice(begin, max(0, end - begin)), begin)
+        stream.close()
+        copy.flush()
+    except OSError as error:
+        raise _no_room(path, error) from error
+
+
+def _no_room(path: Path, error: OSError) -> DataError:
+    return DataError(
+        f"{tempfile.gettempdir()}: found {error.strerror or error} while the rows of {path} were written to a temporary file; "
+        "wanted room for them uncompressed; free some, or set TMPDIR to a folder of another disk"
+    )
 
 
 def checked(record: Record) -> Record:
