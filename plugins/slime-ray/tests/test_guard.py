@@ -25,6 +25,17 @@ print(raylet.pid, raylet.stdout.readline(), end="", flush=True)
 sys.stdin.read()
 """
 
+#: With a process that is nobody's child, and is begun just before the driver is killed.
+ORPHANING = """
+import os, signal, subprocess, sys
+from slime_ray.guard import Guard
+guard = Guard(starts_ray=True)
+sys.stdin.readline()
+shell = ["/bin/bash", "-c", 'exec -a "$0" sleep 1000 </dev/null >/dev/null 2>&1 & echo $!', sys.argv[1]]
+print(subprocess.check_output(shell, text=True), end="", flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
 DRIVER = """
 import sys
 from slime_ray.guard import Guard
@@ -99,3 +110,17 @@ def test_below_a_raylet_it_kills_what_this_run_started_and_nothing_that_was_ther
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     assert ended == starts_ray
+
+
+@pytest.mark.parametrize(("name", "ends"), [("ray::RuntimeEnvAgent", True), ("another", False)])
+def test_an_orphan_of_ray_that_was_never_seen_goes_with_the_driver_and_no_other_does(name, ends):
+    command = [sys.executable, "-c", ORPHANING, name]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as driver:
+        driver.stdin.write("go on\n")
+        driver.stdin.flush()
+        orphan = int(driver.stdout.readline())
+        held = os.pidfd_open(orphan)
+    ended = select.select([held], [], [], 30 if ends else 4)[0] != []
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(orphan, signal.SIGKILL)
+    assert ended == ends

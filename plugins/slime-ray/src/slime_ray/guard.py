@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -20,6 +22,10 @@ from pathlib import Path
 _GONE_S = 5.0
 #: Seconds between two looks at what Ray starts, until the ranks are there.
 _LOOK_S = 0.1
+#: Seconds after the driver's end in which what it was just starting is looked for.
+_LATE_S = 2.0
+#: Environment variable that names the driver to all that Ray starts for it.
+_MARK = "SLIME_RAY_DRIVER"
 
 
 class Guard:
@@ -33,8 +39,11 @@ class Guard:
     """
 
     def __init__(self, *, starts_ray: bool) -> None:
+        mark = f"{os.getpid()}-{secrets.token_hex(8)}"
+        if starts_ray:
+            os.environ[_MARK] = mark
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", __file__, *(["starts-ray"] if starts_ray else [])],
+            [sys.executable, "-I", "-S", __file__, *([mark] if starts_ray else [])],
             stdin=subprocess.PIPE,
             bufsize=0,
             stdout=subprocess.DEVNULL,
@@ -59,9 +68,13 @@ class Guard:
             self._process.wait()
 
 
-def main() -> None:
-    """Read process ids from standard input, a line each, and kill them at its end."""
-    driver, held, is_told = os.getppid(), dict[int, int](), sys.argv[1:] != ["starts-ray"]
+def main(mark: str | None) -> None:
+    """Read process ids from standard input, a line each, and kill them at its end.
+
+    Args:
+        mark: of the driver that starts Ray, its process id first; None where Ray was there before.
+    """
+    driver, held, is_told = int((mark or "0").partition("-")[0]), dict[int, int](), mark is None
     while True:
         can_read = select.select([0], [], [], None if is_told else _LOOK_S)[0]
         if not is_told:
@@ -71,6 +84,15 @@ def main() -> None:
                 break
             _hold(held, map(int, lines.split()))
             is_told = True
+    _kill(held)
+    until = time.monotonic() + _LATE_S
+    while mark is not None and os.getppid() != driver and time.monotonic() < until:
+        _hold(held, _marked(mark))
+        _kill(held)
+        time.sleep(_LOOK_S)
+
+
+def _kill(held: dict[int, int]) -> None:
     for process in held.values():
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(process, signal.SIGKILL)
@@ -91,6 +113,17 @@ def _below_raylets(driver: int) -> Iterator[int]:
                 yield from _children(child)
 
 
+def _marked(mark: str) -> Iterator[int]:
+    """Yield what Ray started for the driver: an agent may have been too young to be seen below the raylet."""
+    wanted = f"{_MARK}={mark}".encode()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            command = (folder / "cmdline").read_bytes()
+            is_rays = command.startswith(b"ray::") or b"/ray/" in command
+            if is_rays and wanted in (folder / "environ").read_bytes().split(b"\0"):
+                yield int(folder.name)
+
+
 def _children(pid: int) -> Iterator[int]:
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):  # the thread has ended
@@ -98,4 +131,4 @@ def _children(pid: int) -> Iterator[int]:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1] if len(sys.argv) > 1 else None)
