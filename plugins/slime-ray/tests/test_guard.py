@@ -25,14 +25,21 @@ print(raylet.pid, raylet.stdout.readline(), end="", flush=True)
 sys.stdin.read()
 """
 
-#: With a process that is nobody's child, and is begun just before the driver is killed.
+#: With a process that is begun just before the driver is killed, and is nobody's child then.
 ORPHANING = """
 import os, signal, subprocess, sys
+from pathlib import Path
 from slime_ray.guard import Guard
 guard = Guard(starts_ray=True)
+title, clears_environment, leaves_group = sys.argv[1], sys.argv[2] == "True", sys.argv[3] == "True"
+orphan = subprocess.Popen(
+    ["/bin/bash", "-c", 'exec -a "$0" /bin/sleep 1000', title], stdout=subprocess.DEVNULL,
+    env={} if clears_environment else None, start_new_session=leaves_group,
+)
+while not Path(f"/proc/{orphan.pid}/cmdline").read_text().startswith(title):
+    pass
+print(orphan.pid, flush=True)
 sys.stdin.readline()
-shell = ["/bin/bash", "-c", 'exec -a "$0" sleep 1000 </dev/null >/dev/null 2>&1 & echo $!', sys.argv[1]]
-print(subprocess.check_output(shell, text=True), end="", flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -112,14 +119,26 @@ def test_below_a_raylet_it_kills_what_this_run_started_and_nothing_that_was_ther
     assert ended == starts_ray
 
 
-@pytest.mark.parametrize(("name", "ends"), [("ray::RuntimeEnvAgent", True), ("another", False)])
-def test_an_orphan_of_ray_that_was_never_seen_goes_with_the_driver_and_no_other_does(name, ends):
-    command = [sys.executable, "-c", ORPHANING, name]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as driver:
-        driver.stdin.write("go on\n")
-        driver.stdin.flush()
+@pytest.mark.parametrize(
+    ("title", "clears_environment", "leaves_group", "ends"),
+    [
+        ("ray::RuntimeEnvAgent", True, False, True),  # with a title of its own it has no environment any more
+        ("/lib/ray/agent.py", False, True, True),
+        ("ray::Agent", True, True, False),  # nothing says whose it is
+        ("/lib/ray/agent.py", True, False, False),
+        ("another", False, False, False),
+    ],
+)
+def test_an_agent_that_was_never_seen_goes_with_its_driver_and_no_other_process_does(
+    title, clears_environment, leaves_group, ends
+):
+    command = [sys.executable, "-c", ORPHANING, title, str(clears_environment), str(leaves_group)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as driver:
         orphan = int(driver.stdout.readline())
         held = os.pidfd_open(orphan)
+        driver.stdin.write("go on\n")
     ended = select.select([held], [], [], 30 if ends else 4)[0] != []
     with contextlib.suppress(ProcessLookupError):
         os.kill(orphan, signal.SIGKILL)

@@ -39,7 +39,7 @@ class Guard:
     """
 
     def __init__(self, *, starts_ray: bool) -> None:
-        mark = f"{os.getpid()}-{secrets.token_hex(8)}"
+        mark = f"{os.getpid()}-{os.getpgrp()}-{secrets.token_hex(8)}"
         if starts_ray:
             os.environ[_MARK] = mark
         self._process = subprocess.Popen(
@@ -72,9 +72,11 @@ def main(mark: str | None) -> None:
     """Read process ids from standard input, a line each, and kill them at its end.
 
     Args:
-        mark: of the driver that starts Ray, its process id first; None where Ray was there before.
+        mark: of the driver that starts Ray, which begins with the numbers of its process and process group; None where Ray
+            was there before.
     """
-    driver, held, is_told = int((mark or "0").partition("-")[0]), dict[int, int](), mark is None
+    held, is_told = dict[int, int](), mark is None
+    driver, group = (0, 0) if mark is None else map(int, mark.split("-")[:2])
     while True:
         can_read = select.select([0], [], [], None if is_told else _LOOK_S)[0]
         if not is_told:
@@ -87,7 +89,7 @@ def main(mark: str | None) -> None:
     _kill(held)
     until = time.monotonic() + _LATE_S
     while mark is not None and os.getppid() != driver and time.monotonic() < until:
-        _hold(held, _marked(mark))
+        _hold(held, _orphans(mark, group))
         _kill(held)
         time.sleep(_LOOK_S)
 
@@ -108,20 +110,35 @@ def _hold(held: dict[int, int], pids: Iterable[int]) -> None:
 
 def _below_raylets(driver: int) -> Iterator[int]:
     for child in _children(driver):
-        with contextlib.suppress(OSError):
-            if Path(f"/proc/{child}/comm").read_text().strip() == "raylet":
-                yield from _children(child)
+        if _is_raylet(child):
+            yield from _children(child)
 
 
-def _marked(mark: str) -> Iterator[int]:
-    """Yield what Ray started for the driver: an agent may have been too young to be seen below the raylet."""
+def _orphans(mark: str, group: int) -> Iterator[int]:
+    """Yield what Ray started for the driver and what has no raylet any more: an agent may have been too young to be seen below it.
+
+    It has the driver's mark until it gives itself a title, which overwrites its environment, and is in the driver's process group.
+    """
     wanted = f"{_MARK}={mark}".encode()
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            command = (folder / "cmdline").read_bytes()
-            is_rays = command.startswith(b"ray::") or b"/ray/" in command
-            if is_rays and wanted in (folder / "environ").read_bytes().split(b"\0"):
+            command, is_in_group = (folder / "cmdline").read_bytes(), os.getpgid(int(folder.name)) == group
+            is_titled = command.startswith(b"ray::")
+            is_marked = wanted in (folder / "environ").read_bytes().split(b"\0")
+            is_ours = is_marked if b"/ray/" in command else is_titled and (is_in_group or is_marked)
+            if is_ours and not _is_raylet(_parent(folder)):
                 yield int(folder.name)
+
+
+def _parent(folder: Path) -> int:
+    return int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+
+
+def _is_raylet(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip() == "raylet"
+    except OSError:
+        return False
 
 
 def _children(pid: int) -> Iterator[int]:
