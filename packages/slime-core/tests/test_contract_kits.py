@@ -16,7 +16,7 @@ from slime_core.loops.sync import sync
 from slime_core.null.engine import NoEngine
 from slime_core.null.trainer import NoTrainer
 from slime_core.plugins.registry import Registry
-from slime_core.protocols import EngineCapabilities, TrainerCapabilities
+from slime_core.protocols import EngineCapabilities, EngineLoad, TrainerCapabilities
 from slime_core.rewards.transforms import group_norm
 from slime_core.rollout.default import rollout
 from slime_core.rollout.filters import nonzero_std
@@ -152,6 +152,20 @@ class ClosesOnce(tabular.TabularEngine):
         self.closed = True
 
 
+class Loaded(tabular.TabularEngine):
+    """Says something else of its load each time."""
+
+    loads = ()
+
+    async def current_load(self):
+        *self.loads, newest = self.loads
+        return newest
+
+
+def saying(*loads):
+    return type("Loaded", (Loaded,), {"loads": loads[::-1]})
+
+
 class KeepsOld(tabular.TabularEngine):
     async def receive(self, plan):
         held = self.table.copy()
@@ -171,6 +185,11 @@ class KeepsOld(tabular.TabularEngine):
         (answering(log_probs=lambda a: [0.5] * len(a.tokens)), "wanted finite numbers of at most 0"),
         (answering(finish_reason=lambda a: "eos"), "found finish_reason 'eos'; wanted one of stop, length, abort"),
         (answering(weight_version=lambda a: 0), "found weight_version 0; wanted text"),
+        (saying({"running": 0}, EngineLoad()), "engine Loaded: current_load: found dict; wanted an EngineLoad"),
+        (saying(EngineLoad(kv_cache_usage=75.0), EngineLoad()), "kv_cache_usage 75.0; wanted a share from 0 to 1"),
+        (saying(EngineLoad(), EngineLoad(queued=-1)), "queued -1; wanted a whole number of at least 0"),
+        (saying(EngineLoad(running=2), EngineLoad()), "before the first request; wanted none running or queued"),
+        (saying(EngineLoad(retractions=2), EngineLoad()), "found retractions that fall; wanted those since the start"),
         (TakesNothing, "engine TakesNothing: generate of no ids: found the answer"),
         (ClosesOnce, "engine ClosesOnce: close: found RuntimeError: closed before; wanted that it may be called twice"),
         (KeepsOld, "update to version 1: found fingerprints that are not those sent"),

@@ -13,6 +13,7 @@ from slime_core.config.settings import Settings
 from slime_core.errors import DataError, SampleError
 from slime_core.protocols import Completion, EngineCapabilities
 from slime_core.rollout.admission import Bounded, Job, Jobs, Waves
+from slime_core.rollout.concurrency import ConcurrencyLimit
 from slime_core.rollout.dispatcher import Dispatcher
 from slime_core.rollout.group import leftovers, training_params
 from slime_core.rollout.single_turn import single_turn
@@ -65,6 +66,7 @@ class Prompts:
         )
         self.settings = Settings({"rollout": self.rollout, "reward": RewardSection()}, {}, {})
         self.events, self.user_hooks, self.generating_step = EventLog(), RolloutHooks(), 1
+        self.concurrency = ConcurrencyLimit(self.rollout.rollout_concurrency, self.engine, self.events)
         self.taken, self.buffer, self.dropped, self.drops = 0, [], [], drops
 
     def take(self, n):

@@ -34,6 +34,7 @@ def check_build(build: BuildContext) -> list[Problem]:
         )
     problems += _engine_needs(build)
     problems += _images(build)
+    problems += _concurrency(build)
     problems += _context(build)
     problems += _stop_ids(build)
     for answer in build.registry.hooks.slime_check_build(build=build):
@@ -87,6 +88,20 @@ def _engine_needs(build: BuildContext) -> Iterator[Problem]:
             f"{engine}, whose completions have no {', '.join(missing)}",
             "an engine that offers what the run needs",
             "the trainer's settings ask for it",
+        )
+
+
+def _concurrency(build: BuildContext) -> Iterator[Problem]:
+    """Refuse to follow the load of an engine that does not report it."""
+    rollout = build.settings.rollout
+    if rollout.rollout_concurrency != "auto":
+        return
+    if not engine_factory(rollout, build.registry).capabilities.reports_load:
+        yield Problem(
+            "rollout.rollout_concurrency",
+            f"auto with the engine {rollout.rollout_engine!r}, which does not report its load",
+            "an engine that does, or a number",
+            "--rollout-concurrency 64, for example, or --rollout-engine sglang",
         )
 
 

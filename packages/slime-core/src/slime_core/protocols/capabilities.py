@@ -15,6 +15,8 @@ class EngineCapabilities:
     """Whether it also receives by any other installed transport (group `slime.transports`)."""
     images: bool = False
     """Whether `generate` may be given images."""
+    reports_load: bool = False
+    """Whether it has the method `current_load` (`ReportsLoad`), which says how busy it is."""
     completions: frozenset[str] = frozenset()
     """Entries of `Completion.metadata` that it fills when a run needs them (hook `slime_engine_needs`)."""
 

@@ -71,6 +71,22 @@ class Completion:
     """
 
 
+@dataclass(frozen=True, kw_only=True)
+class EngineLoad:
+    """How busy an engine is, as it last counted it."""
+
+    kv_cache_usage: float = 0.0
+    """Share of its KV cache that holds tokens of running requests, from 0 to 1; of several servers that of the fullest."""
+    running: int = 0
+    """Requests that it generates tokens for."""
+    queued: int = 0
+    """Requests that it has, and that wait: they have just arrived, or there is no room for them."""
+    retractions: int = 0
+    """How often, since the start, it has put a running request back into the queue for want of room; never falls."""
+    replicas: int = 1
+    """Servers that it is of."""
+
+
 class Generates(Protocol):
     """Token ids in, token ids and log-probs out: the part of an engine that generators see."""
 
@@ -131,3 +147,15 @@ class RolloutEngine(Generates, Protocol):
 
     async def close(self) -> None:
         """Stop, and free everything. May be called twice."""
+
+
+class ReportsLoad(Protocol):
+    """What an engine whose capabilities have `reports_load` does besides."""
+
+    async def current_load(self) -> EngineLoad:
+        """Return how busy it is. May be called from `start` to `close`, also while it is paused or has given up its memory.
+
+        Raises:
+            EngineError: it is not started, closed, or has failed.
+            DeadlineError: it did not answer in time.
+        """

@@ -10,6 +10,7 @@ from slime_core.config.settings import Settings
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import GenerateFn, RolloutEngine, SamplingParams, Tokenizer
 from slime_core.rewards.scorer import Scorer
+from slime_core.rollout.concurrency import ConcurrencyLimit
 from slime_core.rollout.user_hooks import RolloutHooks
 from slime_core.rundir.events import EventLog
 from slime_core.samples import Group, Sample
@@ -33,6 +34,10 @@ class RolloutRun(Protocol):
     """Takes down what happens and when."""
     user_hooks: RolloutHooks
     """Functions of a user's own that see samples and groups."""
+
+    @property
+    def concurrency(self) -> ConcurrencyLimit:
+        """What requests to the engine pass; see `rollout.abortable.AbortableEngine`."""
 
     @property
     def generating_step(self) -> int:

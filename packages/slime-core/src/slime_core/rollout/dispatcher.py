@@ -43,7 +43,7 @@ class Dispatcher:
         """When it takes prompts, and which groups a step gets; a loop may choose another before the first step."""
         self.jobs = Jobs(batch_size=run.sizes.rollout_batch_size, last_step=last_step)
         """Where all groups are."""
-        self._engine = AbortableEngine(run.engine)
+        self._engine = AbortableEngine(run.engine, run.concurrency)
         self._tasks: dict[asyncio.Task[Group], Job] = {}
         self._queue: list[tuple[int, int, asyncio.Task[Group]]] = []
         """What is decided on next, a heap: tasks in flight by their prompts, or finished ones as they finished."""
@@ -301,7 +301,7 @@ class Dispatcher:
         finally:
             for task in tasks:
                 task.cancel()
-        self._engine = AbortableEngine(self._run.engine)
+        self._engine = AbortableEngine(self._run.engine, self._run.concurrency)
         return list(tasks.values()), groups
 
     def _cancel(self) -> None:

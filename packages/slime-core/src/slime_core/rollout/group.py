@@ -13,6 +13,7 @@ from slime_core.errors import PluginError, RewardError, SampleError
 from slime_core.protocols import GenerateContext, Generates, SamplingParams
 from slime_core.rewards.results import Reward, RewardFailure
 from slime_core.rewards.scorer import Result, Scorer
+from slime_core.rollout.abortable import AbortableEngine
 from slime_core.rollout.context import RolloutRun
 from slime_core.rollout.execution import Generator
 from slime_core.rollout.recorded_engine import RecordedEngine
@@ -38,11 +39,11 @@ async def run_group(
         run: of the group.
         group: as it was taken.
         params_of: how a sample is drawn.
-        engine: what generators are given, if it is not the run's engine itself; see `rollout.abortable.AbortableEngine`.
+        engine: what generators are given; None gives them the run's engine behind its limit, to be aborted by nobody.
         evaluation: whether it is not for training.
     """
     context = GenerateContext(
-        engine=engine or run.engine,
+        engine=engine or AbortableEngine(run.engine, run.concurrency),
         tokenizer=run.tokenizer,
         capabilities=run.engine.capabilities,
         evaluation=evaluation,

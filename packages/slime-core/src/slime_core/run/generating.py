@@ -17,6 +17,7 @@ from slime_core.plugins.registry import Registry
 from slime_core.protocols import Buffer, DataSource, GenerateFn, RolloutEngine, SamplingParams, Tokenizer
 from slime_core.rewards.scorer import Scorer
 from slime_core.rollout.admission import Bounded
+from slime_core.rollout.concurrency import ConcurrencyLimit
 from slime_core.rollout.context import RolloutFn
 from slime_core.rollout.default import rollout
 from slime_core.rollout.dispatcher import Dispatcher
@@ -150,6 +151,11 @@ class GeneratingHalf(ABC):
     def dispatcher(self) -> Dispatcher:
         """Owns the groups that were taken and not trained on."""
         return Dispatcher(self, last_step=self.num_steps)
+
+    @functools.cached_property
+    def concurrency(self) -> ConcurrencyLimit:
+        """What requests to the engine pass, those of evaluations too."""
+        return ConcurrencyLimit(self.settings.rollout.rollout_concurrency, self.engine, self.events)
 
     @property
     def generating_step(self) -> int:

@@ -130,6 +130,7 @@ class Run(GeneratingHalf):
         metrics |= request_metrics(groups, rollout_s=metrics["perf/rollout_time"])
         check_staleness(groups, step=step, bound=self.dispatcher.admission.max_staleness)
         metrics |= staleness_metrics(groups, step=step) | self.dispatcher.depth()
+        metrics |= self.concurrency.take_metrics()
         if self.user_hooks.logs_rollout(step, groups, dict(metrics), metrics["perf/rollout_time"]):
             for name in [name for name in metrics if name.startswith("rollout/")]:
                 del metrics[name]

@@ -27,6 +27,7 @@ from slime_core.errors import CheckpointError, DataError, EngineError, TrainerEr
 from slime_core.protocols import (
     Completion,
     EngineCapabilities,
+    EngineLoad,
     Fingerprint,
     Metrics,
     ReductionView,
@@ -90,12 +91,12 @@ def log_softmax(logits: Table) -> Table:
 class TabularEngine:
     """Samples from the table; one event-loop turn per token, so that several requests are in flight at once."""
 
-    capabilities = EngineCapabilities(transports=("memory",))
+    capabilities = EngineCapabilities(transports=("memory",), reports_load=True)
 
     def __init__(self) -> None:
         self.table: Table = np.zeros((VOCAB, VOCAB))
         self.version = "none"
-        self._aborts = 0
+        self._aborts = self._in_flight = 0
 
     async def start(self) -> None:
         """Nothing to do."""
@@ -111,6 +112,13 @@ class TabularEngine:
         """Sample letters until the end-of-sequence token, a stop id, the limit, or an abort."""
         if not tokens or images:
             raise EngineError(f"tabular engine: found {len(tokens)} ids and {len(images)} images; wanted ids")
+        self._in_flight += 1
+        try:
+            return await self._generate(tokens, params)
+        finally:
+            self._in_flight -= 1
+
+    async def _generate(self, tokens: Sequence[int], params: SamplingParams) -> Completion:
         out: list[int] = []
         log_probs: list[float] = []
         last, aborts, reason = tokens[-1], self._aborts, "length"
@@ -134,6 +142,10 @@ class TabularEngine:
                 reason = "stop"
                 break
         return Completion(tokens=out, log_probs=log_probs, finish_reason=reason, weight_version=self.version)
+
+    async def current_load(self) -> EngineLoad:
+        """Return how many requests are in flight; it has no KV cache."""
+        return EngineLoad(running=self._in_flight)
 
     async def abort(self) -> None:
         """End every request at its next token."""

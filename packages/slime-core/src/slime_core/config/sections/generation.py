@@ -96,6 +96,10 @@ class RolloutSection(SectionModel):
     """Samples generated for each prompt."""
     over_sampling_batch_size: Count | None = None
     """Prompts taken at once, each time that a step needs more (a wave); at least `rollout_batch_size`, which it is when not given."""
+    rollout_concurrency: Count | Literal["auto"] | None = None
+    """Most requests of the run that are in flight at the engine at once, those of evaluations included; further ones wait here,
+    in order. `auto` follows the load that the engine reports: it grows while the KV cache has room, and falls when that is full
+    or requests queue. When not given, only the engine's own limits hold."""
     rollout_in_completion_order: bool = False
     """Keep the groups that finish first, instead of deciding in the order of the prompts; faster with
     over-sampling, and not reproducible."""

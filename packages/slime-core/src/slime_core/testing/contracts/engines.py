@@ -6,12 +6,15 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from typing import cast
 
 from slime_core.errors import EngineError
 from slime_core.protocols import (
     Completion,
     EngineCapabilities,
+    EngineLoad,
     Fingerprint,
+    ReportsLoad,
     RolloutEngine,
     SamplingParams,
     TransferPlan,
@@ -31,7 +34,7 @@ def check_engine(
     long: int = 64,
     heeds_seeds: bool = True,
 ) -> None:
-    """Check an engine from `start` to the second `close`: answers, seeds, abort, pause, refusals, weights, memory.
+    """Check an engine from `start` to the second `close`: load, answers, seeds, abort, pause, refusals, weights, memory.
 
     Args:
         create: builds it, not started.
@@ -60,6 +63,8 @@ async def _check(
     try:
         with answering(where, "an engine that starts"):
             await engine.start()
+        if before.reports_load:
+            await _load(where, engine)
         same = engine.capabilities == before
         require(same, f"{where}: start", found="other capabilities than before", wanted="the same")
         if before.transports:
@@ -73,6 +78,40 @@ async def _check(
         with answering(f"{where}: close", "that it may be called twice"):
             await engine.close()
             await engine.close()
+
+
+async def _load(where: str, engine: RolloutEngine) -> None:
+    """Check what an engine that has nothing to do says of its load, also while it is paused."""
+    where = f"{where}: current_load"
+    with answering(where, "an EngineLoad"):
+        loads = [await cast(ReportsLoad, engine).current_load()]
+        if engine.capabilities.transports:
+            await engine.pause()
+            loads.append(await cast(ReportsLoad, engine).current_load())
+            await engine.resume()
+    for load in loads:
+        check_load(where, load)
+        idle = (load.running, load.queued) == (0, 0)
+        require(idle, where, found=f"{load} before the first request", wanted="none running or queued")
+    fell = loads[-1].retractions < loads[0].retractions
+    require(not fell, where, found="retractions that fall", wanted="those since the start")
+
+
+def check_load(where: str, load: EngineLoad) -> None:
+    """Check one reading of an engine's load: shares and counts that can be.
+
+    Raises:
+        ContractError: says which promise is broken.
+    """
+    require(isinstance(load, EngineLoad), where, found=type(load).__name__, wanted="an EngineLoad")
+    usage = load.kv_cache_usage
+    is_share = isinstance(usage, int | float) and 0.0 <= usage <= 1.0
+    require(is_share, where, found=f"kv_cache_usage {usage!r}", wanted="a share from 0 to 1")
+    counts = {"running": 0, "queued": 0, "retractions": 0, "replicas": 1}
+    for name, least in counts.items():
+        count = getattr(load, name)
+        fits = isinstance(count, int) and count >= least
+        require(fits, where, found=f"{name} {count!r}", wanted=f"a whole number of at least {least}")
 
 
 _MEMBERS = (
