@@ -12,6 +12,9 @@ from slime_core.config.load import load_settings
 from slime_core.errors import DataError, EngineError
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import RolloutEngine, SamplingParams
+from slime_core.rollout.abortable import AbortableEngine
+from slime_core.rollout.concurrency import ConcurrencyLimit
+from slime_core.rundir.events import EventLog
 from slime_models.cpu import multiplies_bfloat16
 from slime_models.family.families.llama import LLAMA
 from slime_torch.engine import TorchEngine, engine_dtype
@@ -231,3 +234,21 @@ def test_attention_in_either_dtype_gives_bfloat16_models_the_same_log_probs(tiny
 def test_images_are_refused(tiny):
     with pytest.raises(EngineError, match="found 1 images; wanted none"):
         asyncio.run(tiny("llama").engine().generate([1], greedy(1), images=["x.png"]))
+
+
+def test_behind_a_limit_equal_calls_give_equal_bits_and_the_tokens_are_those_without_it(tiny):
+    """Eleven requests in three places: who follows whom into a batch does not depend on timing."""
+    model, found = tiny("qwen3"), []
+    prompts = model.prompts(11, seed=4)
+    params = [SamplingParams(max_new_tokens=3 + 5 * (i % 4), seed=i) for i in range(11)]
+
+    async def limited(limit):
+        async with asyncio.timeout(300), model.serving() as engine:
+            behind = AbortableEngine(engine, ConcurrencyLimit(limit, engine, EventLog()))
+            calls = (behind.generate(*call) for call in zip(prompts, params, strict=True))
+            return [(answer.tokens, answer.log_probs) for answer in await asyncio.gather(*calls)]
+
+    for limit in (3, 3, None):
+        found.append(asyncio.run(limited(limit)))
+    assert found[0] == found[1]
+    assert [tokens for tokens, _ in found[0]] == [tokens for tokens, _ in found[2]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from slime_core.errors import EngineError
@@ -161,3 +162,35 @@ def test_an_engine_that_was_never_started_says_so(tiny):
     with pytest.raises(EngineError, match="not started"):
         asyncio.run(engine.generate([1], LONG))
     asyncio.run(engine.close())
+
+
+def test_its_load_is_the_slots_that_are_taken_and_the_tokens_in_them(scenario):
+    """Two slots of 100 tokens each: requests of 3 and 2 ids that have some tokens, and one that waits."""
+
+    async def body(engine):
+        idle = await engine.current_load()
+        tasks = begin(engine, params=replace(LONG, max_new_tokens=90, min_new_tokens=90))
+        await until(progress(engine, 5))
+        await engine.pause()
+        lengths = [request.length for request in engine._scheduler.running]
+        busy = await engine.current_load()
+        await engine.resume()
+        await asyncio.gather(*tasks)
+        await engine.offload()
+        return idle, lengths, busy, await engine.current_load()
+
+    idle, lengths, busy, offloaded = scenario(body, max_running_requests=2, max_context_len=100)
+    assert (idle.kv_cache_usage, idle.running, idle.queued) == (0, 0, 0)
+    assert (busy.running, busy.queued, busy.retractions) == (2, 1, 0)
+    assert len(lengths) == 2
+    assert busy.kv_cache_usage == pytest.approx(sum(lengths) / 200)
+    assert offloaded == idle
+
+
+def test_a_closed_engine_has_no_load(scenario):
+    async def body(engine):
+        await engine.close()
+        with pytest.raises(EngineError, match="is closed"):
+            await engine.current_load()
+
+    scenario(body)

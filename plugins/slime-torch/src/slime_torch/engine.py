@@ -12,6 +12,7 @@ import torch
 from slime_core.errors import EngineError
 from slime_core.protocols import (
     Completion,
+    EngineLoad,
     Fingerprint,
     SamplingParams,
     Tokenizer,
@@ -130,6 +131,13 @@ class TorchEngine:
         finally:
             self._pending.discard(request)
         return completion
+
+    async def current_load(self) -> EngineLoad:
+        """Return how busy it is, between two steps. It puts no request back: what has a slot has room for all of its context."""
+        if self._state not in ("ready", "offloaded"):
+            self._check_state("ready")
+        load: EngineLoad = await self._worker.call(lambda: self._scheduler.current_load(self.max_context_len))
+        return load
 
     async def abort(self) -> None:
         """End every request in flight; each answers with its partial output and `abort`."""

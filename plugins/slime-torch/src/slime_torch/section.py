@@ -11,7 +11,10 @@ from slime_models.groups import OWN_TRANSPORTS
 
 #: What the engine can do.
 CAPABILITIES = EngineCapabilities(
-    transports=OWN_TRANSPORTS, other_transports=True, completions=frozenset({TOP_P_TOKENS})
+    transports=OWN_TRANSPORTS,
+    other_transports=True,
+    reports_load=True,
+    completions=frozenset({TOP_P_TOKENS}),
 )
 
 

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 import torch
+from slime_core.protocols import EngineLoad
 from torch import Tensor
 
 from slime_torch.generation.request import Request
@@ -46,6 +47,12 @@ class Scheduler:
     def busy(self) -> bool:
         """Whether anything waits or runs."""
         return bool(self.waiting or self.running)
+
+    def current_load(self, longest: int) -> EngineLoad:
+        """Return how busy it is, by the tokens that its slots would hold if each had `longest`."""
+        held = sum(request.length for request in self.running)
+        usage = held / (self._max_running * longest)
+        return EngineLoad(kv_cache_usage=usage, running=len(self.running), queued=len(self.waiting))
 
     def submit(self, requests: Iterable[Request]) -> None:
         """Queue requests, in order."""
