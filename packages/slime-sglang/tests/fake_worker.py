@@ -54,6 +54,9 @@ class FakeWorker:
         self.hold = asyncio.Event()
         """Answers to `/generate` wait for it."""
         self.hold.set()
+        self.load = {"token_usage": 0.0, "num_running_reqs": 0, "num_waiting_reqs": 0}
+        """What it counts of its requests."""
+        self.retracted = 0
         self.version = "initial"
         self.refusal: str | None = None
         """What it finds wrong with updates."""
@@ -109,6 +112,10 @@ class FakeWorker:
             return web.Response(status=fault, text="a fault")
         if path == "/generate":
             return await self._generate(request)
+        if path == "/v1/loads":
+            return web.json_response({"loads": [self.load]})
+        if path == "/metrics":
+            return web.Response(text=f'sglang:num_retracted_requests_total{{a="b"}} {self.retracted}.0\n')
         if path == "/update_weights_from_tensor":
             self._load(await request.json())
         if path == "/abort_request":

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from slime_core.errors import DeadlineError, EngineError
-from slime_core.protocols import Completion, Fingerprint, SamplingParams, TransferPlan
+from slime_core.protocols import Completion, EngineLoad, Fingerprint, SamplingParams, TransferPlan
 from slime_models.hf.folder import read_config
 from slime_models.transfer.receiver import UpdateReceiver
 from slime_models.transfer.staging import StagedUpdate
@@ -21,6 +21,7 @@ from slime_sglang.http.api_key import new_key
 from slime_sglang.http.client import ConnectionLostError, SglangClient
 from slime_sglang.http.request_gate import RequestGate
 from slime_sglang.server.external import ExternalServer, check_external, wake_external
+from slime_sglang.server.load import server_load
 from slime_sglang.server.managed import create_server_process
 from slime_sglang.server.process import ReservedPort, ServerProcess
 from slime_sglang.server.prometheus import PrometheusTargets
@@ -77,6 +78,7 @@ class SglangEngine:
         """Set by whoever saw the server fail at something, for whoever watches it."""
         self.can_stream = False
         """Whether each event of a stream brings only new tokens; known once it is started."""
+        self._has_metrics = False
         self._is_paused = False
         self._sendable = asyncio.Event()
         self._sendable.set()
@@ -139,7 +141,8 @@ class SglangEngine:
             await self.close()
             raise
         self.can_stream = bool(info.get("incremental_streaming_output"))
-        if info.get("enable_metrics"):
+        self._has_metrics = bool(info.get("enable_metrics"))
+        if self._has_metrics:
             self._targets.write()
 
     async def generate(
@@ -194,6 +197,15 @@ class SglangEngine:
         """Have the server prefill a prompt and transfer its KV cache; None where an abort came before the request was sent."""
         limit = self._section.request_timeout_s
         return await self.gate.pass_through(lambda: self._post("/generate", body, timeout_s=limit))
+
+    async def current_load(self) -> EngineLoad:
+        """Return how busy the server is, by its own count; requests that wait here are queued, too."""
+        limit = self._section.control_timeout_s
+        counted = await self._get("/v1/loads?include=disagg", timeout_s=limit)
+        counters = ""
+        if self._has_metrics:
+            counters = await self._unless_ended(self._usable().text("/metrics", timeout_s=limit))
+        return server_load(counted, counters, waiting_here=self.gate.waiting)
 
     async def abort(self) -> None:
         """Abort every request in flight; each answers with its partial output and `abort`."""

@@ -8,13 +8,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager
 
 from slime_core.errors import DeadlineError, EngineError, WeightSyncError
-from slime_core.protocols import Completion, Fingerprint, SamplingParams, Tokenizer, TransferPlan
+from slime_core.protocols import Completion, EngineLoad, Fingerprint, SamplingParams, Tokenizer, TransferPlan
 from slime_core.weights.sync import check_fingerprints
 from slime_models.transfer.receiver import UpdateReceiver
 from slime_models.transfer.staging import StagedUpdate
 
 from slime_sglang.engine import SglangEngine
 from slime_sglang.fleet.load_balancer import pick
+from slime_sglang.fleet.loads import FleetLoads
 from slime_sglang.fleet.replica import Replica
 from slime_sglang.fleet.router import Router
 from slime_sglang.fleet.supervisor import EngineSupervisor, gather_all
@@ -81,6 +82,7 @@ class EngineFleet:
         self._moving = asyncio.Lock()
         self._is_paused = self._is_offloaded = False
         self.weight_version = NONE_SENT
+        self._loads = FleetLoads()
 
     async def start(self) -> None:
         """Start the router and all engines, and wait until they are ready.
@@ -154,6 +156,17 @@ class EngineFleet:
         if chosen is not None and self._router is None:  # which chooses by itself
             completion.metadata["replica"] = chosen[-1].name
         return completion
+
+    async def current_load(self) -> EngineLoad:
+        """Return how busy the servers that generate are together; prefill engines, whose KV cache passes on, do not count.
+
+        Raises:
+            EngineError: no server told it; without fault tolerance, one did not.
+            DeadlineError: as above.
+        """
+        engines = [replica.engine for replica in self._pools[-1] if self._is_ready(replica)]
+        waiting = 0 if self._router is None else self._router.waiting
+        return await self._loads.read(engines, some=self._section.use_fault_tolerance, waiting=waiting)
 
     async def abort(self) -> None:
         """Abort every request in flight; each answers with its partial output and `abort`."""

@@ -81,6 +81,11 @@ class Router:
             assert self._key is not None
             self._process = self._child(policy, folder, self._key)
 
+    @property
+    def waiting(self) -> int:
+        """Requests that wait here, as so many are in flight."""
+        return self._gate.waiting
+
     async def start(self) -> None:
         """Start or join it, and wait until it answers.
 

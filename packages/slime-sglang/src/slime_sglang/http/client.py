@@ -57,6 +57,10 @@ class SglangClient:
         """Return the JSON answer to a GET, None where it is empty; see `call`."""
         return await self.call("GET", path, timeout_s=timeout_s, retries=retries)
 
+    async def text(self, path: str, *, timeout_s: float) -> str:
+        """Return the answer to a GET as it is; see `call`."""
+        return await self._sent(lambda: self._text(path), path, timeout_s=timeout_s, retries=0)
+
     async def post(self, path: str, body: Mapping[str, Any], *, timeout_s: float) -> Any:
         """Return the JSON answer to a POST, None where it is empty; see `call`."""
         return await self.call("POST", path, body, timeout_s=timeout_s)
@@ -168,6 +172,10 @@ class SglangClient:
         async with self._asked(method, path, body, headers) as reply:
             text = await reply.read()
             return self._parsed(text, path) if text else None
+
+    async def _text(self, path: str) -> str:
+        async with self._asked("GET", path, None, None) as reply:
+            return await reply.text()
 
     async def _flush(self, timeout_s: float) -> None:
         async with self._asked("POST", f"/flush_cache?timeout={timeout_s:g}", None, None):

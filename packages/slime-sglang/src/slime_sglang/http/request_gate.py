@@ -26,6 +26,11 @@ class RequestGate:
         """Requests in flight or waiting."""
         self._in_flight = 0
 
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for others to be answered, or are still to come."""
+        return self.pending - self._in_flight
+
     @contextmanager
     def expecting(self) -> Iterator[None]:
         """Count a request that is still to come as waiting, within the context."""

@@ -23,6 +23,7 @@ CAPABILITIES = EngineCapabilities(
     transports=OWN_TRANSPORTS,
     other_transports=True,
     images=True,
+    reports_load=True,
     completions=frozenset({ROUTED_EXPERTS}),
 )
 
