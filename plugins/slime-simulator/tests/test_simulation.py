@@ -8,11 +8,13 @@ from collections import Counter
 import numpy as np
 import pytest
 from slime_core.config.load import load_settings
+from slime_core.errors import ConfigError
 from slime_core.plugins.hooks import hookimpl
 from slime_core.plugins.registry import Registry
 from slime_core.run.tracking import attach
 from slime_core.runtime.virtual_time import run_in_virtual_time
 from slime_simulator.costs import Costs, EngineCosts, TrainerCosts, UpdateCosts
+from slime_simulator.scenario import Scenario
 from slime_simulator.simulation import Cluster, simulate, simulated_run
 from slime_simulator.traces import Lognormal, Recorded
 
@@ -201,3 +203,23 @@ def test_a_lognormal_trace_has_its_percentiles():
     assert drawn[25000] == pytest.approx(1000, rel=0.03)
     assert drawn[49500] == pytest.approx(20000, rel=0.08)
     assert drawn[-1] == 60000
+
+
+@pytest.mark.parametrize(("limit", "seconds"), [(None, 10), (12, 10), (6, 20), (1, 120), (5, 30)])
+def test_a_limit_counts_responses_and_lets_them_through_in_order(registry, limit, seconds):
+    """A step of 4 prompts with 3 responses of 10 tokens, a token a second: 12 in flight, or so many after so many."""
+    given = settings(registry, prompts=4, samples=3, steps=2)
+    given = given.having("rollout", "rollout_concurrency", limit, origin="the test")
+    trace = Lognormal(median=10, p99=10, longest=10)
+    costs = Costs(engine=EngineCosts(step_s=1.0), trainer=TrainerCosts(token_gpu_s=0.0))
+    found = simulate(given, registry, costs, Cluster(replicas=1, trainer_gpus=1), trace)
+    assert found.step_times == pytest.approx([seconds, seconds])
+
+
+def test_a_limit_that_follows_the_kv_cache_is_refused(registry):
+    given = settings(registry).having("rollout", "rollout_concurrency", "auto", origin="the test")
+    trace = Lognormal(median=10, p99=10, longest=10)
+    costs = Costs(engine=EngineCosts(step_s=1.0), trainer=TrainerCosts(token_gpu_s=0.0))
+    work = Scenario(settings=given, costs=costs, cluster=Cluster(replicas=1, trainer_gpus=1), trace=trace)
+    with pytest.raises(ConfigError, match="the KV cache, which auto follows, is not modelled"):
+        work.simulate(registry)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -57,6 +58,7 @@ class SimulatedEngine(NoEngine):
         replicas: how many there are.
         trace: lengths of the responses.
         samples: of a prompt.
+        concurrency: most responses in flight, as `--rollout-concurrency` has it; None is any number.
         in_flight: what a weight update does to the requests in flight: `--update-weights-in-flight`.
     """
 
@@ -70,11 +72,13 @@ class SimulatedEngine(NoEngine):
         replicas: int,
         trace: Trace,
         samples: int,
+        concurrency: int | None = None,
         in_flight: Literal["recompute", "keep", "continue"] = "recompute",
     ) -> None:
         self.replicas = [SimulatedReplica(costs) for _ in range(replicas)]
         self._update, self._trace, self._in_flight = update, trace, in_flight
-        self._samples = samples
+        self._samples, self._limit = samples, concurrency
+        self._held: deque[SimulatedRequest] = deque()
         self._versions: list[str] = ["0"]
         self._pending = 0
         self._random = random.Random(0)
@@ -95,14 +99,15 @@ class SimulatedEngine(NoEngine):
         def answer(request: SimulatedRequest, tokens: int, reason: str) -> None:
             self._pending -= 1
             answers.take(request, tokens, reason)
+            self._send()
 
         for place in range(n):
             done = sum(parts[place::n])
             left = self._trace.response_tokens(first + place) - done
             if left > 0:
                 answers.n_missing += 1
-                self._pending += 1
-                self._pick().submit(SimulatedRequest(left, prompt + done, answer, place))
+                self._held.append(SimulatedRequest(left, prompt + done, answer, place))
+        self._send()
         if answers.n_missing:
             await answers.complete
         began = answers.began
@@ -114,6 +119,12 @@ class SimulatedEngine(NoEngine):
             finish_reason="abort" if answers.is_aborted else "stop",
             weight_version=version,  # the oldest: ids that stand for many tokens cannot be divided into spans
         )
+
+    def _send(self) -> None:
+        """Send what is held back, as far as the limit lets it through."""
+        while self._held and (self._limit is None or self._pending < self._limit):
+            self._pending += 1
+            self._pick().submit(self._held.popleft())
 
     def _pick(self) -> SimulatedReplica:
         """Return the replica of a request: any one of those below the bound, of which there is always one."""
@@ -127,7 +138,11 @@ class SimulatedEngine(NoEngine):
                 return replica
 
     async def abort(self) -> None:
-        """End every request in flight."""
+        """End every request in flight, and those that are held back."""
+        held, self._held = self._held, deque()
+        self._pending += len(held)
+        for request in held:
+            request.answer(request, 0, "abort")
         for replica in self.replicas:
             replica.abort()
 

@@ -60,7 +60,7 @@ class Scenario:
         """Check that it can be simulated.
 
         Raises:
-            ConfigError: a half has no GPU, or no prompt could be admitted under the bound on staleness.
+            ConfigError: a half has no GPU, no prompt could be admitted under the bound on staleness, or concurrency is `auto`.
         """
         cluster, settings = self.cluster, self.settings
         problems = []
@@ -69,6 +69,9 @@ class Scenario:
             problems.append(Problem("the engine's GPUs", "too few for one replica", wanted, "raise --gpus"))
         if cluster.trainer_gpus < 1:
             problems.append(Problem("--trainer-gpus", str(cluster.trainer_gpus), "at least 1"))
+        if settings.rollout.rollout_concurrency == "auto":
+            wanted = "a number: the KV cache, which auto follows, is not modelled"
+            problems.append(Problem("rollout.rollout_concurrency", "auto", wanted))
         bound, interval = settings.rollout.max_staleness, settings.train.update_weights_interval
         if bound is None and settings.run.loop == "fully-async":
             bound = 1

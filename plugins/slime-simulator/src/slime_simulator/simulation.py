@@ -179,11 +179,14 @@ def simulated_run(
         replicas=cluster.replicas,
         trace=trace,
         samples=n,
+        concurrency=cast("int | None", settings.rollout.rollout_concurrency),
         in_flight=settings.train.update_weights_in_flight,
     )
     trainer = SimulatedTrainer(costs.trainer, costs.update, gpus=cluster.trainer_gpus, samples=n)
     run = make_run(
-        settings,
+        settings.having(
+            "rollout", "rollout_concurrency", None, origin="slime simulate"
+        ),  # the engine counts samples
         registry,
         engine=engine,
         trainer=trainer,
