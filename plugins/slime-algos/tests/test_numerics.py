@@ -41,7 +41,7 @@ def test_rejected_tokens_count_in_denominators_with_slime_and_do_not_with_verl(c
     assert metrics["rs_rejected"].item() == 0.5
     mask = view.loss_mask * correction.kept
     given = ReductionView(
-        loss_mask=(view.loss_mask if counted else mask).numpy(), sample_of_token=np.zeros(2, int), rollout_ids=np.zeros(1, int)
+        loss_mask=(view.loss_mask if counted else mask).numpy(), response_lengths=np.full(1, 2), rollout_ids=np.zeros(1, int)
     )  # fmt: skip
     weights = torch.as_tensor(reducers.token_mean(given)) * mask
     seen = replace(view, loss_mask=mask, weights=weights)

@@ -15,7 +15,7 @@ from slime_core.protocols import ReductionView
 def view_of(masks, rollout_ids) -> ReductionView:
     return ReductionView(
         loss_mask=np.array([m for mask in masks for m in mask], dtype=np.float64),
-        sample_of_token=np.repeat(np.arange(len(masks)), [len(mask) for mask in masks]),
+        response_lengths=np.array([len(mask) for mask in masks], dtype=np.int64),
         rollout_ids=np.array(rollout_ids, dtype=np.int64),
     )
 

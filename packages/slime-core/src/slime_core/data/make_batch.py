@@ -120,7 +120,7 @@ def token_weights(
         tokens = _tokens_of(positions, response_offsets)
         view = ReductionView(
             loss_mask=loss_mask[tokens].astype(np.float64),
-            sample_of_token=np.repeat(np.arange(len(positions)), lengths[positions]),
+            response_lengths=lengths[positions],
             rollout_ids=rollout_ids[positions],
         )
         weights[tokens] = reducer(view)

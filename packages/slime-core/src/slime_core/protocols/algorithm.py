@@ -5,12 +5,14 @@ Core never imports torch, so tensors appear here as `Any`; each docstring gives 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 
@@ -20,10 +22,15 @@ class ReductionView:
 
     loss_mask: NDArray[np.float64]
     """[T] 1.0 where a token is trained on."""
-    sample_of_token: NDArray[np.int64]
-    """[T] position in the step of the sample that a token belongs to."""
+    response_lengths: NDArray[np.int64]
+    """[N] tokens of each sample, which follow one another."""
     rollout_ids: NDArray[np.int64]
     """[N] execution of each sample."""
+
+    @functools.cached_property
+    def sample_of_token(self) -> NDArray[np.int64]:
+        """[T] position in the step of the sample that a token belongs to; made for the first who asks."""
+        return np.repeat(np.arange(len(self.response_lengths)), self.response_lengths)
 
 
 #: (view, *, options) -> weights_T float64 such that the step's loss is sum(weights_T * loss_T).

@@ -77,7 +77,7 @@ class Case:
         weights = reducer(
             ReductionView(
                 loss_mask=self.view.loss_mask.double().numpy(),
-                sample_of_token=self.view.sample_of_token.numpy(),
+                response_lengths=self.view.offsets.diff().numpy(),
                 rollout_ids=np.arange(len(self.view.rewards)),
             ),
             **options,

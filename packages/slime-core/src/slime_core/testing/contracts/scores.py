@@ -125,9 +125,10 @@ def check_reducer(function: Callable[..., Any], *, options: Options | None = Non
     where = f"reducer {name_of(function)}"
     for masks, executions in _MASKS:
         mask = np.array([token for sample in masks for token in sample], dtype=np.float64)
-        owners = np.repeat(np.arange(len(masks)), [len(sample) for sample in masks])
         view = ReductionView(
-            loss_mask=mask.copy(), sample_of_token=owners, rollout_ids=np.array(executions, dtype=np.int64)
+            loss_mask=mask.copy(),
+            response_lengths=np.array([len(sample) for sample in masks], dtype=np.int64),
+            rollout_ids=np.array(executions, dtype=np.int64),
         )
         with answering(f"{where}: masks {masks}", "weights [T]"):
             out = function(view, **(options or {}))
