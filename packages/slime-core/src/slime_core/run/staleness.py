@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -10,7 +12,7 @@ from numpy.typing import NDArray
 from slime_core.errors import SampleError
 from slime_core.protocols import Metrics
 from slime_core.samples import Group, Sample
-from slime_core.samples.versions import UNKNOWN_VERSION, version_spans
+from slime_core.samples.versions import UNKNOWN_VERSION, version_number, version_spans
 
 
 def ages(groups: Sequence[Group], *, step: int) -> Iterator[tuple[Sample, int]]:
@@ -45,24 +47,36 @@ def staleness_metrics(groups: Sequence[Group], *, step: int) -> Metrics:
     are of several versions.
     """
     samples = [sample for group in groups for sample in group if sample.response_length]
-    if not samples:
+    counts = _tokens_by_age(samples, step=step)
+    if not any(counts):
         return {}
-    versions = version_spans(samples).by_token()
-    counted = np.concatenate([_trained(sample) for sample in samples]) & (versions != UNKNOWN_VERSION)
-    found = step - 1 - versions[counted]
-    if not found.any():
-        return {}
-    steps, counts = np.unique(found, return_counts=True)
+    n, ages_of = counts.total(), sorted(counts)
     return {
-        "rollout/staleness/mean": float(found.mean()),
-        "rollout/staleness/median": float(np.median(found)),
-        "rollout/staleness/max": float(found.max()),
-        "rollout/off_policy_token_share": float((found > 0).mean()),
+        "rollout/staleness/mean": sum(age * counts[age] for age in ages_of) / n,
+        "rollout/staleness/median": (_nth(counts, (n - 1) // 2) + _nth(counts, n // 2)) / 2,
+        "rollout/staleness/max": float(ages_of[-1]),
+        "rollout/off_policy_token_share": sum(counts[age] for age in ages_of if age > 0) / n,
         "rollout/mixed_version_share": float(np.mean([len(set(s.weight_versions)) > 1 for s in samples])),
-    } | {
-        f"rollout/staleness/share_{age}": float(count / len(found))
-        for age, count in zip(steps, counts, strict=True)
-    }
+    } | {f"rollout/staleness/share_{age}": counts[age] / n for age in ages_of}
+
+
+def _tokens_by_age(samples: Sequence[Sample], *, step: int) -> Counter[int]:
+    """Return age -> number of tokens of that age that are trained on, at least 1; those of unknown weights are left out."""
+    of_version: Counter[int] = Counter()
+    for sample in samples:
+        if len(sample.weight_versions) == 1:
+            of_version[version_number(sample.weight_versions[0])] += sample.effective_response_length
+        else:
+            of_version.update(version_spans([sample]).by_token()[_trained(sample)].tolist())
+    del of_version[UNKNOWN_VERSION]
+    return Counter({step - 1 - version: count for version, count in of_version.items() if count})
+
+
+def _nth(counts: Counter[int], n: int) -> int:
+    """Return the n-th smallest age, from 0."""
+    ordered = sorted(counts)
+    behind = itertools.accumulate(counts[age] for age in ordered)
+    return next(age for age, end in zip(ordered, behind, strict=True) if n < end)
 
 
 def _trained(sample: Sample) -> NDArray[np.bool_]:

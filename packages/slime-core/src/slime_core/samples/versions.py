@@ -37,8 +37,12 @@ def version_spans(samples: Sequence[Sample]) -> VersionSpans:
     starts: list[int] = []
     begin = 0
     for sample in samples:
-        versions += [version_number(version) for version in sample.weight_versions] or [UNKNOWN_VERSION]
-        starts += [begin, *(begin + start for start in sample.weight_version_starts[1:])]
+        starts.append(begin)
+        if len(sample.weight_versions) == 1:
+            versions.append(version_number(sample.weight_versions[0]))
+        else:
+            versions += map(version_number, sample.weight_versions or [""])
+            starts += [begin + start for start in sample.weight_version_starts[1:]]
         begin += sample.response_length
     return VersionSpans(versions=np.array(versions, dtype=np.int64), offsets=np.array([*starts, begin]))
 
