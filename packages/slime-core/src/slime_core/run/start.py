@@ -24,6 +24,9 @@ from slime_core.runtime.progress import ON_TERMINAL
 
 logger = logging.getLogger(__name__)
 
+#: Collections of young objects between two of all: those of a step's samples, so that a step has one at most.
+_OLD_COLLECTIONS = 1000
+
 _Finite = Annotated[float, AllowInfNan(False)]
 
 
@@ -86,6 +89,8 @@ async def start(run: Run) -> None:
     release_threads()  # what a part computed on this thread is done
     gc.collect()
     gc.freeze()  # modules and parts stay to the end: collections need not look at their million objects among the samples
+    # Nor need they look at all samples of a step each time that there are a quarter more of them.
+    gc.set_threshold(*gc.get_threshold()[:2], _OLD_COLLECTIONS)
 
 
 def _record(run: Run, *, goes_on: bool) -> None:
