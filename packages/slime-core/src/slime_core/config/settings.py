@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeVar
 
 import tomli_w
@@ -56,57 +57,57 @@ class Settings:
             ]
         )
 
-    @property
+    @cached_property
     def run(self) -> RunSection:
         """Table `[run]` of a recipe: what runs, how long and where to."""
         return self.section(RunSection)
 
-    @property
+    @cached_property
     def model(self) -> ModelSection:
         """Table `[model]` of a recipe: the model."""
         return self.section(ModelSection)
 
-    @property
+    @cached_property
     def data(self) -> DataSection:
         """Table `[data]` of a recipe: prompts."""
         return self.section(DataSection)
 
-    @property
+    @cached_property
     def rollout(self) -> RolloutSection:
         """Table `[rollout]` of a recipe: generating."""
         return self.section(RolloutSection)
 
-    @property
+    @cached_property
     def environment(self) -> EnvironmentSection:
         """Table `[environment]` of a recipe: the environment of multi-turn generation."""
         return self.section(EnvironmentSection)
 
-    @property
+    @cached_property
     def reward(self) -> RewardSection:
         """Table `[reward]` of a recipe: rewards."""
         return self.section(RewardSection)
 
-    @property
+    @cached_property
     def algorithm(self) -> AlgorithmSection:
         """Table `[algorithm]` of a recipe: advantages and loss."""
         return self.section(AlgorithmSection)
 
-    @property
+    @cached_property
     def train(self) -> TrainSection:
         """Table `[train]` of a recipe: training."""
         return self.section(TrainSection)
 
-    @property
+    @cached_property
     def cluster(self) -> ClusterSection:
         """Table `[cluster]` of a recipe: devices and processes."""
         return self.section(ClusterSection)
 
-    @property
+    @cached_property
     def checkpoint(self) -> CheckpointSection:
         """Table `[checkpoint]` of a recipe: saving and loading."""
         return self.section(CheckpointSection)
 
-    @property
+    @cached_property
     def eval(self) -> EvalSection:
         """Table `[eval]` of a recipe: evaluation."""
         return self.section(EvalSection)

@@ -15,7 +15,7 @@ class Tokenizer(Protocol):
         """Return the ids of `text`."""
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Return the text of `tokens`."""
+        """Return the text of `tokens`: a list, or a `Compact` column, where an engine gives such."""
 
     def apply_chat_template(
         self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Any] | None = None, **kwargs: Any

@@ -47,10 +47,10 @@ def until_stop(
         params: of the whole response.
         tokenizer: decodes the tokens around the seam.
     """
-    begun = sample.response_tokens[sample.turn_begin :]
-    seam = len(begun)
+    seam = sample.response_length - sample.turn_begin
     if not seam:
         return completion
+    begun = sample.response_tokens[sample.turn_begin :]
     of_turn = params_after(params, sample.generated_length - seam)
     end = stop_across(begun + completion.tokens, seam, of_turn, tokenizer)
     if end is None:
@@ -80,11 +80,12 @@ def append_completion(
     A turn is decoded from all its ids at once: decoded piece by piece, a character whose bytes two requests share would be
     lost. Only where earlier text is not what its ids spell (a generator put it there) is new text appended to it.
     """
-    n_prompt, response, begin = len(sample.tokens), sample.response_tokens, sample.turn_begin
-    n_before = sample.response_length
+    n_prompt, n_before = len(sample.tokens), sample.response_length
+    response, begin = sample.response_tokens, sample.turn_begin
     before, begun = response[:begin], response[begin:]
     earlier = text_after(before, begun, tokenizer, skip_special_tokens=skip_special_tokens)
-    text = text_after(before, begun + completion.tokens, tokenizer, skip_special_tokens=skip_special_tokens)
+    turn = begun + completion.tokens if begun else completion.tokens
+    text = text_after(before, turn, tokenizer, skip_special_tokens=skip_special_tokens)
     if sample.response.endswith(earlier):
         whole = sample.response[: len(sample.response) - len(earlier)] + text
     else:
@@ -108,9 +109,11 @@ def text_after(
     """Return what `tokens` spell after others: some tokenizers leave the first space of a text out."""
     if not tokens:
         return ""
-    head = tokenizer.decode(before, skip_special_tokens=skip_special_tokens) if before else ""
+    if not before:
+        return tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens)
+    head = tokenizer.decode(before, skip_special_tokens=skip_special_tokens)
     whole = tokenizer.decode([*before, *tokens], skip_special_tokens=skip_special_tokens)
-    if head and not whole.startswith(head):  # it ends within a character
+    if not whole.startswith(head):  # it ends within a character
         return tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens)
     return whole[len(head) :]
 
@@ -119,8 +122,11 @@ def _note_versions(sample: Sample, completion: Completion, begin: int) -> None:
     """Add the weight versions of a completion, whose first token is the response's token `begin`."""
     if not completion.tokens:
         return
-    whole = [{"version": completion.weight_version, "start": 0}]
-    spans: Sequence[Mapping[str, Any]] = completion.metadata.get("weight_versions") or whole
+    spans: Sequence[Mapping[str, Any]] = completion.metadata.get("weight_versions")
+    if not spans:
+        sample.weight_versions = [*sample.weight_versions, completion.weight_version]
+        sample.weight_version_starts = [*sample.weight_version_starts, begin]
+        return
     sample.weight_versions = [*sample.weight_versions, *(span["version"] for span in spans)]
     starts = (begin + span["start"] for span in spans)
     sample.weight_version_starts = [*sample.weight_version_starts, *starts]
@@ -128,6 +134,8 @@ def _note_versions(sample: Sample, completion: Completion, begin: int) -> None:
 
 def _count(sample: Sample, completion: Completion, n_prompt: int) -> None:
     """Add what the engine measured of a request of `n_prompt` tokens."""
+    if not completion.metadata:
+        return
     for name, seconds in completion.metadata.get("timings", {}).items():
         sample.timings[name] = sample.timings.get(name, 0.0) + seconds
     for name, count in completion.metadata.get("spec_info", {}).items():

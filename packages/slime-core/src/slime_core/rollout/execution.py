@@ -14,11 +14,6 @@ from slime_core.errors import SampleError, SlimeError
 from slime_core.protocols import GenerateContext, SamplingParams
 from slime_core.samples import Sample, Status
 
-#: Fields that are the data source's, and no generator's to change.
-_GIVEN = ("index", "group_index", "prompt", "label")
-#: Those of them that a sample without a prompt waits for (`--disable-rollout-global-dataset`).
-_PROMPT = ("prompt", "label")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Generator:
@@ -39,25 +34,17 @@ class Generator:
             SampleError: it raised something that is no error of slime's, or returned something that cannot be used; names
                 the sample, the generator and the field. What it raised is the cause.
         """
-        fixed = [name for name in _GIVEN if sample.prompt or sample.tokens or name not in _PROMPT]
-        given = {name: _copied(getattr(sample, name)) for name in fixed}
-        prompt_ids = sample.tokens[: sample.prompt_length]
-        who = f"{sample.name}: the generator {self.name}"
+        name, given, prompt_ids = sample.name, _given(sample), sample.tokens[: sample.prompt_length]
+        who = f"{name}: the generator {self.name}"
         result = await self._call(who, context, sample, params)
-        samples: list[Any] = result if isinstance(result, list) else [result]
-        if not samples or not all(isinstance(one, Sample) for one in samples):
-            found = [type(one).__name__ for one in samples]
-            shown = f"a list of {sorted(set(found)) or 'nothing'}" if isinstance(result, list) else found[0]
-            raise SampleError(f"{who} returned {shown}; wanted its Sample, or a list of Samples")
-        if len({id(one) for one in samples}) < len(samples):
-            raise SampleError(f"{who} returned one Sample several times; wanted another one for each")
+        samples = [result] if isinstance(result, Sample) else _several(who, result)
         try:
             for one in samples:
-                self._check(one, given, prompt_ids if len(samples) == 1 else None)
+                self._check(name, one, given, prompt_ids if len(samples) == 1 else None)
                 self._check_length(one, params, evaluation=context is not None and context.evaluation)
             check_siblings(samples)
         except SampleError as error:
-            error.add_note(f"returned by the generator {self.name} for {Sample(index=given['index']).name}")
+            error.add_note(f"returned by the generator {self.name} for {name}")
             raise
         return samples
 
@@ -89,10 +76,22 @@ class Generator:
             return context
         return dataclasses.replace(context, max_context_len=self.max_context_len)
 
-    def _check(self, sample: Sample, given: dict[str, Any], prompt_ids: Sequence[int] | None) -> None:
-        """Check one sample that came back; `prompt_ids` are those that it was given, None where it has a prompt of its own."""
-        name = Sample(index=given["index"]).name
-        for field, before in given.items():
+    def _check(
+        self,
+        name: str,
+        sample: Sample,
+        given: Sequence[tuple[str, Any]],
+        prompt_ids: Sequence[int] | None,
+    ) -> None:
+        """Check one sample that came back.
+
+        Args:
+            name: of the one that was given.
+            sample: that came back.
+            given: fields that it was given and that are not to change, with their values.
+            prompt_ids: that it was given; None where it has a prompt of its own.
+        """
+        for field, before in given:
             now = getattr(sample, field)
             if type(now) is not type(before) or now != before:
                 raise SampleError(
@@ -112,20 +111,39 @@ class Generator:
             )
 
     def _check_length(self, sample: Sample, params: SamplingParams, *, evaluation: bool) -> None:
-        name, n, most = sample.name, len(sample.tokens), None if evaluation else self.max_context_len
+        n, most = len(sample.tokens), None if evaluation else self.max_context_len
         if most is not None and n > most:
             raise SampleError(
-                f"{name}: came back with {n} tokens; wanted at most rollout_max_context_len, {most}"
+                f"{sample.name}: came back with {n} tokens; wanted at most rollout_max_context_len, {most}"
             )
         if sample.generated_length > params.max_new_tokens:
             raise SampleError(
-                f"{name}: came back with a response of {sample.generated_length} tokens; wanted at most "
+                f"{sample.name}: came back with a response of {sample.generated_length} tokens; wanted at most "
                 f"{params.max_new_tokens}, its max_new_tokens; those of an environment are not counted"
             )
 
 
-def _copied(value: Any) -> Any:
-    return copy.deepcopy(value) if isinstance(value, list) else value  # texts and numbers do not change
+def _given(sample: Sample) -> list[tuple[str, Any]]:
+    """Return the fields that no generator changes, as they are now."""
+    fixed: list[tuple[str, Any]] = [("index", sample.index), ("group_index", sample.group_index)]
+    if sample.prompt or sample.tokens:  # a sample without a prompt waits for one (`--disable-rollout-global-dataset`)
+        prompt = sample.prompt
+        fixed.append(("prompt", copy.deepcopy(prompt) if isinstance(prompt, list) else prompt))
+        fixed.append(("label", sample.label))
+    return fixed
+
+
+def _several(who: str, returned: Any) -> list[Sample]:
+    """Return what a generator returned if it is a list of Samples; raises SampleError where it is not."""
+    if not isinstance(returned, list) or not all(isinstance(one, Sample) for one in returned):
+        found = [type(one).__name__ for one in returned] if isinstance(returned, list) else []
+        shown = f"a list of {sorted(set(found))}" if found else type(returned).__name__
+        raise SampleError(f"{who} returned {shown}; wanted its Sample, or a list of Samples")
+    if not returned:
+        raise SampleError(f"{who} returned a list of nothing; wanted its Sample, or a list of Samples")
+    if len({id(one) for one in returned}) < len(returned):
+        raise SampleError(f"{who} returned one Sample several times; wanted another one for each")
+    return returned
 
 
 def check_siblings(samples: list[Sample]) -> None:
@@ -134,8 +152,10 @@ def check_siblings(samples: list[Sample]) -> None:
     Raises:
         SampleError: their `rollout_id` or `index` differ, or several have no `rollout_id`.
     """
+    if len(samples) < 2:
+        return
     ids = {sample.rollout_id for sample in samples}
-    if len(samples) > 1 and (len(ids) > 1 or None in ids):
+    if len(ids) > 1 or None in ids:
         raise SampleError(
             f"{samples[0].name}: one execution returned {len(samples)} samples with rollout_ids {sorted(map(str, ids))}; "
             "a generator that fans out must give all of them the same rollout_id"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import logging
-import uuid
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from slime_core.config.functions import resolve_function
 from slime_core.config.sections import RewardSection, RolloutSection
@@ -48,8 +49,10 @@ async def run_group(
         capabilities=run.engine.capabilities,
         evaluation=evaluation,
     )
+    generator = _generator(run, run.settings.rollout.custom_generate_function_path, run.generate)
     executions = await results(
-        start_now(run_sample(run, context, sample, params_of(sample)), name=sample.name) for sample in group
+        start_now(run_sample(run, context, generator, sample, params_of(sample)), name=sample.name)
+        for sample in group
     )
     samples = [sample for execution in executions for sample in execution]
     if any(sample.status is Status.ABORTED for sample in samples):
@@ -60,58 +63,72 @@ async def run_group(
 
 
 async def run_sample(
-    run: RolloutRun, context: GenerateContext, sample: Sample, params: SamplingParams
+    run: RolloutRun, context: GenerateContext, generator: Generator, sample: Sample, params: SamplingParams
 ) -> list[Sample]:
-    """Run one execution; returns its samples. One that fans out and is aborted begins anew: its prompt alone is returned."""
+    """Run one execution; returns its samples. One that fans out and is aborted begins anew: its prompt alone is returned.
+
+    Args:
+        run: of the sample.
+        context: of its group.
+        generator: the run's, for samples that name none of their own.
+        sample: to generate, or to go on with.
+        params: how it is drawn.
+    """
     if sample.status in (Status.COMPLETED, Status.TRUNCATED):
         return [sample]
     if sample.session_id is None:
-        sample.session_id = str(
-            uuid.UUID(int=(run.settings.rollout.rollout_seed << 64) | (sample.index or 0))
-        )
+        sample.session_id = _session_id(run.settings.rollout.rollout_seed, sample.index or 0)
+    if sample.generate_function_path is not None:
+        generator = _own_generator(run, sample)
     if run.events.is_on:
         recorded = RecordedEngine(context.engine, run.events, sample, evaluation=context.evaluation)
         context = dataclasses.replace(context, engine=recorded)
     prompt, begin = reset(sample), now()
-    samples = await _generator(run, sample).execute(context, sample, params)
+    samples = await generator.execute(context, sample, params)
     if len(samples) > 1 and any(one.status is Status.ABORTED for one in samples):
         prompt.status = Status.ABORTED
         return [prompt]
+    seconds = now() - begin
     for one in samples:
-        one.timings["generate"] = one.timings.get("generate", 0.0) + now() - begin
-    if samples[0].status is Status.ABORTED:
+        one.timings["generate"] = one.timings.get("generate", 0.0) + seconds
+    if samples[0].status is Status.ABORTED or not run.user_hooks.sample_hooks:
         return samples
     return [await _after_hooks(run, one, evaluation=context.evaluation) for one in samples]
 
 
+def _session_id(seed: int, index: int) -> str:
+    """Return 128 bits as the text of a UUID: the run's seed, then the sample's index."""
+    digits = f"{seed:016x}{index:016x}"
+    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+
+
 async def _after_hooks(run: RolloutRun, sample: Sample, *, evaluation: bool) -> Sample:
     """Let the sample hooks have a sample, once: when its generation is over."""
-    if not run.user_hooks.sample_hooks:
-        return sample
     rollout_id = None if evaluation else run.generating_step - 1
     finished = await run.user_hooks.finish(sample, rollout_id=rollout_id, evaluation=evaluation)
     finished.check(vocab_size=run.vocab_size)
     return finished
 
 
-def _generator(run: RolloutRun, sample: Sample) -> Generator:
-    """Return the sample's own generator, if it has one, or the run's."""
-    section = run.settings.rollout
-    function, name = run.generate, section.custom_generate_function_path
-    if sample.generate_function_path is not None:
-        name = sample.generate_function_path
-        try:
-            function = resolve_function(
-                run.settings, run.registry, "slime.generators", name, where=f"options of {name}", explicit={}
-            )
-        except PluginError as error:
-            raise SampleError(f"{sample.name}: generate_function_path: {error}") from error
+def _generator(run: RolloutRun, name: str, function: Callable[..., Any]) -> Generator:
     return Generator(
         name=name,
         function=function,
         vocab_size=run.vocab_size,
-        max_context_len=section.rollout_max_context_len,
+        max_context_len=run.settings.rollout.rollout_max_context_len,
     )
+
+
+def _own_generator(run: RolloutRun, sample: Sample) -> Generator:
+    name = sample.generate_function_path
+    assert name is not None
+    try:
+        function = resolve_function(
+            run.settings, run.registry, "slime.generators", name, where=f"options of {name}", explicit={}
+        )
+    except PluginError as error:
+        raise SampleError(f"{sample.name}: generate_function_path: {error}") from error
+    return _generator(run, name, function)
 
 
 def leftovers(groups: Sequence[Group], section: RolloutSection, *, step: int) -> list[Group]:
@@ -144,19 +161,17 @@ def fresh(group: Group) -> Group:
 
 def copied(group: Group) -> Group:
     """Return the group as it is now: what generators do to its samples later leaves the copies as they are."""
-    return [
-        dataclasses.replace(
-            sample,
-            loss_mask=None if sample.loss_mask is None else list(sample.loss_mask),
-            weight_versions=list(sample.weight_versions),
-            weight_version_starts=list(sample.weight_version_starts),
-            metadata=dict(sample.metadata),
-            spec_info=dict(sample.spec_info),
-            prefix_cache_info=dict(sample.prefix_cache_info),
-            timings=dict(sample.timings),
-        )
-        for sample in group
-    ]
+    copies = [copy.copy(sample) for sample in group]
+    for one in copies:
+        if one.loss_mask is not None:
+            one.loss_mask = list(one.loss_mask)
+        one.weight_versions = one.weight_versions.copy()
+        one.weight_version_starts = one.weight_version_starts.copy()
+        one.metadata = one.metadata.copy()
+        one.spec_info = one.spec_info.copy()
+        one.prefix_cache_info = one.prefix_cache_info.copy()
+        one.timings = one.timings.copy()
+    return copies
 
 
 def oldest_version(group: Group, *, default: int) -> int:

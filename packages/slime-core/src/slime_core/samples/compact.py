@@ -81,6 +81,10 @@ class Compact(_Array):
 
     __hash__ = None  # it can be changed, as a list can
 
+    def __bytes__(self) -> bytes:
+        """Return a byte a number, as of a list; `tobytes` returns the memory."""
+        return bytes(self.tolist())
+
     def __copy__(self) -> Compact:
         """Return a copy."""
         return Compact(self.typecode, self.tobytes())
@@ -150,10 +154,13 @@ def joined(before: Sequence[Any], added: Sequence[Any] | np.ndarray[Any, Any], t
     """
     if isinstance(added, np.ndarray):
         added = Compact(FLOAT64 if added.dtype == np.float64 else typecode, added)
-    if is_compact(added, typecode) and (is_compact(before, typecode) or not len(before)):
-        column = Compact(typecode, before)
-        _extend(column, added)
-        return column
+    if is_compact(added, typecode):
+        if not len(before):
+            return _new(Compact, typecode, added)
+        if is_compact(before, typecode):
+            column = _new(Compact, typecode, before)
+            _extend(column, added)
+            return column
     if not isinstance(before, Compact) and not isinstance(added, Compact):
         return [*before, *added]
     if typecode == FLOAT32 and not all(_is_float32(part) for part in (before, added)):

@@ -30,6 +30,10 @@ LOG_PROB_SLACK = 1e-2
 #: Ids are int32 in batches.
 MAX_ID = 2**31 - 1
 _TODO = "append tokens with Sample.append_response"
+#: Dtypes of ids -> those of the same size without a sign.
+_UNSIGNED = {np.dtype(f"i{size}"): np.dtype(f"u{size}") for size in (1, 4, 8)}
+# As the methods `min` and `max`, in half their time for a short column.
+_smallest, _largest = np.minimum.reduce, np.maximum.reduce
 
 
 class Fields(Protocol):
@@ -245,7 +249,8 @@ def _check_ids(sample: Fields, name: str, values: Ints, most: int) -> None:
         at = next(i for i, value in enumerate(values) if not _is_id(value, MAX_ID))
         raise _wrong(sample, f"{name}[{at}]", values[at], wanted) from None
     # As unsigned numbers the negative ones are the largest: one bound is enough.
-    if ids.size and (ids.dtype.kind != "i" or ids.view(f"u{ids.itemsize}").max() > most):
+    unsigned = _UNSIGNED.get(ids.dtype)
+    if ids.size and (unsigned is None or _largest(ids.view(unsigned)) > most):
         at = next(i for i, value in enumerate(values) if not _is_id(value, most))
         raise _wrong(sample, f"{name}[{at}]", values[at], wanted)
 
@@ -281,7 +286,7 @@ def _check_log_probs(sample: Fields, name: str, values: Floats | None) -> None:
         at = next((i for i, value in enumerate(values) if not _is_finite(value)), 0)
         raise _wrong(sample, f"{name}[{at}]", values[at], wanted) from None
     # Of NaN among them both bounds are NaN.
-    if not (numbers.min() > -math.inf and numbers.max() <= LOG_PROB_SLACK):
+    if not (_smallest(numbers) > -math.inf and _largest(numbers) <= LOG_PROB_SLACK):
         bad = np.flatnonzero(~(np.isfinite(numbers) & (numbers <= LOG_PROB_SLACK)))
         raise _wrong(sample, f"{name}[{bad[0]}]", values[bad[0]], wanted)
 
