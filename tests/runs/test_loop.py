@@ -18,7 +18,7 @@ from slime_core.plugins.hooks import hookimpl
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import GenerateContext
 from slime_core.rollout.default import rollout
-from slime_core.rollout.group import most_new_tokens, run_sample
+from slime_core.rollout.group import most_new_tokens, run_generator, run_sample
 from slime_core.rollout.single_turn import single_turn
 from slime_core.run.assemble import assemble
 from slime_core.rundir.records import read_records
@@ -315,11 +315,12 @@ def test_a_sample_may_have_a_generator_of_its_own(letters):
         context = GenerateContext(engine=run.engine, tokenizer=run.tokenizer)
         params = run.sampling_params(first)
         try:
-            found = [len(await run_sample(run, context, sample, params)) for sample in (first, second)]
+            of_run = run_generator(run)
+            found = [len(await run_sample(run, context, of_run, one, params)) for one in (first, second)]
             with pytest.raises(
                 SampleError, match=rf"{third.name}: generate_function_path: .*greedy-baseline"
             ):
-                await run_sample(run, context, third, params)
+                await run_sample(run, context, of_run, third, params)
         finally:
             await run.close()
         return found

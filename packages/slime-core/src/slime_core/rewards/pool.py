@@ -99,13 +99,13 @@ class RewardPool:
     async def score(self, sample: Sample) -> Reward | RewardFailure:
         """Score one sample."""
         outcomes, seconds = await self._run(sample, 1)
-        return self._result(sample.name, outcomes[0], seconds)
+        return self._result(sample, outcomes[0], seconds)
 
     async def score_group(self, group: Group) -> list[Reward | RewardFailure]:
         """Score a whole group with one call of a group reward; one result a sample, in order."""
         outcomes, seconds = await self._run(group, len(group))
         each = seconds / max(len(group), 1)
-        return [self._result(s.name, outcome, each) for s, outcome in zip(group, outcomes, strict=True)]
+        return [self._result(s, outcome, each) for s, outcome in zip(group, outcomes, strict=True)]
 
     async def close(self) -> None:
         """Kill the workers and wait for their end; calls in flight raise RewardError. May be called twice."""
@@ -125,8 +125,9 @@ class RewardPool:
         """Close."""
         await self.close()
 
-    def _result(self, name: str, outcome: Outcome, seconds: float) -> Reward | RewardFailure:
+    def _result(self, sample: Sample, outcome: Outcome, seconds: float) -> Reward | RewardFailure:
         if isinstance(outcome, Failed):
+            name = sample.name
             what = outcome.what.replace(f": {name}: ", ": ", 1)  # a reward may have named the sample itself
             message = f"{name}: reward {self._setup.reference} {what}"
             return RewardFailure(kind=outcome.kind, message=message)

@@ -50,12 +50,27 @@ class Scorer:
 
     async def score(self, sample: Sample) -> Result:
         """Score one sample."""
-        (result,) = await self._score([sample], lambda pool: self._alone(pool, sample))
-        return result
+        try:
+            weights, pools = await self._chosen([sample])
+        except PluginError as error:
+            return _unscored(sample, error)
+        if len(pools) == 1 and 1.0 in weights.values():
+            return await pools[0].score(sample)
+        return _weighted(sample, weights, await asyncio.gather(*(pool.score(sample) for pool in pools)))
 
     async def score_group(self, group: Group) -> list[Result]:
         """Score a whole group with one call of a group reward; one result a sample, in order."""
-        return await self._score(group, lambda pool: pool.score_group(group))
+        try:
+            weights, pools = await self._chosen(group)
+        except PluginError as error:
+            return [_unscored(sample, error) for sample in group]
+        if len(pools) == 1 and 1.0 in weights.values():
+            return list(await pools[0].score_group(group))
+        results = await asyncio.gather(*(pool.score_group(group) for pool in pools))
+        return [
+            _weighted(sample, weights, parts)
+            for sample, parts in zip(group, zip(*results, strict=True), strict=True)
+        ]
 
     async def close(self) -> None:
         """Close every pool; may be called twice."""
@@ -63,23 +78,10 @@ class Scorer:
             starting.cancel()
         await asyncio.gather(*(pool.close() for pool in self._pools.values()))
 
-    async def _score(self, group: Sequence[Sample], call: Callable[[RewardPool], Any]) -> list[Result]:
-        try:
-            weights = self._weights_of(group)
-            pools = [await self._started_pool(reference) for reference in weights]
-        except PluginError as error:
-            return [RewardFailure(kind="invalid", message=f"{s.name}: {error}") for s in group]
-        if list(weights.values()) == [1.0]:
-            return list(await call(pools[0]))
-        results = await asyncio.gather(*(call(pool) for pool in pools))
-        return [
-            _weighted(sample, weights, parts)
-            for sample, parts in zip(group, zip(*results, strict=True), strict=True)
-        ]
-
-    @staticmethod
-    async def _alone(pool: RewardPool, sample: Sample) -> list[Result]:
-        return [await pool.score(sample)]
+    async def _chosen(self, group: Sequence[Sample]) -> tuple[Mapping[str, float], list[RewardPool]]:
+        """Return the rewards of a group with their weights, and their pools, started."""
+        weights = self._weights_of(group)
+        return weights, [await self._started_pool(reference) for reference in weights]
 
     def _weights_of(self, group: Sequence[Sample]) -> Mapping[str, float]:
         own = {self._own(sample) for sample in group}
@@ -113,6 +115,10 @@ class Scorer:
         # Shielded: one caller that gives up must not stop the start that others wait for.
         await asyncio.shield(self._started[reference])
         return self._pools[reference]
+
+
+def _unscored(sample: Sample, error: PluginError) -> RewardFailure:
+    return RewardFailure(kind="invalid", message=f"{sample.name}: {error}")
 
 
 def _weighted(sample: Sample, weights: Mapping[str, float], results: Sequence[Result]) -> Result:

@@ -21,6 +21,7 @@ from slime_core.rollout.recorded_engine import RecordedEngine
 from slime_core.rundir.events import REWARDS, EventLog
 from slime_core.runtime.clock import now
 from slime_core.runtime.eager import results, start_now
+from slime_core.runtime.replaced import replaced
 from slime_core.samples import Group, Sample, Status
 
 logger = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ async def run_group(
         capabilities=run.engine.capabilities,
         evaluation=evaluation,
     )
-    generator = _generator(run, run.settings.rollout.custom_generate_function_path, run.generate)
+    generator = run_generator(run)
     executions = await results(
         start_now(run_sample(run, context, generator, sample, params_of(sample)), name=sample.name)
         for sample in group
@@ -82,10 +83,12 @@ async def run_sample(
         generator = _own_generator(run, sample)
     if run.events.is_on:
         recorded = RecordedEngine(context.engine, run.events, sample, evaluation=context.evaluation)
-        context = dataclasses.replace(context, engine=recorded)
-    prompt, begin = reset(sample), now()
+        context = replaced(context, engine=recorded)
+    prompt, begin = copy.copy(sample), now()
+    prompt.tokens, prompt.response_length = sample.tokens[: sample.prompt_length], 0
     samples = await generator.execute(context, sample, params)
     if len(samples) > 1 and any(one.status is Status.ABORTED for one in samples):
+        prompt = reset(prompt)
         prompt.status = Status.ABORTED
         return [prompt]
     seconds = now() - begin
@@ -110,7 +113,12 @@ async def _after_hooks(run: RolloutRun, sample: Sample, *, evaluation: bool) -> 
     return finished
 
 
-def _generator(run: RolloutRun, name: str, function: Callable[..., Any]) -> Generator:
+def run_generator(run: RolloutRun) -> Generator:
+    """Return the run's generator, with the checks of what it returns."""
+    return _checked(run, run.settings.rollout.custom_generate_function_path, run.generate)
+
+
+def _checked(run: RolloutRun, name: str, function: Callable[..., Any]) -> Generator:
     return Generator(
         name=name,
         function=function,
@@ -128,7 +136,7 @@ def _own_generator(run: RolloutRun, sample: Sample) -> Generator:
         )
     except PluginError as error:
         raise SampleError(f"{sample.name}: generate_function_path: {error}") from error
-    return _generator(run, name, function)
+    return _checked(run, name, function)
 
 
 def leftovers(groups: Sequence[Group], section: RolloutSection, *, step: int) -> list[Group]:
@@ -182,17 +190,33 @@ def oldest_version(group: Group, *, default: int) -> int:
     return min((int(version) for version in versions if version.isdecimal()), default=default)
 
 
-def training_params(sample: Sample, section: RolloutSection) -> SamplingParams:
-    """Return how a training sample is drawn; its seed depends on the run's seed and the sample's index alone."""
-    return SamplingParams(
+def training_params(
+    sample: Sample, section: RolloutSection, common: SamplingParams | None = None
+) -> SamplingParams:
+    """Return how a training sample is drawn; its seed depends on the run's seed and the sample's index alone.
+
+    Args:
+        sample: to draw.
+        section: of the run.
+        common: `common_params` of the section, for who has them at hand.
+    """
+    return replaced(
+        common or common_params(section),
         max_new_tokens=most_new_tokens(sample, section),
+        seed=(section.rollout_seed << 40) + (sample.index or 0),
+    )
+
+
+def common_params(section: RolloutSection) -> SamplingParams:
+    """Return how all training samples are drawn, but for the seed and the length of each."""
+    return SamplingParams(
+        max_new_tokens=section.rollout_max_response_len,
         min_new_tokens=section.rollout_min_new_tokens,
         temperature=section.rollout_temperature,
         top_p=section.rollout_top_p,
         top_k=section.rollout_top_k,
         stop=tuple(section.rollout_stop),
         stop_token_ids=tuple(section.rollout_stop_token_ids),
-        seed=(section.rollout_seed << 40) + (sample.index or 0),
         skip_special_tokens=section.rollout_skip_special_tokens,
     )
 
@@ -256,13 +280,14 @@ async def score(
             group=group,
             evaluation=evaluation,
             worker_s=sum([result.seconds for result in scored if isinstance(result, Reward)]),
-            failed=any(isinstance(result, RewardFailure) for result in scored),
+            failed=any([isinstance(result, RewardFailure) for result in scored]),
         )
 
     async def one(sample: Sample) -> Result:
         begin = now()
         result = await scorer.score(sample)
-        tell(begin, [result], sample.group_index, sample.index)
+        if events.is_on:
+            tell(begin, [result], sample.group_index, sample.index)
         return result
 
     if section.group_rm:

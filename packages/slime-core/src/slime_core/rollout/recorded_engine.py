@@ -22,7 +22,7 @@ class RecordedEngine:
 
     def __init__(self, engine: Generates, events: EventLog, sample: Sample, *, evaluation: bool) -> None:
         self._engine, self._events, self._n = engine, events, 0
-        self._of = {"sample": sample.index, "group": sample.group_index, "evaluation": evaluation}
+        self._sample, self._group, self._evaluation = sample.index, sample.group_index, evaluation
 
     async def generate(
         self,
@@ -52,6 +52,8 @@ class RecordedEngine:
                 tokens=0 if answer is None else len(answer.tokens),
                 finish_reason="error" if answer is None else answer.finish_reason,
                 weight_version=None if answer is None else answer.weight_version,
-                **self._of,
-                **{key: metadata[key] for key in ("timings",) if metadata.get(key)},
+                sample=self._sample,
+                group=self._group,
+                evaluation=self._evaluation,
+                **({"timings": metadata["timings"]} if metadata.get("timings") else {}),
             )

@@ -22,7 +22,7 @@ from slime_core.rollout.context import RolloutFn
 from slime_core.rollout.default import rollout
 from slime_core.rollout.dispatcher import Dispatcher
 from slime_core.rollout.execution import check_groups
-from slime_core.rollout.group import leftovers, score, training_params
+from slime_core.rollout.group import common_params, leftovers, score, training_params
 from slime_core.rollout.user_hooks import BUFFER_FILTER, TAKEN_BY_HOOK, RolloutHooks
 from slime_core.run.step_record import StepRecord, ahead_from_json, ahead_to_json
 from slime_core.rundir.events import ROLLOUT, EventLog
@@ -236,7 +236,11 @@ class GeneratingHalf(ABC):
 
     def sampling_params(self, sample: Sample) -> SamplingParams:
         """Return how a training sample is drawn; its seed depends on the run's seed and the sample's index alone."""
-        return training_params(sample, self.settings.rollout)
+        return training_params(sample, self.settings.rollout, self._common_params)
+
+    @functools.cached_property
+    def _common_params(self) -> SamplingParams:
+        return common_params(self.settings.rollout)
 
     async def score(self, samples: Sequence[Sample], *, evaluation: bool = False) -> None:
         """Score samples in place, if there is a reward; see `rollout.group.score`."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +28,7 @@ from slime_core.rundir.rundir import RunDir
 from slime_core.runtime.clock import now
 from slime_core.runtime.closing import close_all, logged
 from slime_core.runtime.deadline import within
+from slime_core.runtime.garbage import collect_as_usual
 from slime_core.runtime.stop import Stop
 from slime_core.samples import Group, TrainBatch
 from slime_core.weights.sync import sync_weights, wanted_transport
@@ -324,7 +324,7 @@ class Run(GeneratingHalf):
             parts = (self.engine, self.trainer, self.scorer)
             await close_all([part for part in parts if part is not None])
             self.run_dir.release()
-            gc.unfreeze()  # what `start` froze
+            collect_as_usual()
 
     def summary(self, status: str) -> dict[str, Any]:
         """Return what `summary.json` says."""

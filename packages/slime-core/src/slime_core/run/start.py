@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import math
 from typing import Annotated, Any
@@ -19,13 +18,11 @@ from slime_core.rundir import checkpoint
 from slime_core.rundir.checkpoint import Checkpoint
 from slime_core.rundir.claim import record
 from slime_core.rundir.events import LOOP
+from slime_core.runtime.garbage import spare_the_collector
 from slime_core.runtime.openmp import release_threads
 from slime_core.runtime.progress import ON_TERMINAL
 
 logger = logging.getLogger(__name__)
-
-#: Collections of young objects between two of all: those of a step's samples, so that a step has one at most.
-_OLD_COLLECTIONS = 1000
 
 _Finite = Annotated[float, AllowInfNan(False)]
 
@@ -87,10 +84,7 @@ async def start(run: Run) -> None:
     run.run_dir.rewind(run.done_steps, logs_it=run.unlogged is not None)
     run.events.start(run.start_step)
     release_threads()  # what a part computed on this thread is done
-    gc.collect()
-    gc.freeze()  # modules and parts stay to the end: collections need not look at their million objects among the samples
-    # Nor need they look at all samples of a step each time that there are a quarter more of them.
-    gc.set_threshold(*gc.get_threshold()[:2], _OLD_COLLECTIONS)
+    spare_the_collector()
 
 
 def _record(run: Run, *, goes_on: bool) -> None:

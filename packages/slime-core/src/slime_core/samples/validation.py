@@ -100,20 +100,18 @@ def check_fields(sample: Fields, *, vocab_size: int | None = None, compact: bool
         SampleError: names the sample, the field, what was found and what was wanted.
     """
     _check_plain(sample)
-    most = MAX_ID if vocab_size is None else vocab_size - 1
-    if compact or not is_compact(sample.tokens, IDS):
-        _check_ids(sample, "tokens", sample.tokens, most)
+    values, most = vars(sample), MAX_ID if vocab_size is None else vocab_size - 1
+    if compact or not is_compact(values["tokens"], IDS):
+        _check_ids(sample, "tokens", values["tokens"], most)
     _check_mask(sample)
     for name in ("rollout_log_probs", "teacher_log_probs"):
-        values = getattr(sample, name)
-        if compact or not is_compact(values, FLOAT32):
-            _check_log_probs(sample, name, values)
+        if (column := values.get(name)) is not None and (compact or not is_compact(column, FLOAT32)):
+            _check_log_probs(sample, name, column)
     _check_spans(sample)
     _check_sampling_masks(sample, most)
     _check_routes(sample)
     check_lengths(sample)
     _check_versions(sample)
-    values = vars(sample)
     for name in _JSON_FIELDS:
         if values.get(name):
             _check_json(sample, name)
