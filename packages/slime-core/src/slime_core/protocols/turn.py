@@ -80,22 +80,24 @@ def append_completion(
     A turn is decoded from all its ids at once: decoded piece by piece, a character whose bytes two requests share would be
     lost. Only where earlier text is not what its ids spell (a generator put it there) is new text appended to it.
     """
-    n_prompt, n_before = len(sample.tokens), sample.response_length
-    response, begin = sample.response_tokens, sample.turn_begin
-    before, begun = response[:begin], response[begin:]
-    earlier = text_after(before, begun, tokenizer, skip_special_tokens=skip_special_tokens)
-    turn = begun + completion.tokens if begun else completion.tokens
+    n_prompt, n_before, begin = len(sample.tokens), sample.response_length, sample.turn_begin
+    before, turn, earlier = sample.response_tokens[:begin] if begin else [], completion.tokens, ""
+    if n_before > begin:
+        begun = sample.response_tokens[begin:]
+        earlier = text_after(before, begun, tokenizer, skip_special_tokens=skip_special_tokens)
+        turn = begun + turn
     text = text_after(before, turn, tokenizer, skip_special_tokens=skip_special_tokens)
     if sample.response.endswith(earlier):
         whole = sample.response[: len(sample.response) - len(earlier)] + text
     else:
         whole = sample.response + tokenizer.decode(completion.tokens, skip_special_tokens=skip_special_tokens)
+    metadata = completion.metadata
     sample.append_response(
         completion.tokens,
         log_probs=completion.log_probs,
         finish_reason=completion.finish_reason,
-        routed_experts=completion.metadata.get("routed_experts"),
-        top_p_tokens=completion.metadata.get(TOP_P_TOKENS),
+        routed_experts=metadata.get("routed_experts"),
+        top_p_tokens=metadata.get(TOP_P_TOKENS),
     )
     sample.response = whole
     _note_versions(sample, completion, n_before)

@@ -13,6 +13,7 @@ from typing import Any
 from slime_core.errors import SampleError, SlimeError
 from slime_core.protocols import GenerateContext, SamplingParams
 from slime_core.samples import Sample, Status
+from slime_core.samples.validation import check_fields, check_numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +29,7 @@ class Generator:
     """Most tokens of prompt and response."""
 
     async def execute(self, context: GenerateContext, sample: Sample, params: SamplingParams) -> list[Sample]:
-        """Run the generator on one sample, and check the samples that it returns.
+        """Run the generator on one sample, and check the samples that it returns, but for `check_numbers`.
 
         Raises:
             SampleError: it raised something that is no error of slime's, or returned something that cannot be used; names
@@ -47,6 +48,18 @@ class Generator:
             error.add_note(f"returned by the generator {self.name} for {name}")
             raise
         return samples
+
+    def check_numbers(self, samples: Sequence[Sample]) -> None:
+        """Check ids and log-probs of finished executions, all at once: what `execute` leaves out.
+
+        Raises:
+            SampleError: names the sample and the field.
+        """
+        try:
+            check_numbers(samples, vocab_size=self.vocab_size)
+        except SampleError as error:
+            error.add_note(f"returned by the generator {self.name}")
+            raise
 
     async def _call(self, who: str, context: GenerateContext, sample: Sample, params: SamplingParams) -> Any:
         try:
@@ -97,7 +110,7 @@ class Generator:
                 raise SampleError(
                     f"{name}: {field} was {_short(before)} and came back as {_short(now)}; a generator leaves it as it is"
                 )
-        sample.check(vocab_size=self.vocab_size)
+        check_fields(sample, vocab_size=self.vocab_size, compact=False)
         if sample.status is Status.PENDING:
             raise SampleError(
                 f"{name}: came back pending; set its status, as append_response does by finish_reason"

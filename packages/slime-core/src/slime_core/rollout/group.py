@@ -56,7 +56,8 @@ async def run_group(
         for sample in group
     )
     samples = [sample for execution in executions for sample in execution]
-    if any(sample.status is Status.ABORTED for sample in samples):
+    generator.check_numbers(samples)
+    if any([sample.status is Status.ABORTED for sample in samples]):
         return samples
     if run.scorer is not None:
         await run.score(samples, evaluation=evaluation)

@@ -117,9 +117,12 @@ class EventLog:
             return
         end = begin + seconds
         # Begin and end are rounded alike, so that what is within a span stays so.
-        begun, ended = max(0.0, round(begin - self._zero, 6)), round(end - self._zero, 6)
-        lasted = max(0.0, round(ended - begun, 6))
-        self._held.append(_line({"name": name, "lane": lane, "begin": begun, "seconds": lasted, **more}))
+        begun_us, ended_us = int((begin - self._zero) * 1e6 + 0.5), int((end - self._zero) * 1e6 + 0.5)
+        begun_us = begun_us if begun_us > 0 else 0
+        lasted = (ended_us - begun_us) / 1e6 if ended_us > begun_us else 0.0
+        self._held.append(
+            _line({"name": name, "lane": lane, "begin": begun_us / 1e6, "seconds": lasted, **more})
+        )
         if end > self._due or len(self._held) >= _MOST_HELD:
             self._hand_over(end)
 

@@ -134,6 +134,8 @@ class Sample:
     @property
     def generated_length(self) -> int:
         """Number of response tokens that the policy generated, trained on or not."""
+        if not self.environment_spans:
+            return self.response_length
         return self.response_length - self.environment_length
 
     @property
@@ -253,7 +255,9 @@ class Sample:
     @property
     def _is_generated(self) -> bool:
         """Whether the policy generated any token: zeros on an environment's tokens say nothing of what its own will have."""
-        masked = self.response_length if self.loss_mask is None else any(self.loss_mask)
+        if not self.response_length:
+            return False
+        masked = self.loss_mask is None or any(self.loss_mask)
         return bool(masked) or any(self.rollout_log_probs or ())
 
     def _check_log_probs(self, n: int, given: Sequence[float] | None, *, trainable: bool) -> None:

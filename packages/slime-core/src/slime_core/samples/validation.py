@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,6 +21,7 @@ from slime_core.samples.compact import (
     Compact,
     Floats,
     Ints,
+    concatenated,
     is_compact,
     view,
 )
@@ -46,6 +48,8 @@ class Fields(Protocol):
     environment_spans: list[list[int]]
     weight_versions: list[str]
     weight_version_starts: list[int]
+    rollout_log_probs: Floats | None
+    teacher_log_probs: Floats | None
     rollout_top_p_token_ids: Any
     rollout_top_p_token_offsets: Any
     rollout_routed_experts: Any
@@ -67,8 +71,8 @@ def check_lengths(sample: Fields) -> None:
     n, total = sample.response_length, len(sample.tokens)
     if not 0 <= n <= total:
         raise SampleError(f"{sample.name}: response_length {n} with {total} tokens in all")
-    for name in ("loss_mask", "rollout_log_probs", "teacher_log_probs"):
-        values = getattr(sample, name)
+    columns = (sample.loss_mask, sample.rollout_log_probs, sample.teacher_log_probs)
+    for name, values in zip(("loss_mask", "rollout_log_probs", "teacher_log_probs"), columns, strict=True):
         if values is not None and len(values) != n:
             raise SampleError(
                 f"{sample.name}: {name} has {len(values)} entries for response_length {n}; {_TODO}"
@@ -99,26 +103,48 @@ def check_fields(sample: Fields, *, vocab_size: int | None = None, compact: bool
     Raises:
         SampleError: names the sample, the field, what was found and what was wanted.
     """
-    _check_plain(sample)
-    values, most = vars(sample), MAX_ID if vocab_size is None else vocab_size - 1
-    if compact or not is_compact(values["tokens"], IDS):
-        _check_ids(sample, "tokens", values["tokens"], most)
-    _check_mask(sample)
-    for name in ("rollout_log_probs", "teacher_log_probs"):
-        if (column := values.get(name)) is not None and (compact or not is_compact(column, FLOAT32)):
-            _check_log_probs(sample, name, column)
-    _check_spans(sample)
-    _check_sampling_masks(sample, most)
-    _check_routes(sample)
+    values = vars(sample)
+    given = _given(tuple(values), tuple(map(type, values.values())))
+    _check_plain(sample, given)
+    most = MAX_ID if vocab_size is None else vocab_size - 1
+    if compact or not is_compact(sample.tokens, IDS):
+        _check_ids(sample, "tokens", sample.tokens, most)
+    if given is None or given.further_columns:
+        _check_mask(sample)
+        _check_log_probs(sample, "teacher_log_probs", sample.teacher_log_probs)
+        _check_sampling_masks(sample, most)
+        _check_routes(sample)
+    if compact or not is_compact(sample.rollout_log_probs, FLOAT32):
+        _check_log_probs(sample, "rollout_log_probs", sample.rollout_log_probs)
+    if sample.environment_spans:
+        _check_spans(sample)
     check_lengths(sample)
     _check_versions(sample)
-    for name in _JSON_FIELDS:
+    for name in _JSON_FIELDS if given is None else given.dicts:
         if values.get(name):
             _check_json(sample, name)
     for phase, seconds in sample.timings.items():
         if not _is_finite(seconds):
             raise _wrong(sample, f"timings[{phase!r}]", seconds, "finite seconds")
     _check_reward(sample)
+
+
+def check_numbers(samples: Sequence[Fields], *, vocab_size: int | None = None) -> None:
+    """Check the numbers in compact columns of ids and log-probs of several samples, all at once: see `check_fields`.
+
+    Raises:
+        SampleError: as `check_fields` of the first sample with one that is out of its range.
+    """
+    most = MAX_ID if vocab_size is None else vocab_size - 1
+    ids = concatenated([s.tokens for s in samples if is_compact(s.tokens, IDS)], IDS)
+    found = [s.rollout_log_probs for s in samples]
+    log_probs = concatenated([column for column in found if is_compact(column, FLOAT32)], FLOAT32)
+    # As unsigned numbers the negative ones are the largest. Of NaN both bounds are NaN.
+    if (ids.size and _largest(ids.view(np.uint32)) > most) or not (
+        not log_probs.size or (_smallest(log_probs) > -math.inf and _largest(log_probs) <= LOG_PROB_SLACK)
+    ):
+        for sample in samples:
+            check_fields(sample, vocab_size=vocab_size)
 
 
 #: Field -> the types that it may have, and how a message calls them.
@@ -152,27 +178,54 @@ _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "failure": ((str, type(None)), "text, or None"),
 }
 _TEXTS = tuple(name for name, (types, _) in _TYPES.items() if str in types)
+_JSON_FIELDS = ("metadata", "train_metadata", "apply_chat_template_kwargs", "spec_info", "prefix_cache_info")
+#: Columns of tokens that few samples have.
+_COLUMNS = (
+    "loss_mask",
+    "teacher_log_probs",
+    "rollout_top_p_token_ids",
+    "rollout_top_p_token_offsets",
+    "rollout_routed_experts",
+)
+
+
+@dataclass(frozen=True)
+class _Given:
+    """Which fields a sample of certain types has, all of them right."""
+
+    texts: tuple[str, ...]
+    dicts: tuple[str, ...]
+    further_columns: bool
+    """Whether it has a column of tokens besides ids and log-probs."""
 
 
 @functools.lru_cache(maxsize=256)
-def _are_right(names: tuple[str, ...], types: tuple[type, ...]) -> bool:
-    """Return whether the fields of a sample are of types that they may have."""
+def _given(names: tuple[str, ...], types: tuple[type, ...]) -> _Given | None:
+    """Return which fields samples of these types have; None where one is of a type that it may not have.
+
+    Samples have few different combinations of types, and to look one up takes less time than to see each field's.
+    """
     of = dict(zip(names, types, strict=True))
-    return of.keys() >= _TYPES.keys() and all(
+    if not of.keys() >= _TYPES.keys() | set(_COLUMNS) or not all(
         issubclass(of[name], wanted) and (of[name] is not bool or bool in wanted)
         for name, (wanted, _) in _TYPES.items()
+    ):
+        return None
+    return _Given(
+        texts=tuple(name for name in _TEXTS if issubclass(of[name], str)),
+        dicts=tuple(name for name in _JSON_FIELDS if issubclass(of[name], dict)),
+        further_columns=any(of[name] is not type(None) for name in _COLUMNS),
     )
 
 
-def _check_plain(sample: Fields) -> None:
+def _check_plain(sample: Fields, given: _Given | None) -> None:
     values = vars(sample)
-    # Samples have few different combinations of types, and to look one up takes less time than to see each field's.
-    if not _are_right(tuple(values), tuple(map(type, values.values()))):
+    if given is None:
         for name, (types, wanted) in _TYPES.items():
             value = getattr(sample, name)
             if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
                 raise _wrong(sample, name, value, wanted)
-    for name in _TEXTS:
+    for name in _TEXTS if given is None else given.texts:
         if isinstance(text := values.get(name), str) and not text.isascii():
             _check_text(sample, name, text)
     if not isinstance(sample.status, Status):
@@ -196,6 +249,8 @@ def _check_spans(sample: Fields) -> None:
 def _check_versions(sample: Fields) -> None:
     """Check that versions and where their tokens begin go together, and that all generated tokens have one, or none."""
     versions, starts = sample.weight_versions, sample.weight_version_starts
+    if len(versions) == 1 and starts == [0] and type(starts[0]) is int and isinstance(versions[0], str):
+        return
     for version in versions:
         if not isinstance(version, str):
             raise _wrong(sample, "weight_versions", version, "texts in it")
@@ -314,9 +369,6 @@ def _check_routes(sample: Fields) -> None:
         raise SampleError(
             f"{sample.name}: rollout_routed_experts is {type(experts).__name__}{shape}; wanted {wanted}"
         )
-
-
-_JSON_FIELDS = ("metadata", "train_metadata", "apply_chat_template_kwargs", "spec_info", "prefix_cache_info")
 
 
 def _are_counts(values: np.ndarray[Any, Any]) -> bool:

@@ -77,6 +77,7 @@ def check_generator(
     fresh = [dataclasses.replace(given, metadata=dict(given.metadata)) for _ in range(2)]
     with answering(where, "a finished sample"):
         finished = run_within(where, runner.execute(context, fresh[0], params))
+        runner.check_numbers(finished)
         for one in finished:
             told = one.status in (Status.COMPLETED, Status.TRUNCATED, Status.FAILED)
             require(told, where, found=f"the status {one.status}", wanted="completed, truncated or failed")
