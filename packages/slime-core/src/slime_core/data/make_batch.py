@@ -113,8 +113,7 @@ def token_weights(
         rollout_ids: [N] execution of each sample.
         reducer: loss reducer, its options bound.
     """
-    weights = np.empty(len(loss_mask), dtype=np.float32)
-    weights.fill(0.0)  # unlike np.zeros in memory with huge pages, which is several times faster to get
+    weights = np.empty(len(loss_mask), dtype=np.float32)  # of which the steps cover every entry
     lengths = np.diff(response_offsets)
     for positions in steps:
         tokens = _tokens_of(positions, response_offsets)

@@ -64,7 +64,7 @@ class Generator:
     async def _call(self, who: str, context: GenerateContext, sample: Sample, params: SamplingParams) -> Any:
         try:
             running = self.function(self._bounded(context), sample, params)
-            if not inspect.isawaitable(running):
+            if not (inspect.iscoroutine(running) or inspect.isawaitable(running)):
                 raise SampleError(
                     f"{who} is not async: it returned {type(running).__name__}; declare it with `async def`, and return "
                     "the Sample"
@@ -106,7 +106,7 @@ class Generator:
         """
         for field, before in given:
             now = getattr(sample, field)
-            if type(now) is not type(before) or now != before:
+            if now is not before and (type(now) is not type(before) or now != before):
                 raise SampleError(
                     f"{name}: {field} was {_short(before)} and came back as {_short(now)}; a generator leaves it as it is"
                 )

@@ -272,6 +272,7 @@ async def score(
     """
 
     def tell(begin: float, scored: Sequence[Result], group: int | None, sample: int | None) -> None:
+        seconds = [result.seconds for result in scored if isinstance(result, Reward)]
         events.span(
             "reward",
             lane=REWARDS,
@@ -280,8 +281,8 @@ async def score(
             sample=sample,
             group=group,
             evaluation=evaluation,
-            worker_s=sum([result.seconds for result in scored if isinstance(result, Reward)]),
-            failed=any([isinstance(result, RewardFailure) for result in scored]),
+            worker_s=sum(seconds),
+            failed=len(seconds) < len(scored),
         )
 
     async def one(sample: Sample) -> Result:

@@ -36,12 +36,15 @@ class RecordedEngine:
         begin, answer = now(), None
         self._n += 1
         number, n_before = self._n, len(tokens)
-        shown = {"images": images} if images else {}  # an engine that sees none need not take them
         try:
-            answer = await self._engine.generate(tokens, params, session_id=session_id, **shown)
+            if images:  # an engine that sees none need not take them
+                answer = await self._engine.generate(tokens, params, session_id=session_id, images=images)
+            else:
+                answer = await self._engine.generate(tokens, params, session_id=session_id)
             return answer
         finally:
             metadata = {} if answer is None else answer.metadata
+            more = {"timings": timings} if (timings := metadata.get("timings")) else {}
             self._events.span(
                 "request",
                 lane=str(metadata.get("replica") or ENGINE),
@@ -55,5 +58,5 @@ class RecordedEngine:
                 sample=self._sample,
                 group=self._group,
                 evaluation=self._evaluation,
-                **({"timings": metadata["timings"]} if metadata.get("timings") else {}),
+                **more,
             )

@@ -167,9 +167,20 @@ class RecordWriter:
 
 def _write(path: Path, records: Records) -> None:
     with atomic_file(path.with_suffix(".npz")) as file:
-        np.savez(file, **records.columns)  # type: ignore[arg-type]  # numpy's own stub takes `allow_pickle` for a column
+        _save(file, records.columns)
     with atomic_file(path) as file:
         file.write(records.lines)
+
+
+def _save(file: IO[bytes], columns: Mapping[str, NDArray[Any]]) -> None:
+    """Write an archive as `np.savez` does, which copies each column twice on the way."""
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        for name, column in columns.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                header = np.lib.format.header_data_from_array_1_0(column)
+                np.lib.format.write_array_header_1_0(member, header)
+                if column.size:
+                    member.write(memoryview(column).cast("B"))
 
 
 @contextlib.contextmanager

@@ -14,5 +14,5 @@ def replaced[T](value: T, **changes: Any) -> T:
     """
     assert changes.keys() <= vars(value).keys()
     other = object.__new__(type(value))
-    vars(other).update(vars(value), **changes)
+    object.__setattr__(other, "__dict__", vars(value) | changes)  # past a frozen class
     return other

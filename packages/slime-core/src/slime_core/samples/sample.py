@@ -307,7 +307,7 @@ class Sample:
     def __copy__(self) -> Sample:
         """Return a sample with the same values, as `copy.copy` does of any object, in a fifth of its time."""
         copied = object.__new__(type(self))
-        vars(copied).update(vars(self))
+        copied.__dict__ = vars(self).copy()
         return copied
 
     def check(self, *, vocab_size: int | None = None) -> None:
