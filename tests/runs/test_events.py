@@ -95,6 +95,7 @@ def test_a_run_of_six_steps_has_these_events_and_no_others(train):
     n = 6 * PROMPTS
     assert Counter(event["name"] for event in events if "at" in event) == {
         "weights_arrived": 7, "group_submitted": n, "group_finished": n, "group_kept": n, "step_filled": 6,
+        "groups_wanted": 6,
     }  # fmt: skip
     assert [event["step"] for event in named(events, "eval")] == [0, 6]
     assert [event["step"] for event in named(events, "save")] == [4, 6]

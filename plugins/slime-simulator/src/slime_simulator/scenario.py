@@ -16,8 +16,8 @@ from slime_simulator.traces import Trace
 
 #: Seconds of deadlines: virtual time is not what they guard against.
 _NO_DEADLINE = 3e8
-#: What no simulation has.
-_ALWAYS: Mapping[tuple[str, ...], Any] = {
+#: Settings of what no simulation has, as it goes without.
+NEVER_SIMULATED: Mapping[tuple[str, ...], Any] = {
     ("rollout", "rollout_timeout_s"): _NO_DEADLINE,
     ("train", "train_timeout_s"): _NO_DEADLINE,
     ("train", "weight_sync_timeout_s"): _NO_DEADLINE,
@@ -48,7 +48,7 @@ class Scenario:
             ConfigError: a half has no GPU, or the loop refuses the settings.
         """
         self.check()
-        settings = having(self.settings, _ALWAYS)
+        settings = having(self.settings, NEVER_SIMULATED)
         return simulate(settings, registry, self.costs, self.cluster, self.trace)
 
     def having(self, **settings: Any) -> Scenario:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -116,7 +116,8 @@ def make_run(
     trainer: Trainer,
     source: DataSource,
     sizes: BatchSizes,
-    reward_s: float = 0.0,
+    scorer: Scorer | None = None,
+    kind: Callable[..., Run] = Run,
 ) -> Run:
     """Return a run over given parts; it touches no file.
 
@@ -128,9 +129,10 @@ def make_run(
         trainer: learns.
         source: has the prompts.
         sizes: of batches.
-        reward_s: seconds of a reward.
+        scorer: gives rewards; without one every sample gets the same, at once.
+        kind: `Run`, or what adds something to it.
     """
-    return Run(
+    return kind(
         settings=settings,
         registry=registry,
         run_dir=NoFolder(Path("/dev/null")),
@@ -141,7 +143,7 @@ def make_run(
         buffer=FifoBuffer(sizes.n_samples_per_prompt),
         engine=engine,
         trainer=trainer,
-        scorer=cast(Scorer, SimulatedRewards(reward_s)),
+        scorer=scorer or cast(Scorer, SimulatedRewards(0.0)),
         trackers=[],
         sizes=sizes,
         num_steps=settings.run.num_rollout or 1,
@@ -192,7 +194,7 @@ def simulated_run(
         trainer=trainer,
         source=SimulatedPrompts(trace, samples=n),
         sizes=sizes,
-        reward_s=costs.reward_s,
+        scorer=cast(Scorer, SimulatedRewards(costs.reward_s)),
     )
     return run, engine, trainer
 

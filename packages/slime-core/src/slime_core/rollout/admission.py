@@ -21,6 +21,8 @@ class Job:
     """The group as it was submitted: what a checkpoint holds until it is finished."""
     group: Group
     """The group itself, finished and scored once it is kept."""
+    is_finished: bool = False
+    """Whether all its samples are generated and scored, and the dispatcher was told so."""
 
     @property
     def prompt(self) -> int:

@@ -86,6 +86,7 @@ class Dispatcher:
             SampleError: a generator or the filter failed; names the sample.
         """
         self.jobs.next_step, self._is_open = step, True
+        self._tell("groups_wanted", step=step)
         try:
             self._advance()
             while (batch := self._batch()) is None:
@@ -222,6 +223,7 @@ class Dispatcher:
         work = run_group(run, job.group, params_of=run.sampling_params, engine=self._engine)
         task = asyncio.create_task(work)
         self._tasks[task] = job
+        job.is_finished = False
         self._tell_of("group_submitted", job, version=job.version)
         self._busy.add(1)
         task.add_done_callback(lambda _: self._busy.add(-1))
@@ -237,6 +239,7 @@ class Dispatcher:
         self._tell_of("group_finished" if error is None else "group_failed", job)
         self._error = self._error or error  # a failure need not wait for its turn
         if error is None:
+            job.is_finished = True
             if self.admission.in_completion_order or self.admission.carries:
                 heapq.heappush(self._queue, (0, next(self._numbers), task))
             self._advance()
@@ -245,7 +248,7 @@ class Dispatcher:
     def _decidable(self) -> Job | None:
         """Return the next finished group to decide on; None if there is none, or what finishes now is left over."""
         is_full = not self.admission.carries and len(self.jobs.kept) >= self.jobs.batch_size
-        if not self._is_open or is_full or not self._queue or not self._queue[0][2].done():
+        if not self._is_open or is_full or not self._queue or not self._tasks[self._queue[0][2]].is_finished:
             return None
         _, _, task = heapq.heappop(self._queue)
         job = self._tasks.pop(task)

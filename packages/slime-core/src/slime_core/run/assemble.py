@@ -278,7 +278,7 @@ def resolve_functions(settings: Settings, registry: Registry) -> dict[str, Any]:
             where="rollout.custom_generate_function_args",
             explicit=rollout.custom_generate_function_args,
         ),
-        "drop_reason": _drop_reason(settings, registry),
+        "drop_reason": dropping_filter(settings, registry),
         "user_hooks": resolve_rollout_hooks(settings, registry),
         "make_batch": functools.partial(
             make_batch,
@@ -306,7 +306,8 @@ def _shaping(settings: Settings) -> Callable[[NDArray[np.int64]], NDArray[np.flo
     )
 
 
-def _drop_reason(settings: Settings, registry: Registry) -> Callable[[Group], str | None]:
+def dropping_filter(settings: Settings, registry: Registry) -> Callable[[Group], str | None]:
+    """Return the dynamic sampling filter, options bound: the reason to drop a group, or None; raises as `algorithm` does."""
     rollout = settings.rollout
     path = rollout.dynamic_sampling_filter_path
     if path is None:

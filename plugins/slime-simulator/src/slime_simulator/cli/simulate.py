@@ -6,12 +6,15 @@ import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 
 from rich.table import Table
 from slime_core.cli.arguments import wide_console
+from slime_core.errors import ConfigError, Problem
 from slime_core.plugins.registry import Registry
 
 from slime_simulator.cli.options import Asked, parser, read
+from slime_simulator.cli.replay import replay_command
 from slime_simulator.limits import Limit, limits
 from slime_simulator.presets import PRESETS, scenarios
 from slime_simulator.scenario import variants
@@ -35,8 +38,18 @@ def main(argv: list[str]) -> int:
     options.add_argument(
         "--preset", choices=PRESETS, help=f"a published comparison instead: {names}; takes --steps"
     )
-    if any(word.split("=")[0] == "--preset" for word in argv):
+    options.add_argument(
+        "--replay",
+        type=Path,
+        metavar="RUN",
+        help="make the decisions of a recorded run again instead, and compare them: exit status 1 where one differs; takes --json",
+    )
+    given = {word.split("=")[0] for word in argv}
+    if "--preset" in given:
         return _published(options.parse_args(argv))
+    if "--replay" in given:
+        known = _alone(options, argv, "--replay", "--json")
+        return replay_command(known.replay, as_json=known.json)
     asked = read(options, argv)
     found = simulated(asked, asked.options.loops, with_limits=not asked.options.no_limits)
     if asked.options.json:
@@ -48,6 +61,23 @@ def main(argv: list[str]) -> int:
     else:
         _show(asked, found)
     return 0
+
+
+def _alone(
+    options: argparse.ArgumentParser, argv: Sequence[str], flag: str, *with_it: str
+) -> argparse.Namespace:
+    """Read a command line of one flag that takes few others.
+
+    Raises:
+        ConfigError: there are others, or a recipe.
+    """
+    known, words = options.parse_known_args(argv)
+    flags = {word.split("=")[0] for word in argv if word.startswith("--")}
+    other = sorted(flags - {flag, *with_it}) + [word for word in words if not word.startswith("--")]
+    if other:
+        wanted = f"{flag} alone, or with {', '.join(with_it)}: all else is the recorded run's"
+        raise ConfigError([Problem(flag, f"also {' '.join(other)}", wanted)])
+    return known
 
 
 def simulated(

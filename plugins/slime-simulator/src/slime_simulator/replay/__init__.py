@@ -1,0 +1,1 @@
+"""Replaying a recorded run: the decisions of its dispatcher, made again from what it recorded of everything else."""
