@@ -124,7 +124,7 @@ def _note_versions(sample: Sample, completion: Completion, begin: int) -> None:
     """Add the weight versions of a completion, whose first token is the response's token `begin`."""
     if not completion.tokens:
         return
-    spans: Sequence[Mapping[str, Any]] = completion.metadata.get("weight_versions")
+    spans: Sequence[Mapping[str, Any]] | None = completion.metadata.get("weight_versions")
     if not spans:
         sample.weight_versions = [*sample.weight_versions, completion.weight_version]
         sample.weight_version_starts = [*sample.weight_version_starts, begin]

@@ -139,7 +139,9 @@ class Generator:
 def _given(sample: Sample) -> list[tuple[str, Any]]:
     """Return the fields that no generator changes, as they are now."""
     fixed: list[tuple[str, Any]] = [("index", sample.index), ("group_index", sample.group_index)]
-    if sample.prompt or sample.tokens:  # a sample without a prompt waits for one (`--disable-rollout-global-dataset`)
+    if (
+        sample.prompt or sample.tokens
+    ):  # a sample without a prompt waits for one (`--disable-rollout-global-dataset`)
         prompt = sample.prompt
         fixed.append(("prompt", copy.deepcopy(prompt) if isinstance(prompt, list) else prompt))
         fixed.append(("label", sample.label))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -57,7 +56,7 @@ async def run_group(
     )
     samples = [sample for execution in executions for sample in execution]
     generator.check_numbers(samples)
-    if any([sample.status is Status.ABORTED for sample in samples]):
+    if any(sample.status is Status.ABORTED for sample in samples):
         return samples
     if run.scorer is not None:
         await run.score(samples, evaluation=evaluation)
