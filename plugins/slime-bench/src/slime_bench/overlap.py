@@ -37,7 +37,7 @@ _STALENESS = "rollout/staleness/mean"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Taken:
+class LoopTimes:
     """What one run took a step, in the median of its steps without the first."""
 
     loop: str
@@ -78,7 +78,7 @@ def overlap(argv: list[str]) -> int:
     All loops generate responses of the same lengths, which have a long tail. Two cores stand for two devices.
     """
     arguments = _parse(argv)
-    taken: dict[str, list[Taken]] = {loop: [] for loop in LOOPS}
+    taken: dict[str, list[LoopTimes]] = {loop: [] for loop in LOOPS}
     with tempfile.TemporaryDirectory(prefix="slime-bench-") as name:
         for _ in range(arguments.repeats):
             for loop in LOOPS:
@@ -110,7 +110,7 @@ def overlap(argv: list[str]) -> int:
     return 0
 
 
-def _run(arguments: argparse.Namespace, loop: str, folder: Path) -> Taken:
+def _run(arguments: argparse.Namespace, loop: str, folder: Path) -> LoopTimes:
     """Run `slime train`.
 
     Raises:
@@ -139,7 +139,7 @@ def _run(arguments: argparse.Namespace, loop: str, folder: Path) -> Taken:
     lines = (folder / "overlap/metrics.jsonl").read_text().splitlines()
     rows = [row for row in map(json.loads, lines) if row["step"] > 1]
     seconds = [row["perf/step_time"] for row in rows]
-    return Taken(
+    return LoopTimes(
         loop=loop,
         step_s=statistics.median(seconds),
         samples_per_s=len(rows) * arguments.prompts * arguments.samples / sum(seconds),
@@ -148,7 +148,7 @@ def _run(arguments: argparse.Namespace, loop: str, folder: Path) -> Taken:
     )
 
 
-def _middle(runs: list[Taken]) -> Taken:
+def _middle(runs: list[LoopTimes]) -> LoopTimes:
     """Return the run in the middle, by samples a second."""
     return sorted(runs, key=lambda run: run.samples_per_s)[len(runs) // 2]
 

@@ -10,9 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
 
@@ -30,6 +29,8 @@ class ReductionView:
     @functools.cached_property
     def sample_of_token(self) -> NDArray[np.int64]:
         """[T] position in the step of the sample that a token belongs to; made for the first who asks."""
+        import numpy as np  # which no command needs to be told what protocols there are
+
         return np.repeat(np.arange(len(self.response_lengths)), self.response_lengths)
 
 

@@ -177,7 +177,7 @@ def _save(file: IO[bytes], columns: Mapping[str, NDArray[Any]]) -> None:
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         for name, column in columns.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, column, allow_pickle=False)
+                np.save(member, column, allow_pickle=False)
 
 
 @contextlib.contextmanager
