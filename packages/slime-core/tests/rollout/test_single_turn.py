@@ -1,12 +1,14 @@
 """The generator `single-turn`: one response, also one that goes on, and what the sample notes of it."""
 
 import asyncio
+import uuid
 from collections import Counter
 
 import pytest
 from slime_core.errors import EngineError, SampleError
 from slime_core.protocols import Completion, EngineCapabilities, GenerateContext, SamplingParams
 from slime_core.rollout.execution import Generator
+from slime_core.rollout.group import _session_id
 from slime_core.rollout.single_turn import single_turn
 from slime_core.run.metrics import rollout_metrics
 from slime_core.samples import Sample, Status
@@ -225,3 +227,8 @@ def test_other_media_than_images_are_refused_by_name():
     sample = prompt(multimodal_inputs={"image": ["/a"], "video": ["/b"]})
     with pytest.raises(SampleError, match=r"carries \['image', 'video'\], and the engine takes image only"):
         generate(SeeingEngine(b"c"), sample)
+
+
+def test_a_session_is_a_uuid_of_seed_and_index():
+    for seed, index in ((42, 7), (2**32 - 1, 2**40)):
+        assert _session_id(seed, index) == str(uuid.UUID(int=(seed << 64) | index))

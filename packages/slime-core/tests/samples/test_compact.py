@@ -39,6 +39,12 @@ def test_copies_are_compact_and_apart(copied):
     assert (type(other), other, column) == (Compact, [1, 2, 3], [1, 2])
 
 
+def test_its_bytes_are_those_of_its_list():
+    assert bytes(Compact(IDS, [104, 105])) == b"hi"  # what a tokenizer of bytes says
+    with pytest.raises(ValueError, match="range"):
+        bytes(Compact(IDS, [256]))
+
+
 def test_numbers_that_do_not_fit_are_refused():
     with pytest.raises(TypeError):
         Compact(IDS, [1.5])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 from slime_core.errors import SampleError
@@ -143,3 +145,12 @@ def test_routes_of_the_engine_are_those_of_the_last_call():
     with pytest.raises(SampleError, match="sample 1: routed_experts has 6 rows for 8 tokens; wanted 7"):
         sample.append_response([8], log_probs=[-0.5], routed_experts=second)
     assert len(sample.tokens) == 7
+
+
+def test_a_copy_has_the_same_values_and_fields_of_its_own():
+    sample = Sample(index=3, tokens=[1, 2], metadata={"a": 1})
+    copied = copy.copy(sample)
+    assert copied == sample
+    assert copied.metadata is sample.metadata
+    copied.reward = 1.0
+    assert sample.reward is None

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,13 +16,13 @@ from slime_core.samples.compact import (
     IDS,
     INT64,
     MASK,
-    Compact,
     Floats,
     Ints,
     concatenated,
     is_compact,
     view,
 )
+from slime_core.samples.field_types import JSON_FIELDS, TEXTS, TYPES, Given, given_fields
 from slime_core.samples.status import Status
 
 #: Nats by which a log-prob may exceed 0: what a softmax in 16 bits gets wrong.
@@ -39,7 +37,7 @@ _smallest, _largest = np.minimum.reduce, np.maximum.reduce
 
 
 class Fields(Protocol):
-    """The fields of a `Sample` that are read here by name; the others are read by the table `_TYPES`."""
+    """The fields of a `Sample` that are read here by name; the others are read by the table `field_types.TYPES`."""
 
     tokens: Ints
     response_length: int
@@ -104,7 +102,7 @@ def check_fields(sample: Fields, *, vocab_size: int | None = None, compact: bool
         SampleError: names the sample, the field, what was found and what was wanted.
     """
     values = vars(sample)
-    given = _given(tuple(values), tuple(map(type, values.values())))
+    given = given_fields(tuple(values), tuple(map(type, values.values())))
     _check_plain(sample, given)
     most = MAX_ID if vocab_size is None else vocab_size - 1
     if compact or not is_compact(sample.tokens, IDS):
@@ -120,7 +118,7 @@ def check_fields(sample: Fields, *, vocab_size: int | None = None, compact: bool
         _check_spans(sample)
     check_lengths(sample)
     _check_versions(sample)
-    for name in _JSON_FIELDS if given is None else given.dicts:
+    for name in JSON_FIELDS if given is None else given.dicts:
         if values.get(name):
             _check_json(sample, name)
     for phase, seconds in sample.timings.items():
@@ -147,85 +145,14 @@ def check_numbers(samples: Sequence[Fields], *, vocab_size: int | None = None) -
             check_fields(sample, vocab_size=vocab_size)
 
 
-#: Field -> the types that it may have, and how a message calls them.
-_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
-    "index": ((int, type(None)), "an int, or None"),
-    "group_index": ((int, type(None)), "an int, or None"),
-    "rollout_id": ((int, type(None)), "an int, or None"),
-    "prompt": ((str, list), "text, or a list of chat messages"),
-    "tokens": ((list, Compact), "a list of ids"),
-    "response": ((str,), "text"),
-    "response_length": ((int,), "an int"),
-    "label": ((str, type(None)), "text, or None"),
-    "loss_mask": ((list, Compact, type(None)), "a list, or None"),
-    "environment_spans": ((list,), "a list of pairs"),
-    "weight_versions": ((list,), "a list of texts"),
-    "weight_version_starts": ((list,), "a list of ints"),
-    "rollout_log_probs": ((list, Compact, type(None)), "a list, or None"),
-    "teacher_log_probs": ((list, Compact, type(None)), "a list, or None"),
-    "remove_sample": ((bool,), "a bool"),
-    "multimodal_inputs": ((dict, type(None)), "a dict, or None"),
-    "multimodal_train_inputs": ((dict, type(None)), "a dict, or None"),
-    "apply_chat_template_kwargs": ((dict,), "a dict"),
-    "metadata": ((dict,), "a dict"),
-    "train_metadata": ((dict, type(None)), "a dict, or None"),
-    "generate_function_path": ((str, type(None)), "text, or None"),
-    "custom_rm_path": ((str, type(None)), "text, or None"),
-    "session_id": ((str, type(None)), "text, or None"),
-    "spec_info": ((dict,), "a dict"),
-    "prefix_cache_info": ((dict,), "a dict"),
-    "timings": ((dict,), "a dict"),
-    "failure": ((str, type(None)), "text, or None"),
-}
-_TEXTS = tuple(name for name, (types, _) in _TYPES.items() if str in types)
-_JSON_FIELDS = ("metadata", "train_metadata", "apply_chat_template_kwargs", "spec_info", "prefix_cache_info")
-#: Columns of tokens that few samples have.
-_COLUMNS = (
-    "loss_mask",
-    "teacher_log_probs",
-    "rollout_top_p_token_ids",
-    "rollout_top_p_token_offsets",
-    "rollout_routed_experts",
-)
-
-
-@dataclass(frozen=True)
-class _Given:
-    """Which fields a sample of certain types has, all of them right."""
-
-    texts: tuple[str, ...]
-    dicts: tuple[str, ...]
-    further_columns: bool
-    """Whether it has a column of tokens besides ids and log-probs."""
-
-
-@functools.lru_cache(maxsize=256)
-def _given(names: tuple[str, ...], types: tuple[type, ...]) -> _Given | None:
-    """Return which fields samples of these types have; None where one is of a type that it may not have.
-
-    Samples have few different combinations of types, and to look one up takes less time than to see each field's.
-    """
-    of = dict(zip(names, types, strict=True))
-    if not of.keys() >= _TYPES.keys() | set(_COLUMNS) or not all(
-        issubclass(of[name], wanted) and (of[name] is not bool or bool in wanted)
-        for name, (wanted, _) in _TYPES.items()
-    ):
-        return None
-    return _Given(
-        texts=tuple(name for name in _TEXTS if issubclass(of[name], str)),
-        dicts=tuple(name for name in _JSON_FIELDS if issubclass(of[name], dict)),
-        further_columns=any(of[name] is not type(None) for name in _COLUMNS),
-    )
-
-
-def _check_plain(sample: Fields, given: _Given | None) -> None:
+def _check_plain(sample: Fields, given: Given | None) -> None:
     values = vars(sample)
     if given is None:
-        for name, (types, wanted) in _TYPES.items():
+        for name, (types, wanted) in TYPES.items():
             value = getattr(sample, name)
             if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
                 raise _wrong(sample, name, value, wanted)
-    for name in _TEXTS if given is None else given.texts:
+    for name in TEXTS if given is None else given.texts:
         if isinstance(text := values.get(name), str) and not text.isascii():
             _check_text(sample, name, text)
     if not isinstance(sample.status, Status):
