@@ -104,8 +104,8 @@ class LogProbGate:
         limit, why = self._limit_of_sample()
         if not worst <= limit:
             raise TrainerError(
-                f"step {step}: rollout and trainer log-probs of {sample} differ by {worst:.4g} nats on "
-                f"average over its tokens, of the whole step by {mean:.4g}; the limit is {limit:g}{why}; {todo}"
+                f"step {step}: rollout and trainer log-probs of sample {metrics[WORST_SAMPLE]:.0f} differ by "
+                f"{worst:.4g} nats on average over its tokens, of the whole step by {mean:.4g}; the limit is {limit:g}{why}; {todo}"
             )
         if WORST in metrics:
             self.largest = max(worst, self.largest or 0.0)
