@@ -89,7 +89,7 @@ def test_a_plan_is_of_flags_that_slime_train_takes(capsys):
             ["--update-weights-interval", "4", "--max-staleness", "2", "--no-limits"],
             "no prompt could be admitted",
         ),
-        (simulate, ["--from", "no-such-folder"], "without a step that is recorded"),
+        (simulate, ["--from-run", "no-such-folder"], "without a step that is recorded"),
         (simulate, ["--rollout-bach-size", "4"], "rollout-batch-size"),
         (simulate, ["--p99-tokens", "10"], "at least the median"),
         (simulate, ["--median-tokens", "nan"], "--median-tokens: found nan; wanted at least 1"),

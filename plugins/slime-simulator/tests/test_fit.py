@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from slime_core.errors import ConfigError
 from slime_core.runtime.virtual_time import run_in_virtual_time
-from slime_simulator.costs import EngineCosts
-from slime_simulator.fit import Step, fit_engine, fit_trainer, least_squares, read_run, schedule
+from slime_simulator.costs import Costs, EngineCosts, Slowdown, TrainerCosts
+from slime_simulator.fit import fit, fit_engine, fit_slowdown, fit_trainer, least_squares, schedule
+from slime_simulator.recorded import RecordedRun, Span, Step, read_run
 from slime_simulator.replica import SimulatedReplica, SimulatedRequest
 
 
@@ -79,6 +81,71 @@ def test_steps_of_the_same_size_give_a_time_that_is_all_of_the_tokens():
     steps = [step([0], [100], train_time=5.0, step_time=5.0) for _ in range(3)]
     found = fit_trainer(steps, gpus=1)
     assert (found.fixed_s, found.token_gpu_s) == pytest.approx((0.0, 0.05))
+
+
+def test_a_prompt_counts_once_for_its_samples_where_the_parts_share_it():
+    """Two groups of two: 10 + 30 tokens of prompts, 6 of responses."""
+    one = Step(
+        metrics={}, prompts=[10, 10, 30, 30], responses=[1, 1, 2, 2], generate_s=[], reward_s=[], groups=[4, 4, 5, 5]
+    )  # fmt: skip
+    assert (one.tokens(shared=False), one.tokens(shared=True)) == (86, 46)
+    found = schedule(one.prompts, one.responses, slots=4, prefills=one.prefills)
+    assert found[:, 3].tolist() == [40, 40, 40, 40]
+
+
+def test_the_engines_slowdowns_are_those_of_answers_that_came_beside_training():
+    """Alone a decode step takes 1 s, and 0.5 s for each request; beside training 3 s and 0.75 s.
+
+    Two steps of three requests take 10.5 s, a step of two 4.5 s; the last answer comes after training, whenever that is.
+    """
+    costs = Costs(
+        engine=EngineCosts(step_s=1.0, request_s=0.5, slots=3),
+        trainer=TrainerCosts(token_gpu_s=0.0, fixed_s=16.0),
+    )
+    one = Step(metrics={}, prompts=[0, 0, 0], responses=[2, 3, 4], generate_s=[10.5, 15.0, 99.0], reward_s=[])
+    steps = [
+        replace(one, train=Span(100, 116), generation=Span(0, 99)),
+        replace(one, train=Span(300, 316), generation=Span(100, 199)),
+    ]
+    found = fit_slowdown(steps, costs, gpus=1)
+    assert (found.step, found.request, found.trainer) == pytest.approx((3.0, 1.5, 1.0))
+
+
+def test_training_that_overlaps_in_part_is_slowed_down_in_that_part():
+    """4 s alone took 5 s, of which generation took 3: in the other 2 s half of it was done, and in 3 s the other half."""
+    costs = Costs(engine=EngineCosts(step_s=1.0), trainer=TrainerCosts(token_gpu_s=0.0, fixed_s=4.0))
+    empty = Step(metrics={}, prompts=[0], responses=[1], generate_s=[9.0], reward_s=[])
+    steps = [
+        replace(empty, train=Span(0, 5), generation=Span(-9, -1)),
+        replace(empty, train=Span(10, 14), generation=Span(0, 3)),
+    ]
+    assert fit_slowdown(steps, costs, gpus=1) == Slowdown(trainer=1.5)
+
+
+def recorded(folder, loop, **config):
+    rollout = {"partial_rollout": config.pop("partial_rollout", False)}
+    step = Step(metrics={}, prompts=[1], responses=[1], generate_s=[], reward_s=[])
+    return RecordedRun(
+        folder=folder, config={"run": {"loop": loop}, "rollout": rollout}, steps=[step], lengths={0: (1, 1)}
+    )
+
+
+@pytest.mark.parametrize(
+    ("runs", "why"),
+    [
+        ([("fully-async", {})], "a run of the loop fully-async"),
+        ([("sync", {}), ("sync", {"partial_rollout": True})], "sync, with partial rollouts"),
+        ([("one-step-off", {})], "one of the loop sync among them"),
+    ],
+)
+def test_runs_that_do_not_say_what_the_parts_cost_are_refused(tmp_path, runs, why):
+    with pytest.raises(ConfigError, match=why):
+        fit([recorded(tmp_path, loop, **config) for loop, config in runs], slots=1)
+
+
+def test_a_trace_fills_gaps_with_the_lengths_of_others(tmp_path):
+    run = replace(recorded(tmp_path, "sync"), lengths={0: (5, 6), 2: (7, 8)})
+    assert [run.trace.response_tokens(index) for index in range(4)] == [6, 8, 8, 6]
 
 
 def test_no_coefficient_is_below_zero():

@@ -90,6 +90,45 @@ def test_a_pause_stops_within_a_step_and_recomputing_is_a_prefill_of_what_is_in_
     assert when - 24 * 0.05 == pytest.approx(end)
 
 
+@pytest.mark.parametrize(("pause", "end"), [(0.0, 6.0), (10.0, 16.0)])
+def test_a_replica_goes_on_where_it_was_with_other_costs(pause, end):
+    """At 2 s a second of prefill is left, which takes half of one: step 1 is over at 3.5 s, and half of step 2 at 4 s. At 2 s a
+    step the other half takes until 5 s, and step 3 a second at the old speed.
+    """
+    slow = EngineCosts(step_s=2.0, prefill_token_s=0.05)
+
+    async def work():
+        replica = SimulatedReplica(EngineCosts(step_s=1.0, prefill_token_s=0.1))
+        task = asyncio.create_task(answered(replica, 3, context=30))
+        await asyncio.sleep(2.0)
+        replica.change(EngineCosts(step_s=1.0, prefill_token_s=0.05))
+        await asyncio.sleep(2.0)
+        replica.change(slow)
+        await asyncio.sleep(1.0)
+        if pause:
+            replica.pause()
+        replica.change(EngineCosts(step_s=1.0))
+        if pause:
+            await asyncio.sleep(pause)
+            replica.resume(recompute=False)
+        return await task
+
+    assert run_in_virtual_time(work())[0] == (3, "stop", pytest.approx(end))
+
+
+def test_prefill_takes_the_tokens_that_are_to_be_prefilled():
+    """The second request's 20 tokens are in the cache already: they count in it, and take no prefill."""
+    costs = EngineCosts(step_s=1.0, kv_token_s=0.1, prefill_token_s=0.01)
+
+    async def work():
+        replica, ended = SimulatedReplica(costs), asyncio.get_running_loop().create_future()
+        replica.submit(SimulatedRequest(1, 20, lambda *_: None))
+        replica.submit(SimulatedRequest(1, 20, lambda *_: ended.set_result(None), prefill=0))
+        await ended
+
+    assert run_in_virtual_time(work())[1] == pytest.approx(20 * 0.01 + 1 + 40 * 0.1)
+
+
 def by_single_steps(costs, requests):
     """Return the times of answers by taking one decode step after the other: the obvious way."""
     now, running, waiting = 0.0, [], sorted(range(len(requests)), key=lambda i: requests[i][2])

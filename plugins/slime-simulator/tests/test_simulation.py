@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from slime_core.plugins.hooks import hookimpl
 from slime_core.plugins.registry import Registry
 from slime_core.run.tracking import attach
 from slime_core.runtime.virtual_time import run_in_virtual_time
-from slime_simulator.costs import Costs, EngineCosts, TrainerCosts, UpdateCosts
+from slime_simulator.costs import Costs, EngineCosts, Slowdown, TrainerCosts, UpdateCosts
 from slime_simulator.scenario import Scenario
 from slime_simulator.simulation import Cluster, simulate, simulated_run
 from slime_simulator.traces import Lognormal, Recorded
@@ -112,6 +113,51 @@ def test_devices_that_are_shared_change_hands_twice_a_step(registry):
     given = settings(registry, "--colocate")
     found = simulate(given, registry, costs, Cluster(replicas=1, trainer_gpus=1), BY_HAND)
     assert found.step_times == pytest.approx([8 + 4 * 0.25, 7 + 4 * 0.25, 9 + 4 * 0.25])
+
+
+def test_parts_on_the_same_cores_slow_each_other_down(registry):
+    """By half: training takes 3 s, in which the engine does 2 s of work. Of the second step's 4 tokens 2 are left then, of the
+    third's 6 four; the first step generates alone before, and the last trains alone.
+    """
+    costs = replace(SECOND, slowdown=Slowdown(step=1.5, request=1.5, trainer=1.5))
+    cluster = Cluster(replicas=1, trainer_gpus=1)
+    found = simulate(settings(registry, "--loop", "one-step-off"), registry, costs, cluster, BY_HAND)
+    assert found.step_times == pytest.approx([5 + 3 + 2 + 1, 3 + 4 + 1, 2 + 1])
+
+
+def test_training_that_outlasts_generation_goes_on_at_full_speed(registry):
+    """Generating 4 tokens beside training takes 6 s, in which 4 of the trainer's 8 s are done; 6 tokens 9 s, and 6 s of them."""
+    costs = replace(
+        SECOND,
+        trainer=TrainerCosts(token_gpu_s=0.0, fixed_s=8.0),
+        slowdown=Slowdown(step=1.5, request=1.5, trainer=1.5),
+    )
+    cluster = Cluster(replicas=1, trainer_gpus=1)
+    found = simulate(settings(registry, "--loop", "one-step-off"), registry, costs, cluster, BY_HAND)
+    assert found.step_times == pytest.approx([5 + 6 + 4 + 1, 9 + 2 + 1, 8 + 1])
+
+
+@pytest.mark.parametrize(("shared", "expected"), [(False, 2 * 1.0 + 3 + 2.6 + 1), (True, 1.0 + 3 + 1.6 + 1)])
+def test_a_prompt_that_is_shared_is_prefilled_and_trained_once(registry, shared, expected):
+    """Two samples of 3 tokens on a prompt of 10: 0.1 s for each token of prefill and of training."""
+    costs = replace(
+        SECOND,
+        engine=EngineCosts(step_s=1.0, prefill_token_s=0.1, shares_prompts=shared),
+        trainer=TrainerCosts(token_gpu_s=0.1, shares_prompts=shared),
+    )
+    given = settings(registry, prompts=1, samples=2, steps=1)
+    found = simulate(given, registry, costs, Cluster(replicas=1, trainer_gpus=1), Recorded([10], [3]))
+    assert found.step_times == pytest.approx([expected])
+    assert found.tokens == 2 * (10 + 3)
+
+
+def test_evaluations_and_checkpoints_take_time_between_the_steps(registry):
+    """Both after each step; those before the first step and after the last are no part of the time of the steps."""
+    costs = replace(SECOND, eval_s=0.5, save_s=0.25)
+    given = settings(registry, "--save-interval", "1").having("eval", "eval_interval", 1, origin="test")
+    found = simulate(given, registry, costs, Cluster(replicas=1, trainer_gpus=1), BY_HAND)
+    assert found.step_times == pytest.approx([8, 7, 9])
+    assert found.wall_s == pytest.approx(24 + 2 * 0.75)
 
 
 @pytest.mark.parametrize("loop", LOOPS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -11,8 +11,7 @@ class EngineCosts:
 
     A decode step of n requests whose KV caches hold c tokens together takes `step_s + n request_s + c kv_token_s`: reading the
     weights, the matrix products of each token, and reading the KV cache. Prefill of a request holds up the others by
-    `prefill_token_s` a token. Not modelled: prefixes that requests share, speculative decoding, preemption where the KV cache
-    is full.
+    `prefill_token_s` a token. Not modelled: speculative decoding, preemption where the KV cache is full.
     """
 
     step_s: float
@@ -25,16 +24,20 @@ class EngineCosts:
     """Seconds of prefill for a token of a prompt, or of a response that is continued."""
     slots: int = 256
     """Most requests that a replica decodes together; others wait in the order of their arrival."""
+    shares_prompts: bool = False
+    """Whether the samples of a prompt are prefilled once, with the first of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerCosts:
-    """What a training step takes: `fixed_s + tokens x token_gpu_s / GPUs` seconds. `tokens` are those of prompts and responses."""
+    """What a training step takes: `fixed_s + tokens x token_gpu_s / GPUs` seconds, of the tokens that it forwards."""
 
     token_gpu_s: float
     """GPU-seconds a token."""
     fixed_s: float = 0.0
     """Seconds of a step whatever is in it and however many GPUs there are."""
+    shares_prompts: bool = False
+    """Whether a prompt is forwarded once for all its samples; else with each of them."""
 
     def step_s(self, tokens: float, *, gpus: int) -> float:
         """Return the seconds of a step."""
@@ -54,6 +57,28 @@ class UpdateCosts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Slowdown:
+    """How many times as long a part takes while the other one is at work, too, where both run on the same cores."""
+
+    step: float = 1.0
+    """`EngineCosts.step_s`, while the trainer trains."""
+    request: float = 1.0
+    """What else the engine takes, while the trainer trains."""
+    trainer: float = 1.0
+    """What the trainer takes, while the engine generates."""
+
+    def of(self, costs: EngineCosts) -> EngineCosts:
+        """Return what the engine takes while the trainer trains."""
+        return replace(
+            costs,
+            step_s=self.step * costs.step_s,
+            request_s=self.request * costs.request_s,
+            kv_token_s=self.request * costs.kv_token_s,
+            prefill_token_s=self.request * costs.prefill_token_s,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Costs:
     """What all parts of a run take."""
 
@@ -62,3 +87,8 @@ class Costs:
     update: UpdateCosts = UpdateCosts()
     reward_s: float = 0.0
     """Seconds of a reward."""
+    slowdown: Slowdown = Slowdown()
+    eval_s: float = 0.0
+    """Seconds for which the loop waits for an evaluation."""
+    save_s: float = 0.0
+    """Seconds for which the loop waits for a checkpoint."""

@@ -13,7 +13,8 @@ from typing import Literal
 from slime_core.null.engine import NoEngine
 from slime_core.protocols import Completion, EngineCapabilities, Fingerprint, SamplingParams, TransferPlan
 
-from slime_simulator.costs import EngineCosts, UpdateCosts
+from slime_simulator.cores import SharedCores
+from slime_simulator.costs import EngineCosts, Slowdown, UpdateCosts
 from slime_simulator.replica import SimulatedReplica, SimulatedRequest
 from slime_simulator.traces import Trace, index_of
 
@@ -50,7 +51,7 @@ class SimulatedEngine(NoEngine):
     the id 300, and three responses of 5000, 70 and 800 tokens are the ids 5000, 70, 800; what an abort left of them is
     continued by as many ids more. So the simulation takes the same time whatever the lengths. Each response is a request of
     its own, balanced as those of a fleet are: at random (there by a hash of the session) among the replicas that have less than
-    1.25 times the mean number of requests.
+    1.25 times the mean number of requests. Where prompts are shared the first request of a prompt prefills it for the others.
 
     Args:
         costs: of one replica.
@@ -60,6 +61,7 @@ class SimulatedEngine(NoEngine):
         samples: of a prompt.
         concurrency: most responses in flight, as `--rollout-concurrency` has it; None is any number.
         in_flight: what a weight update does to the requests in flight: `--update-weights-in-flight`.
+        slowdown: by a trainer on the same cores, if there is one.
     """
 
     capabilities = EngineCapabilities(transports=("memory",))
@@ -74,13 +76,16 @@ class SimulatedEngine(NoEngine):
         samples: int,
         concurrency: int | None = None,
         in_flight: Literal["recompute", "keep", "continue"] = "recompute",
+        slowdown: Slowdown | None = None,
     ) -> None:
         self.replicas = [SimulatedReplica(costs) for _ in range(replicas)]
         self._update, self._trace, self._in_flight = update, trace, in_flight
-        self._samples, self._limit = samples, concurrency
+        self._samples, self._limit, self._shares_prompts = samples, concurrency, costs.shares_prompts
         self._held: deque[SimulatedRequest] = deque()
         self._versions: list[str] = ["0"]
         self._pending = 0
+        self.cores = SharedCores(slowdown or Slowdown(), self.replicas)
+        """Where a trainer on the same cores says that it is at work."""
         self._random = random.Random(0)
 
     async def generate(
@@ -98,15 +103,20 @@ class SimulatedEngine(NoEngine):
 
         def answer(request: SimulatedRequest, tokens: int, reason: str) -> None:
             self._pending -= 1
+            if not self._pending:
+                self.cores.engine_works(False)
             answers.take(request, tokens, reason)
             self._send()
 
+        is_prefilled = False
         for place in range(n):
             done = sum(parts[place::n])
             left = self._trace.response_tokens(first + place) - done
             if left > 0:
                 answers.n_missing += 1
-                self._held.append(SimulatedRequest(left, prompt + done, answer, place))
+                prefill = prompt + done if done or not is_prefilled else 0
+                self._held.append(SimulatedRequest(left, prompt + done, answer, prefill, place))
+                is_prefilled |= self._shares_prompts and not done
         self._send()
         if answers.n_missing:
             await answers.complete
@@ -123,6 +133,8 @@ class SimulatedEngine(NoEngine):
     def _send(self) -> None:
         """Send what is held back, as far as the limit lets it through."""
         while self._held and (self._limit is None or self._pending < self._limit):
+            if not self._pending:
+                self.cores.engine_works(True)
             self._pending += 1
             self._pick().submit(self._held.popleft())
 

@@ -1,130 +1,87 @@
-"""Costs by least squares from the folder of a run: its metrics, and the lengths and times of its samples."""
+"""Costs by least squares from the folders of runs: their metrics, events, and the lengths and times of their samples."""
 
 from __future__ import annotations
 
 import heapq
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from slime_core.errors import ConfigError, Problem
-from slime_core.rundir.records import read_records
-from slime_core.rundir.rundir import RunDir
 
-from slime_simulator.costs import Costs, EngineCosts, TrainerCosts, UpdateCosts
-from slime_simulator.traces import Recorded
+from slime_simulator.costs import Costs, EngineCosts, Slowdown, TrainerCosts, UpdateCosts
+from slime_simulator.recorded import RecordedRun, Span, Step, typical
 
-#: Steps at the begin that are left out where enough others are left: they compile, allocate and fill caches.
-_WARM_UP = 1
-_ENOUGH = 4
+#: Seconds by which requests may be submitted before training begins, and count as submitted with it.
+_SOON_S = 0.05
 #: Spread of tokens, over their mean, below which a step's fixed time and that of its tokens cannot be told apart.
 _LEAST_SPREAD = 0.02
 
 
-@dataclass(frozen=True, kw_only=True)
-class Step:
-    """What is known of a step of a run."""
-
-    metrics: dict[str, float]
-    prompts: list[int]
-    """Tokens of each sample's prompt, in the order of the samples."""
-    responses: list[int]
-    generate_s: list[float]
-    """Seconds of each sample from its submission to its answer; empty where a sample has none."""
-    reward_s: list[float]
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of prompts and responses."""
-        return sum(self.prompts) + sum(self.responses)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RecordedRun:
-    """What a run's folder says of its costs."""
-
-    config: dict[str, dict[str, Any]]
-    steps: list[Step]
-    lengths: dict[int, tuple[int, int]]
-    """Tokens of prompt and response, by the index of the sample."""
-
-    @property
-    def warm(self) -> list[Step]:
-        """The steps after those that warm up."""
-        return self.steps[_WARM_UP:] if len(self.steps) >= _ENOUGH else self.steps
-
-    @property
-    def trace(self) -> Recorded:
-        """The lengths in the order of the samples' indices."""
-        prompts, responses = zip(*(self.lengths[index] for index in sorted(self.lengths)), strict=True)
-        return Recorded(prompts, responses)
-
-
-def read_run(folder: Path) -> RecordedRun:
-    """Read the folder of a run.
-
-    Raises:
-        ConfigError: it has no step with metrics and samples; or a file is not what a run writes.
-    """
-    run_dir = RunDir(folder)
-    rows = {int(row["step"]): row for row in run_dir.read_metrics() if row.get("perf/step_time") is not None}
-    steps, lengths = [], {}
-    for number, row in sorted(rows.items()):
-        file = run_dir.rollout_file(number)
-        if not file.is_file():
-            continue
-        samples = sorted(read_records(file, columns=True), key=lambda sample: sample["index"] or 0)
-        for sample in samples:
-            total, response = len(sample["tokens"]), int(sample["response_length"])
-            lengths[int(sample["index"] or 0)] = total - response, response
-        timings = [sample["timings"] for sample in samples]
-        steps.append(
-            Step(
-                metrics={name: float(value) for name, value in row.items() if isinstance(value, int | float)},
-                prompts=[len(sample["tokens"]) - int(sample["response_length"]) for sample in samples],
-                responses=[int(sample["response_length"]) for sample in samples],
-                generate_s=[each["generate"] for each in timings if "generate" in each],
-                reward_s=[each["reward"] for each in timings if "reward" in each],
-            )
-        )
-    if not steps:
-        wanted = "the folder of a run with metrics.jsonl and rollouts/, of one step at least"
-        raise ConfigError([Problem("--from", f"{folder}, without a step that is recorded", wanted)])
-    return RecordedRun(config=run_dir.read_config(), steps=steps, lengths=lengths)
-
-
-def fit(run: RecordedRun, *, slots: int, replicas: int = 1) -> Costs:
-    """Return the costs of a run of the loop `sync`.
+def fit(runs: Sequence[RecordedRun], *, slots: int, replicas: int = 1) -> Costs:
+    """Return the costs of runs of the same parts.
 
     Args:
-        run: as `read_run` returns it.
-        slots: requests that each of its replicas decoded together at most.
-        replicas: of its engine.
+        runs: as `read_run` returns them: of the loop `sync`, which say what each part takes alone; and perhaps of `one-step-off`,
+            which say how much longer it takes while the other is at work.
+        slots: requests that each replica of their engine decoded together at most.
+        replicas: of the engine.
 
     Raises:
         ConfigError: it cannot be told what decoding took: requests of another loop are not all submitted at once.
     """
-    loop = run.config.get("run", {}).get("loop", "sync")
-    rollout = run.config.get("rollout", {})
-    if loop not in ("sync", "slime-core/sync") or rollout.get("partial_rollout"):
-        found = (
-            f"a run of the loop {loop}{', with partial rollouts' if rollout.get('partial_rollout') else ''}"
-        )
-        wanted = "one of the loop sync without partial rollouts, whose requests are submitted together"
-        raise ConfigError([Problem("--from", found, wanted)])
-    rewards = [seconds for step in run.warm for seconds in step.reward_s]
-    update_s = median(step.metrics.get("perf/update_weights_time", 0.0) for step in run.warm)
-    return Costs(
-        engine=fit_engine(run.warm, slots=slots, replicas=replicas),
-        trainer=fit_trainer(run.warm, gpus=_trainer_gpus(run.config)),
+    problems = [_problem(run) for run in runs if _is_overlapping(run) is None]
+    alone = [run for run in runs if _is_overlapping(run) is False]
+    if not alone and not problems:
+        wanted = "one of the loop sync among them, in which each part is at work alone"
+        problems.append(Problem("--from-run", "runs of the loop one-step-off alone", wanted))
+    if problems:
+        raise ConfigError(problems)
+    steps, gpus = [step for run in alone for step in run.warm], _trainer_gpus(alone[0].config)
+    update_s = typical(step.metrics.get("perf/update_weights_time", 0.0) for step in steps)
+    costs = Costs(
+        engine=fit_engine(
+            steps,
+            slots=slots,
+            replicas=replicas,
+            shares_prompts=any(run.engine_shares_prompts for run in alone),
+        ),
+        trainer=fit_trainer(
+            steps,
+            gpus=gpus,
+            shares_prompts=any(run.trainer_shares_prompts for run in alone),
+        ),
         update=UpdateCosts(send_s=update_s, pause_s=update_s),
-        reward_s=median(rewards) if rewards else 0.0,
+        reward_s=typical(seconds for step in steps for seconds in step.reward_s),
+        eval_s=typical(seconds for run in runs for seconds in run.evaluations),
+        save_s=typical(seconds for run in runs for seconds in run.saves),
     )
+    beside = [step for run in runs if _is_overlapping(run) for step in run.warm]
+    if not beside:
+        return costs
+    between_s = median(_between_s(step.metrics) for step in steps)
+    return replace(
+        costs, slowdown=fit_slowdown(beside, costs, gpus=gpus, between_s=between_s, replicas=replicas)
+    )
+
+
+def _is_overlapping(run: RecordedRun) -> bool | None:
+    """Say whether engine and trainer were at work at the same time; None for what cannot be fitted."""
+    if run.config.get("rollout", {}).get("partial_rollout"):
+        return None
+    return {"sync": False, "one-step-off": True}.get(run.loop)
+
+
+def _problem(run: RecordedRun) -> Problem:
+    partial = ", with partial rollouts" if run.config.get("rollout", {}).get("partial_rollout") else ""
+    wanted = (
+        "one of the loop sync or one-step-off without partial rollouts, whose requests are submitted together"
+    )
+    return Problem("--from-run", f"{run.folder}, a run of the loop {run.loop}{partial}", wanted)
 
 
 def _trainer_gpus(config: dict[str, dict[str, Any]]) -> int:
@@ -132,16 +89,16 @@ def _trainer_gpus(config: dict[str, dict[str, Any]]) -> int:
     return int(cluster.get("actor_num_nodes", 1)) * int(cluster.get("actor_num_gpus_per_node", 1))
 
 
-def fit_trainer(steps: Sequence[Step], *, gpus: int) -> TrainerCosts:
+def fit_trainer(steps: Sequence[Step], *, gpus: int, shares_prompts: bool = False) -> TrainerCosts:
     """Return what the trainer's steps took; what the loop does between its phases counts as part of them."""
     seconds = np.array([step.metrics["perf/train_time"] for step in steps])
-    tokens = np.array([float(step.tokens) for step in steps])
+    tokens = np.array([float(step.tokens(shared=shares_prompts)) for step in steps])
     between = median(_between_s(step.metrics) for step in steps)
     if tokens.std() < _LEAST_SPREAD * tokens.mean():
         fixed, per_token = 0.0, float(seconds.sum() / tokens.sum())
     else:
         fixed, per_token = least_squares(np.stack([np.ones_like(tokens), tokens], axis=1), seconds)
-    return TrainerCosts(fixed_s=fixed + between, token_gpu_s=per_token * gpus)
+    return TrainerCosts(fixed_s=fixed + between, token_gpu_s=per_token * gpus, shares_prompts=shares_prompts)
 
 
 def _between_s(metrics: dict[str, float]) -> float:
@@ -150,39 +107,126 @@ def _between_s(metrics: dict[str, float]) -> float:
     return max(0.0, metrics["perf/step_time"] - sum(phases))
 
 
-def fit_engine(steps: Sequence[Step], *, slots: int, replicas: int = 1) -> EngineCosts:
+def fit_engine(
+    steps: Sequence[Step], *, slots: int, replicas: int = 1, shares_prompts: bool = False
+) -> EngineCosts:
     """Return what decoding took, from steps whose requests were submitted together, in the order of the samples.
 
     Counted in decode steps the schedule of such requests depends on their lengths alone; what a request waits is then linear in
-    the coefficients: see `schedule`.
+    the coefficients: see `schedule`. They are fitted to the times between two answers: a delay counts once, and not in all
+    answers behind it.
 
     Raises:
         ConfigError: no sample says how long it took.
     """
-    rows, seconds = [], []
-    for step in steps:
-        if len(step.generate_s) != len(step.responses):
-            continue
-        for first in range(replicas):
-            own = slice(first, None, replicas)
-            rows.append(schedule(step.prompts[own], step.responses[own], slots=slots))
-            seconds += step.generate_s[own]
-    if not rows:
+    unknown = EngineCosts(step_s=0.0, slots=slots, shares_prompts=shares_prompts)
+    known = [
+        _between_answers(step, slice(first, None, replicas), unknown)
+        for step in steps
+        if len(step.generate_s) == len(step.responses)
+        for first in range(replicas)
+    ]
+    if not known:
         wanted = "rollouts whose samples have `timings` with `generate`"
-        raise ConfigError([Problem("--from", "samples without the time that they took", wanted)])
-    found = least_squares(np.concatenate(rows), np.array(seconds))
-    step_s, request_s, kv_token_s, prefill_token_s = found
+        raise ConfigError([Problem("--from-run", "samples without the time that they took", wanted)])
+    rows, seconds = zip(*known, strict=True)
+    step_s, request_s, kv_token_s, prefill_token_s = least_squares(
+        np.concatenate(rows), np.concatenate(seconds)
+    )
     return EngineCosts(
         step_s=max(step_s, 1e-9),
         request_s=request_s,
         kv_token_s=kv_token_s,
         prefill_token_s=prefill_token_s,
         slots=slots,
+        shares_prompts=shares_prompts,
     )
 
 
-def schedule(prompts: Sequence[int], responses: Sequence[int], *, slots: int) -> NDArray[np.float64]:
+def fit_slowdown(
+    steps: Sequence[Step], costs: Costs, *, gpus: int, between_s: float = 0.0, replicas: int = 1
+) -> Slowdown:
+    """Return how much longer each part took while the other was at work.
+
+    The engine's factors are fitted to the times between two answers of which both came while the trainer trained. The trainer has
+    done in its time what it does alone in the seconds that `costs` say: at full speed while the engine was idle, and at a
+    speed that is asked for while it was not, summed over all steps.
+
+    Args:
+        steps: of a run of the loop `one-step-off`, in which a step's groups are generated while the one before is trained.
+        costs: of the parts alone.
+        gpus: that train.
+        between_s: of the trainer's costs, what is no training.
+        replicas: of the engine.
+
+    Raises:
+        ConfigError: they have no events.
+    """
+    spans = [(step, step.train, step.generation) for step in steps]
+    known = [(step, train, done) for step, train, done in spans if train is not None and done is not None]
+    if len(known) < len(spans):
+        wanted = "runs with events.jsonl (without --no-events), to see when both parts were at work"
+        raise ConfigError([Problem("--from-run", "steps without events", wanted)])
+    both_s = train_s = alone_s = 0.0
+    for number, (step, train, _) in enumerate(known):
+        both_s += sum(train.overlap(generation) for _, _, generation in known[number : number + 2])
+        train_s += train.end - train.begin
+        alone_s += (
+            costs.trainer.step_s(step.tokens(shared=costs.trainer.shares_prompts), gpus=gpus) - between_s
+        )
+    left_s = alone_s - (train_s - both_s)
+    trainer = max(1.0, both_s / left_s) if left_s > 0 else 1.0
+    rows = [
+        _beside(step, generation, train, costs.engine, replicas=replicas)
+        for (_, train, _), (step, _, generation) in itertools.pairwise(known)
+    ]
+    if not sum(map(len, rows)):
+        return Slowdown(trainer=trainer)
+    found = np.concatenate(rows)
+    factors = least_squares(found[:, :2], found[:, 2])
+    return Slowdown(step=max(1.0, factors[0]), request=max(1.0, factors[1]), trainer=trainer)
+
+
+def _beside(
+    step: Step, generation: Span, train: Span, costs: EngineCosts, *, replicas: int
+) -> NDArray[np.float64]:
+    """Return what passed between answers that came while the trainer trained.
+
+    Returns:
+        [N, 3]: seconds that decode steps take alone whatever is in them, those of all else, and those that it took.
+    """
+    found = []
+    for first in range(replicas):
+        own = slice(first, None, replicas)
+        passed, seconds = _between_answers(step, own, costs)
+        ends = generation.begin + np.cumsum(seconds)
+        is_beside = (ends <= train.end) & (ends - seconds >= train.begin - _SOON_S)
+        rest = passed[:, 1:] @ [costs.request_s, costs.kv_token_s, costs.prefill_token_s]
+        found.append(np.stack([passed[:, 0] * costs.step_s, rest, seconds], axis=1)[is_beside])
+    return np.concatenate(found)
+
+
+def _between_answers(
+    step: Step, own: slice, costs: EngineCosts
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return what passed between two answers of a replica: as `schedule` counts it, and the seconds that it took."""
+    prefills = step.prefills[own] if costs.shares_prompts else step.prompts[own]
+    passed = schedule(step.prompts[own], step.responses[own], slots=costs.slots, prefills=prefills)
+    in_turn = np.argsort(passed[:, 0], kind="stable")
+    seconds = np.array(step.generate_s[own])[in_turn]
+    return np.diff(passed[in_turn], axis=0, prepend=0.0), np.diff(seconds, prepend=0.0)
+
+
+def schedule(
+    prompts: Sequence[int], responses: Sequence[int], *, slots: int, prefills: Sequence[int] | None = None
+) -> NDArray[np.float64]:
     """Return what passes until each request is answered, where all are submitted at once to a replica.
+
+    Args:
+        prompts: tokens of each.
+        responses: tokens of each.
+        slots: requests that are decoded together.
+        prefills: tokens of each prompt that are to be prefilled; all of them when not given.
 
     Returns:
         [N, 4]: decode steps; running requests, summed over these steps; tokens in the KV cache, summed over these steps;
@@ -197,7 +241,7 @@ def schedule(prompts: Sequence[int], responses: Sequence[int], *, slots: int) ->
             request = waiting.pop()
             heapq.heappush(running, (int(now[0]) + max(1, responses[request]), request))
             kv += prompts[request]
-            now[3] += prompts[request]
+            now[3] += (prompts if prefills is None else prefills)[request]
         n, count = len(running), running[0][0] - int(now[0])
         now[:3] += count, n * count, kv * count + n * count * (count - 1) / 2
         kv += n * count
@@ -237,7 +281,9 @@ def scaled(costs: Costs, *, engine: float, trainer: float) -> Costs:
             kv_token_s=old.kv_token_s / engine,
             prefill_token_s=old.prefill_token_s / engine,
         ),
-        trainer=TrainerCosts(
-            fixed_s=costs.trainer.fixed_s / trainer, token_gpu_s=costs.trainer.token_gpu_s / trainer
+        trainer=replace(
+            costs.trainer,
+            fixed_s=costs.trainer.fixed_s / trainer,
+            token_gpu_s=costs.trainer.token_gpu_s / trainer,
         ),
     )

@@ -25,6 +25,8 @@ class SimulatedRequest:
     """Tokens that it brings: prompt, and response so far."""
     answer: Callable[[SimulatedRequest, int, str], None]
     """Called with it, the tokens that were generated, and the finish reason: `stop` or `abort`."""
+    prefill: int | None = None
+    """Of these, those that are to be prefilled; None for all."""
     place: int = 0
     """Which of several requests with one answer it is."""
     began: int | None = None
@@ -38,6 +40,7 @@ class SimulatedReplica:
     """Decodes the running requests together, `EngineCosts.slots` at most, and admits others between two decode steps."""
 
     costs: EngineCosts
+    """Of the present; see `change`."""
     busy_s: float = field(default=0.0, init=False)
     """Seconds in which a request was running."""
     tokens: int = field(default=0, init=False)
@@ -100,6 +103,22 @@ class SimulatedReplica:
         if self._running:
             self._schedule(self._running[0][0])
         self._admit_soon()
+
+    def change(self, costs: EngineCosts) -> None:
+        """Go on with other costs, as far within a decode step or a prefill as it is."""
+        self._catch_up()
+        step_s, prefill_s = self._seconds(1), self.costs.prefill_token_s
+        self.costs = costs
+        now = 0.0 if self._is_paused else asyncio.get_running_loop().time()
+        ahead_s = self._since - now  # until the step begins
+        if ahead_s > 0:
+            self._since = now + (ahead_s * costs.prefill_token_s / prefill_s if prefill_s else ahead_s)
+        else:
+            self._since = now + ahead_s * self._seconds(1) / step_s
+        if self._running and self._timer is not None:
+            is_admitting = self._is_admitting
+            self._schedule(self._due)
+            self._is_admitting = is_admitting
 
     def settle(self) -> None:
         """Bring `busy_s` up to the present."""
@@ -173,14 +192,15 @@ class SimulatedReplica:
             _, _, request = heapq.heappop(self._running)
             self._kv -= request.context + request.left
             self._answer(request, request.left, "stop")
-        prefill = 0
+        prefill = context = 0
         while self._waiting and len(self._running) < self.costs.slots:
             request = self._waiting.popleft()
             request.began, request.ends = self.updates, self.steps + request.left
             self._numbers += 1
             heapq.heappush(self._running, (request.ends, self._numbers, request))
-            prefill += request.context
-        self._kv += prefill
+            context += request.context
+            prefill += request.context if request.prefill is None else request.prefill
+        self._kv += context
         self._since = now + prefill * self.costs.prefill_token_s
         if self._running:
             self._schedule(self._running[0][0])

@@ -16,7 +16,7 @@ from slime_simulator.traces import Trace
 
 #: Seconds of deadlines: virtual time is not what they guard against.
 _NO_DEADLINE = 3e8
-#: Settings of what no simulation has, as it goes without.
+#: Settings of what no simulation has, as it goes without; evaluations and checkpoints only where their time is known.
 NEVER_SIMULATED: Mapping[tuple[str, ...], Any] = {
     ("rollout", "rollout_timeout_s"): _NO_DEADLINE,
     ("train", "train_timeout_s"): _NO_DEADLINE,
@@ -48,7 +48,9 @@ class Scenario:
             ConfigError: a half has no GPU, or the loop refuses the settings.
         """
         self.check()
-        settings = having(self.settings, NEVER_SIMULATED)
+        costs = {"checkpoint": self.costs.save_s, "eval": self.costs.eval_s}
+        changed = {key: value for key, value in NEVER_SIMULATED.items() if not costs.get(key[0])}
+        settings = having(self.settings, changed)
         return simulate(settings, registry, self.costs, self.cluster, self.trace)
 
     def having(self, **settings: Any) -> Scenario:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import gc
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,7 +17,7 @@ from slime_core.data.buffers import FifoBuffer
 from slime_core.data.make_batch import make_batch
 from slime_core.plugins.hooks import hookimpl
 from slime_core.plugins.registry import Registry
-from slime_core.protocols import DataSource, RolloutEngine, Trainer
+from slime_core.protocols import DataSource, Metrics, RolloutEngine, Trainer
 from slime_core.rewards.scorer import Scorer
 from slime_core.rewards.transforms import raw
 from slime_core.rollout.default import rollout
@@ -56,7 +57,7 @@ class Simulated:
     loop: str
     steps: int
     wall_s: float
-    """Seconds from the begin of the first step to the end of the last."""
+    """Seconds from the begin of the first step to the end of the last, with the evaluations and checkpoints between them."""
     step_s: float
     """Seconds of the median step."""
     samples: int
@@ -103,9 +104,36 @@ class StepTimes:
 
     @hookimpl
     def slime_step_end(self, run: Any, step: int, metrics: Mapping[str, float]) -> None:
-        """Keep a step's metrics."""
+        """Keep a step's metrics; of the evaluation before the first there are none."""
+        if not step:
+            return
         self.seconds.append(metrics["perf/step_time"])
         self.update_s += metrics.get("perf/update_weights_time", 0.0)
+
+
+@dataclass(kw_only=True)
+class SimulatedRun(Run):
+    """A run whose evaluations and checkpoints take time, and do nothing; meanwhile the engine goes on as it is."""
+
+    eval_s: float = 0.0
+    save_s: float = 0.0
+    paused_s: float = 0.0
+    """Seconds of evaluations and checkpoints after steps but the last."""
+
+    async def evaluate(self, step: int) -> Metrics:
+        """Take the time of an evaluation."""
+        await self._pause(self.eval_s, step)
+        return {}
+
+    async def save(self, step: int) -> None:
+        """Take the time of a checkpoint."""
+        await self._pause(self.save_s, step)
+        self.saved_at, self.whole = step, None
+
+    async def _pause(self, seconds: float, step: int) -> None:
+        await asyncio.sleep(seconds)
+        if 0 < step < self.num_steps:
+            self.paused_s += seconds
 
 
 def make_run(
@@ -162,7 +190,7 @@ def make_run(
 
 def simulated_run(
     settings: Settings, registry: Registry, costs: Costs, cluster: Cluster, trace: Trace
-) -> tuple[Run, SimulatedEngine, SimulatedTrainer]:
+) -> tuple[SimulatedRun, SimulatedEngine, SimulatedTrainer]:
     """Return a run whose groups are one sample each, which stands for all of the group: loops and dispatcher decide on groups.
 
     Args:
@@ -183,8 +211,11 @@ def simulated_run(
         samples=n,
         concurrency=cast("int | None", settings.rollout.rollout_concurrency),
         in_flight=settings.train.update_weights_in_flight,
+        slowdown=costs.slowdown,
     )
-    trainer = SimulatedTrainer(costs.trainer, costs.update, gpus=cluster.trainer_gpus, samples=n)
+    trainer = SimulatedTrainer(
+        costs.trainer, costs.update, gpus=cluster.trainer_gpus, samples=n, cores=engine.cores
+    )
     run = make_run(
         settings.having(
             "rollout", "rollout_concurrency", None, origin="slime simulate"
@@ -195,8 +226,9 @@ def simulated_run(
         source=SimulatedPrompts(trace, samples=n),
         sizes=sizes,
         scorer=cast(Scorer, SimulatedRewards(costs.reward_s)),
+        kind=functools.partial(SimulatedRun, eval_s=costs.eval_s, save_s=costs.save_s),
     )
-    return run, engine, trainer
+    return cast(SimulatedRun, run), engine, trainer
 
 
 def simulate(
@@ -226,7 +258,7 @@ async def _simulated(
         gc.collect()
     for replica in engine.replicas:
         replica.settle()
-    wall_s, n = sum(times.seconds), cluster.replicas
+    wall_s, n = sum(times.seconds) + run.paused_s, cluster.replicas
     busy_s, tokens = (
         sum(each.busy_s for each in engine.replicas),
         sum(each.tokens for each in engine.replicas),

@@ -8,8 +8,10 @@ from pathlib import Path
 from slime_core.errors import CheckpointError
 from slime_core.null.trainer import NoTrainer
 from slime_core.protocols import Fingerprint, Metrics, TrainerCapabilities, TransferPlan
+from slime_core.runtime.clock import now
 from slime_core.samples import TrainBatch
 
+from slime_simulator.cores import SharedCores
 from slime_simulator.costs import TrainerCosts, UpdateCosts
 
 
@@ -21,12 +23,16 @@ class SimulatedTrainer(NoTrainer):
         update: of a weight update.
         gpus: that train.
         samples: of a prompt, for which one sample of the batch stands.
+        cores: on which it and the engine run.
     """
 
     capabilities = TrainerCapabilities(transports=("memory",))
 
-    def __init__(self, costs: TrainerCosts, update: UpdateCosts, *, gpus: int, samples: int) -> None:
+    def __init__(
+        self, costs: TrainerCosts, update: UpdateCosts, *, gpus: int, samples: int, cores: SharedCores
+    ) -> None:
         self._costs, self._update, self._gpus, self._samples = costs, update, gpus, samples
+        self._cores = cores
         self.train_s = 0.0
         """Seconds in which it trained."""
         self.tokens = self.samples = 0
@@ -35,10 +41,12 @@ class SimulatedTrainer(NoTrainer):
     async def train(self, batch: TrainBatch) -> Metrics:
         """Take the time of the batch."""
         prompts = batch.tokens[batch.offsets[:-1]]  # one of each prompt, which every sample has
-        tokens = int(batch.tokens.sum()) + (self._samples - 1) * int(prompts.sum())
-        seconds = self._costs.step_s(tokens, gpus=self._gpus)
-        await asyncio.sleep(seconds)
-        self.train_s += seconds
+        once = int(batch.tokens.sum())
+        tokens = once + (self._samples - 1) * int(prompts.sum())
+        forwarded = once if self._costs.shares_prompts else tokens
+        begin = now()
+        await self._cores.train(self._costs.step_s(forwarded, gpus=self._gpus))
+        self.train_s += now() - begin
         self.tokens += tokens
         self.samples += self._samples * len(batch)
         return {}

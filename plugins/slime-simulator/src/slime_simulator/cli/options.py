@@ -12,16 +12,20 @@ from slime_core.config.load import load_settings
 from slime_core.config.settings import Settings
 from slime_core.errors import ConfigError, Problem
 from slime_core.plugins.registry import Registry
+from slime_core.rundir.rundir import RunDir
 
 from slime_simulator.costs import Costs
-from slime_simulator.fit import fit, read_run, scaled
+from slime_simulator.fit import fit, scaled
 from slime_simulator.hardware import GPUS, MODELS, estimate
+from slime_simulator.recorded import read_run
 from slime_simulator.scenario import Scenario
 from slime_simulator.simulation import Cluster
 from slime_simulator.traces import Lognormal, Trace
 
 #: Lengths are below it.
 _MOST_TOKENS = 1 << 31
+#: Requests that a replica decodes together, where nothing says it.
+_SLOTS = 256
 #: Settings of a simulation without a recipe.
 _WITHOUT_RECIPE = {
     "hf-checkpoint": "simulated",
@@ -55,37 +59,42 @@ def parser(prog: str, description: str) -> argparse.ArgumentParser:
     add = made.add_argument
     add("--gpus", type=int, default=64, help="GPUs of engine and trainer together (%(default)s)")
     add("--gpus-per-replica", type=int, default=1, help="GPUs of a replica of the engine (%(default)s)")
-    add("--slots", type=int, default=256, help="requests that a replica decodes together (%(default)s)")
+    add(
+        "--slots",
+        type=int,
+        help="requests that a replica decodes together (256; with --from-run as there, if it says)",
+    )
     add("--steps", type=int, default=20, help="steps to simulate (%(default)s)")
     add(
-        "--from",
-        dest="run",
+        "--from-run",
         type=Path,
+        nargs="+",
         metavar="RUN",
-        help="run folder: its lengths, and costs fitted from it",
+        help="run folders: the lengths of the first, its settings where there is no recipe, and costs fitted from all: of the loop sync, and of one-step-off for how much "
+        "engine and trainer slow each other down",
     )
-    add("--engine-scale", type=float, default=1.0, help="with --from: times as fast as there")
-    add("--trainer-scale", type=float, default=1.0, help="with --from: times as fast as there")
+    add("--engine-scale", type=float, default=1.0, help="with --from-run: times as fast as there")
+    add("--trainer-scale", type=float, default=1.0, help="with --from-run: times as fast as there")
     add(
         "--gpu",
         choices=GPUS,
         default="h100",
-        help="without --from: GPU that costs are estimated of (%(default)s)",
+        help="without --from-run: GPU that costs are estimated of (%(default)s)",
     )
     add(
         "--model",
         choices=MODELS,
         default="qwen2.5-7b",
-        help="without --from: model of that size (%(default)s)",
+        help="without --from-run: model of that size (%(default)s)",
     )
-    add("--median-tokens", type=float, default=2000, help="without --from: median response (%(default)s)")
+    add("--median-tokens", type=float, default=2000, help="without --from-run: median response (%(default)s)")
     add(
         "--p99-tokens",
         type=float,
         default=16000,
-        help="without --from: 99th percentile, lognormal (%(default)s)",
+        help="without --from-run: 99th percentile, lognormal (%(default)s)",
     )
-    add("--prompt-tokens", type=int, default=300, help="without --from: prompts (%(default)s)")
+    add("--prompt-tokens", type=int, default=300, help="without --from-run: prompts (%(default)s)")
     add("--json", action="store_true", help="print JSON")
     return made
 
@@ -100,6 +109,8 @@ def read(options: argparse.ArgumentParser, argv: Sequence[str]) -> Asked:
     recipes, flags = split(argv)
     known, words = options.parse_known_args(flags)
     _check(known)
+    if not recipes and known.from_run and RunDir(known.from_run[0]).config.is_file():
+        recipes = [str(RunDir(known.from_run[0]).config)]
     if not recipes:
         missing = {name: value for name, value in _WITHOUT_RECIPE.items() if f"--{name}" not in words}
         words = [word for name, value in missing.items() for word in (f"--{name}", value)] + words
@@ -130,7 +141,7 @@ def _check(known: argparse.Namespace) -> None:
     problems = [
         Problem(f"--{name.replace('_', '-')}", str(getattr(known, name)), f"at least {least}")
         for name, least in wanted.items()
-        if not getattr(known, name) >= least
+        if getattr(known, name) is not None and not getattr(known, name) >= least
     ]
     if not known.median_tokens <= known.p99_tokens < _MOST_TOKENS:
         within = f"at least the median, {known.median_tokens:g}, and below {_MOST_TOKENS:,}"
@@ -145,10 +156,12 @@ def _check(known: argparse.Namespace) -> None:
 
 
 def _costs(known: argparse.Namespace, settings: Settings) -> tuple[Costs, Trace]:
-    if known.run is not None:
-        run = read_run(known.run)
-        found = scaled(fit(run, slots=known.slots), engine=known.engine_scale, trainer=known.trainer_scale)
-        return found, run.trace
+    if known.from_run is not None:
+        runs = [read_run(folder) for folder in known.from_run]
+        known.slots = known.slots or runs[0].slots or _SLOTS
+        found = fit(runs, slots=known.slots)
+        return scaled(found, engine=known.engine_scale, trainer=known.trainer_scale), runs[0].trace
+    known.slots = known.slots or _SLOTS
     longest = settings.rollout.rollout_max_response_len
     size, gpu = MODELS[known.model], GPUS[known.gpu]
     costs = estimate(size, gpu, gpus_per_replica=known.gpus_per_replica, slots=known.slots)

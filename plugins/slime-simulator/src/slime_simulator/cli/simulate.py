@@ -28,7 +28,7 @@ def main(argv: list[str]) -> int:
     """Simulate a run by the loops beside each other, in virtual time.
 
     The loops, the dispatcher and all that a run does are those of `slime train`; engine and trainer are models of what they cost.
-    Costs are estimated from the data sheet of a GPU, or with --from fitted from a run.
+    Costs are estimated from the data sheet of a GPU, or with --from-run fitted from runs.
     """
     options = parser("slime simulate", main.__doc__ or "")
     options.add_argument("--trainer-gpus", type=int, help="GPUs that train (half of --gpus)")

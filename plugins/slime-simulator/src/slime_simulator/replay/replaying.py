@@ -137,6 +137,7 @@ def replay(recording: Recording, registry: Registry) -> Replayed:
 async def _replay(recording: Recording, registry: Registry, verdicts: Verdicts, path: Path) -> None:
     # Weights are sent before an evaluation: when there is one stays, but it has no prompts.
     changed = {key: value for key, value in NEVER_SIMULATED.items() if key[0] != "eval"}
+    changed |= {("rollout", "rollout_concurrency"): None}  # it delays requests, whose ends are known
     settings = having(recording.settings, changed)
     real = batch_sizes(settings)
     sizes = replace(

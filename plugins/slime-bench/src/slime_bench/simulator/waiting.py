@@ -1,49 +1,38 @@
-"""`slime bench simulator`: runs on the real clock beside their simulation, with costs that were fitted from one of them."""
+"""Runs whose engine and trainer wait on the real clock, and compute nothing: what is compared is the schedule alone."""
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import contextlib
-import json
-import tempfile
 from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import mean, median
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 from slime_core.config.derive import batch_sizes
 from slime_core.config.load import load_settings
 from slime_core.config.settings import Settings
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import Completion, Fingerprint, Metrics, SamplingParams, TransferPlan
 from slime_core.run.tracking import attach
-from slime_core.rundir.records import read_records
 from slime_core.rundir.rundir import RunDir
 from slime_core.samples import Group, Sample, TrainBatch
 from slime_core.samples.compact import FLOAT32, IDS, Compact
 from slime_core.testing.tabular import TabularEngine, TabularTrainer
 from slime_core.trackers.jsonl import JsonlTracker
 from slime_simulator.costs import Costs, EngineCosts, TrainerCosts, UpdateCosts
-from slime_simulator.fit import fit, read_run
 from slime_simulator.prompts import SimulatedPrompts
-from slime_simulator.scenario import Scenario
-from slime_simulator.simulation import Cluster, make_run
+from slime_simulator.simulation import make_run
 from slime_simulator.traces import Lognormal, index_of
 
-#: What the real parts take; the fit is not told.
-_REAL = Costs(
+#: What the parts take; the fit is not told.
+REAL = Costs(
     engine=EngineCosts(step_s=1.6e-2, request_s=6e-4, kv_token_s=1e-5, prefill_token_s=2e-4, slots=16),
     trainer=TrainerCosts(token_gpu_s=5e-4, fixed_s=0.1),
     update=UpdateCosts(send_s=0.03, pause_s=0.03),
 )
-_TRACE = Lognormal(median=10, p99=50, longest=60, prompt=8)
+TRACE = Lognormal(median=10, p99=50, longest=60, prompt=8)
 _SAMPLES = 2
-_ONE = Cluster(replicas=1, trainer_gpus=1)
 _PARTIAL = ("--partial-rollout", "--rollout-in-completion-order", "--over-sampling-batch-size")
 
 #: Name -> (prompts of a step, flags). The first is what the costs are fitted from.
@@ -86,8 +75,8 @@ class DecodingEngine(TabularEngine):
     def __init__(self, costs: EngineCosts, update: UpdateCosts) -> None:
         super().__init__()
         self._costs, self._update = costs, update
-        self._ids = Compact(IDS, np.zeros(_TRACE.longest, dtype=np.int32))
-        self._log_probs = Compact(FLOAT32, np.full(_TRACE.longest, -1.0, dtype=np.float32))
+        self._ids = Compact(IDS, np.zeros(TRACE.longest, dtype=np.int32))
+        self._log_probs = Compact(FLOAT32, np.full(TRACE.longest, -1.0, dtype=np.float32))
         self._waiting: deque[_Response] = deque()
         self._running: list[_Response] = []
         self._decoding: asyncio.Task[None] | None = None
@@ -104,7 +93,7 @@ class DecodingEngine(TabularEngine):
     ) -> Completion:
         """Answer when the response is decoded."""
         index = index_of(params)
-        left = _TRACE.response_tokens(index) - (len(tokens) - _TRACE.prompt_tokens(index))
+        left = TRACE.response_tokens(index) - (len(tokens) - TRACE.prompt_tokens(index))
         response = _Response(max(1, left), len(tokens), asyncio.get_running_loop().create_future())
         self._waiting.append(response)
         if self._decoding is None or self._decoding.done():
@@ -183,28 +172,11 @@ class _TokenPrompts(SimulatedPrompts):
         groups = [group[0].index or 0 for group in super().take(n_groups)]
         return [
             [
-                Sample(index=i, group_index=group, tokens=[0] * _TRACE.prompt_tokens(i))
+                Sample(index=i, group_index=group, tokens=[0] * TRACE.prompt_tokens(i))
                 for i in range(group * _SAMPLES, (group + 1) * _SAMPLES)
             ]
             for group in groups
         ]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Compared:
-    """A configuration, as it was and as it was predicted."""
-
-    name: str
-    real_s: float
-    """Seconds of a step: the mean."""
-    simulated_s: float
-    real_staleness: float
-    simulated_staleness: float
-
-    @property
-    def error(self) -> float:
-        """Share by which the prediction is off."""
-        return self.simulated_s / self.real_s - 1
 
 
 def settings_of(name: str, registry: Registry, *, steps: int) -> Settings:
@@ -227,9 +199,9 @@ def run_really(settings: Settings, folder: Path) -> None:
         run = make_run(
             settings,
             registry,
-            engine=DecodingEngine(_REAL.engine, _REAL.update),
-            trainer=ComputingTrainer(_REAL.trainer, _REAL.update),
-            source=_TokenPrompts(_TRACE, samples=_SAMPLES),
+            engine=DecodingEngine(REAL.engine, REAL.update),
+            trainer=ComputingTrainer(REAL.trainer, REAL.update),
+            source=_TokenPrompts(TRACE, samples=_SAMPLES),
             sizes=batch_sizes(settings),
         )
         run.run_dir = RunDir(folder)
@@ -244,81 +216,3 @@ def run_really(settings: Settings, folder: Path) -> None:
             await run.close()
 
     asyncio.run(work())
-
-
-def compare(name: str, registry: Registry, costs: Costs, folder: Path) -> Compared:
-    """Set a real run beside its simulation."""
-    settings = load_settings([str(folder / "config.toml")], [], registry=registry)
-    rows = [step.metrics for step in read_run(folder).steps]
-    found = Scenario(settings=settings, costs=costs, cluster=_ONE, trace=_TRACE).simulate(registry)
-    return Compared(
-        name=name,
-        real_s=mean(row["perf/step_time"] for row in rows),
-        simulated_s=mean(found.step_times),
-        real_staleness=mean(_ages(RunDir(folder), steps=len(rows))),
-        simulated_staleness=found.staleness_mean,
-    )
-
-
-def _ages(run_dir: RunDir, *, steps: int) -> Iterator[int]:
-    """Yield how many steps the oldest weights of each sample are behind those that it trains."""
-    for step in range(1, steps + 1):
-        for sample in read_records(run_dir.rollout_file(step), columns=False):
-            yield step - 1 - int(sample["weight_versions"][0])
-
-
-def simulator(argv: list[str]) -> int:
-    """Set runs on the real clock beside their simulation, with costs fitted from the first one alone.
-
-    Engine and trainer wait on the real clock, the engine one decode step after the other, and compute nothing; loops, dispatcher,
-    batches, records and folders are those of every run. The exit status is 1 if a step time is off by more than 10%, or the
-    median by more than 5%.
-    """
-    parser = argparse.ArgumentParser(prog="slime bench simulator", description=simulator.__doc__)
-    parser.add_argument("--steps", type=int, default=8, help="steps of each run")
-    parser.add_argument(
-        "--only", type=int, default=len(CONFIGURATIONS), help="the first so many configurations"
-    )
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
-    arguments = parser.parse_args(argv)
-    registry = Registry.from_environment()
-    found: list[Compared] = []
-    names = list(CONFIGURATIONS)[: max(2, arguments.only)]
-    with tempfile.TemporaryDirectory(prefix="slime-bench-") as root, contextlib.redirect_stdout(None):
-        folders = {name: Path(root) / f"{number:02d}" for number, name in enumerate(names)}
-        for name, folder in folders.items():
-            folder.mkdir()
-            run_really(settings_of(name, registry, steps=arguments.steps), folder)
-        costs = fit(read_run(folders[names[0]]), slots=_REAL.engine.slots)
-        found = [compare(name, registry, costs, folder) for name, folder in folders.items()]
-    errors = [abs(each.error) for each in found[1:]]
-    if arguments.json:
-        rows = [asdict(each) | {"error": each.error} for each in found]
-        print(json.dumps({"real": asdict(_REAL), "fitted": asdict(costs), "configurations": rows}))
-    else:
-        _show(found, costs, errors)
-    return int(max(errors) > 0.10 or median(errors) > 0.05)
-
-
-def _show(found: Sequence[Compared], costs: Costs, errors: Sequence[float]) -> None:
-    table = Table("run", "real, s a step", "simulated", "error", "staleness real, simulated", box=None)
-    for number, each in enumerate(found):
-        table.add_row(
-            each.name + ("" if number else " (fitted from)"),
-            f"{each.real_s:.3f}",
-            f"{each.simulated_s:.3f}",
-            f"{100 * each.error:+.1f}%",
-            f"{each.real_staleness:.2f}, {each.simulated_staleness:.2f}",
-        )
-    console = Console(soft_wrap=True, highlight=False)
-    for name, real, fitted in (
-        ("engine", _REAL.engine, costs.engine),
-        ("trainer", _REAL.trainer, costs.trainer),
-        ("updates", _REAL.update, costs.update),
-    ):
-        shown = (f"{key} {value:.3g} ({asdict(real)[key]:.3g})" for key, value in asdict(fitted).items())
-        console.print(f"{name}, fitted (asked of the waits): {', '.join(shown)}")
-    console.print(table)
-    console.print(
-        f"{len(errors)} runs predicted: median error {100 * median(errors):.1f}%, at most {100 * max(errors):.1f}%"
-    )
