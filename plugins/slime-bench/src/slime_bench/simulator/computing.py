@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from statistics import mean, stdev
 
 from slime_core.config.load import load_settings
@@ -24,7 +25,7 @@ _SLOTS = 16
 #: Different prompts, and their letters at least and at most.
 _PROMPTS, _SHORTEST, _LONGEST = 256, 16, 48
 #: A llama of 10.6 million parameters over letters, whose random weights end about each 27th token: lengths with a long tail.
-MODEL = {
+MODEL: dict[str, Any] = {
     "vocab_size": VOCAB, "hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 6,
     "num_attention_heads": 6, "num_key_value_heads": 3, "max_position_embeddings": 512, "tie_word_embeddings": False,
     "rms_norm_eps": 1e-5, "bos_token_id": None, "eos_token_id": EOS, "initializer_range": 0.02, "dtype": "float32",
