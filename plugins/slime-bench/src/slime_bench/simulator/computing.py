@@ -10,8 +10,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from statistics import mean, stdev
+from typing import Any
 
 from slime_core.config.load import load_settings
 from slime_core.launch.local import drive, launch
