@@ -52,7 +52,7 @@ COLUMNS = (
 
 
 @dataclass(frozen=True)
-class Given:
+class GivenFields:
     """Which fields a sample of certain types has, all of them right."""
 
     texts: tuple[str, ...]
@@ -62,7 +62,7 @@ class Given:
 
 
 @functools.lru_cache(maxsize=256)
-def given_fields(names: tuple[str, ...], types: tuple[type, ...]) -> Given | None:
+def given_fields(names: tuple[str, ...], types: tuple[type, ...]) -> GivenFields | None:
     """Return which fields samples of these types have; None where one is of a type that it may not have.
 
     Samples have few different combinations of types, and to look one up takes less time than to see each field's.
@@ -73,7 +73,7 @@ def given_fields(names: tuple[str, ...], types: tuple[type, ...]) -> Given | Non
         for name, (wanted, _) in TYPES.items()
     ):
         return None
-    return Given(
+    return GivenFields(
         texts=tuple(name for name in TEXTS if issubclass(of[name], str)),
         dicts=tuple(name for name in JSON_FIELDS if issubclass(of[name], dict)),
         further_columns=any(of[name] is not type(None) for name in COLUMNS),

@@ -22,7 +22,7 @@ from slime_core.samples.compact import (
     is_compact,
     view,
 )
-from slime_core.samples.field_types import JSON_FIELDS, TEXTS, TYPES, Given, given_fields
+from slime_core.samples.field_types import JSON_FIELDS, TEXTS, TYPES, GivenFields, given_fields
 from slime_core.samples.status import Status
 
 #: Nats by which a log-prob may exceed 0: what a softmax in 16 bits gets wrong.
@@ -145,7 +145,7 @@ def check_numbers(samples: Sequence[Fields], *, vocab_size: int | None = None) -
             check_fields(sample, vocab_size=vocab_size)
 
 
-def _check_plain(sample: Fields, given: Given | None) -> None:
+def _check_plain(sample: Fields, given: GivenFields | None) -> None:
     values = vars(sample)
     if given is None:
         for name, (types, wanted) in TYPES.items():
