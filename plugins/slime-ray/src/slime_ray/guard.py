@@ -24,6 +24,8 @@ _GONE_S = 5.0
 _LOOK_S = 0.1
 #: Seconds after the driver's end in which what it was just starting is looked for.
 _LATE_S = 2.0
+#: In the place of a process id: the driver goes on, or ends by itself.
+_CLOSES = 0
 #: Environment variable that names the driver to all that Ray starts for it.
 _MARK = "SLIME_RAY_DRIVER"
 
@@ -60,6 +62,8 @@ class Guard:
     def close(self) -> None:
         """Have it kill them, and wait until it has. May be called twice."""
         assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError, ValueError):  # somebody killed it, or it is closed
+            self._process.stdin.write(f"{_CLOSES}\n".encode())
         self._process.stdin.close()
         try:
             self._process.wait(_GONE_S)
@@ -82,13 +86,14 @@ def main(mark: str | None) -> None:
         if not is_told:
             _hold(held, _below_raylets(driver))
         if can_read:
-            if not (lines := os.read(0, 1 << 16)):
-                break
-            _hold(held, map(int, lines.split()))
+            told = [int(line) for line in os.read(0, 1 << 16).split()]
+            _hold(held, [pid for pid in told if pid != _CLOSES])
             is_told = True
+            if not told or _CLOSES in told:
+                break
     _kill(held)
     until = time.monotonic() + _LATE_S
-    while mark is not None and os.getppid() != driver and time.monotonic() < until:
+    while mark is not None and not told and time.monotonic() < until:  # the driver was killed
         _hold(held, _orphans(mark, group))
         _kill(held)
         time.sleep(_LOOK_S)
