@@ -136,20 +136,21 @@ def _orphans(mark: str, group: int) -> Iterator[int]:
 
 
 def _parent(folder: Path) -> int:
-    return int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+    return int((folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
 
 
 def _is_raylet(pid: int) -> bool:
     try:
-        return Path(f"/proc/{pid}/comm").read_text().strip() == "raylet"
+        return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip() == "raylet"
     except OSError:
         return False
 
 
 def _children(pid: int) -> Iterator[int]:
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):  # the thread has ended
-            yield from map(int, task.read_text().split())
+    with contextlib.suppress(OSError):  # the process has ended, or does just now
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError):  # the thread has
+                yield from map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split())
 
 
 if __name__ == "__main__":
