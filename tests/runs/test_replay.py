@@ -30,6 +30,7 @@ RUNS = {
         *(*ASYNC, AS_COMPLETED, "--update-weights-in-flight", "continue", *FILTER),
     ],
     "async, dropped when old": [*ASYNC, AS_COMPLETED, "--max-staleness-policy", "drop", "--max-staleness", "0", *FILTER],
+    "async, as completed, few requests": [*ASYNC, AS_COMPLETED, "--rollout-concurrency", "5", *EQUAL],
     "async, weights every other step, few requests": [*ASYNC, "--update-weights-interval", "2", "--rollout-concurrency", "9", *FILTER],
 }  # fmt: skip
 

@@ -264,3 +264,57 @@ def test_partial_responses_of_a_step_say_which_one_began_them():
     assert [group[0].index for group in rest] == [4, 5, 6, 7]
     assert {group[0].status for group in rest} == {Status.ABORTED}
     assert {group[0].metadata["start_rollout_id"] for group in rest} == {0}
+
+
+def test_with_a_limit_a_prompt_is_taken_when_its_request_is_the_next():
+    """Four at once for 10 s each; weights come at 15, 25 and 35 s. One more than runs is taken, and then each as one waits no more."""
+    taken = []
+
+    class Noting(Prompts):
+        def take(self, n):
+            taken.extend([self.engine.version] * n)
+            return super().take(n)
+
+    def versions(section):
+        taken.clear()
+        prompts = Noting(lambda seed: 10, section=section)
+        (batches, ages, _), took = run_in_virtual_time(
+            drive(prompts, Bounded(max_staleness=4), steps=4, train_s=5)
+        )
+        return list(taken), batches, max(ages), took
+
+    in_order = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15]]
+    assert versions({"rollout_concurrency": 4}) == ([0] * 9 + [1] * 4 + [2] * 3, in_order, 1, 45)
+    assert versions({}) == ([0] * 16, in_order, 3, 30)
+
+
+def test_with_a_limit_the_next_turn_waits_behind_one_group_at_most():
+    """Two at once for 10 s each: of 40 prompts that the bound allows all are not begun before the first one's second turn."""
+    ended = {}
+
+    async def two_turns(ctx, sample, params):
+        sample = await single_turn(ctx, sample, params)
+        await ctx.engine.generate([0], params)
+        ended[sample.index] = asyncio.get_running_loop().time()
+        return sample
+
+    prompts = Prompts(lambda seed: 10, section={"rollout_concurrency": 2})
+    prompts.generate = two_turns
+    run_in_virtual_time(drive(prompts, Bounded(max_staleness=9), steps=10, train_s=0))
+    assert ended[0] <= 30
+    assert list(ended) == list(range(40))
+
+
+@pytest.mark.parametrize("in_completion_order", [False, True])
+@pytest.mark.parametrize("mode", [None, "continue"])
+@pytest.mark.parametrize("bound", [0, 1, 3])
+@pytest.mark.parametrize("limit", [1, 3, 9])
+def test_with_a_limit_the_bound_holds_and_every_prompt_is_used_once(bound, mode, in_completion_order, limit):
+    section = {"rollout_concurrency": limit}
+    prompts = Prompts(lengths, drops=lambda index: index % 3 == 0, section=section)
+    admission = Bounded(max_staleness=bound, in_completion_order=in_completion_order)
+    (batches, ages, dispatcher), _ = run_in_virtual_time(drive(prompts, admission, steps=40, mode=mode))
+    assert len(batches) == 40
+    assert max(ages) <= bound
+    assert set(accounted(prompts, batches, dispatcher)) == set(range(prompts.taken))
+    assert set(accounted(prompts, batches, dispatcher).values()) == {1}

@@ -95,10 +95,10 @@ class WaitingEngine(TabularEngine):
         images: Sequence[str] = (),
     ) -> Completion:
         """Answer after the time of what is left of the response."""
-        aborted, version = self._aborted, self.version
+        aborted = self._aborted
         n = _TRACE.response_tokens(index_of(params)) - (len(tokens) - 1)
         async with self._slots:
-            begin, reason = time.perf_counter(), "stop"
+            version, begin, reason = self.version, time.perf_counter(), "stop"
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(n * self._token_s):
                     await aborted.wait()
@@ -161,7 +161,7 @@ def measure(work: LoopWorkload, loop: str) -> Taken:
     if "partial" in loop:
         flags += ["--over-sampling-batch-size", str(2 * work.prompts), "--rollout-in-completion-order"]
     if loop == "fully-async":
-        flags += ["--max-staleness", str(work.staleness)]
+        flags += ["--max-staleness", str(work.staleness), "--rollout-concurrency", str(work.slots)]
     return asyncio.run(_measured(work, loop, flags))
 
 
@@ -272,7 +272,7 @@ def asynchronous(argv: list[str]) -> int:
     console.print(
         f"{work.steps} steps of {work.prompts} prompts x {work.samples} samples, {work.slots} at once; the median response "
         f"{arguments.median_ms:g} ms, a training step {work.train_s * 1000:.0f} ms; fully-async: at most {work.staleness} steps "
-        "old, in order of completion"
+        f"old, in order of completion, {work.slots} requests in flight"
     )
     console.print(table)
     return 0
@@ -285,6 +285,6 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--samples", type=int, default=4, help="samples of each prompt")
     parser.add_argument("--slots", type=int, default=32, help="requests that the engine generates at once")
     parser.add_argument("--median-ms", type=float, default=40.0, help="time of the median response")
-    parser.add_argument("--max-staleness", type=int, default=4, help="of the loop fully-async")
+    parser.add_argument("--max-staleness", type=int, default=8, help="of the loop fully-async")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     return parser.parse_args(argv)

@@ -12,6 +12,8 @@ from typing import Literal
 
 from slime_core.null.engine import NoEngine
 from slime_core.protocols import Completion, EngineCapabilities, Fingerprint, SamplingParams, TransferPlan
+from slime_core.rollout.concurrency import ConcurrencyLimit
+from slime_core.rundir.events import EventLog
 
 from slime_simulator.cores import SharedCores
 from slime_simulator.costs import EngineCosts, Slowdown, UpdateCosts
@@ -42,6 +44,26 @@ class _Answers:
         self.n_missing -= 1
         if not self.n_missing and not self.complete.done():
             self.complete.set_result(None)
+
+
+class ResponseLimit(ConcurrencyLimit):
+    """The limit of a run whose engine keeps it: the engine knows of responses, the run of prompts alone."""
+
+    def __init__(self, engine: SimulatedEngine, limit: int | None) -> None:
+        super().__init__(limit, engine, EventLog())
+        self._holding = engine
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether the engine holds responses back."""
+        return self._holding.holds_back
+
+    async def enter(self, owner: object) -> bool:
+        """Let a prompt through."""
+        return True
+
+    def leave(self, *, answered: bool) -> None:
+        """Nothing to do."""
 
 
 class SimulatedEngine(NoEngine):
@@ -82,6 +104,8 @@ class SimulatedEngine(NoEngine):
         self._update, self._trace, self._in_flight = update, trace, in_flight
         self._samples, self._limit, self._shares_prompts = samples, concurrency, costs.shares_prompts
         self._held: deque[SimulatedRequest] = deque()
+        self.limit = ResponseLimit(self, concurrency)
+        """Of the run whose engine this is."""
         self._versions: list[str] = ["0"]
         self._pending = 0
         self.cores = SharedCores(slowdown or Slowdown(), self.replicas)
@@ -130,6 +154,11 @@ class SimulatedEngine(NoEngine):
             weight_version=version,  # the oldest: ids that stand for many tokens cannot be divided into spans
         )
 
+    @property
+    def holds_back(self) -> bool:
+        """Whether responses wait for the limit."""
+        return bool(self._held)
+
     def _send(self) -> None:
         """Send what is held back, as far as the limit lets it through."""
         while self._held and (self._limit is None or self._pending < self._limit):
@@ -137,6 +166,8 @@ class SimulatedEngine(NoEngine):
                 self.cores.engine_works(True)
             self._pending += 1
             self._pick().submit(self._held.popleft())
+            if not self._held:
+                self.limit.when_none_waits()
 
     def _pick(self) -> SimulatedReplica:
         """Return the replica of a request: any one of those below the bound, of which there is always one."""

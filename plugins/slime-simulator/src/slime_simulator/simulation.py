@@ -20,6 +20,7 @@ from slime_core.plugins.registry import Registry
 from slime_core.protocols import DataSource, Metrics, RolloutEngine, Trainer
 from slime_core.rewards.scorer import Scorer
 from slime_core.rewards.transforms import raw
+from slime_core.rollout.concurrency import ConcurrencyLimit
 from slime_core.rollout.default import rollout
 from slime_core.rollout.group import failure_of
 from slime_core.rollout.single_turn import single_turn
@@ -120,6 +121,11 @@ class SimulatedRun(Run):
     paused_s: float = 0.0
     """Seconds of evaluations and checkpoints after steps but the last."""
 
+    @functools.cached_property
+    def concurrency(self) -> ConcurrencyLimit:
+        """The engine's own limit."""
+        return cast(SimulatedEngine, self.engine).limit
+
     async def evaluate(self, step: int) -> Metrics:
         """Take the time of an evaluation."""
         await self._pause(self.eval_s, step)
@@ -217,9 +223,7 @@ def simulated_run(
         costs.trainer, costs.update, gpus=cluster.trainer_gpus, samples=n, cores=engine.cores
     )
     run = make_run(
-        settings.having(
-            "rollout", "rollout_concurrency", None, origin="slime simulate"
-        ),  # the engine counts samples
+        settings,
         registry,
         engine=engine,
         trainer=trainer,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Literal, cast
 
 from slime_core.errors import SlimeError
@@ -128,6 +129,8 @@ class ConcurrencyLimit:
         """Most requests in flight; None is any number."""
         self.in_flight = 0
         """Requests that were let through, and are not answered."""
+        self.when_none_waits: Callable[[], None] = lambda: None
+        """Called when the last request that waited was let through or turned away."""
         self._engine, self._events = engine, events
         self._waiting: OrderedDict[asyncio.Future[bool], object] = OrderedDict()
         self._answers, self._waited = 0, False
@@ -138,6 +141,11 @@ class ConcurrencyLimit:
         self._newest: EngineLoad | None = None
         self._metrics: Metrics = {}
         self._retractions = 0
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether requests wait: further ones would gain nothing by being made now."""
+        return bool(self._waiting)
 
     async def enter(self, owner: object) -> bool:
         """Wait until a request may be sent, and count it as in flight; False if its owner was turned away meanwhile.
@@ -157,7 +165,9 @@ class ConcurrencyLimit:
         try:
             return await ticket
         except asyncio.CancelledError:
-            if self._waiting.pop(ticket, None) is None and _lets_in(ticket):
+            if self._waiting.pop(ticket, None) is not None:
+                self._tell_if_none_waits()
+            elif _lets_in(ticket):
                 self.leave(answered=False)
             raise
 
@@ -175,6 +185,7 @@ class ConcurrencyLimit:
         for ticket in [ticket for ticket, whose in self._waiting.items() if whose is owner]:
             del self._waiting[ticket]
             ticket.set_result(False)
+            self._tell_if_none_waits()
 
     def take_metrics(self) -> Metrics:
         """Return the limit, and what was seen since the last call; nothing without a limit."""
@@ -195,6 +206,11 @@ class ConcurrencyLimit:
             if not ticket.done():  # otherwise it is cancelled, and about to say so
                 self._let_in()
                 ticket.set_result(True)
+            self._tell_if_none_waits()
+
+    def _tell_if_none_waits(self) -> None:
+        if not self._waiting:
+            self.when_none_waits()
 
     def _let_in(self) -> None:
         self.in_flight += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+import math
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -20,6 +21,7 @@ from slime_core.rollout.group import copied, fresh, oldest_version, run_group
 from slime_core.rollout.user_hooks import KEPT_DESPITE
 from slime_core.rundir.events import DISPATCHER
 from slime_core.runtime.busy import Busy
+from slime_core.runtime.eager import start_now
 from slime_core.samples import Group
 
 
@@ -56,6 +58,7 @@ class Dispatcher:
         self._waves = 0
         self._is_open = False
         self._busy = Busy()
+        run.concurrency.when_none_waits = self._let_go_on
 
     def busy_s(self) -> float:
         """Return the seconds since the last call in which groups were being generated or scored."""
@@ -197,15 +200,36 @@ class Dispatcher:
         waiting, self._waiting = self._waiting, []
         for job in waiting:
             self._start(job)
-        while n := self.admission.wanted(self.jobs):
+        while n := min(self.admission.wanted(self.jobs), self._room()):
             self._count_wave()
-            for group in self._run.take(n):
+            for group in self._run.take(int(n)):
                 version = oldest_version(group, default=self.jobs.version)
                 if not self.admission.accepts(version, self.jobs):
                     group, version = fresh(group), self.jobs.version
                 job = self._job(group, version=version)
                 self.jobs.undecided.add(job)
                 self._start(job)
+
+    def _room(self) -> float:
+        """Return how many groups may be submitted now.
+
+        Where groups are in flight all the time, one that would only wait for the run's limit is not submitted: it counts from
+        the weights that the engine has when it is. The last one that is may wait, so that there is always a next request.
+        """
+        limit = self._run.concurrency
+        if limit.limit is None or not self.admission.carries:
+            return math.inf
+        return 0 if limit.holds_back else 1
+
+    def _let_go_on(self) -> None:
+        """Submit more, in the event loop's next turn: it may be inside a request that somebody ends."""
+        if self._is_open and self.admission.carries:
+            asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        if self._is_open:
+            self._advance()
+            self._changed.set()
 
     def _count_wave(self) -> None:
         """Refuse to take more prompts for a step whose filter has dropped as many as the most waves hold."""
@@ -221,10 +245,10 @@ class Dispatcher:
     def _start(self, job: Job) -> None:
         run = self._run
         work = run_group(run, job.group, params_of=run.sampling_params, engine=self._engine)
-        task = asyncio.create_task(work)
-        self._tasks[task] = job
         job.is_finished = False
         self._tell_of("group_submitted", job, version=job.version)
+        task = start_now(work)  # so that its requests are in line, or in flight
+        self._tasks[task] = job
         self._busy.add(1)
         task.add_done_callback(lambda _: self._busy.add(-1))
         if not self.admission.in_completion_order and not self.admission.carries:

@@ -21,6 +21,8 @@ Key = tuple[str, int, int]
 FINISHED, WANTED, TRAINED = "finished", "wanted", "trained"
 #: Seconds between instants that were recorded as one.
 _APART = 1e-6
+#: A moment that tells of no decision of the dispatcher's.
+NO_DECISION = "concurrency_changed"
 #: Of an event, what is no part of the decision that it tells. Among which step's records a group is that is dropped while the
 #: event loop passes on what a step got, is a matter of its turns.
 _NO_DECISION = {"group_dropped": ("lane", "at", "step")}
@@ -153,7 +155,7 @@ def decisions(events: Iterable[Event]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     version = None
     for event in events:
-        if event.get("lane") != DISPATCHER:
+        if event.get("lane") != DISPATCHER or event["name"] == NO_DECISION:
             continue
         if event["name"] == "weights_arrived":
             if event["version"] == version:

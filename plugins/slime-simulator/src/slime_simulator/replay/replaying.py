@@ -5,23 +5,25 @@ from __future__ import annotations
 import asyncio
 import functools
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from slime_core.config.derive import batch_sizes
 from slime_core.plugins.registry import Registry
+from slime_core.protocols import RolloutEngine
 from slime_core.rewards.scorer import Scorer
+from slime_core.rollout.concurrency import ConcurrencyLimit
 from slime_core.run.assemble import dropping_filter
 from slime_core.run.run import Run
-from slime_core.rundir.events import EventLog, read_events
+from slime_core.rundir.events import DISPATCHER, EventLog, read_events
 from slime_core.rundir.records import read_records
 from slime_core.runtime.virtual_time import run_in_virtual_time
 from slime_core.samples import Group, Sample
 
 from slime_simulator.replay.parts import ReplayedEngine, ReplayedPrompts, ReplayedTrainer
-from slime_simulator.replay.recording import TRAINED, WANTED, Recording, decisions
+from slime_simulator.replay.recording import NO_DECISION, TRAINED, WANTED, Recording, decisions
 from slime_simulator.replay.schedule import Schedule
 from slime_simulator.scenario import NEVER_SIMULATED, having
 from slime_simulator.simulation import make_run
@@ -77,11 +79,63 @@ class PacedRun(Run):
     """A run that asks for the groups of a step when the recorded one did."""
 
     schedule: Schedule = field(default_factory=lambda: Schedule([]))
+    recorded: Sequence[Mapping[str, Any]] = ()
+    """Decisions."""
+
+    @functools.cached_property
+    def concurrency(self) -> ConcurrencyLimit:
+        """A limit that had room when the recorded one had."""
+        return RecordedLimit(
+            self.settings.rollout.rollout_concurrency, self.engine, self.events, self.recorded
+        )
 
     async def next_groups(self, step: int) -> list[Group]:
         """Wait, and return the groups that the dispatcher has for a step."""
         await self.schedule.reached((WANTED, step, 0))
         return await super().next_groups(step)
+
+
+class RecordedLimit(ConcurrencyLimit):
+    """Has room for another group where the recorded run submitted one next; requests, whose ends are known, pass at once."""
+
+    def __init__(
+        self,
+        limit: int | Literal["auto"] | None,
+        engine: RolloutEngine,
+        events: EventLog,
+        recorded: Sequence[Mapping[str, Any]],
+    ) -> None:
+        super().__init__(limit, engine, events)
+        self._told, self._recorded = cast(DecisionLog, events), recorded
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether the next decision was another one."""
+        n = self._told.n_decisions
+        return n < len(self._recorded) and self._recorded[n]["name"] != "group_submitted"
+
+    async def enter(self, owner: object) -> bool:
+        """Let a request through."""
+        return True
+
+    def leave(self, *, answered: bool) -> None:
+        """Nothing to do."""
+
+
+class DecisionLog(EventLog):
+    """Events, of which it counts the decisions."""
+
+    n_decisions = 0
+    _version: int | None = None
+
+    def moment(self, name: str, *, lane: str, **more: Any) -> None:
+        """Take down what happens now."""
+        super().moment(name, lane=lane, **more)
+        is_again = name == "weights_arrived" and more["version"] == self._version
+        if lane == DISPATCHER and name != NO_DECISION and not is_again:
+            self.n_decisions += 1
+        if name == "weights_arrived":
+            self._version = more["version"]
 
 
 class Verdicts:
@@ -137,7 +191,6 @@ def replay(recording: Recording, registry: Registry) -> Replayed:
 async def _replay(recording: Recording, registry: Registry, verdicts: Verdicts, path: Path) -> None:
     # Weights are sent before an evaluation: when there is one stays, but it has no prompts.
     changed = {key: value for key, value in NEVER_SIMULATED.items() if key[0] != "eval"}
-    changed |= {("rollout", "rollout_concurrency"): None}  # it delays requests, whose ends are known
     settings = having(recording.settings, changed)
     real = batch_sizes(settings)
     sizes = replace(
@@ -154,9 +207,11 @@ async def _replay(recording: Recording, registry: Registry, verdicts: Verdicts, 
         source=ReplayedPrompts(recording.attempts),
         sizes=sizes,
         scorer=cast(Scorer, engine),
-        kind=functools.partial(PacedRun, schedule=schedule),
+        kind=functools.partial(
+            PacedRun, schedule=schedule, recorded=recording.decisions, events=DecisionLog(path)
+        ),
     )
-    run.num_steps, run.drop_reason, run.events = recording.num_steps, verdicts, EventLog(path)
+    run.num_steps, run.drop_reason = recording.num_steps, verdicts
     run.events.start(1)
     loop = registry.resolve("slime.loops", settings.run.loop)
     work = asyncio.ensure_future(loop(run))
