@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
+from slime_models.attention import dot_product_attention
 from slime_models.cpu import attends_in_bfloat16
 from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
@@ -85,13 +85,15 @@ class PackedAttention(MegatronModule):
         in_float32 = n_key < _FLOAT32_BELOW or not attends_in_bfloat16()
         if q.device.type == "cpu" and q.dtype.itemsize == 2 and in_float32:
             q, k, v = q.float(), k.float(), v.float()
-        mask = causal_lower_right(n_query, n_key)
+        causal = (
+            {"is_causal": True} if n_query == n_key else {"attn_mask": causal_lower_right(n_query, n_key)}
+        )
         repeats = q.size(1) // k.size(1)
         if repeats > 1 and q.is_cuda and q.dtype is torch.float32:
             # torch's kernels for float32 on CUDA take no groups; what does would hold the scores of all pairs of tokens.
             k, v = (x.repeat_interleave(repeats, dim=1) for x in (k, v))
         gqa = q.size(1) != k.size(1)
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self._scale, enable_gqa=gqa)
+        out = dot_product_attention(q, k, v, **causal, scale=self._scale, enable_gqa=gqa)
         return out.transpose(1, 2).flatten(0, 1).flatten(1).to(dtype)
 
 

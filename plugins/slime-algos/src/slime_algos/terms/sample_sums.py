@@ -17,9 +17,9 @@ def discounted_sums(values: Tensor, offsets: Tensor, *, discount: float) -> Tens
         offsets: int64 [N + 1]: sample i owns the tokens offsets[i]:offsets[i + 1].
         discount: weight of a token beside the one before it.
     """
-    left = torch.repeat_interleave(offsets[1:], offsets.diff()) - torch.arange(
-        len(values), device=values.device
-    )
+    n = len(values)
+    ends_of = torch.repeat_interleave(offsets[1:], offsets.diff(), output_size=n)
+    left = ends_of - torch.arange(n, device=values.device)
     sums, reach, longest = values, 1, int(left.max()) if len(left) else 0
     while reach < longest:
         later = torch.where(left[:-reach] > reach, sums[reach:], torch.zeros_like(sums[reach:]))

@@ -7,9 +7,9 @@ from functools import cached_property
 from typing import Protocol
 
 import torch
+from slime_models.attention import dot_product_attention
 from slime_models.family.architecture import Architecture
 from torch import Tensor
-from torch.nn import functional as F
 
 from slime_torch.model.cache import KvCache
 from slime_torch.model.norm import Norm
@@ -87,7 +87,7 @@ class _TorchPass:
         as_heads = heads.device.type == "cpu"
         shape = (n, self._n_query, 1, -1) if as_heads else (n, kv_heads, self._n_query // kv_heads, -1)
         queries = heads[:, : self._n_query].to(self._cache.dtype)
-        attended = F.scaled_dot_product_attention(
+        attended = dot_product_attention(
             queries.reshape(shape), keys, values, attn_mask=self._mask, enable_gqa=as_heads
         )
         return attended.reshape(n, -1).to(heads.dtype)

@@ -41,7 +41,7 @@ class KvCache:
         self._viewed = -1
         self._views: list[tuple[Tensor, Tensor]] = []
         self.addresses: list[tuple[int, int]] = []
-        """Of each layer, where its keys and its values begin: contiguous [slots, heads, capacity, head_dim] each."""
+        """On a CPU, of each layer, where its keys and its values begin: contiguous [slots, heads, capacity, head_dim] each."""
         self.free()
 
     @property
@@ -103,7 +103,8 @@ class KvCache:
     def _set(self, layers: list[Tensor]) -> None:
         # What a decoding step needs of them is made ready here: its time is short, and each view costs some of it.
         self._layers = layers
-        self.addresses = [(layer[0].data_ptr(), layer[1].data_ptr()) for layer in layers]
+        if self._device.type == "cpu":
+            self.addresses = [(layer[0].data_ptr(), layer[1].data_ptr()) for layer in layers]
         self._words = [layer.view(-1, self._dim).view(_WORD) for layer in layers]
         self._viewed, self._views = -1, []
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import torch
 from slime_core.errors import EngineError
+from slime_models.attention import dot_product_attention
 from slime_models.cpu import attends_in_bfloat16
 from slime_models.family.architecture import Architecture
 from torch import Tensor
-from torch.nn import functional as F
 
 from slime_torch.kernels.launch import can_compile
 from slime_torch.model.attention import Attention, Pass, TorchAttention
@@ -181,9 +181,10 @@ class Decoder:
         lengths = torch.tensor([len(prompt) for prompt in prompts], device=self.device)
         tokens = torch.tensor([token for prompt in prompts for token in prompt], device=self.device)
         ends = lengths.cumsum(0)
-        starts = (ends - lengths).repeat_interleave(lengths)
-        positions = torch.arange(len(tokens), device=self.device) - starts
-        where = torch.tensor(slots, device=self.device).repeat_interleave(lengths)
+        n = len(tokens)  # told, so that a GPU need not be asked
+        starts = (ends - lengths).repeat_interleave(lengths, output_size=n)
+        positions = torch.arange(n, device=self.device) - starts
+        where = torch.tensor(slots, device=self.device).repeat_interleave(lengths, output_size=n)
         a = self.architecture
         alike = [(len(list(run)), length) for length, run in itertools.groupby(prompts, len)]
         parts = [a.num_attention_heads, a.num_query_groups, a.num_query_groups]
@@ -194,7 +195,7 @@ class Decoder:
                 alike, torch.split(heads, [n * length for n, length in alike]), strict=True
             ):
                 q, k, v = torch.split(run.view(*shape, -1, a.head_dim).transpose(1, 2), parts, dim=1)
-                out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+                out = dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
                 attended.append(out.transpose(1, 2).reshape(len(run), -1))
             return torch.cat(attended).to(self.dtype)
 
