@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
+from slime_core.devices.cuda_variables import CUDA_VARIABLE_NAMES, MARK
 from slime_sglang.server.command import gpu_arguments, server_command, server_environment
 
 
@@ -13,7 +18,55 @@ def test_command_on_cuda_leaves_the_choices_to_sglang() -> None:
     assert " ".join(command[1:]) == (
         "-m slime_sglang.server.launch --model-path m --host 127.0.0.1 --port 8000 --dtype bfloat16"
     )
-    assert server_environment(device="cuda") == {}
+
+
+#: What a server on CUDA gets of slime, where there is no nvidia-smi to tell of an NVLink.
+ON_CUDA = {
+    "NCCL_NVLS_ENABLE": "0",
+    "SGLANG_MEMORY_SAVER_CUDA_GRAPH": "1",
+    "SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK": "0",
+}
+#: Starts a child as servers are started, after the trainer's variables were set in its parent; the child prints its environment.
+OWNER = """
+import asyncio, sys
+from pathlib import Path
+from slime_core.devices.cuda_variables import set_trainer_defaults
+from slime_sglang.server.command import server_environment
+from slime_sglang.server.process import ServerProcess
+
+async def main():
+    set_trainer_defaults()
+    server = ServerProcess(
+        [sys.executable, "-c", "import json, os; print(json.dumps(dict(os.environ)))"],
+        environment=server_environment(device=sys.argv[2]),
+        log=Path(sys.argv[1]),
+    )
+    await server.start()
+    assert await server.wait() == 0
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("device", "own", "expected"),
+    [
+        ("cuda", {}, ON_CUDA),
+        ("cuda", {"NCCL_NVLS_ENABLE": "2", "NCCL_CUMEM_ENABLE": "1"}, ON_CUDA | {"NCCL_NVLS_ENABLE": "2", "NCCL_CUMEM_ENABLE": "1"}),
+        ("cpu", {}, {}),
+    ],
+)  # fmt: skip
+def test_environment_of_a_servers_process(
+    tmp_path: Path, device: str, own: dict[str, str], expected: dict[str, str]
+) -> None:
+    """What the trainer in the parent got of slime does not reach it; what the user has set does."""
+    theirs = {name: value for name, value in os.environ.items() if name not in CUDA_VARIABLE_NAMES}
+    log = tmp_path / "log"
+    environment = theirs | {"PATH": str(tmp_path)} | own
+    subprocess.run([sys.executable, "-c", OWNER, str(log), device], env=environment, check=True)
+    found = json.loads(log.read_text())
+    assert {name: found[name] for name in CUDA_VARIABLE_NAMES if name in found} == expected
+    assert MARK not in found
 
 
 def test_command_on_a_cpu_bounds_the_cache_and_takes_pytorch() -> None:
@@ -34,7 +87,7 @@ def test_servers_on_a_cpu_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> No
         environment = server_environment(device="cpu", n_ranks_in_all=n_servers)
         assert environment["OMP_NUM_THREADS"] == str(threads)
     assert "OMP_NUM_THREADS" not in server_environment(device="cpu")
-    assert server_environment(device="cuda", n_ranks_in_all=2) == {}
+    assert "OMP_NUM_THREADS" not in server_environment(device="cuda", n_ranks_in_all=2)
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert "OMP_NUM_THREADS" not in server_environment(device="cpu", n_ranks_in_all=2)
 

@@ -18,6 +18,7 @@ from typing import Any, Concatenate
 
 from slime_core.config.build import Rank
 from slime_core.config.settings import Settings
+from slime_core.devices.cuda_variables import cuda_defaults
 from slime_core.errors import PluginError
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import Fingerprint, Metrics, Trainer, TransferPlan
@@ -40,6 +41,8 @@ class Surroundings:
     """File that the rank's output goes to."""
     ranks_of_machine: int
     """Ranks that share the cores of this machine."""
+    has_gpu: bool
+    """Whether the rank was given a GPU: then it gets the variables of `slime_core.devices.cuda_variables`, too."""
 
 
 @dataclass(frozen=True)
@@ -158,6 +161,8 @@ def _move_in(surroundings: Surroundings) -> None:
     cores = len(os.sched_getaffinity(0))
     os.environ["OMP_NUM_THREADS"] = str(max(1, cores // surroundings.ranks_of_machine))
     os.environ.update(surroundings.environment)
+    if surroundings.has_gpu:
+        os.environ.update(cuda_defaults("trainer", os.environ))
     os.chdir(surroundings.folder)
     sys.path += [entry for entry in surroundings.import_path if entry not in sys.path]
 

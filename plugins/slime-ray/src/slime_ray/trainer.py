@@ -14,6 +14,7 @@ import ray
 from slime_core.config.build import BuildContext, Rank
 from slime_core.config.derive import num_ranks
 from slime_core.config.sections import ClusterSection
+from slime_core.devices.cuda_variables import CUDA_VARIABLE_NAMES, users_environment
 from slime_core.errors import TrainerError
 from slime_core.plugins.registry import ALLOW_LIST
 from slime_core.protocols import Fingerprint, Metrics, Trainer, TrainerCapabilities, TransferPlan
@@ -160,7 +161,9 @@ class RayTrainer:
 
     async def _start_ranks(self, placement: Placement, count: int) -> None:
         actors = [
-            ray.remote(RankProcess).options(**placement.options(number)).remote(self._surroundings(number))
+            ray.remote(RankProcess)
+            .options(**placement.options(number))
+            .remote(self._surroundings(number, has_gpu=placement.gpus))
             for number in range(count)
         ]
         members = [
@@ -187,15 +190,17 @@ class RayTrainer:
         settings, lock = pickle.dumps(self._build.settings), self._build.registry.lock()
         await self._ranks.ask_each("start", [(settings, rank, lock) for rank in ranks])
 
-    def _surroundings(self, number: int) -> Surroundings:
+    def _surroundings(self, number: int, *, has_gpu: bool) -> Surroundings:
         section = self._build.settings.cluster
-        allowed = {ALLOW_LIST: os.environ[ALLOW_LIST]} if ALLOW_LIST in os.environ else {}
+        own = users_environment(os.environ)
+        passed_on = {name: own[name] for name in (ALLOW_LIST, *CUDA_VARIABLE_NAMES) if name in own}
         return Surroundings(
             folder=Path.cwd(),
             import_path=tuple(sys.path),
-            environment=allowed | section.train_env_vars,
+            environment=passed_on | section.train_env_vars,
             log=self._run_dir.rank_log(number),
             ranks_of_machine=section.actor_num_gpus_per_node,
+            has_gpu=has_gpu,
         )
 
     async def _hand_over(self, channel: MemoryChannel) -> None:

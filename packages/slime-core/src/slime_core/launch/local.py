@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from slime_core.config.build import BuildContext
 from slime_core.config.settings import Settings
+from slime_core.devices.cuda_variables import sees_gpu, set_trainer_defaults
 from slime_core.errors import TRACEBACK, Interrupted, RunError, SlimeError, exit_status
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import Trainer
@@ -32,6 +34,8 @@ logger = logging.getLogger(__name__)
 def launch[T](settings: Settings, registry: Registry, use: Callable[[Run], Awaitable[T]]) -> T:
     """Assemble the run with all its parts in this process, and return what `use` makes of it.
 
+    Where this process sees a GPU it gets the variables of `devices.cuda_variables` first.
+
     Args:
         settings: of the run.
         registry: the installed plugins.
@@ -40,6 +44,8 @@ def launch[T](settings: Settings, registry: Registry, use: Callable[[Run], Await
     Raises:
         SlimeError: the run could not be assembled, or what `use` raises.
     """
+    if sees_gpu(os.environ):
+        set_trainer_defaults()
     return run_event_loop(lambda stop: assemble_and(use, settings, registry, stop=stop))
 
 

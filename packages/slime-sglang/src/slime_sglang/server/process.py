@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from slime_core.devices.cuda_variables import users_environment
 from slime_core.runtime.at_exit import AtExit
 
 #: Seconds that a server gets to end by itself before it is killed.
@@ -27,7 +28,7 @@ class ServerProcess:
 
     Args:
         command: command line.
-        environment: variables to add to this process's.
+        environment: variables to add to those of this process that its user has set.
         log: file that its output goes to.
         name: how messages call it.
     """
@@ -55,7 +56,7 @@ class ServerProcess:
         with self.log.open("wb") as output:
             self._process = await asyncio.create_subprocess_exec(
                 *self._command,
-                env={**os.environ, **self._environment},
+                env={**users_environment(os.environ), **self._environment},
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=asyncio.subprocess.STDOUT,
