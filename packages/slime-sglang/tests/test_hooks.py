@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from slime_core.cli import doctor
 from slime_core.config.build import BuildContext
 from slime_core.config.load import load_settings
 from slime_core.errors import ConfigError
@@ -198,3 +201,30 @@ def test_images_want_a_model_that_sees_them_and_no_router(tmp_path: Path) -> Non
     assert build_problems(*images, folder=tmp_path) == []
     (problem,) = build_problems(*images, "--router-policy", "random", folder=tmp_path)
     assert "fleet.router_policy: found it with data.multimodal_keys; wanted no router" in problem
+
+
+def test_doctor_says_what_an_update_takes_of_the_staging_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    words = ["--json", *REQUIRED, "--hf-checkpoint", str(model), "--sglang-staging-dir", str(tmp_path)]
+
+    def told() -> tuple[str, list[str]]:
+        doctor.main(words)
+        found = json.loads(capsys.readouterr().out)
+        return found["machine"]["an update of weights"], [one for one in found["problems"] if "update" in one]
+
+    assert told() == (f"is staged at {tmp_path}; how large is known when the model's folder is there", [])
+    for name, size in (("model-1.safetensors", 2_000_000_000), ("model-2.safetensors", 500_000_000)):
+        (model / name).touch()
+        os.truncate(model / name, size)  # takes no room
+    said, problems = told()
+    assert said.startswith(f"2.5 GB at {tmp_path}, where ")
+    assert (said.endswith(" are free"), problems) == (True, [])
+    os.truncate(model / "model-1.safetensors", 4 * 10**12)
+    said, problems = told()
+    assert said.endswith("; wanted 4000.5 GB, or another --sglang-staging-dir")
+    assert problems == [f"an update of weights: {said}"]
+    words[-1] = str(tmp_path / "none")
+    assert told()[0] == f"found no {tmp_path}/none (No such file or directory); wanted a folder for 4000.5 GB"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.metadata
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slime_core.config.derive import num_ranks
@@ -86,11 +88,30 @@ def slime_check_build(build: BuildContext) -> list[Problem]:
 
 @hookimpl
 def slime_environment() -> Mapping[str, str]:
-    """Return the versions of megatron-core and torch."""
-    versions = {}
-    for name in ("megatron-core", "torch"):
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            versions[name] = "not installed: the trainer megatron cannot be used"
+    """Return the versions of megatron-core and torch, the CUDA that torch is built for, and what is used on CUDA if it is there."""
+    needed = "not installed: the trainer megatron cannot be used"
+    versions = {name: _version(name) or needed for name in ("megatron-core", "torch")}
+    versions["CUDA of torch"] = _cuda_of_torch()
+    versions["transformer-engine"] = (
+        _version("transformer-engine") or "not installed; --transformer-impl transformer_engine wants it"
+    )
     return versions
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _cuda_of_torch() -> str:
+    """Read what torch is built for from its own `version.py`: importing torch takes seconds."""
+    try:
+        file = importlib.metadata.distribution("torch").locate_file("torch/version.py")
+        found = re.search(r"^cuda\b.*= (?:'([0-9.]+)'|None)$", Path(str(file)).read_text(), re.MULTILINE)
+    except (importlib.metadata.PackageNotFoundError, OSError):
+        found = None
+    if found is None:
+        return "unknown"
+    return found[1] or "none: a build for the CPU"

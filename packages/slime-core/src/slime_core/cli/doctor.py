@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from importlib_metadata import PackageNotFoundError, distributions, version
@@ -12,15 +17,32 @@ from rich.console import Console
 from slime_core.checks.chosen_plugins import chosen
 from slime_core.cli.arguments import read_stages, wants_help
 from slime_core.cli.machine import machine
+from slime_core.config.settings import Settings
+from slime_core.config.stages import Stage
+from slime_core.devices.cuda_variables import CUDA_VARIABLES, cuda_defaults, sees_gpu, users_environment
 from slime_core.errors import PluginError
 from slime_core.plugins.registry import Registry
 
-HELP = """usage: slime doctor [RECIPE.toml ... [--flag value ...]]
+HELP = """usage: slime doctor [--json] [RECIPE.toml ... [--flag value ...]]
 
-Prints what this machine has (cores, memory, disk, GPUs), the installed slime packages and whether what they require fits.
-With a recipe: which of the plugins that it chooses are missing. Exit status 1 if something is missing."""
+Prints what this machine has (cores, memory, disk, shared memory, ports, GPUs and their links), the installed slime packages and
+whether what they require fits, the versions of what they compute with, and the environment variables that processes get where they
+use CUDA (docs/clusters.md). With a recipe: which of the plugins that it chooses are missing. --json prints one JSON object instead.
+Imports none of the packages that compute, and needs no tool: what cannot be known is said. Exit status 1 if something is missing."""
 
 _REQUIREMENT = re.compile(r"^([A-Za-z0-9._-]+)(?:\[[^\]]*\])?\s*([^;]*)(;.*)?$")
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What is found, as text by name."""
+
+    machine: dict[str, str]
+    packages: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Each of ours, with its version -> what it requires -> the version that is there, or what is wrong with it."""
+    versions: dict[str, str] = field(default_factory=dict)
+    variables: dict[str, str] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
 
 
 def main(argv: list[str]) -> int:
@@ -28,43 +50,58 @@ def main(argv: list[str]) -> int:
     if wants_help(argv):
         print(HELP)
         return 0
-    console = Console(soft_wrap=True, highlight=False)
-    console.print("[bold]this machine[/bold]")
-    for name, value in machine(Path.cwd()).items():
-        console.print(f"  {name}: {value}", markup=False)
-    problems = _packages(console)
+    words = [word for word in argv if word != "--json"]
     registry = Registry.from_environment()
-    console.print("[bold]what installed plugins compute with[/bold]")
-    versions = dict(each for answer in registry.hooks.slime_environment() for each in answer.items())
-    for name, value in sorted(versions.items()):
-        console.print(f"  {name}: {value}", markup=False)
-    for distribution, why in registry.broken_hooks.items():
-        problems += 1
-        console.print(f"[red]{distribution}: {why}[/red]")
-    if argv:
-        problems += _recipe(console, argv, registry)
-    console.print("[green]nothing is missing[/green]" if not problems else f"[red]{problems} problems[/red]")
-    return 1 if problems else 0
+    found = Findings(machine(Path.cwd()))
+    _packages(found)
+    versions = registry.hooks.slime_environment()
+    found.versions.update(sorted(each for answer in versions for each in answer.items()))
+    found.problems.extend(f"{name}: {why}" for name, why in registry.broken_hooks.items())
+    stages = read_stages(words, registry) if words else []
+    found.variables.update(_variables(stages))
+    found.problems.extend(_missing(stages, registry))
+    for stage in stages[:1]:
+        _staging(found, stage.settings)
+    if len(words) < len(argv):
+        print(json.dumps(asdict(found), indent=2))
+    else:
+        _show(found)
+    return 1 if found.problems else 0
 
 
-def _packages(console: Console) -> int:
-    problems = 0
+def _show(found: Findings) -> None:
+    console = Console(soft_wrap=True, highlight=False)
+
+    def table(title: str, rows: Mapping[str, str]) -> None:
+        console.print(f"[bold]{title}[/bold]")
+        for name, value in rows.items():
+            is_wrong = f"{name}: {value}" in found.problems
+            console.print(f"  {name}: {value}", markup=False, style="red" if is_wrong else None)
+
+    table("this machine", found.machine)
+    for name, requirements in found.packages.items():
+        table(name, requirements)
+    table("what installed plugins compute with", found.versions)
+    table("variables of processes that use CUDA", found.variables)
+    for problem in found.problems:
+        console.print(problem, markup=False, style="red")
+    n = len(found.problems)
+    console.print("[green]nothing is missing[/green]" if not n else f"[red]{n} problems[/red]")
+
+
+def _packages(found: Findings) -> None:
     ours = sorted({d.name: d for d in distributions() if d.name.startswith("slime-")}.items())
     for name, distribution in ours:
-        console.print(f"[bold]{name} {distribution.version}[/bold]")
+        rows = found.packages[f"{name} {distribution.version}"] = {}
         for requirement in distribution.requires or ():
             match = _REQUIREMENT.match(requirement)
             if match is None or "extra ==" in (match[3] or ""):
                 continue
-            found = _version(match[1])
-            if found is None or not SpecifierSet(match[2].strip()).contains(found, prereleases=True):
-                problems += 1
-                console.print(
-                    f"  [red]{match[1]}: found {found or 'nothing'}; wanted {match[2].strip() or 'any version'}[/red]"
-                )
-            else:
-                console.print(f"  {match[1]} {found}")
-    return problems
+            wanted, there = match[2].strip(), _version(match[1])
+            rows[match[1]] = there or ""
+            if there is None or not SpecifierSet(wanted).contains(there, prereleases=True):
+                rows[match[1]] = f"found {there or 'nothing'}; wanted {wanted or 'any version'}"
+                found.problems.append(f"{match[1]}: {rows[match[1]]}")
 
 
 def _version(name: str) -> str | None:
@@ -74,13 +111,58 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _recipe(console: Console, argv: list[str], registry: Registry) -> int:
-    problems = 0
-    stages = read_stages(argv, registry)
+def _variables(stages: Sequence[Stage]) -> dict[str, str]:
+    """Return what processes that are started here would get of each variable, and who says so."""
+    own = users_environment(os.environ)
+    given: dict[str, str] = {}
+    for stage in stages:
+        given |= stage.settings.cluster.train_env_vars
+    rows = (
+        {} if sees_gpu(own) else {"on this machine": "none is set, as no GPU is seen; with one it would be:"}
+    )
+    for variable in CUDA_VARIABLES:
+        told = []
+        for receiver in variable.values:
+            name = variable.name
+            if receiver == "trainer" and name in given:
+                value, by = given[name], "by --train-env-vars"
+            elif name in own:
+                value, by = own[name], "by this environment"
+            else:
+                value, by = cuda_defaults(receiver, own)[name], "by slime"
+            told.append(f"{receiver} {value} ({by})")
+        rows[variable.name] = ", ".join(told)
+    return rows
+
+
+def _staging(found: Findings, settings: Settings) -> None:
+    """Tell how much an update of weights takes where the engine stages it, which one that has servers does in a folder."""
+    section = settings.sections.get(settings.rollout.rollout_engine.rpartition("/")[2])
+    folder = getattr(section, "staging_dir", None)
+    if folder is None:
+        return
+    what = "an update of weights"
+    size = sum(file.stat().st_size for file in Path(settings.model.hf_checkpoint).glob("*.safetensors"))
+    if not size:
+        found.machine[what] = f"is staged at {folder}; how large is known when the model's folder is there"
+        return
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        found.machine[what] = f"found no {folder} ({error.strerror}); wanted a folder for {size / 1e9:.1f} GB"
+    else:
+        lacks = free < size
+        more = f"; wanted {size / 1e9:.1f} GB, or another --sglang-staging-dir" if lacks else ""
+        found.machine[what] = f"{size / 1e9:.1f} GB at {folder}, where {free / 1e9:.1f} GB are free{more}"
+        if not lacks:
+            return
+    found.problems.append(f"{what}: {found.machine[what]}")
+
+
+def _missing(stages: Sequence[Stage], registry: Registry) -> Iterator[str]:
+    """Yield which of the plugins that are chosen cannot be had."""
     for choice in dict.fromkeys(c for stage in stages for c in chosen(stage.settings, registry)):
         try:
             registry.resolve(choice.group, choice.reference, flag=choice.flag)
         except PluginError as error:
-            problems += 1
-            console.print(f"[red]{choice.setting}: {error}[/red]")
-    return problems
+            yield f"{choice.setting}: {error}"

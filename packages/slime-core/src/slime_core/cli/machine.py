@@ -1,17 +1,26 @@
-"""What this machine has: Python, cores, memory, disk, GPUs. Imports no heavy package."""
+"""What this machine has: Python, cores, memory, disk, shared memory, ports, GPUs. Imports no heavy package."""
 
 from __future__ import annotations
 
 import os
 import platform
 import shutil
-import subprocess
+import socket
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+
+from slime_core.devices.nvidia_smi import describe_links, nvidia_smi, read_links
 
 #: Where containers find the limit of their memory, in bytes or `max`: control groups of version 2 and 1.
 _MEMORY_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 _CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
+#: Where updates of weights are staged for SGLang servers, and Ray keeps its objects.
+SHARED_MEMORY = Path("/dev/shm")
+#: Ports that a Ray cluster listens on unless it is told others, by what they are for.
+_RAY_PORTS = {6379: "head of a Ray cluster", 8265: "its dashboard"}
+#: From which the kernel takes ports where a program does not say which: servers, router and ranks.
+_PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def machine(folder: Path) -> dict[str, str]:
@@ -23,7 +32,10 @@ def machine(folder: Path) -> dict[str, str]:
         "cores": _cores(),
         "memory": _memory(),
         "disk": f"{_gb(disk.free)} free of {_gb(disk.total)} at {folder}",
+        "shared memory": shared_memory(),
+        "ports": ports(),
         "gpu": "; ".join(gpus()) or "no GPU",
+        "links of GPUs": _links(),
     }
 
 
@@ -51,21 +63,13 @@ def _memory() -> str:
 
 def gpus() -> list[str]:
     """Return name, memory and driver of each GPU that the driver's own tool knows; none where it is not there."""
-    query = [
-        "nvidia-smi",
-        "--query-gpu=name,memory.total,memory.free,driver_version",
-        "--format=csv,noheader",
-    ]
+    wanted = "--query-gpu=name,memory.total,memory.free,driver_version"
     try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
-    except FileNotFoundError:
-        return []
-    except (OSError, subprocess.TimeoutExpired) as error:
+        told = nvidia_smi(wanted, "--format=csv,noheader")
+    except OSError as error:
         return [f"unknown: nvidia-smi: {error}"]
-    if done.returncode != 0:
-        return [f"unknown: nvidia-smi: {(done.stdout + done.stderr).strip() or f'status {done.returncode}'}"]
     found = []
-    for line in done.stdout.splitlines():
+    for line in told.splitlines():
         name, total, free, driver = (part.strip() for part in line.split(","))
         found.append(f"{name}, {free} free of {total}, driver {driver}")
     return found
@@ -86,3 +90,38 @@ def _kib(text: str) -> int | None:
 
 def _gb(n: int) -> str:
     return f"{n / 1e9:.1f} GB"
+
+
+def _links() -> str:
+    """Return what joins the GPUs: NVLinks (`NV` and how many), or a way over PCIe by the tool's own names."""
+    try:
+        links = read_links(nvidia_smi("topo", "-m"))
+    except OSError as error:
+        return f"unknown: nvidia-smi: {error}"
+    return describe_links(links) if links else "none"
+
+
+def shared_memory(folder: Path = SHARED_MEMORY) -> str:
+    """Return how much room a folder in shared memory has."""
+    try:
+        found = shutil.disk_usage(folder)
+    except OSError as error:
+        return f"none: {folder}: {error.strerror}"
+    return f"{_gb(found.free)} free of {_gb(found.total)} at {folder}"
+
+
+def ports(listened_on: Mapping[int, str] = _RAY_PORTS, kernels: Path = _PORT_RANGE) -> str:
+    """Return the range from which servers and ranks get ports, and whether those of a Ray cluster are free."""
+    first, last = (_read(kernels).split() or ["?", "?"])[:2]
+    each = [f"{port} ({what}) {'free' if _is_free(port) else 'taken'}" for port, what in listened_on.items()]
+    return "; ".join([f"{first} to {last} for servers and ranks", *each])
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("", port))
+        except OSError:
+            return False
+    return True
