@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 from slime_core.errors import ConfigError
+from slime_core.run.step_record import StepRecord
 from slime_core.rundir.events import EventLog, read_events
 
 
@@ -160,3 +162,20 @@ def test_a_damaged_line_is_named(path, text, told):
 def test_no_file_is_said_to_be_none(path):
     with pytest.raises(ConfigError, match=r"no such file; wanted the events of a run; slime train writes it"):
         list(read_events(path))
+
+
+def test_what_was_told_is_in_the_file_while_the_next_phase_goes_on(path):
+    """However short the time since lines were written last."""
+    clock = Clock()
+    log = EventLog(path, clock=clock)
+    log.start(step=1)
+    record = StepRecord(step=1)
+    with record.timed("batch", log):
+        pass
+    with record.timed("train", log):
+        deadline = time.monotonic() + 30
+        while '"batch"' not in path.read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    log.close()
+    assert [line["name"] for line in lines(path)] == ["header", "batch", "train"]

@@ -20,6 +20,7 @@ COMMANDS = {
         "evaluate a model, or a run's newest checkpoint, on held-out prompts",
     ),
     "samples": ("slime_core.cli.samples", "print samples of a run: prompt, response, reward, and why"),
+    "top": ("slime_core.cli.top", "show what a run is doing, live, from the files of its folder"),
     "trace": ("slime_core.cli.trace", "write the timeline of a run as a file for Perfetto"),
     "check": ("slime_core.cli.check", "check a recipe and its data without starting anything"),
     "plugins": ("slime_core.cli.plugins", "list, show and check installed plugins"),

@@ -247,6 +247,7 @@ class Run(GeneratingHalf):
         if self.eval_source is None:
             return {}
         await self.ready_engine()
+        self.events.hand_over()
         begin = now()
         write = functools.partial(self.run_dir.write_samples, step, evaluation=True)
         metrics, accuracy = await within(

@@ -32,7 +32,11 @@ class StepRecord:
 
     @contextlib.contextmanager
     def timed(self, phase: str, events: EventLog, *, lane: str = LOOP) -> Iterator[None]:
-        """Add the time of a block to `perf/<phase>_time`, seconds, and tell it as a span of the step."""
+        """Add the time of a block to `perf/<phase>_time`, seconds, and tell it as a span of the step.
+
+        What was told before is written as the block begins, so that the file says meanwhile what the run is at.
+        """
+        events.hand_over()
         begin = now()
         try:
             yield
