@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from slime_core.errors import SampleError
 from slime_core.samples.compact import (
@@ -18,7 +19,7 @@ from slime_core.samples.compact import (
     MASK,
     Floats,
     Ints,
-    concatenated,
+    dtype_of,
     is_compact,
     view,
 )
@@ -69,12 +70,13 @@ def check_lengths(sample: Fields) -> None:
     n, total = sample.response_length, len(sample.tokens)
     if not 0 <= n <= total:
         raise SampleError(f"{sample.name}: response_length {n} with {total} tokens in all")
-    columns = (sample.loss_mask, sample.rollout_log_probs, sample.teacher_log_probs)
-    for name, values in zip(("loss_mask", "rollout_log_probs", "teacher_log_probs"), columns, strict=True):
-        if values is not None and len(values) != n:
-            raise SampleError(
-                f"{sample.name}: {name} has {len(values)} entries for response_length {n}; {_TODO}"
-            )
+    mask, log_probs, teacher = sample.loss_mask, sample.rollout_log_probs, sample.teacher_log_probs
+    if mask is not None and len(mask) != n:
+        raise _uneven(sample, "loss_mask", mask)
+    if log_probs is not None and len(log_probs) != n:
+        raise _uneven(sample, "rollout_log_probs", log_probs)
+    if teacher is not None and len(teacher) != n:
+        raise _uneven(sample, "teacher_log_probs", teacher)
     offsets = sample.rollout_top_p_token_offsets
     if offsets is not None:
         ids = [] if sample.rollout_top_p_token_ids is None else sample.rollout_top_p_token_ids
@@ -90,6 +92,11 @@ def check_lengths(sample: Fields) -> None:
         )
 
 
+def _uneven(sample: Fields, name: str, values: Ints | Floats) -> SampleError:
+    found = f"{name} has {len(values)} entries for response_length {sample.response_length}"
+    return SampleError(f"{sample.name}: {found}; {_TODO}")
+
+
 def check_fields(sample: Fields, *, vocab_size: int | None = None, compact: bool = True) -> None:
     """Check every field of a sample: about half a millisecond for 8,192 tokens in lists, 20 µs in `Compact` columns.
 
@@ -102,12 +109,12 @@ def check_fields(sample: Fields, *, vocab_size: int | None = None, compact: bool
         SampleError: names the sample, the field, what was found and what was wanted.
     """
     values = vars(sample)
-    given = given_fields(tuple(values), tuple(map(type, values.values())))
+    given = given_fields(tuple(values), tuple(map(type, values.values()))) or _looked_at(sample)
     _check_plain(sample, given)
     most = MAX_ID if vocab_size is None else vocab_size - 1
     if compact or not is_compact(sample.tokens, IDS):
         _check_ids(sample, "tokens", sample.tokens, most)
-    if given is None or given.further_columns:
+    if given.further_columns:
         _check_mask(sample)
         _check_log_probs(sample, "teacher_log_probs", sample.teacher_log_probs)
         _check_sampling_masks(sample, most)
@@ -118,8 +125,8 @@ def check_fields(sample: Fields, *, vocab_size: int | None = None, compact: bool
         _check_spans(sample)
     check_lengths(sample)
     _check_versions(sample)
-    for name in JSON_FIELDS if given is None else given.dicts:
-        if values.get(name):
+    for name in given.dicts:
+        if values[name]:
             _check_json(sample, name)
     for phase, seconds in sample.timings.items():
         if not _is_finite(seconds):
@@ -134,27 +141,41 @@ def check_numbers(samples: Sequence[Fields], *, vocab_size: int | None = None) -
         SampleError: as `check_fields` of the first sample with one that is out of its range.
     """
     most = MAX_ID if vocab_size is None else vocab_size - 1
-    ids = concatenated([s.tokens for s in samples if is_compact(s.tokens, IDS)], IDS)
-    found = [s.rollout_log_probs for s in samples]
-    log_probs = concatenated([column for column in found if is_compact(column, FLOAT32)], FLOAT32)
     # As unsigned numbers the negative ones are the largest. Of NaN both bounds are NaN.
-    if (ids.size and _largest(ids.view(np.uint32)) > most) or not (
+    ids = _joined([s.tokens for s in samples], IDS).view(np.uint32)
+    log_probs = _joined([s.rollout_log_probs for s in samples], FLOAT32)
+    if (ids.size and _largest(ids) > most) or not (
         not log_probs.size or (_smallest(log_probs) > -math.inf and _largest(log_probs) <= LOG_PROB_SLACK)
     ):
         for sample in samples:
             check_fields(sample, vocab_size=vocab_size)
 
 
-def _check_plain(sample: Fields, given: GivenFields | None) -> None:
+def _joined(columns: Sequence[Ints | Floats | None], typecode: str) -> NDArray[Any]:
+    """Return those columns that are compact ones of a type, to be looked at: memory that is read-only."""
+    joined = b"".join([column for column in columns if is_compact(column, typecode)])
+    return np.frombuffer(joined, dtype=dtype_of(typecode))
+
+
+def _looked_at(sample: Fields) -> GivenFields:
+    """Return which fields a sample has by looking at each; raises SampleError where one is of a wrong type."""
+    for name, (types, wanted) in TYPES.items():
+        value = getattr(sample, name)
+        if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+            raise _wrong(sample, name, value, wanted)
     values = vars(sample)
-    if given is None:
-        for name, (types, wanted) in TYPES.items():
-            value = getattr(sample, name)
-            if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
-                raise _wrong(sample, name, value, wanted)
-    for name in TEXTS if given is None else given.texts:
-        if isinstance(text := values.get(name), str) and not text.isascii():
-            _check_text(sample, name, text)
+    return GivenFields(
+        texts=tuple(name for name in TEXTS if isinstance(values.get(name), str)),
+        dicts=tuple(name for name in JSON_FIELDS if name in values),
+        further_columns=True,
+    )
+
+
+def _check_plain(sample: Fields, given: GivenFields) -> None:
+    values = vars(sample)
+    for name in given.texts:
+        if not values[name].isascii():
+            _check_text(sample, name, values[name])
     if not isinstance(sample.status, Status):
         raise _wrong(sample, "status", sample.status, "a Status, such as Status.COMPLETED")
     if not _is_finite(sample.non_generation_time):
