@@ -35,6 +35,8 @@ class Scorer:
         self._pool_of = pool_of
         self._pools = {reference: pool_of(reference) for reference in weights}
         self._started: dict[str, asyncio.Task[None]] = {}
+        self._ready: dict[str, RewardPool] = {}
+        """Those of them that have started."""
 
     async def start(self) -> None:
         """Start the pools of the run's own rewards.
@@ -51,7 +53,8 @@ class Scorer:
     async def score(self, sample: Sample) -> Result:
         """Score one sample."""
         try:
-            weights, pools = await self._chosen([sample])
+            weights = self._weights_of(self._own(sample))
+            pools = [self._ready.get(reference) or await self._start(reference) for reference in weights]
         except PluginError as error:
             return _unscored(sample, error)
         if len(pools) == 1 and 1.0 in weights.values():
@@ -61,7 +64,8 @@ class Scorer:
     async def score_group(self, group: Group) -> list[Result]:
         """Score a whole group with one call of a group reward; one result a sample, in order."""
         try:
-            weights, pools = await self._chosen(group)
+            weights = self._weights_of(self._own_of_all(group))
+            pools = [self._ready.get(reference) or await self._start(reference) for reference in weights]
         except PluginError as error:
             return [_unscored(sample, error) for sample in group]
         if len(pools) == 1 and 1.0 in weights.values():
@@ -78,19 +82,17 @@ class Scorer:
             starting.cancel()
         await asyncio.gather(*(pool.close() for pool in self._pools.values()))
 
-    async def _chosen(self, group: Sequence[Sample]) -> tuple[Mapping[str, float], list[RewardPool]]:
-        """Return the rewards of a group with their weights, and their pools, started."""
-        weights = self._weights_of(group)
-        return weights, [await self._started_pool(reference) for reference in weights]
+    def _weights_of(self, own: str | None) -> Mapping[str, float]:
+        """Return the rewards of a sample that chooses `own`, and their weights."""
+        return self._weights if own is None else {own: 1.0}
 
-    def _weights_of(self, group: Sequence[Sample]) -> Mapping[str, float]:
+    def _own_of_all(self, group: Sequence[Sample]) -> str | None:
         own = {self._own(sample) for sample in group}
         if len(own) > 1:
             raise PluginError(
                 f"its group chooses several rewards, {sorted(map(str, own))}; a group is scored by one"
             )
-        reference = own.pop() if own else None
-        return self._weights if reference is None else {reference: 1.0}
+        return own.pop() if own else None
 
     def _own(self, sample: Sample) -> str | None:
         if sample.custom_rm_path is not None:
@@ -100,13 +102,6 @@ class Scorer:
             raise PluginError(f"metadata['rm_type'] is {own!r}; wanted the name of a reward")
         return own
 
-    async def _started_pool(self, reference: str) -> RewardPool:
-        starting = self._started.get(reference)
-        if starting is not None and starting.done() and not starting.cancelled():
-            starting.result()
-            return self._pools[reference]
-        return await self._start(reference)
-
     async def _start(self, reference: str) -> RewardPool:
         if reference not in self._pools:
             self._pools[reference] = self._pool_of(reference)
@@ -114,6 +109,7 @@ class Scorer:
             self._started[reference] = asyncio.create_task(self._pools[reference].start())
         # Shielded: one caller that gives up must not stop the start that others wait for.
         await asyncio.shield(self._started[reference])
+        self._ready[reference] = self._pools[reference]
         return self._pools[reference]
 
 

@@ -220,7 +220,9 @@ class ConcurrencyLimit:
             self._watch.add_done_callback(self._stopped)
 
     def _note(self, name: str, value: float) -> None:
-        """Remember the largest value of a metric."""
+        """Remember the largest value of a metric, if there is a limit."""
+        if self.limit is None:
+            return
         self._metrics[name] = max(self._metrics.get(name, 0.0), float(value))
 
     async def _read_loads(self) -> None:

@@ -77,7 +77,8 @@ def _speculation(samples: Iterable[Sample]) -> Metrics:
     """Return acceptance rate and tokens per verification pass of speculative decoding; empty without it."""
     counts: Counter[str] = Counter()
     for sample in samples:
-        counts.update(sample.spec_info)
+        if sample.spec_info:
+            counts.update(sample.spec_info)
     if not counts["spec_draft_token_num"] or not counts["spec_verify_ct"]:
         return {}
     return {
@@ -136,7 +137,8 @@ def _prefix_cache(samples: Sequence[Sample]) -> Metrics:
     """Return the hit rate of the engine's prefix cache and cached tokens per sample; empty if the engine reports none."""
     counts: Counter[str] = Counter()
     for sample in samples:
-        counts.update(sample.prefix_cache_info)
+        if sample.prefix_cache_info:
+            counts.update(sample.prefix_cache_info)
     if not counts["total_prompt_tokens"]:
         return {}
     return {
