@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 
 import numpy as np
 import pytest
@@ -53,6 +54,24 @@ def test_every_number_comes_back_as_it_was(samples, tmp_path_factory):
     rows = written(path, samples)
     assert [{name: row[name] for name in COLUMNS} for row in rows] == [columns(sample) for sample in samples]
     assert [Sample.from_dict(row) for row in rows] == samples
+
+
+def test_the_archive_is_what_numpy_writes(tmp_path):
+    sample = Sample(index=3, tokens=[1, 2], response_length=2, rollout_log_probs=[-0.5, -1.0])
+    written(tmp_path / "a.jsonl", [sample])
+    columns = {
+        "index": np.array([3]),
+        "tokens": np.array([1, 2], dtype=np.int32),
+        "tokens_offsets": np.array([0, 2]),
+        "rollout_log_probs": np.array([-0.5, -1.0], dtype=np.float32),
+        "rollout_log_probs_offsets": np.array([0, 2]),
+    }
+    with zipfile.ZipFile(tmp_path / "a.npz") as archive:
+        found = {name: archive.read(name) for name in archive.namelist()}
+    for name, column in columns.items():
+        np.save(tmp_path / "column.npy", column)
+        assert found.pop(f"{name}.npy") == (tmp_path / "column.npy").read_bytes()
+    assert not found
 
 
 def test_lines_are_readable_without_the_columns(tmp_path):
