@@ -249,7 +249,7 @@ def _make_sender(on_thread: Callable[..., Any], registry: Registry) -> WeightSen
 
 
 def _next_bucket(buckets: Any) -> tuple[list[tuple[str, Any]], Fingerprint] | None:
-    from slime_models.transfer.fingerprint import fingerprint
+    from slime_models.transfer.fingerprint import fingerprints_of
 
     bucket = next(buckets, None)
-    return None if bucket is None else (bucket, {name: fingerprint(tensor) for name, tensor in bucket})
+    return None if bucket is None else (bucket, fingerprints_of(bucket))

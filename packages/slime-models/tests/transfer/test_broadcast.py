@@ -37,7 +37,21 @@ def meeting():
     return store, channel
 
 
-def broadcast(channel, work, file, capacity=4096):
+def rooms(memory):
+    """Memory for each name in turn, until there is none left."""
+    places = {}
+
+    def room(name, n_bytes):
+        begin = sum(place.numel() for place in places.values())
+        if begin + n_bytes > len(memory):
+            return None
+        places[name] = memory[begin : begin + n_bytes]
+        return places[name]
+
+    return room, places
+
+
+def broadcast(channel, work, room):
     """Run a sender's work and a receiver side by side; returns what the receiver returns or raises."""
 
     def sending():
@@ -45,58 +59,63 @@ def broadcast(channel, work, file, capacity=4096):
             work(sender)
 
     with ThreadPoolExecutor(2) as threads:
-        received = threads.submit(receive_broadcast, channel, 1, file, capacity=capacity)
+        received = threads.submit(receive_broadcast, channel, 1, room)
         sent = threads.submit(sending)
         return sent, received
 
 
-def test_a_broadcast_brings_every_byte(meeting, tmp_path):
+def test_a_broadcast_brings_every_byte(meeting):
     values = tensors(1, torch.bfloat16)
 
     def work(sender):
-        for name, tensor in values.items():
-            sender.put([(name, tensor)], {name: fingerprint(tensor)})
+        names = list(values)
+        for bucket in (names[:2], names[2:]):
+            sender.put(
+                [(name, values[name]) for name in bucket],
+                {name: fingerprint(values[name]) for name in bucket},
+            )
         sender.end()
 
-    _, received = broadcast(meeting[1], work, tmp_path / "w")
-    data = (tmp_path / "w").read_bytes()
+    room, places = rooms(torch.zeros(4096, dtype=torch.uint8))
+    _, received = broadcast(meeting[1], work, room)
     manifest = received.result()
     specs = {name: Spec(shape=shape, dtype="bfloat16") for name, shape in SHAPES.items()}
     check_manifest(manifest, specs, version="7")
     for entry in manifest.entries:
-        arrived = data[entry.offset : entry.offset + entry.n_bytes]
-        assert arrived == bits(values[entry.name]).numpy().tobytes()
+        arrived = places.get(entry.name, torch.empty(0, dtype=torch.uint8))
+        assert arrived.equal(bits(values[entry.name]))
         assert entry.fingerprint == fingerprint(values[entry.name])
 
 
-def test_a_receiver_drops_what_is_too_much_and_says_what_came(meeting, tmp_path):
+def test_a_receiver_drops_what_it_has_no_room_for_and_says_what_came(meeting):
     def work(sender):
         for name in ("a", "more"):
             sender.put([(name, torch.ones(16))], {name: 1})
         sender.end()
 
-    _, received = broadcast(meeting[1], work, tmp_path / "w", capacity=64)
+    memory = torch.zeros(64, dtype=torch.uint8)
+    _, received = broadcast(meeting[1], work, rooms(memory)[0])
     assert [entry.name for entry in received.result().entries] == ["a", "more"]
-    assert (tmp_path / "w").stat().st_size == 64
+    assert memory.equal(bits(torch.ones(16)))
 
 
-def test_a_sender_that_fails_in_a_broadcast_frees_the_receiver(meeting, tmp_path):
+def test_a_sender_that_fails_in_a_broadcast_frees_the_receiver(meeting):
     def work(sender):
         sender.put([("a", torch.ones(16))], {"a": 1})
         raise RuntimeError("no more")
 
-    sent, received = broadcast(meeting[1], work, tmp_path / "w")
+    sent, received = broadcast(meeting[1], work, lambda name, n_bytes: None)
     assert str(sent.exception()) == "no more"
     with pytest.raises(WeightSyncError, match="the sender left or hung"):
         received.result()
 
 
-def test_a_receiver_that_dies_in_a_broadcast_frees_the_sender(meeting, tmp_path):
+def test_a_receiver_that_dies_in_a_broadcast_frees_the_sender(meeting):
     _, channel = meeting
     assert "secret" not in repr(channel)
     program = (
         "import pickle\nfrom slime_models.transfer.broadcast import *\n"
-        f"receive_broadcast(pickle.loads({pickle.dumps(channel)!r}), 1, Path({str(tmp_path / 'w')!r}), capacity=4096)"
+        f"receive_broadcast(pickle.loads({pickle.dumps(channel)!r}), 1, lambda name, n_bytes: None)"
     )
     receiver = subprocess.Popen([sys.executable, "-c", program])
     with (
@@ -112,18 +131,23 @@ def test_a_receiver_that_dies_in_a_broadcast_frees_the_sender(meeting, tmp_path)
 
 
 @pytest.mark.parametrize("stranger", ["sender", "receiver"])
-def test_who_does_not_know_the_secret_neither_sends_nor_receives_a_byte(meeting, tmp_path, stranger):
+def test_who_does_not_know_the_secret_neither_sends_nor_receives_a_byte(meeting, stranger):
     _, channel = meeting
     other = dataclasses.replace(channel, secret="guessed")
     of_sender, of_receiver = (other, channel) if stranger == "sender" else (channel, other)
+    asked = []
+
+    def room(name, n_bytes):
+        asked.append(name)
+
     with ThreadPoolExecutor(2) as threads:
-        received = threads.submit(receive_broadcast, of_receiver, 1, tmp_path / "w", capacity=64)
+        received = threads.submit(receive_broadcast, of_receiver, 1, room)
         sent = threads.submit(Broadcast(plan_of("distributed", of_sender)).__enter__)
     with pytest.raises(WeightSyncError, match="a member of the group does not know its secret"):
         received.result()
     with pytest.raises(WeightSyncError, match="version 7: no group formed: "):
         sent.result()
-    assert not (tmp_path / "w").exists()
+    assert asked == []
 
 
 def test_groups_meet_where_no_other_host_reaches_them(meeting):

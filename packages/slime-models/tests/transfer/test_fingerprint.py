@@ -7,14 +7,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from slime_models.transfer import fingerprint as module
-from slime_models.transfer.fingerprint import fingerprint
+from slime_models.transfer.fingerprint import fingerprint, fingerprints
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 MODULUS = 1 << 64
 
 
 def reference(tensor: Tensor) -> int:
-    """The checksum, spelled out a word at a time in Python's integers, from its docstring."""
+    """The checksum, spelled out a byte at a time in Python's integers, from its docstring."""
 
     def splitmix_weight(position: int, stream: int) -> int:
         value = ((position + 1) << 2 | stream) * 0x9E3779B97F4A7C15 % MODULUS
@@ -25,16 +26,18 @@ def reference(tensor: Tensor) -> int:
     def signed_shift(value: int, bits: int) -> int:
         return ((value - MODULUS if value >> 63 else value) >> bits) % MODULUS
 
-    def weighted(data: bytes) -> int:
-        words = [int.from_bytes(data[i : i + 8], "little") for i in range(0, len(data), 8)]
-        return sum(
-            splitmix_weight(i % 4096, 1) * splitmix_weight(i // 4096, 2) * (word + signed_shift(word, 32))
-            for i, word in enumerate(words)
-        )
+    def byte_weight(place: int) -> int:
+        small = [(splitmix_weight(place * 8 + column, 1) >> 1 & 63) * 2 - 63 for column in range(8)]
+        columns = [splitmix_weight(column, 2) - (column == 0) for column in range(8)]
+        return sum(a * b for a, b in zip(small, columns, strict=True))
 
-    data = bytes(tensor.contiguous().reshape(-1).view(torch.uint8).tolist())
-    whole = len(data) // 8 * 8
-    total = weighted(data[:whole]) + weighted(data[whole:].ljust(8, b"\0")) * 0x9E3779B97F4A7C15
+    places = [byte_weight(place) for place in range(min(4096, tensor.nbytes))]
+    assert all(weight % 2 for weight in places)
+    total = 0
+    for start in range(0, tensor.nbytes, 4096):
+        row = tensor.contiguous().reshape(-1).view(torch.int8)[start : start + 4096].tolist()
+        inner = sum(byte * weight for byte, weight in zip(row, places, strict=False))
+        total += splitmix_weight(start // 4096, 3) * inner
     text = f"{total % MODULUS} {tensor.dtype} {tuple(tensor.shape)}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
@@ -50,12 +53,55 @@ def test_sum_is_the_one_spelled_out(shape: tuple[int, ...], dtype: torch.dtype) 
     assert fingerprint(tensor) == reference(tensor)
 
 
-def test_pieces_do_not_show_in_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
-    tensor = random(3, 70_001)
-    whole = fingerprint(tensor)
-    for piece_bytes in (1, 3 * 8 * 4096):
-        monkeypatch.setattr(module, "_PIECE_BYTES", {"cpu": piece_bytes})
-        assert fingerprint(tensor) == whole
+def test_how_tensors_are_grouped_does_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes = [(3, 70_001), (), (0, 4), (17,), (40, 2048), (1, 65_536), (5, 5)]
+    tensors = [random(*shape, seed=seed) for seed, shape in enumerate(shapes)]
+    alone = [reference(tensor) for tensor in tensors]
+    assert fingerprints(tensors) == alone
+    assert fingerprints([]) == []
+    for group_bytes, few_rows in ((1, 1), (1, 100), (500_000, 32)):
+        monkeypatch.setattr(module, "_GROUP_BYTES", group_bytes)
+        monkeypatch.setattr(module, "_FEW_ROWS", few_rows)
+        assert fingerprints(iter(tensors)) == alone
+
+
+def test_tensors_that_lie_together_in_memory_have_the_sums_that_they_have_apart() -> None:
+    """Rows of 4096 bytes of neighbours are summed in one product; the third has a few elements after its last row."""
+    parts = random(4 * 65_536 + 65_552).split([65_536, 65_536, 65_552, 65_536, 65_536])
+    alone = [fingerprint(part.clone()) for part in parts]
+    assert fingerprints(parts) == alone
+    assert alone[2] == reference(parts[2])
+    assert fingerprints(parts[::-1]) == alone[::-1]
+    assert len(set(alone)) == 5
+
+
+class Reads(TorchDispatchMode):
+    """Counts operations that wait for a device: it has to say a number, or how many there are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.n_reads = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]  # torch's own
+        aten = torch.ops.aten
+        self.n_reads += func in (
+            aten._local_scalar_dense.default,
+            aten.nonzero.default,
+            aten.masked_select.default,
+        )
+        return func(*args, **(kwargs or {}))
+
+
+def test_no_tensor_is_waited_for_by_itself() -> None:
+    """What is left is one read of all sums, which is a copy to the host where they are on a device."""
+    tensors = [random(3, 70_001), random(5), random(40, 2048), random(0)]
+    with Reads() as reads:
+        found = fingerprints(tensors)
+    assert reads.n_reads == 0
+    assert found == [reference(tensor) for tensor in tensors]
+    with Reads() as reads:
+        tensors[0].sum().item()
+    assert reads.n_reads == 1
 
 
 @settings(max_examples=200, deadline=None)

@@ -10,10 +10,13 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from slime_core.errors import WeightSyncError
 from slime_models.tensor_spec import Spec
+from slime_models.transfer.fingerprint import fingerprint
+from slime_models.transfer.manifest import Entry, UpdateManifest
 from slime_models.transfer.shared_memory import LockedFolder
-from slime_models.transfer.staging import StagingFolder
+from slime_models.transfer.staging import StagedTensors, StagingFolder
 from slime_models.transfer.storage import UpdateStorage
 
 OWNER = """
@@ -109,3 +112,32 @@ def test_of_a_folder_of_the_run_s_own_what_a_killed_process_left_goes_first(tmp_
     first.mkdir(parents=True)
     place.new_folder("5")
     assert (first.exists(), left.exists()) == (True, stays)
+
+
+def test_what_is_written_to_each_tensor_s_room_is_an_update_in_whatever_order_it_came(tmp_path):
+    specs = {"a": Spec(shape=(3,), dtype="float32"), "b": Spec(shape=(2, 2), dtype="int64")}
+    staging = StagingFolder(tmp_path, specs=specs)
+    values = {"b": torch.arange(4).reshape(2, 2), "a": torch.ones(3)}
+    for name, tensor in values.items():
+        staging.room(name, tensor.nbytes).copy_(tensor.reshape(-1).view(torch.uint8))
+    assert staging.room("a", 16) is None
+    assert staging.room("c", 12) is None
+    manifest = UpdateManifest(
+        version="7",
+        entries=[
+            Entry(
+                name=name, shape=specs[name].shape, dtype=specs[name].dtype, fingerprint=fingerprint(tensor)
+            )
+            for name, tensor in values.items()
+        ],
+    )
+    update = staging.adopt(manifest, "7")
+    assert update.version == "7"
+    staged = StagedTensors(tmp_path)
+    assert staged.damaged() == []
+    assert all(staged.tensor(name).equal(tensor) for name, tensor in values.items())
+    assert staging.digest == manifest.digest  # changes can be applied to it
+    staging.room("b", 32)[9] ^= 1
+    assert staged.damaged() == ["b"]
+    with pytest.raises(WeightSyncError, match="what arrived is version 7"):
+        staging.adopt(manifest, "8")

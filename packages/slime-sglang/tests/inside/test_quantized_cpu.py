@@ -24,7 +24,7 @@ from slime_models.quantization.folder import quantize_folder
 from slime_models.tensor_spec import Spec
 from slime_models.transfer.staging import StagingFolder
 from slime_sglang.engine import SglangEngine
-from slime_sglang.inside.loader import load
+from slime_sglang.inside.loader import check, load
 from slime_sglang.inside.quantized_cpu import dequantized
 from slime_sglang.settings.section import SglangSection
 from slime_sglang.settings.server import ServerSettings
@@ -105,7 +105,10 @@ def test_what_a_server_keeps_in_float32_or_once_for_two_is_held_as_it_was_sent(t
         staging.put(name, tensor)
     sent = staging.seal().fingerprint
     request = LoaderRequest(folder=str(staging.folder), answer=str(tmp_path / "result"))
-    load(FixedWeights(), [(request.text(), torch.empty(0))])
+    model = FixedWeights()
+    check(model, [(request.text(), torch.empty(0))])
+    assert read_result(tmp_path / "result").error is None
+    load(model, [(request.text(), torch.empty(0))])
     assert read_result(tmp_path / "result").held == sent
 
 

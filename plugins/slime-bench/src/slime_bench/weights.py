@@ -7,7 +7,7 @@ import asyncio
 import statistics
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,12 @@ import torch
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import Fingerprint, TrainerCapabilities, TransferPlan
 from slime_core.run.assemble import resolve_model
+from slime_core.runtime.daemon_thread import DaemonThread
 from slime_core.weights.sync import Bucket, sync_weights
 from slime_models.groups import OWN_TRANSPORTS
 from slime_models.hf.folder import HfCheckpoint, read_config
 from slime_models.transfer.changes import encode_changes
-from slime_models.transfer.fingerprint import fingerprint
+from slime_models.transfer.fingerprint import fingerprints_of
 from slime_models.transfer.sender import WeightSender
 from slime_sglang.engine import SglangEngine
 from slime_sglang.settings.section import SglangSection
@@ -68,22 +69,26 @@ class _Sender:
 
     capabilities = TrainerCapabilities(transports=OWN_TRANSPORTS)
 
-    def __init__(self, registry: Registry) -> None:
-        self.sender, self.weights = WeightSender(asyncio.to_thread, registry), dict[str, Tensor]()
+    def __init__(self, registry: Registry, thread: DaemonThread) -> None:
+        self.sender, self.weights = WeightSender(self._on_thread, registry), dict[str, Tensor]()
+        self._thread = thread
 
     async def send(self, plan: TransferPlan) -> Fingerprint:
         """Send them."""
         return await self.sender.send(plan, self._buckets())
+
+    async def _on_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
 
     async def _buckets(self) -> AsyncIterator[tuple[Bucket, Fingerprint]]:
         bucket: list[tuple[str, Tensor]] = []
         for name, tensor in self.weights.items():
             bucket.append((name, tensor))
             if sum(held.nbytes for _, held in bucket) >= _BUCKET_BYTES:
-                yield bucket, await asyncio.to_thread(_fingerprints, bucket)
+                yield bucket, await self._on_thread(fingerprints_of, bucket)
                 bucket = []
         if bucket:
-            yield bucket, await asyncio.to_thread(_fingerprints, bucket)
+            yield bucket, await self._on_thread(fingerprints_of, bucket)
 
 
 async def _measure(
@@ -93,6 +98,7 @@ async def _measure(
     first = {name: checkpoint[name].to(torch.bfloat16).clone() for name in checkpoint}
     second = {name: tensor * 1.5 for name, tensor in first.items()}
     n_bytes = sum(tensor.nbytes for tensor in first.values())
+    thread = DaemonThread("trainer")
     await engine.start()
     try:
         seconds: dict[str, list[float]] = {name: [] for name in ("copy", *OWN_TRANSPORTS)}
@@ -100,12 +106,13 @@ async def _measure(
             values = (first, second)[repeat % 2]
             seconds["copy"].append(_copy_s(first, second))
             for transport in OWN_TRANSPORTS:
-                sender = _Sender(registry)
+                sender = _Sender(registry, thread)
                 sender.weights = dict(values)
                 seconds[transport].append(await _update_s(sender, engine, transport, f"{transport}-{repeat}"))
         _report(seconds, n_bytes, options)
-        await _report_changes(engine, _Sender(registry), first, model_path, options)
+        await _report_changes(engine, _Sender(registry, thread), first, model_path, options)
     finally:
+        thread.shutdown(wait=False)
         await engine.close()
 
 
@@ -114,10 +121,10 @@ def _report(seconds: Mapping[str, list[float]], n_bytes: int, options: argparse.
     print(f"{options.model}, bfloat16, {n_bytes:,} bytes, median of {options.repeats} updates each:")
     for name, what in (("copy", "a plain copy from memory to memory"), *((n, "") for n in OWN_TRANSPORTS)):
         spread = f"{min(seconds[name][1:]):.2f} to {max(seconds[name][1:]):.2f}"
-        ratio = medians[name] / medians["copy"]
+        share = medians["copy"] / medians[name]
         print(
             f"  {name:12} {medians[name]:7.3f} s ({spread}) {n_bytes / medians[name] / 1e9:7.2f} GB/s"
-            f" {ratio:7.1f} x the copy  {what}".rstrip()
+            f" {share:7.2f} of the copy's rate  {what}".rstrip()
         )
 
 
@@ -197,10 +204,6 @@ def _copy_s(source: Weights, target: Weights) -> float:
     for name, tensor in source.items():
         buffers[name].copy_(tensor)
     return time.perf_counter() - begin
-
-
-def _fingerprints(bucket: Bucket) -> Fingerprint:
-    return {name: fingerprint(tensor) for name, tensor in bucket}
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:

@@ -22,7 +22,7 @@ def hf_buckets(
     Adapters are merged, and float32 buffers (the bias of routers) stay float32. Collective over the world: every rank yields
     the same buckets, and holds no more than one of them and one tensor. A bucket holds at most `bucket_bytes`, or one
     tensor that is larger. Tensors that need no cast, split or communication are the model's own memory: read them before
-    the next bucket is asked for, and do not write to them.
+    the model changes, and do not write to them.
     """
     bucket: list[tuple[str, Tensor]] = []
     held = 0

@@ -44,7 +44,7 @@ class MegatronSection(SectionModel):
     log_probs_chunk_size: Count = 4096
     """Response tokens whose logits are held at once; in training, logits of the tokens beyond are computed twice."""
     update_weight_buffer_size: Count = 512 * 1024**2
-    """Bytes of weights that are handed to the engine at once."""
+    """Bytes of weights that are handed to the engine at once; the next as many are made meanwhile."""
     max_skipped_steps: Count = 3
     """Optimizer steps in a row that may be skipped, because their gradient is not finite, before the run stops; with
     `fp16` only those count that find the scale of the loss at its least."""

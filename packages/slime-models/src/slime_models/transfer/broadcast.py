@@ -2,8 +2,8 @@
 
 The process group lives for one update. It forms through a TCP store, as a bare `ProcessGroupGloo`, so that it neither needs
 nor touches torch's default group. When a member's process ends, the other's call fails at once; a member that hangs is
-noticed after the channel's `timeout_s`. Each bucket is announced (names, shapes, dtypes, fingerprints), then its tensors
-follow, straight from the sender's memory into the receiver's memory-mapped file.
+noticed after the channel's `timeout_s`. Each bucket is announced (names, shapes, dtypes, fingerprints), then all of its tensors
+follow at once, straight from the sender's memory to their places in the receiver's shared memory.
 
 Store and group listen on the channel's host only. Any user of that host can connect to them and read the store, so each
 member proves to the others that it knows the channel's secret before anything is sent.
@@ -17,11 +17,10 @@ import json
 import secrets
 import socket
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,14 +30,14 @@ from slime_core.protocols import Fingerprint, TransferPlan
 from slime_core.weights.sync import Bucket
 from torch import Tensor
 
-from slime_models.transfer.manifest import Entry, UpdateManifest, aligned, bytes_of, entries_of
-from slime_models.transfer.staging import WEIGHTS, StagedUpdate
-from slime_models.transfer.storage import UpdateStorage
+from slime_models.tensor_spec import Spec
+from slime_models.transfer.manifest import Entry, UpdateManifest, bytes_of, entries_of
+from slime_models.transfer.staging import StagedUpdate
+from slime_models.transfer.storage import UpdateStorage, pauses
 from slime_models.transfer.transport import ThreadSender, Transport
 
 #: Its type stubs lack stores and bare groups.
 dist: Any = torch.distributed
-_POLL_S = 0.02
 #: Where the group meets.
 _HOST = "127.0.0.1"
 #: Seconds that a sender which failed in a broadcast gets to raise its error, which cancels the receiver.
@@ -109,6 +108,7 @@ class Broadcast:
         store.set(_SENDER, "1")
         wanted = [_receiver(rank) for rank in range(1, channel.n_receivers + 1)]
         deadline = time.monotonic() + channel.timeout_s
+        waits = pauses()
         while not store.check(wanted):
             if store.check([_OFF]):
                 raise WeightSyncError(
@@ -118,7 +118,7 @@ class Broadcast:
                 raise DeadlineError(
                     f"update to version {self._version}: the receivers had not joined after {channel.timeout_s:g} s"
                 )
-            time.sleep(_POLL_S)
+            time.sleep(next(waits))
         try:
             self._group: Any = _group(store, 0, channel)
         except RuntimeError as error:
@@ -129,10 +129,11 @@ class Broadcast:
         """Announce a bucket and broadcast its tensors."""
         entries = entries_of(bucket, fingerprints)
         self._announce({"version": self._version, "entries": [asdict(entry) for entry in entries]})
-        for _, tensor in bucket:
-            flat = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
-            if flat.numel():
-                self._broadcast(flat)
+        self._broadcast(
+            tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
+            for _, tensor in bucket
+            if tensor.numel()
+        )
         return bytes_of(bucket)
 
     def end(self) -> None:
@@ -145,28 +146,29 @@ class Broadcast:
 
     def _announce(self, message: Mapping[str, Any]) -> None:
         text = torch.frombuffer(bytearray(json.dumps(message).encode()), dtype=torch.uint8)
-        self._broadcast(torch.tensor([len(text)]))
-        self._broadcast(text)
+        self._broadcast([torch.tensor([len(text)]), text])
 
-    def _broadcast(self, tensor: Tensor) -> None:
+    def _broadcast(self, tensors: Iterable[Tensor]) -> None:
         assert self._group is not None, "put outside the context"
         try:
-            self._group.broadcast(tensor, 0).wait()
+            _broadcast(self._group, tensors)
         except RuntimeError as error:
             raise WeightSyncError(
                 f"update to version {self._version}: a receiver left or hung during the broadcast: {error}"
             ) from error
 
 
-def receive_broadcast(channel: BroadcastChannel, rank: int, file: Path, *, capacity: int) -> UpdateManifest:
-    """Receive an update into a file, as rank `rank` of the group; returns its manifest, with each tensor's offset.
+def receive_broadcast(
+    channel: BroadcastChannel, rank: int, room: Callable[[str, int], Tensor | None]
+) -> UpdateManifest:
+    """Receive an update as rank `rank` of the group; returns its manifest, without offsets.
 
     Args:
         channel: that of the update's plan.
         rank: 1 for the first receiver.
-        file: created, or overwritten.
-        capacity: size of the file in bytes. A tensor that does not fit is in the manifest and its bytes are dropped: the
-            sender's model is another then, which the caller finds by `check_manifest`.
+        room: returns the memory for a tensor, by name and number of bytes, [n_bytes] uint8. Where it returns None, the
+            tensor is in the manifest and its bytes are dropped: the sender's model is another then, which the caller finds by
+            `check_manifest`.
 
     Raises:
         WeightSyncError: the sender left or hung, or does not know the channel's secret; then nothing of it was read.
@@ -175,20 +177,13 @@ def receive_broadcast(channel: BroadcastChannel, rank: int, file: Path, *, capac
     store.set(_receiver(rank), "1")
     try:
         group = _group(store, rank, channel)
-        memory = torch.from_file(str(file), shared=True, size=capacity, dtype=torch.uint8)
         entries: list[Entry] = []
-        version, end = "", 0
+        version = ""
         while message := _message(group):
             version = message["version"]
-            for values in message["entries"]:
-                n_bytes = _n_bytes(values)
-                fits = end + n_bytes <= capacity
-                target = memory[end : end + n_bytes] if fits else torch.empty(n_bytes, dtype=torch.uint8)
-                if n_bytes:
-                    group.broadcast(target, 0).wait()
-                entry = Entry(**values | {"shape": tuple(values["shape"])})
-                entries.append(replace(entry, offset=end, n_bytes=n_bytes))
-                end = aligned(end + n_bytes)
+            new = [Entry(**values | {"shape": tuple(values["shape"])}) for values in message["entries"]]
+            _broadcast(group, _rooms(new, room))
+            entries += new
     except _StrangerError as error:
         raise WeightSyncError(str(error)) from error
     except RuntimeError as error:
@@ -198,15 +193,25 @@ def receive_broadcast(channel: BroadcastChannel, rank: int, file: Path, *, capac
 
 def _message(group: Any) -> Mapping[str, Any]:
     length = torch.zeros(1, dtype=torch.int64)
-    group.broadcast(length, 0).wait()
+    _broadcast(group, [length])
     text = torch.zeros(int(length), dtype=torch.uint8)
-    group.broadcast(text, 0).wait()
+    _broadcast(group, [text])
     message: Mapping[str, Any] = json.loads(text.numpy().tobytes())
     return message
 
 
-def _n_bytes(values: Mapping[str, Any]) -> int:
-    return torch.Size(values["shape"]).numel() * int(getattr(torch, values["dtype"]).itemsize)
+def _rooms(entries: Iterable[Entry], room: Callable[[str, int], Tensor | None]) -> Iterator[Tensor]:
+    """Yield the memory for each tensor that has any bytes."""
+    for entry in entries:
+        if n_bytes := Spec(shape=entry.shape, dtype=entry.dtype).n_bytes:
+            place = room(entry.name, n_bytes)
+            yield torch.empty(n_bytes, dtype=torch.uint8) if place is None else place
+
+
+def _broadcast(group: Any, tensors: Iterable[Tensor]) -> None:
+    """Broadcast tensors from rank 0, all of them in flight at once. Collective over the group."""
+    for work in [group.broadcast(tensor, 0) for tensor in tensors]:
+        work.wait()
 
 
 def _client(channel: BroadcastChannel) -> Any:
@@ -276,14 +281,13 @@ class BroadcastReceiver:
 
     async def arrive(self, plan: TransferPlan) -> StagedUpdate:
         """Wait for the sender, and join its broadcast."""
+        waits = pauses()
         while not sender_is_there(self._store, plan.channel):
-            await asyncio.sleep(_POLL_S)
+            await asyncio.sleep(next(waits))
         staging = self._storage.staging
         await self._storage.on_thread(staging.forget)
-        file = staging.folder / WEIGHTS
-        receive = partial(receive_broadcast, plan.channel, 1, file, capacity=staging.n_bytes)
         try:
-            manifest = await self._storage.on_thread(receive)
+            manifest = await self._storage.on_thread(receive_broadcast, plan.channel, 1, staging.room)
         except WeightSyncError as error:
             await asyncio.sleep(_SENDER_ERROR_S)
             raise WeightSyncError(f"update to version {plan.version}: {error}") from error

@@ -106,12 +106,12 @@ class DeltaSender:
     """The sending half of `disk-delta`, which remembers what it sent last."""
 
     def __init__(self, on_thread: OnThread) -> None:
-        self._on_thread = on_thread
+        """Need no thread of the trainer's."""
         self.last = LastSent()
 
     def update(self, plan: TransferPlan) -> UpdateOnThread:
         """Return the update of a plan, not begun."""
-        return UpdateOnThread(DeltaWriter(plan, self.last), self._on_thread)
+        return UpdateOnThread(DeltaWriter(plan, self.last))
 
 
 class DeltaReceiver:

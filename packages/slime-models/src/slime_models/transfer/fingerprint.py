@@ -1,80 +1,169 @@
-"""`fingerprint`: a fast 64-bit checksum of a tensor, to compare what two processes hold."""
+"""`fingerprints`: fast 64-bit checksums of tensors, to compare what two processes hold."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-#: Words of a block. A word's weight depends on its place in its block, and on its block.
-_BLOCK = 4096
-#: Bytes that are worked on at once: on a CPU a piece fits the cache, on a device it bounds scratch memory.
-_PIECE_BYTES = {"cpu": 1 << 22}
-_DEVICE_PIECE_BYTES = 1 << 26
+#: Bytes of a row. A byte's weight depends on its place in its row, and on its row.
+_ROW_BYTES = 4096
+#: Columns of the matrix that rows are multiplied by. Its entries are odd and at most 63: sums fit int32, and also where a
+#: CPU adds products of two bytes in 16 bits with saturation (u8 * s8 without VNNI) they are exact.
+_COLUMNS, _LARGEST = 8, 63
+#: Tensors of fewer rows share a product: each has a cost of its own, and CUDA's wants more than 16 rows.
+_FEW_ROWS = 32
+#: Bytes whose rows are summed before the next tensors are looked at: it bounds scratch memory, to 1/50 of it.
+_GROUP_BYTES = 1 << 28
+#: Where CUDA's product wants a matrix to begin.
+_ALIGNMENT = 16
 # Odd multipliers of splitmix64 (Steele, Lea and Flood, 2014).
 _GOLDEN = 0x9E3779B97F4A7C15
 _MIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 
 def fingerprint(tensor: Tensor) -> int:
-    """Return a 64-bit checksum of the tensor's shape, dtype and elements (bits, in row-major order).
+    """Return the checksum of one tensor; see `fingerprints`, which waits for the device once for many."""
+    return fingerprints([tensor])[0]
 
-    It depends on neither device nor strides. It is the sum modulo 2**64, over the tensor's 64-bit words, of
-    `weight[i] * (word + (word >> 32))` with odd pseudo-random weights. The shift is arithmetic, and brings
-    the top bits, which a product pushes out, down to where they count. A single flipped bit always changes
-    the sum (an odd number times a power of two below 2**64 is not 0); moved rows, columns or elements and
-    other accidents go unnoticed with a probability of about 2**-30. It does not resist forgery.
 
-    Copies tensors that are not contiguous, and waits for the device.
+def fingerprints(tensors: Iterable[Tensor]) -> list[int]:
+    """Return a 64-bit checksum of each tensor's shape, dtype and elements (bits, in row-major order).
+
+    It depends on neither device nor strides, nor on the other tensors. The bytes, as signed numbers and with zeros after
+    them, are cut into rows of 4096. It is the sum modulo 2**64 of `row_weight[i] * byte_weight[j] * byte[i, j]` with
+    pseudo-random odd weights: the product of the rows with a matrix of small numbers, which is exact in 32 bits and reads each
+    byte once, and 64-bit arithmetic on that alone. A single flipped bit always changes the sum (odd numbers times a power
+    of two below 2**64 are not 0); moved rows, columns or elements and other accidents go unnoticed with a probability of
+    about 2**-50. It does not resist forgery.
+
+    Reads each device once, at the end. Copies tensors that are not contiguous.
     """
-    words, tail = _words(tensor.detach())
-    total = _weighted_sum(words) + (0 if tail is None else _weighted_sum(tail) * _GOLDEN)
-    text = f"{total % (1 << 64)} {tensor.dtype} {tuple(tensor.shape)}"
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+    labels: list[str] = []
+    places: dict[torch.device, list[int]] = {}
+    sums: dict[torch.device, list[Tensor]] = {}
+    for group in _groups(tensors):
+        device = group[0].device
+        sums.setdefault(device, []).append(_sums(group))
+        places.setdefault(device, []).extend(range(len(labels), len(labels) + len(group)))
+        labels += [f"{tensor.dtype} {tuple(tensor.shape)}" for tensor in group]
+    found = [0] * len(labels)
+    for device, parts in sums.items():
+        for place, total in zip(places[device], torch.cat(parts).tolist(), strict=True):
+            text = f"{total % (1 << 64)} {labels[place]}"
+            found[place] = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+    return found
 
 
-def _words(tensor: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Return the bytes as int64 words, and what is left over, if any, as one zero-padded word."""
-    flat = tensor.contiguous().reshape(-1).view(torch.uint8)
-    whole = flat.numel() // 8 * 8
-    body = flat[:whole]
-    if body.data_ptr() % 8 or body.storage_offset() % 8:
-        body = body.clone()
-    if whole == flat.numel():
-        return body.view(torch.int64), None
-    rest = flat.new_zeros(8)
-    rest[: flat.numel() - whole] = flat[whole:]
-    return body.view(torch.int64), rest.view(torch.int64)
+def fingerprints_of(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, int]:
+    """Return name -> checksum; see `fingerprints`."""
+    named = dict(tensors)
+    return dict(zip(named, fingerprints(named.values()), strict=True))
 
 
-def _weighted_sum(words: Tensor) -> int:
-    """Return sum(inner[i % _BLOCK] * outer[i // _BLOCK] * (word + (word >> 32))) modulo 2**64."""
-    device, n_words = words.device, words.numel()
-    if n_words == 0:
-        return 0
-    n_blocks = -(-n_words // _BLOCK)
-    inner, outer = _inner_weights(device), _weights(n_blocks, 2, device)
-    sums = torch.empty(n_blocks, dtype=torch.int64, device=device)
-    per_piece = max(1, _PIECE_BYTES.get(device.type, _DEVICE_PIECE_BYTES) // (8 * _BLOCK))
-    n_full = n_words // _BLOCK
-    full = words[: n_full * _BLOCK].view(n_full, -1) if n_full else words.new_empty(0, 0)
-    scratch = torch.empty(min(per_piece, n_full), _BLOCK, dtype=torch.int64, device=device)
-    for start in range(0, n_full, per_piece):
-        piece = full[start : start + per_piece]
-        mixed = torch.bitwise_right_shift(piece, 32, out=scratch[: piece.shape[0]])
-        torch.sum(mixed.add_(piece).mul_(inner), dim=1, out=sums[start : start + piece.shape[0]])
-    if n_full < n_blocks:
-        last = words[n_full * _BLOCK :]
-        sums[n_full] = ((last + (last >> 32)) * inner[: last.numel()]).sum()
-    return int((sums * outer).sum().item())
+def _groups(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Cut the tensors into groups of one device each, and of `_GROUP_BYTES` or one tensor that is larger."""
+    group: list[Tensor] = []
+    held = 0
+    for tensor in tensors:
+        if group and (held + tensor.nbytes > _GROUP_BYTES or tensor.device != group[0].device):
+            yield group
+            group, held = [], 0
+        group.append(tensor)
+        held += tensor.nbytes
+    if group:
+        yield group
+
+
+def _sums(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the weighted sum of each tensor's bytes, [n_tensors] int64 on their device, without waiting for it."""
+    device = tensors[0].device
+    flats = [_bytes(tensor) for tensor in tensors]
+    whole = [flat.numel() // _ROW_BYTES if flat.numel() >= _FEW_ROWS * _ROW_BYTES else 0 for flat in flats]
+    rests = [flat[rows * _ROW_BYTES :] for flat, rows in zip(flats, whole, strict=True)]
+    rest_rows = [-(-rest.numel() // _ROW_BYTES) for rest in rests]
+    n_whole, n_rest = sum(whole), sum(rest_rows)
+    if not n_whole + n_rest:
+        return torch.zeros(len(tensors), dtype=torch.int64, device=device)
+    products = torch.empty(
+        n_whole + max(n_rest, _FEW_ROWS if n_rest else 0), _COLUMNS, dtype=torch.int32, device=device
+    )
+    matrix = _matrix(device)
+    start = 0
+    for body in _bodies(flats, whole):
+        torch._int_mm(body, matrix, out=products[start : start + len(body)])
+        start += len(body)
+    if n_rest:
+        torch._int_mm(_stacked(rests, rest_rows), matrix, out=products[start:])
+    by_row = (products[: n_whole + n_rest].to(torch.int64) * _column_weights(device)).sum(dim=1)
+    counts = [*whole, *rest_rows]  # rows of each tensor, then what is left of each
+    firsts = [0] * len(tensors) + whole
+    weights = _row_weights(max(map(sum, zip(whole, rest_rows, strict=True))), device)
+    by_row *= torch.cat([weights[first : first + count] for first, count in zip(firsts, counts, strict=True)])
+    owners = torch.arange(len(tensors)).repeat(2).repeat_interleave(torch.tensor(counts)).to(device)
+    return torch.zeros(len(tensors), dtype=torch.int64, device=device).index_add_(0, owners, by_row)
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    flat = tensor.detach().contiguous().reshape(-1).view(torch.int8)
+    return flat.clone() if flat.data_ptr() % _ALIGNMENT else flat
+
+
+def _bodies(flats: Sequence[Tensor], whole: Sequence[int]) -> Iterator[Tensor]:
+    """Yield the whole rows of all tensors, [rows, _ROW_BYTES]; tensors that lie one after the other in memory come as one."""
+    first, n_rows, end = flats[0], 0, (0, 0)
+    for flat, rows in zip(flats, whole, strict=True):
+        if not rows:
+            continue
+        storage, begin = flat.untyped_storage().data_ptr(), flat.data_ptr()
+        if n_rows and end != (storage, begin):
+            yield first.as_strided((n_rows, _ROW_BYTES), (_ROW_BYTES, 1))
+            n_rows = 0
+        if not n_rows:
+            first = flat
+        n_rows += rows
+        end = storage, begin + rows * _ROW_BYTES
+    if n_rows:
+        yield first.as_strided((n_rows, _ROW_BYTES), (_ROW_BYTES, 1))
+
+
+def _stacked(rests: Sequence[Tensor], n_rows: Sequence[int]) -> Tensor:
+    """Return a matrix of what is left of each tensor, in rows that zeros fill, and some more where there are few."""
+    stacked = rests[0].new_zeros(max(sum(n_rows), _FEW_ROWS), _ROW_BYTES)
+    start, flat = 0, stacked.view(-1)
+    for rest, rows in zip(rests, n_rows, strict=True):
+        if rows:
+            flat[start : start + rest.numel()] = rest
+            start += rows * _ROW_BYTES
+    return stacked
 
 
 @functools.lru_cache
-def _inner_weights(device: torch.device) -> Tensor:
-    """Return the weights of a block's words; not to be written to."""
-    return _weights(_BLOCK, 1, device)
+def _matrix(device: torch.device) -> Tensor:
+    """Return the small odd numbers that rows are multiplied by, [_ROW_BYTES, _COLUMNS] int8; not to be written to."""
+    drawn = _weights(_ROW_BYTES * _COLUMNS, 1, device) >> 1 & _LARGEST  # 6 bits: the odd numbers of -63 to 63
+    return (drawn * 2 - _LARGEST).to(torch.int8).view(_ROW_BYTES, _COLUMNS)
+
+
+@functools.lru_cache
+def _column_weights(device: torch.device) -> Tensor:
+    """Return the weights of columns, of which all but one are odd, so that a byte's weight is."""
+    weights = _weights(_COLUMNS, 2, device)
+    weights[0] -= 1
+    return weights
+
+
+def _row_weights(count: int, device: torch.device) -> Tensor:
+    """Return the weights of at least `count` rows; not to be written to."""
+    return _many_row_weights(1 << max(count - 1, 1).bit_length(), device)
+
+
+@functools.lru_cache
+def _many_row_weights(count: int, device: torch.device) -> Tensor:
+    return _weights(count, 3, device)
 
 
 def _weights(count: int, stream: int, device: torch.device) -> Tensor:

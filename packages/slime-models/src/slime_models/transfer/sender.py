@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,7 +12,7 @@ from slime_core.weights.sync import Bucket
 
 from slime_models.quantization.config import FIELD, read_quantization
 from slime_models.quantization.scheme import Quantization
-from slime_models.transfer.fingerprint import fingerprint
+from slime_models.transfer.fingerprint import fingerprints_of
 from slime_models.transfer.transport import OnThread, TransportSender, transport_of
 
 
@@ -37,7 +38,7 @@ class WeightSender:
     ) -> Fingerprint:
         """Send all buckets, in the plan's dtype and with their fingerprints; returns the fingerprints of what was sent.
 
-        Where the plan's engine serves quantised weights, each bucket is quantised before it is sent.
+        While a bucket is on its way the next one is asked for, so two of them are held. Where the plan's engine serves quantised weights, each bucket is quantised before it is sent.
 
         Raises:
             WeightSyncError: no such transport, the receiving side refused or went, or a tensor cannot be quantised.
@@ -50,17 +51,27 @@ class WeightSender:
         if quantization is not None:
             buckets = self._quantized(buckets, quantization)
         async with self._sender(plan).update(plan) as update:
-            async for bucket, fingerprints in buckets:
-                self.last_bytes += await update.put(bucket, fingerprints)
-                sent |= fingerprints
+            on_its_way: asyncio.Task[int] | None = None
+            try:
+                async for bucket, found in buckets:
+                    if on_its_way is not None:
+                        self.last_bytes += await on_its_way
+                    on_its_way = asyncio.create_task(update.put(bucket, found))
+                    sent |= found
+                if on_its_way is not None:
+                    self.last_bytes += await on_its_way
+            finally:
+                if on_its_way is not None and not on_its_way.done():
+                    on_its_way.cancel()
+                    await asyncio.wait({on_its_way})
             await update.end()
         return sent
 
     async def _quantized(
         self, buckets: AsyncIterator[tuple[Bucket, Fingerprint]], quantization: Quantization
     ) -> AsyncIterator[tuple[Bucket, Fingerprint]]:
-        async for bucket, fingerprints in buckets:
-            yield await self._on_thread(quantize_bucket, bucket, fingerprints, quantization)
+        async for bucket, found in buckets:
+            yield await self._on_thread(quantize_bucket, bucket, found, quantization)
 
     def _sender(self, plan: TransferPlan) -> TransportSender:
         if plan.transport not in self._senders:
@@ -70,21 +81,22 @@ class WeightSender:
 
 
 def quantize_bucket(
-    bucket: Bucket, fingerprints: Fingerprint, quantization: Quantization
+    bucket: Bucket, found: Fingerprint, quantization: Quantization
 ) -> tuple[Bucket, Fingerprint]:
-    """Return (the tensors that are sent in place of a bucket, their fingerprints).
+    """Return (the tensors that are sent in place of a bucket with these fingerprints, their fingerprints).
 
     Raises:
         WeightSyncError: a tensor cannot be quantised; names it.
     """
     tensors: list[tuple[str, Any]] = []
-    found: Fingerprint = {}
+    made: list[tuple[str, Any]] = []
+    kept: Fingerprint = {}
     for name, tensor in bucket:
-        if not quantization.covers(name, tuple(tensor.shape)):
+        if quantization.covers(name, tuple(tensor.shape)):
+            parts = list(quantization.tensors(name, tensor))
+            tensors += parts
+            made += parts
+        else:
             tensors.append((name, tensor))
-            found[name] = fingerprints[name]
-            continue
-        for part, values in quantization.tensors(name, tensor):
-            tensors.append((part, values))
-            found[part] = fingerprint(values)
-    return tensors, found
+            kept[name] = found[name]
+    return tensors, kept | fingerprints_of(made)

@@ -20,7 +20,7 @@ from torch import Tensor
 from slime_models.hf.folder import HfCheckpoint
 from slime_models.tensor_spec import Spec
 from slime_models.transfer.changes import CHANGES, Encoding, apply_changes
-from slime_models.transfer.fingerprint import fingerprint
+from slime_models.transfer.fingerprint import fingerprint, fingerprints
 from slime_models.transfer.manifest import (
     Entry,
     TensorCheck,
@@ -140,16 +140,24 @@ class StagingFolder:
         return self.seal()
 
     def adopt(self, manifest: UpdateManifest, version: str) -> StagedUpdate:
-        """Return what a broadcast wrote into the folder's file as an update, and write its manifest.
+        """Return what was written to each tensor's `room` as an update, and write its manifest.
 
         Raises:
             WeightSyncError: it is of another version, or a tensor is unknown, missing or misshapen; names it.
         """
         check_manifest(manifest, self._specs, version=version)
-        manifest.write(self.folder)
-        if {entry.name: entry.offset for entry in manifest.entries} == self._offsets:
-            self._sealed = manifest  # so that changes can be applied
-        return StagedUpdate(folder=self.folder, manifest=manifest)
+        self.begin(version)
+        for entry in manifest.entries:
+            self._check.see(entry.name, entry.shape, entry.dtype)
+            self._note(entry.name, entry.fingerprint)
+        return self.seal()
+
+    def room(self, name: str, n_bytes: int) -> Tensor | None:
+        """Return the memory of a tensor, [n_bytes] uint8; None where the model has none of this name and size."""
+        spec = self._specs.get(name)
+        if spec is None or spec.n_bytes != n_bytes:
+            return None
+        return self._bytes[self._offsets[name] : self._offsets[name] + n_bytes]
 
     def forget(self) -> None:
         """Remove the manifests: what is there is no update any more."""
@@ -188,6 +196,7 @@ class StagedTensors:
     """
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.entries = {entry.name: entry for entry in read_manifest(folder).entries}
         path = folder / WEIGHTS
         self._tensors: Mapping[str, Tensor]
@@ -212,7 +221,10 @@ class StagedTensors:
     def damaged(self, names: Sequence[str] | None = None) -> list[str]:
         """Return which tensors, of all or of some, are not those that were sent, by their fingerprints."""
         wanted = list(self.entries) if names is None else names
-        return [name for name in wanted if fingerprint(self._tensors[name]) != self.entries[name].fingerprint]
+        found = fingerprints(self._tensors[name] for name in wanted)
+        return [
+            name for name, each in zip(wanted, found, strict=True) if each != self.entries[name].fingerprint
+        ]
 
 
 def _reserve(path: Path, *, n_bytes: int) -> None:

@@ -7,7 +7,7 @@ import re
 import secrets
 import shutil
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -20,8 +20,8 @@ from slime_models.transfer.changes import Encoding
 from slime_models.transfer.shared_memory import LockedFolder
 from slime_models.transfer.staging import StagedUpdate, StagingFolder
 
-#: Seconds between two looks for a folder.
-_POLL_S = 0.02
+#: Seconds between two looks for the other side: the first, and the most.
+_POLL_S = 0.001, 0.02
 #: Folders of earlier updates that are remembered for removal.
 _REMEMBERED = 8
 
@@ -106,5 +106,14 @@ class UpdateStorage:
 
 async def appears(folder: Path) -> None:
     """Wait until a folder is there."""
+    waits = pauses()
     while not folder.exists():
-        await asyncio.sleep(_POLL_S)
+        await asyncio.sleep(next(waits))
+
+
+def pauses() -> Iterator[float]:
+    """Yield the seconds to wait between one look for the other side and the next, longer and longer to a bound."""
+    pause, most = _POLL_S
+    while True:
+        yield pause
+        pause = min(2 * pause, most)

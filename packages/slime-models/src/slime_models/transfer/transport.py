@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any, Protocol, Self
 from slime_core.errors import PluginError, WeightSyncError
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import Fingerprint, TransferPlan
+from slime_core.runtime.daemon_thread import DaemonThread
 from slime_core.weights.sync import Bucket
 
 from slime_models.groups import TRANSPORTS
@@ -113,22 +115,21 @@ class BlockingUpdate(Protocol):
 
 
 class UpdateOnThread:
-    """Awaits the calls of a `BlockingUpdate` on a thread; satisfies `OutgoingUpdate`.
+    """Awaits the calls of a `BlockingUpdate` on a thread of its own, beside the trainer's; satisfies `OutgoingUpdate`.
 
     Args:
         update: entered here, and left also where entering fails.
-        on_thread: see `OnThread`.
     """
 
-    def __init__(self, update: BlockingUpdate, on_thread: OnThread) -> None:
-        self._update, self._on_thread = update, on_thread
+    def __init__(self, update: BlockingUpdate) -> None:
+        self._update, self._thread = update, DaemonThread("weight-sender")
 
     async def __aenter__(self) -> UpdateOnThread:
         """Enter the update."""
         try:
             await self._on_thread(self._update.__enter__)
         except BaseException:
-            await self._on_thread(self._update.__exit__, *sys.exc_info())
+            await self.__aexit__(*sys.exc_info())
             raise
         return self
 
@@ -145,7 +146,13 @@ class UpdateOnThread:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Leave the update."""
-        await self._on_thread(self._update.__exit__, kind, error, trace)
+        try:
+            await self._on_thread(self._update.__exit__, kind, error, trace)
+        finally:
+            self._thread.shutdown(wait=False)
+
+    async def _on_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
 
 
 class ThreadSender:
@@ -153,12 +160,12 @@ class ThreadSender:
 
     Args:
         begin: returns the `BlockingUpdate` of a plan, not entered.
-        on_thread: see `OnThread`.
+        on_thread: not needed: a bucket goes on another thread while the trainer's makes the next one.
     """
 
     def __init__(self, begin: Callable[[TransferPlan], BlockingUpdate], on_thread: OnThread) -> None:
-        self._begin, self._on_thread = begin, on_thread
+        self._begin = begin
 
     def update(self, plan: TransferPlan) -> UpdateOnThread:
         """Return the update of a plan, not begun."""
-        return UpdateOnThread(self._begin(plan), self._on_thread)
+        return UpdateOnThread(self._begin(plan))

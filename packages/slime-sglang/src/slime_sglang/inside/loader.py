@@ -17,13 +17,16 @@ from typing import Any
 import torch
 from slime_core.errors import WeightSyncError
 from slime_models.tensor_spec import Shape
-from slime_models.transfer.fingerprint import fingerprint
+from slime_models.transfer.fingerprint import fingerprints_of
 from slime_models.transfer.manifest import listed
 from slime_models.transfer.staging import StagedTensors
 from torch import Tensor
 
-from slime_sglang.inside.parameters import Index, held_tensors
+from slime_sglang.inside.parameters import held_tensors
 from slime_sglang.weights.protocol import LoaderRequest, LoaderResult
+
+#: Attribute of a model: the update that was checked, until it is loaded.
+_CHECKED = "slime_checked_update"
 
 
 def check(model: Any, named_tensors: Sequence[tuple[str, Tensor]]) -> None:
@@ -37,6 +40,8 @@ def check(model: Any, named_tensors: Sequence[tuple[str, Tensor]]) -> None:
             )
         staged = StagedTensors(Path(request.folder))
         error = _damaged(staged, request) or _missing(model, staged, request)
+        if error is None:
+            setattr(model, _CHECKED, staged)  # its memory stays mapped until it is loaded
     except Exception as problem:  # raising would end the server, which still has its old weights
         error = f"{type(problem).__name__}: {problem}"
     _answer(request, LoaderResult(error=error))
@@ -48,24 +53,31 @@ def load(model: Any, named_tensors: Sequence[tuple[str, Tensor]]) -> None:
     An error ends the server: its weights may be a mixture of old and new.
     """
     request = _request(named_tensors)
-    staged = StagedTensors(Path(request.folder))
+    staged: StagedTensors = model.__dict__.pop(_CHECKED)
+    assert staged.folder == Path(request.folder), "an update is checked, then loaded"
     with torch.no_grad():
         model.load_weights(staged.tensors())
-        held = {
-            name: _fingerprint(_as_sent(tensor, staged.entries[name].dtype), index, staged, name)
-            for name, tensor, index in held_tensors(
-                model, _shapes(staged), rank=request.rank, n_ranks=request.n_ranks
-            )
-            if name in staged.entries
-        }
+        held = _held(model, staged, request)
     _answer(request, LoaderResult(held=held))
 
 
-def _fingerprint(held: Tensor, index: Index, staged: StagedTensors, name: str) -> int:
-    """Return the fingerprint of what a rank holds, or the whole tensor's where it holds an equal part of it."""
-    found, entry = fingerprint(held), staged.entries[name]
-    is_part = tuple(held.shape) != entry.shape
-    return entry.fingerprint if is_part and found == fingerprint(staged.tensor(name)[index]) else found
+def _held(model: Any, staged: StagedTensors, request: LoaderRequest) -> dict[str, int]:
+    """Return the fingerprints of what a rank holds: the whole tensor's where it holds an equal part of one."""
+    held = [
+        (name, _as_sent(tensor, staged.entries[name].dtype), index)
+        for name, tensor, index in held_tensors(
+            model, _shapes(staged), rank=request.rank, n_ranks=request.n_ranks
+        )
+        if name in staged.entries
+    ]
+    found = fingerprints_of((name, tensor) for name, tensor, _ in held)
+    parts = fingerprints_of(
+        (name, staged.tensor(name)[index])
+        for name, tensor, index in held
+        if tuple(tensor.shape) != staged.entries[name].shape
+    )
+    equal = {name: staged.entries[name].fingerprint for name, sent in parts.items() if found[name] == sent}
+    return found | equal
 
 
 def _damaged(staged: StagedTensors, request: LoaderRequest) -> str | None:

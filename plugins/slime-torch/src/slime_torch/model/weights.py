@@ -6,12 +6,12 @@ packed layout (see `can_pack`): rows of the embedding cannot be looked up in it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal
 
 import torch
 from slime_core.errors import WeightSyncError
-from slime_models.transfer.fingerprint import fingerprint
+from slime_models.transfer.fingerprint import fingerprints
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -167,12 +167,19 @@ class Weights:
         Raises:
             WeightSyncError: a name that is stored twice is not the same in both places.
         """
-        found: dict[str, int] = {}
-        for fused in self._fused:
-            for name, part in fused.read().items():
-                value = fingerprint(part)
-                if found.setdefault(name, value) != value:
-                    raise WeightSyncError(f"{name}: its two copies in the engine differ")
+        names: list[str] = []
+
+        def parts() -> Iterator[Tensor]:
+            for fused in self._fused:
+                for name, part in fused.read().items():
+                    names.append(name)
+                    yield part
+
+        values = fingerprints(parts())
+        found = dict(zip(names, values, strict=True))
+        for name, value in zip(names, values, strict=True):
+            if found[name] != value:
+                raise WeightSyncError(f"{name}: its two copies in the engine differ")
         return found
 
     def move(self, device: torch.device) -> None:
