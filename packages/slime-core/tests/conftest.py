@@ -22,6 +22,12 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
+def memory_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the trainers and engines of `memory_parts` importable."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+
+
+@pytest.fixture
 def install(site: Path) -> Install:
     """Lay out an installed distribution: metadata, entry points, modules."""
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from held_bytes import bytes_of
 from slime_core.config.sections import TrainSection
 from slime_core.errors import TrainerError
 from slime_core.run.assemble import Algorithm
@@ -119,6 +120,20 @@ def train(
             learner.train(batch)
         weights = weights_of(learner)
     return (metrics, gradients, weights) if dist.get_rank() == 0 else (metrics, {}, {})
+
+
+def held_bytes(
+    *,
+    folder: Path,
+    batch: TrainBatch,
+    megatron: dict[str, Any],
+    train: dict[str, Any],
+    lora: LoraSection | None,
+) -> tuple[int, int, int]:
+    """Train once; return this rank's bytes of weights, of gradient buffers, and of the optimizer's state."""
+    with learner_of(folder, megatron, train, lora) as learner:
+        learner.train(batch)
+        return bytes_of(learner)
 
 
 def routes_of_passes(

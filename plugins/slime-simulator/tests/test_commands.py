@@ -11,6 +11,7 @@ from slime_core.plugins.registry import Registry
 from slime_simulator.cli.plan import main as plan
 from slime_simulator.cli.simulate import main as simulate
 
+SMALL_STEP = ["--rollout-batch-size", "4", "--rollout-max-response-len", "8"]
 SMALL = ["--rollout-batch-size", "8", "--n-samples-per-prompt", "2", "--steps", "4", "--gpus", "8"]
 
 
@@ -105,6 +106,22 @@ def test_a_plan_is_of_flags_that_slime_train_takes(capsys):
 def test_what_cannot_be_simulated_is_refused(command, words, why):
     with pytest.raises(ConfigError, match=why):
         command(words)
+
+
+def test_a_plan_of_memory_simulates_nothing(capsys, tmp_path):
+    """Without a trainer and an engine nothing takes memory."""
+    words = [
+        "--hf-checkpoint",
+        str(tmp_path),
+        "--train-backend",
+        "none",
+        "--rollout-engine",
+        "none",
+        "--device-memory-gb",
+        "80",
+    ]
+    assert plan(["--memory", *SMALL_STEP, *words]) == 0
+    assert "on GPUs of 80.0 GiB; samples of at most 1032 tokens" in capsys.readouterr().out
 
 
 def test_a_plan_leaves_out_bounds_under_which_weights_are_sent_too_seldom(capsys):

@@ -21,6 +21,8 @@ from slime_core.runtime.phase_times import Phase
 from slime_core.samples import TrainBatch
 from slime_core.weights.sync import Bucket
 
+from slime_megatron.memory.estimate import trainer_memory
+from slime_megatron.memory.remedies import trainer_remedies
 from slime_megatron.settings.checkpoint_size import checkpoint_bytes
 from slime_megatron.settings.learner_settings import LearnerSettings, family_of
 from slime_megatron.settings.section import CAPABILITIES, MegatronSection
@@ -222,7 +224,9 @@ def _create_trainer(build: BuildContext) -> MegatronTrainer:
 
 
 #: The entry point `megatron` of `slime.trainers`.
-create_trainer = TrainerFactory(_create_trainer, CAPABILITIES, checkpoint_bytes)
+create_trainer = TrainerFactory(
+    _create_trainer, CAPABILITIES, checkpoint_bytes, memory=trainer_memory, remedies=trainer_remedies
+)
 
 
 def _released[T](function: Callable[..., T], *args: Any) -> T:

@@ -25,6 +25,7 @@ from slime_sglang.fleet.router import Router
 from slime_sglang.fleet.supervisor import EngineSupervisor
 from slime_sglang.http.api_key import new_key, read_key
 from slime_sglang.server.command import gpu_arguments, visible_device
+from slime_sglang.settings.memory import engine_memory, engine_remedies
 from slime_sglang.settings.model_family import model_family
 from slime_sglang.settings.section import ROUTED_EXPERTS, FleetSection, SglangSection
 from slime_sglang.settings.server import ServerSettings
@@ -91,7 +92,13 @@ def context_limit(build: BuildContext) -> int | None:
 
 
 #: The entry point `sglang` of `slime.engines`.
-create_engine = EngineFactory(_create_engine, SglangEngine.capabilities, context_limit)
+create_engine = EngineFactory(
+    _create_engine,
+    SglangEngine.capabilities,
+    context_limit,
+    memory=engine_memory,
+    remedies=engine_remedies,
+)
 
 
 def _receiver(build: BuildContext, settings: ServerSettings) -> UpdateReceiver:

@@ -40,6 +40,14 @@ def events(argv: list[str]) -> int:
     return run(argv)
 
 
+def memory(argv: list[str]) -> int:
+    """Compare the trainer's memory with what is predicted of it: `slime bench memory`."""
+    _need("memory", {"slime_megatron": "slime-megatron"})
+    from slime_bench.prediction import memory as run
+
+    return run(argv)
+
+
 def overlap(argv: list[str]) -> int:
     """Measure how much faster loops are that generate beside training: `slime bench overlap`."""
     _need("overlap", {"slime_megatron": "slime-megatron"})

@@ -17,6 +17,7 @@ from slime_models.transfer.receiver import UpdateReceiver
 from slime_models.transfer.storage import UpdateStorage
 
 from slime_torch.engine import TorchEngine, context_len, engine_dtype
+from slime_torch.memory import engine_memory, engine_remedies
 from slime_torch.model.decoder import Decoder
 from slime_torch.section import CAPABILITIES, TorchSection
 
@@ -78,4 +79,6 @@ def _receiver(build: BuildContext, dtype: torch.dtype) -> UpdateReceiver:
 
 
 #: The entry point `torch` of `slime.engines`.
-create_engine = EngineFactory(_create_engine, CAPABILITIES, context_limit)
+create_engine = EngineFactory(
+    _create_engine, CAPABILITIES, context_limit, memory=engine_memory, remedies=engine_remedies
+)

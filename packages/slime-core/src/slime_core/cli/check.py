@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from slime_core.cli.arguments import read_checked, wants_help
+from slime_core.cli.memory import DEVICE_MEMORY, lines, predicted, said, taken
 from slime_core.config.derive import batch_sizes
 from slime_core.config.settings import Settings
 from slime_core.data.make_source import make_eval_source, make_source, prompts_of
@@ -27,11 +28,12 @@ from slime_core.run.assemble import (
 from slime_core.rundir.served_models import wanted_models
 from slime_core.samples import Group, Sample, Status
 
-HELP = """usage: slime check RECIPE.toml ... [--flag value ...]
+HELP = """usage: slime check RECIPE.toml ... [--flag value ...] [--device-memory-gb N]
 
 Checks that flags, names and files are there, that every chosen function can be called as it will be, that the engine
-runs the model, that prompts fit, batch sizes multiply out, and that the reward gives gold answers full marks. What is
-quick comes first, and is reported together. Starts no engine and no trainer. Exit status 2 if something is wrong."""
+runs the model, that prompts fit, batch sizes multiply out, that trainer and engine fit into memory (of this machine's
+GPUs, or of GPUs of `--device-memory-gb`; without any, of the machine), and that the reward gives gold answers full marks.
+What is quick comes first, and is reported together. Starts no engine and no trainer. Exit status 2 if something is wrong."""
 
 #: Prompts that are looked at.
 PROMPTS = 32
@@ -47,17 +49,18 @@ def main(argv: list[str]) -> int:
         print(HELP)
         return 0
     console = Console(soft_wrap=True, highlight=False)
+    argv, memory_gb = taken(argv, DEVICE_MEMORY)
     registry = Registry.from_environment()
     stages = read_checked(argv, registry)
     console.print("[green]ok[/green]  settings, names and files")
     for stage in stages:
         if stage.name:
             console.print(f"[bold]stage {stage.name}[/bold]")
-        _check(console, stage.beforehand, registry)
+        _check(console, stage.beforehand, registry, memory_gb)
     return 0
 
 
-def _check(console: Console, settings: Settings, registry: Registry) -> None:
+def _check(console: Console, settings: Settings, registry: Registry, memory_gb: float | None) -> None:
     """Check one run.
 
     Raises:
@@ -82,6 +85,7 @@ def _check(console: Console, settings: Settings, registry: Registry) -> None:
     )
     samples = [group[0] for group in source.take(min(PROMPTS, len(source) or PROMPTS))]
     _lengths(console, settings, samples, len(source))
+    _memory(console, settings, registry, memory_gb, samples)
     asyncio.run(_gold(console, settings, registry, samples))
 
 
@@ -105,6 +109,27 @@ def _lengths(console: Console, settings: Settings, samples: list[Sample], total:
         f"[green]ok[/green]  {total} prompts; of the first {len(samples)} the longest has {longest} tokens, "
         f"with its response it {packed} max_tokens_per_gpu {limit}"
     )
+
+
+def _memory(
+    console: Console,
+    settings: Settings,
+    registry: Registry,
+    memory_gb: float | None,
+    samples: list[Sample],
+) -> None:
+    """Say what trainer and engine take of memory.
+
+    Raises:
+        ConfigError: it is more than there is, however short the samples are; names the cheapest changes after which it is not.
+    """
+    prompt = max(len(sample.tokens) for sample in samples)
+    prediction = predicted(settings, registry, memory_gb=memory_gb, prompt_tokens=prompt)
+    if found := said(console, prediction):
+        raise ConfigError(found)
+    mark = "[green]ok[/green]" if prediction.fits else "[yellow]--[/yellow]"
+    for line in lines(prediction):
+        console.print(f"{mark}  memory: {line}")
 
 
 async def _gold(console: Console, settings: Settings, registry: Registry, samples: list[Sample]) -> None:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from importlib_metadata import PackageNotFoundError, version
+
 from slime_core.devices.nvidia_smi import describe_links, nvidia_smi, read_links
+from slime_core.protocols.memory import Device
 
 #: Where containers find the limit of their memory, in bytes or `max`: control groups of version 2 and 1.
 _MEMORY_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
@@ -50,15 +54,42 @@ def _cores() -> str:
     return text
 
 
+def memory_bytes() -> int | None:
+    """Return the memory of this machine, or the container's limit where that is less; None where neither is known."""
+    total, _ = _total_and_available()
+    return min(filter(None, (total, _limit())), default=None)
+
+
+def device() -> Device:
+    """Return what a run on this machine computes on: its GPUs, of which the largest counts, or its CPU.
+
+    PyTorch is not imported for it. That its build for CPUs sees no GPU is known from its version.
+    """
+    found = gpus()
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    if not found or hidden or "+cpu" in _version("torch"):
+        return Device(kind="cpu", memory_bytes=memory_bytes())
+    sizes = re.findall(r" of (\d+) MiB", "; ".join(found))
+    return Device(kind="cuda", memory_bytes=max((int(size) * 2**20 for size in sizes), default=None))
+
+
 def _memory() -> str:
     """Return how much memory there is and how much is available, and the container's limit where that is less."""
-    lines = dict(line.partition(":")[::2] for line in _read(Path("/proc/meminfo")).splitlines())
-    total, available = (_kib(lines.get(name, "")) for name in ("MemTotal", "MemAvailable"))
+    total, available = _total_and_available()
     if total is None or available is None:
         return "unknown: no /proc/meminfo"
-    text = f"{_gb(available)} available of {_gb(total)}"
+    limit, text = _limit(), f"{_gb(available)} available of {_gb(total)}"
+    return text + (f"; the container's limit is {_gb(limit)}" if limit is not None and limit < total else "")
+
+
+def _total_and_available() -> tuple[int | None, int | None]:
+    lines = dict(line.partition(":")[::2] for line in _read(Path("/proc/meminfo")).splitlines())
+    return _kib(lines.get("MemTotal", "")), _kib(lines.get("MemAvailable", ""))
+
+
+def _limit() -> int | None:
     limits = [int(value) for value in map(_read, _MEMORY_LIMITS) if value.isdigit()]
-    return text + (f"; the container's limit is {_gb(limits[0])}" if limits and limits[0] < total else "")
+    return limits[0] if limits else None
 
 
 def gpus() -> list[str]:
@@ -79,6 +110,13 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8").strip()
     except OSError:
+        return ""
+
+
+def _version(distribution: str) -> str:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
         return ""
 
 

@@ -1,4 +1,4 @@
-"""`BuildContext`: what factories of engines, trainers and other components get."""
+"""`BuildContext`: what factories of engines, trainers and other components get; `MemoryQuestion`: what is there before that."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from slime_core.files.json_text import parse_json
 from slime_core.protocols import Tokenizer
+from slime_core.protocols.memory import Device
 
 if TYPE_CHECKING:
     from slime_core.config.settings import Settings
@@ -79,3 +80,42 @@ class BuildContext:
         """
         answers = self.registry.hooks.slime_engine_needs(settings=self.settings)
         return frozenset(need for answer in answers for need in answer)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryQuestion:
+    """What a trainer or an engine predicts its memory from; neither weights nor tokenizer need be there."""
+
+    settings: Settings
+    """Resolved settings of the run."""
+    registry: Registry
+    """Resolves further plugins by group and name."""
+    model_path: Path
+    """Hugging Face folder of the model; config.json is enough."""
+    device: Device
+    """What trainer and engine compute on."""
+    prompt_tokens: int
+    """Tokens of the longest prompt."""
+    response_tokens: int | None = None
+    """Tokens of the longest response, and of what an environment adds; as many as the settings allow when None."""
+
+    def section(self, section_type: type[SectionT]) -> SectionT:
+        """Return the settings of the section that `section_type` declares."""
+        return self.settings.section(section_type)
+
+    @property
+    def longest_sample(self) -> int:
+        """Most tokens of a sample that is trained on: prompt, response, and what an environment adds."""
+        rollout, environment = self.settings.rollout, self.settings.environment
+        if self.response_tokens is not None:
+            return self.prompt_tokens + self.response_tokens
+        longest = self.prompt_tokens + rollout.rollout_max_response_len
+        if environment.environment is not None:
+            longest += environment.max_environment_tokens
+        return min(longest, rollout.rollout_max_context_len or longest)
+
+    @property
+    def longest_request(self) -> int:
+        """Most tokens that an engine has of one request, those of an evaluation among them."""
+        response = self.settings.eval.eval_max_response_len if self.response_tokens is None else None
+        return max(self.longest_sample, self.prompt_tokens + (response or 0))

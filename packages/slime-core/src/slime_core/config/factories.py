@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from slime_core.config.build import BuildContext
+from slime_core.config.build import BuildContext, MemoryQuestion
 from slime_core.config.sections import RolloutSection, TrainSection
 from slime_core.errors import PluginError
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import EngineCapabilities, RolloutEngine, Trainer, TrainerCapabilities
+from slime_core.protocols.memory import MemoryEstimate, Remedy
 
 
 def _unknown(build: BuildContext) -> int | None:
     """Return None: not known."""
     return None
+
+
+def _nothing(question: MemoryQuestion) -> Sequence[Any]:
+    """Return nothing: not known."""
+    return ()
 
 
 @dataclass(frozen=True)
@@ -28,6 +34,10 @@ class EngineFactory:
     """What it can do, whatever the settings; the engine's own `capabilities` are these, or fewer."""
     context_limit: Callable[[BuildContext], int | None] = _unknown
     """Returns the most tokens of prompt and response that it takes; None where that is not known."""
+    memory: Callable[[MemoryQuestion], Sequence[MemoryEstimate]] = _nothing
+    """Returns the memory that its ranks would take; empty where that is not known."""
+    remedies: Callable[[MemoryQuestion], Sequence[Remedy]] = _nothing
+    """Returns changes of settings by which it would take less, each allowed by its own checks."""
 
     def __call__(self, build: BuildContext) -> RolloutEngine:
         """Return a new engine, not started."""
@@ -44,6 +54,10 @@ class TrainerFactory:
     """What it can do, whatever the settings; the trainer's own `capabilities` are these, or fewer."""
     checkpoint_bytes: Callable[[BuildContext], int | None] = _unknown
     """Returns about how many bytes a checkpoint takes; None where that is not known."""
+    memory: Callable[[MemoryQuestion], Sequence[MemoryEstimate]] = _nothing
+    """Returns the memory that its ranks would take, those of a pipeline stage together; empty where that is not known."""
+    remedies: Callable[[MemoryQuestion], Sequence[Remedy]] = _nothing
+    """Returns changes of settings by which it would take less, each allowed by its own checks."""
 
     def __call__(self, build: BuildContext) -> Trainer:
         """Return a new trainer, not started."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slime_core.config.build import BuildContext, Rank
+from slime_core.config.build import BuildContext, MemoryQuestion, Rank
 from slime_core.config.sections import TrainSection
 from slime_core.run.assemble import Algorithm
 
@@ -56,7 +56,7 @@ class LearnerSettings:
     """Hugging Face folder that the critic starts from; `model_path` when None."""
 
 
-def family_of(build: BuildContext) -> tuple[ModelFamily, dict[str, Any]]:
+def family_of(build: BuildContext | MemoryQuestion) -> tuple[ModelFamily, dict[str, Any]]:
     """Return the family of the model, and its config.json.
 
     Raises:

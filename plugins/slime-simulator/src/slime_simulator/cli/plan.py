@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from rich.table import Table
+from slime_core.cli import memory
 from slime_core.cli.arguments import wide_console
 from slime_core.errors import ConfigError, Problem
 
@@ -18,9 +19,17 @@ def main(argv: list[str]) -> int:
     """Simulate a recipe with many splits of its GPUs, loops, bounds on staleness and requests in flight; print the best.
 
     Of plans that are within 2% of each other the one whose samples are younger comes first. What is faster is not what learns
-    better: staleness is a price, and what it costs in learning no simulation says.
+    better: staleness is a price, and what it costs in learning no simulation says. With --memory nothing is simulated: what each
+    rank takes of memory is printed, and what would take less where it does not fit.
     """
+    if "--memory" in argv:
+        return memory.main([word for word in argv if word != "--memory"])
     options = parser("slime plan", main.__doc__ or "")
+    options.add_argument(
+        "--memory",
+        action="store_true",
+        help="what the recipe takes of memory instead; slime plan --memory --help",
+    )
     options.set_defaults(steps=8)
     options.add_argument(
         "--staleness", type=int, nargs="+", default=[1, 2, 4], help="bounds to try (%(default)s)"

@@ -59,8 +59,7 @@ class KvCache:
     def reserve(self, slots: int, length: int) -> None:
         """Make room for `slots` slots of `length` positions, not much more; keeps what is stored in them."""
         new_slots = max(self.slots, min(self._max_slots, _round_up(slots, _SLOTS)))
-        # A sixteenth more than needed: so the copy is rare, and attention reads few unused positions.
-        wanted = _round_up(length + length // 16, _POSITIONS)
+        wanted = _capacity(length)
         new_capacity = wanted if length > self.capacity or wanted * 5 // 4 < self.capacity else self.capacity
         if (new_slots, new_capacity) == (self.slots, self.capacity):
             return
@@ -113,6 +112,18 @@ class KvCache:
         if self._device.type == "cpu":
             collapse(buffer.data_ptr(), buffer.nbytes)
         return buffer
+
+
+def cache_bytes(architecture: Architecture, *, slots: int, length: int, dtype: torch.dtype) -> int:
+    """Return the most bytes that a cache of so many slots holds whose longest has `length` positions: the spare buffer, too."""
+    a = architecture
+    size = 2 * slots * a.num_query_groups * _capacity(length) * a.head_dim
+    return (a.num_layers + 1) * size * dtype.itemsize
+
+
+def _capacity(length: int) -> int:
+    """Return positions of a slot: a sixteenth more than needed, so that copies are rare, and few unused positions are read."""
+    return _round_up(length + length // 16, _POSITIONS)
 
 
 def _round_up(value: int, multiple: int) -> int:

@@ -1,0 +1,238 @@
+"""`trainer_memory`: what each rank of the trainer takes, by pipeline stage, before anything starts."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from slime_core.config.build import MemoryQuestion
+from slime_core.config.derive import batch_sizes, compute_dtype, num_ranks
+from slime_core.protocols.memory import MemoryEstimate
+from slime_core.run.assemble import algorithm
+
+from slime_megatron.memory.activations import (
+    MicroBatchShape,
+    activations_of_stage,
+    in_flight,
+    micro_batch_tokens,
+)
+from slime_megatron.memory.layout import Layout
+from slime_megatron.memory.parameters import Parameters, parameters_of_stages
+from slime_megatron.settings.learner_settings import family_of
+from slime_megatron.settings.section import MegatronSection
+from slime_megatron.settings.section_roles import LoraSection, RolesSection
+
+if TYPE_CHECKING:
+    from slime_models.family.architecture import Architecture
+    from slime_models.family.family import ModelFamily
+
+_FLOAT32 = 4
+#: Weights, gradients and optimizer of the policy and of a critic; the first is what `offload` leaves on the device.
+WEIGHTS, GRADIENTS, OPTIMIZER = "weights", "gradients", "optimizer"
+#: What the micro-batches in flight keep, and what the largest step of a backward pass has beside it.
+ACTIVATIONS, WORKING = "activations", "working memory"
+#: CUDA's context and its kernels: a guess that no measurement stands behind.
+CONTEXT, CONTEXT_BYTES = "context (guessed)", 2**29
+#: Megatron's own flags by which weights, gradients or optimizer are of other sizes, or elsewhere: with them nothing is predicted.
+_CHANGES_SIZES = frozenset(
+    {
+        *("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"),
+        *(
+            "data_parallel_sharding_strategy",
+            "exp_avg_dtype",
+            "exp_avg_sq_dtype",
+            "fp4_format",
+            "fp4_param_gather",
+        ),
+        *("fp8_format", "fp8_param_gather", "main_grads_dtype", "main_params_dtype", "num_layers"),
+        *("optimizer_cpu_offload", "pipeline_model_parallel_layout", "use_megatron_fsdp"),
+        *("use_precision_aware_optimizer"),
+    }
+)
+#: Attention of shorter sequences is computed in float32 on a CPU (`model.attention`).
+_FLOAT32_BELOW = 512
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankSettings:
+    """The settings that decide what a rank's weights, gradients and optimizer take."""
+
+    dtype_bytes: int
+    """Of a number of the dtype that is computed in: 4 for float32, else 2."""
+    optimizer: str = "adam"
+    """`adam` or `sgd`."""
+    has_momentum: bool = True
+    """Whether `sgd` has a momentum."""
+    shared_optimizer: bool = False
+    """Whether ranks with the same weights share the optimizer's state."""
+
+    @property
+    def moment_bytes(self) -> int:
+        """Of a trained number's moments: two float32 of AdamW, one or none of descent."""
+        return 2 * _FLOAT32 if self.optimizer == "adam" else _FLOAT32 * self.has_momentum
+
+    @property
+    def master_bytes(self) -> int:
+        """Of a trained number's float32 copy, which float32 weights are themselves."""
+        return 0 if self.dtype_bytes == _FLOAT32 else _FLOAT32
+
+
+def static_parts(parameters: Parameters, rank: RankSettings, layout: Layout) -> dict[str, int]:
+    """Return the bytes that a rank has between steps: weights, float32 gradients, master weights and moments."""
+    state = rank.master_bytes + rank.moment_bytes
+    shards = (layout.optimizer_shards, layout.expert_optimizer_shards) if rank.shared_optimizer else (1, 1)
+    counts = (parameters.trained, parameters.trained_experts)
+    optimizer = sum(-(-count // ranks) * state for count, ranks in zip(counts, shards, strict=True))
+    return {
+        WEIGHTS: parameters.all * rank.dtype_bytes + parameters.buffers * _FLOAT32,
+        GRADIENTS: parameters.all_trained * _FLOAT32,
+        OPTIMIZER: optimizer,
+    }
+
+
+def trainer_memory(question: MemoryQuestion) -> Sequence[MemoryEstimate]:
+    """Return what a rank of each pipeline stage takes at its peak; stages that take as much are one entry.
+
+    Empty where flags of Megatron's own change sizes.
+
+    Raises:
+        PluginError: no installed family has the model's model_type; names it.
+        DataError: its config.json cannot be used; names the field.
+    """
+    family, config = family_of(question)
+    section = question.section(MegatronSection)
+    if _CHANGES_SIZES & section.megatron_args.keys():
+        return []
+    layout = Layout.of(section, num_ranks(question.settings))
+    architecture = family.architecture(config).with_padded_vocab(layout.tensor)
+    held = architecture.with_mtp(section.enable_mtp_training)
+    shape, rank = _micro_batch(question, layout), _rank_settings(question)
+    needs = algorithm(question.settings, question.registry).needs
+    stages = parameters_of_stages(family, held, section, question.section(LoraSection), layout)
+    critics = _critics(family, architecture, layout) if "values" in needs else [None] * layout.pipeline
+    found: list[dict[str, Any]] = []
+    for stage, (parameters, critic) in enumerate(zip(stages, critics, strict=True)):
+        parts = static_parts(parameters, rank, layout)
+        if critic is not None:
+            parts = {name: size + static_parts(critic, rank, layout)[name] for name, size in parts.items()}
+        own = activations_of_stage(
+            architecture, layout, shape, stage=stage, in_flight=in_flight(layout, stage)
+        )
+        parts |= {
+            ACTIVATIONS: own.kept,
+            WORKING: max(own.working, _sync_bytes(section, rank, held, layout) - own.kept),
+        }
+        if question.device.kind == "cuda":
+            parts[CONTEXT] = CONTEXT_BYTES
+        found.append({"parts": parts, "host": _host(question, parameters, parts, rank, needs)})
+    return _as_estimates(found, layout)
+
+
+def _as_estimates(found: Sequence[Mapping[str, Any]], layout: Layout) -> list[MemoryEstimate]:
+    """Return an estimate for each run of stages that take the same."""
+    each = layout.ranks // layout.pipeline
+    estimates: list[MemoryEstimate] = []
+    for stage, values in enumerate(found):
+        if estimates and estimates[-1].parts == values["parts"] and estimates[-1].host == values["host"]:
+            last = estimates[-1]
+            first = stage - last.ranks // each
+            who = f"trainer, pipeline stages {first} to {stage}"
+            estimates[-1] = dataclasses.replace(last, who=who, ranks=last.ranks + each)
+            continue
+        who = f"trainer, pipeline stage {stage}" if layout.pipeline > 1 else "trainer"
+        stays = (WEIGHTS, CONTEXT) if CONTEXT in values["parts"] else (WEIGHTS, GRADIENTS, OPTIMIZER)
+        passing = (ACTIVATIONS, WORKING)
+        estimates.append(MemoryEstimate(who=who, ranks=each, stays=stays, passing=passing, **values))
+    return estimates
+
+
+def _rank_settings(question: MemoryQuestion) -> RankSettings:
+    section = question.section(MegatronSection)
+    return RankSettings(
+        dtype_bytes=4 if compute_dtype(question.settings.train) == "float32" else 2,
+        optimizer=section.optimizer,
+        has_momentum=section.sgd_momentum > 0,
+        shared_optimizer=section.use_distributed_optimizer,
+    )
+
+
+def _micro_batch(question: MemoryQuestion, layout: Layout) -> MicroBatchShape:
+    settings, section = question.settings, question.section(MegatronSection)
+    dtype_bytes = _rank_settings(question).dtype_bytes
+    samples = batch_sizes(settings).global_batch_size
+    in_float32 = question.device.kind == "cpu" and dtype_bytes < _FLOAT32 and _attends_in_float32(question)
+    return MicroBatchShape(
+        tokens=micro_batch_tokens(
+            max_tokens_per_gpu=settings.train.max_tokens_per_gpu,
+            longest_sample=question.longest_sample,
+            samples_per_rank=-(-samples // layout.data),
+            layout=layout,
+        ),
+        dtype_bytes=dtype_bytes,
+        device=question.device.kind,
+        attends_in_float32=in_float32,
+        recompute=section.recompute_granularity,
+        logits_tokens=section.log_probs_chunk_size,
+        with_entropy="entropy" in algorithm(settings, question.registry).needs,
+    )
+
+
+def _attends_in_float32(question: MemoryQuestion) -> bool:
+    from slime_models.cpu import attends_in_bfloat16  # imports torch
+
+    return question.longest_sample < _FLOAT32_BELOW or not attends_in_bfloat16()
+
+
+def _critics(family: ModelFamily, architecture: Architecture, layout: Layout) -> list[Parameters | None]:
+    """Return the counts of a critic, which is a policy without an output layer, all of it trained."""
+    trunk = dataclasses.replace(architecture, tie_word_embeddings=True)
+    counts = parameters_of_stages(family, trunk, MegatronSection(), LoraSection(), layout)
+    if layout.pipeline > 1:  # its last stage reads no embedding
+        own = architecture.padded_vocab_size // layout.tensor * architecture.hidden_size
+        counts[-1].shared -= own
+        counts[-1].trained -= own
+    return [*counts]
+
+
+def _sync_bytes(
+    section: MegatronSection, rank: RankSettings, architecture: Architecture, layout: Layout
+) -> int:
+    """Return what a weight sync works with: a bucket, and the largest tensor, gathered whole. No activations are there then.
+
+    A rank that has the whole model sends its own memory, and gathers nothing.
+    """
+    if layout.tensor == layout.pipeline == layout.experts == 1:
+        return 0
+    largest = architecture.padded_vocab_size * architecture.hidden_size * rank.dtype_bytes
+    layers = architecture.num_layers * architecture.hidden_size * rank.dtype_bytes
+    whole = largest + layers * (
+        architecture.qkv_size + architecture.query_size + 3 * architecture.ffn_hidden_size
+    )
+    return min(section.update_weight_buffer_size, whole) + largest
+
+
+def _host(
+    question: MemoryQuestion,
+    parameters: Parameters,
+    parts: Mapping[str, int],
+    rank: RankSettings,
+    needs: frozenset[str],
+) -> dict[str, int]:
+    """Return what a rank has in the host's memory: weights of other roles, and copies of its state."""
+    settings, roles = question.settings, question.section(RolesSection)
+    weights = parts[WEIGHTS]
+    snapshot = parameters.all_trained * rank.dtype_bytes + parameters.buffers * _FLOAT32
+    found = {}
+    if "ref_log_probs" in needs:
+        found["reference"] = snapshot if roles.ref_load is None else weights
+    if "teacher_log_probs" in needs and roles.opd_teacher_load is not None:
+        found["teacher"] = weights
+    if roles.keep_old_actor:
+        found["earlier policies"] = 2 * snapshot
+    if settings.checkpoint.async_save:
+        found["copy for saving"] = weights + parts[OPTIMIZER]
+    if settings.cluster.offloads_train and question.device.kind == "cuda":
+        found["offloaded optimizer"] = parts[OPTIMIZER]
+    return found

@@ -1,0 +1,172 @@
+"""What a micro-batch keeps: worked out by hand, and as torch's autograd saves it in real layers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from slime_megatron.batch.bin_packing import pack_micro_batches
+from slime_megatron.memory.activations import (
+    MicroBatchShape,
+    activations_of_stage,
+    in_flight,
+    layer_bytes,
+    micro_batch_tokens,
+)
+from slime_megatron.memory.layout import Layout
+from slime_megatron.settings.section import MegatronSection
+from slime_models.cpu import attends_in_bfloat16
+from slime_models.family.families.qwen3 import QWEN3
+from slime_models.family.families.qwen3_moe import QWEN3_MOE
+
+from ..conftest import make_batch
+from .test_parameters import CONFIG, EXPERTS
+
+DENSE, MOE = QWEN3.architecture(CONFIG), QWEN3_MOE.architecture(EXPERTS)
+ONE = Layout(ranks=1)
+
+
+def shape(**changes):
+    return MicroBatchShape(**{"tokens": 1, "dtype_bytes": 2, "device": "cuda"} | changes)
+
+
+def test_a_dense_layer_on_cuda_by_hand():
+    """Hidden 8, queries 16, keys and values 8 wide, 4 and 2 heads, MLP 16; bfloat16."""
+    norms = 2 * (2 * 8 + 4)  # input, and a float32 scale
+    inputs = 2 * (2 * 8)  # of the projections to queries, keys and values, and to the MLP
+    query_norm, key_norm = 2 * 16 + 4 * 4, 4 * 2  # the keys are part of the fused projection, which is kept
+    attention = (
+        2 * 16 + 2 * 8 + 2 * (16 + 8 + 8) + 2 * 16 + 4 * 4
+    )  # q, k, the fused projection, output, log-normalisers
+    mlp = 2 * (2 * 16 + 16 + 16 + 16)  # gate and up, a copy of up, silu of the gate, the product
+    assert (
+        layer_bytes(DENSE, ONE, shape(), layer=0) == norms + inputs + query_norm + key_norm + attention + mlp
+    )
+
+
+def test_sequence_parallelism_cuts_what_tensor_parallelism_leaves_whole():
+    two = Layout(ranks=2, tensor=2)
+    whole, cut, with_rows_cut = (
+        layer_bytes(DENSE, layout, shape(tokens=4), layer=0)
+        for layout in (ONE, two, Layout(ranks=2, tensor=2, sequence=True))
+    )
+    rows = 2 * (2 * 8 + 4) + 2 * (2 * 8)
+    assert cut == (whole - 4 * rows) // 2 + 4 * rows
+    assert with_rows_cut == whole // 2
+
+
+def test_a_layer_with_experts_on_cuda_by_hand():
+    """A token passes 2 of 4 experts, each 4 wide."""
+    mlp = 2 * (2 * 16 + 16 + 16 + 16)
+    routes = (
+        2 * (8 + 4 + 8 + 4) + 4 * 8
+    )  # chosen experts, their gates, where rows go; and a mark for each expert
+    each = 2 * 8 + 2 * (
+        2 * 4 + 4 + 4 + 4 + 4
+    )  # the row, and inside the expert; the product times its gate, too
+    dense = layer_bytes(DENSE, ONE, shape(), layer=0)
+    assert layer_bytes(MOE, ONE, shape(), layer=0) == dense - mlp + routes + 2 * each
+
+
+def test_full_recomputation_keeps_a_row_a_layer_and_works_with_one_layer():
+    kept = activations_of_stage(DENSE, ONE, shape(tokens=10), stage=0, in_flight=1)
+    again = activations_of_stage(DENSE, ONE, shape(tokens=10, recompute="full"), stage=0, in_flight=1)
+    layer = layer_bytes(DENSE, ONE, shape(tokens=10), layer=0)
+    assert kept.kept == 2 * layer
+    assert again.kept == 2 * 10 * 2 * 8
+    assert again.working >= layer
+
+
+def test_the_first_stage_holds_a_micro_batch_for_each_stage():
+    layout = Layout(ranks=4, pipeline=2)
+    assert [in_flight(layout, stage) for stage in range(2)] == [2, 1]
+    first, last = (
+        activations_of_stage(DENSE, layout, shape(), stage=stage, in_flight=in_flight(layout, stage))
+        for stage in range(2)
+    )
+    assert first.kept == 2 * last.kept
+
+
+def test_logits_are_held_for_a_chunk_of_tokens_at_once():
+    """100 tokens, 32 ids; the final norm and the rows that predict are kept, then come logits, their gradient's chunk in float32,
+    the gradients of hidden states and of the output layer, the latter in float32 where there are several chunks."""
+    final = 100 * (2 * 8 + 4) + 100 * 2 * 8
+    for chunk, weight in ((100, 2 * 32 * 8), (10, (2 + 4) * 32 * 8)):
+        found = activations_of_stage(DENSE, ONE, shape(tokens=100, logits_tokens=chunk), stage=0, in_flight=1)
+        logits = chunk * 32 * 2 + chunk * 32 * 4
+        assert found.working == max(final + logits + 100 * 2 * 8 + weight, 100 * (4 * 2 * 16 + 4 * 2 * 8))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "budget", "most"), [([30, 40, 20], 100, 100), ([300, 10], 100, 300), ([30, 30], 1000, 60)]
+)
+def test_no_micro_batch_exceeds_the_tokens_that_are_reckoned_with(lengths, budget, most):
+    reckoned = micro_batch_tokens(
+        max_tokens_per_gpu=budget, longest_sample=max(lengths), samples_per_rank=len(lengths), layout=ONE
+    )
+    assert reckoned == most
+    assert max(sum(lengths[i] for i in each) for each in pack_micro_batches(lengths, budget)) <= reckoned
+
+
+@pytest.mark.parametrize(
+    ("model", "train", "megatron"),
+    [
+        ("qwen3", {"bf16": False}, {}),
+        ("qwen3", {"bf16": True}, {}),
+        ("qwen3", {"bf16": True}, {"recompute_granularity": "selective"}),
+        ("qwen3_moe", {"bf16": True}, {}),
+    ],
+)
+@pytest.mark.parametrize("length", [40, 600])
+def test_a_layer_keeps_the_bytes_that_autograd_saves(make_hf, make_learner, model, train, megatron, length):
+    """Two samples of one length: the storages that the second layer saves for its backward pass, each counted once."""
+    experts = {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 48,
+        "norm_topk_prob": True,
+    }
+    changes = {"num_hidden_layers": 2, "head_dim": 32, "max_position_embeddings": 1024}
+    _, folder = make_hf(
+        model, **changes, **(experts if model == "qwen3_moe" else {}), tie_word_embeddings=False
+    )
+    learner = make_learner(folder=folder, megatron=MegatronSection(**megatron), **train)
+    saved = _saved_bytes(learner, make_batch(lengths=((5, length - 4),) * 2))
+    held = 2 if train["bf16"] else 4
+    wanted = MicroBatchShape(
+        tokens=2 * length,
+        dtype_bytes=held,
+        device="cpu",
+        attends_in_float32=held == 2 and (length < 512 or not attends_in_bfloat16()),
+        recompute=megatron.get("recompute_granularity"),
+    )
+    predicted = layer_bytes(learner._architecture, ONE, wanted, layer=1)
+    assert predicted == pytest.approx(saved, abs=64)  # numbers of calls, such as a mask's kind
+
+
+def _saved_bytes(learner: Any, batch: Any) -> int:
+    """Return the bytes of the storages that the model's second layer saves."""
+    layer: list[int] = []
+    parameters = {parameter.untyped_storage().data_ptr() for parameter in learner.model.parameters()}
+    held: dict[int, torch.Tensor] = {}
+    found: Counter[int] = Counter()
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if layer and storage.data_ptr() not in parameters and storage.data_ptr() not in held:
+            held[storage.data_ptr()] = tensor  # kept, so that no other storage gets its address
+            found[layer[-1]] += storage.nbytes()
+        return tensor
+
+    modules = [*learner.model.decoder.layers, learner.model.decoder.final_layernorm]
+    hooks = [
+        module.register_forward_pre_hook(lambda *_, number=number: layer.append(number))
+        for number, module in enumerate(modules)
+    ]
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        learner.train(batch)
+    for hook in hooks:
+        hook.remove()
+    return found[1]

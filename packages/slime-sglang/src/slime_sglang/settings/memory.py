@@ -1,0 +1,175 @@
+"""Memory of the engines `sglang` by arithmetic, before anything starts. Imports neither torch nor sglang at the top."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from slime_core.config.build import MemoryQuestion
+from slime_core.config.derive import compute_dtype
+from slime_core.errors import PluginError
+from slime_core.protocols.memory import MemoryEstimate, Remedy
+from slime_core.run.assemble import resolve_model
+
+from slime_sglang.settings.section import FleetSection, SglangSection
+from slime_sglang.settings.topology import EnginePlacement, ServedModel, ServingTopology, serving_topology
+
+if TYPE_CHECKING:
+    from slime_models.family.architecture import Architecture
+    from slime_models.family.family import ModelFamily
+
+#: Tokens of the KV cache on a CPU, where nothing is given (`server.command`).
+_CPU_TOKENS = 32768
+#: SGLang's own arguments that make weights or KV cache smaller than the model's shapes say: with them nothing is predicted.
+_CHANGES_SIZES = frozenset(
+    {
+        "cpu_offload_gb",
+        "kv_cache_dtype",
+        "load_format",
+        "offload_group_size",
+        "pp_size",
+        "quantization",
+        "torchao_config",
+    }
+)
+#: Their values that change none.
+_UNCHANGED = ("None", "auto", "0")
+
+
+def engine_memory(question: MemoryQuestion) -> Sequence[MemoryEstimate]:
+    """Return what a rank of each engine takes; empty for external servers, and without models whose family nobody knows.
+
+    On CUDA a server fills a share of what is free when it starts (`mem_fraction_static`) with weights and KV cache. Without that
+    flag SGLang chooses the share, which is not predicted: then there are weights and one longest request's cache at least.
+
+    Source: `profile_available_bytes` of SGLang, which sizes the cache by the memory that was free before the weights were there.
+    """
+    fleet = question.section(FleetSection)
+    if fleet.rollout_external_engine_addrs:
+        return []
+    topology = serving_topology(fleet, checkpoint=question.settings.model.hf_checkpoint)
+    found: list[MemoryEstimate] = []
+    for model in topology.models:
+        found += _of_model(question, topology, model)
+    return found
+
+
+def _of_model(
+    question: MemoryQuestion, topology: ServingTopology, model: ServedModel
+) -> Iterator[MemoryEstimate]:
+    from slime_models.hf.folder import read_config  # imports torch
+
+    section, settings = question.section(SglangSection), question.settings
+    is_policy = topology.is_policy(model)
+    path = question.model_path
+    if not is_policy and model.model_path is not None:
+        path = resolve_model(model.model_path, question.registry)
+    config = read_config(path)
+    chosen = settings.model.model_name if is_policy else None
+    try:
+        family: ModelFamily = question.registry.resolve(
+            "slime.models", str(chosen or config.get("model_type"))
+        )
+    except PluginError:
+        return
+    dtype = section.dtype if section.dtype != "auto" else compute_dtype(settings.train)
+    each = 4 if dtype == "float32" else 2
+    architecture = family.architecture(config)
+    shapes = each * sum(map(math.prod, family.hf_shapes(architecture).values()))
+    folder = section.model_path if is_policy and section.model_path is not None else path
+    whole = min(shapes, _folder_bytes(folder) or shapes)  # quantised weights are fewer bytes
+    base = int(section.server_args.get("base_gpu_id") or 0)
+    placements = topology.placements(model)
+    staged = whole if is_policy and settings.train.update_weight_transport != "disk" else 0
+    n_ranks = sum(placement.num_gpus for placement in placements)
+    of_kind: dict[str, list[EnginePlacement]] = {}
+    for placement in placements:
+        of_kind.setdefault(f"{placement.role} {placement.num_gpus} {placement.overrides}", []).append(
+            placement
+        )
+    for first, *rest in of_kind.values():
+        arguments = {**section.server_args, **first.overrides}
+        if _CHANGES_SIZES & {name for name, value in arguments.items() if str(value) not in _UNCHANGED}:
+            continue
+        role = "" if first.role == "regular" else f", {first.role}"
+        share, limit = arguments.get("mem_fraction_static"), arguments.get("max_total_tokens")
+        fills = share is not None and limit is None and question.device.kind == "cuda"
+        weights = whole // first.num_gpus
+        parts = {"weights": weights, "KV cache": _cache_bytes(question, architecture, first, arguments, each)}
+        yield MemoryEstimate(
+            who=f"engine sglang{role}" if is_policy else f"engine of {model.name}{role}",
+            ranks=first.num_gpus * (1 + len(rest)),
+            parts=parts,
+            host={"shared memory": staged // n_ranks} if staged else {},
+            stays=tuple(parts) if question.device.kind == "cpu" else (),
+            fills=float(str(share)) if fills else None,
+            first_device=base + first.first_gpu,
+        )
+
+
+def _cache_bytes(
+    question: MemoryQuestion,
+    architecture: Architecture,
+    placement: EnginePlacement,
+    arguments: dict[str, Any],
+    each: int,
+) -> int:
+    """Return the bytes of a rank's KV cache: on CUDA those of one longest request, without which it cannot be served.
+
+    Args:
+        question: of the run.
+        architecture: of the model.
+        placement: of the engine.
+        arguments: SGLang's own.
+        each: bytes of a number.
+    """
+    a = architecture
+    heads = max(1, a.num_query_groups // placement.num_gpus)
+    given = arguments.get("max_total_tokens")
+    if question.device.kind == "cpu":
+        tokens = int(given or _CPU_TOKENS)
+    else:
+        tokens = min(question.longest_request, int(given or question.longest_request))
+    return 2 * a.num_layers * heads * a.head_dim * each * tokens
+
+
+def engine_remedies(question: MemoryQuestion) -> Sequence[Remedy]:
+    """Return a smaller share than the given one, GPUs of their own, and sharing GPUs in turn. Costs are rules of thumb."""
+    section, cluster = question.section(SglangSection), question.settings.cluster
+    if question.device.kind == "cpu":
+        return []
+    given, found = float(section.server_args.get("mem_fraction_static") or 0), []
+    for share, slower in ((0.6, 0.05), (0.4, 0.15), (0.2, 0.4)):
+        if share >= given:
+            continue
+        arguments = {**section.server_args, "mem_fraction_static": share}
+        found.append(
+            Remedy(
+                flags={"--sglang-mem-fraction-static": str(share)},
+                settings={("sglang", "server_args"): arguments},
+                slower=slower,
+            )
+        )
+    if cluster.shares_devices:
+        return found
+    if question.settings.run.loop == "sync":
+        found.append(Remedy(flags={"--colocate": ""}, settings={("cluster", "colocate"): True}, slower=0.1))
+    first = cluster.actor_num_gpus_per_node
+    if int(section.server_args.get("base_gpu_id") or 0) < first:
+        arguments = {**section.server_args, "base_gpu_id": first}
+        found.append(
+            Remedy(
+                flags={"--sglang-base-gpu-id": str(first)},
+                settings={("sglang", "server_args"): arguments},
+                slower=0.0,
+                wants="GPUs beside the trainer's",
+            )
+        )
+    return found
+
+
+def _folder_bytes(folder: Path) -> int | None:
+    """Return the bytes of a folder's weights, as they are quantised; None where it has none."""
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors")) or None

@@ -1,0 +1,129 @@
+"""What SGLang's engines are predicted to take. Nothing is started."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from slime_core.config.build import MemoryQuestion
+from slime_core.config.load import load_settings
+from slime_core.plugins.registry import Registry
+from slime_core.protocols.memory import Device
+from slime_sglang.settings.memory import engine_memory, engine_remedies
+
+GIB = 2**30
+#: 2,104 numbers; a token's keys and values: 2 layers x 2 x 2 heads x 4 wide x 2 bytes = 64 bytes.
+CONFIG = {
+    "model_type": "qwen3",
+    "vocab_size": 32,
+    "hidden_size": 8,
+    "intermediate_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 4,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+}
+
+
+@pytest.fixture
+def question(tmp_path):
+    """Return a function that asks of a run with a config.json alone."""
+
+    def ask(*flags, kind="cuda", memory=80 * GIB, config=CONFIG):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        registry = Registry.from_environment()
+        words = [
+            "--hf-checkpoint",
+            str(tmp_path),
+            "--rollout-batch-size",
+            "8",
+            "--rollout-max-response-len",
+            "24",
+        ]
+        return MemoryQuestion(
+            settings=load_settings([], [*words, "--rollout-engine", "sglang", *flags], registry=registry),
+            registry=registry,
+            model_path=tmp_path,
+            device=Device(kind=kind, memory_bytes=memory),
+            prompt_tokens=8,
+        )
+
+    return ask
+
+
+def test_on_a_cpu_the_cache_has_its_tokens(question):
+    (found,) = engine_memory(question(kind="cpu"))
+    assert found.parts == {"weights": 2 * 2104, "KV cache": 32768 * 64}
+    (fewer,) = engine_memory(question("--sglang-max-total-tokens", "100", kind="cpu"))
+    assert fewer.parts["KV cache"] == 100 * 64
+
+
+def test_on_a_gpu_there_are_weights_and_one_longest_request_at_least(question):
+    """8 tokens and a response of 24."""
+    (found,) = engine_memory(question())
+    assert found.parts == {"weights": 2 * 2104, "KV cache": 32 * 64}
+    assert found.fills is None
+    assert found.offloaded == 0
+
+
+def test_a_share_that_is_given_is_filled(question):
+    (found,) = engine_memory(question("--sglang-mem-fraction-static", "0.5"))
+    assert found.fills == 0.5
+    (limited,) = engine_memory(
+        question("--sglang-mem-fraction-static", "0.5", "--sglang-max-total-tokens", "10")
+    )
+    assert limited.fills is None
+    assert limited.parts["KV cache"] == 10 * 64
+
+
+@pytest.mark.parametrize("flag", ["quantization=fp8", "kv-cache-dtype=fp8_e5m2", "cpu-offload-gb=4"])
+def test_of_weights_and_caches_of_other_sizes_nothing_is_predicted(question, flag):
+    assert not engine_memory(question(f"--sglang-{flag}"))
+
+
+def test_weights_on_disk_count_where_they_are_fewer_bytes(question, tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(bytes(1000))
+    (found,) = engine_memory(question())
+    assert found.parts["weights"] == 1000
+    (tmp_path / "model.safetensors").write_bytes(bytes(4 * 2104))  # float32, served in bfloat16
+    (found,) = engine_memory(question())
+    assert found.parts["weights"] == 2 * 2104
+
+
+def test_ranks_of_an_engine_share_weights_and_heads(question):
+    flags = (
+        "--rollout-num-gpus",
+        "8",
+        "--rollout-num-gpus-per-engine",
+        "2",
+        "--sglang-max-total-tokens",
+        "1000",
+    )
+    (found,) = engine_memory(question(*flags))
+    assert found.ranks == 8
+    assert found.parts["weights"] == 2104
+    assert found.parts["KV cache"] == 32 * 64 // 2  # one head of keys and values each
+    assert found.host == {"shared memory": 2 * 2104 // 8}  # a staged update, once for all
+
+
+def test_the_first_gpu_is_the_one_that_is_given(question):
+    (found,) = engine_memory(question("--sglang-base-gpu-id", "4"))
+    assert found.first_device == 4
+
+
+def test_of_external_servers_and_unknown_models_nothing_is_known(question):
+    assert not list(engine_memory(question("--rollout-external-engine-addrs", "h:1")))
+    assert not list(engine_memory(question(config=CONFIG | {"model_type": "deepseek_v3"})))
+
+
+def test_smaller_shares_turns_and_other_gpus_are_proposed(question):
+    def flags(*given):
+        return [remedy.text for remedy in engine_remedies(question(*given))]
+
+    assert flags() == ["--colocate", "--sglang-base-gpu-id 1"]
+    assert flags("--sglang-base-gpu-id", "1") == ["--colocate"]
+    assert flags("--loop", "one-step-off") == ["--sglang-base-gpu-id 1"]
+    shares = [f"--sglang-mem-fraction-static {share}" for share in (0.4, 0.2)]
+    assert flags("--colocate", "--sglang-mem-fraction-static", "0.5") == shares

@@ -1,0 +1,97 @@
+"""Memory of the engine `torch` by arithmetic, before anything starts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from slime_core.config.build import MemoryQuestion
+from slime_core.config.derive import batch_sizes, compute_dtype
+from slime_core.protocols.memory import MemoryEstimate, Remedy
+from slime_models.family.architecture import Architecture
+from slime_models.family.family import ModelFamily
+from slime_models.hf.folder import read_config
+
+from slime_torch.engine import context_len, engine_dtype
+from slime_torch.model.cache import cache_bytes
+from slime_torch.model.decoder import attention_dtype
+from slime_torch.model.weights import can_pack
+from slime_torch.section import TorchSection
+
+_FLOAT32 = 4
+_WORKING = "working memory"
+#: Fewest requests at once that are proposed.
+_LEAST_REQUESTS = 8
+
+
+def engine_memory(question: MemoryQuestion) -> Sequence[MemoryEstimate]:
+    """Return what the engine takes at its peak: as many requests as it decodes together, each as long as the longest.
+
+    In the loop `sync` these are no more than those of a step; an evaluation may have more.
+
+    Raises:
+        PluginError: no installed family has the model's model_type; names it.
+    """
+    section, settings = question.section(TorchSection), question.settings
+    config = read_config(question.model_path)
+    name = settings.model.model_name or str(config.get("model_type"))
+    family: ModelFamily = question.registry.resolve("slime.models", name)
+    architecture = family.architecture(config)
+    device = torch.device(question.device.kind)
+    dtype = engine_dtype(section.dtype, trained_in=compute_dtype(settings.train))
+    weights = sum(map(math.prod, family.hf_shapes(architecture).values()))
+    if architecture.tie_word_embeddings and can_pack(dtype, device):  # the output layer is a packed copy
+        weights += architecture.vocab_size * architecture.hidden_size
+    weights *= dtype.itemsize
+    slots = section.max_running_requests
+    if settings.run.loop == "sync":
+        sizes = batch_sizes(settings)
+        slots = min(slots, sizes.over_sampling_batch_size * sizes.n_samples_per_prompt)
+    longest = min(question.longest_request, context_len(section, architecture))
+    parts = {
+        "weights": weights,
+        "KV cache": cache_bytes(
+            architecture,
+            slots=slots,
+            length=longest,
+            dtype=attention_dtype(dtype, device),
+        ),
+        _WORKING: _working(architecture, dtype, slots=slots, prompt_tokens=_prefilled(question, slots)),
+    }
+    is_moved = settings.cluster.offloads_rollout and device.type == "cuda"
+    host = {"offloaded weights": weights} if is_moved else {}
+    stays = () if device.type == "cuda" else ("weights",)
+    return [MemoryEstimate(who="engine torch", parts=parts, host=host, passing=(_WORKING,), stays=stays)]
+
+
+def engine_remedies(question: MemoryQuestion) -> Sequence[Remedy]:
+    """Return fewer requests at once, and sharing the GPU in turn. Shares of time are rules of thumb."""
+    found, requests, slower = [], question.section(TorchSection).max_running_requests, 0.0
+    while (requests := requests // 2) >= _LEAST_REQUESTS:
+        slower += 0.15
+        found.append(
+            Remedy(
+                flags={"--torch-max-running-requests": str(requests)},
+                settings={("torch", "max_running_requests"): requests},
+                slower=slower,
+            )
+        )
+    cluster = question.settings.cluster
+    if question.device.kind == "cuda" and question.settings.run.loop == "sync" and not cluster.shares_devices:
+        found.append(Remedy(flags={"--colocate": ""}, settings={("cluster", "colocate"): True}, slower=0.1))
+    return found
+
+
+def _prefilled(question: MemoryQuestion, slots: int) -> int:
+    """Return the most prompt tokens of one prefill batch: a prompt that is longer than the limit has one of its own."""
+    limit = question.section(TorchSection).max_prefill_tokens
+    return max(question.prompt_tokens, min(limit, slots * question.prompt_tokens))
+
+
+def _working(architecture: Architecture, dtype: torch.dtype, *, slots: int, prompt_tokens: int) -> int:
+    """Return what a prefill batch, or the logits of all requests, work with: their probabilities and sums are float32."""
+    a = architecture
+    prefill = prompt_tokens * dtype.itemsize * (3 * a.hidden_size + 2 * a.qkv_size + 2 * a.ffn_hidden_size)
+    logits = slots * a.vocab_size * (dtype.itemsize + 2 * _FLOAT32)
+    return max(prefill, logits)
