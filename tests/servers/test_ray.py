@@ -50,9 +50,9 @@ def train(letters: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         settings = load_settings([str(letters)], [*backend, *ranks, *flags], registry=registry)
         if not ranks:
             return launch(settings, registry, drive)
-        from slime_ray.trainer import create_trainer
+        from slime_ray.trainer import OnRay
 
-        return asyncio.run(assemble_and(drive, settings, registry, create_trainer=create_trainer))
+        return asyncio.run(assemble_and(drive, settings, registry, placement=OnRay()))
 
     return train
 
@@ -120,6 +120,7 @@ def test_driver_that_is_killed_leaves_no_rank_on_a_cluster_that_goes_on(
         "PYTHONPATH", os.pathsep.join([str(root / "tests/plugins"), os.environ.get("PYTHONPATH", "")])
     )
     command = [sys.executable, "-m", "slime_core", "train", str(letters), *RANKS, "--num-rollout", "5000"]
+    command += ["--ray-device", "cpu"]
     command += ["--train-backend", "ranked_letters:create_trainer"]
     kill_after(command, tmp_path / "runs/letters/metrics.jsonl", 3)
     deadline = time.monotonic() + 30
@@ -134,6 +135,19 @@ def test_cluster_that_is_too_small_is_refused_at_once(cluster, train):
         train(ranks=("--launcher", "ray", "--actor-num-gpus-per-node", "3", "--actor-num-nodes", "2"))
 
 
+def test_cluster_without_gpus_is_refused_unless_the_cpu_is_asked_for(cluster, slime, letters):
+    env = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    refused = slime("train", str(letters), "--launcher", "ray", "--ray-address", cluster, env=env)
+    assert refused.returncode == 2
+    wanted = (
+        "ray.device: found a Ray cluster that has no GPUs; wanted a cluster with GPUs; give --ray-device cpu"
+    )
+    assert wanted in refused.stderr
+    no_gpus = slime("train", str(letters), "--launcher", "ray", "--ray-device", "gpu", env=env)
+    assert no_gpus.returncode == 2
+    assert wanted in no_gpus.stderr
+
+
 def test_what_ranks_cannot_do_is_refused_before_anything_starts(letters):
     registry = Registry()
     one_process = load_settings([str(letters)], RANKS, registry=registry)
@@ -146,6 +160,13 @@ def test_what_ranks_cannot_do_is_refused_before_anything_starts(letters):
     assert [problem.wanted for problem in check_settings(local, registry)] == [
         "1: launcher local is one process",
         "nothing: it starts no process of the trainer",
+    ]
+    unread = load_settings(
+        [str(letters)], ["--num-gpus-per-node", "8", "--ray-device", "cpu"], registry=registry
+    )
+    assert [problem.wanted for problem in check_settings(unread, registry)] == [
+        "nothing: it reserves no machine",
+        "--launcher ray, or not this flag",
     ]
 
 
@@ -173,9 +194,10 @@ def test_megatron_on_two_ranks_equals_one_process_until_a_rank_dies_in_a_collect
     ]  # fmt: skip
     recipe = str(root / "recipes/quickstart.toml")
     env = os.environ | {"PYTHONPATH": str(root / "tests/plugins"), "RAY_ADDRESS": cluster}
+    on_cpu = ("--ray-device", "cpu")
     hook = ("--custom-megatron-before-train-step-hook-path", "trouble_in_training:die")
     saves = ("--save-interval", "1", "--async-save")
-    killed = slime("train", recipe, *common, *RANKS, *hook, *saves, "--run-name", "ray", env=env)
+    killed = slime("train", recipe, *common, *RANKS, *on_cpu, *hook, *saves, "--run-name", "ray", env=env)
     assert killed.returncode == 1, killed.stdout + killed.stderr
     first, message, *_ = killed.stderr[killed.stderr.index("slime train: ") :].splitlines()
     assert first == "slime train: RankDied"

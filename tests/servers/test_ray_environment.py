@@ -37,7 +37,7 @@ def n_gpus(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 def test_ranks_with_gpus_get_defaults_below_what_the_user_and_the_flag_say(
     n_gpus, letters, root, monkeypatch, tmp_path
 ):
-    from slime_ray.trainer import create_trainer
+    from slime_ray.trainer import OnRay
 
     monkeypatch.syspath_prepend(root / "tests/plugins")
     monkeypatch.setenv("NCCL_NVLS_ENABLE", "2")  # by the user, in the shell of the driver alone
@@ -47,7 +47,7 @@ def test_ranks_with_gpus_get_defaults_below_what_the_user_and_the_flag_say(
     registry = Registry()
     settings = load_settings([str(letters)], flags, registry=registry)
     before = dict(os.environ)
-    asyncio.run(assemble_and(drive, settings, registry, create_trainer=create_trainer))
+    asyncio.run(assemble_and(drive, settings, registry, placement=OnRay()))
     given = {"NCCL_NVLS_ENABLE": "2", "NCCL_CUMEM_ENABLE": "1", "TOLD": "yes"}
     defaults = {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "NVTE_FP8_BLOCK_SCALING_FP32_SCALES": "1"}
     for rank in range(2):

@@ -13,8 +13,8 @@ from typing import Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import BadHttpMessage
+from slime_core.runtime.server_process import ReservedPort
 from slime_models.transfer.manifest import read_manifest
-from slime_sglang.server.process import ReservedPort
 from slime_sglang.weights.protocol import LOAD, LOADERS, LoaderRequest, LoaderResult
 
 TOKENS_OF_ANSWER = 3

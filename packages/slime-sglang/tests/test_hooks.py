@@ -49,7 +49,7 @@ def test_an_argument_that_sglang_has_not_is_refused_with_the_nearest_name(tmp_pa
     (problem,) = problems_of(*REQUIRED, "--sglang-tp-size", "2")
     assert "fleet.rollout_num_gpus_per_engine" in problem
     (problem,) = problems_of(*REQUIRED, "--sglang-ssl-keyfile", "key.pem")
-    assert "wanted nothing: the server listens on this host alone, to plain HTTP" in problem
+    assert "wanted nothing: the server listens to plain HTTP" in problem
     (problem,) = problems_of(*REQUIRED, "--sglang-api-key", "a-secret")
     assert "wanted nothing: the run makes a key for its servers" in problem
     assert "a-secret" not in problem

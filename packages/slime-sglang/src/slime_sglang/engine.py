@@ -9,6 +9,7 @@ from typing import Any
 
 from slime_core.errors import DeadlineError, EngineError
 from slime_core.protocols import Completion, EngineLoad, Fingerprint, SamplingParams, TransferPlan
+from slime_core.runtime.server_process import ReservedPort, ServerProcess
 from slime_models.hf.folder import read_config
 from slime_models.transfer.receiver import UpdateReceiver
 from slime_models.transfer.staging import StagedUpdate
@@ -22,8 +23,8 @@ from slime_sglang.http.client import ConnectionLostError, SglangClient
 from slime_sglang.http.request_gate import RequestGate
 from slime_sglang.server.external import ExternalServer, check_external, wake_external
 from slime_sglang.server.load import server_load
-from slime_sglang.server.managed import create_server_process
-from slime_sglang.server.process import ReservedPort, ServerProcess
+from slime_sglang.server.managed import create_server
+from slime_sglang.server.placed import PlacedServer
 from slime_sglang.server.prometheus import PrometheusTargets
 from slime_sglang.settings.section import CAPABILITIES
 from slime_sglang.settings.server import ServerSettings
@@ -52,12 +53,12 @@ class SglangEngine:
         self._placeholder: int | None = read_config(settings.model_path).get(PLACEHOLDER)
         self._ports = ReservedPort(), ReservedPort()
         self.bootstrap_port = self._ports[1].number
-        """Where decode engines find this one, if it is a prefill engine."""
+        """Where decode engines find this one, if it is a prefill engine; known once it is started."""
         self.is_external = settings.address is not None
         key = settings.key if settings.key is not None or self.is_external else new_key()
         self.key = key
         """API key that the server asks for; None where it asks for none."""
-        self._server: ServerProcess | ExternalServer
+        self._server: ServerProcess | ExternalServer | PlacedServer
         if settings.address is not None:
             self._address = settings.address
             self._server = ExternalServer(settings.address)
@@ -65,10 +66,7 @@ class SglangEngine:
             assert key is not None
             port = self._ports[0].number
             self._address = f"127.0.0.1:{port}"
-            self._server = create_server_process(
-                settings, port=port, bootstrap_port=self.bootstrap_port, key=key
-            )
-        self._targets = PrometheusTargets(settings.folder, settings.name, self._address)
+            self._server = create_server(settings, ports=(port, self.bootstrap_port), key=key)
         self.gate = RequestGate(self._section.server_concurrency)
         self._client: SglangClient | None = None
         self.weight_version = NONE_SENT
@@ -96,6 +94,10 @@ class SglangEngine:
         return f"http://{self._address}"
 
     @property
+    def _targets(self) -> PrometheusTargets:
+        return PrometheusTargets(self._settings.folder, self.name, self._address)
+
+    @property
     def pending(self) -> int:
         """Requests in flight at the server, or waiting here."""
         return self.gate.pending
@@ -114,6 +116,8 @@ class SglangEngine:
         """
         section = self._section
         await self._server.start()
+        if isinstance(self._server, PlacedServer):
+            self._address, self.bootstrap_port = self._server.address, self._server.bootstrap_port
         limits = {"connections": section.server_concurrency + 8, "retries": section.request_retries}
         self._client = SglangClient(self.url, key=self.key, **limits)
         try:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from slime_core.config.build import BuildContext
 from slime_core.config.derive import compute_dtype
 from slime_core.config.factories import EngineFactory, trainer_factory
 from slime_core.errors import ConfigError, Problem
-from slime_core.protocols import RolloutEngine
+from slime_core.protocols import EngineGpus, Place, RolloutEngine
 from slime_core.run.assemble import resolve_model
+from slime_core.weights.sync import wanted_transport
 from slime_models.hf.folder import read_config
 from slime_models.transfer.receiver import UpdateReceiver
 
@@ -28,7 +28,7 @@ from slime_sglang.server.command import gpu_arguments, visible_device
 from slime_sglang.settings.memory import engine_memory, engine_remedies
 from slime_sglang.settings.model_family import model_family
 from slime_sglang.settings.section import ROUTED_EXPERTS, FleetSection, SglangSection
-from slime_sglang.settings.server import ServerSettings
+from slime_sglang.settings.server import ServerSettings, crosses_hosts
 from slime_sglang.settings.topology import EnginePlacement, ServedModel, ServingTopology, serving_topology
 from slime_sglang.weights.receiver import create_receiver
 
@@ -37,12 +37,13 @@ def _create_engine(build: BuildContext) -> RolloutEngine:
     """Return the engine for a run. Entry point `sglang` of the group `slime.engines`."""
     section, fleet = build.section(SglangSection), build.section(FleetSection)
     train = build.settings.train
-    topology = serving_topology(fleet, checkpoint=build.settings.model.hf_checkpoint)
+    topology = serving_topology(build.settings)
     (policy,) = topology.policies
     addresses = fleet.rollout_external_engine_addrs
     placements = [EnginePlacement(0) for _ in addresses] or topology.placements(policy)
-    if not addresses:
+    if not addresses and build.places is None:
         _check_gpus(topology)
+    places = build.places
     own_key, external_key = new_key(), external_key_of(fleet)
     common = ServerSettings(
         model_path=section.model_path or build.model_path,
@@ -50,7 +51,8 @@ def _create_engine(build: BuildContext) -> RolloutEngine:
         key=external_key if addresses else own_key,
         section=section,
         folder=build.run_dir / "sglang",
-        arguments=_memory_arguments(build),
+        crosses_hosts=_crosses_hosts(build),
+        releases_memory=build.settings.cluster.offloads_rollout,
         returns_routed_experts=ROUTED_EXPERTS in build.engine_needs,
         keeps_cache=train.update_weights_in_flight == "keep",
         is_updated=trainer_factory(train, build.registry).capabilities.learns,
@@ -59,7 +61,7 @@ def _create_engine(build: BuildContext) -> RolloutEngine:
     receiver = _receiver(build, common)
     needs_fleet = addresses or fleet.sglang_config or fleet.has_router or fleet.use_fault_tolerance
     if not needs_fleet and len(placements) == 1:
-        return SglangEngine(_placed(common, placements[0]), receiver=receiver)
+        return SglangEngine(_placed(common, placements[0], places), receiver=receiver)
 
     def make(number: int, restarts: int) -> SglangEngine:
         settings = replace(
@@ -67,7 +69,7 @@ def _create_engine(build: BuildContext) -> RolloutEngine:
             name=f"server-{number}{_restart(restarts)}",
             address=addresses[number] if addresses else None,
         )
-        return SglangEngine(_placed(settings, placements[number]))
+        return SglangEngine(_placed(settings, placements[number], places))
 
     return EngineFleet(
         _replicas("engine", len(placements), make, fleet),
@@ -91,11 +93,19 @@ def context_limit(build: BuildContext) -> int | None:
     return limit if isinstance(limit, int) else None
 
 
+def gpus_of_servers(build: BuildContext) -> EngineGpus:
+    """Return the GPUs of all servers that the run starts, of models that are not trained, too."""
+    if build.section(FleetSection).rollout_external_engine_addrs:
+        return EngineGpus()
+    return serving_topology(build.settings).gpus
+
+
 #: The entry point `sglang` of `slime.engines`.
 create_engine = EngineFactory(
     _create_engine,
     SglangEngine.capabilities,
     context_limit,
+    gpus=gpus_of_servers,
     memory=engine_memory,
     remedies=engine_remedies,
 )
@@ -117,17 +127,30 @@ def _receiver(build: BuildContext, settings: ServerSettings) -> UpdateReceiver:
     )
 
 
-def _memory_arguments(build: BuildContext) -> dict[str, Any]:
-    """Return SGLang's argument for servers that release their GPUs' memory while the trainer works; none for others."""
-    releases = build.settings.cluster.offloads_rollout and visible_device() == "cuda"
-    return {"enable_memory_saver": True} if releases else {}
+def _crosses_hosts(build: BuildContext) -> bool:
+    """Return whether weight updates, if there are any, reach servers on other hosts."""
+    train = build.settings.train
+    if not trainer_factory(train, build.registry).capabilities.learns:
+        return True
+    return crosses_hosts(wanted_transport(train) or "memory", build.registry)
 
 
-def _placed(settings: ServerSettings, placement: EnginePlacement) -> ServerSettings:
-    """Return the settings of a server at a placement: its GPUs, role, and arguments over those that are there."""
-    gpus = gpu_arguments(settings.section.server_args, first=placement.first_gpu, count=placement.num_gpus)
+def _placed(
+    settings: ServerSettings, placement: EnginePlacement, places: Mapping[int, Place] | None
+) -> ServerSettings:
+    """Return the settings of a server at a placement: its GPUs, role, and arguments over those that are there.
+
+    At a place of the launcher the server sees no GPUs but its own, and counts them from 0.
+    """
+    if settings.address is not None or places is None:
+        place, first = None, placement.first_gpu
+        gpus = gpu_arguments(settings.section.server_args, first=first, count=placement.num_gpus)
+    else:
+        place = places[placement.first_gpu]
+        gpus = {"tp_size": placement.num_gpus} if placement.num_gpus > 1 else {}
     return replace(
         settings,
+        place=place,
         arguments={**settings.arguments, **placement.overrides, **gpus},
         n_ranks=placement.num_gpus,
         role=placement.role,
@@ -153,6 +176,7 @@ def _supervisor(
     fleet = build.section(FleetSection)
     path = build.model_path if model.model_path is None else resolve_model(model.model_path, build.registry)
     placements, config = topology.placements(model), read_config(path)
+    places = build.places
     common = ServerSettings(
         model_path=path,
         dtype=str(config.get("dtype") or config.get("torch_dtype") or "auto"),
@@ -165,7 +189,7 @@ def _supervisor(
 
     def make(number: int, restarts: int) -> SglangEngine:
         settings = replace(common, name=f"{model.name}-server-{number}{_restart(restarts)}")
-        return SglangEngine(_placed(settings, placements[number]))
+        return SglangEngine(_placed(settings, placements[number], places))
 
     return EngineSupervisor(
         _replicas(model.name, len(placements), make, fleet),

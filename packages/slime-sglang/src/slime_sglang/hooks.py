@@ -63,9 +63,9 @@ def slime_check_config(settings: Settings, registry: Registry) -> Iterable[Probl
         yield from unread_flags(settings)
         return
     fleet = settings.section(FleetSection)
-    yield from gpu_problems(fleet)
+    yield from gpu_problems(settings)
     if fleet.sglang_config is not None:
-        yield from problems_of(fleet, checkpoint=settings.model.hf_checkpoint)
+        yield from problems_of(settings)
     yield from disaggregation_problems(settings)
     train = settings.train
     is_updated = trainer_factory(train, registry).capabilities.learns

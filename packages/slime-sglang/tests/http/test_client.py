@@ -10,8 +10,8 @@ import pytest
 from aiohttp import web
 from aiohttp.base_protocol import BaseProtocol
 from slime_core.errors import DeadlineError, EngineError
+from slime_core.runtime.server_process import ReservedPort
 from slime_sglang.http.client import ServerFaultError, SglangClient, _lines
-from slime_sglang.server.process import ReservedPort
 
 
 def ask(

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from slime_core.runtime.server_process import ServerProcess
 from slime_core.devices.cuda_variables import CUDA_VARIABLE_NAMES, MARK
 from slime_sglang.server.command import gpu_arguments, server_command, server_environment
 
@@ -32,7 +33,6 @@ import asyncio, sys
 from pathlib import Path
 from slime_core.devices.cuda_variables import set_trainer_defaults
 from slime_sglang.server.command import server_environment
-from slime_sglang.server.process import ServerProcess
 
 async def main():
     set_trainer_defaults()

@@ -10,8 +10,8 @@ import pytest
 from slime_core.config.load import load_settings
 from slime_core.config.settings import Settings
 from slime_core.plugins.registry import Registry
+from slime_core.protocols import EngineGpus, GpuRange
 from slime_sglang import hooks
-from slime_sglang.settings.section import FleetSection
 from slime_sglang.settings.topology import EnginePlacement, rank_problems, serving_topology
 
 README = Path(__file__).parents[2] / "README.md"
@@ -64,7 +64,7 @@ def problems_of(settings_of: Callable[..., Settings], tmp_path: Path) -> Callabl
 
 
 def topology(settings: Settings):
-    return serving_topology(settings.section(FleetSection), checkpoint=settings.model.hf_checkpoint)
+    return serving_topology(settings)
 
 
 def test_groups_get_their_gpus_in_the_order_of_the_file(settings_of, problems_of):
@@ -117,6 +117,38 @@ def test_without_a_file_all_engines_are_alike(settings_of, problems_of, flags, p
     assert problems_of(None, *flags) == []
     found = topology(settings_of(None, *flags))
     assert found.placements(found.models[0]) == placements
+
+
+#: A launcher that places servers, and four ranks on each of two machines.
+PLACED = ("--launcher", "ray", "--actor-num-nodes", "2", "--actor-num-gpus-per-node", "4")
+
+
+def test_a_launcher_is_told_the_gpus_of_every_server_in_their_order(settings_of):
+    ranges = [(0, 1), (1, 1), (5, 2), (7, 2), (9, 2)]  # 2 to 4 are the placeholder's
+    assert topology(settings_of(TWO_MODELS)).gpus == EngineGpus(11, tuple(GpuRange(*each) for each in ranges))
+
+
+def test_colocated_servers_take_the_gpus_of_the_trainer_where_a_launcher_places_them(
+    settings_of, problems_of
+):
+    shared = (*PLACED, "--colocate", "--rollout-num-gpus-per-engine", "4")
+    assert problems_of(None, *shared) == []
+    assert topology(settings_of(None, *shared)).gpus == EngineGpus(8, (GpuRange(0, 4), GpuRange(4, 4)))
+    alone = settings_of(
+        None, "--colocate", "--rollout-num-gpus-per-engine", "4"
+    )  # one process, and one server
+    assert topology(alone).gpus == EngineGpus(4, (GpuRange(0, 4),))
+    (found,) = problems_of(None, *shared[:-1], "3")
+    assert found == (
+        "fleet.rollout_num_gpus_per_engine: found 3 with cluster.colocate, and 8 GPUs of the trainer; wanted a divisor of 8; "
+        "2 would be left over"
+    )
+
+
+def test_the_gpus_of_a_placed_server_are_the_launchers_to_choose(problems_of):
+    (found,) = problems_of(None, *PLACED, "--sglang-base-gpu-id", "4")
+    assert found.startswith("sglang.server_args.base_gpu_id: found it with launcher ray; wanted nothing")
+    assert problems_of(None, "--sglang-base-gpu-id", "4") == []
 
 
 APART = """

@@ -10,12 +10,12 @@ import pytest
 from slime_core.errors import WeightSyncError
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import SamplingParams
+from slime_core.runtime.server_process import ReservedPort, ServerProcess
 from slime_core.weights.sync import sync_weights
 from slime_models.family.families.llama import LLAMA
 from slime_sglang.engine import SglangEngine
 from slime_sglang.http.api_key import KEY_VARIABLE, new_key
 from slime_sglang.server.command import server_command, server_environment
-from slime_sglang.server.process import ReservedPort, ServerProcess
 from slime_sglang.settings.section import SglangSection
 from slime_sglang.settings.server import ServerSettings
 from slime_sglang.weights.protocol import LOADERS

@@ -1,16 +1,23 @@
-"""Hooks of slime-ray: its section, and a check of the launcher. Imports neither ray nor torch."""
+"""Hooks of slime-ray: its section, and checks of the launcher and of what it is to place. Imports neither ray nor torch."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from slime_core.config.settings import Settings
-from slime_core.errors import Problem
+from slime_core.errors import ConfigError, Problem
 from slime_core.plugins.hooks import Section, hookimpl
 
 from slime_ray.section import RaySection
+
+if TYPE_CHECKING:
+    from slime_core.config.build import BuildContext
+
+#: How settings name this launcher.
+_NAMES = ("ray", "slime-ray/ray")
 
 
 @hookimpl
@@ -21,10 +28,29 @@ def slime_config_sections() -> Iterable[Section]:
 
 @hookimpl
 def slime_check_config(settings: Settings) -> Iterable[Problem]:
-    """Refuse the launcher where Ray is not installed."""
+    """Refuse the launcher where Ray is not installed, and flags that only it reads where it is not chosen."""
     launcher = settings.run.launcher
-    if launcher in ("ray", "slime-ray/ray") and importlib.util.find_spec("ray") is None:
-        yield Problem("run.launcher", f"{launcher!r} and no Ray", "Ray", "pip install ray")
+    if launcher in _NAMES:
+        if importlib.util.find_spec("ray") is None:
+            yield Problem("run.launcher", f"{launcher!r} and no Ray", "Ray", "pip install ray")
+        return
+    for (table, field), origin in settings.origins.items():
+        if table == "ray" and origin.startswith("--"):
+            found = f"{origin} with --launcher {launcher}, which does not read it"
+            yield Problem(f"ray.{field}", found, "--launcher ray, or not this flag")
+
+
+@hookimpl
+def slime_check_build(build: BuildContext) -> Iterable[Problem]:
+    """Refuse sizes of ranks and servers that no machine has room for, or that do not fit each other."""
+    if build.settings.run.launcher not in _NAMES:
+        return
+    from slime_ray.plan import make_plan, needs_of
+
+    try:
+        make_plan(needs_of(build), gpus_per_node=build.settings.cluster.num_gpus_per_node)
+    except ConfigError as error:
+        yield from error.problems
 
 
 @hookimpl

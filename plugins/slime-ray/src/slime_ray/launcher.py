@@ -1,4 +1,4 @@
-"""Launcher `ray`: the trainer's ranks are Ray actors; everything else lives in this process."""
+"""Launcher `ray`: the trainer's ranks are Ray actors, and servers are started by some; everything else lives in this process."""
 
 from __future__ import annotations
 
@@ -13,19 +13,17 @@ from slime_core.runtime.event_loop import run_event_loop
 
 
 def launch[T](settings: Settings, registry: Registry, use: Callable[[Run], Awaitable[T]]) -> T:
-    """Assemble the run with its trainer's ranks on Ray, and return what `use` makes of it.
+    """Assemble the run with its trainer's ranks and its servers on Ray, and return what `use` makes of it.
 
-    The cluster is the one that RAY_ADDRESS names; without it, one of this machine alone that ends with the run.
+    The cluster is the one that --ray-address or RAY_ADDRESS names; without it, one of this machine alone that ends with the run.
 
     Raises:
         SlimeError: the run could not be assembled, or what `use` raises.
     """
     set_environment()
-    from slime_ray.trainer import create_trainer
+    from slime_ray.trainer import OnRay
 
-    return run_event_loop(
-        lambda stop: assemble_and(use, settings, registry, create_trainer=create_trainer, stop=stop)
-    )
+    return run_event_loop(lambda stop: assemble_and(use, settings, registry, placement=OnRay(), stop=stop))
 
 
 def set_environment() -> None:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import faulthandler
 import functools
 import logging
 import os
 import pickle
 import socket
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Concatenate
 
 from slime_core.config.build import Rank
@@ -26,23 +23,7 @@ from slime_core.run.assemble import make_build
 from slime_core.weights.sync import Bucket, MemoryChannel
 
 from slime_ray.failure import Failure
-
-
-@dataclass(frozen=True)
-class Surroundings:
-    """What a rank's process takes over from the driver's, so that names mean the same in both."""
-
-    folder: Path
-    """Working directory."""
-    import_path: tuple[str, ...]
-    environment: Mapping[str, str]
-    """Variables that are set before anything is imported."""
-    log: Path
-    """File that the rank's output goes to."""
-    ranks_of_machine: int
-    """Ranks that share the cores of this machine."""
-    has_gpu: bool
-    """Whether the rank was given a GPU: then it gets the variables of `slime_core.devices.cuda_variables`, too."""
+from slime_ray.surroundings import Surroundings, move_in
 
 
 @dataclass(frozen=True)
@@ -70,7 +51,9 @@ class RankProcess:
     """One rank of the chosen trainer. All methods but `next_bucket` are called on every rank."""
 
     def __init__(self, surroundings: Surroundings) -> None:
-        _move_in(surroundings)
+        move_in(surroundings)
+        if surroundings.gpus:
+            os.environ.update(cuda_defaults("trainer", os.environ))
         self._trainer: Trainer
         self._rank: Rank
         self._outgoing: asyncio.Queue[MemoryChannel] = asyncio.Queue()
@@ -146,25 +129,6 @@ class RankProcess:
 async def _empty(channel: MemoryChannel) -> None:
     async for _ in channel.buckets():
         pass
-
-
-def _move_in(surroundings: Surroundings) -> None:
-    """Give this process the driver's surroundings, threads of its own, and a log."""
-    log = surroundings.log
-    log.parent.mkdir(parents=True, exist_ok=True)
-    output = log.open("a", buffering=1)
-    for stream in (1, 2):
-        os.dup2(output.fileno(), stream)
-    sys.stdout = sys.stderr = output
-    faulthandler.enable(output)
-    logging.basicConfig(stream=output, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
-    cores = len(os.sched_getaffinity(0))
-    os.environ["OMP_NUM_THREADS"] = str(max(1, cores // surroundings.ranks_of_machine))
-    os.environ.update(surroundings.environment)
-    if surroundings.has_gpu:
-        os.environ.update(cuda_defaults("trainer", os.environ))
-    os.chdir(surroundings.folder)
-    sys.path += [entry for entry in surroundings.import_path if entry not in sys.path]
 
 
 def _check_lock(own: Sequence[Mapping[str, str]], driver: Sequence[Mapping[str, str]]) -> None:

@@ -110,10 +110,10 @@ class RankActors:
         for member in members:
             with contextlib.suppress(RayError):
                 ray.kill(member.actor)
-        for pid in await _left(here, _GRACE_S):  # one that is stopped or stuck does not hear what Ray asks
+        for pid in await left(here, _GRACE_S):  # one that is stopped or stuck does not hear what Ray asks
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        await _left(here, _GONE_S)
+        await left(here, _GONE_S)
 
     def _alive(self, method: str) -> list[Member]:
         if not self._members:
@@ -163,7 +163,7 @@ def _is_rank(pid: int) -> bool:
         return False
 
 
-async def _left(pids: Sequence[int], seconds: float) -> list[int]:
+async def left(pids: Sequence[int], seconds: float) -> list[int]:
     """Wait until none of the processes runs, at most so long; return those that do."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):

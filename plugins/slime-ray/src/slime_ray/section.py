@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from slime_core.config.base import Seconds, SectionModel
 
 
 class RaySection(SectionModel):
-    """Ranks as Ray actors (`--launcher ray`)."""
+    """Ranks and servers placed by Ray (`--launcher ray`)."""
 
+    address: str | None = None
+    """Ray cluster to join: `HOST:PORT` as `ray start --head` prints it, or `auto` for the one of this machine. When not given, the
+    one that the environment variable RAY_ADDRESS names; without that one is started on this machine, and ends with the run."""
+    device: Literal["gpu", "cpu"] | None = None
+    """What ranks and servers compute on. When not given, GPUs where the cluster has some, and otherwise the CPU of a cluster that
+    the run starts; one that it joins has to have GPUs."""
     start_timeout_s: Seconds = 600
     """Deadline of the start, seconds: machines that are free, processes, and the model on every rank."""

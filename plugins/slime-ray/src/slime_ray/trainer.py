@@ -13,11 +13,10 @@ from pathlib import Path
 import ray
 from slime_core.config.build import BuildContext, Rank
 from slime_core.config.derive import num_ranks
-from slime_core.config.sections import ClusterSection
 from slime_core.devices.cuda_variables import CUDA_VARIABLE_NAMES, users_environment
 from slime_core.errors import TrainerError
 from slime_core.plugins.registry import ALLOW_LIST
-from slime_core.protocols import Fingerprint, Metrics, Trainer, TrainerCapabilities, TransferPlan
+from slime_core.protocols import Fingerprint, Metrics, Place, Trainer, TrainerCapabilities, TransferPlan
 from slime_core.rundir.rundir import RunDir
 from slime_core.runtime.deadline import within
 from slime_core.runtime.phase_times import Phase
@@ -25,11 +24,11 @@ from slime_core.samples import TrainBatch
 from slime_core.weights.sync import MemoryChannel
 
 from slime_ray.buckets import unpack
-from slime_ray.cluster import Placement, connect
-from slime_ray.guard import Guard
-from slime_ray.rank import RankProcess, RayChannel, Surroundings
+from slime_ray.placement import RayPlacement
+from slime_ray.rank import RankProcess, RayChannel
 from slime_ray.ranks import FIRST_CALL, Member, RankActors, RankDied
 from slime_ray.section import RaySection
+from slime_ray.surroundings import Surroundings
 
 logger = logging.getLogger(__name__)
 
@@ -45,16 +44,17 @@ class RayTrainer:
     Args:
         build: of the run; ranks build themselves from its settings.
         capabilities: of the trainer.
+        placement: of the run's processes, which begins and ends with this.
     """
 
-    def __init__(self, build: BuildContext, *, capabilities: TrainerCapabilities) -> None:
+    def __init__(
+        self, build: BuildContext, *, capabilities: TrainerCapabilities, placement: RayPlacement
+    ) -> None:
         self.capabilities = capabilities
         self._build = build
         self._run_dir = RunDir(build.run_dir.absolute())
         self._ranks: RankActors | None = None
-        self._placement: Placement | None = None
-        self._connected = False
-        self._guard: Guard | None = None
+        self._placement = placement
 
     async def start(self) -> None:
         """Join or start the cluster, and build the trainer on every rank.
@@ -64,20 +64,15 @@ class RayTrainer:
             DeadlineError: it is not up in time; names the ranks that are not.
             TrainerError: no cluster is found, or what the trainer raises.
         """
-        cluster, limit = self._build.settings.cluster, self._build.section(RaySection).start_timeout_s
-        count = num_ranks(self._build.settings)
-        self._guard = Guard(starts_ray=not ray.is_initialized())
-        self._connected = connect(count)
+        limit, count = self._build.section(RaySection).start_timeout_s, num_ranks(self._build.settings)
+        self._placement.join()
         await within(
-            limit,
-            f"launcher ray: starting {count} ranks (--ray-start-timeout-s)",
-            self._start_all(cluster, count),
+            limit, f"launcher ray: starting {count} ranks (--ray-start-timeout-s)", self._start_all(count)
         )
 
-    async def _start_all(self, cluster: ClusterSection, count: int) -> None:
-        self._placement = Placement.reserve(cluster)
-        await self._placement.group.ready()
-        await self._start_ranks(self._placement, count)
+    async def _start_all(self, count: int) -> None:
+        await self._placement.reserve()
+        await self._start_ranks(count)
 
     async def train(self, batch: TrainBatch) -> Metrics:
         """Run the batch's optimizer steps; every rank is given the whole batch."""
@@ -151,7 +146,7 @@ class RayTrainer:
         finally:
             if ranks is not None:
                 await ranks.kill()
-            self._leave()
+            await self._placement.close()
 
     @property
     def _started(self) -> RankActors:
@@ -159,11 +154,12 @@ class RayTrainer:
             raise TrainerError("the ranks are not started; call start() first, and nothing after close()")
         return self._ranks
 
-    async def _start_ranks(self, placement: Placement, count: int) -> None:
+    async def _start_ranks(self, count: int) -> None:
+        placement = self._placement
         actors = [
             ray.remote(RankProcess)
-            .options(**placement.options(number))
-            .remote(self._surroundings(number, has_gpu=placement.gpus))
+            .options(**placement.rank_options(number))
+            .remote(self._surroundings(number))
             for number in range(count)
         ]
         members = [
@@ -183,15 +179,17 @@ class RayTrainer:
                 for member, (address, pid, _) in zip(members, found, strict=True)
             ]
         )
-        if self._guard is not None:
-            self._guard.watch(pid for address, pid, _ in found if address == own_address)
+        placement.watch([pid for address, pid, _ in found if address == own_address])
         address, _, port = found[0]
-        ranks = [Rank(number=i, count=count, address=address, port=port) for i in range(count)]
+        ranks = [
+            Rank(number=i, count=count, address=address, port=port, gpu=placement.rank_gpu(i))
+            for i in range(count)
+        ]
         settings, lock = pickle.dumps(self._build.settings), self._build.registry.lock()
         await self._ranks.ask_each("start", [(settings, rank, lock) for rank in ranks])
 
-    def _surroundings(self, number: int, *, has_gpu: bool) -> Surroundings:
-        section = self._build.settings.cluster
+    def _surroundings(self, number: int) -> Surroundings:
+        section, gpu = self._build.settings.cluster, self._placement.rank_gpu(number)
         own = users_environment(os.environ)
         passed_on = {name: own[name] for name in (ALLOW_LIST, *CUDA_VARIABLE_NAMES) if name in own}
         return Surroundings(
@@ -199,8 +197,8 @@ class RayTrainer:
             import_path=tuple(sys.path),
             environment=passed_on | section.train_env_vars,
             log=self._run_dir.rank_log(number),
-            ranks_of_machine=section.actor_num_gpus_per_node,
-            has_gpu=has_gpu,
+            sharing=section.actor_num_gpus_per_node,
+            gpus=() if gpu is None else (gpu,),
         )
 
     async def _hand_over(self, channel: MemoryChannel) -> None:
@@ -212,23 +210,27 @@ class RayTrainer:
             return  # who asks all ranks says which died first
         await channel.end()
 
-    def _leave(self) -> None:
-        if self._placement is not None:
-            self._placement.release()
-            self._placement = None
-        if self._connected:
-            ray.shutdown()
-            self._connected = False
-        if self._guard is not None:
-            self._guard.close()
-            self._guard = None
 
+class OnRay:
+    """Has a run's trainer and its engine's processes on Ray. It is a `slime_core.run.assemble.Placement`, of one run."""
 
-def create_trainer(build: BuildContext) -> RayTrainer:
-    """Return the chosen trainer, its ranks to be started on Ray.
+    def __init__(self) -> None:
+        self._placement: RayPlacement | None = None
 
-    Its factory is called here too, so that it refuses what it cannot do before anything starts.
-    """
-    factory = build.registry.resolve("slime.trainers", build.settings.train.train_backend)
-    here: Trainer = factory(dataclasses.replace(build, rank=Rank(count=num_ranks(build.settings))))
-    return RayTrainer(build, capabilities=here.capabilities)
+    def places(self, build: BuildContext) -> dict[int, Place]:
+        """Return the places of the engine's processes, to be used once the trainer is started."""
+        return self._of(build).places()
+
+    def create_trainer(self, build: BuildContext) -> RayTrainer:
+        """Return the chosen trainer, its ranks to be started on Ray.
+
+        Its factory is called here too, so that it refuses what it cannot do before anything starts.
+        """
+        factory = build.registry.resolve("slime.trainers", build.settings.train.train_backend)
+        here: Trainer = factory(dataclasses.replace(build, rank=Rank(count=num_ranks(build.settings))))
+        return RayTrainer(build, capabilities=here.capabilities, placement=self._of(build))
+
+    def _of(self, build: BuildContext) -> RayPlacement:
+        if self._placement is None:
+            self._placement = RayPlacement(build)
+        return self._placement

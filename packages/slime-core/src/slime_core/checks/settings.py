@@ -11,7 +11,7 @@ from typing import Any
 from slime_core.checks.chosen_plugins import ROLLOUT_HOOKS, name_problems
 from slime_core.checks.input_files import missing_files
 from slime_core.config.base import Unset
-from slime_core.config.derive import batch_sizes, choices, is_single_turn, sends_images
+from slime_core.config.derive import batch_sizes, choices, is_local, is_single_turn, sends_images
 from slime_core.config.factories import trainer_factory
 from slime_core.config.settings import Settings
 from slime_core.config.stages import STAGE, Stage
@@ -199,9 +199,14 @@ def _hook_args(settings: Settings) -> Iterator[Problem]:
 
 
 def _processes(settings: Settings) -> Iterator[Problem]:
-    if settings.run.launcher not in ("local", "slime-core/local"):
+    if not is_local(settings.run):
         return
     section = settings.cluster
+    if section.num_gpus_per_node is not None:
+        found = f"{section.num_gpus_per_node} with launcher local"
+        yield Problem(
+            "cluster.num_gpus_per_node", found, "nothing: it reserves no machine", "give --launcher ray"
+        )
     for name in ("actor_num_nodes", "actor_num_gpus_per_node"):
         number = getattr(section, name)
         if number > 1:

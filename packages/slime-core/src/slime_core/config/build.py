@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sized
+from collections.abc import Mapping, Sized
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from slime_core.files.json_text import parse_json
-from slime_core.protocols import Tokenizer
+from slime_core.protocols import Place, Tokenizer
 from slime_core.protocols.memory import Device
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ class Rank:
     """IP address of rank 0, that every rank can reach."""
     port: int = 0
     """TCP port at that address that was free when the ranks were numbered; 0 where there is one rank."""
+    gpu: str | None = None
+    """Id of the GPU that it was given, the only one that it sees; it must not compute on the CPU then."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +58,9 @@ class BuildContext:
     """Whether the component is for evaluation: a data source then hands out its held-out prompts."""
     rank: Rank = field(default_factory=Rank)
     """For a trainer's factory: which rank it builds; one whose capabilities say `ranked` may build one of several."""
+    places: Mapping[int, Place] | None = None
+    """For an engine's factory: where its processes are started, by the first GPU of each; None for this machine, whose GPUs
+    are the engine's to count."""
 
     def section(self, section_type: type[SectionT]) -> SectionT:
         """Return the settings of the section that `section_type` declares."""

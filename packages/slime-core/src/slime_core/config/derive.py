@@ -89,6 +89,11 @@ def batch_sizes(settings: Settings) -> BatchSizes:
     return BatchSizes(prompts, n, size, steps, over)
 
 
+def is_local(run: RunSection) -> bool:
+    """Return whether all parts of the run live in one process, which also starts its servers."""
+    return run.launcher in ("local", "slime-core/local")
+
+
 def num_ranks(settings: Settings) -> int:
     """Return how many processes the trainer is."""
     section = settings.cluster

@@ -10,7 +10,7 @@ from slime_core.config.build import BuildContext, MemoryQuestion
 from slime_core.config.sections import RolloutSection, TrainSection
 from slime_core.errors import PluginError
 from slime_core.plugins.registry import Registry
-from slime_core.protocols import EngineCapabilities, RolloutEngine, Trainer, TrainerCapabilities
+from slime_core.protocols import EngineCapabilities, EngineGpus, RolloutEngine, Trainer, TrainerCapabilities
 from slime_core.protocols.memory import MemoryEstimate, Remedy
 
 
@@ -22,6 +22,11 @@ def _unknown(build: BuildContext) -> int | None:
 def _nothing(question: MemoryQuestion) -> Sequence[Any]:
     """Return nothing: not known."""
     return ()
+
+
+def _no_process(build: BuildContext) -> EngineGpus:
+    """Return that no process is started."""
+    return EngineGpus()
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,8 @@ class EngineFactory:
     """Returns the memory that its ranks would take; empty where that is not known."""
     remedies: Callable[[MemoryQuestion], Sequence[Remedy]] = _nothing
     """Returns changes of settings by which it would take less, each allowed by its own checks."""
+    gpus: Callable[[BuildContext], EngineGpus] = _no_process
+    """Returns the GPUs of the processes that it starts; a launcher may have a `BuildContext.places` for each of them."""
 
     def __call__(self, build: BuildContext) -> RolloutEngine:
         """Return a new engine, not started."""

@@ -9,13 +9,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from slime_core.config.build import BuildContext
 from slime_core.config.settings import Settings
 from slime_core.devices.cuda_variables import sees_gpu, set_trainer_defaults
 from slime_core.errors import TRACEBACK, Interrupted, RunError, SlimeError, exit_status
 from slime_core.plugins.registry import Registry
-from slime_core.protocols import Trainer
-from slime_core.run.assemble import assemble
+from slime_core.run.assemble import Placement, assemble
 from slime_core.run.run import Run
 from slime_core.run.saving import save_whole_steps
 from slime_core.run.start import start
@@ -54,7 +52,7 @@ async def assemble_and[T](
     settings: Settings,
     registry: Registry,
     *,
-    create_trainer: Callable[[BuildContext], Trainer] | None = None,
+    placement: Placement | None = None,
     stop: Stop | None = None,
 ) -> T:
     """Assemble a run, log to its folder while `use` has it, and return what `use` returns. For launchers.
@@ -65,10 +63,10 @@ async def assemble_and[T](
         use: see `launch`.
         settings: of the run.
         registry: the installed plugins.
-        create_trainer: see `assemble`.
+        placement: see `assemble`.
         stop: asks the run to end; from `run_event_loop`.
     """
-    run = await assemble(settings, registry, create_trainer=create_trainer)
+    run = await assemble(settings, registry, placement=placement)
     run.stop = stop or run.stop
     handler = log_to_file(run.run_dir)
     watchdog = WATCHDOG.get()

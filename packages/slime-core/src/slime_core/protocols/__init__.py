@@ -27,6 +27,7 @@ from slime_core.protocols.engine import (
     SamplingParams,
 )
 from slime_core.protocols.environment import MULTI_TURN, Environment, Observation
+from slime_core.protocols.placement import EngineGpus, GpuRange, Place, Site
 from slime_core.protocols.rewards import GroupRewardFn, RewardFn, RewardTransform
 from slime_core.protocols.rollout import GenerateContext, GenerateFn, GroupFilter, WeakReason
 from slime_core.protocols.tokenizer import Tokenizer
@@ -42,18 +43,21 @@ __all__ = [
     "Completion",
     "DataSource",
     "EngineCapabilities",
+    "EngineGpus",
     "EngineLoad",
     "Environment",
     "Fingerprint",
     "GenerateContext",
     "GenerateFn",
     "Generates",
+    "GpuRange",
     "GroupFilter",
     "GroupRewardFn",
     "LossFn",
     "Metrics",
     "Needs",
     "Observation",
+    "Place",
     "Reducer",
     "ReductionView",
     "ReportsLoad",
@@ -61,6 +65,7 @@ __all__ = [
     "RewardTransform",
     "RolloutEngine",
     "SamplingParams",
+    "Site",
     "TokenView",
     "Tokenizer",
     "Trainer",

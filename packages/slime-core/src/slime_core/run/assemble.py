@@ -7,9 +7,9 @@ import inspect
 import logging
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from slime_core.checks.chosen_plugins import plugin_problems
 from slime_core.checks.input_files import model_problems
@@ -25,7 +25,7 @@ from slime_core.errors import ConfigError, PluginError, Problem
 from slime_core.files.json_text import shown
 from slime_core.plugins.bind import choose_options
 from slime_core.plugins.registry import Registry
-from slime_core.protocols import DataSource, ReductionView, TokenView, Trainer, needs_of
+from slime_core.protocols import DataSource, Place, ReductionView, TokenView, Trainer, needs_of
 from slime_core.protocols.correction import check_importance
 from slime_core.rewards.overlong import overlong_penalty
 from slime_core.rewards.pool import RewardPool
@@ -62,18 +62,23 @@ def resolve_model(name: str, registry: Registry) -> Path:
     return path
 
 
-async def assemble(
-    settings: Settings,
-    registry: Registry,
-    *,
-    create_trainer: Callable[[BuildContext], Trainer] | None = None,
-) -> Run:
+class Placement(Protocol):
+    """Where a launcher has the parts of a run that are not in its process."""
+
+    def create_trainer(self, build: BuildContext) -> Trainer:
+        """Return the trainer, in the place of what the chosen one's factory builds."""
+
+    def places(self, build: BuildContext) -> Mapping[int, Place]:
+        """Return the places of the engine's processes, by the first GPU of each (`EngineFactory.gpus`)."""
+
+
+async def assemble(settings: Settings, registry: Registry, *, placement: Placement | None = None) -> Run:
     """Check the settings and build every part.
 
     Args:
         settings: of the run.
         registry: the installed plugins.
-        create_trainer: builds the trainer in the place of the chosen one's factory, for a launcher that has it elsewhere.
+        placement: where trainer and engine are; None has all in this process and on this machine.
 
     Raises:
         ConfigError: carries every problem that can be known before anything starts.
@@ -84,8 +89,9 @@ async def assemble(
         raise ConfigError(problems)
     run_section = settings.run
     build = make_build(settings, registry)
-    if create_trainer is None:
-        create_trainer = registry.resolve("slime.trainers", settings.train.train_backend)
+    create_trainer = registry.resolve("slime.trainers", settings.train.train_backend)
+    if placement is not None:
+        build, create_trainer = replace(build, places=placement.places(build)), placement.create_trainer
     source = make_source(build)
     eval_source = make_eval_source(build)
     num_steps = _num_steps(settings, source)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import math
+import socket
 from collections import Counter
 from collections.abc import Mapping
 
@@ -11,6 +12,7 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
 from slime_core.config.build import Rank
+from slime_core.errors import TrainerError
 from torch import Tensor
 
 from slime_megatron.parallel.token_split import TokenSplit
@@ -27,6 +29,15 @@ def device() -> torch.device:
         if torch.cuda.is_available()
         else torch.device("cpu")
     )
+
+
+def _check_gpu(rank: Rank) -> None:
+    """Refuse to compute on the CPU in the place of a GPU."""
+    if rank.gpu is not None and not torch.cuda.is_available():
+        raise TrainerError(
+            f"rank {rank.number} of {rank.count}: found no CUDA device on {socket.gethostname()}, where it was given GPU "
+            f"{rank.gpu}; wanted a driver and a torch that see it; --ray-device cpu trains without"
+        )
 
 
 def _meet(rank: Rank) -> None:
@@ -47,11 +58,13 @@ class World:
     connect here, and `close` ends it.
 
     Raises:
-        TrainerError: the sizes of `section` do not divide the number of processes.
+        TrainerError: the sizes of `section` do not divide the number of processes; or this one was given a GPU that CUDA
+            does not find.
     """
 
     def __init__(self, section: MegatronSection, *, seed: int, rank: Rank | None = None) -> None:
         rank = rank or Rank()
+        _check_gpu(rank)
         check_processes(section, dist.get_world_size() if dist.is_initialized() else rank.count)
         self._owns = not dist.is_initialized()
         if self._owns:

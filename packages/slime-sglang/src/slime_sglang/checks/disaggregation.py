@@ -28,7 +28,7 @@ def disaggregated_topology(settings: Settings) -> ServingTopology | None:
     """Return the topology of a run with prefill and decode engines; None for any other."""
     fleet = settings.section(FleetSection)
     try:
-        topology = serving_topology(fleet, checkpoint=settings.model.hf_checkpoint)
+        topology = serving_topology(settings)
     except ConfigError:  # which another check reports
         return None
     if fleet.rollout_external_engine_addrs or not any(map(topology.is_disaggregated, topology.models)):

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from slime_core.config.derive import is_local
 from slime_core.config.settings import Settings
-from slime_core.errors import ConfigError, PluginError, Problem
+from slime_core.errors import ConfigError, Problem
 from slime_core.plugins.registry import Registry
-from slime_models.groups import TRANSPORTS
+from slime_core.runtime.server_process import is_local_address
 
 from slime_sglang.http.api_key import read_key
-from slime_sglang.server.process import is_local_address
-from slime_sglang.settings.section import FleetSection
+from slime_sglang.settings.section import FleetSection, SglangSection
+from slime_sglang.settings.server import crosses_hosts
+from slime_sglang.settings.topology import all_gpus
 
 
 def unread_flags(settings: Settings) -> Iterator[Problem]:
@@ -26,17 +28,27 @@ def unread_flags(settings: Settings) -> Iterator[Problem]:
             )
 
 
-def gpu_problems(fleet: FleetSection) -> Iterator[Problem]:
+def gpu_problems(settings: Settings) -> Iterator[Problem]:
     """Refuse numbers of GPUs and engines that do not add up."""
-    total, each = fleet.rollout_num_gpus, fleet.rollout_num_gpus_per_engine
-    if total is not None and total % each and fleet.sglang_config is None:
+    fleet = settings.section(FleetSection)
+    total, each = all_gpus(settings), fleet.rollout_num_gpus_per_engine
+    if total % each and fleet.sglang_config is None and not fleet.rollout_external_engine_addrs:
+        is_given = fleet.rollout_num_gpus is not None
         yield Problem(
-            "fleet.rollout_num_gpus",
-            f"{total} with rollout_num_gpus_per_engine {each}",
-            f"a multiple of {each}",
+            "fleet.rollout_num_gpus" if is_given else "fleet.rollout_num_gpus_per_engine",
+            f"{total} with rollout_num_gpus_per_engine {each}"
+            if is_given
+            else f"{each} with cluster.colocate, and {total} GPUs of the trainer",
+            f"a multiple of {each}" if is_given else f"a divisor of {total}",
             f"{total % each} would be left over",
         )
-    n_engines, n_reading = (total or each) // each, fleet.prefill_num_servers
+    if not is_local(settings.run) and "base_gpu_id" in settings.section(SglangSection).server_args:
+        yield Problem(
+            "sglang.server_args.base_gpu_id",
+            f"it with launcher {settings.run.launcher}",
+            "nothing: the launcher gives each server GPUs of its own",
+        )
+    n_engines, n_reading = total // each, fleet.prefill_num_servers
     if n_reading and fleet.sglang_config is not None:
         yield Problem(
             "fleet.prefill_num_servers",
@@ -81,7 +93,7 @@ def external_problems(fleet: FleetSection, transport: str | None, registry: Regi
             yield Problem(
                 "fleet.rollout_external_engine_addrs", repr(address), "host:port, each of them once"
             )
-        elif not is_local_address(address) and transport and not _crosses_hosts(transport, registry):
+        elif not is_local_address(address) and transport and not crosses_hosts(transport, registry):
             yield Problem(
                 "train.update_weight_transport",
                 f"{transport}, and the engine {address} on another host",
@@ -89,14 +101,6 @@ def external_problems(fleet: FleetSection, transport: str | None, registry: Regi
                 "this transport goes by the memory of one host; give --update-weight-transport disk, and an "
                 "--output-dir that both hosts see under one name",
             )
-
-
-def _crosses_hosts(transport: str, registry: Registry) -> bool:
-    """Return whether updates by a transport reach servers on other hosts; of one that is not there others tell."""
-    try:
-        return bool(registry.resolve(TRANSPORTS.name, transport).crosses_hosts)
-    except PluginError:
-        return True
 
 
 def _key_problems(fleet: FleetSection) -> Iterator[Problem]:

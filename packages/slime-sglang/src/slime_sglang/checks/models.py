@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from slime_core.config.derive import sends_images
+from slime_core.config.derive import is_local, sends_images
 from slime_core.config.settings import Settings
 from slime_core.errors import ConfigError, DataError, Problem
 from slime_core.rundir.served_models import wanted_models
@@ -29,7 +29,9 @@ def model_problems(build: BuildContext) -> Iterator[Problem]:
     from slime_sglang.server.command import visible_device
 
     fleet = build.section(FleetSection)
-    topology = serving_topology(fleet, checkpoint=build.settings.model.hf_checkpoint)
+    topology = serving_topology(build.settings)
+    # Elsewhere than here there may be GPUs; the server itself refuses what a machine without them cannot do.
+    on_cpu = is_local(build.settings.run) and visible_device() == "cpu"
     if fleet.rollout_external_engine_addrs:
         return
     for number, model in enumerate(topology.models):
@@ -44,7 +46,7 @@ def model_problems(build: BuildContext) -> Iterator[Problem]:
             yield Problem(where, repr(model.model_path), "a model that is there", str(error))
             continue
         if any(placement.num_gpus > 1 for placement in topology.placements(model)):
-            yield from rank_problems(topology, model, read_config(path), on_cpu=visible_device() == "cpu")
+            yield from rank_problems(topology, model, read_config(path), on_cpu=on_cpu)
             if topology.is_policy(model) and build.section(SglangSection).model_path is not None:
                 yield Problem(
                     "sglang.model_path",
@@ -60,8 +62,7 @@ def served_name_problems(settings: Settings) -> Iterator[Problem]:
     if not asked:
         return
     try:
-        fleet = settings.section(FleetSection)
-        topology = serving_topology(fleet, checkpoint=settings.model.hf_checkpoint)
+        topology = serving_topology(settings)
     except ConfigError:  # which another check reports
         return
     is_served = settings.rollout.rollout_engine == "sglang"

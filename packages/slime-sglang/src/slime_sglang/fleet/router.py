@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from slime_core.errors import DeadlineError, EngineError
+from slime_core.runtime.server_process import ReservedPort, ServerProcess, local_port_is_free
 
 from slime_sglang.generation.response import PartialResponse, ask
 from slime_sglang.http.api_key import KEY_VARIABLE, new_key
 from slime_sglang.http.client import ConnectionLostError, SglangClient
 from slime_sglang.http.request_gate import RequestGate
-from slime_sglang.server.process import ReservedPort, ServerProcess, local_port_is_free
 from slime_sglang.server.prometheus import PrometheusTargets
 from slime_sglang.settings.section import SglangSection
 

@@ -1,50 +1,83 @@
-"""A server of this run as a child process, from the settings of its engine."""
+"""A server of this run, from the settings of its engine: a child of this process, or where the launcher has a place for it."""
 
 from __future__ import annotations
+
+from slime_core.protocols import Site
+from slime_core.runtime.server_process import ServerProcess
 
 from slime_sglang.http.api_key import KEY_VARIABLE
 from slime_sglang.server.command import (
     OWN_ARGUMENTS,
+    Device,
     server_arguments,
     server_command,
     server_environment,
     visible_device,
 )
 from slime_sglang.server.disaggregation import disaggregation_arguments, disaggregation_environment
-from slime_sglang.server.process import ServerProcess
+from slime_sglang.server.placed import CommandLine, PlacedServer
 from slime_sglang.settings.server import ServerSettings
 from slime_sglang.weights.protocol import LOADERS
 
 
-def create_server_process(
-    settings: ServerSettings, *, port: int, bootstrap_port: int, key: str
-) -> ServerProcess:
+def create_server(
+    settings: ServerSettings, *, ports: tuple[int, int], key: str
+) -> ServerProcess | PlacedServer:
     """Return a server that is not started.
 
     Args:
         settings: of the server.
-        port: TCP port of its HTTP interface.
-        bootstrap_port: where decode engines find it, if it is a prefill engine.
+        ports: TCP ports of a child: of its HTTP interface, and where decode engines find it if it is a prefill engine.
         key: API key that it asks for.
+    """
+    log = settings.folder / f"{settings.name}.log"
+    if settings.place is not None:
+        return PlacedServer(
+            settings.place,
+            lambda site: _placed_line(settings, site, key),
+            log=log.absolute(),
+            crosses_hosts=settings.crosses_hosts,
+            meets_others=settings.role != "regular",
+        )
+    command, environment = command_line(settings, Site("127.0.0.1", ports), key=key, device=visible_device())
+    return ServerProcess(command, environment=environment, log=log, name="the SGLang server")
+
+
+def command_line(settings: ServerSettings, site: Site, *, key: str, device: Device) -> CommandLine:
+    """Return the command line of a server, and the variables to add to its environment.
+
+    Args:
+        settings: of the server.
+        site: where it is started.
+        key: API key that it asks for.
+        device: what it computes on.
     """
     section = settings.section
     arguments = {**OWN_ARGUMENTS, **section.server_args, **settings.arguments}
     if settings.returns_routed_experts:
         arguments["enable_return_routed_experts"] = True
-    environment = server_environment(n_ranks=settings.n_ranks, n_ranks_in_all=settings.n_ranks_in_all)
+    if settings.releases_memory and device == "cuda":
+        arguments["enable_memory_saver"] = True
+    environment = server_environment(
+        device=device, n_ranks=settings.n_ranks, n_ranks_in_all=settings.n_ranks_in_all
+    )
     if settings.role != "regular":
-        device = visible_device()
         arguments = disaggregation_arguments(
-            settings.role, arguments, bootstrap_port=bootstrap_port, device=device
+            settings.role, arguments, bootstrap_port=site.ports[1], device=device
         )
         environment |= disaggregation_environment(request_timeout_s=section.request_timeout_s, device=device)
-    return ServerProcess(
-        server_command(
-            settings.model_path,
-            port=port,
-            dtype=settings.dtype,
-            arguments=["--custom-weight-loader", *LOADERS, *server_arguments(arguments)],
-        ),
-        environment={**environment, "HF_HUB_OFFLINE": "1", KEY_VARIABLE: key},
-        log=settings.folder / f"{settings.name}.log",
+    command = server_command(
+        settings.model_path,
+        host=site.host,
+        port=site.ports[0],
+        dtype=settings.dtype,
+        device=device,
+        arguments=["--custom-weight-loader", *LOADERS, *server_arguments(arguments)],
     )
+    return command, {**environment, "HF_HUB_OFFLINE": "1", KEY_VARIABLE: key}
+
+
+def _placed_line(settings: ServerSettings, site: Site, key: str) -> CommandLine:
+    """Return what is started at a place: on the GPUs that are its own there, and on the CPU only where it has none."""
+    command, environment = command_line(settings, site, key=key, device="cuda" if site.gpus else "cpu")
+    return command, {**environment, "CUDA_VISIBLE_DEVICES": ",".join(site.gpus)}

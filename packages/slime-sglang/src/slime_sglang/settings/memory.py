@@ -49,7 +49,7 @@ def engine_memory(question: MemoryQuestion) -> Sequence[MemoryEstimate]:
     fleet = question.section(FleetSection)
     if fleet.rollout_external_engine_addrs:
         return []
-    topology = serving_topology(fleet, checkpoint=question.settings.model.hf_checkpoint)
+    topology = serving_topology(question.settings)
     found: list[MemoryEstimate] = []
     for model in topology.models:
         found += _of_model(question, topology, model)

@@ -35,7 +35,7 @@ DERIVED = {
     "model_path": "sglang.model_path, or model.hf_checkpoint",
     "model": "sglang.model_path, or model.hf_checkpoint",
     "quantization": "nothing: the config.json of sglang.model_path says it",
-    "host": "nothing: the server listens on this host alone",
+    "host": "nothing: the server listens on its host alone, or where a launcher's machines reach it",
     "port": "nothing: a free one is taken",
     "custom_weight_loader": "nothing: updates are checked by slime's own",
     "config": "nothing: each argument is given by itself",
@@ -50,7 +50,7 @@ DERIVED = {
     ),
     **dict.fromkeys(
         ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "ssl_keyfile_password"),
-        "nothing: the server listens on this host alone, to plain HTTP",
+        "nothing: the server listens to plain HTTP",
     ),
 }
 #: Arguments of engines that only encode images, or leave that to others.
@@ -99,7 +99,8 @@ class FleetSection(SectionModel):
 
     rollout_num_gpus: Count | None = None
     """GPUs of all engines together, one engine for each `rollout_num_gpus_per_engine` of them; without GPUs the number
-    of ranks. One engine when not given; with `sglang_config`, what the file adds up to."""
+    of ranks. One engine when not given, or the trainer's GPUs under `--colocate` with launcher `ray`; with `sglang_config`, what
+    the file adds up to."""
     rollout_num_gpus_per_engine: Count = 1
     """GPUs of one engine, its tensor-parallel ranks; without GPUs the number of ranks."""
     sglang_config: Path | None = None

@@ -7,6 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from slime_core.errors import PluginError
+from slime_core.plugins.registry import Registry
+from slime_core.protocols import Place
+from slime_models.groups import TRANSPORTS
+
 from slime_sglang.settings.section import SglangSection
 from slime_sglang.settings.topology import Role
 
@@ -29,6 +34,10 @@ class ServerSettings:
     """SGLang's own arguments by name, over those of `section`."""
     address: str | None = None
     """`host:port` of a server that runs already and is joined; None starts one."""
+    place: Place | None = None
+    """Where the launcher starts it; None for a child of this process, with the GPUs that `arguments` name."""
+    crosses_hosts: bool = True
+    """Whether weight updates reach a server on another host."""
     key: str | None = None
     """API key that the server asks for. None makes one for a server that is started, and none for one that is joined."""
     n_ranks: int = 1
@@ -37,9 +46,19 @@ class ServerSettings:
     """Ranks of all servers that the run starts on this host; None where there is no other."""
     role: Role = "regular"
     """Whether the engine prefills, decodes, or does both."""
+    releases_memory: bool = False
+    """Whether it gives up its GPUs' memory while the trainer works."""
     returns_routed_experts: bool = False
     """Whether completions must say which experts each token was routed to."""
     keeps_cache: bool = False
     """Whether requests in flight keep their KV cache at a weight update, instead of recomputing it."""
     is_updated: bool = True
     """Whether the run sends weights; where it does not, a server that is joined must have the right ones."""
+
+
+def crosses_hosts(transport: str, registry: Registry) -> bool:
+    """Return whether updates by a transport reach servers on other hosts; of one that is not there others tell."""
+    try:
+        return bool(registry.resolve(TRANSPORTS.name, transport).crosses_hosts)
+    except PluginError:
+        return True

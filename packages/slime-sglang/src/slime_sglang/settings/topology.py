@@ -15,7 +15,10 @@ from typing import Annotated, Any, Literal, get_args
 from annotated_types import MinLen
 from pydantic import Field, StringConstraints, ValidationError
 from slime_core.config.base import Count, SectionModel
+from slime_core.config.derive import is_local, num_ranks
+from slime_core.config.settings import Settings
 from slime_core.errors import ConfigError, Problem
+from slime_core.protocols import EngineGpus, GpuRange
 from slime_core.rundir.served_models import NAME
 
 from slime_sglang.settings.section import WHY_NO_ENCODERS, FleetSection, argument_problems
@@ -98,6 +101,13 @@ class ServingTopology:
         return sum(placement.num_gpus for model in self.models for placement in self.placements(model))
 
     @property
+    def gpus(self) -> EngineGpus:
+        """The GPUs of all engines, as a launcher is told of them."""
+        placements = [placement for model in self.models for placement in self.placements(model)]
+        ranges = sorted((placement.first_gpu, placement.num_gpus) for placement in placements)
+        return EngineGpus(self.num_gpus, tuple(GpuRange(first, count) for first, count in ranges))
+
+    @property
     def policies(self) -> list[ServedModel]:
         """The models that get the trainer's weights; one where nothing is wrong."""
         return [model for model in self.models if self.is_policy(model)]
@@ -136,22 +146,33 @@ class ServingTopology:
         return found
 
 
-def serving_topology(fleet: FleetSection, *, checkpoint: str) -> ServingTopology:
+def serving_topology(settings: Settings) -> ServingTopology:
     """Return the topology that the settings ask for.
 
     Raises:
         ConfigError: the file is not there, no YAML, or has keys or values that are none; names all of them.
     """
+    fleet = settings.section(FleetSection)
     if fleet.sglang_config is not None:
         models = _read(fleet.sglang_config).sglang
     else:
-        models = [ServedModel(name=_POLICY, server_groups=_groups(fleet))]
-    return ServingTopology(models, checkpoint, fleet.rollout_num_gpus_per_engine)
+        models = [ServedModel(name=_POLICY, server_groups=_groups(fleet, all_gpus(settings)))]
+    return ServingTopology(models, settings.model.hf_checkpoint, fleet.rollout_num_gpus_per_engine)
 
 
-def _groups(fleet: FleetSection) -> list[ServerGroup]:
-    """Return the groups that settings without a file ask for."""
-    total = fleet.rollout_num_gpus or fleet.rollout_num_gpus_per_engine
+def all_gpus(settings: Settings) -> int:
+    """Return the GPUs of all engines of a run without a file: those that are given; the trainer's, where a launcher places
+    both on the same ones; or one engine's."""
+    fleet = settings.section(FleetSection)
+    if fleet.rollout_num_gpus is not None:
+        return fleet.rollout_num_gpus
+    if settings.cluster.colocate and not is_local(settings.run):
+        return num_ranks(settings)
+    return fleet.rollout_num_gpus_per_engine
+
+
+def _groups(fleet: FleetSection, total: int) -> list[ServerGroup]:
+    """Return the groups that settings without a file ask for, on so many GPUs."""
     n_prefill_gpus = fleet.prefill_num_servers * fleet.rollout_num_gpus_per_engine
     if not 0 < n_prefill_gpus < total:  # the second of which is refused
         return [ServerGroup(num_gpus=total)]
@@ -161,11 +182,12 @@ def _groups(fleet: FleetSection) -> list[ServerGroup]:
     ]
 
 
-def problems_of(fleet: FleetSection, *, checkpoint: str) -> Iterator[Problem]:
+def problems_of(settings: Settings) -> Iterator[Problem]:
     """Yield everything that is wrong with the file of `--sglang-config`."""
+    fleet = settings.section(FleetSection)
     path = fleet.sglang_config
     try:
-        topology = serving_topology(fleet, checkpoint=checkpoint)
+        topology = serving_topology(settings)
     except ConfigError as error:
         yield from error.problems
         return

@@ -56,8 +56,11 @@ class ClusterSection(SectionModel):
     """Machines that train."""
     actor_num_gpus_per_node: Count = 1
     """Ranks of the trainer on each machine: a GPU each, or a process on the CPU where no machine has GPUs."""
+    num_gpus_per_node: Count | None = None
+    """GPUs of each machine that trainer and engines together may take; what the largest has when not given."""
     colocate: bool = False
-    """Trainer and engine share devices: each gives its memory up while the other is at work."""
+    """Trainer and engine share devices: each gives its memory up while the other is at work. Under launcher `ray` servers of
+    the engine have the GPUs of the trainer's ranks."""
     offload_train: bool | None = None
     """Move the trainer's state, all but its weights, to the host while samples are generated; if not given, as `colocate`."""
     offload_rollout: bool | None = None

@@ -39,7 +39,7 @@ class ServerProcess:
         *,
         environment: Mapping[str, str],
         log: Path,
-        name: str = "the SGLang server",
+        name: str = "the server",
     ) -> None:
         self._command, self._environment, self.log, self.name = command, environment, log, name
         self._process: asyncio.subprocess.Process | None = None
@@ -98,11 +98,7 @@ class ServerProcess:
         """How it exited, and the end of its log; None while it runs."""
         if self.exit_status is None:
             return None
-        return f"{self.name} ended with status {self.exit_status}; its log is {self.log} and ends:\n{self.log_tail()}"
-
-    def log_tail(self) -> str:
-        """Return the end of its log."""
-        return self.log.read_bytes()[-_TAIL:].decode(errors="replace").strip()
+        return how_it_ended(self.name, self.exit_status, self.log)
 
     def _signal(self, number: int) -> bool:
         """Send a signal to the group, 0 for none; returns whether anybody is in it."""
@@ -114,16 +110,25 @@ class ServerProcess:
         return True
 
 
+def how_it_ended(name: str, status: int, log: Path) -> str:
+    """Return how a server exited, and the end of its log, for an error."""
+    tail = log.read_bytes()[-_TAIL:].decode(errors="replace").strip() if log.exists() else ""
+    return f"{name} ended with status {status}; its log is {log} and ends:\n{tail}"
+
+
 class ReservedPort:
     """A free TCP port of this host, which no other process is given while it is reserved; a server can still listen there.
 
     Without it, of 64 ports that were free a moment ago two are the same in one try of eight.
+
+    Args:
+        host: address of this host; 0.0.0.0 for all of them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = "127.0.0.1") -> None:
         self._socket = socket.socket()
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._socket.bind(("127.0.0.1", 0))
+        self._socket.bind((host, 0))
         self.number = int(self._socket.getsockname()[1])
 
     def release(self) -> None:

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from slime_sglang.server.process import ServerProcess
+from slime_core.runtime.server_process import ServerProcess
 
 #: A server whose helper does not mind that it ends.
 SERVER = ("/bin/sh", "-c", "sleep 1000 & echo $$ $! && wait")
@@ -19,7 +19,7 @@ SERVER = ("/bin/sh", "-c", "sleep 1000 & echo $$ $! && wait")
 OWNER = f"""
 import asyncio, sys
 from pathlib import Path
-from slime_sglang.server.process import ServerProcess
+from slime_core.runtime.server_process import ServerProcess
 
 async def main():
     server = ServerProcess({SERVER!r}, environment={{}}, log=Path(sys.argv[1]))

@@ -1,0 +1,116 @@
+"""`PlacedServer`: a server that a launcher starts at a place of its own, on this host or another."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+
+from slime_core.errors import EngineError
+from slime_core.protocols import Place, Site
+from slime_core.runtime.server_process import how_it_ended, is_local_address
+
+#: A command line, and variables to add to the environment.
+CommandLine = tuple[Sequence[str], Mapping[str, str]]
+
+
+class PlacedServer:
+    """Takes the part of a `ServerProcess` for a server that is started where the launcher has room for it.
+
+    Args:
+        place: where.
+        command: returns what to start, once it is known what is there.
+        log: file that its output goes to, which both hosts see.
+        crosses_hosts: whether weight updates reach a server on another host.
+        meets_others: whether it exchanges caches with other servers, which are sought on this host.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        command: Callable[[Site], CommandLine],
+        *,
+        log: Path,
+        crosses_hosts: bool,
+        meets_others: bool,
+    ) -> None:
+        self._place, self._command, self.log = place, command, log
+        self._crosses_hosts, self._meets_others = crosses_hosts, meets_others
+        self._site: Site | None = None
+        self._ended: asyncio.Task[int] | None = None
+
+    @property
+    def name(self) -> str:
+        """How messages call it."""
+        return "the SGLang server" + ("" if self._site is None else f" on {self._site.host}")
+
+    @property
+    def address(self) -> str:
+        """`host:port` of its HTTP interface; known once it is started."""
+        assert self._site is not None, "address before start"
+        return f"{self._site.host}:{self._site.ports[0]}"
+
+    @property
+    def bootstrap_port(self) -> int:
+        """Where decode engines find it; known once it is started."""
+        assert self._site is not None, "bootstrap_port before start"
+        return self._site.ports[1]
+
+    async def start(self) -> None:
+        """Start it.
+
+        Raises:
+            EngineError: the place is lost, or is on a host that weight updates or caches do not reach.
+        """
+        self._site = await self._place.site()
+        if not is_local_address(self.address):
+            self._check_reach(self._site.host)
+        command, environment = self._command(self._site)
+        await self._place.start(command, environment, self.log)
+        self._ended = asyncio.create_task(self._place.wait())
+
+    async def wait(self) -> int:
+        """Wait until it has ended; returns its exit status, as `ServerProcess` has it."""
+        assert self._ended is not None, "wait before start"
+        with contextlib.suppress(EngineError):
+            return await asyncio.shield(self._ended)
+        return -1
+
+    async def stop(self) -> None:
+        """Terminate it and its helpers, and kill those that do not exit in time."""
+        await self._end(self._place.stop)
+
+    async def kill(self) -> None:
+        """Kill it and its helpers."""
+        await self._end(self._place.kill)
+
+    @property
+    def failure(self) -> str | None:
+        """How it exited, and the end of its log; None while it runs."""
+        if self._ended is None or not self._ended.done():
+            return None
+        if self._ended.cancelled():
+            return f"{self.name} is not used any more"
+        if (lost := self._ended.exception()) is not None:
+            return f"{self.name} is lost: {lost}"
+        return how_it_ended(self.name, self._ended.result(), self.log)
+
+    async def _end(self, end: Callable[[], Awaitable[None]]) -> None:
+        if self._ended is None:
+            return
+        with contextlib.suppress(EngineError):  # the place is lost, and the server with it
+            await end()
+        await self.wait()
+
+    def _check_reach(self, host: str) -> None:
+        if not self._crosses_hosts:
+            raise EngineError(
+                f"the SGLang server on {host}: weights go by the memory of the host that the run was started on; give "
+                "--update-weight-transport disk, and an --output-dir that both hosts see under one name"
+            )
+        if self._meets_others:
+            raise EngineError(
+                f"the SGLang server on {host}: prefill and decode engines meet on the host that the run was started on; "
+                "use regular engines, or start the run there"
+            )

@@ -1,0 +1,277 @@
+"""`RayPlacement`: one placement group for all processes of a run, the GPUs of each, and where its servers are started."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from slime_core.config.build import BuildContext
+from slime_core.errors import ConfigError, EngineError, Problem, TrainerError
+from slime_core.protocols import Place, Site
+from slime_core.rundir.rundir import RunDir
+
+from slime_ray.cluster import connect, joins
+from slime_ray.guard import Guard
+from slime_ray.machine import Machine
+from slime_ray.plan import Needs, Plan, Slot, make_plan, needs_of
+from slime_ray.ranks import left
+from slime_ray.section import RaySection
+from slime_ray.surroundings import Surroundings
+
+_THREADS = "OMP_NUM_THREADS"
+#: Seconds that an actor of a machine gets to end when Ray asks it to, once the servers that it started have ended.
+_GONE_S = 2.0
+
+
+@dataclass(frozen=True)
+class Held:
+    """What the run has of one machine."""
+
+    actor: Any
+    """Handle of its `Machine`; None where no process but ranks is there, and no GPU."""
+    address: str = ""
+    """IP address."""
+    pid_here: int | None = None
+    """Process of the actor, where that is on the driver's machine."""
+    gpus: tuple[str, ...] = ()
+    """Ids of the GPUs that the run has there; none where it computes on the CPU."""
+
+
+class RayPlacement:
+    """A run's part of a Ray cluster: reserved at once, and given to ranks and servers as the plan says.
+
+    Args:
+        build: of the run.
+    """
+
+    def __init__(self, build: BuildContext) -> None:
+        self._cluster, self._section = build.settings.cluster, build.section(RaySection)
+        self._needs = needs_of(build)
+        self._run_dir = RunDir(build.run_dir.absolute())
+        self._group: PlacementGroup | None = None
+        self._plan: Plan | None = None
+        self._machines: list[Held] = []
+        self._connected = self._has_gpus = False
+        self._guard: Guard | None = None
+
+    def join(self) -> None:
+        """Join the cluster, or start it.
+
+        Raises:
+            TrainerError: no cluster is found.
+            ConfigError: it has no GPUs, and the CPU was not asked for.
+        """
+        address = self._section.address
+        self._guard = Guard(starts_ray=not ray.is_initialized())
+        self._connected = connect(self._needs.num_gpus, address)
+        self._has_gpus = has_gpus(self._section.device, is_joined=self._connected and joins(address))
+
+    async def reserve(self) -> None:
+        """Wait for room on the cluster, and take it.
+
+        Raises:
+            ConfigError: the cluster is too small, whoever else uses it.
+            TrainerError: an actor of ours did not start.
+        """
+        kind = "GPU" if self._has_gpus else "CPU"
+        nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]  # Ray leaves it so
+        found = sorted((int(node["Resources"].get(kind, 0)) for node in nodes if node["Alive"]), reverse=True)
+        size = self._cluster.num_gpus_per_node or max([*found, self._needs.largest])
+        plan = make_plan(self._needs, gpus_per_node=size)
+        _check_room(self._needs, plan, found, kind)
+        bundles = [{"CPU": float(number), kind: float(number)} for number in plan.gpus]
+        self._plan, self._group = plan, placement_group(bundles, strategy="STRICT_SPREAD")
+        await self._group.ready()
+        self._machines = list(await asyncio.gather(*map(self._take, range(len(plan.gpus)))))
+
+    def rank_options(self, number: int) -> dict[str, Any]:
+        """Return the options of the actor that is rank `number`; its machine's actor holds the GPUs for it."""
+        return {**self._options(self._planned.ranks[number].machine), "num_cpus": 1, "num_gpus": 0}
+
+    def rank_gpu(self, number: int) -> str | None:
+        """Return the id of the GPU of a rank; None on the CPU."""
+        return next(iter(self._ids(self._planned.ranks[number])), None)
+
+    def watch(self, pids: Sequence[int]) -> None:
+        """Have ranks of this machine end with the driver, and what starts servers on it."""
+        if self._guard is not None:
+            own = (held.pid_here for held in self._machines)
+            self._guard.watch([*pids, *(pid for pid in own if pid is not None)])
+
+    def places(self) -> dict[int, Place]:
+        """Return the places of the engine's processes, by the first GPU of each; they can be used after `reserve`."""
+        return {process.first: RayPlace(self, process.first) for process in self._needs.engine.processes}
+
+    def of_server(self, number: int) -> tuple[Held, tuple[str, ...]]:
+        """Return the machine of a process of the engine, and the ids of its GPUs.
+
+        Raises:
+            EngineError: nothing is reserved yet, or any more.
+        """
+        if self._plan is None or not self._machines:
+            raise EngineError(
+                "the launcher ray has no place for a server: its trainer is not started, or is closed"
+            )
+        slot = self._plan.servers[number]
+        return self._machines[slot.machine], self._ids(slot)
+
+    async def close(self) -> None:
+        """Give everything back, and leave the cluster; one that was started for the run ends. May be called twice."""
+        machines, self._machines = self._machines, []
+        for held in machines:
+            with contextlib.suppress(RayError):
+                if held.actor is not None:
+                    ray.kill(held.actor)
+        for pid in await left([held.pid_here for held in machines if held.pid_here is not None], _GONE_S):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if self._group is not None:
+            remove_placement_group(self._group)
+            self._group = None
+        if self._connected:
+            ray.shutdown()
+            self._connected = False
+        if self._guard is not None:
+            self._guard.close()
+            self._guard = None
+
+    @property
+    def _planned(self) -> Plan:
+        assert self._plan is not None, "asked before reserve()"
+        return self._plan
+
+    def _ids(self, slot: Slot) -> tuple[str, ...]:
+        gpus = self._machines[slot.machine].gpus
+        return tuple(gpus[number] for number in slot.gpus) if gpus else ()
+
+    def _options(self, machine: int) -> dict[str, Any]:
+        where = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=machine)
+        return {"max_restarts": 0, "scheduling_strategy": where}
+
+    async def _take(self, number: int) -> Held:
+        """Start the actor of a machine, where something is there for it to do."""
+        plan, total = self._planned, self._planned.gpus[number]
+        is_needed = self._has_gpus or any(slot.machine == number for slot in plan.servers.values())
+        if not is_needed:
+            return Held(None)
+        n_ranks = sum(slot.machine == number for slot in plan.ranks)
+        own = {"num_cpus": total - n_ranks, "num_gpus": total if self._has_gpus else 0}
+        threads = {_THREADS: os.environ[_THREADS]} if _THREADS in os.environ else {}
+        surroundings = Surroundings(
+            folder=Path.cwd(),
+            import_path=tuple(sys.path),
+            environment=threads,
+            log=self._run_dir.rank_log(number).with_name(f"machine_{number:03}.log"),
+            sharing=1,
+        )
+        actor = ray.remote(Machine).options(**self._options(number), **own).remote(surroundings)
+        try:
+            address, pid, gpus = await actor.whereabouts.remote()
+        except RayError as error:
+            raise TrainerError(
+                f"launcher ray: machine {number} of {len(plan.gpus)} did not start: {error}"
+            ) from error
+        is_here = address == ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]  # Ray leaves it so
+        return Held(actor, address, pid if is_here else None, gpus)
+
+
+class RayPlace:
+    """Room for one process of the engine. It is a `slime_core.protocols.Place`.
+
+    Args:
+        placement: of the run.
+        number: which process: the `first` of its `GpuRange`.
+    """
+
+    def __init__(self, placement: RayPlacement, number: int) -> None:
+        self._placement, self._number = placement, number
+
+    async def site(self) -> Site:
+        """Return what the next process finds there, with two ports that are its own."""
+        held, gpus = self._placement.of_server(self._number)
+        ports = await self._ask("reserve")
+        return Site("127.0.0.1" if held.pid_here is not None else held.address, ports, gpus)
+
+    async def start(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+        """Start a process there."""
+        await self._ask("start", list(command), dict(environment), log)
+
+    async def wait(self) -> int:
+        """Wait until it has ended; returns its exit status."""
+        return int(await self._ask("wait"))
+
+    async def stop(self) -> None:
+        """Terminate it, and kill what is left of it."""
+        await self._ask("stop")
+
+    async def kill(self) -> None:
+        """Kill it and what it started."""
+        await self._ask("kill")
+
+    async def _ask(self, method: str, *args: Any) -> Any:
+        held, _ = self._placement.of_server(self._number)
+        try:
+            return await getattr(held.actor, method).remote(self._number, *args)
+        except RayError as error:
+            raise EngineError(
+                f"the machine {held.address} of the run's servers: {method}: {error}"
+            ) from error
+
+
+def has_gpus(device: str | None, *, is_joined: bool) -> bool:
+    """Return whether processes get GPUs of the cluster, and not the CPU.
+
+    Args:
+        device: `ray.device`.
+        is_joined: whether the cluster was there before the run.
+
+    Raises:
+        ConfigError: it has none, and nobody asked for the CPU.
+    """
+    if device == "cpu":
+        return False
+    resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]  # Ray leaves it so
+    if resources.get("GPU"):
+        return True
+    if device is None and not is_joined:
+        return False
+    wanted = "a cluster with GPUs"
+    raise ConfigError(
+        [
+            Problem(
+                "ray.device", "a Ray cluster that has no GPUs", wanted, "give --ray-device cpu to do without"
+            )
+        ]
+    )
+
+
+def _check_room(needs: Needs, plan: Plan, found: Sequence[int], kind: str) -> None:
+    """Refuse a plan that a cluster has no machines for; `found` are the sizes of those that it has, the largest first."""
+    wanted = sorted(plan.gpus, reverse=True)
+    if len(found) >= len(wanted) and all(one >= number for one, number in zip(found, wanted, strict=False)):
+        return
+    servers = (
+        f" and servers of {needs.engine.total} more" if needs.engine.total and not needs.colocate else ""
+    )
+    raise ConfigError(
+        [
+            Problem(
+                "cluster.actor_num_nodes x cluster.actor_num_gpus_per_node",
+                f"{needs.num_nodes} x {needs.ranks_per_node}{servers}, and a Ray cluster whose machines have "
+                f"{', '.join(map(str, found))} {kind}s",
+                f"machines with {', '.join(map(str, wanted))} {kind}s",
+                "choose fewer, or join a larger cluster by --ray-address",
+            )
+        ]
+    )

@@ -1,0 +1,47 @@
+"""`Surroundings`: what makes an actor's process one of the run's: folder, import path, environment, devices and log."""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a process takes over from the driver's, so that names mean the same in both, and what is its own."""
+
+    folder: Path
+    """Working directory."""
+    import_path: tuple[str, ...]
+    environment: Mapping[str, str]
+    """Variables that are set before anything is imported."""
+    log: Path
+    """File that its output goes to."""
+    sharing: int
+    """Processes that share the cores of this machine, of which it is one."""
+    gpus: tuple[str, ...] | None = None
+    """Ids of the GPUs that it sees, none at all if it is empty; None for those that Ray lets it see."""
+
+
+def move_in(surroundings: Surroundings) -> None:
+    """Give this process the driver's surroundings, threads of its own, and a log."""
+    log = surroundings.log
+    log.parent.mkdir(parents=True, exist_ok=True)
+    output = log.open("a", buffering=1)
+    for stream in (1, 2):
+        os.dup2(output.fileno(), stream)
+    sys.stdout = sys.stderr = output
+    faulthandler.enable(output)
+    logging.basicConfig(stream=output, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
+    cores = len(os.sched_getaffinity(0))
+    os.environ["OMP_NUM_THREADS"] = str(max(1, cores // surroundings.sharing))
+    if surroundings.gpus is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(surroundings.gpus)
+    os.environ.update(surroundings.environment)
+    os.chdir(surroundings.folder)
+    sys.path += [entry for entry in surroundings.import_path if entry not in sys.path]

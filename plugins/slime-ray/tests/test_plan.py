@@ -1,0 +1,104 @@
+"""Which machine and which GPUs each process gets, against tables made by hand."""
+
+from __future__ import annotations
+
+import pytest
+from slime_core.errors import ConfigError
+from slime_core.protocols import EngineGpus, GpuRange
+from slime_ray.plan import Needs, make_plan
+
+
+def servers(*sizes: int, unused: int = 0) -> EngineGpus:
+    """Servers of so many GPUs each, in a row, and as many unused GPUs after them."""
+    firsts = [sum(sizes[:number]) for number in range(len(sizes))]
+    return EngineGpus(sum(sizes) + unused, tuple(map(GpuRange, firsts, sizes)))
+
+
+#: nodes, ranks a node, engine, colocate, GPUs a node; and machines, (machine, GPU) of each rank, (machine, GPUs) of each server.
+TABLE = {
+    "4 + 4 apart": (
+        (1, 4, servers(1, 1, 1, 1), False, 8),
+        (8,), [(0, 0), (0, 1), (0, 2), (0, 3)], [(0, (4,)), (0, (5,)), (0, (6,)), (0, (7,))],
+    ),
+    "4 + 4 apart, servers of 2": (
+        (1, 4, servers(2, 2), False, 8),
+        (8,), [(0, 0), (0, 1), (0, 2), (0, 3)], [(0, (4, 5)), (0, (6, 7))],
+    ),
+    "8 colocated": (
+        (1, 8, servers(4, 2, 1, 1), True, 8),
+        (8,), [(0, n) for n in range(8)], [(0, (0, 1, 2, 3)), (0, (4, 5)), (0, (6,)), (0, (7,))],
+    ),
+    "a machine that trains, and one that serves": (
+        (1, 4, servers(2, 2), False, 4),
+        (4, 4), [(0, 0), (0, 1), (0, 2), (0, 3)], [(1, (0, 1)), (1, (2, 3))],
+    ),
+    "2 nodes x 4 colocated": (
+        (2, 4, servers(2, 2, 4), True, 4),
+        (4, 4), [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 1), (1, 2), (1, 3)],
+        [(0, (0, 1)), (0, (2, 3)), (1, (0, 1, 2, 3))],
+    ),
+    "2 nodes x 2, servers after the ranks of both": (
+        (2, 2, servers(1, 2, 1), False, 4),
+        # One server beside the first ranks; that of 2 GPUs finds one left there and goes on to the next machine.
+        (3, 4, 1), [(0, 0), (0, 1), (1, 0), (1, 1)], [(0, (2,)), (1, (2, 3)), (2, (0,))],
+    ),
+    "no server on a device": ((2, 1, EngineGpus(), True, 8), (1, 1), [(0, 0), (1, 0)], []),
+    "as many as it needs": ((1, 2, servers(1, 1), False, None), (4,), [(0, 0), (0, 1)], [(0, (2,)), (0, (3,))]),
+    "GPUs that are left unused are nobody's": (
+        (1, 1, EngineGpus(4, (GpuRange(1), GpuRange(2))), False, 8),
+        (5,), [(0, 0)], [(0, (2,)), (0, (3,))],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_every_process_is_where_the_table_has_it(name):
+    (nodes, per_node, engine, colocate, size), machines, ranks, placed = TABLE[name]
+    plan = make_plan(Needs(nodes, per_node, engine, colocate), gpus_per_node=size)
+    assert plan.gpus == machines
+    assert [(slot.machine, *slot.gpus) for slot in plan.ranks] == ranks
+    assert [(slot.machine, slot.gpus) for slot in plan.servers.values()] == placed
+    assert list(plan.servers) == [process.first for process in engine.processes]
+
+
+@pytest.mark.parametrize(
+    ("needs", "size", "message"),
+    [
+        (
+            Needs(1, 8),
+            4,
+            "cluster.actor_num_gpus_per_node: found 8, with 4 GPUs a machine; wanted at most 4",
+        ),
+        (
+            Needs(1, 4, servers(8)),
+            4,
+            "cluster.num_gpus_per_node: found 8 GPUs of one server, with 4 GPUs a machine; wanted at most 4; a server is on one",
+        ),
+        (
+            Needs(1, 8, servers(2, 2), colocate=True),
+            8,
+            "cluster.colocate: found it, 8 GPUs of the trainer and 4 of the engine; wanted as many of both",
+        ),
+        (
+            Needs(2, 2, servers(4), colocate=True),
+            8,
+            "cluster.colocate: found a server of GPUs 0 to 3, with 2 ranks a machine; wanted servers of which none",
+        ),
+    ],
+)
+def test_what_fits_no_machine_is_refused(needs, size, message):
+    with pytest.raises(ConfigError) as caught:
+        make_plan(needs, gpus_per_node=size)
+    (problem,) = caught.value.problems
+    assert str(problem).startswith(message)
+
+
+def test_no_gpu_is_given_twice_unless_the_engine_is_colocated():
+    for nodes in (1, 2, 3):
+        for per_node in (1, 2, 3):
+            for sizes in ((1,), (2, 1, 2), (3, 3), (1, 1, 1, 2)):
+                plan = make_plan(Needs(nodes, per_node, servers(*sizes, unused=1)), gpus_per_node=3)
+                slots = [*plan.ranks, *plan.servers.values()]
+                given = [(slot.machine, gpu) for slot in slots for gpu in slot.gpus]
+                assert len(set(given)) == len(given) == nodes * per_node + sum(sizes)
+                assert all(gpu < plan.gpus[machine] <= 3 for machine, gpu in given)

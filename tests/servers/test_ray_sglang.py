@@ -1,0 +1,49 @@
+"""Ranks and real SGLang servers, all of them placed by launcher `ray`: the run is that of launcher `local`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from .whole_runs import check_whole, metrics, samples
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(2400)]
+
+
+def finish(command: list[str], *flags: str) -> None:
+    """Run a command to its end."""
+    env = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    ended = subprocess.run([*command, *flags], env=env, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+def test_two_ranks_and_two_servers_learn_what_one_rank_learns_with_two_servers(sglang_run, tmp_path):
+    """One request at a time is drawn from the random numbers of a server, the same ones in each run."""
+    local, placed = tmp_path / "runs/local", tmp_path / "runs/placed"
+    sglang_run += ["--rollout-num-gpus", "2", "--rollout-concurrency", "1"]
+    finish(sglang_run, "--run-name", "local")
+    check_whole(local)
+    finish(sglang_run, "--run-name", "placed", "--launcher", "ray", "--actor-num-gpus-per-node", "2")
+    check_whole(placed)
+    for step in range(1, 5):
+        drawn = [[each["tokens"] for each in samples(run, step)] for run in (placed, local)]
+        assert drawn[0] == drawn[1]
+    for row, wanted in zip(metrics(placed), metrics(local), strict=True):
+        for name in ("train/loss", "train/grad_norm"):
+            assert row.get(name) == pytest.approx(wanted.get(name), rel=1e-3, abs=1e-5)
+    assert (placed / "ranks/machine_000.log").is_file()  # which started the servers
+    assert servers_left(placed) == []
+
+
+def servers_left(run: Path) -> list[str]:
+    """Processes whose output goes to a server's log of a run."""
+    left = []
+    for output in Path("/proc").glob("[0-9]*/fd/1"):
+        try:
+            left += [str(output)] if output.readlink().is_relative_to(run / "sglang") else []
+        except OSError:  # it ended meanwhile, or is another user's
+            continue
+    return left
