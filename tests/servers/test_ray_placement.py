@@ -149,14 +149,17 @@ def test_a_rank_that_is_given_a_gpu_does_not_compute_on_the_cpu(one_node, root, 
 
 @pytest.fixture
 def two_nodes() -> Iterator[str]:
-    """Address of a cluster of two machines with four GPUs each, which are this one under two addresses."""
+    """Address of a cluster of two machines with four GPUs each, which are this one under two addresses.
+
+    The first has the address that drivers of this machine look for.
+    """
     from slime_ray.launcher import set_environment
 
     set_environment()
     from ray.cluster_utils import Cluster
 
     size = {"num_cpus": 4, "num_gpus": 4}
-    cluster = Cluster(initialize_head=True, head_node_args={**size, "node_ip_address": "127.0.0.1"})
+    cluster = Cluster(initialize_head=True, head_node_args=size)
     try:
         cluster.add_node(**size, node_ip_address="127.0.0.2")
         yield cluster.address
