@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from slime_core.runtime.server_process import ServerProcess
 from slime_core.devices.cuda_variables import CUDA_VARIABLE_NAMES, MARK
 from slime_sglang.server.command import gpu_arguments, server_command, server_environment
 

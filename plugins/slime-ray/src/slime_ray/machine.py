@@ -35,7 +35,7 @@ class Machine:
         import ray
 
         address = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]  # Ray leaves it so
-        ids = sorted(map(str, ray.get_gpu_ids()), key=lambda number: (len(number), number))  # type: ignore[no-untyped-call]  # as above
+        ids = sorted(map(str, ray.get_gpu_ids()), key=lambda number: (len(number), number))
         return address, os.getpid(), tuple(ids)
 
     async def reserve(self, number: int) -> tuple[int, int]:

@@ -156,6 +156,7 @@ class RayPlacement:
         return tuple(gpus[number] for number in slot.gpus) if gpus else ()
 
     def _options(self, machine: int) -> dict[str, Any]:
+        assert self._group is not None, "asked before reserve()"
         where = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=machine)
         return {"max_restarts": 0, "scheduling_strategy": where}
 
@@ -175,7 +176,7 @@ class RayPlacement:
             log=self._run_dir.rank_log(number).with_name(f"machine_{number:03}.log"),
             sharing=1,
         )
-        actor = ray.remote(Machine).options(**self._options(number), **own).remote(surroundings)
+        actor: Any = ray.remote(Machine).options(**self._options(number), **own).remote(surroundings)
         try:
             address, pid, gpus = await actor.whereabouts.remote()
         except RayError as error:
