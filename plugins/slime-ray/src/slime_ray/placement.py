@@ -24,7 +24,7 @@ from slime_core.rundir.rundir import RunDir
 from slime_ray.cluster import connect, joins
 from slime_ray.guard import Guard
 from slime_ray.machine import Machine
-from slime_ray.plan import Needs, Plan, Slot, make_plan, needs_of
+from slime_ray.plan import DevicePlan, Needs, Slot, make_plan, needs_of
 from slime_ray.ranks import left
 from slime_ray.section import RaySection
 from slime_ray.surroundings import Surroundings
@@ -60,7 +60,7 @@ class RayPlacement:
         self._needs = needs_of(build)
         self._run_dir = RunDir(build.run_dir.absolute())
         self._group: PlacementGroup | None = None
-        self._plan: Plan | None = None
+        self._plan: DevicePlan | None = None
         self._machines: list[Held] = []
         self._connected = self._has_gpus = False
         self._guard: Guard | None = None
@@ -147,7 +147,7 @@ class RayPlacement:
             self._guard = None
 
     @property
-    def _planned(self) -> Plan:
+    def _planned(self) -> DevicePlan:
         assert self._plan is not None, "asked before reserve()"
         return self._plan
 
@@ -176,7 +176,10 @@ class RayPlacement:
             log=self._run_dir.rank_log(number).with_name(f"machine_{number:03}.log"),
             sharing=1,
         )
-        actor: Any = ray.remote(Machine).options(**self._options(number), **own).remote(surroundings)
+        # What kills a server's helpers once this actor has ended is a child of it, too.
+        spared = {"env_vars": {"RAY_kill_child_processes_on_worker_exit": "0"}}
+        options = {**self._options(number), **own, "runtime_env": spared}
+        actor: Any = ray.remote(Machine).options(**options).remote(surroundings)
         try:
             address, pid, gpus = await actor.whereabouts.remote()
         except RayError as error:
@@ -257,7 +260,7 @@ def has_gpus(device: str | None, *, is_joined: bool) -> bool:
     )
 
 
-def _check_room(needs: Needs, plan: Plan, found: Sequence[int], kind: str) -> None:
+def _check_room(needs: Needs, plan: DevicePlan, found: Sequence[int], kind: str) -> None:
     """Refuse a plan that a cluster has no machines for; `found` are the sizes of those that it has, the largest first."""
     wanted = sorted(plan.gpus, reverse=True)
     if len(found) >= len(wanted) and all(one >= number for one, number in zip(found, wanted, strict=False)):

@@ -55,7 +55,7 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class Plan:
+class DevicePlan:
     """Where everything is: one bundle of one placement group for each machine."""
 
     gpus: tuple[int, ...]
@@ -77,7 +77,7 @@ def needs_of(build: BuildContext) -> Needs:
     )
 
 
-def make_plan(needs: Needs, *, gpus_per_node: int | None = None) -> Plan:
+def make_plan(needs: Needs, *, gpus_per_node: int | None = None) -> DevicePlan:
     """Place ranks and the engine's processes.
 
     Rank r is on machine r / ranks_per_node. A colocated engine has the ranks' GPUs, in their order. Otherwise its GPUs follow
@@ -97,14 +97,14 @@ def make_plan(needs: Needs, *, gpus_per_node: int | None = None) -> Plan:
     per = needs.ranks_per_node
     ranks = tuple(Slot(number // per, (number % per,)) for number in range(needs.num_ranks))
     if shares:
-        return Plan(
+        return DevicePlan(
             (per,) * needs.num_nodes,
             ranks,
             {one.first: _on_ranks(one, per) for one in needs.engine.processes},
         )
     taken = [per] * needs.num_nodes
     servers = _take(needs.engine, taken, size)
-    return Plan(tuple(taken), ranks, servers)
+    return DevicePlan(tuple(taken), ranks, servers)
 
 
 def _on_ranks(process: GpuRange, per_node: int) -> Slot:
