@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Train on several machines that Slurm lends. Submit from a folder that all of them see, which has the environment `.venv`:
 #
-#   sbatch --nodes=3 clusters/slurm.sh recipes/sglang.toml --rollout-num-gpus 8
+#   sbatch --nodes=3 clusters/slurm.sh recipes/sglang.toml --rollout-num-gpus 8 --update-weight-transport disk
 #
-# The first machine has the run itself and the SGLang servers; Ray is told of none of its GPUs. The others have the trainer's ranks,
-# one for each GPU. Submitted again, the same command goes on from the newest checkpoint. docs/clusters.md explains it.
+# Ray places the trainer's ranks on the GPUs of all machines but one, and the SGLang servers on those that are left. The run itself is
+# on the first machine. Submitted again, the same command goes on from the newest checkpoint. docs/clusters.md explains it.
 #
 #SBATCH --job-name=slime
 #SBATCH --nodes=2
@@ -26,7 +26,7 @@ if (($# == 0)); then
     exit 2
 fi
 if ((SLURM_JOB_NUM_NODES < 2)); then
-    echo "found $SLURM_JOB_NUM_NODES machine; wanted 2 or more: the first has the servers, the others train" >&2
+    echo "found $SLURM_JOB_NUM_NODES machine; wanted 2 or more: one is left to the servers, the others train" >&2
     exit 2
 fi
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
@@ -39,7 +39,7 @@ RAY_AUTH_TOKEN=$(python -c 'import secrets; print(secrets.token_hex(32))')
 trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
 
 srun --nodes=1 --ntasks=1 --nodelist="$head" --overlap \
-    ray start --head --node-ip-address="$head_ip" --port="$port" --num-gpus=0 \
+    ray start --head --node-ip-address="$head_ip" --port="$port" --num-gpus="$gpus" \
     --include-dashboard=false --disable-usage-stats --block &
 for ((tries = 0; ; tries++)); do
     if ray health-check --address "$head_ip:$port" 2>/dev/null; then break; fi

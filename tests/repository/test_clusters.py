@@ -146,8 +146,7 @@ def test_the_manifest_is_a_job_of_the_locked_ray_whose_numbers_agree(job, locked
         name: group["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"]
         for name, group in (("head", head), ("workers", workers))
     }
-    assert head["rayStartParams"]["num-gpus"] == "0"  # they are the servers'
-    assert gpus["head"] == flag["--rollout-num-gpus"]
+    assert gpus["head"] == head["rayStartParams"]["num-gpus"] == flag["--rollout-num-gpus"]
     assert gpus["workers"] == workers["rayStartParams"]["num-gpus"] == flag["--actor-num-gpus-per-node"]
     replicas = {workers[name] for name in ("replicas", "minReplicas", "maxReplicas")}
     assert replicas == {int(flag["--actor-num-nodes"])}
