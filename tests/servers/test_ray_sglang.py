@@ -31,9 +31,9 @@ def test_two_ranks_and_two_servers_learn_what_one_rank_learns_with_two_servers(s
     for step in range(1, 5):
         drawn = [[each["tokens"] for each in samples(run, step)] for run in (placed, local)]
         assert drawn[0] == drawn[1]
-    for row, wanted in zip(metrics(placed), metrics(local), strict=True):
+    for row, wanted in zip(metrics(placed)[1:], metrics(local)[1:], strict=True):  # an evaluation comes first
         for name in ("train/loss", "train/grad_norm"):
-            assert row.get(name) == pytest.approx(wanted.get(name), rel=1e-3, abs=1e-5)
+            assert row[name] == pytest.approx(wanted[name], rel=1e-3, abs=1e-5)
     assert (placed / "ranks/machine_000.log").is_file()  # which started the servers
     assert servers_left(placed) == []
 
