@@ -22,8 +22,14 @@ _ONE_SERVER = tuple(
     f"packages/slime-sglang/tests/{name}.py"
     for name in ("test_engine", "inside/test_cpu_platform", "weights/test_weight_update")
 )
-#: Files of one test that takes long: last it would keep one process busy alone. The first is the longest.
-_LONGEST = ("tests/failures/test_resume.py", "tests/runs/test_agreement.py")
+#: Files of few tests that take long: last they would keep one process busy alone. The first is the longest.
+_LONGEST = (
+    "tests/failures/test_resume.py",
+    "tests/servers/test_ray_placement.py",
+    "tests/runs/test_agreement.py",
+    "tests/servers/test_slurm_script.py",
+    "tests/servers/test_ray_environment.py",
+)
 
 
 class _ByFile(LoadScopeScheduling):
