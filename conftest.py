@@ -25,6 +25,7 @@ _ONE_SERVER = tuple(
 #: Files of few tests that take long: last they would keep one process busy alone. The first is the longest.
 _LONGEST = (
     "tests/failures/test_resume.py",
+    "tests/servers/test_ray_sglang.py",
     "tests/servers/test_ray_placement.py",
     "tests/runs/test_agreement.py",
     "tests/servers/test_slurm_script.py",
