@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from slime_bench.memory import bytes_in_use
+from slime_bench.memory_in_use import bytes_in_use
 from slime_bench.trainer.command import trainer as bench_trainer
 from slime_bench.trainer.work import SHAPES
 from slime_core.errors import TrainerError

@@ -13,7 +13,7 @@ from typing import Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import BadHttpMessage
-from slime_core.runtime.server_process import ReservedPort
+from slime_core.runtime.processes.ports import ReservedPort
 from slime_models.transfer.manifest import read_manifest
 from slime_sglang.weights.protocol import LOAD, LOADERS, LoaderRequest, LoaderResult
 

@@ -2,61 +2,30 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import pytest
 import torch
-from slime_core.config.build import MemoryQuestion
-from slime_core.config.load import load_settings
-from slime_core.plugins.registry import Registry
 from slime_core.protocols.memory import Device
+from slime_core.testing.memory import TINY_QWEN3, memory_question, write_config
 from slime_models.family.families.qwen3 import QWEN3
 from slime_torch.memory import engine_memory, engine_remedies
 from slime_torch.model.cache import KvCache, cache_bytes
-
-CONFIG = {
-    "model_type": "qwen3",
-    "vocab_size": 32,
-    "hidden_size": 8,
-    "intermediate_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 4,
-    "max_position_embeddings": 64,
-    "tie_word_embeddings": False,
-}
 
 
 @pytest.fixture
 def question(tmp_path):
     """Return a function that asks of a run with a config.json alone."""
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    write_config(tmp_path)
 
     def ask(*flags, kind="cuda"):
-        registry = Registry.from_environment()
-        words = [
-            "--hf-checkpoint",
-            str(tmp_path),
-            "--rollout-batch-size",
-            "8",
-            "--rollout-max-response-len",
-            "24",
-        ]
-        return MemoryQuestion(
-            settings=load_settings([], [*words, *flags], registry=registry),
-            registry=registry,
-            model_path=tmp_path,
-            device=Device(kind=kind),
-            prompt_tokens=8,
-        )
+        return memory_question(tmp_path, *flags, device=Device(kind=kind))
 
     return ask
 
 
 def test_a_cache_that_grew_holds_what_is_predicted():
-    architecture = QWEN3.architecture(CONFIG)
+    architecture = QWEN3.architecture(TINY_QWEN3)
     cache = KvCache(architecture, max_slots=16, dtype=torch.bfloat16, device=torch.device("cpu"))
     for length in (5, 20, 40):
         cache.reserve(16, length)

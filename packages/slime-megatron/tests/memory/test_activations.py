@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from slime_core.testing.memory import TINY_QWEN3
 from slime_megatron.batch.bin_packing import pack_micro_batches
 from slime_megatron.memory.activations import (
     MicroBatchShape,
@@ -22,9 +23,9 @@ from slime_models.family.families.qwen3 import QWEN3
 from slime_models.family.families.qwen3_moe import QWEN3_MOE
 
 from ..conftest import make_batch
-from .test_parameters import CONFIG, EXPERTS
+from .test_parameters import EXPERTS
 
-DENSE, MOE = QWEN3.architecture(CONFIG), QWEN3_MOE.architecture(EXPERTS)
+DENSE, MOE = QWEN3.architecture(TINY_QWEN3), QWEN3_MOE.architecture(EXPERTS)
 ONE = Layout(ranks=1)
 
 

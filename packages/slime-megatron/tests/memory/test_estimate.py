@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
-from slime_core.config.build import MemoryQuestion
-from slime_core.config.load import load_settings
-from slime_core.plugins.registry import Registry
 from slime_core.protocols.memory import Device
+from slime_core.testing.memory import TINY_QWEN3, memory_question, write_config
 from slime_megatron.memory.estimate import (
     ACTIVATIONS,
     CONTEXT,
@@ -29,7 +25,7 @@ from slime_models.hf.folder import read_config
 from ..conftest import FAMILIES, make_batch
 from ..held_bytes import bytes_of
 from ..layouts import LAYOUTS, PIPELINE, SEQUENCE, TENSOR, settings_of
-from .test_parameters import CONFIG, EXPERTS
+from .test_parameters import EXPERTS
 
 GPU = Device(kind="cuda", memory_bytes=80 * 2**30)
 
@@ -38,26 +34,9 @@ GPU = Device(kind="cuda", memory_bytes=80 * 2**30)
 def question(tmp_path):
     """Return a function that asks of a run with a folder that has a config.json alone."""
 
-    def ask(*flags, config=CONFIG, folder=None, device=GPU, prompt=8):
-        if folder is None:
-            folder = tmp_path
-            (folder / "config.json").write_text(json.dumps(config))
-        registry = Registry.from_environment()
-        words = [
-            "--hf-checkpoint",
-            str(folder),
-            "--rollout-batch-size",
-            "8",
-            "--rollout-max-response-len",
-            "24",
-        ]
-        return MemoryQuestion(
-            settings=load_settings([], [*words, *flags], registry=registry),
-            registry=registry,
-            model_path=folder,
-            device=device,
-            prompt_tokens=prompt,
-        )
+    def ask(*flags, config=TINY_QWEN3, folder=None, device=GPU, prompt=8):
+        folder = folder or write_config(tmp_path, config)
+        return memory_question(folder, *flags, device=device, prompt_tokens=prompt)
 
     return ask
 
@@ -117,7 +96,7 @@ def test_every_rank_of_every_layout_holds_what_is_predicted(ranks, cut_models, k
 def test_stages_that_take_as_much_are_one_entry(question):
     """Four layers on four stages: the two in the midst have a layer each, but hold 3 and 2 micro-batches."""
     flags = ("--launcher", "ray", "--actor-num-gpus-per-node", "8", "--pipeline-model-parallel-size", "4")
-    found = trainer_memory(question(*flags, config=CONFIG | {"num_hidden_layers": 4}))
+    found = trainer_memory(question(*flags, config=TINY_QWEN3 | {"num_hidden_layers": 4}))
     assert [(each.who, each.ranks) for each in found] == [
         (f"trainer, pipeline stage {stage}", 2) for stage in range(4)
     ]

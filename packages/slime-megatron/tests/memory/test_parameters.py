@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from slime_core.testing.memory import TINY_QWEN3
 from slime_megatron.memory.estimate import GRADIENTS, OPTIMIZER, WEIGHTS, RankSettings, static_parts
 from slime_megatron.memory.layout import Layout
 from slime_megatron.memory.parameters import parameters_of_stages
@@ -12,22 +13,9 @@ from slime_models.family.families.glm4_moe import GLM4_MOE
 from slime_models.family.families.qwen3 import QWEN3
 from slime_models.family.families.qwen3_moe import QWEN3_MOE
 
-#: Queries 4 x 4 = 16 wide, keys and values 2 x 4 = 8. A layer's numbers: 2 norms of 8; qkv (16 + 2 x 8) x 8 = 256; norms of queries
-#: and keys 2 x 4; output 8 x 16 = 128; gate and up 2 x 16 x 8 = 256; down 8 x 16 = 128: 792. Embedding and output layer 32 x 8 = 256.
-CONFIG = {
-    "model_type": "qwen3",
-    "vocab_size": 32,
-    "hidden_size": 8,
-    "intermediate_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 4,
-    "max_position_embeddings": 64,
-    "tie_word_embeddings": False,
-}
 #: In the place of 384 numbers of the MLP: a router 4 x 8, and 4 experts of 2 x 4 x 8 + 8 x 4 = 96 each.
-EXPERTS = CONFIG | {
+EXPERTS = {
+    **TINY_QWEN3,
     "model_type": "qwen3_moe",
     "num_experts": 4,
     "num_experts_per_tok": 2,
@@ -36,7 +24,7 @@ EXPERTS = CONFIG | {
 }
 
 
-def stages(*, family=QWEN3, lora=None, section=None, mtp=False, ranks=1, config=CONFIG, **layout):
+def stages(*, family=QWEN3, lora=None, section=None, mtp=False, ranks=1, config=TINY_QWEN3, **layout):
     architecture = family.architecture(config).with_mtp(mtp)
     sizes = Layout(ranks=ranks, **layout)
     return parameters_of_stages(
@@ -61,9 +49,9 @@ def test_pipeline_stages_hold_their_layers_and_the_last_one_norm_and_output_laye
 
 
 def test_the_last_stage_holds_a_tied_embedding_again():
-    found = stages(ranks=2, pipeline=2, config=CONFIG | {"tie_word_embeddings": True})
+    found = stages(ranks=2, pipeline=2, config=TINY_QWEN3 | {"tie_word_embeddings": True})
     assert [each.shared for each in found] == [256 + 792, 792 + 8 + 256]
-    (alone,) = stages(config=CONFIG | {"tie_word_embeddings": True})
+    (alone,) = stages(config=TINY_QWEN3 | {"tie_word_embeddings": True})
     assert alone.shared == 2 * 792 + 256 + 8
 
 
@@ -180,5 +168,5 @@ def test_published_shapes_have_the_numbers_that_were_published(family, changes, 
         "head_dim": 128,
         "max_position_embeddings": 40960,
     }
-    (found,) = stages(family=family, config=CONFIG | sizes | changes)
+    (found,) = stages(family=family, config=TINY_QWEN3 | sizes | changes)
     assert found.all == published

@@ -9,7 +9,8 @@ from typing import Any
 
 from slime_core.errors import DeadlineError, EngineError
 from slime_core.protocols import Completion, EngineLoad, Fingerprint, SamplingParams, TransferPlan
-from slime_core.runtime.server_process import ReservedPort, ServerProcess
+from slime_core.runtime.processes.ports import ReservedPort
+from slime_core.runtime.processes.server_process import ServerProcess
 from slime_models.hf.folder import read_config
 from slime_models.transfer.receiver import UpdateReceiver
 from slime_models.transfer.staging import StagedUpdate

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 from aiohttp.base_protocol import BaseProtocol
 from slime_core.errors import DeadlineError, EngineError
-from slime_core.runtime.server_process import ReservedPort
+from slime_core.runtime.processes.ports import ReservedPort
 from slime_sglang.http.client import ServerFaultError, SglangClient, _lines
 
 

@@ -31,7 +31,7 @@ OWNER = """
 import asyncio, sys
 from pathlib import Path
 from slime_core.devices.cuda_variables import set_trainer_defaults
-from slime_core.runtime.server_process import ServerProcess
+from slime_core.runtime.processes.server_process import ServerProcess
 from slime_sglang.server.command import server_environment
 
 async def main():

@@ -9,7 +9,7 @@ import shutil
 import pytest
 from slime_core.errors import EngineError
 from slime_core.protocols import SamplingParams
-from slime_core.runtime.server_process import ReservedPort
+from slime_core.runtime.processes.ports import ReservedPort
 from slime_sglang.engine import SglangEngine
 from slime_sglang.settings.section import SglangSection
 from slime_sglang.settings.server import ServerSettings

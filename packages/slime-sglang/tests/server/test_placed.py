@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from slime_core.errors import EngineError
 from slime_core.protocols import Site
-from slime_core.runtime.server_process import ServerProcess
+from slime_core.runtime.processes.server_process import ServerProcess
 from slime_sglang.server.managed import command_line, create_server
 from slime_sglang.server.placed import PlacedServer
 from slime_sglang.settings.section import SglangSection

@@ -1,53 +1,26 @@
-"""What SGLang's engines are predicted to take. Nothing is started."""
+"""What SGLang's engines are predicted to take. Nothing is started.
+
+The tiny model has 2,104 numbers; a token's keys and values are 2 layers x 2 x 2 heads x 4 wide x 2 bytes = 64 bytes.
+"""
 
 from __future__ import annotations
 
-import json
-
 import pytest
-from slime_core.config.build import MemoryQuestion
-from slime_core.config.load import load_settings
-from slime_core.plugins.registry import Registry
 from slime_core.protocols.memory import Device
+from slime_core.testing.memory import TINY_QWEN3, memory_question, write_config
 from slime_sglang.settings.memory import engine_memory, engine_remedies
 
 GIB = 2**30
-#: 2,104 numbers; a token's keys and values: 2 layers x 2 x 2 heads x 4 wide x 2 bytes = 64 bytes.
-CONFIG = {
-    "model_type": "qwen3",
-    "vocab_size": 32,
-    "hidden_size": 8,
-    "intermediate_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 4,
-    "max_position_embeddings": 64,
-    "tie_word_embeddings": False,
-}
 
 
 @pytest.fixture
 def question(tmp_path):
     """Return a function that asks of a run with a config.json alone."""
 
-    def ask(*flags, kind="cuda", memory=80 * GIB, config=CONFIG):
-        (tmp_path / "config.json").write_text(json.dumps(config))
-        registry = Registry.from_environment()
-        words = [
-            "--hf-checkpoint",
-            str(tmp_path),
-            "--rollout-batch-size",
-            "8",
-            "--rollout-max-response-len",
-            "24",
-        ]
-        return MemoryQuestion(
-            settings=load_settings([], [*words, "--rollout-engine", "sglang", *flags], registry=registry),
-            registry=registry,
-            model_path=tmp_path,
-            device=Device(kind=kind, memory_bytes=memory),
-            prompt_tokens=8,
+    def ask(*flags, kind="cuda", memory=80 * GIB, config=TINY_QWEN3):
+        device = Device(kind=kind, memory_bytes=memory)
+        return memory_question(
+            write_config(tmp_path, config), "--rollout-engine", "sglang", *flags, device=device
         )
 
     return ask
@@ -115,7 +88,7 @@ def test_the_first_gpu_is_the_one_that_is_given(question):
 
 def test_of_external_servers_and_unknown_models_nothing_is_known(question):
     assert not list(engine_memory(question("--rollout-external-engine-addrs", "h:1")))
-    assert not list(engine_memory(question(config=CONFIG | {"model_type": "deepseek_v3"})))
+    assert not list(engine_memory(question(config=TINY_QWEN3 | {"model_type": "deepseek_v3"})))
 
 
 def test_smaller_shares_turns_and_other_gpus_are_proposed(question):

@@ -10,7 +10,8 @@ import pytest
 from slime_core.errors import WeightSyncError
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import SamplingParams
-from slime_core.runtime.server_process import ReservedPort, ServerProcess
+from slime_core.runtime.processes.ports import ReservedPort
+from slime_core.runtime.processes.server_process import ServerProcess
 from slime_core.weights.sync import sync_weights
 from slime_models.family.families.llama import LLAMA
 from slime_sglang.engine import SglangEngine

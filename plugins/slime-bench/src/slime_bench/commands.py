@@ -43,7 +43,7 @@ def events(argv: list[str]) -> int:
 def memory(argv: list[str]) -> int:
     """Compare the trainer's memory with what is predicted of it: `slime bench memory`."""
     _need("memory", {"slime_megatron": "slime-megatron"})
-    from slime_bench.prediction import memory as run
+    from slime_bench.memory_prediction import memory as run
 
     return run(argv)
 

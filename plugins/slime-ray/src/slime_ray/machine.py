@@ -9,7 +9,8 @@ from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from slime_core.runtime.server_process import ReservedPort, ServerProcess
+from slime_core.runtime.processes.ports import ReservedPort
+from slime_core.runtime.processes.server_process import ServerProcess
 
 from slime_ray.surroundings import Surroundings, move_in
 

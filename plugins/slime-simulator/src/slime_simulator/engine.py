@@ -12,9 +12,9 @@ from typing import Literal
 
 from slime_core.null.engine import NoEngine
 from slime_core.protocols import Completion, EngineCapabilities, Fingerprint, SamplingParams, TransferPlan
-from slime_core.rollout.concurrency import ConcurrencyLimit
 from slime_core.rundir.events import EventLog
 
+from slime_simulator.concurrency import OpenLimit
 from slime_simulator.cores import SharedCores
 from slime_simulator.costs import EngineCosts, Slowdown, UpdateCosts
 from slime_simulator.replica import SimulatedReplica, SimulatedRequest
@@ -46,7 +46,7 @@ class _Answers:
             self.complete.set_result(None)
 
 
-class ResponseLimit(ConcurrencyLimit):
+class ResponseLimit(OpenLimit):
     """The limit of a run whose engine keeps it: the engine knows of responses, the run of prompts alone."""
 
     def __init__(self, engine: SimulatedEngine, limit: int | None) -> None:
@@ -57,13 +57,6 @@ class ResponseLimit(ConcurrencyLimit):
     def holds_back(self) -> bool:
         """Whether the engine holds responses back."""
         return self._holding.holds_back
-
-    async def enter(self, owner: object) -> bool:
-        """Let a prompt through."""
-        return True
-
-    def leave(self, *, answered: bool) -> None:
-        """Nothing to do."""
 
 
 class SimulatedEngine(NoEngine):

@@ -6,7 +6,6 @@ import os
 import platform
 import re
 import shutil
-import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ from importlib_metadata import PackageNotFoundError, version
 
 from slime_core.devices.nvidia_smi import describe_links, nvidia_smi, read_links
 from slime_core.protocols.memory import Device
+from slime_core.runtime.processes.ports import port_is_free
 
 #: Where containers find the limit of their memory, in bytes or `max`: control groups of version 2 and 1.
 _MEMORY_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
@@ -151,15 +151,8 @@ def shared_memory(folder: Path = SHARED_MEMORY) -> str:
 def ports(listened_on: Mapping[int, str] = _RAY_PORTS, kernels: Path = _PORT_RANGE) -> str:
     """Return the range from which servers and ranks get ports, and whether those of a Ray cluster are free."""
     first, last = (_read(kernels).split() or ["?", "?"])[:2]
-    each = [f"{port} ({what}) {'free' if _is_free(port) else 'taken'}" for port, what in listened_on.items()]
+    each = [
+        f"{port} ({what}) {'free' if port_is_free(port, host='') else 'taken'}"
+        for port, what in listened_on.items()
+    ]
     return "; ".join([f"{first} to {last} for servers and ranks", *each])
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind(("", port))
-        except OSError:
-            return False
-    return True

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable
 
 from slime_core.errors import TRACEBACK, Interrupted, SlimeError, exit_status
-from slime_core.runtime.command_process import COMMAND, CommandProcess
+from slime_core.runtime.processes.command_process import COMMAND, CommandProcess
 
 #: Command -> (module, one-line help). Static, so that none is imported for the help text.
 COMMANDS = {

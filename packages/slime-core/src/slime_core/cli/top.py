@@ -88,7 +88,7 @@ def view(run: WatchedRun, *, width: int) -> Table:
 
 
 def _progress(run: WatchedRun, *, width: int) -> Iterator[Row]:
-    done, of = run.done_steps, run.schedule.num_steps
+    done, of = run.done_steps, run.plan.num_steps
     if of is None:
         yield "step", f"{done} done; how many there are depends on the data (--num-epoch)"
     else:

@@ -74,14 +74,14 @@ def _due(step: int, interval: int | None, *, is_last: bool) -> bool:
 class Activity:
     """What the newest process of a run is doing, as far as its events tell it.
 
-    An event is written when what it tells is over, so phases under way are concluded from those before them.
+    An event is written when what it tells is over, so phases in progress are concluded from those before them.
 
     Args:
-        schedule: of the run.
+        plan: of the run.
     """
 
-    def __init__(self, schedule: StepPlan) -> None:
-        self._schedule = schedule
+    def __init__(self, plan: StepPlan) -> None:
+        self._plan = plan
         self.n_unreadable = 0
         """Lines that are no events."""
         self._reset()
@@ -94,7 +94,7 @@ class Activity:
         self.phase: CurrentPhase | None = None
         """What the loop is at, but for waiting for groups."""
         self.rollout: CurrentPhase | None = None
-        """The rollout that is under way."""
+        """The rollout in progress."""
         self.in_flight: dict[int, int] = {}
         """Groups whose requests have begun and are not over: number -> group."""
         self.finished: set[int] = set()
@@ -107,7 +107,7 @@ class Activity:
     @property
     def requests_in_flight(self) -> int:
         """Responses of groups in flight that are not there yet; with several turns a response, at least as many."""
-        n = self._schedule.n_samples_per_prompt
+        n = self._plan.n_samples_per_prompt
         return sum(max(0, n - self._answered[group]) for group in self.in_flight.values())
 
     def rates(self, now: float) -> tuple[float, float]:
@@ -189,5 +189,5 @@ class Activity:
                 self._step, self._done_after = step, set()
             self._done_after.add(name)
             waits_for_end = name == "update_weights" and step > 0 and self.phase is not None
-            following = None if waits_for_end else self._schedule.after(step, self._done_after)
+            following = None if waits_for_end else self._plan.after(step, self._done_after)
             self.phase = None if following is None else CurrentPhase(following, step, end)

@@ -68,8 +68,8 @@ class WatchedRun:
     def __init__(self, folder: Path, *, clock: Callable[[], float] = time.time) -> None:
         self.dir, self._clock = RunDir(folder), clock
         self.config = self.dir.read_config()
-        self.schedule = _schedule(self.config)
-        self.activity = Activity(self.schedule)
+        self.plan = _step_plan(self.config)
+        self.activity = Activity(self.plan)
         self._events = LineTail(self.dir.events, most_bytes=_MOST_EVENTS)
         self._metrics = LineTail(self.dir.metrics, most_bytes=_MOST_METRICS)
         self._log = LineTail(self.dir.path / "log.txt", most_bytes=_MOST_LOG)
@@ -197,17 +197,17 @@ class WatchedRun:
     @property
     def eta_s(self) -> float | None:
         """Seconds that its steps will take that are left, if they take as long as the last ones; None where nobody can know."""
-        if self.schedule.num_steps is None or not self.steps or not self.is_going_on:
+        if self.plan.num_steps is None or not self.steps or not self.is_going_on:
             return None
         last = self.steps[-_STEPS_OF_ESTIMATE:]
         names = ("perf/step_time", "perf/eval_time", "perf/save_time")
         mean = sum(row.get(name, 0.0) for row in last for name in names) / len(last)
-        left = (self.schedule.num_steps - self.done_steps) * mean
+        left = (self.plan.num_steps - self.done_steps) * mean
         since = self.now - (self._metrics.changed_at or self.now)
         return max(0.0, left - min(max(0.0, since), mean))
 
 
-def _schedule(config: Mapping[str, Mapping[str, Any]]) -> StepPlan:
+def _step_plan(config: Mapping[str, Mapping[str, Any]]) -> StepPlan:
     """Return what the settings say; text (`none`) where a number is wanted stands for nothing."""
 
     def number(table: str, name: str) -> int | None:

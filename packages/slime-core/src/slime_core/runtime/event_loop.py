@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from slime_core.errors import Interrupted, RunError
-from slime_core.runtime.command_process import COMMAND, adopt_orphans
 from slime_core.runtime.deadline import CANCEL_S, close_tasks
+from slime_core.runtime.processes.command_process import COMMAND, adopt_orphans
 from slime_core.runtime.stop import Listener, Stop
 from slime_core.runtime.watchdog import WATCHDOG, Watchdog
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO
 
 from slime_core.errors import DeadlineError, SlimeError, exit_status
-from slime_core.runtime.command_process import CommandProcess, say
+from slime_core.runtime.processes.command_process import CommandProcess, say
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import weakref
 from pathlib import Path
 from typing import IO
 
-from slime_core.runtime.at_exit import AtExit
+from slime_core.runtime.processes.at_exit import AtExit
 
 #: File that the owner of a folder keeps locked.
 _LOCK = ".lock"

@@ -8,7 +8,7 @@ from slime_core.config.derive import is_local
 from slime_core.config.settings import Settings
 from slime_core.errors import ConfigError, Problem
 from slime_core.plugins.registry import Registry
-from slime_core.runtime.server_process import is_local_address
+from slime_core.runtime.processes.ports import is_local_address
 
 from slime_sglang.http.api_key import read_key
 from slime_sglang.settings.section import FleetSection, SglangSection

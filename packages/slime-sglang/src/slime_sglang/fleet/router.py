@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from slime_core.errors import DeadlineError, EngineError
-from slime_core.runtime.server_process import ReservedPort, ServerProcess, local_port_is_free
+from slime_core.runtime.processes.ports import ReservedPort, port_is_free
+from slime_core.runtime.processes.server_process import ServerProcess
 
 from slime_sglang.generation.response import PartialResponse, ask
 from slime_sglang.http.api_key import KEY_VARIABLE, new_key
@@ -94,7 +95,7 @@ class Router:
             DeadlineError: it did not answer in time.
         """
         if self._process is not None:
-            if not local_port_is_free(self._port):
+            if not port_is_free(self._port):
                 raise EngineError(
                     f"--sglang-router-port: port {self._port} of this host is in use; name another one, or give "
                     "--sglang-router-ip to join the router there"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slime_core.protocols import Site
-from slime_core.runtime.server_process import ServerProcess
+from slime_core.runtime.processes.server_process import ServerProcess
 
 from slime_sglang.http.api_key import KEY_VARIABLE
 from slime_sglang.server.command import (

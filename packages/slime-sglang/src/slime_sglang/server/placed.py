@@ -9,7 +9,8 @@ from pathlib import Path
 
 from slime_core.errors import EngineError
 from slime_core.protocols import Place, Site
-from slime_core.runtime.server_process import how_it_ended, is_local_address
+from slime_core.runtime.processes.ports import is_local_address
+from slime_core.runtime.processes.server_process import how_it_ended
 
 #: A command line, and variables to add to the environment.
 CommandLine = tuple[Sequence[str], Mapping[str, str]]

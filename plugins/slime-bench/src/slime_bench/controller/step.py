@@ -25,7 +25,7 @@ from slime_core.run.start import start
 from slime_core.samples import Group, TrainBatch
 from slime_megatron.batch.rank_schedule import rank_schedule
 
-from slime_bench.memory import bytes_in_use, peak_bytes
+from slime_bench.memory_in_use import bytes_in_use, peak_bytes
 
 _NULL = "slime_bench.controller.null:"
 _TABULAR = "slime_core.testing.tabular:"

@@ -19,7 +19,7 @@ from slime_simulator.fit import fit
 from slime_simulator.recorded import read_run
 
 from slime_bench.simulator.comparison import Compared, compare, is_off, summary_of, table_of
-from slime_bench.simulator.computing import FITTED, PREDICTED, noise_of, run_all
+from slime_bench.simulator.computing import FITTED, PREDICTED, mixed, noise_of, run_all
 from slime_bench.simulator.waiting import CONFIGURATIONS, REAL, TRACE, run_really, settings_of
 
 #: Steps of a run, the first left out, where engine and trainer compute; and where they wait.
@@ -31,8 +31,8 @@ def simulator(argv: list[str]) -> int:
 
     Engine and trainer wait on the real clock, the engine one decode step after the other, and compute nothing; loops, dispatcher,
     batches, records and folders are those of every run. With --real they are the engine `torch` and the trainer `megatron` over a
-    small random llama, with a thread each: 3 runs say what the parts cost, 12 others are predicted, from their settings and the
-    lengths of their samples. The exit status is 1 if a step time is off by more than 10%, or the median by more than 5%.
+    small random llama, with a thread each: 3 runs say what the parts cost, 12 others between them are predicted, from their
+    settings and the lengths of their samples. The exit status is 1 if a step time is off by more than 10%, or the median by more than 5%.
     """
     parser = argparse.ArgumentParser(prog="slime bench simulator", description=simulator.__doc__)
     parser.add_argument("--real", action="store_true", help="with an engine and a trainer that compute")
@@ -94,7 +94,7 @@ def _waiting(root: Path, arguments: argparse.Namespace) -> tuple[list[Compared],
 def _real(root: Path, arguments: argparse.Namespace) -> tuple[list[Compared], dict[str, Any]]:
     root.mkdir(parents=True, exist_ok=True)
     predicted = PREDICTED[: arguments.only]
-    folders = run_all(root, [*FITTED, *predicted], steps=arguments.steps or _STEPS_OF_REAL)
+    folders = run_all(root, mixed(FITTED, predicted), steps=arguments.steps or _STEPS_OF_REAL)
     registry = Registry.from_environment()
     runs = {each: read_run(folder) for each, folder in folders.items()}
     sources = [runs[each] for each in FITTED]

@@ -88,6 +88,19 @@ PREDICTED = (
 )
 
 
+def mixed(fitted: Sequence[Configuration], predicted: Sequence[Configuration]) -> list[Configuration]:
+    """Return the order of the runs: each fitted one in the middle of its share of the predicted ones.
+
+    A machine that gets faster or slower with time, and a process whose memory is in use already, then favour neither.
+    """
+    order = []
+    for number, each in enumerate(fitted):
+        first, last = (len(predicted) * end // len(fitted) for end in (number, number + 1))
+        middle = (first + last) // 2
+        order += [*predicted[first:middle], each, *predicted[middle:last]]
+    return order
+
+
 def run_all(root: Path, configurations: Sequence[Configuration], *, steps: int) -> dict[Configuration, Path]:
     """Run configurations one after the other in this process, after one that warms up; returns their folders.
 

@@ -18,7 +18,7 @@ from slime_core.plugins.registry import Registry
 from slime_core.run.assemble import resolve_model
 from slime_models.hf.folder import read_config
 
-from slime_bench.memory import bytes_in_use, peak_bytes
+from slime_bench.memory_in_use import bytes_in_use, peak_bytes
 from slime_bench.random_work import Lengths, random_batch, write_random_model
 from slime_bench.trainer.peak import Peak, device_name, finish
 from slime_bench.trainer.work import (

@@ -8,22 +8,22 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from slime_core.config.derive import batch_sizes
 from slime_core.plugins.registry import Registry
-from slime_core.protocols import RolloutEngine
 from slime_core.rewards.scorer import Scorer
 from slime_core.rollout.concurrency import ConcurrencyLimit
 from slime_core.run.assemble import dropping_filter
 from slime_core.run.run import Run
-from slime_core.rundir.events import DISPATCHER, EventLog, read_events
+from slime_core.rundir.events import read_events
 from slime_core.rundir.records import read_records
 from slime_core.runtime.virtual_time import run_in_virtual_time
 from slime_core.samples import Group, Sample
 
+from slime_simulator.replay.concurrency import DecisionLog, RecordedLimit
 from slime_simulator.replay.parts import ReplayedEngine, ReplayedPrompts, ReplayedTrainer
-from slime_simulator.replay.recording import NO_DECISION, TRAINED, WANTED, Recording, decisions
+from slime_simulator.replay.recording import TRAINED, WANTED, Recording, decisions
 from slime_simulator.replay.schedule import Schedule
 from slime_simulator.scenario import NEVER_SIMULATED, having
 from slime_simulator.simulation import make_run
@@ -85,57 +85,13 @@ class PacedRun(Run):
     @functools.cached_property
     def concurrency(self) -> ConcurrencyLimit:
         """A limit that had room when the recorded one had."""
-        return RecordedLimit(
-            self.settings.rollout.rollout_concurrency, self.engine, self.events, self.recorded
-        )
+        log = cast(DecisionLog, self.events)
+        return RecordedLimit(self.settings.rollout.rollout_concurrency, self.engine, log, self.recorded)
 
     async def next_groups(self, step: int) -> list[Group]:
         """Wait, and return the groups that the dispatcher has for a step."""
         await self.schedule.reached((WANTED, step, 0))
         return await super().next_groups(step)
-
-
-class RecordedLimit(ConcurrencyLimit):
-    """Has room for another group where the recorded run submitted one next; requests, whose ends are known, pass at once."""
-
-    def __init__(
-        self,
-        limit: int | Literal["auto"] | None,
-        engine: RolloutEngine,
-        events: EventLog,
-        recorded: Sequence[Mapping[str, Any]],
-    ) -> None:
-        super().__init__(limit, engine, events)
-        self._told, self._recorded = cast(DecisionLog, events), recorded
-
-    @property
-    def holds_back(self) -> bool:
-        """Whether the next decision was another one."""
-        n = self._told.n_decisions
-        return n < len(self._recorded) and self._recorded[n]["name"] != "group_submitted"
-
-    async def enter(self, owner: object) -> bool:
-        """Let a request through."""
-        return True
-
-    def leave(self, *, answered: bool) -> None:
-        """Nothing to do."""
-
-
-class DecisionLog(EventLog):
-    """Events, of which it counts the decisions."""
-
-    n_decisions = 0
-    _version: int | None = None
-
-    def moment(self, name: str, *, lane: str, **more: Any) -> None:
-        """Take down what happens now."""
-        super().moment(name, lane=lane, **more)
-        is_again = name == "weights_arrived" and more["version"] == self._version
-        if lane == DISPATCHER and name != NO_DECISION and not is_again:
-            self.n_decisions += 1
-        if name == "weights_arrived":
-            self._version = more["version"]
 
 
 class Verdicts:

@@ -207,7 +207,7 @@ def _rank(case: TrainerRun, rank: int, ports: list[int], place: Path, *, keep: b
     from slime_megatron import compat
 
     compat.install()
-    from slime_bench.memory import bytes_in_use, peak_bytes
+    from slime_bench.memory_in_use import bytes_in_use, peak_bytes
 
     cpu = torch.device("cpu")
     tiny = TrainerRun(

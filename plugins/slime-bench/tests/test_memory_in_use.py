@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from slime_bench.memory import bytes_in_use, peak_bytes
+from slime_bench.memory_in_use import bytes_in_use, peak_bytes
 
 
 def test_peak_of_memory_is_that_of_a_tensor_that_is_gone():

@@ -1,4 +1,4 @@
-"""`ServerProcess`: a server as a child process, started, watched and stopped; and TCP ports of this host."""
+"""`ServerProcess`: a server as a child process, started, watched and stopped."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ import contextlib
 import ctypes
 import os
 import signal
-import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from slime_core.devices.cuda_variables import users_environment
-from slime_core.runtime.at_exit import AtExit
+from slime_core.runtime.processes.at_exit import AtExit
 
 #: Seconds that a server gets to end by itself before it is killed.
 _GRACE_S = 10.0
@@ -53,7 +51,14 @@ class ServerProcess:
     async def start(self) -> None:
         """Start it."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        with self.log.open("wb") as output:
+        guard = AtExit('kill -s KILL -- "-$0"')
+
+        def in_child() -> None:  # so that there is no moment at which it has helpers that nobody would end
+            _die_with_parent()
+            guard.tell(str(os.getpid()))
+
+        with self.log.open("wb") as output, contextlib.ExitStack() as unless_started:
+            unless_started.callback(guard.cancel)
             self._process = await asyncio.create_subprocess_exec(
                 *self._command,
                 env={**users_environment(os.environ), **self._environment},
@@ -61,10 +66,10 @@ class ServerProcess:
                 stdout=output,
                 stderr=asyncio.subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
+                preexec_fn=in_child,
             )
-        # Its helpers are to die with it, and do not before they have imported what they need.
-        self._guard = AtExit('kill -s KILL -- "-$0"', str(self._process.pid))
+            unless_started.pop_all()
+        self._guard = guard
 
     async def wait(self) -> int:
         """Wait until it has ended, and return `exit_status`."""
@@ -116,63 +121,6 @@ def how_it_ended(name: str, status: int, log: Path) -> str:
     return f"{name} ended with status {status}; its log is {log} and ends:\n{tail}"
 
 
-class ReservedPort:
-    """A free TCP port of this host, which no other process is given while it is reserved; a server can still listen there.
-
-    Without it, of 64 ports that were free a moment ago two are the same in one try of eight.
-
-    Args:
-        host: address of this host; 0.0.0.0 for all of them.
-    """
-
-    def __init__(self, host: str = "127.0.0.1") -> None:
-        self._socket = socket.socket()
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._socket.bind((host, 0))
-        self.number = int(self._socket.getsockname()[1])
-
-    def release(self) -> None:
-        """Release it; may be called twice."""
-        self._socket.close()
-
-
-def free_port() -> int:
-    """Return a TCP port of this host that was free a moment ago."""
-    port = ReservedPort()
-    port.release()
-    return port.number
-
-
-def local_port_is_free(port: int) -> bool:
-    """Return whether nobody listens on a TCP port of this host."""
-    with socket.socket() as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
-
-
-def is_local_address(address: str) -> bool:
-    """Return whether `host:port` is of this host, so that its server shares this host's memory."""
-    host, _, _ = address.rpartition(":")
-    try:
-        found = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_STREAM)
-    except socket.gaierror:
-        return False
-    return any(_can_bind(family, place) for family, *_, place in found)
-
-
 def _die_with_parent() -> None:
     """In the child: be killed when the parent ends, whatever ends it (Linux)."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def _can_bind(family: int, place: Any) -> bool:
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        try:
-            probe.bind(place)
-        except OSError:
-            return False
-    return True

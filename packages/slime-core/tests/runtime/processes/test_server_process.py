@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from slime_core.runtime.server_process import ServerProcess
+from slime_core.runtime.processes.server_process import ServerProcess
 
 #: A server whose helper does not mind that it ends.
 SERVER = ("/bin/sh", "-c", "sleep 1000 & echo $$ $! && wait")
@@ -19,7 +19,7 @@ SERVER = ("/bin/sh", "-c", "sleep 1000 & echo $$ $! && wait")
 OWNER = f"""
 import asyncio, sys
 from pathlib import Path
-from slime_core.runtime.server_process import ServerProcess
+from slime_core.runtime.processes.server_process import ServerProcess
 
 async def main():
     server = ServerProcess({SERVER!r}, environment={{}}, log=Path(sys.argv[1]))
@@ -58,6 +58,44 @@ def test_a_server_and_its_helpers_go_with_a_run_that_is_killed(tmp_path, number)
         os.kill(helper, signal.SIGSTOP)
         os.kill(owner.pid, number)
     wait_for(lambda: has_ended(server) and has_ended(helper))
+
+
+#: The same, killed as soon as the server has its helper, before `start` has gone on.
+KILLED_AT_ONCE = f"""
+import asyncio, os, signal, sys
+from pathlib import Path
+from slime_core.runtime.processes.server_process import ServerProcess
+
+start = asyncio.create_subprocess_exec
+
+async def start_and_be_killed(*command, **more):
+    await start(*command, **more)
+    while len(Path(sys.argv[1]).read_text().split()) < 2:
+        await asyncio.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.create_subprocess_exec = start_and_be_killed
+asyncio.run(ServerProcess({SERVER!r}, environment={{}}, log=Path(sys.argv[1])).start())
+"""
+
+
+def test_the_helpers_of_a_server_go_with_a_run_that_is_killed_as_it_starts(tmp_path):
+    log = tmp_path / "server.log"
+    with subprocess.Popen([sys.executable, "-c", KILLED_AT_ONCE, str(log)]) as owner:
+        pass
+    assert owner.returncode == -signal.SIGKILL
+    assert len(pids(log)) == 2
+    wait_for(lambda: all(has_ended(pid) for pid in pids(log)))
+
+
+def test_nothing_is_left_of_a_server_that_cannot_be_started(tmp_path):
+    async def main():
+        before = children()
+        with pytest.raises(FileNotFoundError):
+            await ServerProcess(["/no/such/server"], environment={}, log=tmp_path / "log").start()
+        return children() - before
+
+    assert asyncio.run(main()) == set()
 
 
 @pytest.mark.parametrize("how", ["stop", "kill"])
