@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -107,8 +108,10 @@ def test_rank_that_hangs_is_named_when_the_deadline_has_passed_and_killed(cluste
     with pytest.raises(DeadlineError, match=r"step 3: training: not done after 10 s") as caught:
         train("--train-env-vars", '{"TROUBLE": "stop"}', "--train-timeout-s", "10")
     (note,) = caught.value.__notes__
-    assert "no answer to train from rank 0 of 2 (process " in note
-    assert "rank 1 of 2 (process " in note
+    waiting, stopped = note.removeprefix("no answer to train from ").split("; rank 1 of 2 (process ")
+    assert waiting.startswith("rank 0 of 2 (process ")
+    assert re.search(r"at .+ranked_letters\.py:\d+ in _meet; its stacks are in .+rank_000\.log$", waiting)
+    assert "which does not say where it is" in stopped
     assert ranks_left(tmp_path) == []
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -59,7 +60,10 @@ def test_a_failure_names_sample_and_reward_and_the_next_sample_is_scored(action,
 def test_a_hanging_reward_is_killed_at_its_deadline():
     failure, after = scores("acting", ["hang", "ok"], timeout_s=2)
     assert failure.kind == "deadline"
-    assert "gave no result within 2 s and was killed" in failure.message
+    assert re.search(
+        r"gave no result within 2 s and was killed, at \S+/misbehaving_rewards\.py:\d+ in hang$",
+        failure.message,
+    )
     assert after.score == 1.0
 
 
@@ -237,6 +241,9 @@ def test_a_failing_async_reward_is_a_failure_and_the_next_sample_is_scored(actio
     failure, after = scores("acting_async", [action, "ok"], timeout_s=0.3)
     assert failure.kind == kind
     assert failure.message.startswith("sample 0: reward misbehaving_rewards:acting_async ")
+    if kind == "deadline":
+        where = r"gave no result within 0\.3 s and was cancelled, at \S+/misbehaving_rewards\.py:\d+ in acting_async$"
+        assert re.search(where, failure.message)
     assert after.score == 1.0
 
 

@@ -15,6 +15,8 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 from slime_core.errors import TrainerError
+from slime_core.runtime.processes.stacks import ask_for_stacks
+from slime_core.runtime.watchdog import stacks
 
 from slime_ray.failure import Failure
 
@@ -27,6 +29,8 @@ _GRACE_S = 2.0
 #: Seconds in which a killed process is gone.
 _GONE_S = 5.0
 _POLL_S = 0.02
+#: Files in the stacks of a rank that are Ray's.
+_RAYS_OWN = ("/site-packages/ray/",)
 #: Bytes of a log's end that an error shows.
 _TAIL = 2000
 
@@ -89,10 +93,12 @@ class RankActors:
                 await asyncio.wait(calls, timeout=_GRACE_S)
                 raise _cause(failed)
         except BaseException as error:
-            silent = [member.name for call, member in calls.items() if not call.done()]
+            silent = [member for call, member in calls.items() if not call.done()]
             if isinstance(error, asyncio.CancelledError) and silent:
-                error.add_note(f"no answer to {method} from {', '.join(silent)}")
-                logger.error("%s: no answer from %s", method, ", ".join(silent))
+                told = f"no answer to {method} from {'; '.join([await _describe(each) for each in silent])}"
+                error.add_note(told)
+                here = stacks(asyncio.get_running_loop())
+                logger.error("%s; the driver was at\n%s", told, here, extra={"file_alone": True})
             for call in calls:
                 call.cancel()
             await self.kill()
@@ -132,6 +138,15 @@ class RankActors:
         if isinstance(answer, Failure):
             raise answer.error(member.name)
         return answer
+
+
+async def _describe(member: Member) -> str:
+    """Return the name of a rank, and where it is: it writes its stacks to its log."""
+    if member.pid_here is None or not _is_rank(member.pid_here):
+        return f"{member.name}, whose log is {member.log}"
+    lines = await asyncio.to_thread(ask_for_stacks, member.pid_here, member.log, without=_RAYS_OWN)
+    where = f"at {' and '.join(lines)}" if lines else "which does not say where it is"
+    return f"{member.name}, {where}; its stacks are in {member.log}" if lines else f"{member.name}, {where}"
 
 
 def _cause(failed: Sequence[Exception]) -> Exception:

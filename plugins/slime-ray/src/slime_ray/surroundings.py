@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from slime_core.runtime.processes.stacks import write_stacks_when_asked
+
 
 @dataclass(frozen=True)
 class Surroundings:
@@ -37,6 +39,7 @@ def move_in(surroundings: Surroundings) -> None:
         os.dup2(output.fileno(), stream)
     sys.stdout = sys.stderr = output
     faulthandler.enable(output)
+    write_stacks_when_asked(output)
     logging.basicConfig(stream=output, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
     cores = len(os.sched_getaffinity(0))
     os.environ["OMP_NUM_THREADS"] = str(max(1, cores // surroundings.sharing))

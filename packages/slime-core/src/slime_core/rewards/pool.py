@@ -25,6 +25,7 @@ from slime_core.rewards.workers.process import done_within
 from slime_core.rewards.workers.supervisor import WorkerSupervisor
 from slime_core.rewards.workers.wire import Setup
 from slime_core.runtime.eager import start_now
+from slime_core.runtime.watchdog import line_of
 from slime_core.samples import Group, Sample
 
 _CANCEL_S = 1.0
@@ -177,10 +178,10 @@ class RewardPool:
         timeout_s = self._setup.timeout_s
         try:
             if not task.done() and not await done_within(task, timeout_s):
+                what = f"gave no result within {timeout_s:g} s and was cancelled, at {line_of(task)}"
                 task.cancel()
                 await asyncio.wait({task}, timeout=_CANCEL_S)
-                failed = Failed("deadline", f"gave no result within {timeout_s:g} s and was cancelled")
-                return [failed] * count, time.perf_counter() - started
+                return [Failed("deadline", what)] * count, time.perf_counter() - started
         finally:
             task.cancel()
         if task.cancelled():

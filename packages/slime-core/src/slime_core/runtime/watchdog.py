@@ -141,6 +141,12 @@ def held_by(loop: asyncio.AbstractEventLoop) -> str:
 
 def where_of(task: asyncio.Task[object]) -> str:
     """Say by name what a task is, and where it waits."""
+    line = line_of(task)
+    return f"{task.get_name()} ({line})" if line else task.get_name()
+
+
+def line_of(task: asyncio.Task[object]) -> str:
+    """Return where a task waits, `FILE:LINE in NAME`: the innermost line that is not the standard library's; empty if it is done."""
     frames = task.get_stack()
     coroutine: object = task.get_coro()
     lines = []
@@ -149,7 +155,7 @@ def where_of(task: asyncio.Task[object]) -> str:
         coroutine = getattr(coroutine, "cr_await", None)
     if not lines and frames:
         lines = [f"{frames[-1].f_code.co_filename}:{frames[-1].f_lineno}"]
-    return f"{task.get_name()} ({_own(lines)})" if lines else task.get_name()
+    return _own(lines) if lines else ""
 
 
 def stacks(loop: asyncio.AbstractEventLoop) -> str:

@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
 from slime_core.errors import PluginError
@@ -40,6 +41,7 @@ from slime_core.rewards.workers.wire import (
     read_frame,
     read_reply,
 )
+from slime_core.runtime.processes.stacks import ask_for_stacks
 
 #: What the interpreter of a cold fork server runs: a descriptor and a job's number, then the import path as its arguments.
 _COLD = (
@@ -49,6 +51,8 @@ _COLD = (
 
 
 _BEAT_S = 1.0
+#: Files in the stacks of a worker that are not the reward's.
+_NOT_A_REWARD = ("/slime_core/rewards/",)
 
 
 class _Ended(Exception):
@@ -70,11 +74,19 @@ class _Life:
     pid: int
     jobs: int
     replies: int
+    stacks: int
+    """Descriptor of the file that it writes its stacks to."""
     hello: dict[str, Any]
     status: int | None = None
     """Wait status, once it has been collected."""
     used: bool = False
     """Whether it has been given a job."""
+
+    @property
+    def place(self) -> str:
+        """Say where the reward is, as far as it lets itself be asked."""
+        lines = ask_for_stacks(self.pid, Path(f"/proc/self/fd/{self.stacks}"), without=_NOT_A_REWARD)
+        return f", at {' and '.join(lines)}" if lines else ""
 
     def end(self) -> _Ended:
         """Kill what is left, and return how the worker ended."""
@@ -161,8 +173,10 @@ class ForkServer:
                 raise _Garbage("a reply without outcomes")
             return answer
         except _Late:
+            place = "" if self._life is None else self._life.place
             self._end()
-            return _failed("deadline", f"gave no result within {self._setup.timeout_s:g} s and was killed")
+            what = f"gave no result within {self._setup.timeout_s:g} s and was killed{place}"
+            return _failed("deadline", what)
         except _Ended as end:
             self._end()
             code = os.waitstatus_to_exitcode(end.args[0])
@@ -170,25 +184,30 @@ class ForkServer:
 
     def _begin(self) -> _Life:
         """Fork a worker and wait until it has the reward."""
-        jobs, replies = os.pipe(), os.pipe()
+        jobs, replies, stacks = os.pipe(), os.pipe(), os.memfd_create("stacks of a reward")
         parent = os.getpid()
         pid = os.fork()  # this process has one thread
         if pid == 0:
             for descriptor in (*self._private, self._awake, jobs[1], replies[0]):
                 os.close(descriptor)
-            run_below(parent, self._worker(jobs[0], replies[1]))
+            run_below(parent, self._worker(jobs[0], replies[1], stacks))
         os.close(jobs[0])
         os.close(replies[1])
         os.set_blocking(jobs[1], False)
         os.set_blocking(replies[0], False)
-        life = _Life(pid, jobs[1], replies[0], {})
+        life = _Life(pid, jobs[1], replies[0], stacks, {})
         self._life = life
         life.hello = self._receive(life, time.monotonic() + self._setup.start_timeout_s)
         return life
 
-    def _worker(self, jobs: int, replies: int) -> Callable[[], None]:
+    def _worker(self, jobs: int, replies: int, stacks: int) -> Callable[[], None]:
         return lambda: worker.serve(
-            self._setup, self._target, os.fdopen(jobs, "rb"), os.fdopen(replies, "wb"), number=self._number
+            self._setup,
+            self._target,
+            os.fdopen(jobs, "rb"),
+            os.fdopen(replies, "wb"),
+            number=self._number,
+            stacks=stacks,
         )
 
     def _end(self) -> None:
@@ -197,8 +216,8 @@ class ForkServer:
         if life is None:
             return
         kill_all(life.pid)
-        os.close(life.jobs)
-        os.close(life.replies)
+        for descriptor in (life.jobs, life.replies, life.stacks):
+            os.close(descriptor)
 
     def _ask(self, life: _Life, payload: bytes, timeout_s: float) -> dict[str, Any]:
         deadline = time.monotonic() + timeout_s

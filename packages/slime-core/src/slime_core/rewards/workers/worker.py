@@ -23,6 +23,7 @@ from slime_core.errors import SlimeError
 from slime_core.rewards.results import Failed, Outcome, group_values, plain_value
 from slime_core.rewards.workers.calling import build_reward, explain, is_async, load
 from slime_core.rewards.workers.wire import MAX_REPLY_BYTES, Setup, frame, read_frame
+from slime_core.runtime.processes.stacks import write_stacks_when_asked
 from slime_core.samples import Group, Sample
 
 
@@ -33,6 +34,7 @@ def serve(
     replies: BinaryIO,
     *,
     number: int,
+    stacks: int,
 ) -> None:
     """Say in reply to `number` what the reward is, and answer jobs until the stream ends.
 
@@ -42,6 +44,7 @@ def serve(
         jobs: frames of one sample or group each.
         replies: frames of what became of them.
         number: of the first reply.
+        stacks: descriptor of the file that gets this process's stacks when they are asked for.
     """
     sys.stdout = sys.stderr
     sys.argv = ["slime-reward"]
@@ -50,6 +53,7 @@ def serve(
         Path("/proc/self/oom_score_adj").write_text("1000")
     with contextlib.suppress(RuntimeError):  # there may be no standard error
         faulthandler.enable()
+    write_stacks_when_asked(stacks)
     try:
         target = target or load(setup)
         asynchronous = is_async(target)
