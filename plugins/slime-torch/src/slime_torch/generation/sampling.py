@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from slime_core.protocols import SamplingParams
+from slime_models.upload import upload
 from torch import Tensor
 
 #: Width of the blocks in which a row of unnormalised probabilities is summed before the draw is looked up.
@@ -73,12 +74,12 @@ def sample(
     """
     temperatures = [draw.params.temperature or 1.0 for draw in draws]
     if any(temperature != 1.0 for temperature in temperatures):
-        logits = logits.float() / torch.tensor(temperatures, device=logits.device)[:, None]
+        logits = logits.float() / upload(np.array(temperatures, dtype=np.float32), logits.device)[:, None]
     logits = _restricted(logits, [draw.params for draw in draws])
     maxima, sums = _per_block(logits)
     peaks, ends = maxima.amax(-1, keepdim=True), sums.double().cumsum(-1)
-    greedy = torch.tensor([draw.params.temperature == 0 for draw in draws], device=logits.device)
-    points = torch.from_numpy(uniform([d.seed for d in draws], [d.position for d in draws])).to(logits.device)
+    greedy = upload(np.array([draw.params.temperature == 0 for draw in draws]), logits.device)
+    points = upload(uniform([d.seed for d in draws], [d.position for d in draws]), logits.device)
     targets = points[:, None] * ends[:, -1:]
     block = torch.where(greedy, maxima.argmax(-1), torch.searchsorted(ends, targets, right=True).squeeze(1))
     inside = _block(logits, block)
@@ -90,7 +91,8 @@ def sample(
     sampling_masks: list[SamplingMask] = [None] * len(draws)
     if with_sampling_masks:
         sampling_masks = _sampling_masks(logits, draws)
-    return tokens.tolist(), log_probs.tolist(), sampling_masks
+    ids, values = torch.stack([tokens.double(), log_probs]).tolist()  # the host waits once for both
+    return [int(token) for token in ids], values, sampling_masks
 
 
 def _sampling_masks(logits: Tensor, draws: Sequence[Draw]) -> list[SamplingMask]:
@@ -98,10 +100,15 @@ def _sampling_masks(logits: Tensor, draws: Sequence[Draw]) -> list[SamplingMask]
     is_held = [
         bool(d.params.temperature) and (0 < d.params.top_k < vocab or d.params.top_p < 1) for d in draws
     ]
-    return [
-        row.isfinite().nonzero()[:, 0].to(torch.int32).cpu().numpy() if held else None
-        for row, held in zip(logits, is_held, strict=True)
-    ]
+    held = [i for i, wanted in enumerate(is_held) if wanted]
+    masks: list[SamplingMask] = [None] * len(draws)
+    if held:
+        rows = logits.index_select(0, upload(np.array(held), logits.device))
+        row, ids = rows.isfinite().nonzero().to(torch.int32).cpu().numpy().T
+        ends = np.searchsorted(row, np.arange(1, len(held)))
+        for i, kept in zip(held, np.split(ids, ends), strict=True):
+            masks[i] = kept.copy()  # without holding on to those of all rows
+    return masks
 
 
 def _per_block(logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -157,12 +164,14 @@ def _restricted(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     logits = logits.float()
     edges = logits.new_full((len(params), 1), -torch.inf)
     if by_k:
-        ks = torch.tensor([params[i].top_k for i in by_k], device=logits.device)
-        edges[by_k] = logits[by_k].topk(int(ks.max()), dim=-1).values.gather(1, ks[:, None] - 1)
+        rows, ks = upload(np.array(by_k), logits.device), np.array([params[i].top_k for i in by_k])
+        largest = logits[rows].topk(int(ks.max()), dim=-1).values
+        edges[rows] = largest.gather(1, upload(ks[:, None] - 1, logits.device))
     if by_p:
-        tops = torch.tensor([params[i].top_p for i in by_p], dtype=torch.float64, device=logits.device)
-        kept = _at_least(logits[by_p], edges[by_p])
-        edges[by_p] = torch.maximum(edges[by_p], _top_p_edge(kept, tops))
+        rows = upload(np.array(by_p), logits.device)
+        tops = upload(np.array([params[i].top_p for i in by_p]), logits.device)
+        kept = _at_least(logits[rows], edges[rows])
+        edges[rows] = torch.maximum(edges[rows], _top_p_edge(kept, tops))
     return _at_least(logits, edges)
 
 
@@ -181,9 +190,11 @@ def _top_p_edge(rows: Tensor, top_p: Tensor) -> Tensor:
         largest = rows[left].topk(width, dim=-1).values
         mass = (largest - peaks[left]).exp().double().cumsum(-1)
         needed = (mass < wanted[left, None]).sum(-1)  # index of the one that reaches it
-        found = needed < width
-        edges[left[found]] = largest[found].gather(1, needed[found, None])
-        left = left[~found]
+        found = (needed < width)[:, None]
+        edge = largest.gather(1, needed[:, None].clamp_max(width - 1))
+        edges[left] = edge.masked_fill_(~found, -torch.inf)
+        if width < vocab:
+            left = left[(~found[:, 0]).nonzero().squeeze(1)]  # the host waits for their number
         if len(left) == 0:
             break
     return edges  # a row that misses `wanted` by rounding keeps everything

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 
+import numpy as np
 import torch
 from slime_core.protocols import EngineLoad
+from slime_models.upload import upload
 from torch import Tensor
 
 from slime_torch.generation.request import Request
@@ -70,8 +72,8 @@ class Scheduler:
             ]  # the newest token is not in the cache yet
             self._cache.reserve(len(self.running), max(lengths) + 1)
             device = self._model.device
-            tokens = torch.tensor([request.tokens[-1] for request in self.running], device=device)
-            hidden = self._model.decode(tokens, torch.tensor(lengths, device=device), self._cache)
+            tokens = upload(np.array([request.tokens[-1] for request in self.running]), device)
+            hidden = self._model.decode(tokens, upload(np.array(lengths), device), self._cache)
             self._sample(hidden, self.running)
             finished += self._leave()
         return finished

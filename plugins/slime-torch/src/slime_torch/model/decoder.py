@@ -6,11 +6,13 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from slime_core.errors import EngineError
 from slime_models.attention import dot_product_attention
 from slime_models.cpu import attends_in_bfloat16
 from slime_models.family.architecture import Architecture
+from slime_models.upload import upload
 from torch import Tensor
 
 from slime_torch.kernels.launch import can_compile
@@ -178,13 +180,13 @@ class Decoder:
         Returns:
             Normalised hidden states of each prompt's last token [prompts, hidden_size].
         """
-        lengths = torch.tensor([len(prompt) for prompt in prompts], device=self.device)
-        tokens = torch.tensor([token for prompt in prompts for token in prompt], device=self.device)
+        lengths = upload(np.array([len(prompt) for prompt in prompts]), self.device)
+        tokens = upload(np.array([token for prompt in prompts for token in prompt]), self.device)
         ends = lengths.cumsum(0)
         n = len(tokens)  # told, so that a GPU need not be asked
         starts = (ends - lengths).repeat_interleave(lengths, output_size=n)
         positions = torch.arange(n, device=self.device) - starts
-        where = torch.tensor(slots, device=self.device).repeat_interleave(lengths, output_size=n)
+        where = upload(np.array(slots), self.device).repeat_interleave(lengths, output_size=n)
         a = self.architecture
         alike = [(len(list(run)), length) for length, run in itertools.groupby(prompts, len)]
         parts = [a.num_attention_heads, a.num_query_groups, a.num_query_groups]
