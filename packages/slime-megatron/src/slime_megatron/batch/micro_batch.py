@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from slime_core.samples import TrainBatch
+from slime_models.upload import upload
 from torch import Tensor
 
 from slime_megatron.batch.mtp_inputs import HostMicroBatch, MtpRow, mtp_chunks, mtp_rows
@@ -34,6 +35,8 @@ class MicroBatch:
     """The R response tokens, sample after sample."""
     samples: Tensor
     """int64 [n] positions of the samples in the batch."""
+    members: tuple[int, ...]
+    """The same, on the host."""
     columns: Tensor
     """int64 [R] index of each response token in the batch's [T] columns."""
     offsets: Tensor
@@ -104,15 +107,16 @@ def make_micro_batch(
         own = split.own_part(places)
         packed.routed = routed_tokens(shapes, ordered, own, routing, counted=counted, device=device)
     host = HostMicroBatch(batch, ordered, shapes, targets, counted)
-    columns = torch.from_numpy(_ranges(batch.response_offsets[order], batch.response_offsets[order + 1]))
+    columns = _ranges(batch.response_offsets[order], batch.response_offsets[order + 1])
     return MicroBatch(
-        tokens=torch.from_numpy(np.where(places < 0, 0, tokens[places]).astype(np.int64))[None].to(device),
+        tokens=upload(np.where(places < 0, 0, tokens[places]).astype(np.int64)[None], device),
         packed=packed,
         responses=_response_tokens(source, host, row, columns, mtp_routing),
-        samples=torch.from_numpy(order).to(device),
-        columns=columns.to(device),
-        offsets=torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)])).to(device),
-        sample_of_token=torch.from_numpy(np.repeat(np.arange(len(order)), lengths)).to(device),
+        samples=upload(order, device),
+        members=tuple(order.tolist()),
+        columns=upload(columns, device),
+        offsets=upload(np.concatenate([[0], np.cumsum(lengths)]), device),
+        sample_of_token=upload(np.repeat(np.arange(len(order)), lengths), device),
         counted=counted,
     )
 
@@ -121,7 +125,7 @@ def _response_tokens(
     source: BatchOnDevice,
     host: HostMicroBatch,
     row: _Row,
-    columns: Tensor,
+    columns: NDArray[np.int64],
     mtp_routing: Sequence[StepRouting],
 ) -> ResponseTokens:
     """Return the response tokens whose log-probs this rank's part of the row predicts."""
@@ -130,14 +134,14 @@ def _response_tokens(
     places = np.flatnonzero(rows >= 0)
     mask = source.sampling_mask
     return ResponseTokens(
-        rows=torch.from_numpy(rows[places]).to(device),
-        targets=torch.from_numpy(batch.tokens[host.targets[places]].astype(np.int64)).to(device),
+        rows=upload(rows[places], device),
+        targets=upload(batch.tokens[host.targets[places]].astype(np.int64), device),
         temperature=batch.temperature,
         with_entropy=source.with_entropy,
         with_sum_pi_squared=source.with_sum_pi_squared,
         vocab_size=source.vocab_size,
         n_tokens=len(host.targets),
-        places=None if context is None else torch.from_numpy(places).to(device),
+        places=None if context is None else upload(places, device),
         context=context,
         sampling_mask=mask and mask.select(columns[places], device),
         mtp_rows=_mtp_rows(host, mtp_routing, row, source.rotary, source.split),
@@ -185,7 +189,7 @@ def _context_row(
     size = sum(zigzag.padded)
     starts = np.cumsum([0, *zigzag.padded])[: len(lengths)]
     place_of_token = _ranges(starts, starts + np.array(lengths))
-    own = zigzag.own_tokens().numpy()
+    own = zigzag.own_tokens()
     own_row = _scattered(np.arange(len(own)), own, size)[place_of_token]
     source = _scattered(np.arange(n_tokens), place_of_token, size)[own]
     return source, pack_zigzag(zigzag, rotary), own_row

@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from slime_core.samples import TrainBatch
+from slime_models.upload import upload
 from torch import Tensor
 
 from slime_megatron.batch.packing import PackedSequences, pack
@@ -119,12 +120,12 @@ def mtp_rows(
         places = np.flatnonzero(host.is_predicted(depth))
         found.append(
             MtpRow(
-                rows=torch.from_numpy(np.concatenate([*rows, filled])).to(device),
-                tokens=torch.from_numpy(np.concatenate([*ids, filled]).astype(np.int64))[None].to(device),
+                rows=upload(np.concatenate([*rows, filled]), device),
+                tokens=upload(np.concatenate([*ids, filled]).astype(np.int64)[None], device),
                 packed=packed,
-                predicting=torch.from_numpy(predicting_rows(shapes)).to(device),
+                predicting=upload(predicting_rows(shapes), device),
                 targets=_ids(batch, host.targets[places], device),
-                places=torch.from_numpy(places).to(device),
+                places=upload(places, device),
             )
         )
         before = own
@@ -167,11 +168,11 @@ def mtp_chunks(
         found.append(
             MtpRow(
                 rows=None,
-                tokens=torch.from_numpy(np.where(source < 0, 0, ids[source]))[None].to(device),
+                tokens=upload(np.where(source < 0, 0, ids[source])[None], device),
                 packed=dataclasses.replace(packed, routed=routed),
-                predicting=torch.from_numpy(rows[places]).to(device),
+                predicting=upload(rows[places], device),
                 targets=_ids(batch, host.targets[places], device),
-                places=torch.from_numpy(places).to(device),
+                places=upload(places, device),
             )
         )
     return tuple(found)
@@ -205,4 +206,4 @@ def _ahead(host: HostMicroBatch, depth: int) -> tuple[NDArray[np.int64], NDArray
 
 
 def _ids(batch: TrainBatch, places: NDArray[np.int64], device: torch.device) -> Tensor:
-    return torch.from_numpy(batch.tokens[places].astype(np.int64)).to(device)
+    return upload(batch.tokens[places].astype(np.int64), device)

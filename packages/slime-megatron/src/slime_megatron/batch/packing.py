@@ -6,8 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+import numpy as np
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
+from numpy.typing import NDArray
+from slime_models.upload import upload
 from torch import Tensor
 
 from slime_megatron.batch.prompt_groups import PromptGroup
@@ -113,9 +116,8 @@ def pack(groups: Sequence[PromptGroup], cos_sin: tuple[Tensor, Tensor]) -> Packe
     """
     cos, sin = cos_sin
     device = cos.device
-    positions = torch.cat([_positions(group) for group in groups]).to(device)
-    ends = torch.tensor([0, *(group.n_tokens for group in groups)]).cumsum(0)
-    ends = ends.to(device=device, dtype=torch.int32)
+    positions = upload(np.concatenate([_positions(group) for group in groups]), device)
+    ends = _ends([group.n_tokens for group in groups], device)
     longest = max(group.prefix + max(group.suffixes, default=0) for group in groups)
     prefixes, suffixes, tokens = _batches(_parts(groups))
     return PackedSequences(
@@ -136,9 +138,9 @@ def pack(groups: Sequence[PromptGroup], cos_sin: tuple[Tensor, Tensor]) -> Packe
 def pack_zigzag(zigzag: ZigZag, cos_sin: tuple[Tensor, Tensor]) -> PackedSequences:
     """Describe this rank's chunks of sequences; see `pack` for `cos_sin`."""
     cos, sin = cos_sin
-    ends = torch.tensor([0, *zigzag.padded]).cumsum(0).to(device=cos.device, dtype=torch.int32)
-    in_sequence = torch.cat([torch.arange(length) for length in zigzag.padded])
-    positions = in_sequence[zigzag.own_tokens()].to(cos.device)
+    ends = _ends(zigzag.padded, cos.device)
+    in_sequence = np.concatenate([np.arange(length) for length in zigzag.padded])
+    positions = upload(in_sequence[zigzag.own_tokens()], cos.device)
     return PackedSequences(
         qkv_format="thd",
         cu_seqlens_q=ends,
@@ -152,10 +154,15 @@ def pack_zigzag(zigzag: ZigZag, cos_sin: tuple[Tensor, Tensor]) -> PackedSequenc
     )
 
 
-def _positions(group: PromptGroup) -> Tensor:
-    """Return int64: the position of each packed token of a group in its own sequence."""
-    suffixes = [torch.arange(group.prefix, group.prefix + n) for n in group.suffixes]
-    return torch.cat([torch.arange(group.prefix), *suffixes])
+def _ends(lengths: Sequence[int], device: torch.device) -> Tensor:
+    """Return int32 [n + 1]: where each sequence of a row begins, and where the last one ends."""
+    return upload(np.cumsum([0, *lengths], dtype=np.int32), device)
+
+
+def _positions(group: PromptGroup) -> NDArray[np.int64]:
+    """Return the position of each packed token of a group in its own sequence."""
+    suffixes = [np.arange(group.prefix, group.prefix + n) for n in group.suffixes]
+    return np.concatenate([np.arange(group.prefix), *suffixes])
 
 
 @dataclass(frozen=True)
@@ -230,10 +237,10 @@ def _padded(ranges: Iterable[range], *, length: int) -> list[int]:
 
 def _map_tokens(tokens: Sequence[int], n_tokens: int, device: torch.device) -> PaddingMap | None:
     """Return the map of tokens and slots, None where each token's slot has its own number."""
-    of_slot = torch.tensor(tokens)
-    if torch.equal(of_slot, torch.arange(n_tokens)):
+    of_slot = np.array(tokens, dtype=np.int64)
+    if np.array_equal(of_slot, np.arange(n_tokens)):
         return None
-    slots = torch.empty(n_tokens, dtype=torch.int64)
-    used = torch.nonzero(of_slot >= 0).squeeze(1)
+    slots = np.empty(n_tokens, dtype=np.int64)
+    used = np.flatnonzero(of_slot >= 0)
     slots[of_slot[used]] = used
-    return PaddingMap(tokens=of_slot.clamp_min(0).to(device), slots=slots.to(device))
+    return PaddingMap(tokens=upload(np.maximum(of_slot, 0), device), slots=upload(slots, device))

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from slime_core.errors import TrainerError
 from slime_core.samples import TrainBatch
 from slime_models.family.architecture import Architecture
+from slime_models.upload import upload
 from torch import Tensor
 
 from slime_megatron.batch.prompt_groups import PromptGroup, Routes
@@ -70,7 +71,10 @@ class RoutedTokens:
     step: StepRouting
     """What losses are averaged over."""
     routes: dict[int, Tensor] = field(default_factory=dict)
-    """Layer, from 1 -> int16 [t, topk] on the host: experts of each token, recorded or to be replayed."""
+    """Layer, from 1 -> int16 [t, topk] on the host: experts of each token, recorded or to be replayed.
+
+    On CUDA recorded ones arrive in the stream's order, and nothing waits for them: only a copy back to the device reads them.
+    """
 
 
 def routed_tokens(
@@ -108,11 +112,11 @@ def routed_tokens(
     segment = np.repeat(np.arange(len(lengths)), lengths)[source]
     own_copies = np.array(copies, dtype=np.float32)[segment] * (source >= 0) * counted
     return RoutedTokens(
-        copies=torch.from_numpy(own_copies.astype(np.float32)).to(device),
-        segment=torch.from_numpy(segment).to(device),
+        copies=upload(own_copies.astype(np.float32), device),
+        segment=upload(segment, device),
         n_segments=len(lengths),
-        prefixes=torch.tensor(prefixes, dtype=torch.int64, device=device),
-        suffixes=torch.tensor(suffixes, dtype=torch.int64, device=device),
+        prefixes=upload(np.array(prefixes, dtype=np.int64), device),
+        suffixes=upload(np.array(suffixes, dtype=np.int64), device),
         step=step,
         routes={} if step.routes is None else _own_routes(groups, order, source, step.routes),
     )

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from slime_core.errors import TrainerError
 from slime_core.samples import TrainBatch
+from slime_models.upload import upload
 from torch import Tensor
 
 #: Logit of an id that is masked out: its probability is 0, and unlike -infinity it can be multiplied by 0.
@@ -20,16 +22,15 @@ class SamplingMask:
 
     ids: Tensor
     """int64: the lists of all tokens, one after another."""
-    offsets: Tensor
-    """int64 [R + 1]: token i was sampled from ids[offsets[i]:offsets[i + 1]]."""
+    offsets: NDArray[np.int64]
+    """[R + 1] on the host: token i was sampled from ids[offsets[i]:offsets[i + 1]]."""
 
-    def select(self, tokens: Tensor, device: torch.device) -> SamplingMask:
-        """Return the mask of some of the tokens, given by int64 indices, on a device."""
-        counts = self.offsets.diff()[tokens]
-        offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-        shifts = torch.repeat_interleave(self.offsets[tokens] - offsets[:-1], counts)
-        ids = self.ids[torch.arange(len(shifts)) + shifts]
-        return SamplingMask(ids.to(device), offsets.to(device))
+    def select(self, tokens: NDArray[np.int64], device: torch.device) -> SamplingMask:
+        """Return the mask of some of the tokens, given by indices, on a device; this mask is on the host."""
+        counts = np.diff(self.offsets)[tokens]
+        offsets = np.concatenate([[0], np.cumsum(counts)])
+        shifts = np.repeat(self.offsets[tokens] - offsets[:-1], counts)
+        return SamplingMask(upload(self.ids.numpy()[np.arange(len(shifts)) + shifts], device), offsets)
 
     def mask_logits(self, logits: Tensor, first: int, *, start: int) -> None:
         """Set the logits of ids that are masked out to `NEVER`, in place.
@@ -39,14 +40,15 @@ class SamplingMask:
             first: index among the R tokens of the first row.
             start: id of the first column.
         """
-        offsets = self.offsets[first : first + len(logits) + 1]
-        counts = offsets.diff()
-        columns = self.ids[int(offsets[0]) : int(offsets[-1])] - start
-        rows = torch.repeat_interleave(torch.arange(len(logits), device=logits.device), counts)
-        here = (columns >= 0) & (columns < logits.shape[1])
-        others = (counts > 0)[:, None].repeat(1, logits.shape[1])
-        others[rows[here], columns[here]] = False
-        logits.masked_fill_(others, NEVER)
+        (n, width), device = logits.shape, logits.device
+        offsets = self.offsets[first : first + n + 1]
+        counts = upload(np.diff(offsets), device)
+        columns = self.ids[offsets[0] : offsets[-1]] - start
+        rows = torch.arange(n, device=device).repeat_interleave(counts, output_size=len(columns))
+        here = (columns >= 0) & (columns < width)
+        others = (counts > 0)[:, None].repeat(1, width + 1)  # the last column is for ids of other ranks
+        others[rows, columns.where(here, width)] = False
+        logits.masked_fill_(others[:, :width], NEVER)
 
 
 def sampling_mask_of(batch: TrainBatch) -> SamplingMask:
@@ -81,6 +83,4 @@ def sampling_mask_of(batch: TrainBatch) -> SamplingMask:
         ids.append(own)
         counts.append(sizes)
     offsets = np.concatenate([[0], np.cumsum(np.concatenate(counts))])
-    return SamplingMask(
-        torch.from_numpy(np.concatenate([*ids, np.empty(0, np.int64)])), torch.from_numpy(offsets)
-    )
+    return SamplingMask(torch.from_numpy(np.concatenate([*ids, np.empty(0, np.int64)])), offsets)

@@ -15,6 +15,7 @@ from slime_core.protocols import TokenView
 from slime_core.protocols.correction import Correction
 from slime_core.run.assemble import Algorithm
 from slime_core.samples import TrainBatch
+from slime_models.upload import upload
 from torch import Tensor
 
 from slime_megatron.batch.micro_batch import MicroBatch
@@ -56,7 +57,7 @@ class TokenColumns:
         """
 
         def column(values: NDArray[np.float32]) -> Tensor:
-            return torch.as_tensor(values, dtype=torch.float32, device=device)
+            return upload(np.asarray(values, dtype=np.float32), device)
 
         rollout, teacher = batch.rollout_log_probs, batch.teacher_log_probs
         return cls(
@@ -67,16 +68,15 @@ class TokenColumns:
             rollout_log_probs=None if rollout is None else column(rollout),
             teacher_log_probs=None if teacher is None else column(teacher),
             train_metadata=batch.extra.get("train_metadata"),
-            staleness=torch.from_numpy(batch.staleness).to(device) if "staleness" in needs else None,
+            staleness=upload(batch.staleness, device) if "staleness" in needs else None,
         )
 
     def whole(self, batch: TrainBatch) -> TokenView:
         """Return the view of all samples, in the batch's order, for an estimator."""
         device = self.weights.device
-        lengths = torch.from_numpy(batch.response_lengths)
         return TokenView(
-            offsets=torch.from_numpy(batch.response_offsets).to(device),
-            sample_of_token=torch.repeat_interleave(torch.arange(len(batch)), lengths).to(device),
+            offsets=upload(batch.response_offsets, device),
+            sample_of_token=upload(np.repeat(np.arange(len(batch)), batch.response_lengths), device),
             loss_mask=self.loss_mask,
             weights=self.weights,
             rewards=self.rewards,
@@ -87,7 +87,7 @@ class TokenColumns:
             sum_pi_squared=self.sum_pi_squared,
             values=self.values,
             reward_parts=self.reward_parts,
-            group_ids=torch.from_numpy(batch.group_ids).to(device),
+            group_ids=upload(batch.group_ids, device),
             train_metadata=self.train_metadata,
             staleness=self.staleness,
         )
@@ -117,7 +117,7 @@ class TokenColumns:
             )
         steps, offsets = batch.optimizer_steps, batch.response_offsets
         weights = token_weights(steps, offsets, mask.cpu().numpy(), batch.rollout_ids, algorithm.reducer)
-        return replace(columns, loss_mask=mask, weights=torch.from_numpy(weights).to(mask.device))
+        return replace(columns, loss_mask=mask, weights=upload(weights, mask.device))
 
     def view(
         self, micro: MicroBatch, log_probs: Tensor | None = None, entropy: Tensor | None = None
@@ -143,5 +143,5 @@ class TokenColumns:
             values=pick(self.values),
             importance=pick(self.importance),
             staleness=pick(self.staleness),
-            train_metadata=given and [given[i] for i in micro.samples.tolist()],
+            train_metadata=given and [given[i] for i in micro.members],
         )

@@ -73,7 +73,8 @@ class PackedRouter(TopKRouter):
             replay.set_target_indices(given.to(logits.device, torch.int64, non_blocking=True))
         found: tuple[Tensor, Tensor] = super().routing(logits, padding_mask)
         if action is RECORD:
-            self.tokens.routes[self.layer_number] = replay.get_recorded_indices().to("cpu", torch.int16)
+            recorded = replay.get_recorded_indices().to(torch.int16)
+            self.tokens.routes[self.layer_number] = recorded.to("cpu", non_blocking=True)
         if action is not None:
             replay.clear_indices()
         return found

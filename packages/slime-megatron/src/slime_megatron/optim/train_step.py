@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -125,9 +125,7 @@ class TrainedModel:
             reset_loads(self._all_routers)
         with self._times.timed("forward_backward"):
             shares = self._run(step, share, forward_only=False)
-        names = shares[0] if shares else ()  # the last pipeline stage has them
-        own = {name: float(sum(share[name] for share in shares)) for name in names}
-        metrics: Metrics = dict(self._world.sum_over_ranks(own))
+        metrics: Metrics = dict(self._world.sum_over_ranks(_sums(shares)))
         metrics |= take_losses(
             self._all_routers, self.model.config, device=device(), n_mtp_layers=self._n_mtp_layers
         )
@@ -201,6 +199,19 @@ def average(steps: Sequence[Metrics], *, prefix: str) -> Metrics:
     }
     means["skipped_steps"] = float(sum("grad_norm" not in step for step in steps))
     return {f"{prefix}{name}": value for name, value in means.items()}
+
+
+def _sums(shares: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the sum of each metric over micro-batches; only the last pipeline stage has any. Waits for the device once."""
+    names = list(shares[0]) if shares else []
+    sums = {name: sum(share[name] for share in shares) for name in names}
+    of_device = {
+        name: value.double().reshape(())
+        for name, value in sums.items()
+        if isinstance(value, Tensor) and value.device.type != "cpu"
+    }
+    read = torch.stack(list(of_device.values())).tolist() if of_device else []
+    return {name: float(value) for name, value in (sums | dict(zip(of_device, read, strict=True))).items()}
 
 
 def _finish_gradients(model: list[Any], _num_tokens: Tensor | None, **groups: Any) -> None:

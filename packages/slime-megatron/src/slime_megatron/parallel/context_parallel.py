@@ -12,9 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from megatron.core import tensor_parallel
+from numpy.typing import NDArray
 from torch import Tensor
 
 _Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -39,15 +41,15 @@ class ZigZag:
         """Tokens of each sequence over all ranks, padding included."""
         return tuple(2 * self.group.size() * chunk for chunk in self.chunks)
 
-    def own_tokens(self) -> Tensor:
+    def own_tokens(self) -> NDArray[np.int64]:
         """Return int64 [t]: indices in the padded row, sequence after sequence, of this rank's tokens."""
         rank, last = self.group.rank(), 2 * self.group.size() - 1
         starts = [0]
         for length in self.padded:
             starts.append(starts[-1] + length)
-        return torch.cat(
+        return np.concatenate(
             [
-                torch.arange(start + k * chunk, start + (k + 1) * chunk)
+                np.arange(start + k * chunk, start + (k + 1) * chunk)
                 for start, chunk in zip(starts, self.chunks, strict=False)
                 for k in (rank, last - rank)
             ]
