@@ -11,15 +11,16 @@ from slime_algos.losses.policy import clipped_objective
 from slime_algos.terms.ratio import importance_ratio
 
 
-def covariance(view: TokenView, advantages: Tensor) -> Tensor:
-    """Return (A − mean A)(log π − mean log π) [T] without gradient, −inf where the mask is 0.
+def covariance(view: TokenView, advantages: Tensor) -> tuple[Tensor, int]:
+    """Return ((A − mean A)(log π − mean log π) [T] without gradient, −inf where the mask is 0; number of trained tokens).
 
     The means are over the trained tokens of the view, a micro-batch: the more tokens it holds, the better.
     """
-    trained = view.loss_mask > 0
+    is_trained = view.loss_mask > 0
+    trained = is_trained.nonzero().squeeze(1)  # the host waits for their number, once
     log_probs = view.log_probs.detach()
     products: Tensor = (advantages - advantages[trained].mean()) * (log_probs - log_probs[trained].mean())
-    return products.masked_fill(~trained, -torch.inf)
+    return products.masked_fill(~is_trained, -torch.inf), len(trained)
 
 
 @policy_objective
@@ -46,9 +47,9 @@ def clip_cov_loss(
     """
     ratio = importance_ratio(log_ratio)
     loss, metrics = clipped_objective(ratio, advantages, eps_clip=eps_clip, eps_clip_high=eps_clip_high)
-    cov = covariance(view, advantages)
+    cov, trained = covariance(view, advantages)
     candidates = ((cov > clip_cov_low) & (cov < clip_cov_high) & ~metrics["pg_clipfrac"]).nonzero().squeeze(1)
-    few = max(int(clip_cov_ratio * int((view.loss_mask > 0).sum())), 1)
+    few = max(int(clip_cov_ratio * trained), 1)
     held = torch.zeros_like(metrics["pg_clipfrac"])
     stride = max(1, -(-len(candidates) // few))
     held[candidates[::stride]] = True
@@ -72,9 +73,9 @@ def kl_cov_loss(
 
     Source: arXiv 2505.22617, eq. 10 and 11.
     """
-    trained = int((view.loss_mask > 0).sum())
+    cov, trained = covariance(view, advantages)
     few = min(max(int(kl_cov_ratio * trained), 1), trained)
     held = torch.zeros_like(view.loss_mask, dtype=torch.bool)
-    held[covariance(view, advantages).topk(few).indices] = True
+    held[cov.topk(few).indices] = True
     loss = -importance_ratio(log_ratio) * advantages
     return torch.where(held, loss + kl_cov_coef * log_ratio.abs(), loss), {"cov_clipfrac": held}
