@@ -39,7 +39,7 @@ FLASH = {
     ("cpu", False): {"_scaled_dot_product_flash_attention_for_cpu"},
     ("cpu", True): {"_scaled_dot_product_flash_attention_for_cpu"},
     ("cuda", False): {"_scaled_dot_product_efficient_attention", "_efficient_attention_forward"},
-    ("cuda", True): {"_scaled_dot_product_flash_attention", "_scaled_dot_product_cudnn_attention"},
+    ("cuda", True): {"_scaled_dot_product_flash_attention"},
 }
 
 

@@ -31,17 +31,21 @@ class _BrokenOff(Exception):
     """Raised by a sender in the midst of an update."""
 
 
-def check_transport(transport: Transport) -> None:
+def check_transport(transport: Transport, *, device: str = "cpu") -> None:
     """Check a weight transport: updates arrive bit for bit; one that breaks off or lacks a tensor never does; and what follows arrives.
 
     Both halves run in this process, over a model of four small tensors.
+
+    Args:
+        transport: what is checked.
+        device: of the tensors that are sent.
 
     Raises:
         ContractError: says which promise is broken.
     """
     where = f"transport {transport.name}"
     with tempfile.TemporaryDirectory(prefix="slime-contract-") as folder:
-        run_within(where, _check(where, transport, Path(folder)), seconds=PATIENCE_S)
+        run_within(where, _check(where, transport, Path(folder), device), seconds=PATIENCE_S)
 
 
 def _check_installed(transport: Transport) -> str | None:
@@ -58,7 +62,7 @@ def _check_installed(transport: Transport) -> str | None:
 KIT = Kit(_check_installed, patience_s=PATIENCE_S)
 
 
-async def _check(where: str, transport: Transport, folder: Path) -> None:
+async def _check(where: str, transport: Transport, folder: Path, device: str) -> None:
     (folder / "model").mkdir()
     (folder / "model/config.json").write_text("{}")
     storage = UpdateStorage(
@@ -75,19 +79,20 @@ async def _check(where: str, transport: Transport, folder: Path) -> None:
             halves = _Halves(where, transport, storage)
         nothing = not storage.has_staging and not (folder / "disk").exists()
         require(nothing, where, found="memory or files before the first update", wanted="none")
-        await halves.check_arrives("1", _tensors(1))
-        await halves.check_arrives("2", _tensors(2))
-        await halves.check_broken_off("3", _tensors(3))
-        await halves.check_arrives("4", _tensors(4))
-        await halves.check_incomplete("5", _tensors(5))
-        await halves.check_arrives("6", _tensors(6))
+        await halves.check_arrives("1", _tensors(1, device))
+        await halves.check_arrives("2", _tensors(2, device))
+        await halves.check_broken_off("3", _tensors(3, device))
+        await halves.check_arrives("4", _tensors(4, device))
+        await halves.check_incomplete("5", _tensors(5, device))
+        await halves.check_arrives("6", _tensors(6, device))
     finally:
         storage.close()
 
 
-def _tensors(seed: int) -> dict[str, Tensor]:
+def _tensors(seed: int, device: str) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return {name: torch.randn(shape, generator=generator).bfloat16() for name, shape in _SHAPES.items()}
+    drawn = {name: torch.randn(shape, generator=generator) for name, shape in _SHAPES.items()}
+    return {name: each.bfloat16().to(device) for name, each in drawn.items()}
 
 
 class _Halves:
