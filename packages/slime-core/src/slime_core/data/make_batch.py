@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from slime_core.errors import SampleError
 from slime_core.protocols import ReductionView
 from slime_core.samples import Columns, Group, TrainBatch, columns
+from slime_core.samples.reused_memory import ReusedMemory
 
 
 def make_batch(
@@ -23,6 +24,7 @@ def make_batch(
     reward_key: str | None = None,
     reward_parts: Sequence[str] = (),
     shaping: Callable[[NDArray[np.int64]], NDArray[np.float64]] | None = None,
+    memory: ReusedMemory | None = None,
 ) -> TrainBatch:
     """Lay out a step's groups for the trainer.
 
@@ -36,6 +38,7 @@ def make_batch(
         reward_key: entry of a reward dict that is the score.
         reward_parts: entries of reward dicts that the estimator reads; each is transformed by itself.
         shaping: from response lengths to what they add to the rewards, before `transform`.
+        memory: of the arrays; new memory when not given.
 
     Raises:
         SampleError: a sample cannot be trained on, or the executions do not fill the optimizer steps.
@@ -43,7 +46,7 @@ def make_batch(
     samples = [sample for group in groups for sample in group]
     if not samples:
         raise SampleError(f"step {step}: the rollout returned no samples")
-    c = columns(samples, reward_key=reward_key, reward_parts=reward_parts)
+    c = columns(samples, reward_key=reward_key, reward_parts=reward_parts, memory=memory)
     scored = c.raw_rewards.astype(np.float64)
     if shaping is not None:
         scored += shaping(np.diff(c.response_offsets))
@@ -63,7 +66,7 @@ def make_batch(
         rollout_ids=c.rollout_ids,
         truncated=c.truncated,
         optimizer_steps=steps,
-        weights=token_weights(steps, c.response_offsets, c.loss_mask, c.rollout_ids, reducer),
+        weights=token_weights(steps, c.response_offsets, c.loss_mask, c.rollout_ids, reducer, memory=memory),
         temperature=temperature,
         weight_versions=c.weight_versions,
         reward_parts={name: _credited(values, c, transform) for name, values in c.reward_parts.items()},
@@ -103,6 +106,8 @@ def token_weights(
     loss_mask: NDArray[np.float32],
     rollout_ids: NDArray[np.int64],
     reducer: Callable[[ReductionView], NDArray[np.float64]],
+    *,
+    memory: ReusedMemory | None = None,
 ) -> NDArray[np.float32]:
     """Return the share of each response token in the loss of its optimizer step [T].
 
@@ -112,18 +117,27 @@ def token_weights(
         loss_mask: [T] 1 where a token is trained on.
         rollout_ids: [N] execution of each sample.
         reducer: loss reducer, its options bound.
+        memory: of the arrays; new memory when not given.
     """
-    weights = np.empty(len(loss_mask), dtype=np.float32)  # of which the steps cover every entry
+    memory = memory or ReusedMemory()
+    weights = memory.empty(len(loss_mask), np.float32)  # of which the steps cover every entry
     lengths = np.diff(response_offsets)
     for positions in steps:
         tokens = _tokens_of(positions, response_offsets)
-        view = ReductionView(
-            loss_mask=loss_mask[tokens].astype(np.float64),
-            response_lengths=lengths[positions],
-            rollout_ids=rollout_ids[positions],
+        weights[tokens] = reducer(
+            ReductionView(
+                loss_mask=_float64(loss_mask[tokens], memory),
+                response_lengths=lengths[positions],
+                rollout_ids=rollout_ids[positions],
+            )
         )
-        weights[tokens] = reducer(view)
     return weights
+
+
+def _float64(values: NDArray[np.float32], memory: ReusedMemory) -> NDArray[np.float64]:
+    array = memory.empty(len(values), np.float64)
+    array[:] = values
+    return array
 
 
 def _tokens_of(

@@ -40,6 +40,7 @@ from slime_core.rundir.events import EventLog
 from slime_core.rundir.rundir import RunDir
 from slime_core.runtime.progress import ON_TERMINAL
 from slime_core.samples import Group
+from slime_core.samples.reused_memory import ReusedMemory
 
 if TYPE_CHECKING:
     import numpy as np
@@ -295,6 +296,7 @@ def resolve_functions(settings: Settings, registry: Registry) -> dict[str, Any]:
             reward_key=settings.reward.reward_key,
             reward_parts=chosen.reward_parts,
             shaping=_shaping(settings),
+            memory=ReusedMemory(),
         ),
     }
 

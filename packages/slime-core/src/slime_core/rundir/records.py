@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from slime_core.runtime.daemon_thread import DaemonThread
 from slime_core.samples import Sample
 from slime_core.samples.compact import FLOAT32, FLOAT64, IDS, MASK, concatenated, dtype_of, is_compact, view
+from slime_core.samples.reused_memory import ReusedMemory
 
 #: Columns of the archive, and the type that they have there if it holds their numbers.
 COLUMNS = {"tokens": IDS, "loss_mask": MASK, "rollout_log_probs": FLOAT32, "teacher_log_probs": FLOAT32}
@@ -49,13 +50,17 @@ class Records:
     columns: Mapping[str, NDArray[Any]]
 
 
-def records_of(samples: Sequence[Sample], dropped: Sequence[str] = ()) -> Records:
+def records_of(
+    samples: Sequence[Sample], dropped: Sequence[str] = (), *, memory: ReusedMemory | None = None
+) -> Records:
     """Take the records of samples as they are now.
 
     Args:
         samples: of one file.
         dropped: why each was dropped, where they were.
+        memory: of the columns; new memory when not given.
     """
+    memory = memory or ReusedMemory()
     rows = [_fields_of(sample) for sample in samples]
     columns: dict[str, NDArray[Any]] = {
         "index": np.array(
@@ -63,7 +68,7 @@ def records_of(samples: Sequence[Sample], dropped: Sequence[str] = ()) -> Record
         )
     }
     for name, typecode in COLUMNS.items():
-        columns |= _taken_out(rows, name, typecode)
+        columns |= _taken_out(rows, name, typecode, memory)
     for row, reason in zip(rows, dropped, strict=bool(dropped)):
         row["dropped"] = reason
     return Records(b"".join(line for row in rows for line in (_line(row), b"\n")), columns)
@@ -77,7 +82,9 @@ def _fields_of(sample: Sample) -> Row:
     return row
 
 
-def _taken_out(rows: Sequence[Row], name: str, typecode: str) -> dict[str, NDArray[Any]]:
+def _taken_out(
+    rows: Sequence[Row], name: str, typecode: str, memory: ReusedMemory
+) -> dict[str, NDArray[Any]]:
     """Take a column out of the rows that have it, and return its two arrays; none where no row has it."""
     parts: list[Any] = []
     lengths = np.zeros(len(rows) + 1, dtype=np.int64)
@@ -89,7 +96,7 @@ def _taken_out(rows: Sequence[Row], name: str, typecode: str) -> dict[str, NDArr
         lengths[number] = len(part)
     if not parts:
         return {}
-    return {name: _flat(parts, typecode), f"{name}_offsets": np.cumsum(lengths)}
+    return {name: _flat(parts, typecode, memory), f"{name}_offsets": np.cumsum(lengths)}
 
 
 def _exact(values: Any, typecode: str) -> Any:
@@ -102,10 +109,10 @@ def _exact(values: Any, typecode: str) -> Any:
         return None
 
 
-def _flat(parts: Sequence[Any], typecode: str) -> NDArray[Any]:
+def _flat(parts: Sequence[Any], typecode: str, memory: ReusedMemory) -> NDArray[Any]:
     """Join columns; of 64 bits where 32 do not hold their numbers."""
     if all(is_compact(part, typecode) for part in parts):
-        return concatenated(parts, typecode)
+        return concatenated(parts, typecode, memory)
     flat = np.concatenate([np.asarray(part) for part in parts])
     with np.errstate(over="ignore"):
         narrow = flat.astype(dtype_of(typecode))

@@ -22,6 +22,7 @@ from slime_core.files.lock import LOCK, FolderLock
 from slime_core.files.strict_read import Counted, Unreadable, checked, json_object, read_file, toml_tables
 from slime_core.rundir.records import RecordWriter, atomic_file, records_of
 from slime_core.samples import Group
+from slime_core.samples.reused_memory import ReusedMemory
 
 #: Warnings from one place in the code that the terminal shows.
 _SHOWN = 3
@@ -68,6 +69,8 @@ class RunDir:
     path: Path
     _lock: FolderLock = field(default_factory=FolderLock, compare=False, repr=False)
     _records: RecordWriter = field(default_factory=RecordWriter, compare=False, repr=False)
+    _memory: ReusedMemory = field(default_factory=ReusedMemory, compare=False, repr=False)
+    """Of the columns of records."""
 
     @property
     def checkpoints(self) -> Path:
@@ -273,7 +276,8 @@ class RunDir:
             OSError: an earlier file could not be written.
         """
         samples = [sample for group in groups for sample in group]
-        self._records.write(self.rollout_file(step, evaluation=evaluation), records_of(samples))
+        records = records_of(samples, memory=self._memory)
+        self._records.write(self.rollout_file(step, evaluation=evaluation), records)
 
     def write_dropped(self, step: int, dropped: Iterable[tuple[Group, str]]) -> None:
         """Record every sample of the groups that a step dropped, each with the reason; no file where none was.
@@ -284,7 +288,7 @@ class RunDir:
         told = [(sample, reason) for group, reason in dropped for sample in group]
         if told:
             samples, reasons = zip(*told, strict=True)
-            self._records.write(self.dropped_file(step), records_of(samples, reasons))
+            self._records.write(self.dropped_file(step), records_of(samples, reasons, memory=self._memory))
 
     def flush(self) -> None:
         """Wait until all samples are in their files.

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from slime_core.errors import SampleError
 from slime_core.samples.compact import FLOAT32, IDS, Floats, Ints, concatenated, dtype_of, is_compact, view
+from slime_core.samples.reused_memory import ReusedMemory
 from slime_core.samples.sample import Sample
 from slime_core.samples.status import Status
 from slime_core.samples.validation import LOG_PROB_SLACK, check_fields
@@ -123,18 +124,29 @@ class Columns:
 
 
 def columns(
-    samples: Sequence[Sample], *, reward_key: str | None = None, reward_parts: Sequence[str] = ()
+    samples: Sequence[Sample],
+    *,
+    reward_key: str | None = None,
+    reward_parts: Sequence[str] = (),
+    memory: ReusedMemory | None = None,
 ) -> Columns:
     """Lay finished samples out as columns.
+
+    Args:
+        samples: of one step.
+        reward_key: entry of a reward dict that is the score.
+        reward_parts: entries of reward dicts that become columns.
+        memory: of the arrays; new memory when not given.
 
     Raises:
         SampleError: a sample is unfinished, breaks an invariant, has no finite reward or lacks a part of it, or
             lacks log-probs that others have, or has some that are not finite. Names the sample.
     """
+    memory = memory or ReusedMemory()
     for sample in samples:
         _check_trainable(sample)
     response_offsets = _offsets([s.response_length for s in samples])
-    tokens = _joined([s.tokens for s in samples], IDS)
+    tokens = _joined([s.tokens for s in samples], IDS, memory)
     if tokens.size and tokens.min() < 0:
         _find_bad(samples)
     raw = np.array([s.reward_value(reward_key) for s in samples], dtype=np.float32)
@@ -144,9 +156,9 @@ def columns(
         tokens=tokens,
         offsets=_offsets([len(s.tokens) for s in samples]),
         response_offsets=response_offsets,
-        loss_mask=_masks(samples, response_offsets),
-        rollout_log_probs=_per_token(samples, "rollout_log_probs", response_offsets),
-        teacher_log_probs=_per_token(samples, "teacher_log_probs", response_offsets),
+        loss_mask=_masks(samples, response_offsets, memory),
+        rollout_log_probs=_per_token(samples, "rollout_log_probs", response_offsets, memory),
+        teacher_log_probs=_per_token(samples, "teacher_log_probs", response_offsets, memory),
         raw_rewards=raw,
         sample_ids=np.array([s.index for s in samples], dtype=np.int64),
         group_ids=np.array([s.group_index for s in samples], dtype=np.int64),
@@ -158,9 +170,12 @@ def columns(
     )
 
 
-def _masks(samples: Sequence[Sample], response_offsets: NDArray[np.int64]) -> NDArray[np.float32]:
+def _masks(
+    samples: Sequence[Sample], response_offsets: NDArray[np.int64], memory: ReusedMemory
+) -> NDArray[np.float32]:
     """Return the loss mask of all samples, 0 on those that are removed."""
-    mask = np.ones(response_offsets[-1], dtype=np.float32)
+    mask = memory.empty(int(response_offsets[-1]), np.float32)
+    mask.fill(1.0)
     for i, sample in enumerate(samples):
         if sample.remove_sample or sample.loss_mask is not None:
             span = slice(response_offsets[i], response_offsets[i + 1])
@@ -211,7 +226,7 @@ def _offsets(lengths: Sequence[int]) -> NDArray[np.int64]:
 
 
 def _per_token(
-    samples: Sequence[Sample], name: str, response_offsets: NDArray[np.int64]
+    samples: Sequence[Sample], name: str, response_offsets: NDArray[np.int64], memory: ReusedMemory
 ) -> NDArray[np.float32] | None:
     columns = [getattr(s, name) for s in samples]
     lacking = sum(column is None for column in columns)
@@ -221,7 +236,7 @@ def _per_token(
         raise SampleError(
             f"{samples[columns.index(None)].name}: has no {name}, other samples of the batch have"
         )
-    column = _joined(columns, FLOAT32)
+    column = _joined(columns, FLOAT32, memory)
     if column.size and not (column.min() > -np.inf and column.max() <= LOG_PROB_SLACK):
         _find_bad(samples)
         for at in np.flatnonzero(~np.isfinite(column)):  # beyond what 32 bits hold
@@ -239,10 +254,10 @@ def _find_bad(samples: Sequence[Sample]) -> None:
         sample.check()
 
 
-def _joined(columns: Sequence[Ints | Floats], typecode: str) -> NDArray[Any]:
+def _joined(columns: Sequence[Ints | Floats], typecode: str, memory: ReusedMemory) -> NDArray[Any]:
     """Return the columns of all samples, one after the other, in the type code's dtype."""
     if all(is_compact(column, typecode) for column in columns):
-        return concatenated(columns, typecode)  # type: ignore[arg-type]  # all are compact
+        return concatenated(columns, typecode, memory)  # type: ignore[arg-type]  # all are compact
     return np.concatenate([view(column, typecode) for column in columns], dtype=dtype_of(typecode))
 
 

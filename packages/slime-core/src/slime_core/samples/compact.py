@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Self, SupportsIndex, TypeGuard, overload
 
 import numpy as np
 
+from slime_core.samples.reused_memory import ReusedMemory
+
 if TYPE_CHECKING:
     _Array = array.array[Any]
 else:
@@ -135,10 +137,10 @@ def view(values: Sequence[Any], typecode: str) -> np.ndarray[Any, Any]:
     return np.frombuffer(column, dtype=_DTYPES[column.typecode])
 
 
-def concatenated(columns: Sequence[Compact], typecode: str) -> np.ndarray[Any, Any]:
-    """Return compact columns of one type, one after the other, as a new array."""
+def concatenated(columns: Sequence[Compact], typecode: str, memory: ReusedMemory) -> np.ndarray[Any, Any]:
+    """Return compact columns of one type, one after the other, as a new array in that memory."""
     # Faster than numpy's concatenate, which makes an array of each; and large arrays of numpy's are given huge pages.
-    flat, at = np.empty(sum(map(len, columns)), dtype=_DTYPES[typecode]), 0
+    flat, at = memory.empty(sum(map(len, columns)), _DTYPES[typecode]), 0
     for begin in range(0, len(columns), _JOINED):
         part = np.frombuffer(b"".join(columns[begin : begin + _JOINED]), dtype=flat.dtype)
         flat[at : at + len(part)] = part
