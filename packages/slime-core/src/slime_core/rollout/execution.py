@@ -36,9 +36,8 @@ class Generator:
                 the sample, the generator and the field. What it raised is the cause.
         """
         name, given, prompt_ids = sample.name, _given(sample), sample.tokens[: sample.prompt_length]
-        who = f"{name}: the generator {self.name}"
-        result = await self._call(who, context, sample, params)
-        samples = [result] if isinstance(result, Sample) else _several(who, result)
+        result = await self._call(name, context, sample, params)
+        samples = [result] if isinstance(result, Sample) else _several(self._who(name), result)
         try:
             for one in samples:
                 self._check(name, one, given, prompt_ids if len(samples) == 1 else None)
@@ -61,27 +60,32 @@ class Generator:
             error.add_note(f"returned by the generator {self.name}")
             raise
 
-    async def _call(self, who: str, context: GenerateContext, sample: Sample, params: SamplingParams) -> Any:
+    def _who(self, name: str) -> str:
+        """Return how messages call the execution for a sample."""
+        return f"{name}: the generator {self.name}"
+
+    async def _call(self, name: str, context: GenerateContext, sample: Sample, params: SamplingParams) -> Any:
         try:
             running = self.function(self._bounded(context), sample, params)
             if not (inspect.iscoroutine(running) or inspect.isawaitable(running)):
                 raise SampleError(
-                    f"{who} is not async: it returned {type(running).__name__}; declare it with `async def`, and return "
+                    f"{self._who(name)} is not async: it returned {type(running).__name__}; declare it with `async def`, and return "
                     "the Sample"
                 )
             return await running
         except SlimeError as error:
-            error.add_note(f"{who} was at work")
+            error.add_note(f"{self._who(name)} was at work")
             raise
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            raise SampleError(f"{who} raised CancelledError, and nobody had cancelled it") from error
+            told = f"{self._who(name)} raised CancelledError, and nobody had cancelled it"
+            raise SampleError(told) from error
         except GeneratorExit:
             raise
         except BaseException as error:  # sys.exit() in a generator must not end the run as if it were done
-            raise SampleError(f"{who} raised {_told(error)}") from error
+            raise SampleError(f"{self._who(name)} raised {_told(error)}") from error
 
     def _bounded(self, context: GenerateContext) -> GenerateContext:
         """Return the context with the bound on prompt and response, which evaluations do not have."""

@@ -270,8 +270,7 @@ async def score(
         RewardError: a reward failed and `on_reward_error` is `stop`; names the sample.
     """
 
-    def tell(begin: float, scored: Sequence[Result], group: int | None, sample: int | None) -> None:
-        seconds = [result.seconds for result in scored if isinstance(result, Reward)]
+    def tell(begin: float, worker_s: float, failed: bool, group: int | None, sample: int | None) -> None:
         events.span(
             "reward",
             lane=REWARDS,
@@ -280,21 +279,23 @@ async def score(
             sample=sample,
             group=group,
             evaluation=evaluation,
-            worker_s=sum(seconds),
-            failed=len(seconds) < len(scored),
+            worker_s=worker_s,
+            failed=failed,
         )
 
     async def one(sample: Sample) -> Result:
         begin = now()
         result = await scorer.score(sample)
         if events.is_on:
-            tell(begin, [result], sample.group_index, sample.index)
+            worker_s = result.seconds if isinstance(result, Reward) else None
+            tell(begin, worker_s or 0.0, worker_s is None, sample.group_index, sample.index)
         return result
 
     if section.group_rm:
         begin = now()
         scored = await scorer.score_group(list(samples))
-        tell(begin, scored, samples[0].group_index, None)
+        seconds = [result.seconds for result in scored if isinstance(result, Reward)]
+        tell(begin, sum(seconds), len(seconds) < len(scored), samples[0].group_index, None)
     else:
         scored = await results(start_now(one(sample)) for sample in samples)
     for sample, result in zip(samples, scored, strict=True):

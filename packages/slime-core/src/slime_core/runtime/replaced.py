@@ -12,7 +12,8 @@ def replaced[T](value: T, **changes: Any) -> T:
         value: a dataclass without slots and `__post_init__`; it is left as it is.
         changes: new values, by field.
     """
-    assert changes.keys() <= vars(value).keys()
-    other = object.__new__(type(value))
-    object.__setattr__(other, "__dict__", vars(value) | changes)  # past a frozen class
+    before, other = vars(value), object.__new__(type(value))
+    after = before | changes
+    assert len(after) == len(before), f"{type(value).__name__} lacks one of {sorted(changes)}"
+    object.__setattr__(other, "__dict__", after)  # past a frozen class
     return other

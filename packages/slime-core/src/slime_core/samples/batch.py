@@ -176,10 +176,9 @@ def _masks(
     """Return the loss mask of all samples, 0 on those that are removed."""
     mask = memory.empty(int(response_offsets[-1]), np.float32)
     mask.fill(1.0)
-    for i, sample in enumerate(samples):
-        if sample.remove_sample or sample.loss_mask is not None:
-            span = slice(response_offsets[i], response_offsets[i + 1])
-            mask[span] = 0.0 if sample.remove_sample else sample.loss_mask
+    for i in [i for i, s in enumerate(samples) if s.remove_sample or s.loss_mask is not None]:
+        span = slice(response_offsets[i], response_offsets[i + 1])
+        mask[span] = 0.0 if samples[i].remove_sample else samples[i].loss_mask
     return mask
 
 

@@ -27,7 +27,7 @@ _DTYPES = {IDS: np.int32, INT64: np.int64, MASK: np.int8, FLOAT32: np.float32, F
 
 
 #: Columns that are joined at a time: few enough for a processor's cache.
-_JOINED = 32
+_JOINED = 128
 
 # Called by name: looking them up by `super` takes longer than they do.
 _new, _get, _extend = _Array.__new__, _Array.__getitem__, _Array.extend
@@ -161,8 +161,11 @@ def joined(before: Sequence[Any], added: Sequence[Any] | np.ndarray[Any, Any], t
     if is_compact(added, typecode):
         if not len(before):
             return _new(Compact, typecode, added)
-        if is_compact(before, typecode):
-            column = _new(Compact, typecode, before)
+        if typecode == IDS or is_compact(before, typecode):
+            try:
+                column = _new(Compact, typecode, before)
+            except (TypeError, OverflowError):  # the sample's check says which number it is
+                return [*before, *added]
             _extend(column, added)
             return column
     if not isinstance(before, Compact) and not isinstance(added, Compact):

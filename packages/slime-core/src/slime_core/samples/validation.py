@@ -129,7 +129,7 @@ def check_fields(sample: Fields, *, vocab_size: int | None = None, compact: bool
         if values[name]:
             _check_json(sample, name)
     for phase, seconds in sample.timings.items():
-        if not _is_finite(seconds):
+        if not (type(seconds) is float and math.isfinite(seconds)) and not _is_finite(seconds):
             raise _wrong(sample, f"timings[{phase!r}]", seconds, "finite seconds")
     _check_reward(sample)
 
