@@ -25,7 +25,7 @@ def controller(argv: list[str]) -> int:
 
     Samples a second stage by stage, and whole as the loop takes it; the peak of memory beside the arrays that there must be; how the
     time grows with the number of samples; and how evenly and fast ragged samples are divided among ranks, beside verl's
-    partitioner if it is installed. Each step is measured in a process of its own.
+    partitioner if it is installed. Both ways and each number of samples have a process of their own, whose first step is told apart.
     """
     arguments = _parse(argv)
     shape = Shape(
@@ -35,12 +35,12 @@ def controller(argv: list[str]) -> int:
         optimizer_steps=arguments.optimizer_steps,
         ranks=arguments.ranks,
     )
-    stages, whole = _in_process(shape, "stages"), _in_process(shape, "whole")
+    stages, whole = (_in_process(shape, how, arguments.steps) for how in ("stages", "whole"))
     grown = [
         dataclasses.replace(shape, prompts=max(1, n // shape.samples), tokens=arguments.growth_tokens)
         for n in arguments.growth
     ]
-    times = [(each.n_samples, _in_process(each, "stages")) for each in grown]
+    times = [(each.n_samples, _in_process(each, "stages", 1)) for each in grown]
     shares = divisions(arguments.ragged, arguments.ranks)
     result: dict[str, Any] = {
         "interpreter": interpreter(),
@@ -79,9 +79,9 @@ def interpreter() -> str:
     return f"{platform.python_implementation()} {platform.python_version()}, built {built} --enable-optimizations"
 
 
-def _in_process(shape: Shape, how: str) -> Measured:
+def _in_process(shape: Shape, how: str, n_timed: int) -> Measured:
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(measure, (shape, how))
+        return pool.apply(measure, (shape, how, n_timed))
 
 
 def _print(
@@ -97,6 +97,14 @@ def _print(
         "stage", "samples/s", "µs/sample", "CPU µs/sample", box=None, pad_edge=False, header_style="bold"
     )
     rows = [(name, seconds, stages.cpu_s[name]) for name, seconds in stages.wall_s.items()]
+    beside = [name for name in stages.wall_s if name != "generate"]
+    rows.append(
+        (
+            "all stages but generate",
+            sum(stages.wall_s[name] for name in beside),
+            sum(stages.cpu_s[name] for name in beside),
+        )
+    )
     rows.append(("all stages", sum(stages.wall_s.values()), sum(stages.cpu_s.values())))
     rows.append(("whole step, by the loop", whole.wall_s["whole"], whole.cpu_s["whole"]))
     n = shape.n_samples
@@ -104,6 +112,8 @@ def _print(
         table.add_row(name, f"{n / wall:,.0f}", f"{wall / n * 1e6:.1f}", f"{cpu / n * 1e6:.1f}")
     console.print(table)
     for name, each in (("stages", stages), ("whole step", whole)):
+        first = sum(each.first_cpu_s.values())
+        console.print(f"first step, {name}: {n / first:,.0f} samples/s, {first / n * 1e6:.1f} CPU µs/sample")
         if each.peak_bytes is not None:
             console.print(
                 f"peak memory, {name}: {each.peak_bytes / 2**20:,.0f} MiB, {each.peak_bytes / each.raw_bytes:.2f} times the raw "
@@ -130,6 +140,12 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     add("--tokens", type=int, default=1000, help="response tokens of each sample")
     add("--optimizer-steps", type=int, default=4, help="optimizer steps that a step's samples are cut into")
     add("--ranks", type=int, default=64, help="data-parallel ranks")
+    add(
+        "--steps",
+        type=int,
+        default=5,
+        help="steps that are timed, after a first one; what is told is their mean",
+    )
     add(
         "--growth",
         type=int,

@@ -71,24 +71,27 @@ class Clock:
 
 @dataclass(frozen=True)
 class Measured:
-    """What one step took."""
+    """What a step took, on average of those that were timed."""
 
     wall_s: dict[str, float]
     """Seconds, by stage."""
     cpu_s: dict[str, float]
     """Seconds that the process was on its core: what is left where others use the machine, too."""
+    first_cpu_s: dict[str, float]
+    """Those of the first step, which touches all memory for the first time."""
     raw_bytes: int
     """Bytes of the ids and log-probs of the samples, and of the arrays of the batch."""
     peak_bytes: int | None
     """Most bytes in use during the step, beyond those before it; None where the system does not tell."""
 
 
-def measure(shape: Shape, how: str) -> Measured:
-    """Take three steps on one core: one that warms up, one that is timed, one whose memory is measured.
+def measure(shape: Shape, how: str, n_timed: int) -> Measured:
+    """Take steps on one core: one that warms up, some that are timed, one whose memory is measured.
 
     Args:
-        shape: its size.
+        shape: their size.
         how: `stages`, or `whole`.
+        n_timed: steps that are timed; what one of them takes is their mean.
     """
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
@@ -96,15 +99,20 @@ def measure(shape: Shape, how: str) -> Measured:
     take = {"stages": _by_stages, "whole": _whole}[how]
 
     async def steps() -> Measured:
-        async with null_run(shape) as run:
-            await take(run, 1, shape, Clock())
-            clock = Clock()
-            await take(run, 2, shape, clock)
+        async with null_run(shape, steps=n_timed + 2) as run:
+            first, clock = Clock(), Clock()
+            await take(run, 1, shape, first)
+            for step in range(2, n_timed + 2):
+                await take(run, step, shape, clock)
             before = bytes_in_use(_CPU)
-            raw = await take(run, 3, shape, Clock())
+            raw = await take(run, n_timed + 2, shape, Clock())
             peak = peak_bytes(_CPU)
         more = None if before is None or peak is None else peak - before
-        return Measured(clock.wall_s, clock.cpu_s, raw, more)
+        wall_s, cpu_s = (
+            {name: seconds / n_timed for name, seconds in each.items()}
+            for each in (clock.wall_s, clock.cpu_s)
+        )
+        return Measured(wall_s, cpu_s, first.cpu_s, raw, more)
 
     with contextlib.redirect_stdout(None):
         return asyncio.run(steps())
