@@ -32,6 +32,9 @@ def test_every_stage_is_timed_and_memory_is_that_of_the_arrays(capsys):
     assert list(result["stages"]["wall_s"]) == [
         "take", "generate", "reward", "filter", "metrics", "record", "batch", "schedule",
     ]  # fmt: skip
+    assert all(
+        each["first_cpu_s"].keys() == each["cpu_s"].keys() for each in (result["stages"], result["whole"])
+    )
     # 16 samples of 14 prompt tokens and 20 more: ids and log-probs twice, mask and weights once, 4 bytes each.
     assert result["stages"]["raw_bytes"] == 16 * 4 * (2 * (34 + 20) + 20 + 20)
     assert list(result["growth"]["seconds"]) == ["16", "32"]
