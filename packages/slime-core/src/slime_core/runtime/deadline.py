@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 #: Seconds that cancelled work has for its own clean-up.
 CANCEL_S = 5.0
-#: The works that a task is part of, by identity: tasks that it starts are part of them, too.
+#: The marks of the works that a task is part of: tasks that it starts are part of them, too.
 _PARTS_OF: ContextVar[tuple[object, ...]] = ContextVar("slime_work", default=())
 
 
@@ -29,8 +29,10 @@ class Work[T]:
     """An awaitable as a task that can be ended together with all tasks that it started."""
 
     def __init__(self, what: str, work: Awaitable[T]) -> None:
+        # Not the work itself: with the task, which holds its context, it would keep the result until cycles are collected.
+        self._mark = object()
         context = contextvars.copy_context()
-        context.run(_PARTS_OF.set, (*_PARTS_OF.get(), self))
+        context.run(_PARTS_OF.set, (*_PARTS_OF.get(), self._mark))
         self.task = asyncio.create_task(_awaited(work), name=what, context=context)
 
     async def end(self) -> list[str]:
@@ -40,7 +42,7 @@ class Work[T]:
         """
         self.task.cancel()
         await asyncio.wait({self.task}, timeout=CANCEL_S)
-        parts = [task for task in asyncio.all_tasks() if self in _works_of(task)]
+        parts = [task for task in asyncio.all_tasks() if self._mark in _works_of(task)]
         if self.task.done():
             _retrieve(self.task)
             parts = [task for task in parts if task.cancelling()]
