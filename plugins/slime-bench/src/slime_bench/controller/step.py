@@ -82,11 +82,11 @@ class Measured:
     raw_bytes: int
     """Bytes of the ids and log-probs of the samples, and of the arrays of the batch."""
     peak_bytes: int | None
-    """Most bytes in use during the step, beyond those before it; None where the system does not tell."""
+    """Most bytes in use during the steps, beyond those before the first; None where the system does not tell."""
 
 
 def measure(shape: Shape, how: str, n_timed: int) -> Measured:
-    """Take steps on one core: one that warms up, some that are timed, one whose memory is measured.
+    """Take steps on one core: one that warms up, and some that are timed; memory is that of all of them.
 
     Args:
         shape: their size.
@@ -99,13 +99,12 @@ def measure(shape: Shape, how: str, n_timed: int) -> Measured:
     take = {"stages": _by_stages, "whole": _whole}[how]
 
     async def steps() -> Measured:
-        async with null_run(shape, steps=n_timed + 2) as run:
+        async with null_run(shape, steps=n_timed + 1) as run:
             first, clock = Clock(), Clock()
-            await take(run, 1, shape, first)
+            before = bytes_in_use(_CPU)
+            raw = await take(run, 1, shape, first)
             for step in range(2, n_timed + 2):
                 await take(run, step, shape, clock)
-            before = bytes_in_use(_CPU)
-            raw = await take(run, n_timed + 2, shape, Clock())
             peak = peak_bytes(_CPU)
         more = None if before is None or peak is None else peak - before
         wall_s, cpu_s = (
