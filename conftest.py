@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -22,14 +25,27 @@ _ONE_SERVER = tuple(
     f"packages/slime-sglang/tests/{name}.py"
     for name in ("test_engine", "inside/test_cpu_platform", "weights/test_weight_update")
 )
-#: Files of few tests that take long: last they would keep one process busy alone. The first is the longest.
+#: Files of few tests that take long, the longest first: last they would keep one process busy alone.
 _LONGEST = (
-    "tests/failures/test_resume.py",
     "tests/servers/test_ray_sglang.py",
+    "tests/install/test_install.py",
+    "tests/failures/test_resume.py",
     "tests/servers/test_ray_placement.py",
-    "tests/runs/test_agreement.py",
+    "tests/repository/test_pages.py",
+    "packages/slime-megatron/tests/memory/test_estimate.py",
+    "tests/servers/test_ray.py",
+    "packages/slime-megatron/tests/parallel/test_layouts.py",
     "tests/servers/test_slurm_script.py",
+    "tests/runs/test_events.py",
+    "plugins/slime-bench/tests/test_simulator.py",
+    "plugins/slime-bench/tests/test_overlap.py",
+    "tests/runs/test_agreement.py",
+    "packages/slime-megatron/tests/model/test_lora_parallel.py",
     "tests/servers/test_ray_environment.py",
+    "tests/runs/test_stages.py",
+    "plugins/slime-bench/tests/controller/test_command.py",
+    "plugins/slime-bench/tests/rewards/test_command.py",
+    "plugins/slime-ray/tests/test_contracts.py",
 )
 
 
@@ -45,6 +61,36 @@ class _ByFile(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
         return "server" if file.endswith(_ONE_SERVER) else file
+
+
+#: Objects made, less those ended, between two collections: at Python's own 700 the imports of a process take a sixth longer.
+_YOUNG = 20_000
+#: Seconds between two collections of all that tests left.
+_SWEEP_S = 30.0
+
+gc.set_threshold(_YOUNG)
+
+
+@pytest.fixture(autouse=True)
+def spared() -> None:
+    """Keep collections from what was there before the test: each run in this process collects all of it when it starts."""
+    gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def last_sweep() -> list[float]:
+    """When all was collected last, on the clock of `time.monotonic`."""
+    return [time.monotonic()]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def swept(last_sweep: list[float]) -> Iterator[None]:
+    """Collect what the tests of a file have left, and those of the files before."""
+    yield
+    if time.monotonic() > last_sweep[0] + _SWEEP_S:
+        gc.unfreeze()
+        gc.collect()
+        last_sweep[0] = time.monotonic()
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _ByFile:

@@ -34,9 +34,10 @@ def samples(run: Path) -> list[str]:
 
 
 def heard() -> None:
-    """Hear SIGINT and SIGQUIT also where the tests are a background job of a shell, which has its commands ignore both."""
+    """Hear SIGINT, SIGQUIT and SIGHUP also where the tests are a background job, or under nohup, which have it ignore them."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture

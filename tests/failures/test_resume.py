@@ -52,6 +52,7 @@ def kill_during(command: list[str], run: Path, phase: str, *, step: int, env: di
             words = (run / "phase").read_text().split() if (run / "phase").exists() else ["-1", "", "0", "0"]
             if int(words[0]) >= step and words[1] == phase and words[2] != words[3]:
                 break
+            time.sleep(0.003)  # the command needs the cores; a phase takes a tenth of a second or more
     finally:
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
@@ -99,14 +100,19 @@ def test_run_killed_three_times_equals_one_left_alone(root, tiny_llama, tmp_path
 
 
 def every_flip_is_refused(folder: Path) -> None:
-    """Flip one bit of any byte of Megatron's newest checkpoint: it is named, and so is the one before it."""
+    """Flip a bit in each file of Megatron's newest checkpoint: it is named, and so is the one before it.
+
+    A bit of its first byte, its last, and three others. Each time both are read whole; `test_every_one_of_200_flipped_bytes_is_found` draws more places, of small files.
+    """
     (before, newest), draw = sorted(folder.iterdir()), random.Random(0)
-    files = [path for path in sorted(newest.rglob("*")) if path.is_file()]
+    files, places = [path for path in sorted(newest.rglob("*")) if path.is_file()], []
     assert any(path.suffix == ".distcp" for path in files)
     latest(folder).verify()
-    for _ in range(200):
-        path = draw.choice(files)
-        at, bit = draw.randrange(path.stat().st_size), draw.randrange(8)
+    for path in files:
+        n_bytes = path.stat().st_size
+        places += [(path, at) for at in (0, n_bytes - 1, *(draw.randrange(n_bytes) for _ in range(3)))]
+    for path, at in places:
+        bit = draw.randrange(8)
         flip(path, at, bit)
         with pytest.raises(CheckpointError, match=f"the newest intact one before it is {before}: "):
             latest(folder).verify()

@@ -252,14 +252,14 @@ def test_groups_that_wait_in_a_filtered_buffer_are_lost_and_used_twice_in_no_kil
 ):
     flags = ["--loop", loop, "--over-sampling-batch-size", "9", "--partial-rollout", "--save-interval", "1"]
     words = command(
-        letters, *flags, *VARIANTS["hooks"], "--rollout-max-response-len", "4", "--num-rollout", "30"
+        letters, *flags, *VARIANTS["hooks"], "--rollout-max-response-len", "4", "--num-rollout", "20"
     )
     folder, draw = tmp_path / "runs/letters", random.Random(loop)
     ended = [kill_at_random(words, environ, draw=draw, begun=folder / "metrics.jsonl") for _ in range(3)]
     run(words, environ)
     found = accounted(folder)
     assert any(ended)
-    assert [row["step"] for row in rows(folder)] == list(range(31))
+    assert [row["step"] for row in rows(folder)] == list(range(21))
     assert set(found) == set(range(max(found) + 1))
     assert set(found.values()) == {1}
     assert {len(one["metadata"]["seen"]) for one in samples(folder)} == {1}
@@ -271,7 +271,7 @@ def test_groups_that_wait_in_a_filtered_buffer_are_lost_and_used_twice_in_no_kil
 def test_one_step_off_loses_no_prompt_and_uses_none_twice(letters, environ, tmp_path, function, number):
     """SIGTERM mostly comes while a step is trained already and the next one is still being generated."""
     words = command(letters, "--loop", "one-step-off", "--rollout-function-path", function, "--lr", "1.0")
-    words += ["--save-interval", "1", "--num-rollout", "40", *VARIANTS["filter"]]
+    words += ["--save-interval", "1", "--num-rollout", "20", *VARIANTS["filter"]]
     folder, draw = tmp_path / "runs/letters", random.Random(2)
     ended = [
         kill_at_random(words, environ, draw=draw, begun=folder / "metrics.jsonl", number=number)
@@ -280,7 +280,7 @@ def test_one_step_off_loses_no_prompt_and_uses_none_twice(letters, environ, tmp_
     run(words, environ)
     found = accounted(folder)
     assert any(ended)
-    assert [row["step"] for row in rows(folder)] == list(range(41))
+    assert [row["step"] for row in rows(folder)] == list(range(21))
     assert set(found) == set(range(max(found) + 1))
     assert set(found.values()) == {1}
     assert {index % 3 for index in {one["group_index"] for one in samples(folder)}} == {1, 2}

@@ -147,7 +147,7 @@ def test_a_rank_that_is_given_a_gpu_does_not_compute_on_the_cpu(one_node, root, 
         asyncio.run(assemble_and(drive, settings, registry, placement=OnRay()))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def two_nodes() -> Iterator[str]:
     """Address of a cluster of two machines with four GPUs each, which are this one under two addresses.
 

@@ -92,9 +92,9 @@ def make_hf(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Any
     return make
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    """Four processes for the ranks of small worlds. A module's own: gloo's threads outlive its worlds, and spin."""
+    """Four processes for the ranks of small worlds, each of which ends with its job: of all modules, which import Megatron once."""
     from .ranks import Ranks  # not above: the processes import this file too, by itself
 
     ranks = Ranks(4, tmp_path_factory.mktemp("ranks"))

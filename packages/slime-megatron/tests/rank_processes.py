@@ -6,6 +6,7 @@ cycles that Python cannot see, and gloo's threads spin when their peers are gone
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import signal
@@ -72,6 +73,8 @@ def main(pipes: list[int]) -> None:
     warnings.simplefilter("ignore")
     compat.install()
     import rank_jobs  # noqa: F401  # before it forks, so that it is imported once
+
+    gc.freeze()  # a collection in a process would copy, and look through, all that is imported
 
     serving: dict[int, int] = {}
 

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 from slime_bench.simulator.command import simulator
 from slime_bench.simulator.comparison import compare
-from slime_bench.simulator.computing import FITTED, PREDICTED, words_of
+from slime_bench.simulator.computing import FITTED, MODEL, PREDICTED, words_of
 from slime_bench.simulator.waiting import CONFIGURATIONS, REAL, TRACE, run_really, settings_of
 from slime_core.config.load import load_settings
 from slime_core.errors import ConfigError
@@ -58,7 +58,10 @@ def test_twelve_configurations_that_compute_are_none_of_those_that_costs_come_fr
     assert Counter(loops) == {"sync": 4, "one-step-off": 3, "fully-async": 5}
 
 
-def test_runs_of_an_engine_and_a_trainer_that_compute_are_predicted(capsys, tmp_path):
+def test_runs_of_an_engine_and_a_trainer_that_compute_are_predicted(capsys, monkeypatch, tmp_path):
+    """Of a smaller model than the command's own, for how near the times come is not asked here."""
+    for name, size in {"hidden_size": 96, "intermediate_size": 192, "num_hidden_layers": 2}.items():
+        monkeypatch.setitem(MODEL, name, size)
     simulator(["--real", "--steps", "4", "--only", "1", "--keep", str(tmp_path / "runs"), "--json"])
     found = json.loads(capsys.readouterr().out)
     assert [each["is_fitted"] for each in found["configurations"]] == [True, True, True, False]

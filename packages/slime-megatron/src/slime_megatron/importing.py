@@ -1,4 +1,4 @@
-"""Importing megatron-core on a CPU without packages that need CUDA, and without its warnings about itself."""
+"""Importing megatron-core on a CPU without packages that it does not need there, and without its warnings about itself."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ import torch
 def importing() -> Iterator[None]:
     """Import modules of Megatron, on a CPU without what cannot work there, which takes a fifth of the time.
 
-    flash_mla raises OSError, not ImportError, without a driver; flash_attn and flashinfer take 14 and 6 s to import;
+    flash_mla raises OSError, not ImportError, without a driver; flash_attn and flashinfer take 14 and 6 s to import, and
+    wandb, which Megatron's timers would write to, half a second;
     and `torch.compile`, with which Megatron decorates its fused functions, takes 5 s and would compile C++ later.
     """
     if torch.cuda.is_available():
         with quiet():
             yield
         return
-    masked = [name for name in ("flash_attn", "flash_mla", "flashinfer") if name not in sys.modules]
+    masked = [name for name in ("flash_attn", "flash_mla", "flashinfer", "wandb") if name not in sys.modules]
     compile_ = torch.compile
     try:
         sys.modules.update(dict.fromkeys(masked))  # type: ignore[arg-type]  # None makes an import fail

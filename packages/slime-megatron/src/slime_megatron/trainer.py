@@ -12,6 +12,7 @@ from slime_core.config.build import BuildContext
 from slime_core.config.derive import batch_sizes
 from slime_core.config.factories import TrainerFactory
 from slime_core.errors import TrainerError
+from slime_core.plugins.importing import few_collections
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import TOP_P_TOKENS, Fingerprint, Metrics, TransferPlan
 from slime_core.run.assemble import algorithm, resolve_model
@@ -238,10 +239,11 @@ def _released[T](function: Callable[..., T], *args: Any) -> T:
 
 
 def _build_learner(settings: LearnerSettings) -> Learner:
-    from slime_megatron import compat
+    with few_collections():
+        from slime_megatron import compat
 
-    compat.install()
-    from slime_megatron.learner.learner import Learner
+        compat.install()
+        from slime_megatron.learner.learner import Learner
 
     return Learner(settings)
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slime_core.config.build import BuildContext, MemoryQuestion
-from slime_core.config.sections import RolloutSection, TrainSection
 from slime_core.errors import PluginError
-from slime_core.plugins.registry import Registry
 from slime_core.protocols import EngineCapabilities, EngineGpus, RolloutEngine, Trainer, TrainerCapabilities
 from slime_core.protocols.memory import MemoryEstimate, Remedy
+
+if TYPE_CHECKING:
+    from slime_core.config.sections import RolloutSection, TrainSection
+    from slime_core.plugins.registry import Registry
 
 
 def _unknown(build: BuildContext) -> int | None:

@@ -36,7 +36,6 @@ from slime_core.protocols import (
     TrainerCapabilities,
     TransferPlan,
 )
-from slime_core.run.assemble import algorithm
 from slime_core.run.log_prob_gate import agreement
 from slime_core.runtime.phase_times import Phase
 from slime_core.samples import TrainBatch
@@ -317,6 +316,8 @@ def fingerprint(table: Table) -> Fingerprint:
 
 
 def _create_trainer(build: BuildContext) -> TabularTrainer:
+    from slime_core.run.assemble import algorithm  # not above: a process of `next_letter` needs none of it
+
     chosen = algorithm(build.settings, build.registry)
     lr = build.settings.train.lr
     return TabularTrainer(

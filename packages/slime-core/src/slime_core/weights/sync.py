@@ -6,11 +6,9 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from slime_core.config.sections import TrainSection
 from slime_core.errors import DeltaBaseError, Problem, WeightSyncError
-from slime_core.plugins.registry import Registry
 from slime_core.protocols import (
     EngineCapabilities,
     Fingerprint,
@@ -20,6 +18,10 @@ from slime_core.protocols import (
     TransferPlan,
 )
 from slime_core.runtime.deadline import within
+
+if TYPE_CHECKING:
+    from slime_core.config.sections import TrainSection
+    from slime_core.plugins.registry import Registry
 
 logger = logging.getLogger(__name__)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from slime_core.errors import DataError
+from slime_core.plugins.importing import few_collections
 
 from slime_models.hf.processor import ImageProcessor
 
@@ -98,7 +99,8 @@ def load_tokenizer(model_path: Path) -> HfTokenizer:
             f"{folder}: found no tokenizer; wanted one of {', '.join(_VOCABULARIES)} (with "
             "tokenizer_config.json); copy the tokenizer's files of the model that this one was made from"
         )
-    from transformers import AutoTokenizer
+    with few_collections():
+        from transformers import AutoTokenizer
 
     try:
         inner = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
