@@ -53,15 +53,23 @@ sys.stdin.read()
 """
 
 
-def has_hold_of_others(driver):
-    """Whether a child of a process has a descriptor of another process."""
+def n_held(driver):
+    """How many processes the guard of a driver has hold of: the driver is one of them."""
+    found = 0
     for child in Path(f"/proc/{driver}/task/{driver}/children").read_text().split():
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a child that has ended
             for link in list(Path(f"/proc/{child}/fd").iterdir()):
                 with contextlib.suppress(FileNotFoundError):  # a descriptor that has been closed meanwhile
-                    if os.readlink(link) == "anon_inode:[pidfd]":
-                        return True
-    return False
+                    found += os.readlink(link) == "anon_inode:[pidfd]"
+    return found
+
+
+def wait_until_it_holds(number, driver):
+    """Wait until the guard has hold of so many processes."""
+    deadline = time.monotonic() + 30
+    while n_held(driver) != number:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -107,10 +115,8 @@ def test_below_a_raylet_it_kills_what_this_run_started_and_nothing_that_was_ther
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as driver:
         raylet, guard, agent = map(int, driver.stdout.readline().split())
         held, guarding = os.pidfd_open(agent), os.pidfd_open(guard)
-        deadline = time.monotonic() + 30
-        while starts_ray and not has_hold_of_others(driver.pid):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        if starts_ray:
+            wait_until_it_holds(3, driver.pid)  # the driver, the raylet and the agent below it
         driver.kill()
     assert starts_ray or select.select([guarding], [], [], 30)[0]  # it has done what it does
     ended = select.select([held], [], [], 30 if starts_ray else 0.5)[0] != []
@@ -164,3 +170,22 @@ def orphaned(title, clears_environment, leaves_group):
 def test_an_agent_that_was_never_seen_goes_with_its_driver_and_no_other_process_does(ended, number):
     *_, ends = ORPHANS[number]
     assert ended[number] == ends
+
+
+@pytest.mark.parametrize(
+    ("first", "told"), [("raylet", "Ray's raylet on this machine ended"), ("driver", "ended without a word")]
+)
+def test_it_says_why_the_driver_is_gone_where_the_driver_could_not(first, told):
+    command = [sys.executable, "-c", STARTED, "True"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as driver:
+        raylet, *_ = map(int, driver.stdout.readline().split())
+        wait_until_it_holds(3, driver.pid)
+        if first == "raylet":
+            os.kill(raylet, signal.SIGKILL)
+            wait_until_it_holds(2, driver.pid)
+        driver.kill()
+        said = driver.stderr.read()
+    assert said.startswith("slime: ")
+    assert told in said

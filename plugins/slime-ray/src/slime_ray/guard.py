@@ -1,8 +1,9 @@
-"""A process beside the driver that kills what of Ray would outlive it.
+"""A process beside the driver that kills what of Ray would outlive it, and says why the driver is gone if it could not.
 
 When a driver is killed, the cluster that it started goes with it: the kernel kills the processes that it is the parent of.
 Those below them end by themselves, but not at once: the agents of Ray 2.60 first report for a minute to a head that is gone,
-and a rank that is stopped ends when it is continued.
+and a rank that is stopped ends when it is continued. And when the raylet of its machine ends, Ray ends the driver on the spot,
+with status 1 and without a word.
 """
 
 from __future__ import annotations
@@ -26,6 +27,13 @@ _LOOK_S = 0.1
 _LATE_S = 2.0
 #: In the place of a process id: the driver goes on, or ends by itself.
 _CLOSES = 0
+#: What it says where the raylet was seen to end before the driver, and where the driver is gone and it may have been so.
+_RAYLET_ENDED = (
+    "Ray's raylet on this machine ended: it was killed, or ran out of memory; Ray ended the run with it"
+)
+_UNTOLD = (
+    "the process of the run ended without a word: it was killed, or Ray ended it, as its raylet had ended"
+)
 #: Environment variable that names the driver to all that Ray starts for it.
 _MARK = "SLIME_RAY_DRIVER"
 
@@ -49,7 +57,6 @@ class Guard:
             stdin=subprocess.PIPE,
             bufsize=0,
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
             start_new_session=True,  # signals of the terminal are the driver's
         )
 
@@ -80,23 +87,39 @@ def main(mark: str | None) -> None:
             was there before.
     """
     held, is_told = dict[int, int](), mark is None
-    driver, group = (0, 0) if mark is None else map(int, mark.split("-")[:2])
+    parent, group = (os.getppid(), 0) if mark is None else map(int, mark.split("-")[:2])
+    raylets, driver, was_first = dict[int, int](), dict[int, int](), False
+    _hold(driver, [parent])
     while True:
-        can_read = select.select([0], [], [], None if is_told else _LOOK_S)[0]
+        ready = select.select([0, *raylets.values()], [], [], None if is_told else _LOOK_S)[0]
         if not is_told:
-            _hold(held, _below_raylets(driver))
-        if can_read:
+            _hold(raylets, filter(_is_raylet, _children(parent)))
+            _hold(held, _below_raylets(parent))
+        if any(ended in ready for ended in raylets.values()):
+            # Its own end shows before that of its children, which follows from it.
+            was_first = bool(driver) and not select.select([*driver.values()], [], [], 0)[0]
+            for ended in raylets.values():
+                os.close(ended)
+            raylets, is_told = {}, True
+        if 0 in ready:
             told = [int(line) for line in os.read(0, 1 << 16).split()]
             _hold(held, [pid for pid in told if pid != _CLOSES])
             is_told = True
             if not told or _CLOSES in told:
                 break
     _kill(held)
+    if not told:
+        _say(_RAYLET_ENDED if was_first else _UNTOLD)
     until = time.monotonic() + _LATE_S
     while mark is not None and not told and time.monotonic() < until:  # the driver was killed
         _hold(held, _orphans(mark, group))
         _kill(held)
         time.sleep(_LOOK_S)
+
+
+def _say(what: str) -> None:
+    with contextlib.suppress(OSError):  # the terminal is closed
+        os.write(2, f"slime: {what}; the same command goes on from the newest checkpoint\n".encode())
 
 
 def _kill(held: dict[int, int]) -> None:

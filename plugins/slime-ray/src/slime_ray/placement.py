@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import sys
@@ -20,6 +21,7 @@ from slime_core.config.build import BuildContext
 from slime_core.errors import ConfigError, EngineError, Problem, TrainerError
 from slime_core.protocols import Place, Site
 from slime_core.rundir.rundir import RunDir
+from slime_core.runtime.daemon_thread import DaemonThread
 
 from slime_ray.cluster import connect, joins
 from slime_ray.guard import Guard
@@ -29,9 +31,13 @@ from slime_ray.ranks import left
 from slime_ray.section import RaySection
 from slime_ray.surroundings import Surroundings
 
+logger = logging.getLogger(__name__)
+
 _THREADS = "OMP_NUM_THREADS"
 #: Seconds that an actor of a machine gets to end when Ray asks it to, once the servers that it started have ended.
 _GONE_S = 2.0
+#: Seconds in which the head of a cluster takes a placement group back.
+_GIVEN_BACK_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -137,8 +143,8 @@ class RayPlacement:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         if self._group is not None:
-            remove_placement_group(self._group)
-            self._group = None
+            group, self._group = self._group, None
+            await _remove(group)
         if self._connected:
             ray.shutdown()
             self._connected = False
@@ -188,6 +194,18 @@ class RayPlacement:
             ) from error
         is_here = address == ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]  # Ray leaves it so
         return Held(actor, address, pid if is_here else None, gpus)
+
+
+async def _remove(group: PlacementGroup) -> None:
+    """Give a placement group back, in time: Ray waits for a minute for a head that is gone."""
+    thread = DaemonThread("removing the placement group")
+    try:
+        async with asyncio.timeout(_GIVEN_BACK_S):
+            await asyncio.get_running_loop().run_in_executor(thread, remove_placement_group, group)
+    except (TimeoutError, RayError) as error:
+        logger.warning("close: Ray's head did not take the placement group back: %r", error)
+    finally:
+        thread.shutdown(wait=False)
 
 
 class RayPlace:
