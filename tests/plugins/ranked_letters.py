@@ -47,6 +47,7 @@ class RankedTrainer:
         return [Phase("meeting", self._rank.number, 0.0, 0.0)]
 
     async def train(self, batch: TrainBatch) -> Metrics:
+        assert self._rank.count == 1 or not batch.tokens.flags.writeable, "ranks of a machine share a batch"
         take_time(f"train {batch.step}")
         metrics = await self._inner.train(batch)
         if batch.step == 3 and self._rank.number == 1:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slime_bench.batches import WAYS, batches
 from slime_core.checks.settings import check_settings
 from slime_core.config.load import load_settings
 from slime_core.errors import ConfigError, DeadlineError, TrainerError
@@ -102,6 +103,13 @@ def test_error_of_a_rank_names_it_and_the_resumed_run_learns_what_one_process_le
     ]
     assert sorted(lanes) == [(step, f"rank {rank}") for step in range(1, 13) for rank in (0, 1)]
     assert ranks_left(tmp_path) == []
+
+
+def test_bench_of_batches_says_how_fast_every_rank_has_one(cluster, capsys):
+    assert batches(["--mebibytes", "1", "--repeats", "1"]) == 0  # rank 0 has read what it was given
+    heads, *rows = capsys.readouterr().out.splitlines()
+    assert heads == "batch of 1 MiB to 2 ranks; median of 1 (lowest to highest)"
+    assert [row.split("  ")[0] for row in rows[1:]] == list(WAYS)
 
 
 def test_rank_that_hangs_is_named_when_the_deadline_has_passed_and_killed(cluster, train, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import pickle
 
@@ -222,6 +223,20 @@ class Declares(tabular.TabularTrainer):
     capabilities = TrainerCapabilities(learns=False)
 
 
+class Scribbles(tabular.TabularTrainer):
+    async def train(self, batch):
+        ctypes.memset(
+            batch.rewards.ctypes.data, 1, 4
+        )  # as tensors write, which do not know of read-only memory
+        return await super().train(batch)
+
+
+class Assigns(tabular.TabularTrainer):
+    async def train(self, batch):
+        batch.rewards[0] = 0
+        return await super().train(batch)
+
+
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
@@ -235,6 +250,11 @@ class Declares(tabular.TabularTrainer):
             "trainer Unnamed: train: found the metrics {'loss': 1.0}; wanted numbers named train/... or perf/...",
         ),
         (Declares, "trainer Declares: train, which it says it does not: found the answer"),
+        (
+            Scribbles,
+            "trainer Scribbles: train: found a batch that it has written to; wanted copies of what is changed",
+        ),
+        (Assigns, "trainer Assigns: train: found ValueError: assignment destination is read-only"),
     ],
 )
 def test_a_trainer_that_breaks_a_promise_is_told(kind, said, tmp_path):

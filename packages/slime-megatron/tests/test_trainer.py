@@ -26,14 +26,14 @@ from slime_models.transfer.fingerprint import fingerprint
 from .conftest import make_batch, policy_gradient
 
 
-def make_trainer(folder, *needs, close_s=10.0, **megatron):
+def make_trainer(folder, *needs, close_s=10.0, algorithm=None, **megatron):
     return MegatronTrainer(
         LearnerSettings(
             model_path=folder,
             family=QWEN3,
             train=TrainSection(bf16=False, lr=1e-3),
             megatron=MegatronSection(**megatron),
-            algorithm=policy_gradient(*needs),
+            algorithm=algorithm or policy_gradient(*needs),
             seed=1,
         ),
         registry=Registry(),

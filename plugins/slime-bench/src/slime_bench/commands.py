@@ -8,6 +8,14 @@ from collections.abc import Mapping
 from slime_core.errors import PluginError
 
 
+def batches(argv: list[str]) -> int:
+    """Measure how fast ranks on Ray get a batch: `slime bench batches`."""
+    _need("batches", {"slime_ray": "slime-ray", "ray": "ray"})
+    from slime_bench.batches import batches as run
+
+    return run(argv)
+
+
 def conformance(argv: list[str]) -> int:
     """Compare our algorithms with other frameworks' own code: `slime bench conformance`."""
     _need("conformance", {"torch": "torch", "slime_algos": "slime-algos"})

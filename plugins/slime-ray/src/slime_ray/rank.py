@@ -20,6 +20,7 @@ from slime_core.errors import PluginError
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import Fingerprint, Metrics, Trainer, TransferPlan
 from slime_core.run.assemble import make_build
+from slime_core.samples import TrainBatch
 from slime_core.weights.sync import Bucket, MemoryChannel
 
 from slime_ray.failure import Failure
@@ -87,9 +88,13 @@ class RankProcess:
         await self._trainer.start()
 
     @answering
-    async def train(self, pickled: bytes) -> Metrics:
-        """Train on a pickled batch, which is this rank's own copy: an estimator may write into it."""
-        return await self._trainer.train(pickle.loads(pickled))
+    async def train(self, batch_refs: Sequence[Awaitable[TrainBatch]]) -> Metrics:
+        """Train on a batch, whose arrays are this machine's only copy of it and cannot be written to.
+
+        Args:
+            batch_refs: of it alone. A reference within a list is resolved here, so that an error in doing so is this rank's.
+        """
+        return await self._trainer.train(await batch_refs[0])
 
     @answering
     async def send(self, plan: TransferPlan) -> Fingerprint:

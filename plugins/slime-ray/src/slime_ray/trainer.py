@@ -75,9 +75,9 @@ class RayTrainer:
         await self._start_ranks(count)
 
     async def train(self, batch: TrainBatch) -> Metrics:
-        """Run the batch's optimizer steps; every rank is given the whole batch."""
-        batch_ref = ray.put(pickle.dumps(batch, protocol=pickle.HIGHEST_PROTOCOL))
-        metrics: Metrics = (await self._started.ask("train", batch_ref))[0]
+        """Run the batch's optimizer steps; every rank is given the whole batch, which is copied once to each machine."""
+        batch_ref = ray.put(batch)
+        metrics: Metrics = (await self._started.ask("train", [batch_ref]))[0]
         return metrics
 
     async def phases(self) -> list[Phase]:

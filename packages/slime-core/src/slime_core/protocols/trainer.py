@@ -27,7 +27,11 @@ class Trainer(Protocol):
         """Build the model from the Hugging Face folder, and the optimizer."""
 
     async def train(self, batch: TrainBatch) -> Metrics:
-        """Run the batch's optimizer steps; return `train/*` metrics averaged over them, and `perf/*` of what they took."""
+        """Run the batch's optimizer steps; return `train/*` metrics averaged over them, and `perf/*` of what they took.
+
+        The batch's arrays may be read-only memory that other ranks read too: copy what is written to, or handed to code
+        that may (torch writes to such memory without an error).
+        """
 
     async def phases(self) -> Sequence[Phase]:
         """Return what the last `train` did and when, of every rank. Only for a trainer whose capabilities have `phases`."""

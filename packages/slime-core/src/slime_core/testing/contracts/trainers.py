@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,6 +25,8 @@ def check_trainer(
     create: Callable[[], Trainer], folder: Path, *, batch: TrainBatch | None = None, dtype: str = "float32"
 ) -> None:
     """Check a trainer: capabilities, metrics, a checkpoint from which another goes on exactly, memory, two closes.
+
+    Batches are read-only memory, as ranks of a machine share it, and must not have changed when it has trained.
 
     Args:
         create: builds one, not started, each time alike.
@@ -146,8 +149,16 @@ async def _second(
 
 
 async def _train(where: str, trainer: Trainer, batch: TrainBatch) -> dict[str, float]:
+    buffers: list[pickle.PickleBuffer] = []
+    pickled = pickle.dumps(batch, protocol=5, buffer_callback=buffers.append)
+    memory = [bytearray(buffer.raw()) for buffer in buffers]
+    shared = pickle.loads(pickled, buffers=[memoryview(part).toreadonly() for part in memory])
     with answering(f"{where}: train", "metrics"):
-        metrics = await trainer.train(batch)
+        metrics = await trainer.train(shared)
+    same = memory == [bytearray(buffer.raw()) for buffer in buffers]
+    require(
+        same, f"{where}: train", found="a batch that it has written to", wanted="copies of what is changed"
+    )
     odd = {name: value for name, value in metrics.items() if not isinstance(value, float | int)}
     odd |= {name: value for name, value in metrics.items() if not name.startswith(("train/", "perf/"))}
     require(
