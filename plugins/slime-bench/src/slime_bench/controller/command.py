@@ -20,6 +20,10 @@ from slime_bench.controller.balance import Division, divisions
 from slime_bench.controller.step import Measured, Shape, measure
 
 
+#: Steps before those that are timed: only from the fourth one on the memory of columns and of files is used again.
+_WARM_UP = 3
+
+
 def controller(argv: list[str]) -> int:
     """Measure a step with an engine that answers at once and a trainer that learns nothing, on one core.
 
@@ -35,12 +39,12 @@ def controller(argv: list[str]) -> int:
         optimizer_steps=arguments.optimizer_steps,
         ranks=arguments.ranks,
     )
-    stages, whole = (_in_process(shape, how, arguments.steps) for how in ("stages", "whole"))
+    stages, whole = (_in_process(shape, how, arguments.steps, _WARM_UP) for how in ("stages", "whole"))
     grown = [
         dataclasses.replace(shape, prompts=max(1, n // shape.samples), tokens=arguments.growth_tokens)
         for n in arguments.growth
     ]
-    times = [(each.n_samples, _in_process(each, "stages", 1)) for each in grown]
+    times = [(each.n_samples, _in_process(each, "stages", 1, 1)) for each in grown]
     shares = divisions(arguments.ragged, arguments.ranks)
     result: dict[str, Any] = {
         "interpreter": interpreter(),
@@ -79,9 +83,9 @@ def interpreter() -> str:
     return f"{platform.python_implementation()} {platform.python_version()}, built {built} --enable-optimizations"
 
 
-def _in_process(shape: Shape, how: str, n_timed: int) -> Measured:
+def _in_process(shape: Shape, how: str, n_timed: int, n_before: int) -> Measured:
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(measure, (shape, how, n_timed))
+        return pool.apply(measure, (shape, how, n_timed, n_before))
 
 
 def _print(
@@ -144,7 +148,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         "--steps",
         type=int,
         default=5,
-        help="steps that are timed, after a first one; what is told is their mean",
+        help=f"steps that are timed, after {_WARM_UP} others; what is told is their mean",
     )
     add(
         "--growth",

@@ -85,13 +85,14 @@ class Measured:
     """Most bytes in use during the steps, beyond those before the first; None where the system does not tell."""
 
 
-def measure(shape: Shape, how: str, n_timed: int) -> Measured:
-    """Take steps on one core: one that warms up, and some that are timed; memory is that of all of them.
+def measure(shape: Shape, how: str, n_timed: int, n_before: int) -> Measured:
+    """Take steps on one core: some that warm up, and some that are timed; memory is that of all of them.
 
     Args:
         shape: their size.
         how: `stages`, or `whole`.
         n_timed: steps that are timed; what one of them takes is their mean.
+        n_before: steps before them, one at least.
     """
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
@@ -99,12 +100,12 @@ def measure(shape: Shape, how: str, n_timed: int) -> Measured:
     take = {"stages": _by_stages, "whole": _whole}[how]
 
     async def steps() -> Measured:
-        async with null_run(shape, steps=n_timed + 1) as run:
-            first, clock = Clock(), Clock()
+        async with null_run(shape, steps=n_before + n_timed) as run:
+            first, others, clock = Clock(), Clock(), Clock()
             before = bytes_in_use(_CPU)
             raw = await take(run, 1, shape, first)
-            for step in range(2, n_timed + 2):
-                await take(run, step, shape, clock)
+            for step in range(2, n_before + n_timed + 1):
+                await take(run, step, shape, others if step <= n_before else clock)
             peak = peak_bytes(_CPU)
         more = None if before is None or peak is None else peak - before
         wall_s, cpu_s = (
