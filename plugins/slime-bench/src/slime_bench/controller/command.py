@@ -19,7 +19,6 @@ from rich.table import Table
 from slime_bench.controller.balance import Division, divisions
 from slime_bench.controller.step import Measured, Shape, measure
 
-
 #: Steps before those that are timed: only from the fourth one on the memory of columns and of files is used again.
 _WARM_UP = 3
 
