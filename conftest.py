@@ -65,8 +65,8 @@ class _ByFile(LoadScopeScheduling):
 
 #: Objects made, less those ended, between two collections: at Python's own 700 the imports of a process take a sixth longer.
 _YOUNG = 20_000
-#: Seconds between two collections of all that tests left.
-_SWEEP_S = 30.0
+#: Seconds between two collections of all that tests left, and open files at which the second does not wait so long.
+_SWEEP_S, _SWEEP_FILES = 30.0, 300
 
 gc.set_threshold(_YOUNG)
 
@@ -87,7 +87,8 @@ def last_sweep() -> list[float]:
 def swept(last_sweep: list[float]) -> Iterator[None]:
     """Collect what the tests of a file have left, and those of the files before."""
     yield
-    if time.monotonic() > last_sweep[0] + _SWEEP_S:
+    n_open = len(os.listdir("/proc/self/fd"))
+    if n_open > _SWEEP_FILES or time.monotonic() > last_sweep[0] + _SWEEP_S:
         gc.unfreeze()
         gc.collect()
         last_sweep[0] = time.monotonic()

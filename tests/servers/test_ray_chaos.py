@@ -51,8 +51,9 @@ def without_ranks(folder: Path) -> list[dict[str, float]]:
 
 
 def test_a_run_any_process_of_which_is_killed_learns_what_one_learns_that_is_left_alone(
-    letters, root, tmp_path
+    letters, root, tmp_path, monkeypatch
 ):
+    monkeypatch.syspath_prepend(root / "tests/plugins")
     flags = ["--rollout-engine", "slow_letters:create_engine", "--loop", "one-step-off", "--lr", "1.0"]
     flags += ["--save-interval", "1", "--num-rollout", str(STEPS)]
     registry = Registry()

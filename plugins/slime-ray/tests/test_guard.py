@@ -53,6 +53,13 @@ sys.stdin.read()
 """
 
 
+def has_ended(process, patience):
+    """Whether the process that a descriptor stands for ends within so many seconds."""
+    poll = select.poll()
+    poll.register(process, select.POLLIN)
+    return bool(poll.poll(patience * 1000))
+
+
 def n_held(driver):
     """How many processes the guard of a driver has hold of: the driver is one of them."""
     found = 0
@@ -118,8 +125,8 @@ def test_below_a_raylet_it_kills_what_this_run_started_and_nothing_that_was_ther
         if starts_ray:
             wait_until_it_holds(3, driver.pid)  # the driver, the raylet and the agent below it
         driver.kill()
-    assert starts_ray or select.select([guarding], [], [], 30)[0]  # it has done what it does
-    ended = select.select([held], [], [], 30 if starts_ray else 0.5)[0] != []
+    assert starts_ray or has_ended(guarding, 30)  # it has done what it does
+    ended = has_ended(held, 30 if starts_ray else 0.5)
     for pid in (raylet, agent):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -144,7 +151,7 @@ def ended():
     found = []
     for (_, process), (*_, ends) in zip(held, ORPHANS, strict=True):
         patience = 30 if ends else max(0.0, until - time.monotonic())
-        found.append(select.select([process], [], [], patience)[0] != [])
+        found.append(has_ended(process, patience))
     for orphan, process in held:
         with contextlib.suppress(ProcessLookupError):
             os.kill(orphan, signal.SIGKILL)

@@ -221,7 +221,7 @@ def test_an_index_that_names_other_files_or_is_none_is_refused(saved, change, me
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize("value", [{"a": 1}, torch.Size([3]), print, pickle])
+@pytest.mark.parametrize("value", [{"a": 1}, torch.Size([3]), len, pickle])
 def test_what_is_no_index_is_refused(tmp_path, value):
     (tmp_path / ".metadata").write_bytes(pickle.dumps(value) if value is not pickle else b"cpickle\nloads\n.")
     with pytest.raises(CheckpointError, match="cannot be read as the index"):

@@ -91,13 +91,13 @@ def main(mark: str | None) -> None:
     raylets, driver, was_first = dict[int, int](), dict[int, int](), False
     _hold(driver, [parent])
     while True:
-        ready = select.select([0, *raylets.values()], [], [], None if is_told else _LOOK_S)[0]
+        ready = _ready([0, *raylets.values()], None if is_told else _LOOK_S)
         if not is_told:
             _hold(raylets, filter(_is_raylet, _children(parent)))
             _hold(held, _below_raylets(parent))
         if any(ended in ready for ended in raylets.values()):
             # Its own end shows before that of its children, which follows from it.
-            was_first = bool(driver) and not select.select([*driver.values()], [], [], 0)[0]
+            was_first = bool(driver) and not _ready(driver.values(), 0)
             for ended in raylets.values():
                 os.close(ended)
             raylets, is_told = {}, True
@@ -115,6 +115,14 @@ def main(mark: str | None) -> None:
         _hold(held, _orphans(mark, group))
         _kill(held)
         time.sleep(_LOOK_S)
+
+
+def _ready(descriptors: Iterable[int], patience: float | None) -> set[int]:
+    """The descriptors of any number that can be read, after `patience` seconds at most; None waits for one."""
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    return {descriptor for descriptor, _ in poll.poll(None if patience is None else patience * 1000)}
 
 
 def _say(what: str) -> None:
