@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 from slime_bench.simulator.command import simulator
-from slime_bench.simulator.comparison import compare
+from slime_bench.simulator.comparison import Compared, compare, typical_of
 from slime_bench.simulator.computing import FITTED, MODEL, PREDICTED, words_of
 from slime_bench.simulator.waiting import CONFIGURATIONS, REAL, TRACE, run_really, settings_of
 from slime_core.config.load import load_settings
@@ -48,6 +48,25 @@ def test_a_prediction_is_the_same_whatever_times_were_measured(tmp_path):
     assert (after.real_s, after.simulated_s) == (pytest.approx(2 * before.real_s), before.simulated_s)
 
 
+def test_of_several_runs_the_medians_are_compared():
+    times = [(1.0, 1.1, 0.5), (4.0, 1.2, 0.75), (2.0, 1.5, 0.25)]
+    found = typical_of(
+        [
+            Compared(
+                name="x",
+                real_s=real,
+                simulated_s=simulated,
+                real_staleness=old,
+                simulated_staleness=old,
+                is_fitted=False,
+            )
+            for real, simulated, old in times
+        ]
+    )
+    assert (found.real_s, found.simulated_s, found.real_staleness) == (2.0, 1.2, 0.5)
+    assert found.error == pytest.approx(-0.4)
+
+
 def test_twelve_configurations_that_compute_are_none_of_those_that_costs_come_from(tmp_path):
     registry = Registry.from_environment()
     assert len(set(PREDICTED) - set(FITTED)) == 12
@@ -62,7 +81,20 @@ def test_runs_of_an_engine_and_a_trainer_that_compute_are_predicted(capsys, monk
     """Of a smaller model than the command's own, for how near the times come is not asked here."""
     for name, size in {"hidden_size": 96, "intermediate_size": 192, "num_hidden_layers": 2}.items():
         monkeypatch.setitem(MODEL, name, size)
-    simulator(["--real", "--steps", "4", "--only", "1", "--keep", str(tmp_path / "runs"), "--json"])
+    simulator(
+        [
+            "--real",
+            "--steps",
+            "4",
+            "--only",
+            "1",
+            "--repeats",
+            "2",
+            "--keep",
+            str(tmp_path / "runs"),
+            "--json",
+        ]
+    )
     found = json.loads(capsys.readouterr().out)
     assert [each["is_fitted"] for each in found["configurations"]] == [True, True, True, False]
     for each in found["configurations"]:
@@ -80,6 +112,8 @@ def test_runs_of_an_engine_and_a_trainer_that_compute_are_predicted(capsys, monk
         (["--real", "--steps", "3"], "--steps: found 3; wanted at least 4"),
         (["--only", "0"], "--only: found 0; wanted at least 1"),
         (["--keep", "somewhere"], "wanted --real with it"),
+        (["--repeats", "2"], "--repeats: found 2; wanted --real with it"),
+        (["--real", "--repeats", "0"], "--repeats: found 0; wanted at least 1"),
     ],
 )
 def test_what_the_command_cannot_do_is_refused(words, why):

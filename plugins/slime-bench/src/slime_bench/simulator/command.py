@@ -18,12 +18,14 @@ from slime_core.plugins.registry import Registry
 from slime_simulator.fit import fit
 from slime_simulator.recorded import read_run
 
-from slime_bench.simulator.comparison import Compared, compare, is_off, summary_of, table_of
+from slime_bench.simulator.comparison import Compared, compare, is_off, summary_of, table_of, typical_of
 from slime_bench.simulator.computing import FITTED, PREDICTED, mixed, noise_of, run_all
 from slime_bench.simulator.waiting import CONFIGURATIONS, REAL, TRACE, run_really, settings_of
 
 #: Steps of a run, the first left out, where engine and trainer compute; and where they wait.
 _STEPS_OF_REAL, _STEPS = 9, 8
+#: How often each configuration runs, where engine and trainer compute.
+_REPEATS = 3
 
 
 def simulator(argv: list[str]) -> int:
@@ -32,7 +34,8 @@ def simulator(argv: list[str]) -> int:
     Engine and trainer wait on the real clock, the engine one decode step after the other, and compute nothing; loops, dispatcher,
     batches, records and folders are those of every run. With --real they are the engine `torch` and the trainer `megatron` over a
     small random llama, with a thread each: 3 runs say what the parts cost, 12 others between them are predicted, from their
-    settings and the lengths of their samples. The exit status is 1 if a step time is off by more than 10%, or the median by more than 5%.
+    settings and the lengths of their samples; all that several times, of which the medians are compared. The exit status is 1 if
+    a step time is off by more than 10%, or the median by more than 5%.
     """
     parser = argparse.ArgumentParser(prog="slime bench simulator", description=simulator.__doc__)
     parser.add_argument("--real", action="store_true", help="with an engine and a trainer that compute")
@@ -43,6 +46,11 @@ def simulator(argv: list[str]) -> int:
     )
     parser.add_argument(
         "--only", type=int, help="the first so many configurations; with --real of those predicted"
+    )
+    parser.add_argument(
+        "--repeats",
+        type=int,
+        help=f"with --real: how often each configuration runs, all of them in turns ({_REPEATS})",
     )
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="with --real: leave the runs there")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
@@ -67,6 +75,10 @@ def _check(arguments: argparse.Namespace) -> None:
         problems.append(Problem("--steps", str(arguments.steps), f"at least {least}"))
     if arguments.only is not None and arguments.only < 1:
         problems.append(Problem("--only", str(arguments.only), "at least 1"))
+    if arguments.repeats is not None and arguments.repeats < 1:
+        problems.append(Problem("--repeats", str(arguments.repeats), "at least 1"))
+    if arguments.repeats is not None and not arguments.real:
+        problems.append(Problem("--repeats", str(arguments.repeats), "--real with it"))
     if arguments.keep is not None and not arguments.real:
         problems.append(Problem("--keep", str(arguments.keep), "--real with it"))
     if arguments.keep is not None and arguments.keep.exists() and any(arguments.keep.iterdir()):
@@ -92,26 +104,31 @@ def _waiting(root: Path, arguments: argparse.Namespace) -> tuple[list[Compared],
 
 
 def _real(root: Path, arguments: argparse.Namespace) -> tuple[list[Compared], dict[str, Any]]:
-    root.mkdir(parents=True, exist_ok=True)
     predicted = PREDICTED[: arguments.only]
-    folders = run_all(root, mixed(FITTED, predicted), steps=arguments.steps or _STEPS_OF_REAL)
+    order, steps = mixed(FITTED, predicted), arguments.steps or _STEPS_OF_REAL
+    rounds = [run_all(root / f"round-{i}", order, steps=steps) for i in range(arguments.repeats or _REPEATS)]
     registry = Registry.from_environment()
-    runs = {each: read_run(folder) for each, folder in folders.items()}
-    sources = [runs[each] for each in FITTED]
+    runs = [{each: read_run(folder) for each, folder in folders.items()} for folders in rounds]
+    sources = [of_round[each] for of_round in runs for each in FITTED]
     slots = sources[0].slots
     assert slots is not None
     costs = fit(sources, slots=slots)
     found = [
-        compare(
-            each.name,
-            folder,
-            costs=costs,
-            trace=runs[each].trace,
-            registry=registry,
-            is_fitted=each in FITTED,
-            warm_up=1,
+        typical_of(
+            [
+                compare(
+                    each.name,
+                    folders[each],
+                    costs=costs,
+                    trace=of_round[each].trace,
+                    registry=registry,
+                    is_fitted=each in FITTED,
+                    warm_up=1,
+                )
+                for folders, of_round in zip(rounds, runs, strict=True)
+            ]
         )
-        for each, folder in folders.items()
+        for each in order
     ]
     return found, {"fitted": asdict(costs), "noise": noise_of(sources, costs), "load": os.getloadavg()[1]}
 
@@ -146,6 +163,6 @@ def _limits(told: dict[str, Any]) -> str:
     slowdown = told["fitted"]["slowdown"]
     return (
         f"what limits it: load {told['load']:.1f} over 5 minutes, where 2 is this bench alone{noise} around its fitted cost. "
-        f"Where engine and trainer are at work together, factors from one run stand for all that they share (cores, memory, the "
+        f"Where engine and trainer are at work together, factors from one configuration stand for all that they share (cores, memory, the "
         f"interpreter): {slowdown['step']:.2f} of a decode step, {slowdown['request']:.2f} of its requests, {slowdown['trainer']:.2f} of training."
     )

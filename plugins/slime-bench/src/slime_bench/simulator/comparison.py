@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean, median
 
@@ -74,6 +74,17 @@ def compare(
         real_staleness=mean(_ages(RunDir(folder), steps=len(rows))),
         simulated_staleness=found.staleness_mean,
         is_fitted=is_fitted,
+    )
+
+
+def typical_of(found: Sequence[Compared]) -> Compared:
+    """Return the medians of a configuration that was run several times."""
+    return replace(
+        found[0],
+        real_s=median(each.real_s for each in found),
+        simulated_s=median(each.simulated_s for each in found),
+        real_staleness=median(each.real_staleness for each in found),
+        simulated_staleness=median(each.simulated_staleness for each in found),
     )
 
 

@@ -128,11 +128,12 @@ def run_all(root: Path, configurations: Sequence[Configuration], *, steps: int) 
 
 
 def write_inputs(root: Path) -> None:
-    """Write the model and the prompts."""
+    """Write the model and the prompts into a folder, which is made."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
+    root.mkdir(parents=True, exist_ok=True)
     disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers leaves it so
     torch.manual_seed(0)
     LlamaForCausalLM(LlamaConfig(**MODEL)).save_pretrained(root / "model")  # type: ignore[no-untyped-call]  # as above
