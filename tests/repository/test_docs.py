@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from slime_core.checks.settings import check_settings
+from slime_core.config.load import load_settings
 from slime_core.config.schema import build_schema
 from slime_core.plugins.registry import Registry
+from slime_core.run.assemble import make_build
 
 
 def test_generated_pages_are_fresh(root):
@@ -87,6 +91,21 @@ def test_files_that_architecture_names_exist(root):
     places = [root, *root.glob("packages/*/src/*"), *root.glob("packages/*/src"), *root.glob("plugins/*/src")]
     for name in set(re.findall(r"\b([\w/]+\.py)\b", text)):
         assert any((place / name).exists() for place in places), name
+
+
+def test_runs_of_the_pages_are_what_their_models_allow(root, monkeypatch):
+    monkeypatch.chdir(root)
+    monkeypatch.syspath_prepend(root)
+    registry, found = Registry.from_environment(), set()
+    for page in [root / "README.md", *root.glob("p*/*/README.md"), *(root / "docs").glob("*.md")]:
+        blocks = "\n".join(re.findall(r"^```\w*\n(.*?)^```", page.read_text(), re.S | re.M))
+        found |= set(re.findall(r"slime train (recipes/\S+(?: \S+)*)", blocks))  # two spaces begin a remark
+    assert len(found) >= 8
+    for command in sorted(found):
+        recipe, *flags = shlex.split(command)
+        settings = load_settings([recipe], flags, registry=registry)
+        assert check_settings(settings, registry) == [], command
+        make_build(settings, registry)  # raises where the model cannot be shared out so
 
 
 @pytest.mark.parametrize("words", [["--help"], ["plugins"]])

@@ -116,6 +116,15 @@ class Attacked:
         self.process.wait()
 
 
+def writers_below(folder: Path) -> list[str]:
+    """The processes whose output goes to a file below a folder: ranks and servers have logs in that of their run."""
+    found = []
+    for output in Path("/proc").glob("[0-9]*/fd/1"):
+        with contextlib.suppress(OSError):  # it ended meanwhile, or is another user's
+            found += [_title(int(output.parts[2]))] if output.readlink().is_relative_to(folder) else []
+    return found
+
+
 class _Process:
     """What /proc says of a process."""
 

@@ -22,6 +22,8 @@ from slime_core.plugins.registry import Registry
 from slime_core.run.assemble import make_build
 from slime_core.rundir.events import read_events
 
+from .attacked import writers_below
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 RANKS = ("--launcher", "ray", "--actor-num-gpus-per-node", "2")
@@ -65,17 +67,6 @@ def steps(run: Path) -> list[dict[str, float]]:
     return [{k: v for k, v in row.items() if not k.startswith("perf/")} for row in rows]
 
 
-def ranks_left(folder: Path) -> list[str]:
-    """Processes that write to the log of a rank below a folder."""
-    left = []
-    for output in Path("/proc").glob("[0-9]*/fd/1"):
-        try:
-            left += [str(output)] if output.readlink().is_relative_to(folder) else []
-        except OSError:  # it ended meanwhile, or is another user's
-            continue
-    return left
-
-
 def test_error_of_a_rank_names_it_and_the_resumed_run_learns_what_one_process_learns(
     cluster, train, tmp_path
 ):
@@ -90,7 +81,7 @@ def test_error_of_a_rank_names_it_and_the_resumed_run_learns_what_one_process_le
     assert (summary["status"], summary["steps"]) == ("failed", 2)
     assert "in misbehave" in (run / "log.txt").read_text()
     assert "in misbehave" in (run / "ranks/rank_001.log").read_text()
-    assert ranks_left(tmp_path) == []
+    assert writers_below(tmp_path) == []
 
     assert train("--run-name", "ray")["status"] == "completed"
     train("--run-name", "local", ranks=())
@@ -102,7 +93,7 @@ def test_error_of_a_rank_names_it_and_the_resumed_run_learns_what_one_process_le
         (one["step"], one["lane"]) for one in read_events(run / "events.jsonl") if one["name"] == "meeting"
     ]
     assert sorted(lanes) == [(step, f"rank {rank}") for step in range(1, 13) for rank in (0, 1)]
-    assert ranks_left(tmp_path) == []
+    assert writers_below(tmp_path) == []
 
 
 def test_bench_of_batches_says_how_fast_every_rank_has_one(cluster, capsys):
@@ -120,7 +111,7 @@ def test_rank_that_hangs_is_named_when_the_deadline_has_passed_and_killed(cluste
     assert waiting.startswith("rank 0 of 2 (process ")
     assert re.search(r"at .+ranked_letters\.py:\d+ in _meet; its stacks are in .+rank_000\.log$", waiting)
     assert "which does not say where it is" in stopped
-    assert ranks_left(tmp_path) == []
+    assert writers_below(tmp_path) == []
 
 
 def test_driver_that_is_killed_leaves_no_rank_on_a_cluster_that_goes_on(
@@ -135,7 +126,7 @@ def test_driver_that_is_killed_leaves_no_rank_on_a_cluster_that_goes_on(
     command += ["--train-backend", "ranked_letters:create_trainer"]
     kill_after(command, tmp_path / "runs/letters/metrics.jsonl", 3)
     deadline = time.monotonic() + 30
-    while left := ranks_left(tmp_path):
+    while left := writers_below(tmp_path):
         assert time.monotonic() < deadline, left
         time.sleep(0.05)
     assert train("--run-name", "next", "--num-rollout", "2")["status"] == "completed"
@@ -216,7 +207,7 @@ def test_megatron_on_two_ranks_equals_one_process_until_a_rank_dies_in_a_collect
     assert "died during train" in message
     summary = json.loads((tmp_path / "ray/summary.json").read_text())
     assert (summary["status"], summary["steps"]) == ("failed", 2)
-    assert ranks_left(tmp_path) == []
+    assert writers_below(tmp_path) == []
     assert (tmp_path / "ray/checkpoints/step_000001/trainer/trainer.json").exists()
     assert list((tmp_path / "ray/checkpoints").glob(".tmp*")) == []
     registry = Registry()

@@ -76,3 +76,13 @@ def test_a_stubborn_generator_ends_with_its_name_and_its_ranks(letters, root):
     assert process.returncode == 1
     assert "in swallows_cancellation) does not end when it is cancelled" in told
     wait_until_nothing_is_left("stubborn", 60)
+
+
+def test_a_rank_that_ray_kills_for_its_machines_memory_is_told_to_be(letters, root, monkeypatch):
+    monkeypatch.setenv("RAY_memory_usage_threshold", "0.001")  # so that any machine has too little
+    process = train(letters, root, "memory")
+    told = process.communicate(timeout=300)[1]
+    assert process.returncode == 1, told
+    assert "slime train: RankDied\n  rank " in told
+    assert "Ray killed it, as its machine ran out of memory: Memory usage " in told
+    wait_until_nothing_is_left("memory", 60)

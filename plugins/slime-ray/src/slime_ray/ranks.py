@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import OutOfMemoryError, RayError
 from slime_core.errors import TrainerError
 from slime_core.runtime.processes.stacks import ask_for_stacks
 from slime_core.runtime.watchdog import stacks
@@ -131,7 +132,7 @@ class RankActors:
         try:
             answer = await getattr(member.actor, method).remote(*args)
         except RayError as error:
-            died = _died(member, method)
+            died = _died(member, method, error)
             if method == FIRST_CALL:
                 died.add_note(str(error))
             raise died from error
@@ -160,14 +161,21 @@ def _cause(failed: Sequence[Exception]) -> Exception:
     return cause
 
 
-def _died(member: Member, method: str) -> RankDied:
+def _died(member: Member, method: str, error: RayError) -> RankDied:
     tail = b""
     with contextlib.suppress(OSError):
         tail = member.log.read_bytes()[-_TAIL:]
     shown = f" and ends:\n{tail.decode(errors='replace').strip()}" if tail.strip() else " and is empty"
-    return RankDied(
-        f"{member.name} died during {method}: it crashed, ran out of memory or was killed; its log is {member.log}{shown}"
-    )
+    why = "it crashed, ran out of memory or was killed"
+    if isinstance(error, OutOfMemoryError):
+        why = f"Ray killed it, as its machine ran out of memory: {_memory_told(str(error))}"
+    return RankDied(f"{member.name} died during {method}: {why}; its log is {member.log}{shown}")
+
+
+def _memory_told(message: str) -> str:
+    """Return what Ray says of the memory of a machine: a sentence of its report of a hundred lines."""
+    found = re.search(r"^OOM kill reason: (.+)$", message, re.M)
+    return found[1] if found else message.partition("\n")[0]
 
 
 def _is_rank(pid: int) -> bool:
