@@ -16,10 +16,10 @@ import pytest
 from slime_bench.batches import WAYS, batches
 from slime_core.checks.settings import check_settings
 from slime_core.config.load import load_settings
-from slime_core.errors import ConfigError, DeadlineError, TrainerError
+from slime_core.errors import ConfigError, DataError, DeadlineError, TrainerError
 from slime_core.launch.local import assemble_and, drive, launch
 from slime_core.plugins.registry import Registry
-from slime_core.run.assemble import make_build
+from slime_core.run.build import make_build
 from slime_core.rundir.events import read_events
 
 from .attacked import writers_below
@@ -148,6 +148,41 @@ def test_cluster_without_gpus_is_refused_unless_the_cpu_is_asked_for(cluster, sl
     no_gpus = slime("train", str(letters), "--launcher", "ray", "--ray-device", "gpu", env=env)
     assert no_gpus.returncode == 2
     assert wanted in no_gpus.stderr
+
+
+def all_is_given_back() -> bool:
+    import ray
+
+    free, whole = ray.available_resources(), ray.cluster_resources()
+    return free.get("CPU") == whole["CPU"]
+
+
+def groups_asked_for() -> int:
+    from ray.util.placement_group import placement_group_table
+
+    return len(placement_group_table())
+
+
+def test_data_that_is_refused_once_ranks_were_begun_leaves_nothing_on_the_cluster(cluster, train, tmp_path):
+    import ray
+
+    before = groups_asked_for()
+    (tmp_path / "broken.jsonl").write_text('{"input": \n')
+    with pytest.raises(DataError, match=r"broken\.jsonl"):
+        train("--prompt-data", str(tmp_path / "broken.jsonl"))
+    assert groups_asked_for() == before + 1  # ranks were begun
+    deadline = time.monotonic() + 60
+    while not all_is_given_back():
+        assert time.monotonic() < deadline, ray.available_resources()
+        time.sleep(0.05)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_settings_that_do_not_fit_are_refused_before_anything_is_asked_of_the_cluster(cluster, train):
+    before = groups_asked_for()
+    with pytest.raises(ConfigError, match="found 9999; wanted ids of the vocabulary"):
+        train("--rollout-stop-token-ids", "9999")
+    assert groups_asked_for() == before
 
 
 def test_what_ranks_cannot_do_is_refused_before_anything_starts(letters):

@@ -19,7 +19,7 @@ from slime_core.config.load import load_settings
 from slime_core.errors import ConfigError, TrainerError
 from slime_core.launch.local import assemble_and, drive
 from slime_core.plugins.registry import Registry
-from slime_core.run.assemble import make_build
+from slime_core.run.build import make_build
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 

@@ -15,7 +15,8 @@ from slime_core.errors import ConfigError
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import SamplingParams, TrainerCapabilities
 from slime_core.rewards.pool import RewardPool
-from slime_core.run.assemble import make_build, make_scorer
+from slime_core.run.assemble import make_scorer
+from slime_core.run.build import make_build
 from slime_core.rundir.served_models import key_of, resolve_url
 from slime_core.samples import Sample
 from slime_core.weights.sync import sync_weights

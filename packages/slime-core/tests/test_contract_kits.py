@@ -23,7 +23,7 @@ from slime_core.rollout.default import rollout
 from slime_core.rollout.filters import nonzero_std
 from slime_core.rollout.sft import sft
 from slime_core.rollout.single_turn import single_turn
-from slime_core.run.assemble import make_build
+from slime_core.run.build import make_build
 from slime_core.samples import Sample, Status
 from slime_core.testing import contracts, tabular
 from slime_core.testing.contracts.runs import tabular_settings

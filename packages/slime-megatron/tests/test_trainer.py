@@ -207,7 +207,7 @@ def build_of(folder, tmp_path, *flags):
         registry=registry,
     )
     return BuildContext(
-        settings=settings, registry=registry, tokenizer=None, model_path=folder, run_dir=tmp_path
+        settings=settings, registry=registry, load_tokenizer=lambda: None, model_path=folder, run_dir=tmp_path
     )
 
 

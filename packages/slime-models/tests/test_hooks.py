@@ -22,7 +22,11 @@ def problems(folder):
         registry=Registry(),
     )  # fmt: skip
     build = BuildContext(
-        settings=settings, registry=Registry(), tokenizer=None, model_path=Path(folder), run_dir=Path()
+        settings=settings,
+        registry=Registry(),
+        load_tokenizer=lambda: None,
+        model_path=Path(folder),
+        run_dir=Path(),
     )
     return [str(problem) for problem in hooks.slime_check_build(build)]
 

@@ -14,7 +14,7 @@ import torch
 from slime_core.config.load import load_settings
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import RolloutEngine, SamplingParams
-from slime_core.run.assemble import make_build
+from slime_core.run.build import make_build
 from slime_models.family.families.llama import LLAMA
 from slime_sglang.engine import SglangEngine
 from slime_sglang.factory import create_engine

@@ -162,7 +162,7 @@ def build_problems(*flags: str, folder: Path = Path("m")) -> list[str]:
     build = BuildContext(
         settings=settings,
         registry=registry,
-        tokenizer=LetterTokenizer(),
+        load_tokenizer=LetterTokenizer,
         model_path=folder,
         run_dir=folder,
     )

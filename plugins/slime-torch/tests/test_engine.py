@@ -191,7 +191,7 @@ def test_the_factory_reads_its_sections(tiny, tokenizer, tmp_path, dtype, wanted
     build = BuildContext(
         settings=load_settings([], words, registry=registry),
         registry=registry,
-        tokenizer=tokenizer,
+        load_tokenizer=lambda: tokenizer,
         model_path=tiny("qwen3").folder,
         run_dir=tmp_path,
     )

@@ -57,7 +57,11 @@ def problems(tmp_path):
         ]
         settings = load_settings([], [*given, *flags], registry=registry)
         build = BuildContext(
-            settings=settings, registry=registry, tokenizer=None, model_path=tmp_path, run_dir=tmp_path
+            settings=settings,
+            registry=registry,
+            load_tokenizer=lambda: None,
+            model_path=tmp_path,
+            run_dir=tmp_path,
         )
         return [str(problem) for problem in slime_check_build(build=build)]
 

@@ -15,7 +15,8 @@ from slime_core.errors import TrainerError
 from slime_core.plugins.importing import few_collections
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import TOP_P_TOKENS, Fingerprint, Metrics, TransferPlan
-from slime_core.run.assemble import algorithm, resolve_model
+from slime_core.run.assemble import algorithm
+from slime_core.run.build import resolve_model
 from slime_core.runtime.daemon_thread import DaemonThread
 from slime_core.runtime.openmp import release_threads
 from slime_core.runtime.phase_times import Phase
@@ -224,12 +225,6 @@ def _create_trainer(build: BuildContext) -> MegatronTrainer:
     )
 
 
-#: The entry point `megatron` of `slime.trainers`.
-create_trainer = TrainerFactory(
-    _create_trainer, CAPABILITIES, checkpoint_bytes, memory=trainer_memory, remedies=trainer_remedies
-)
-
-
 def _released[T](function: Callable[..., T], *args: Any) -> T:
     """Call `function`, and leave no idle OpenMP threads beside those of the engine."""
     try:
@@ -238,14 +233,19 @@ def _released[T](function: Callable[..., T], *args: Any) -> T:
         release_threads()
 
 
-def _build_learner(settings: LearnerSettings) -> Learner:
+def _learner_class() -> type[Learner]:
+    """Import Megatron, and what learns with it; takes seconds."""
     with few_collections():
         from slime_megatron import compat
 
         compat.install()
         from slime_megatron.learner.learner import Learner
 
-    return Learner(settings)
+    return Learner
+
+
+def _build_learner(settings: LearnerSettings) -> Learner:
+    return _learner_class()(settings)
 
 
 def _make_sender(on_thread: Callable[..., Any], registry: Registry) -> WeightSender:
@@ -259,3 +259,14 @@ def _next_bucket(buckets: Any) -> tuple[list[tuple[str, Any]], Fingerprint] | No
 
     bucket = next(buckets, None)
     return None if bucket is None else (bucket, fingerprints_of(bucket))
+
+
+#: The entry point `megatron` of `slime.trainers`.
+create_trainer = TrainerFactory(
+    _create_trainer,
+    CAPABILITIES,
+    checkpoint_bytes,
+    memory=trainer_memory,
+    remedies=trainer_remedies,
+    imports=_learner_class,
+)

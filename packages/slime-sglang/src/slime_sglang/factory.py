@@ -12,7 +12,7 @@ from slime_core.config.derive import compute_dtype
 from slime_core.config.factories import EngineFactory, trainer_factory
 from slime_core.errors import ConfigError, Problem
 from slime_core.protocols import EngineGpus, Place, RolloutEngine
-from slime_core.run.assemble import resolve_model
+from slime_core.run.build import resolve_model
 from slime_core.weights.sync import wanted_transport
 from slime_models.hf.folder import read_config
 from slime_models.transfer.receiver import UpdateReceiver

@@ -77,7 +77,7 @@ def problems(registry):
         build = BuildContext(
             settings=settings,
             registry=registry,
-            tokenizer=LetterTokenizer(),
+            load_tokenizer=LetterTokenizer,
             model_path=plain,
             run_dir=plain,
         )
@@ -178,7 +178,7 @@ def test_quantised_weights_are_not_trained(folders, registry):
         registry=registry,
     )
     build = BuildContext(
-        settings=settings, registry=registry, tokenizer=None, model_path=few, run_dir=few.parent
+        settings=settings, registry=registry, load_tokenizer=lambda: None, model_path=few, run_dir=few.parent
     )
     (problem,) = slime_check_build(build=build)
     assert "quantised weights (quantization_config in config.json); wanted the weights to train" in str(

@@ -64,6 +64,22 @@ def overlap(argv: list[str]) -> int:
     return run(argv)
 
 
+def ray_start(argv: list[str]) -> int:
+    """Measure how soon `slime train` rolls out on a Ray cluster that is up, beside the launcher local: `slime bench ray-start`."""
+    _need(
+        "ray-start",
+        {
+            "slime_ray": "slime-ray",
+            "ray": "ray",
+            "slime_megatron": "slime-megatron",
+            "slime_torch": "slime-torch",
+        },
+    )
+    from slime_bench.ray_start import ray_start as run
+
+    return run(argv)
+
+
 def streams(argv: list[str]) -> int:
     """Measure what streamed answers of an SGLang server cost: `slime bench streams`."""
     _need("streams", {"slime_sglang": "slime-sglang", "sglang": "sglang"})

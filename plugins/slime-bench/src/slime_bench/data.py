@@ -21,7 +21,7 @@ from slime_core.data.prompts import PromptFormat, build_prompts
 from slime_core.data.rows.open_rows import read_rows
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import DataSource
-from slime_core.run.assemble import make_build
+from slime_core.run.build import make_build
 
 _TABULAR = "slime_core.testing.tabular"
 #: Way to have prompts -> what it is.

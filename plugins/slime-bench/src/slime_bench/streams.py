@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import SamplingParams
-from slime_core.run.assemble import resolve_model
+from slime_core.run.build import resolve_model
 from slime_models.hf.folder import read_config
 from slime_sglang.engine import SglangEngine
 from slime_sglang.generation.response import PartialResponse

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import Fingerprint, TrainerCapabilities, TransferPlan
-from slime_core.run.assemble import resolve_model
+from slime_core.run.build import resolve_model
 from slime_core.runtime.daemon_thread import DaemonThread
 from slime_core.weights.sync import Bucket, sync_weights
 from slime_models.groups import OWN_TRANSPORTS

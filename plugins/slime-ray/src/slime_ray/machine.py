@@ -12,7 +12,7 @@ from typing import Any
 from slime_core.runtime.processes.ports import ReservedPort
 from slime_core.runtime.processes.server_process import ServerProcess
 
-from slime_ray.surroundings import Surroundings, move_in
+from slime_ray.surroundings import Surroundings, begin_log, move_in
 
 #: What a process that is given no number of threads chooses by itself; Ray sets it for its actors, which pass it on.
 _THREADS = "OMP_NUM_THREADS"
@@ -23,6 +23,7 @@ class Machine:
 
     def __init__(self, surroundings: Surroundings) -> None:
         move_in(surroundings)
+        self._log = surroundings.log
         if _THREADS not in surroundings.environment:
             del os.environ[_THREADS]
         self._processes: dict[int, ServerProcess] = {}
@@ -31,13 +32,20 @@ class Machine:
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="processes", daemon=True).start()
 
-    async def whereabouts(self) -> tuple[str, int, tuple[str, ...]]:
-        """Return the IP address of this machine, the process id, and the ids of the GPUs that Ray gave it."""
+    async def gpus(self, numbers: Sequence[int] | None = None) -> tuple[str, ...]:
+        """Return the ids of the GPUs that Ray gave it: those of some numbers, or all."""
         import ray
 
-        address = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]  # Ray leaves it so
         ids = sorted(map(str, ray.get_gpu_ids()), key=lambda number: (len(number), number))
-        return address, os.getpid(), tuple(ids)
+        return tuple(ids if numbers is None else (ids[number] for number in numbers))
+
+    async def whereabouts(self) -> tuple[str, int, tuple[str, ...]]:
+        """Begin the log, and return the IP address of this machine, the process id, and the ids of its GPUs."""
+        import ray
+
+        begin_log(self._log)
+        address = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]  # Ray leaves it so
+        return address, os.getpid(), await self.gpus()
 
     async def reserve(self, number: int) -> tuple[int, int]:
         """Reserve two TCP ports for the next process of a place, in the place of those that the last one had."""

@@ -67,29 +67,22 @@ class RayPlacement:
         self._run_dir = RunDir(build.run_dir.absolute())
         self._group: PlacementGroup | None = None
         self._plan: DevicePlan | None = None
+        self._actors: list[Any] = []  # of the machines; None where nothing is there for one to do
         self._machines: list[Held] = []
         self._connected = self._has_gpus = False
         self._guard: Guard | None = None
 
-    def join(self) -> None:
-        """Join the cluster, or start it.
+    def begin(self) -> None:
+        """Join the cluster, or start it, and ask it for room and for the actors of its machines; waits for neither.
 
         Raises:
             TrainerError: no cluster is found.
-            ConfigError: it has no GPUs, and the CPU was not asked for.
+            ConfigError: it has no GPUs, and the CPU was not asked for; or it is too small, whoever else uses it.
         """
         address = self._section.address
         self._guard = Guard(starts_ray=not ray.is_initialized())
         self._connected = connect(self._needs.num_gpus, address)
         self._has_gpus = has_gpus(self._section.device, is_joined=self._connected and joins(address))
-
-    async def reserve(self) -> None:
-        """Wait for room on the cluster, and take it.
-
-        Raises:
-            ConfigError: the cluster is too small, whoever else uses it.
-            TrainerError: an actor of ours did not start.
-        """
         kind = "GPU" if self._has_gpus else "CPU"
         nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]  # Ray leaves it so
         found = sorted((int(node["Resources"].get(kind, 0)) for node in nodes if node["Alive"]), reverse=True)
@@ -98,12 +91,24 @@ class RayPlacement:
         _check_room(self._needs, plan, found, kind)
         bundles = [{"CPU": float(number), kind: float(number)} for number in plan.gpus]
         self._plan, self._group = plan, placement_group(bundles, strategy="STRICT_SPREAD")
-        await self._group.ready()
-        self._machines = list(await asyncio.gather(*map(self._take, range(len(plan.gpus)))))
+        self._actors = [self._begin_machine(number) for number in range(len(plan.gpus))]
+
+    async def reserve(self) -> None:
+        """Wait until the actors of the machines have the room that was asked for.
+
+        Raises:
+            TrainerError: one did not start.
+        """
+        self._machines = list(await asyncio.gather(*map(self._held, range(len(self._actors)))))
 
     def rank_options(self, number: int) -> dict[str, Any]:
         """Return the options of the actor that is rank `number`; its machine's actor holds the GPUs for it."""
         return {**self._options(self._planned.ranks[number].machine), "num_cpus": 1, "num_gpus": 0}
+
+    def gpus_for(self, number: int) -> Any:
+        """Return the ids of the GPUs of a rank as an argument for its actor: they are known once its machine's actor runs."""
+        slot = self._planned.ranks[number]
+        return self._actors[slot.machine].gpus.remote(slot.gpus) if self._has_gpus else ()
 
     def rank_gpu(self, number: int) -> str | None:
         """Return the id of the GPU of a rank; None on the CPU."""
@@ -135,10 +140,11 @@ class RayPlacement:
     async def close(self) -> None:
         """Give everything back, and leave the cluster; one that was started for the run ends. May be called twice."""
         machines, self._machines = self._machines, []
-        for held in machines:
+        actors, self._actors = self._actors, []
+        for actor in actors:
             with contextlib.suppress(RayError):
-                if held.actor is not None:
-                    ray.kill(held.actor)
+                if actor is not None:
+                    ray.kill(actor)
         for pid in await left([held.pid_here for held in machines if held.pid_here is not None], _GONE_S):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -166,12 +172,11 @@ class RayPlacement:
         where = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=machine)
         return {"max_restarts": 0, "scheduling_strategy": where}
 
-    async def _take(self, number: int) -> Held:
-        """Start the actor of a machine, where something is there for it to do."""
+    def _begin_machine(self, number: int) -> Any:
+        """Ask for the actor of a machine; None where nothing is there for it to do."""
         plan, total = self._planned, self._planned.gpus[number]
-        is_needed = self._has_gpus or any(slot.machine == number for slot in plan.servers.values())
-        if not is_needed:
-            return Held(None)
+        if not self._has_gpus and all(slot.machine != number for slot in plan.servers.values()):
+            return None
         n_ranks = sum(slot.machine == number for slot in plan.ranks)
         own = {"num_cpus": total - n_ranks, "num_gpus": total if self._has_gpus else 0}
         threads = {_THREADS: os.environ[_THREADS]} if _THREADS in os.environ else {}
@@ -185,12 +190,18 @@ class RayPlacement:
         # What kills a server's helpers once this actor has ended is a child of it, too.
         spared = {"env_vars": {"RAY_kill_child_processes_on_worker_exit": "0"}}
         options = {**self._options(number), **own, "runtime_env": spared}
-        actor: Any = ray.remote(Machine).options(**options).remote(surroundings)
+        return ray.remote(Machine).options(**options).remote(surroundings)
+
+    async def _held(self, number: int) -> Held:
+        """Return what the run has of a machine, once its actor runs."""
+        actor = self._actors[number]
+        if actor is None:
+            return Held(None)
         try:
             address, pid, gpus = await actor.whereabouts.remote()
         except RayError as error:
             raise TrainerError(
-                f"launcher ray: machine {number} of {len(plan.gpus)} did not start: {error}"
+                f"launcher ray: machine {number} of {len(self._actors)} did not start: {error}"
             ) from error
         is_here = address == ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]  # Ray leaves it so
         return Held(actor, address, pid if is_here else None, gpus)

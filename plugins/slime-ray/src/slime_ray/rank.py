@@ -9,22 +9,27 @@ import logging
 import os
 import pickle
 import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Concatenate
 
-from slime_core.config.build import Rank
+from slime_core.config.build import BuildContext, Rank
+from slime_core.config.factories import trainer_factory
 from slime_core.config.settings import Settings
 from slime_core.devices.cuda_variables import cuda_defaults
 from slime_core.errors import PluginError
-from slime_core.plugins.registry import Registry
+from slime_core.plugins.registry import HOOK_GROUP, Registry
 from slime_core.protocols import Fingerprint, Metrics, Trainer, TransferPlan
-from slime_core.run.assemble import make_build
+from slime_core.run.build import make_context
+from slime_core.runtime.daemon_thread import DaemonThread
 from slime_core.samples import TrainBatch
 from slime_core.weights.sync import Bucket, MemoryChannel
 
 from slime_ray.failure import Failure
-from slime_ray.surroundings import Surroundings, move_in
+from slime_ray.surroundings import Surroundings, begin_log, move_in
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -42,50 +47,64 @@ def answering[**P, T](
         try:
             return await method(self, *args, **kwargs)
         except Exception as error:
-            logging.getLogger(__name__).exception("%s failed", method.__name__)
+            logger.exception("%s failed", method.__name__)
             return Failure.of(error)
 
     return answer
 
 
 class RankProcess:
-    """One rank of the chosen trainer. All methods but `next_bucket` are called on every rank."""
+    """One rank of the chosen trainer. All methods but `next_bucket` are called on every rank.
 
-    def __init__(self, surroundings: Surroundings) -> None:
-        move_in(surroundings)
-        if surroundings.gpus:
+    What its trainer imports is imported from the first moment on, while the driver still checks the run.
+
+    Args:
+        surroundings: of this process.
+        gpus: ids of the GPUs that it was given.
+        pickled: the settings.
+    """
+
+    def __init__(self, surroundings: Surroundings, gpus: tuple[str, ...], pickled: bytes) -> None:
+        self._began = time.monotonic()
+        move_in(surroundings, gpus)
+        if gpus:
             os.environ.update(cuda_defaults("trainer", os.environ))
+        self._log = surroundings.log
+        thread = DaemonThread("imports")
+        self._importing = thread.submit(_import, pickled)
+        thread.shutdown(wait=False)
         self._trainer: Trainer
         self._rank: Rank
         self._outgoing: asyncio.Queue[MemoryChannel] = asyncio.Queue()
         self._buckets: AsyncIterator[Bucket] | None = None
 
     async def whereabouts(self) -> tuple[str, int, int]:
-        """Return the IP address of this machine, the process id, and a TCP port that was free a moment ago."""
+        """Begin the log, and return the IP address of this machine, the process id, and a TCP port that was free a moment ago."""
         import ray
 
+        begin_log(self._log)
         with socket.socket() as listener:
             listener.bind(("", 0))
             address = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]  # Ray leaves it so
             return address, os.getpid(), int(listener.getsockname()[1])
 
     @answering
-    async def start(self, pickled: bytes, rank: Rank, lock: Sequence[Mapping[str, str]]) -> None:
+    async def start(self, rank: Rank, lock: Sequence[Mapping[str, str]]) -> None:
         """Build this rank of the trainer from the driver's settings, and start it.
 
         Args:
-            pickled: the settings.
             rank: which rank this is.
             lock: plugins that the driver resolved.
         """
         self._rank = rank
-        registry = Registry.from_environment()
-        settings: Settings = pickle.loads(pickled)
-        build = make_build(settings, registry, rank=rank)
-        backend = settings.train.train_backend
-        self._trainer = registry.resolve("slime.trainers", backend)(build)
-        _check_lock(registry.lock(), lock)
+        build, imported_at = await asyncio.wrap_future(self._importing)
+        taken, called = imported_at - self._began, time.monotonic()
+        logger.info("imports took %.2f s, and were done %.2f s ago", taken, called - imported_at)
+        _check_lock(build.registry, lock)
+        factory = trainer_factory(build.settings.train, build.registry)
+        self._trainer = factory(dataclasses.replace(build, rank=rank))
         await self._trainer.start()
+        logger.info("the trainer is started, which took %.2f s", time.monotonic() - called)
 
     @answering
     async def train(self, batch_refs: Sequence[Awaitable[TrainBatch]]) -> Metrics:
@@ -136,18 +155,35 @@ async def _empty(channel: MemoryChannel) -> None:
         pass
 
 
-def _check_lock(own: Sequence[Mapping[str, str]], driver: Sequence[Mapping[str, str]]) -> None:
-    """Check that the plugins that this rank uses are those of the driver.
+def _import(pickled: bytes) -> tuple[BuildContext, float]:
+    """Import what the trainer of the settings needs; returns what it is built from, and when that was done."""
+    registry = Registry.from_environment()
+    settings: Settings = pickle.loads(pickled)
+    build = make_context(settings, registry)
+    trainer_factory(settings.train, registry).imports()
+    return build, time.monotonic()
+
+
+def _check_lock(registry: Registry, lock: Sequence[Mapping[str, str]]) -> None:
+    """Check that the plugins of the driver are here, in the same versions.
+
+    Args:
+        registry: of this process.
+        lock: of the driver.
 
     Raises:
-        PluginError: one is of another version; names both.
+        PluginError: one is not, or is of another version; names both.
     """
-    versions = {(plugin["group"], plugin["name"]): plugin for plugin in driver}
-    for plugin in own:
-        other = versions.get((plugin["group"], plugin["name"]), plugin)
-        if other != plugin:
+    own = {(one.group, one.name, one.distribution): one.version for one in registry.plugins()}
+    own |= {(one.group, one.name, one.distribution): one.version for one in registry.plugins(HOOK_GROUP)}
+    for plugin in lock:
+        if not plugin["distribution"]:  # module:function, which this process imports when it needs it
+            continue
+        version = own.get((plugin["group"], plugin["name"], plugin["distribution"]))
+        if version != plugin["version"]:
+            here = "not there" if version is None else f"{plugin['distribution']} {version}"
             raise PluginError(
-                f"{plugin['group']}: {plugin['name']!r} is {plugin['distribution']} {plugin['version']} on "
-                f"{socket.gethostname()} and {other['distribution']} {other['version']} where the run was started; "
+                f"{plugin['group']}: {plugin['name']!r} is {here} on {socket.gethostname()} and "
+                f"{plugin['distribution']} {plugin['version']} where the run was started; "
                 "install the same on every machine"
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import os
 import re
@@ -63,6 +64,18 @@ class RankActors:
     def alive(self) -> bool:
         """Whether they can be asked."""
         return bool(self._members)
+
+    def found(self, processes: Sequence[tuple[str, int]], own_address: str) -> list[int]:
+        """Take down where the ranks are: (IP address, process) of each; returns the processes of this machine."""
+        self._members = [
+            dataclasses.replace(
+                member,
+                name=f"{member.name} (process {pid} on {address})",
+                pid_here=pid if address == own_address else None,
+            )
+            for member, (address, pid) in zip(self._members, processes, strict=True)
+        ]
+        return [member.pid_here for member in self._members if member.pid_here is not None]
 
     async def ask(self, method: str, *args: Any) -> list[Any]:
         """Call a method of every rank with the same arguments; see `ask_each`."""

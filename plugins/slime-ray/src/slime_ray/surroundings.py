@@ -6,7 +6,7 @@ import faulthandler
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,16 +23,29 @@ class Surroundings:
     environment: Mapping[str, str]
     """Variables that are set before anything is imported."""
     log: Path
-    """File that its output goes to."""
+    """File that its output goes to, from `begin_log` on; before, it goes to Ray's own logs."""
     sharing: int
     """Processes that share the cores of this machine, of which it is one."""
-    gpus: tuple[str, ...] | None = None
-    """Ids of the GPUs that it sees, none at all if it is empty; None for those that Ray lets it see."""
 
 
-def move_in(surroundings: Surroundings) -> None:
-    """Give this process the driver's surroundings, threads of its own, and a log."""
-    log = surroundings.log
+def move_in(surroundings: Surroundings, gpus: Sequence[str] | None = None) -> None:
+    """Give this process the driver's surroundings, and threads of its own.
+
+    Args:
+        surroundings: of this process. Its log is not begun yet: the run may not have its folder.
+        gpus: ids of the GPUs that it sees, none at all if it is empty; None for those that Ray lets it see.
+    """
+    cores = len(os.sched_getaffinity(0))
+    os.environ["OMP_NUM_THREADS"] = str(max(1, cores // surroundings.sharing))
+    if gpus is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    os.environ.update(surroundings.environment)
+    os.chdir(surroundings.folder)
+    sys.path += [entry for entry in surroundings.import_path if entry not in sys.path]
+
+
+def begin_log(log: Path) -> None:
+    """Have what this process prints, its warnings and its stacks go to a file, behind what is there."""
     log.parent.mkdir(parents=True, exist_ok=True)
     output = log.open("a", buffering=1)
     for stream in (1, 2):
@@ -41,10 +54,4 @@ def move_in(surroundings: Surroundings) -> None:
     faulthandler.enable(output)
     write_stacks_when_asked(output)
     logging.basicConfig(stream=output, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
-    cores = len(os.sched_getaffinity(0))
-    os.environ["OMP_NUM_THREADS"] = str(max(1, cores // surroundings.sharing))
-    if surroundings.gpus is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(surroundings.gpus)
-    os.environ.update(surroundings.environment)
-    os.chdir(surroundings.folder)
-    sys.path += [entry for entry in surroundings.import_path if entry not in sys.path]
+    logging.getLogger(__package__).setLevel(logging.INFO)

@@ -23,7 +23,6 @@ from slime_core.runtime.phase_times import Phase
 from slime_core.samples import TrainBatch
 from slime_core.weights.sync import MemoryChannel
 
-from slime_ray.buckets import unpack
 from slime_ray.placement import RayPlacement
 from slime_ray.rank import RankProcess, RayChannel
 from slime_ray.ranks import FIRST_CALL, Member, RankActors, RankDied
@@ -44,35 +43,31 @@ class RayTrainer:
     Args:
         build: of the run; ranks build themselves from its settings.
         capabilities: of the trainer.
-        placement: of the run's processes, which begins and ends with this.
+        placement: of the run's processes, begun; it ends with this.
+        ranks: which were asked for there.
     """
 
     def __init__(
-        self, build: BuildContext, *, capabilities: TrainerCapabilities, placement: RayPlacement
+        self,
+        build: BuildContext,
+        *,
+        capabilities: TrainerCapabilities,
+        placement: RayPlacement,
+        ranks: RankActors,
     ) -> None:
         self.capabilities = capabilities
-        self._build = build
-        self._run_dir = RunDir(build.run_dir.absolute())
-        self._ranks: RankActors | None = None
-        self._placement = placement
+        self._build, self._placement = build, placement
+        self._ranks, self._is_started = ranks, False
 
     async def start(self) -> None:
-        """Join or start the cluster, and build the trainer on every rank.
+        """Build the trainer on every rank.
 
         Raises:
-            ConfigError: the cluster is too small.
-            DeadlineError: it is not up in time; names the ranks that are not.
-            TrainerError: no cluster is found, or what the trainer raises.
+            DeadlineError: they are not up in time; names the ranks that are not.
+            TrainerError: a process did not start, or what the trainer raises.
         """
         limit, count = self._build.section(RaySection).start_timeout_s, num_ranks(self._build.settings)
-        self._placement.join()
-        await within(
-            limit, f"launcher ray: starting {count} ranks (--ray-start-timeout-s)", self._start_all(count)
-        )
-
-    async def _start_all(self, count: int) -> None:
-        await self._placement.reserve()
-        await self._start_ranks(count)
+        await within(limit, f"launcher ray: starting {count} ranks (--ray-start-timeout-s)", self._start())
 
     async def train(self, batch: TrainBatch) -> Metrics:
         """Run the batch's optimizer steps; every rank is given the whole batch, which is copied once to each machine."""
@@ -136,73 +131,42 @@ class RayTrainer:
 
     async def close(self) -> None:
         """End the ranks, release their placement group, and leave the cluster; one that was started for the run ends."""
-        ranks, self._ranks = self._ranks, None
+        is_started, self._is_started = self._is_started, False
         try:
-            if ranks is not None and ranks.alive:
+            if is_started and self._ranks.alive:
                 async with asyncio.timeout(_CLOSE_S):
-                    await ranks.ask("call", "close")
+                    await self._ranks.ask("call", "close")
         except TimeoutError:
             logger.warning("close: the ranks were killed, which had not closed after %g s", _CLOSE_S)
         finally:
-            if ranks is not None:
-                await ranks.kill()
+            await self._ranks.kill()
             await self._placement.close()
 
     @property
     def _started(self) -> RankActors:
-        if self._ranks is None:
+        if not self._is_started:
             raise TrainerError("the ranks are not started; call start() first, and nothing after close()")
         return self._ranks
 
-    async def _start_ranks(self, count: int) -> None:
-        placement = self._placement
-        actors = [
-            ray.remote(RankProcess)
-            .options(**placement.rank_options(number))
-            .remote(self._surroundings(number))
-            for number in range(count)
-        ]
-        members = [
-            Member(actor, f"rank {number} of {count}", self._run_dir.rank_log(number))
-            for number, actor in enumerate(actors)
-        ]
-        self._ranks = RankActors(members)
+    async def _start(self) -> None:
+        await self._placement.reserve()
+        self._is_started = True
         found = await self._ranks.ask(FIRST_CALL)
         own_address = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]  # Ray leaves it so
-        self._ranks = RankActors(
-            [
-                dataclasses.replace(
-                    member,
-                    name=f"{member.name} (process {pid} on {address})",
-                    pid_here=pid if address == own_address else None,
-                )
-                for member, (address, pid, _) in zip(members, found, strict=True)
-            ]
-        )
-        placement.watch([pid for address, pid, _ in found if address == own_address])
+        here = self._ranks.found([(address, pid) for address, pid, _ in found], own_address)
+        self._placement.watch(here)
         address, _, port = found[0]
         ranks = [
-            Rank(number=i, count=count, address=address, port=port, gpu=placement.rank_gpu(i))
-            for i in range(count)
+            Rank(number=i, count=len(found), address=address, port=port, gpu=self._placement.rank_gpu(i))
+            for i in range(len(found))
         ]
-        settings, lock = pickle.dumps(self._build.settings), self._build.registry.lock()
-        await self._ranks.ask_each("start", [(settings, rank, lock) for rank in ranks])
-
-    def _surroundings(self, number: int) -> Surroundings:
-        section, gpu = self._build.settings.cluster, self._placement.rank_gpu(number)
-        own = users_environment(os.environ)
-        passed_on = {name: own[name] for name in (ALLOW_LIST, *CUDA_VARIABLE_NAMES) if name in own}
-        return Surroundings(
-            folder=Path.cwd(),
-            import_path=tuple(sys.path),
-            environment=passed_on | section.train_env_vars,
-            log=self._run_dir.rank_log(number),
-            sharing=section.actor_num_gpus_per_node,
-            gpus=() if gpu is None else (gpu,),
-        )
+        lock = self._build.registry.lock()
+        await self._ranks.ask_each("start", [(rank, lock) for rank in ranks])
 
     async def _hand_over(self, channel: MemoryChannel) -> None:
         """Put what rank 0 sends into the engine's channel."""
+        from slime_ray.buckets import unpack  # imports torch
+
         try:
             while (packed := await self._started.ask_first("next_bucket")) is not None:
                 await channel.put(unpack(packed))
@@ -211,26 +175,64 @@ class RayTrainer:
         await channel.end()
 
 
+def begin_ranks(build: BuildContext, placement: RayPlacement) -> RankActors:
+    """Ask for the processes of all ranks, which import what the trainer needs as soon as they run; waits for nothing."""
+    cluster, run_dir = build.settings.cluster, RunDir(build.run_dir.absolute())
+    own = users_environment(os.environ)
+    passed_on = {name: own[name] for name in (ALLOW_LIST, *CUDA_VARIABLE_NAMES) if name in own}
+    count, settings, members = num_ranks(build.settings), pickle.dumps(build.settings), []
+    for number in range(count):
+        surroundings = Surroundings(
+            folder=Path.cwd(),
+            import_path=tuple(sys.path),
+            environment=passed_on | cluster.train_env_vars,
+            log=run_dir.rank_log(number),
+            sharing=cluster.actor_num_gpus_per_node,
+        )
+        options = placement.rank_options(number)
+        actor = ray.remote(RankProcess).options(**options)
+        begun = actor.remote(surroundings, placement.gpus_for(number), settings)
+        members.append(Member(begun, f"rank {number} of {count}", surroundings.log))
+    return RankActors(members)
+
+
 class OnRay:
     """Has a run's trainer and its engine's processes on Ray. It is a `slime_core.run.assemble.Placement`, of one run."""
 
     def __init__(self) -> None:
         self._placement: RayPlacement | None = None
+        self._ranks: RankActors | None = None
+
+    def begin(self, build: BuildContext) -> None:
+        """Join the cluster, or start it, and ask it for the run's processes.
+
+        Raises:
+            TrainerError: no cluster is found.
+            ConfigError: the cluster has no GPUs, and the CPU was not asked for; or it is too small.
+        """
+        self._placement = RayPlacement(build)
+        self._placement.begin()
+        self._ranks = begin_ranks(build, self._placement)
 
     def places(self, build: BuildContext) -> dict[int, Place]:
         """Return the places of the engine's processes, to be used once the trainer is started."""
-        return self._of(build).places()
+        assert self._placement is not None, "asked before begin()"
+        return self._placement.places()
 
     def create_trainer(self, build: BuildContext) -> RayTrainer:
-        """Return the chosen trainer, its ranks to be started on Ray.
+        """Return the chosen trainer, whose ranks were begun.
 
-        Its factory is called here too, so that it refuses what it cannot do before anything starts.
+        Its factory is called here too, so that it refuses what it cannot do before one of them is built.
         """
+        assert self._placement is not None, "asked before begin()"
+        assert self._ranks is not None, "asked before begin()"
         factory = build.registry.resolve("slime.trainers", build.settings.train.train_backend)
         here: Trainer = factory(dataclasses.replace(build, rank=Rank(count=num_ranks(build.settings))))
-        return RayTrainer(build, capabilities=here.capabilities, placement=self._of(build))
+        return RayTrainer(build, capabilities=here.capabilities, placement=self._placement, ranks=self._ranks)
 
-    def _of(self, build: BuildContext) -> RayPlacement:
-        if self._placement is None:
-            self._placement = RayPlacement(build)
-        return self._placement
+    async def close(self) -> None:
+        """End what was begun, also where no run came of it; may be called twice."""
+        if self._ranks is not None:
+            await self._ranks.kill()
+        if self._placement is not None:
+            await self._placement.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
 from slime_core.config.base import Unset
@@ -146,13 +146,22 @@ def name_problems(settings: Settings, registry: Registry) -> Iterator[Problem]:
             yield from _misfit(settings, choice, plugin, registry)
 
 
-def plugin_problems(settings: Settings, registry: Registry) -> Iterator[Problem]:
+def plugin_problems(
+    settings: Settings, registry: Registry, groups: Container[str] | None = None
+) -> Iterator[Problem]:
     """Yield which of the chosen plugins do not import, or cannot be called as they will be; imports all of them.
+
+    Args:
+        settings: of the run.
+        registry: the installed plugins.
+        groups: those whose plugins are looked at; all when None.
 
     Raises:
         PluginError: one is not there, which `name_problems` tells.
     """
     for choice in chosen(settings, registry):
+        if groups is not None and choice.group not in groups:
+            continue
         yield from _misfit(settings, choice, registry.find(choice.group, choice.reference), registry)
 
 

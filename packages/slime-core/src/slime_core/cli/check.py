@@ -19,12 +19,8 @@ from slime_core.plugins.registry import Registry
 from slime_core.rewards.results import RewardFailure
 from slime_core.rewards.reward_keys import check_reward_keys
 from slime_core.rewards.scorer import Result, Scorer
-from slime_core.run.assemble import (
-    algorithm,
-    make_build,
-    make_scorer,
-    resolve_functions,
-)
+from slime_core.run.assemble import algorithm, make_scorer, resolve_functions
+from slime_core.run.build import make_build
 from slime_core.rundir.served_models import wanted_models
 from slime_core.samples import Group, Sample, Status
 

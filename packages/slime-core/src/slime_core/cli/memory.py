@@ -21,7 +21,7 @@ from slime_core.config.settings import Settings
 from slime_core.errors import ConfigError, Problem
 from slime_core.plugins.registry import Registry
 from slime_core.protocols.memory import Device, MemoryEstimate
-from slime_core.run.assemble import resolve_model
+from slime_core.run.build import resolve_model
 
 HELP = """usage: slime plan [RECIPE.toml ...] --memory [--flag value ...] [--device-memory-gb N] [--prompt-tokens N]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from slime_core.cli.arguments import wants_help
 from slime_core.errors import ConfigError, Problem
 from slime_core.plugins.registry import Registry
-from slime_core.run.assemble import resolve_model
+from slime_core.run.build import resolve_model
 
 HELP = """usage: slime models [list | fetch NAME]
 

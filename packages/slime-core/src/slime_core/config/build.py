@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sized
+from collections.abc import Callable, Mapping, Sized
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -48,8 +48,8 @@ class BuildContext:
     """Resolved settings: those of core as `build.settings.rollout` and so on, a plugin's own as `build.section(SectionType)`."""
     registry: Registry
     """Resolves further plugins by group and name."""
-    tokenizer: Tokenizer
-    """Tokenizer of the model."""
+    load_tokenizer: Callable[[], Tokenizer]
+    """Returns the tokenizer of the model, the same at each call; the first one may take seconds."""
     model_path: Path
     """Local Hugging Face folder of the model."""
     run_dir: Path
@@ -65,6 +65,11 @@ class BuildContext:
     def section(self, section_type: type[SectionT]) -> SectionT:
         """Return the settings of the section that `section_type` declares."""
         return self.settings.section(section_type)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Tokenizer of the model, read when it is first asked for."""
+        return self.load_tokenizer()
 
     @property
     def vocab_size(self) -> int | None:

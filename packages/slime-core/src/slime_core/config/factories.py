@@ -26,6 +26,10 @@ def _nothing(question: MemoryQuestion) -> Sequence[Any]:
     return ()
 
 
+def _imports_nothing() -> None:
+    """Import nothing."""
+
+
 def _no_process(build: BuildContext) -> EngineGpus:
     """Return that no process is started."""
     return EngineGpus()
@@ -67,6 +71,9 @@ class TrainerFactory:
     """Returns the memory that its ranks would take, those of a pipeline stage together; empty where that is not known."""
     remedies: Callable[[MemoryQuestion], Sequence[Remedy]] = _nothing
     """Returns changes of settings by which it would take less, each allowed by its own checks."""
+    imports: Callable[[], object] = _imports_nothing
+    """Imports what the trainer would import when it is started, and changes nothing else. A launcher may call it in a process of a
+    rank while the run is still being checked."""
 
     def __call__(self, build: BuildContext) -> Trainer:
         """Return a new trainer, not started."""

@@ -66,10 +66,11 @@ def _context(build: BuildContext) -> Iterator[Problem]:
 
 def _stop_ids(build: BuildContext) -> Iterator[Problem]:
     """Refuse ids that are no token of the model."""
-    size = build.vocab_size
+    tokens = build.settings.rollout.rollout_stop_token_ids
+    size = build.vocab_size if tokens else None
     if size is None:
         return
-    for token in build.settings.rollout.rollout_stop_token_ids:
+    for token in tokens:
         if token >= size:
             yield Problem(
                 "rollout.rollout_stop_token_ids", str(token), f"ids of the vocabulary: 0 to {size - 1}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 from collections.abc import Awaitable, Callable, Mapping
@@ -63,11 +64,19 @@ async def assemble_and[T](
         use: see `launch`.
         settings: of the run.
         registry: the installed plugins.
-        placement: see `assemble`.
+        placement: see `assemble`; it is closed in any case.
         stop: asks the run to end; from `run_event_loop`.
     """
-    run = await assemble(settings, registry, placement=placement)
-    run.stop = stop or run.stop
+    async with contextlib.AsyncExitStack() as stack:
+        if placement is not None:
+            stack.push_async_callback(placement.close)
+        run = await assemble(settings, registry, placement=placement)
+        run.stop = stop or run.stop
+        return await _logged(use, run)
+
+
+async def _logged[T](use: Callable[[Run], Awaitable[T]], run: Run) -> T:
+    """Return what `use` makes of a run, whose folder has a log meanwhile and is released then."""
     handler = log_to_file(run.run_dir)
     watchdog = WATCHDOG.get()
     if watchdog is not None:

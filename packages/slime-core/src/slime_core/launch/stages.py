@@ -11,7 +11,7 @@ from slime_core.config.stages import Stage
 from slime_core.errors import CheckpointError, Interrupted, SlimeError
 from slime_core.launch.local import completed, drive
 from slime_core.plugins.registry import Registry
-from slime_core.run.assemble import make_build
+from slime_core.run.build import make_build
 from slime_core.run.run import Run
 from slime_core.rundir.rundir import RunDir
 

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import functools
 import inspect
-import logging
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from slime_core.checks.chosen_plugins import plugin_problems
-from slime_core.checks.input_files import model_problems
 from slime_core.checks.settings import check_settings
-from slime_core.config.build import BuildContext, Rank
+from slime_core.config.build import BuildContext
 from slime_core.config.derive import batch_sizes, choices, run_folder, trackers
 from slime_core.config.functions import resolve_function
-from slime_core.config.model_fit import check_build
 from slime_core.config.settings import Settings
 from slime_core.data.make_batch import make_batch
 from slime_core.data.make_source import make_eval_source, make_source, prompts_of
@@ -33,12 +27,12 @@ from slime_core.rewards.reward_keys import check_reward_keys
 from slime_core.rewards.scorer import Scorer
 from slime_core.rollout.group import failure_of
 from slime_core.rollout.user_hooks import resolve_rollout_hooks
+from slime_core.run.build import make_build
 from slime_core.run.run import Run
 from slime_core.run.vocabulary import vocabulary_size
 from slime_core.rundir.claim import take_folder
 from slime_core.rundir.events import EventLog
 from slime_core.rundir.rundir import RunDir
-from slime_core.runtime.progress import ON_TERMINAL
 from slime_core.samples import Group
 from slime_core.samples.reused_memory import ReusedMemory
 
@@ -46,31 +40,25 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-logger = logging.getLogger(__name__)
-
-
-def resolve_model(name: str, registry: Registry) -> Path:
-    """Return the local folder of a model: the folder itself, or what an installed plugin fetches.
-
-    Raises:
-        ConfigError: there is no such folder and no plugin knows the name.
-    """
-    if os.path.isdir(name):
-        return Path(name)
-    path: Path | None = registry.hooks.slime_resolve_model(name=name)
-    if path is None:
-        raise ConfigError(model_problems(name, registry))
-    return path
-
 
 class Placement(Protocol):
     """Where a launcher has the parts of a run that are not in its process."""
+
+    def begin(self, build: BuildContext) -> None:
+        """Begin to start what takes long beside what is left to check, and wait for nothing.
+
+        Called first, once everything is checked that needs no plugins but trainer, engine and model. The run's folder is not
+        taken yet: nothing may be written there.
+        """
 
     def create_trainer(self, build: BuildContext) -> Trainer:
         """Return the trainer, in the place of what the chosen one's factory builds."""
 
     def places(self, build: BuildContext) -> Mapping[int, Place]:
         """Return the places of the engine's processes, by the first GPU of each (`EngineFactory.gpus`)."""
+
+    async def close(self) -> None:
+        """End what is left of all that was begun: whether it became a run or not. May be called before `begin`, and twice."""
 
 
 async def assemble(settings: Settings, registry: Registry, *, placement: Placement | None = None) -> Run:
@@ -79,7 +67,8 @@ async def assemble(settings: Settings, registry: Registry, *, placement: Placeme
     Args:
         settings: of the run.
         registry: the installed plugins.
-        placement: where trainer and engine are; None has all in this process and on this machine.
+        placement: where trainer and engine are; None has all in this process and on this machine. Whoever gives one closes it,
+            also when this raises.
 
     Raises:
         ConfigError: carries every problem that can be known before anything starts.
@@ -89,7 +78,7 @@ async def assemble(settings: Settings, registry: Registry, *, placement: Placeme
     if problems:
         raise ConfigError(problems)
     run_section = settings.run
-    build = make_build(settings, registry)
+    build = make_build(settings, registry, begin=None if placement is None else placement.begin)
     create_trainer = registry.resolve("slime.trainers", settings.train.train_backend)
     if placement is not None:
         build, create_trainer = replace(build, places=placement.places(build)), placement.create_trainer
@@ -122,41 +111,6 @@ async def assemble(settings: Settings, registry: Registry, *, placement: Placeme
     # Last, when all that can refuse before a start has agreed: nothing is half-written, and nothing deleted in vain.
     take_folder(run_dir, settings, model=build.model_path)
     return run
-
-
-def make_build(settings: Settings, registry: Registry, *, rank: Rank | None = None) -> BuildContext:
-    """Resolve model and tokenizer, and return what the factories build from.
-
-    Raises:
-        ConfigError: carries every problem between settings, model and chosen plugins.
-    """
-    model = settings.model
-    logger.info("importing %s", ", ".join(_long_imports(settings)), extra=ON_TERMINAL)
-    if problems := list(plugin_problems(settings, registry)):
-        raise ConfigError(problems)
-    path = resolve_model(model.hf_checkpoint, registry)
-    logger.info("reading the tokenizer of %s", path, extra=ON_TERMINAL)
-    build = BuildContext(
-        settings=settings,
-        registry=registry,
-        tokenizer=registry.resolve("slime.tokenizers", model.tokenizer)(path),
-        model_path=path,
-        run_dir=run_folder(settings),
-        rank=rank or Rank(),
-    )
-    problems = check_build(build)
-    if problems:
-        raise ConfigError(problems)
-    return build
-
-
-def _long_imports(settings: Settings) -> list[str]:
-    """Return the names of packages that take long to import, for a line of progress."""
-    trainer, engine = (
-        settings.train.train_backend,
-        settings.rollout.rollout_engine,
-    )
-    return [f"the trainer {trainer}", f"the engine {engine}"]
 
 
 def make_scorer(settings: Settings, registry: Registry) -> Scorer | None:

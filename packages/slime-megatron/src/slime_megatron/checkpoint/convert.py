@@ -14,7 +14,7 @@ from slime_core.errors import CheckpointError
 from slime_core.files.checksums import MANIFEST
 from slime_core.files.strict_read import Unreadable, read_file
 from slime_core.plugins.registry import Registry
-from slime_core.run.assemble import resolve_model
+from slime_core.run.build import resolve_model
 from slime_core.rundir import checkpoint
 from slime_core.rundir.rundir import RunDir
 

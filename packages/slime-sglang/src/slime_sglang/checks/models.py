@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def model_problems(build: BuildContext) -> Iterator[Problem]:
     """Refuse models that are not there, or that their engines' ranks cannot share."""
-    from slime_core.run.assemble import resolve_model  # imports numpy, and the next two torch
+    from slime_core.run.build import resolve_model  # imports numpy, and the next two torch
     from slime_models.hf.folder import read_config
 
     from slime_sglang.server.command import visible_device

@@ -11,7 +11,7 @@ from slime_core.config.build import MemoryQuestion
 from slime_core.config.derive import compute_dtype
 from slime_core.errors import PluginError
 from slime_core.protocols.memory import MemoryEstimate, Remedy
-from slime_core.run.assemble import resolve_model
+from slime_core.run.build import resolve_model
 
 from slime_sglang.settings.section import FleetSection, SglangSection
 from slime_sglang.settings.topology import EnginePlacement, ServedModel, ServingTopology, serving_topology

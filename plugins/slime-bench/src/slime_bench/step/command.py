@@ -18,7 +18,8 @@ from rich.table import Table
 from slime_core.config.load import load_settings
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import Completion, RolloutEngine, SamplingParams
-from slime_core.run.assemble import assemble, resolve_model
+from slime_core.run.assemble import assemble
+from slime_core.run.build import resolve_model
 from slime_core.run.run import Run
 from slime_core.run.start import start
 from slime_core.run.tracking import attach

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from slime_core.plugins.registry import Registry
-from slime_core.run.assemble import resolve_model
+from slime_core.run.build import resolve_model
 from slime_models.hf.folder import read_config
 
 from slime_bench.memory_in_use import bytes_in_use, peak_bytes

@@ -12,7 +12,7 @@ from slime_core.config.build import BuildContext
 from slime_core.config.factories import EngineFactory, TrainerFactory
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import Buffer, DataSource, RolloutEngine, Trainer
-from slime_core.run.assemble import make_build
+from slime_core.run.build import make_build
 from slime_core.testing.contracts.components import check_buffer, check_source
 from slime_core.testing.contracts.engines import check_engine
 from slime_core.testing.contracts.kit import Kit

@@ -19,7 +19,7 @@ from slime_core.plugins.hooks import hookimpl
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import Completion, GenerateContext, SamplingParams
 from slime_core.rollout.execution import Generator
-from slime_core.run.assemble import make_build
+from slime_core.run.build import make_build
 from slime_core.run.run import Run
 from slime_core.run.start import start
 from slime_core.run.tracking import attach
