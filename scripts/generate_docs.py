@@ -98,7 +98,7 @@ def index(registry: Registry, schema: Schema) -> str:
         lambda: {"groups": [], "plugins": defaultdict(list), "sections": [], "flags": [], "prefixes": []}
     )
     for plugin in registry.plugins():
-        if plugin.distribution not in ("slime-core", "slime-example-reward"):
+        if plugin.distribution not in ("slime-core", "slime-example-family", "slime-example-reward"):
             brought[plugin.distribution]["plugins"][plugin.group].append(plugin.name)
     for point in importlib_metadata.entry_points(group="slime.groups"):
         assert point.dist is not None

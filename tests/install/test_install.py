@@ -22,8 +22,8 @@ COMBINATIONS = {
     "slime-models[smollm2]": ({"slime.models llama", "slime.tokenizers hf"}, ("megatron",)),
     "slime-simulator": ({"slime.commands simulate", "slime.commands plan"}, ("torch", "transformers")),
     "slime-bench": ({"slime.benches step"}, ("torch",)),
-    "slime-megatron slime-torch slime-algos": (
-        {"slime.trainers megatron", "slime.engines torch", "slime.models qwen3"},
+    "slime-megatron slime-torch slime-algos slime-example-family": (
+        {"slime.trainers megatron", "slime.engines torch", "slime.models qwen3", "slime.models gemma3_text"},
         ("sglang", "ray"),
     ),
     "slime-sglang": (set(), ("megatron",)),

@@ -14,12 +14,15 @@ import torch
 from slime_core.config.sections import TrainSection
 from slime_core.run.assemble import Algorithm
 from slime_core.samples import TrainBatch
+from slime_example_family.family import GEMMA3
 from slime_megatron import compat
 from slime_megatron.settings.learner_settings import LearnerSettings
 from slime_megatron.settings.section import MegatronSection
+from slime_models.family.families.glm4 import GLM4
 from slime_models.family.families.glm4_moe import GLM4_MOE
 from slime_models.family.families.llama import LLAMA
 from slime_models.family.families.qwen2 import QWEN2
+from slime_models.family.families.qwen2_moe import QWEN2_MOE
 from slime_models.family.families.qwen3 import QWEN3
 from slime_models.family.families.qwen3_moe import QWEN3_MOE
 from slime_models.hf.folder import HfCheckpoint, read_config, save_hf
@@ -27,7 +30,10 @@ from slime_models.hf.folder import HfCheckpoint, read_config, save_hf
 if TYPE_CHECKING:
     from .ranks import Ranks
 
-FAMILIES = {family.model_type: family for family in (GLM4_MOE, LLAMA, QWEN2, QWEN3, QWEN3_MOE)}
+FAMILIES = {
+    family.model_type: family
+    for family in (GEMMA3, GLM4, GLM4_MOE, LLAMA, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE)
+}
 VOCAB = 250
 #: A dense layer, then layers of four experts, of which a token passes two beside a shared one.
 GLM = {
@@ -71,6 +77,7 @@ def make_hf(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Any
             "num_key_value_heads": 2,
             "max_position_embeddings": 256,
             "tie_word_embeddings": True,
+            "pad_token_id": None,  # else its row of the embedding has no gradient in transformers
             **changes,
         }
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **values))
@@ -115,7 +122,27 @@ def cut_models(make_hf: Callable[..., tuple[Any, Path]]) -> dict[str, Path]:
     _, dense = make_hf("qwen3", **size)
     _, moe = make_hf("qwen3_moe", tie_word_embeddings=False, **size, **experts)
     _, glm = make_hf("glm4_moe", tie_word_embeddings=False, **size, **GLM)
-    return {"qwen3": dense, "qwen3_moe": moe, "glm4_moe": glm}
+    _, sandwich = make_hf("glm4", tie_word_embeddings=False, **size)
+    size.pop("head_dim")
+    _, shared = make_hf(
+        "qwen2_moe", tie_word_embeddings=False, **size, **experts, shared_expert_intermediate_size=80
+    )
+    _, windows = make_hf(
+        "gemma3_text",
+        **size,
+        head_dim=16,
+        sliding_window=8,
+        layer_types=["sliding_attention", "full_attention"],
+        query_pre_attn_scalar=12,
+    )
+    return {
+        "qwen3": dense,
+        "qwen3_moe": moe,
+        "glm4_moe": glm,
+        "glm4": sandwich,
+        "qwen2_moe": shared,
+        "gemma3_text": windows,
+    }
 
 
 @pytest.fixture(scope="session")

@@ -6,15 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slime_models.family.families.glm4 import GLM4
 from slime_models.family.families.glm4_moe import GLM4_MOE
 from slime_models.family.families.llama import LLAMA
 from slime_models.family.families.qwen2 import QWEN2
+from slime_models.family.families.qwen2_moe import QWEN2_MOE
 from slime_models.family.families.qwen3 import QWEN3
 from slime_models.family.families.qwen3_moe import QWEN3_MOE
 from slime_models.family.family import ModelFamily
 from slime_models.hf.fetch import fetch
 
-FAMILIES = {family.model_type: family for family in (GLM4_MOE, LLAMA, QWEN2, QWEN3, QWEN3_MOE)}
+FAMILIES = {
+    family.model_type: family for family in (GLM4, GLM4_MOE, LLAMA, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE)
+}
 
 #: Three experts of 10, of which a token passes two.
 EXPERTS = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 10, "norm_topk_prob": True}
@@ -47,10 +51,20 @@ TINY = {
 def tiny_config(model_type: str, **changes: Any) -> dict[str, Any]:
     """Return the config.json of a tiny model; Qwen 2's heads are hidden_size / num_attention_heads wide."""
     config = {"model_type": model_type, **TINY, **changes}
-    if model_type == "qwen2":
+    if model_type in ("qwen2", "qwen2_moe"):
         del config["head_dim"]
+    if model_type == "qwen2_moe":
+        config = {**config, **EXPERTS, "shared_expert_intermediate_size": 14, **changes}
     if model_type == "qwen3_moe":
         config = {**config, **EXPERTS, **changes}
+    if model_type == "glm4":
+        config = {
+            **config,
+            "attention_bias": True,
+            "partial_rotary_factor": 0.34,
+            "pad_token_id": None,
+            **changes,
+        }
     if model_type == "glm4_moe":
         config = {**config, **GLM, **changes}
     return config

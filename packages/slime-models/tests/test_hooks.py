@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -16,14 +17,14 @@ from slime_models.hf.folder import save_hf
 from .conftest import tiny_config
 
 
-def problems(folder):
+def problems(folder, registry=None):
     settings = load_settings(
         [], ["--hf-checkpoint", str(folder), "--rollout-batch-size", "2", "--rollout-max-response-len", "8"],
         registry=Registry(),
     )  # fmt: skip
     build = BuildContext(
         settings=settings,
-        registry=Registry(),
+        registry=registry or Registry(),
         load_tokenizer=lambda: None,
         model_path=Path(folder),
         run_dir=Path(),
@@ -54,3 +55,25 @@ def test_names_folders_without_weights_and_foreign_families_are_left_to_others(t
     (tmp_path / "config.json").write_text('{"model_type": "gpt_neox"}')
     (tmp_path / "model.safetensors").write_bytes(b"")
     assert problems(tmp_path) == []
+
+
+def test_an_engine_that_does_not_serve_the_family_is_refused_with_its_reason(tmp_path):
+    config = tiny_config("llama", tie_word_embeddings=True)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert problems(tmp_path) == []
+    unserved = dataclasses.replace(LLAMA, not_served={"torch": "it has no windows"})
+    assert problems(tmp_path, Families(unserved)) == [
+        f"rollout.rollout_engine: found torch with {tmp_path}, a llama model; wanted an engine that serves it; "
+        "it has no windows"
+    ]
+
+
+class Families(Registry):
+    """A registry in which one family is installed."""
+
+    def __init__(self, family):
+        super().__init__()
+        self._family = family
+
+    def resolve(self, group, reference, *, flag=None):
+        return self._family if group == "slime.models" else super().resolve(group, reference, flag=flag)

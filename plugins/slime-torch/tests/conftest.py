@@ -12,6 +12,7 @@ import pytest
 import torch
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import Completion, SamplingParams
+from slime_models.family.families.glm4 import GLM4
 from slime_models.family.families.llama import LLAMA
 from slime_models.family.families.qwen2 import QWEN2
 from slime_models.family.families.qwen3 import QWEN3
@@ -21,10 +22,10 @@ from slime_models.transfer.receiver import UpdateReceiver
 from slime_models.transfer.storage import UpdateStorage
 from slime_torch.engine import TorchEngine
 from slime_torch.section import TorchSection
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+from transformers import AutoModelForCausalLM, Glm4Config, LlamaConfig, Qwen2Config, Qwen3Config
 
 VOCAB, EOS = 301, 300
-FAMILIES = {"llama": LLAMA, "qwen2": QWEN2, "qwen3": QWEN3}
+FAMILIES = {"glm4": GLM4, "llama": LLAMA, "qwen2": QWEN2, "qwen3": QWEN3}
 _COMMON = {
     "vocab_size": VOCAB,
     "hidden_size": 64,
@@ -52,6 +53,7 @@ CONFIGS = {
     "llama-rope3": lambda: LlamaConfig(**_COMMON, rope_parameters=_LLAMA3, tie_word_embeddings=True),
     "qwen2": lambda: Qwen2Config(**_COMMON, tie_word_embeddings=True),
     "qwen3": lambda: Qwen3Config(**_COMMON, head_dim=32),
+    "glm4": lambda: Glm4Config(**_COMMON, head_dim=32),
 }
 
 

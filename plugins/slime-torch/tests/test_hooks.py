@@ -18,6 +18,9 @@ from .conftest import CONFIGS
 FUSED_QKV = dataclasses.replace(
     QKV_WEIGHT, hf=(("model.layers.{layer}.self_attn.qkv_proj.weight", ("qkv_size", "hidden_size")),)
 )
+#: The same family with layers of its own, of which an engine knows nothing.
+LAYERED = dataclasses.replace(LLAMA, layers="somewhere:LAYERS")
+UNSERVED = dataclasses.replace(LAYERED, not_served={"torch": "it would be wrong"})
 #: A family that trains by its rules, and whose folders hold fused weights.
 FUSED = dataclasses.replace(
     LLAMA,
@@ -33,11 +36,11 @@ class _Families(Registry):
     """The installed plugins, and the family above."""
 
     def resolve(self, group, reference, *, flag=None):
-        return (
-            FUSED
-            if (group, reference) == ("slime.models", "fused")
-            else super().resolve(group, reference, flag=flag)
-        )
+        if group == "slime.models" and reference in (
+            own := {"fused": FUSED, "layered": LAYERED, "unserved": UNSERVED}
+        ):
+            return own[reference]
+        return super().resolve(group, reference, flag=flag)
 
 
 @pytest.fixture
@@ -77,3 +80,9 @@ def test_a_family_whose_weights_the_engine_does_not_know_is_refused_by_name(prob
 
 def test_a_family_that_it_knows_is_taken(problems):
     assert problems("llama") == []
+
+
+def test_a_family_that_brings_layers_is_refused_unless_it_says_so_itself(problems):
+    (problem,) = problems("llama", "--model-name", "layered")
+    assert "the torch engine does not know the layers that the family llama brings" in problem
+    assert problems("llama", "--model-name", "unserved") == []  # slime-models repeats what the family says

@@ -118,6 +118,9 @@ def test_no_micro_batch_exceeds_the_tokens_that_are_reckoned_with(lengths, budge
         ("qwen3", {"bf16": True}, {}),
         ("qwen3", {"bf16": True}, {"recompute_granularity": "selective"}),
         ("qwen3_moe", {"bf16": True}, {}),
+        ("glm4", {"bf16": False}, {}),
+        ("glm4", {"bf16": True}, {}),
+        ("qwen2_moe", {"bf16": True}, {}),
     ],
 )
 @pytest.mark.parametrize("length", [40, 600])
@@ -129,9 +132,11 @@ def test_a_layer_keeps_the_bytes_that_autograd_saves(make_hf, make_learner, mode
         "moe_intermediate_size": 48,
         "norm_topk_prob": True,
     }
+    if model == "qwen2_moe":
+        experts["shared_expert_intermediate_size"] = 80
     changes = {"num_hidden_layers": 2, "head_dim": 32, "max_position_embeddings": 1024}
     _, folder = make_hf(
-        model, **changes, **(experts if model == "qwen3_moe" else {}), tie_word_embeddings=False
+        model, **changes, **(experts if model.endswith("moe") else {}), tie_word_embeddings=False
     )
     learner = make_learner(folder=folder, megatron=MegatronSection(**megatron), **train)
     saved = _saved_bytes(learner, make_batch(lengths=((5, length - 4),) * 2))

@@ -24,7 +24,7 @@ from slime_models.hf.folder import read_config
 
 from ..conftest import FAMILIES, make_batch
 from ..held_bytes import bytes_of
-from ..layouts import LAYOUTS, PIPELINE, SEQUENCE, TENSOR, settings_of
+from ..layouts import DENSE, LAYOUTS, PIPELINE, SEQUENCE, TENSOR, settings_of
 from .test_parameters import EXPERTS
 
 GPU = Device(kind="cuda", memory_bytes=80 * 2**30)
@@ -41,7 +41,7 @@ def question(tmp_path):
     return ask
 
 
-@pytest.mark.parametrize("model", ["qwen3", "qwen3_moe", "glm4_moe"])
+@pytest.mark.parametrize("model", ["qwen3", "qwen3_moe", "glm4_moe", "glm4", "qwen2_moe"])
 @pytest.mark.parametrize("bf16", [True, False])
 def test_weights_gradients_and_optimizer_are_those_of_a_real_learner(
     question, make_learner, cut_models, model, bf16
@@ -62,13 +62,13 @@ MORE = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bf16", [True, False])
-@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe", "glm4_moe"])
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe", "glm4_moe", "glm4"])
 def test_every_rank_of_every_layout_holds_what_is_predicted(ranks, cut_models, kind, bf16):
     found = {}
     for layout in [*LAYOUTS, *MORE]:
         if layout in MORE:
             n, megatron, lora = MORE[layout]
-            if kind != "qwen3" and megatron == TENSOR:  # adapters within experts are not cut
+            if kind not in DENSE and megatron == TENSOR:  # adapters within experts are not cut
                 megatron = megatron | SEQUENCE | {"expert_tensor_parallel_size": 1}
         elif (settings := settings_of(kind, layout)) is None:
             continue

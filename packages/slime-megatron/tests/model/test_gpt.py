@@ -28,12 +28,27 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2 with biases": ("qwen2", {}),
     "qwen3_moe": ("qwen3_moe", EXPERTS | {"norm_topk_prob": True}),
     "qwen3_moe with gates that do not sum to 1": ("qwen3_moe", EXPERTS | {"norm_topk_prob": False}),
+    "qwen2_moe": (
+        "qwen2_moe",
+        {name: value for name, value in EXPERTS.items() if name != "head_dim"}
+        | {"shared_expert_intermediate_size": 80},
+    ),
     "glm4_moe": ("glm4_moe", GLM | {"head_dim": 32}),
     "glm4_moe with groups of experts": (
         "glm4_moe",
         GLM
         | {"n_routed_experts": 8, "num_experts_per_tok": 4, "n_group": 4, "topk_group": 2}
         | {"attention_bias": False, "use_qk_norm": False, "first_k_dense_replace": 0, "n_shared_experts": 2},
+    ),
+    "glm4": ("glm4", {"head_dim": 32}),
+    "glm4 without biases, other share of heads rotated": (
+        "glm4",
+        {
+            "head_dim": 32,
+            "attention_bias": False,
+            "partial_rotary_factor": 0.25,
+            "tie_word_embeddings": False,
+        },
     ),
     "qwen3 with qk-norm and wide heads": ("qwen3", {"head_dim": 32, "tie_word_embeddings": False}),
 }

@@ -139,7 +139,7 @@ def test_flag_needs_a_model_that_has_the_bias(cut_models):
         return [
             str(p)
             for p in parallel_checks.model_problems(
-                section, family.architecture(read_config(cut_models[name]))
+                section, family.architecture(read_config(cut_models[name])), family
             )
         ]
 

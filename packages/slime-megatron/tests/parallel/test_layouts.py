@@ -28,7 +28,7 @@ from ..layouts import (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe"])
+@pytest.mark.parametrize("kind", ["gemma3_text", "glm4", "qwen2_moe", "qwen3", "qwen3_moe"])
 def test_every_layout_takes_the_steps_of_one_process(ranks, cut_models, kind, capsys):
     batch = make_batch()
     common = {"folder": cut_models[kind], "batch": batch, "n_steps": 3}
@@ -76,6 +76,8 @@ def test_every_layout_takes_the_steps_of_one_process(ranks, cut_models, kind, ca
         ("qwen3", ["TP2xPP2", "PP2xCP2", "CP2xDP2+distributed optimizer"]),
         ("qwen3_moe", ["PP2xEP2", "PP2xCP2", "TP2xDP2"]),
         ("glm4_moe", ["PP2xEP2", "TP2+SP"]),  # the first of two stages has no experts
+        ("glm4", ["TP2+SP", "TP2xPP2"]),
+        ("qwen2_moe", ["TP2xEP2xSP", "PP2xEP2"]),
     ],
 )
 def test_later_steps_know_the_log_probs_from_before_the_first(ranks, cut_models, kind, layouts):
@@ -146,6 +148,9 @@ def test_loss_and_gradient_norm_do_not_depend_on_the_cut(ranks, cut_models, redu
         ("qwen3_moe", 4, TENSOR | SEQUENCE | EXPERT | {"expert_tensor_parallel_size": 1}),
         ("qwen3_moe", 4, PIPELINE | EXPERT),
         ("glm4_moe", 4, TENSOR | SEQUENCE | PIPELINE),
+        ("glm4", 4, TENSOR | PIPELINE),
+        ("gemma3_text", 4, TENSOR | PIPELINE),
+        ("qwen2_moe", 4, TENSOR | SEQUENCE | EXPERT | {"expert_tensor_parallel_size": 1}),
     ],
 )
 def test_weights_come_out_of_every_layout_as_they_went_in(ranks, cut_models, kind, n, megatron):

@@ -115,6 +115,10 @@ def test_they_reach_the_models_the_optimizers_and_the_buffers_configuration(make
     ("args", "message"),
     [
         ({"num_layers": "4"}, "--num-layers makes Megatron's num_layers 4, and slime derives 3 from"),
+        (
+            {"rotary_interleaved": True},
+            "--rotary-interleaved makes Megatron's rotary_interleaved True, and slime derives False",
+        ),
         ({"fp16": True}, "--fp16 makes Megatron's fp16 True, and slime derives False"),
         ({"overlap_grad_reduce": True}, "--overlap-grad-reduce makes Megatron's overlap_grad_reduce True"),
     ],

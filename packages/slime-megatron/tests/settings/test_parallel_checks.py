@@ -9,6 +9,7 @@ from slime_core.errors import TrainerError
 from slime_megatron.settings.parallel_checks import check_model, model_problems
 from slime_megatron.settings.section import MegatronSection
 from slime_models.family.architecture import Architecture
+from slime_models.family.families.llama import LLAMA
 
 DENSE = Architecture(
     model_type="qwen3",
@@ -89,23 +90,45 @@ MOE = replace(DENSE, model_type="qwen3_moe", num_moe_experts=6, moe_ffn_hidden_s
 )
 def test_what_the_model_does_not_allow_is_refused_by_its_name(architecture, sizes, message):
     with pytest.raises(TrainerError) as error:
-        check_model(MegatronSection(**sizes), architecture)
+        check_model(MegatronSection(**sizes), architecture, LLAMA)
     assert message in str(error.value)
 
 
 def test_sizes_that_divide_are_allowed():
-    check_model(MegatronSection(tensor_model_parallel_size=3, pipeline_model_parallel_size=2), DENSE)
+    check_model(MegatronSection(tensor_model_parallel_size=3, pipeline_model_parallel_size=2), DENSE, LLAMA)
     check_model(
         MegatronSection(tensor_model_parallel_size=3, expert_model_parallel_size=6, sequence_parallel=True),
         MOE,
+        LLAMA,
     )
 
 
 def test_everything_that_the_model_does_not_allow_is_reported_at_once():
     section = MegatronSection(tensor_model_parallel_size=5, pipeline_model_parallel_size=4)
-    assert [problem.wanted for problem in model_problems(section, DENSE)] == [
+    assert [problem.wanted for problem in model_problems(section, DENSE, LLAMA)] == [
         "a divisor of 6, the model's layers",
         "a divisor of 12, the model's attention heads",
         "a divisor of 3, the model's query groups",
         "a divisor of 9, the model's MLP columns",
     ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes", "setting"),
+    [
+        ("tensor", {"tensor_model_parallel_size": 3}, "tensor_model_parallel_size: found 3; wanted 1"),
+        ("context", {"context_parallel_size": 2}, "context_parallel_size: found 2; wanted 1"),
+        ("pipeline", {"pipeline_model_parallel_size": 2}, "pipeline_model_parallel_size: found 2; wanted 1"),
+        (
+            "sequence",
+            {"tensor_model_parallel_size": 3, "sequence_parallel": True},
+            "sequence_parallel: found True; wanted False",
+        ),
+    ],
+)
+def test_a_layout_that_the_family_rules_out_is_refused_with_its_reason(kind, sizes, setting):
+    family = replace(LLAMA, not_parallel={kind: "its layers would see half"})
+    (problem,) = model_problems(MegatronSection(**sizes), DENSE, family)
+    assert str(problem) == f"megatron.{setting} for a llama model; its layers would see half"
+    assert not list(model_problems(MegatronSection(), DENSE, family))
+    assert not list(model_problems(MegatronSection(**sizes), DENSE, LLAMA))

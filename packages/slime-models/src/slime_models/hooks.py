@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,29 @@ def slime_environment() -> Mapping[str, str]:
 
 @hookimpl
 def slime_check_build(build: BuildContext) -> list[Problem]:
-    """Return where the weights of the model's folder are not those that its config.json describes."""
+    """Return that the engine does not serve the model's family, and where weights are not those that config.json describes."""
+    return [*_engine_problems(build), *_weight_problems(build)]
+
+
+def _engine_problems(build: BuildContext) -> Iterator[Problem]:
+    from slime_models.hf.folder import read_config
+
+    engine = build.settings.rollout.rollout_engine
+    try:
+        name = build.settings.model.model_name or read_config(build.model_path).get("model_type", "")
+        family = build.registry.resolve("slime.models", str(name))
+    except (DataError, PluginError):
+        return  # no family of ours: whoever needs one says so
+    if why := family.not_served.get(engine.rpartition("/")[2]):
+        yield Problem(
+            "rollout.rollout_engine",
+            f"{engine} with {build.model_path}, a {family.model_type} model",
+            "an engine that serves it",
+            why,
+        )
+
+
+def _weight_problems(build: BuildContext) -> list[Problem]:
     folder = build.model_path
     if not any(folder.glob("model*.safetensors")):
         return []

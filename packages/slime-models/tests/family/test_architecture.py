@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 from slime_core.errors import DataError
 from slime_models.family.architecture import RopeScaling
+from slime_models.family.families.glm4 import GLM4
 from slime_models.family.families.glm4_moe import GLM4_MOE
 from slime_models.family.families.llama import LLAMA
 from slime_models.family.families.qwen2 import QWEN2
+from slime_models.family.families.qwen2_moe import QWEN2_MOE
 from slime_models.family.families.qwen3 import QWEN3
 from slime_models.family.families.qwen3_moe import QWEN3_MOE
 
@@ -146,8 +148,11 @@ def test_qwen3_moe_counts_experts_under_either_name() -> None:
     [
         ({}, "num_experts: found None; wanted a whole number of at least 1"),
         ({"num_experts": 4}, "num_experts_per_tok: found 8; wanted at most num_experts, 4"),
-        ({"num_experts": 8, "mlp_only_layers": [0]}, "mlp_only_layers: found [0]; wanted []"),
-        ({"num_experts": 8, "decoder_sparse_step": 2}, "decoder_sparse_step: found 2; wanted 1"),
+        ({"num_experts": 8, "mlp_only_layers": "0"}, "mlp_only_layers: found '0'; wanted a list of layers"),
+        (
+            {"num_experts": 8, "decoder_sparse_step": 99},
+            "decoder_sparse_step: found 99; wanted one that leaves",
+        ),
     ],
 )
 def test_experts_that_are_not_supported_are_refused_by_the_name_of_their_field(
@@ -231,3 +236,109 @@ def test_glm_that_is_not_supported_is_refused_by_the_name_of_its_field(
 ) -> None:
     with pytest.raises(DataError, match=re.escape(message)):
         GLM4_MOE.architecture({**GLM_AIR, **changes})
+
+
+#: Of zai-org/GLM-4-9B-0414, as the reference system's script repeats it.
+GLM4_9B = {
+    "model_type": "glm4",
+    "attention_bias": True,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "intermediate_size": 13696,
+    "max_position_embeddings": 32768,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 40,
+    "num_key_value_heads": 2,
+    "partial_rotary_factor": 0.5,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "vocab_size": 151552,
+}
+
+
+def test_glm4_rotates_half_of_each_head_in_pairs_of_neighbours_and_has_norms_on_both_sides() -> None:
+    read = GLM4.architecture(GLM4_9B)
+    assert (read.num_layers, read.hidden_size, read.ffn_hidden_size, read.vocab_size) == (
+        40,
+        4096,
+        13696,
+        151552,
+    )
+    assert (read.num_attention_heads, read.num_query_groups, read.head_dim) == (32, 2, 128)
+    assert (read.rotary_dim, read.rotary_interleaved, read.rope_theta) == (64, True, 10_000.0)
+    assert (read.qkv_bias, read.post_layernorms, read.qk_layernorm, read.norm_epsilon) == (
+        True,
+        True,
+        False,
+        1e-5,
+    )
+    without = {
+        name: value
+        for name, value in GLM4_9B.items()
+        if name not in ("partial_rotary_factor", "attention_bias")
+    }
+    assert GLM4.architecture(without) == read
+    assert not GLM4.architecture(GLM4_9B | {"attention_bias": False}).qkv_bias
+    shapes = GLM4.hf_shapes(read)
+    assert shapes["model.layers.39.mlp.gate_up_proj.weight"] == (27392, 4096)
+    assert shapes["model.layers.0.self_attn.k_proj.bias"] == (256,)
+    assert len(shapes) == 3 + 40 * 13
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"partial_rotary_factor": 0.51},
+            "partial_rotary_factor: found 0.51; wanted one that makes an even number",
+        ),
+        ({"hidden_act": "gelu"}, "hidden_act: found 'gelu'; wanted 'silu'"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_type: found 'yarn'; wanted 'default'"),
+    ],
+)
+def test_glm4_that_is_not_supported_is_refused_by_the_name_of_its_field(
+    changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(DataError, match=re.escape(message)):
+        GLM4.architecture({**GLM4_9B, **changes})
+
+
+#: Of Qwen/Qwen1.5-MoE-A2.7B.
+QWEN_A27B = {
+    "model_type": "qwen2_moe",
+    "decoder_sparse_step": 1,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "max_position_embeddings": 8192,
+    "moe_intermediate_size": 1408,
+    "norm_topk_prob": False,
+    "num_attention_heads": 16,
+    "num_experts": 60,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 16,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 1000000.0,
+    "shared_expert_intermediate_size": 5632,
+    "tie_word_embeddings": False,
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+}
+
+
+def test_qwen2_has_experts_beside_a_shared_one_behind_a_gate() -> None:
+    read = QWEN2_MOE.architecture(QWEN_A27B)
+    assert (read.num_moe_experts, read.moe_router_topk, read.moe_ffn_hidden_size) == (60, 4, 1408)
+    assert (read.moe_shared_expert_intermediate_size, read.moe_shared_expert_gate) == (5632, True)
+    assert (read.qkv_bias, read.qk_layernorm, read.moe_norm_topk_prob) == (True, False, False)
+    shapes = QWEN2_MOE.hf_shapes(read)
+    assert shapes["model.layers.23.mlp.shared_expert_gate.weight"] == (1, 2048)
+    assert shapes["model.layers.0.mlp.shared_expert.down_proj.weight"] == (2048, 5632)
+    some = QWEN2_MOE.architecture(QWEN_A27B | {"mlp_only_layers": [0, 5], "decoder_sparse_step": 2})
+    assert some.moe_layers == (1, 3, *range(7, 24, 2))
+    shapes = QWEN2_MOE.hf_shapes(some)
+    assert shapes["model.layers.5.mlp.gate_proj.weight"] == (5632, 2048)
+    assert "model.layers.5.mlp.gate.weight" not in shapes

@@ -95,3 +95,20 @@ def test_rows_that_no_rank_holds_make_no_part():
     assert found["embed"] == ([0, 1, 2, 3], WHOLE)
     assert found["mlp.up_proj.weight"] == ([2, 3], WHOLE)
     assert held(module_of(embed=numbered(4)), {"embed": (5, 2)}, 0, 1)["embed"] == ([0, 1, 2, 3], WHOLE)
+
+
+def test_a_matrix_that_folders_stack_too_is_cut_in_both_halves():
+    """12 rows, gate above up, over three ranks; then one rank, which holds it whole."""
+    shapes = {"mlp.gate_up_proj.weight": (12, 2)}
+    ((name, held, (rows,)),) = held_tensors(
+        module_of(mlp__gate_up_proj__weight=numbered(4)), shapes, rank=1, n_ranks=3
+    )
+    assert (name, len(held), rows.tolist()) == ("mlp.gate_up_proj.weight", 4, [2, 3, 8, 9])
+    assert held_of_one(shapes) == ("mlp.gate_up_proj.weight", WHOLE)
+
+
+def held_of_one(shapes):
+    ((name, _, index),) = held_tensors(
+        module_of(mlp__gate_up_proj__weight=numbered(12)), shapes, rank=0, n_ranks=1
+    )
+    return name, index

@@ -10,6 +10,7 @@ from slime_core.config.derive import compute_dtype
 from slime_core.config.factories import EngineFactory
 from slime_core.errors import EngineError
 from slime_core.protocols import TOP_P_TOKENS
+from slime_models.family.architecture import Architecture
 from slime_models.family.family import ModelFamily
 from slime_models.hf.folder import read_config
 from slime_models.quantization.scheme import specs_of
@@ -35,9 +36,14 @@ def context_limit(build: BuildContext) -> int:
 
 
 def misfit(build: BuildContext) -> str | None:
-    """Return why the engine cannot run the model of a run; None where it can. Reads no weights."""
-    architecture = _family_of(build).architecture(read_config(build.model_path))
-    shapes = _family_of(build).hf_shapes(architecture)
+    """Return why the engine cannot run the model of a run; None where it can, or its family says why. Reads no weights."""
+    family = _family_of(build)
+    if "torch" in family.not_served:
+        return None
+    architecture = family.architecture(read_config(build.model_path))
+    if family.layers is not None or type(architecture) is not Architecture:
+        return f"the torch engine does not know the layers that the family {family.model_type} brings"
+    shapes = family.hf_shapes(architecture)
     try:
         Decoder(architecture, shapes=shapes, max_length=1, dtype=torch.float32, device=torch.device("meta"))
     except EngineError as error:

@@ -38,3 +38,13 @@ def test_a_product_is_followed_by_what_was_asked_for(packed, then):
     bound = 2**-8 if dtype == torch.bfloat16 else 1e-5
     of_product = 0.0 if packed else bound * product.abs() * slope  # the plain layout rounds the product, too
     assert torch.all((got.double() - wanted).abs() <= bound * (1 + wanted.abs()) + of_product)
+
+
+def test_rows_in_another_order_are_read_as_they_were_written():
+    fused = Fused({"a": (4, 3), "b": (2, 3)}, dtype=torch.float32, device=CPU, orders={"a": [2, 0, 3, 1]})
+    parts = {"a": randn(4, 3), "b": randn(2, 3)}
+    fused.write(parts)
+    assert all(torch.equal(fused.read()[name], part) for name, part in parts.items())
+    stored = torch.cat([parts["a"][[2, 0, 3, 1]], parts["b"]])
+    x = randn(5, 3)
+    torch.testing.assert_close(fused.linear(x), x @ stored.T)

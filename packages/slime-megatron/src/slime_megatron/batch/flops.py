@@ -16,8 +16,8 @@ def forward_flops(architecture: Architecture, group: PromptGroup) -> int:
     a = architecture
     experts = (a.moe_ffn_hidden_size or 0) * (a.moe_router_topk or 0)
     experts += a.moe_shared_expert_intermediate_size or 0
-    n_moe = len(a.moe_layers)
-    mlps = 3 * a.ffn_hidden_size * (a.num_layers - n_moe) + n_moe * (3 * experts + (a.num_moe_experts or 0))
+    n_moe, routers = len(a.moe_layers), (a.num_moe_experts or 0) + a.moe_shared_expert_gate
+    mlps = 3 * a.ffn_hidden_size * (a.num_layers - n_moe) + n_moe * (3 * experts + routers)
     layers = a.hidden_size * (a.num_layers * (a.qkv_size + a.query_size) + mlps)
     pairs = _seen(group.prefix, 0) + sum(_seen(n, group.prefix) for n in group.suffixes)
     responses = sum(n + 1 for n in group.suffixes)

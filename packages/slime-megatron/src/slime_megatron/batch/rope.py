@@ -10,12 +10,22 @@ from torch import Tensor
 
 
 def rotary_tables(architecture: Architecture, length: int, *, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return cosine and sine [length, rotary_dim] of the angles of positions 0 to length - 1, on the CPU.
+    """Return cosine and sine [length, rotary_dim] of the angles of positions 0 to length - 1, on the CPU; see `tables_of`."""
+    return tables_of(inverse_frequencies(architecture), length, dtype=dtype)
+
+
+def tables_of(frequencies: Tensor, length: int, *, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return cosine and sine [length, 2 n] of the angles of positions 0 to length - 1, on the CPU.
 
     Angles are computed in float32 and the result is cast to `dtype`, as transformers does; both halves of the
     last dimension are equal.
+
+    Args:
+        frequencies: float32 [n], radians from one position to the next.
+        length: number of positions.
+        dtype: of the result.
     """
-    angles = torch.outer(torch.arange(length, dtype=torch.float32), inverse_frequencies(architecture))
+    angles = torch.outer(torch.arange(length, dtype=torch.float32), frequencies)
     angles = torch.cat((angles, angles), dim=-1)
     return angles.cos().to(dtype), angles.sin().to(dtype)
 

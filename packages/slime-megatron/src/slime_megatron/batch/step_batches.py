@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
 import numpy as np
@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 from slime_core.errors import TrainerError
 from slime_core.samples import TrainBatch
 from slime_models.family.architecture import Architecture
+from torch import Tensor
 
 from slime_megatron.batch.flops import forward_flops
 from slime_megatron.batch.micro_batch import BatchOnDevice, MicroBatches, make_micro_batch
-from slime_megatron.batch.prompt_groups import Routes
+from slime_megatron.batch.prompt_groups import PromptGroup, Routes
 from slime_megatron.batch.rank_schedule import rank_schedule
 from slime_megatron.batch.rope import rotary_tables
 from slime_megatron.batch.routing import StepRouting
@@ -35,6 +36,8 @@ def pack_steps(
     sampling_mask: SamplingMask | None,
     dtype: torch.dtype,
     device: torch.device,
+    rotary: Callable[..., tuple[Tensor, Tensor]] = rotary_tables,
+    flops: Callable[[Architecture, PromptGroup], int] = forward_flops,
 ) -> list[MicroBatches]:
     """Return this rank's micro-batches of each optimizer step.
 
@@ -49,12 +52,14 @@ def pack_steps(
         sampling_mask: the ids that top-p and top-k left for each of the batch's response tokens; None without either.
         dtype: of the model.
         device: of the model.
+        rotary: makes the rotary tables.
+        flops: counts the FLOPs of a prompt group, which ranks share out.
 
     Raises:
         TrainerError: a sample is longer than the model's context; names it.
     """
     split, longest = world.token_split, _longest(batch, limit=architecture.max_position_embeddings)
-    cos, sin = rotary_tables(architecture, longest + split.max_padding, dtype=dtype)
+    cos, sin = rotary(architecture, longest + split.max_padding, dtype=dtype)
     source = BatchOnDevice(
         batch=batch,
         rotary=(cos.to(device), sin.to(device)),
@@ -64,22 +69,29 @@ def pack_steps(
         with_sum_pi_squared="sum_pi_squared" in needs,
         sampling_mask=sampling_mask,
     )
-    max_tokens = max_tokens_per_gpu * section.context_parallel_size
-    return [
-        _pack_step(source, samples, architecture, section, world, max_tokens=max_tokens, routes=routes)
-        for samples in batch.optimizer_steps
-    ]
+    pack = partial(
+        _pack_step,
+        source,
+        architecture=architecture,
+        section=section,
+        world=world,
+        max_tokens=max_tokens_per_gpu * section.context_parallel_size,
+        routes=routes,
+        cost=partial(flops, architecture) if section.balance_data else None,
+    )
+    return [pack(samples) for samples in batch.optimizer_steps]
 
 
 def _pack_step(
     source: BatchOnDevice,
     samples: NDArray[np.int64],
+    *,
     architecture: Architecture,
     section: MegatronSection,
     world: World,
-    *,
     max_tokens: int,
     routes: Sequence[Routes] | None,
+    cost: Callable[[PromptGroup], int] | None,
 ) -> MicroBatches:
     """Return this rank's micro-batches of one optimizer step, of the samples at some positions in the batch."""
     batch = source.batch
@@ -89,7 +101,7 @@ def _pack_step(
         n_ranks=world.data_parallel_size,
         max_tokens=max_tokens,
         share=section.share_prefix and section.context_parallel_size == 1,
-        cost=partial(forward_flops, architecture) if section.balance_data else None,
+        cost=cost,
         routes=routes,
     )
     routing = StepRouting.of(batch, samples, routes=routes)

@@ -21,6 +21,7 @@ from slime_megatron.batch.response_tokens import ResponseTokens
 from slime_megatron.batch.token_columns import TokenColumns
 from slime_megatron.checkpoint.state import TrainerState
 from slime_megatron.hf.load_weights import load_weights
+from slime_megatron.model.family_layers import layers_of
 from slime_megatron.model.gpt import build_model, gather_response_tokens, response_rows
 from slime_megatron.optim.train_step import TrainedModel, average
 from slime_megatron.optim.weight_sets import check_same_model
@@ -71,7 +72,12 @@ class Critic:
             architecture, tie_word_embeddings=False
         )  # the head takes its output layer's place
         model = build_model(
-            untied, settings.megatron, dtype=dtype, device="cpu", provider=settings.hooks.model_provider
+            untied,
+            settings.megatron,
+            dtype=dtype,
+            device="cpu",
+            layers=layers_of(settings.family, untied),
+            provider=settings.hooks.model_provider,
         )
         if model.post_process:
             model.output_layer = ValueHead(model.config)

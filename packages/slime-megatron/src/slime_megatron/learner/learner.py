@@ -39,6 +39,7 @@ from slime_megatron.learner.critic import Critic
 from slime_megatron.learner.estimator import StatefulEstimator
 from slime_megatron.learner.metrics import forwarded, mismatch
 from slime_megatron.learner.postprocess import postprocess
+from slime_megatron.model.family_layers import layers_of
 from slime_megatron.model.freezing import freeze
 from slime_megatron.model.gpt import build_model, response_log_probs
 from slime_megatron.model.lora import add_adapters, clear_adapters
@@ -62,7 +63,8 @@ class Learner:
         self._needs = settings.algorithm.needs
         self._estimator = StatefulEstimator(settings.algorithm.estimator)
         architecture = settings.family.architecture(read_config(settings.model_path))
-        check_model(section, architecture)
+        check_model(section, architecture, settings.family)
+        self._layers = layers_of(settings.family, architecture)
         self._architecture = architecture.with_padded_vocab(section.tensor_model_parallel_size)
         #: With MTP layers, where they are trained: engines, critic, reference and teacher have none.
         self._held = self._architecture.with_mtp(section.enable_mtp_training)
@@ -245,13 +247,8 @@ class Learner:
 
     def _build_policy(self) -> GPTModel:
         settings, section = self._settings, self._settings.megatron
-        model = build_model(
-            self._held,
-            section,
-            dtype=self._dtype,
-            device=self._device,
-            provider=settings.hooks.model_provider,
-        )
+        on: dict[str, Any] = {"dtype": self._dtype, "device": self._device, "layers": self._layers}
+        model = build_model(self._held, section, provider=settings.hooks.model_provider, **on)
         load_weights(model, self._weights_of(settings.model_path, self._held), settings.family, self._held)
         if settings.lora.rank is not None:
             names = global_weights(model, self._architecture)
@@ -306,6 +303,8 @@ class Learner:
             sampling_mask=sampling_mask_of(batch) if settings.restricted else None,
             dtype=self._dtype,
             device=self._device,
+            rotary=self._layers.rotary_tables,
+            flops=self._layers.forward_flops,
         )
 
     def _with_old_policy(

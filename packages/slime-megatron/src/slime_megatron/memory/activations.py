@@ -105,16 +105,21 @@ def _attention_bytes(architecture: Architecture, layout: Layout, shape: MicroBat
         found += _FLOAT32 * (2 * query + 2 * key) + each * query + _FLOAT32 * heads
     else:
         found += each * (2 * query + key) + mixed + _FLOAT32 * heads
-    return shape.tokens * found + _rows(layout, shape) * (_norm(a.hidden_size, shape) + each * a.hidden_size)
+    norms = 1 + a.post_layernorms
+    return shape.tokens * found + _rows(layout, shape) * (
+        norms * _norm(a.hidden_size, shape) + each * a.hidden_size
+    )
 
 
 def _mlp_bytes(architecture: Architecture, layout: Layout, shape: MicroBatchShape, layer: int) -> int:
     a, each, rows = architecture, shape.dtype_bytes, _rows(layout, shape)
-    found = rows * (_norm(a.hidden_size, shape) + each * a.hidden_size)
+    found = rows * ((1 + a.post_layernorms) * _norm(a.hidden_size, shape) + each * a.hidden_size)
     if layer not in a.moe_layers:  # gate and up, a copy of up, silu of the gate, the product
         return found + shape.tokens * 5 * each * a.ffn_hidden_size // layout.tensor
     shared = (a.moe_shared_expert_intermediate_size or 0) // layout.tensor
     found += shape.tokens * 5 * each * shared
+    if a.moe_shared_expert_gate:  # what it gives, and the gate
+        found += rows * each * (a.hidden_size + 1)
     routes = (a.moe_router_topk or 0) * (2 * _INT64 + 2 * _FLOAT32) + _INT64 * (a.num_moe_experts or 0)
     width = (a.moe_ffn_hidden_size or 0) // layout.expert_tensor
     per_route = each * (a.hidden_size + 6 * width)  # as above, and the product times its gate

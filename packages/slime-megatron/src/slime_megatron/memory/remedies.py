@@ -28,7 +28,7 @@ def trainer_remedies(question: MemoryQuestion) -> Sequence[Remedy]:
     allowed = []
     for remedy in found:
         changed = section.model_copy(update={field: value for (_, field), value in remedy.settings.items()})
-        problems = [*process_problems(changed, ranks), *model_problems(changed, architecture)]
+        problems = [*process_problems(changed, ranks), *model_problems(changed, architecture, family)]
         if not problems:
             allowed.append(remedy)
     return [*allowed, *_fewer_tokens(question), *_more_ranks(question)]

@@ -32,16 +32,31 @@ class PackedAttention(MegatronModule):
     The rotary embedding is applied here, and not by `GPTModel`, because Megatron 0.19.2 applies it to packed
     sequences in a host loop with a device sync for each sequence.
 
+    A family's layers may have a window and rotary angles of their own (`functools.partial` gives them), and other scores, such as
+    capped ones, by a subclass with another `attend`.
+
     Args:
         config: the model's.
         softmax_scale: scale of the scores; 1 / sqrt(head_dim) when None.
+        window: the most tokens that a token sees, itself among them; all before it when None.
+        rotary_columns: first and last (not included) column of the rotary tables that are this layer's, where the family's
+            tables have those of several kinds of layers side by side; all when None.
     """
 
-    def __init__(self, config: TransformerConfig, softmax_scale: float | None = None, **_: Any) -> None:
+    def __init__(
+        self,
+        config: TransformerConfig,
+        softmax_scale: float | None = None,
+        *,
+        window: int | None = None,
+        rotary_columns: tuple[int, int] | None = None,
+        **_: Any,
+    ) -> None:
         super().__init__(config=config)
         if config.attention_dropout != 0.0 or config.window_size is not None:
-            raise ValueError("PackedAttention has neither dropout nor a window; set attention_dropout to 0")
-        self._scale = softmax_scale
+            raise ValueError("PackedAttention has no dropout, and its window is a parameter of its own")
+        self._scale, self._window = softmax_scale, window
+        self._columns = slice(*rotary_columns) if rotary_columns else slice(None)
 
     def forward(
         self,
@@ -54,11 +69,10 @@ class PackedAttention(MegatronModule):
         **_: Any,
     ) -> Tensor:
         """Return [t, heads * head_dim] of query [t, heads, head_dim], key and value [t, groups, head_dim]."""
-        query = _rotate(query, packed_seq_params)
-        key = _rotate(key, packed_seq_params)
+        query, key = (self._rotate(x, packed_seq_params) for x in (query, key))
         packed, padding_map = packed_seq_params, packed_seq_params.padding_map
         if packed.zigzag is not None:
-            return attend_zigzag(query, key, value, packed.zigzag, self._attend)
+            return attend_zigzag(query, key, value, packed.zigzag, self.attend)
         if padding_map is not None:
             query, key, value = (_PadTokens.apply(x, padding_map) for x in (query, key, value))
         sizes = [batch.n_slots for batch in packed.batches]
@@ -67,27 +81,34 @@ class PackedAttention(MegatronModule):
             tuple(x.unflatten(0, (prefix.size, prefix.length)) for x in slots)
             for prefix, slots in zip(packed.prefixes, qkv, strict=False)
         ]
-        outputs = [self._attend(*prefix) for prefix in prefixes]
+        outputs = [self.attend(*prefix) for prefix in prefixes]
         for suffix, slots in zip(packed.suffixes, qkv[len(prefixes) :], strict=True):
             q, *own = (x.unflatten(0, (suffix.n_prefixes * suffix.size, suffix.length)) for x in slots)
             k, v = (
                 _after_prompt(prefix, x, suffix)
                 for prefix, x in zip(prefixes[suffix.batch][1:], own, strict=True)
             )
-            outputs.append(self._attend(q, k, v))
+            outputs.append(self.attend(q, k, v))
         flat = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
         return flat if padding_map is None else _UnpadTokens.apply(flat, padding_map)
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Return [b * l, heads * head_dim] of q [b, l, heads, head_dim] and k, v [b, m, groups, head_dim], m >= l."""
+    def _rotate(self, x: Tensor, packed: PackedSequences) -> Tensor:
+        """Apply the rotary embedding to the first dimensions of each head of x [t, heads, head_dim]."""
+        assert packed.cos is not None and packed.sin is not None
+        cos, sin = packed.cos[..., self._columns], packed.sin[..., self._columns]
+        return _rotated(x, cos, sin, interleaved=self.config.rotary_interleaved)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Return [b * l, heads * head_dim] of q [b, l, heads, head_dim] and k, v [b, m, groups, head_dim], m >= l.
+
+        Attention is causal, queries and keys being aligned at the last token.
+        """
         n_query, n_key, dtype = q.size(1), k.size(1), q.dtype
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         in_float32 = n_key < _FLOAT32_BELOW or not attends_in_bfloat16()
         if q.device.type == "cpu" and q.dtype.itemsize == 2 and in_float32:
             q, k, v = q.float(), k.float(), v.float()
-        causal = (
-            {"is_causal": True} if n_query == n_key else {"attn_mask": causal_lower_right(n_query, n_key)}
-        )
+        causal = self._mask(n_query, n_key, q.device)
         repeats = q.size(1) // k.size(1)
         if repeats > 1 and q.is_cuda and q.dtype is torch.float32:
             # torch's kernels for float32 on CUDA take no groups; what does would hold the scores of all pairs of tokens.
@@ -96,13 +117,34 @@ class PackedAttention(MegatronModule):
         out = dot_product_attention(q, k, v, **causal, scale=self._scale, enable_gqa=gqa)
         return out.transpose(1, 2).flatten(0, 1).flatten(1).to(dtype)
 
+    def _mask(self, n_query: int, n_key: int, device: torch.device) -> dict[str, Any]:
+        """Return the arguments that hide later tokens, and those before the window."""
+        if self._window is None or n_key <= self._window:
+            if n_query == n_key:
+                return {"is_causal": True}
+            return {"attn_mask": causal_lower_right(n_query, n_key)}
+        rows = torch.arange(n_key - n_query, n_key, device=device)[:, None]
+        behind = rows - torch.arange(n_key, device=device)
+        return {"attn_mask": (behind >= 0) & (behind < self._window)}
 
-def _rotate(x: Tensor, packed: PackedSequences) -> Tensor:
-    """Apply the rotary embedding (halves, not pairs) to the first dimensions of each head of x [t, heads, head_dim]."""
-    assert packed.cos is not None and packed.sin is not None
-    rotated, rest = x[..., : packed.cos.size(-1)], x[..., packed.cos.size(-1) :]
-    left, right = rotated.chunk(2, dim=-1)
-    rotated = rotated * packed.cos + torch.cat((-right, left), dim=-1) * packed.sin
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
+    """Return x [t, heads, head_dim] with the first dimensions of each head rotated: pairs of neighbours, or of both halves.
+
+    Args:
+        x: queries or keys.
+        cos: [t, 1, rotary_dim], both halves equal.
+        sin: the same.
+        interleaved: whether neighbours are pairs.
+    """
+    rotated, rest = x[..., : cos.size(-1)], x[..., cos.size(-1) :]
+    if interleaved:
+        cos, sin = (table.chunk(2, dim=-1)[0] for table in (cos, sin))
+        left, right = rotated[..., 0::2], rotated[..., 1::2]
+        rotated = torch.stack((left * cos - right * sin, right * cos + left * sin), dim=-1).flatten(-2)
+    else:
+        left, right = rotated.chunk(2, dim=-1)
+        rotated = rotated * cos + torch.cat((-right, left), dim=-1) * sin
     return rotated if rest.size(-1) == 0 else torch.cat((rotated, rest), dim=-1)
 
 

@@ -16,7 +16,7 @@ from slime_models.family.architecture import Architecture
 from torch import Tensor
 
 from slime_megatron.batch.response_tokens import ResponseTokens
-from slime_megatron.model.layer_spec import block_spec
+from slime_megatron.model.family_layers import FamilyLayers, block_spec
 from slime_megatron.model.log_probs import VocabularyShard, sum_pi_squared, token_log_probs
 from slime_megatron.model.mtp import MtpBlock, whole_row
 from slime_megatron.model.router import check_routers, updates_bias
@@ -32,6 +32,7 @@ def build_model(
     *,
     dtype: torch.dtype,
     device: torch.device | str,
+    layers: FamilyLayers | None = None,
     provider: Callable[..., GPTModel] | None = None,
 ) -> GPTModel:
     """Return this rank's part of the model, its weights not yet set.
@@ -41,10 +42,12 @@ def build_model(
         section: how it is parallelised.
         dtype: of its parameters.
         device: where they are.
-        provider: builds the model in the place of `provide_model`; takes the same arguments.
+        layers: those that the family brings; None where `architecture` says all of them.
+        provider: builds the model in the place of `provide_model`; takes the same arguments, but not `layers`.
     """
-    config = transformer_config(architecture, section, dtype=dtype)
-    model = (provider or provide_model)(
+    layers = layers or FamilyLayers()
+    config = transformer_config(architecture, section, dtype=dtype, own=layers.config(architecture))
+    model = (provider or partial(provide_model, layers=layers))(
         config,
         architecture,
         pre_process=parallel_state.is_pipeline_first_stage(),
@@ -54,7 +57,10 @@ def build_model(
     if model.post_process:
         _check_output_layer(model.output_layer)
         if architecture.holds_mtp:
-            model.mtp = MtpBlock(model, architecture.mtp_num_layers)
+            last = architecture.num_layers - 1
+            model.mtp = MtpBlock(
+                model, architecture.mtp_num_layers, lambda own: layers.layer(own, architecture, last)
+            )
     return model.to(device)
 
 
@@ -68,7 +74,12 @@ def _check_output_layer(layer: Any) -> None:
 
 
 def provide_model(
-    config: TransformerConfig, architecture: Architecture, *, pre_process: bool, post_process: bool
+    config: TransformerConfig,
+    architecture: Architecture,
+    *,
+    pre_process: bool,
+    post_process: bool,
+    layers: FamilyLayers | None = None,
 ) -> GPTModel:
     """Return a model on the CPU, its weights not yet set.
 
@@ -77,10 +88,12 @@ def provide_model(
         architecture: what `config` follows from, and the sizes of the vocabulary.
         pre_process: whether this pipeline stage has the embedding.
         post_process: whether it has the output layer.
+        layers: those that the family brings; None where `architecture` says all of them.
     """
-    return GPTModel(
+    layers = layers or FamilyLayers()
+    model = GPTModel(
         config=config,
-        transformer_layer_spec=block_spec(config),
+        transformer_layer_spec=block_spec(config, architecture, layers),
         vocab_size=architecture.padded_vocab_size,
         max_sequence_length=architecture.max_position_embeddings,
         pre_process=pre_process,
@@ -89,6 +102,8 @@ def provide_model(
         share_embeddings_and_output_weights=architecture.tie_word_embeddings,
         position_embedding_type="none",  # `PackedAttention` rotates
     )
+    layers.finish(model, architecture)
+    return model
 
 
 def wrap_for_gradients(model: GPTModel, section: MegatronSection) -> DistributedDataParallel:

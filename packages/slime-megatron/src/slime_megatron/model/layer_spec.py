@@ -9,37 +9,28 @@ import torch
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_submodules
 from megatron.core.transformer.mlp import MLP, MLPSubmodules
 from megatron.core.transformer.spec_utils import ModuleSpec
-from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import (
     TransformerLayer,
     TransformerLayerSubmodules,
-    get_transformer_layer_offset,
 )
 from slime_core.errors import TrainerError
+from slime_models.family.architecture import Architecture
 
 from slime_megatron.model.attention import PackedAttention
 from slime_megatron.model.norm import RMSNorm
 from slime_megatron.model.router import RoutedLayer, with_router
+from slime_megatron.model.sandwich import SandwichLayer
 from slime_megatron.model.transformer_config import has_experts
 
 
-def block_spec(config: TransformerConfig, *, vp_stage: int | None = None) -> TransformerBlockSubmodules:
-    """Return the layers that this pipeline stage holds, and the final norm."""
-    first = get_transformer_layer_offset(config, vp_stage)
-    own = range(first, first + get_num_layers_to_build(config, vp_stage=vp_stage))
-    return TransformerBlockSubmodules(
-        layer_specs=[layer_spec(config, layer) for layer in own], layer_norm=RMSNorm
-    )
-
-
-def layer_spec(config: TransformerConfig, layer: int = 0) -> ModuleSpec:
-    """Return one decoder layer, `layer` of the whole model, from 0.
+def layer_spec(config: TransformerConfig, architecture: Architecture, layer: int = 0) -> ModuleSpec:
+    """Return one decoder layer, `layer` of the whole model, from 0, with all that `Architecture` has a field for.
 
     Needs neither TransformerEngine nor Apex, unless `transformer_impl` is `transformer_engine`.
 
     Raises:
-        TrainerError: TransformerEngine is asked for, and not there.
+        TrainerError: TransformerEngine is asked for, and not there; or the layer has both experts and norms after them.
     """
     experts = config.num_moe_experts if has_experts(config, layer) else None
     submodules = get_gpt_layer_local_submodules(
@@ -53,7 +44,13 @@ def layer_spec(config: TransformerConfig, layer: int = 0) -> ModuleSpec:
     if config.transformer_impl == "transformer_engine":
         _take_transformer_engine(submodules, config, dense=experts is None)
     if experts is None:
-        return ModuleSpec(module=TransformerLayer, submodules=submodules)
+        module = SandwichLayer if architecture.post_layernorms else TransformerLayer
+        return ModuleSpec(module=module, submodules=submodules)
+    if architecture.post_layernorms:
+        raise TrainerError(
+            f"{architecture.model_type}: layer {layer} has experts and norms after attention and MLP; wanted one of them: "
+            "both are not implemented"
+        )
     submodules.mlp = with_router(submodules.mlp)
     return ModuleSpec(module=RoutedLayer, submodules=submodules)
 

@@ -31,7 +31,6 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
 from slime_megatron.batch.mtp_inputs import MtpRow
-from slime_megatron.model.layer_spec import layer_spec
 from slime_megatron.model.norm import RMSNorm
 
 
@@ -58,9 +57,12 @@ class MtpBlock(MultiTokenPredictionBlock):
     Args:
         model: the last pipeline stage; MTP layers are built like its last layer.
         n_layers: number of MTP layers.
+        decoder_layer: (config) -> Megatron's specification of the decoder layer that each is built around.
     """
 
-    def __init__(self, model: GPTModel, n_layers: int) -> None:
+    def __init__(
+        self, model: GPTModel, n_layers: int, decoder_layer: Callable[[TransformerConfig], ModuleSpec]
+    ) -> None:
         config = copy.copy(model.config)
         config.mtp_num_layers = n_layers  # of the block alone: where the model has it, Megatron adds its loss
         if config.recompute_method == "uniform":
@@ -75,7 +77,7 @@ class MtpBlock(MultiTokenPredictionBlock):
                 hnorm=RMSNorm,
                 layer_norm=RMSNorm,
                 eh_proj=ColumnParallelLinear,
-                mtp_model_layer=layer_spec(config, config.num_layers - 1),
+                mtp_model_layer=decoder_layer(config),
             ),
         )
         layers = MultiTokenPredictionBlockSubmodules(layer_specs=[spec] * n_layers)

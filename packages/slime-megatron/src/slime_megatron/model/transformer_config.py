@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -35,18 +36,27 @@ _DEFAULTS = frozenset(
 
 
 def transformer_config(
-    architecture: Architecture, section: MegatronSection, *, dtype: torch.dtype
+    architecture: Architecture,
+    section: MegatronSection,
+    *,
+    dtype: torch.dtype,
+    own: Mapping[str, Any] | None = None,
 ) -> TransformerConfig:
     """Return the configuration of a decoder of this architecture.
 
     `calculate_per_token_loss` makes Megatron add gradients up over micro-batches and ranks without dividing by
     their numbers: the weights of a `TokenView` already are shares of the whole step.
 
+    Args:
+        architecture: of the model.
+        section: how it is parallelised.
+        dtype: of its parameters.
+        own: fields that the family's layers want otherwise.
+
     Raises:
         TrainerError: one of Megatron's own flags contradicts what is derived here; names both.
     """
-    ours = partial(
-        TransformerConfig,
+    fields: dict[str, Any] = dict(
         num_layers=architecture.num_layers,
         hidden_size=architecture.hidden_size,
         ffn_hidden_size=architecture.ffn_hidden_size,
@@ -60,6 +70,7 @@ def transformer_config(
         add_bias_linear=False,
         add_qkv_bias=architecture.qkv_bias,
         qk_layernorm=architecture.qk_layernorm,
+        rotary_interleaved=architecture.rotary_interleaved,
         hidden_dropout=0.0,
         attention_dropout=0.0,
         params_dtype=dtype,
@@ -91,6 +102,7 @@ def transformer_config(
         batch_p2p_comm=torch.cuda.is_available(),  # gloo sends one by one
         **_experts(architecture, section),
     )
+    ours = partial(TransformerConfig, **fields | dict(own or {}))
     flags = {name: value for name, value in section.megatron_args.items() if name != MTP_NUM_LAYERS}
     return with_flags(ours, flags, "transformer", defaults=_DEFAULTS)
 
@@ -111,6 +123,7 @@ def _experts(architecture: Architecture, section: MegatronSection) -> dict[str, 
         "moe_router_group_topk": architecture.moe_router_group_topk,
         "moe_router_topk_scaling_factor": architecture.moe_router_topk_scaling_factor,
         "moe_shared_expert_intermediate_size": architecture.moe_shared_expert_intermediate_size,
+        "moe_shared_expert_gate": architecture.moe_shared_expert_gate,
         "moe_router_dtype": "fp32",
         "moe_router_load_balancing_type": "aux_loss",  # Megatron's own; without a coefficient it is none
         "moe_aux_loss_coeff": 0.0,

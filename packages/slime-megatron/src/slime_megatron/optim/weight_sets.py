@@ -142,7 +142,7 @@ def check_same_model(folder: Path, family: ModelFamily, wanted: Architecture, *,
         CheckpointError: names the first field of the architecture that differs.
     """
     found, wanted = family.architecture(read_config(folder)), wanted.with_padded_vocab(1)
-    for field in dataclasses.fields(Architecture):
+    for field in dataclasses.fields(wanted):
         mine, theirs = getattr(wanted, field.name), getattr(found, field.name)
         if mine != theirs and field.name not in _MAY_DIFFER:
             raise CheckpointError(

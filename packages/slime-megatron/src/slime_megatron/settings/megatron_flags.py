@@ -58,7 +58,7 @@ _REFUSED = {
             ),
             *("hierarchical_context_parallel_sizes", "hybrid_context_parallel", "log_max_attention_logit"),
             *("mrope_section", "multi_latent_attention", "no_rope_freq"),
-            *("qk_clip", "qk_clip_alpha", "qk_clip_threshold", "rotary_interleaved", "softmax_type"),
+            *("qk_clip", "qk_clip_alpha", "qk_clip_threshold", "softmax_type"),
             *("use_kitchen_attention", "window_attn_skip_freq"),
         ),
         _OWN_ATTENTION,

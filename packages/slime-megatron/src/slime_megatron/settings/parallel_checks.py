@@ -11,6 +11,16 @@ from slime_megatron.settings.section import MegatronSection
 
 if TYPE_CHECKING:
     from slime_models.family.architecture import Architecture
+    from slime_models.family.family import ModelFamily
+
+#: Kind of parallelism, as `ModelFamily.not_parallel` names it -> the setting, and its value without.
+_SETTING_OF: dict[str, tuple[str, object]] = {
+    "tensor": ("tensor_model_parallel_size", 1),
+    "sequence": ("sequence_parallel", False),
+    "pipeline": ("pipeline_model_parallel_size", 1),
+    "context": ("context_parallel_size", 1),
+    "expert": ("expert_model_parallel_size", 1),
+}
 
 
 def check_processes(section: MegatronSection, n_processes: int) -> None:
@@ -22,13 +32,13 @@ def check_processes(section: MegatronSection, n_processes: int) -> None:
     _refuse(process_problems(section, n_processes))
 
 
-def check_model(section: MegatronSection, architecture: Architecture) -> None:
+def check_model(section: MegatronSection, architecture: Architecture, family: ModelFamily) -> None:
     """Check that the model can be parallelised as the settings ask.
 
     Raises:
         TrainerError: names the setting, and what of the model it does not divide.
     """
-    _refuse(model_problems(section, architecture))
+    _refuse(model_problems(section, architecture, family))
 
 
 def process_problems(section: MegatronSection, n_processes: int) -> Iterator[Problem]:
@@ -65,8 +75,11 @@ def process_problems(section: MegatronSection, n_processes: int) -> Iterator[Pro
             )
 
 
-def model_problems(section: MegatronSection, architecture: Architecture) -> Iterator[Problem]:
+def model_problems(
+    section: MegatronSection, architecture: Architecture, family: ModelFamily
+) -> Iterator[Problem]:
     """Yield each parallel setting that the model does not allow."""
+    yield from _family_problems(section, family)
     if section.use_distributed_optimizer and section.optimizer != "adam":
         yield Problem(
             "megatron.use_distributed_optimizer",
@@ -112,6 +125,14 @@ def model_problems(section: MegatronSection, architecture: Architecture) -> Iter
     for name, size, what, number in divided:
         if number % size:
             yield Problem(f"megatron.{name}", str(size), f"a divisor of {number}, the model's {what}")
+
+
+def _family_problems(section: MegatronSection, family: ModelFamily) -> Iterator[Problem]:
+    """Yield each kind of parallelism that the family says it does not have."""
+    for kind, why in family.not_parallel.items():
+        name, alone = _SETTING_OF[kind]
+        if (given := getattr(section, name)) not in (alone, None):
+            yield Problem(f"megatron.{name}", str(given), f"{alone} for a {family.model_type} model", why)
 
 
 def _router_problems(section: MegatronSection, architecture: Architecture) -> Iterator[Problem]:

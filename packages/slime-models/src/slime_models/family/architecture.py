@@ -28,7 +28,11 @@ class RopeScaling:
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """Shape and constants of a decoder. Hashable; the names are Megatron's where it has one."""
+    """Shape and constants of a decoder. Hashable; the names are Megatron's where it has one.
+
+    A family whose layers have more to say reads a subclass: a frozen dataclass with fields of its own, which only the layers
+    that the family brings (`ModelFamily.layers`) know of.
+    """
 
     model_type: str
     """Family, as config.json spells it."""
@@ -54,6 +58,8 @@ class Architecture:
     """Stretch of the rotary frequencies, if any."""
     partial_rotary_factor: float = 1.0
     """Share of each head's dimensions, the first ones, that are rotated."""
+    rotary_interleaved: bool = False
+    """Rotated dimensions are pairs of neighbours (0 and 1, 2 and 3, ...), and not of both halves."""
     max_position_embeddings: int
     """Most tokens of a sequence."""
     tie_word_embeddings: bool
@@ -62,6 +68,8 @@ class Architecture:
     """The query, key and value projections have a bias."""
     qk_layernorm: bool = False
     """Queries and keys pass an RMSNorm over each head."""
+    post_layernorms: bool = False
+    """What attention and MLP give passes an RMSNorm before it is added to the residual stream, beside those before them."""
     num_moe_experts: int | None = None
     """Experts of each layer that has some; None for a dense model."""
     dense_layers: tuple[int, ...] = ()
@@ -84,6 +92,8 @@ class Architecture:
     """Multiplies the gates."""
     moe_shared_expert_intermediate_size: int | None = None
     """Width of the MLP that every token passes beside its experts; None where there is none."""
+    moe_shared_expert_gate: bool = False
+    """What that MLP gives is multiplied by the sigmoid of a product of the token with a vector."""
     mtp_num_layers: int = 0
     """Multi-token prediction (MTP) layers after the decoder's last. They are part of the model where `holds_mtp`, else they are
     copied from folder to folder unchanged."""
@@ -131,6 +141,11 @@ class Architecture:
     def shared_gated_size(self) -> int:
         """Rows of Megatron's fused gate and up projection of the shared expert; 0 without one."""
         return 2 * (self.moe_shared_expert_intermediate_size or 0)
+
+    @property
+    def one(self) -> int:
+        """Rows of a vector that is stored as a matrix."""
+        return 1
 
     @property
     def rotary_dim(self) -> int:

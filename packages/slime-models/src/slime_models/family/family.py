@@ -29,8 +29,10 @@ CONFIG_FIELDS = {
     "query_size": "num_attention_heads x head_dim",
     "key_value_size": "num_key_value_heads x head_dim",
     "ffn_hidden_size": "intermediate_size",
+    "gated_size": "2 x intermediate_size",
     "moe_ffn_hidden_size": "moe_intermediate_size",
-    "moe_shared_expert_intermediate_size": "moe_intermediate_size x n_shared_experts",
+    "moe_shared_expert_intermediate_size": "moe_intermediate_size x n_shared_experts, or shared_expert_intermediate_size",
+    "one": "1",
     "num_moe_experts": "the number of experts",
 }
 
@@ -88,6 +90,13 @@ class ModelFamily:
     are written."""
     copies: Mapping[str, str] = field(default_factory=dict)
     """Tensors that an MTP layer has in folders and not in the model: suffix of the name -> the tensor that it is a copy of."""
+    layers: str | None = None
+    """`module:attribute` of the layers that the trainer builds, where `Architecture` does not say all of them: a
+    `slime_megatron.model.family_layers.FamilyLayers`, imported when a model is built."""
+    not_served: Mapping[str, str] = field(default_factory=dict)
+    """Engine, by its entry point's name -> why it does not serve models of this family."""
+    not_parallel: Mapping[str, str] = field(default_factory=dict)
+    """Kind of parallelism (`tensor`, `sequence`, `pipeline`, `context`, `expert`) -> why models of this family do not have it."""
 
     def weights(self, architecture: Architecture) -> Mapping[str, Weight]:
         """Return Megatron name -> weight, for every Megatron tensor of a model, unsharded."""

@@ -18,8 +18,9 @@ _EXPERTS = {"w13": ("gate_proj", "up_proj"), "w2": ("down_proj",)}
 #: A packed matrix, and the two numbers that are kept beside it.
 _PACKED, _SHAPE = "weight_packed", "weight_shape"
 
-#: Slices of a whole tensor, one for each axis that is cut; empty for all of it. All ranks' shards make up the tensor.
-Index = tuple[slice, ...]
+#: What of a whole tensor, for each axis that is cut: a slice, or the numbers of rows; empty for all of it. All ranks' shards make
+#: up the tensor.
+Index = tuple[slice | Tensor, ...]
 WHOLE: Index = ()
 
 
@@ -42,6 +43,9 @@ def held_tensors(
         names = [f"{parent}.{part}.{kind}" for part in STACKED.get(leaf, ())]
         if kind == _SHAPE:
             yield from _shapes_held(names or [name], model.get_parameter(f"{module}.{_PACKED}"), shapes)
+            continue
+        if leaf == "gate_up_proj" and name in shapes:  # stacked in folders, too, as GLM-4's
+            yield name, parameter, _gated_rows(len(parameter), shapes[name][0], rank=rank, n_ranks=n_ranks)
             continue
         if not names:
             yield name, *_part(parameter, shapes.get(name), rank=rank, n_ranks=n_ranks)
@@ -69,6 +73,18 @@ def _stack(
     for name, rows in zip(names[1:], whole[1:], strict=True):
         # With more ranks than heads of keys and values, several ranks hold the same heads.
         yield name, others, max(1, n_ranks * others // rows) if rows else 1
+
+
+def _gated_rows(held: int, whole: int, *, rank: int, n_ranks: int) -> Index:
+    """Return which rows a rank holds of a matrix whose upper half is the gate and whose lower half is up: its share of each.
+
+    Where shards of this size would not make up the matrix, all of it, which cannot match what was sent.
+    """
+    share, half = held // 2, whole // 2
+    if n_ranks == 1 or share * n_ranks != half:
+        return WHOLE
+    own = torch.arange(rank * share, (rank + 1) * share)
+    return (torch.cat((own, half + own)),)
 
 
 def _part(held: Tensor, whole: Shape | None, *, rank: int, n_ranks: int) -> tuple[Tensor, Index]:

@@ -78,8 +78,10 @@ def decoding_parts(model: Decoder, *, rows: int, length: int) -> dict[str, float
 def products(model: Decoder, inputs: dict[int, Tensor]) -> None:
     """Multiply by every matrix of the model once; `inputs` is width -> [rows, width]."""
     for layer in model.layers:
-        for weight in (layer.qkv, layer.output, layer.gate, layer.up, layer.down):
-            weight.linear(inputs[weight.shape[1]])
+        mlp = (layer.gate, layer.up, layer.gate_up, layer.down)  # folders have the first two, or the third
+        for weight in (layer.qkv, layer.output, *mlp):
+            if weight is not None:
+                weight.linear(inputs[weight.shape[1]])
     model.logits(inputs[model.architecture.hidden_size])
 
 

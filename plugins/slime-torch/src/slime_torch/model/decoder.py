@@ -1,4 +1,4 @@
-"""The dense decoder (llama, qwen2, qwen3), written for decoding many sequences by one token each."""
+"""The dense decoder (llama, qwen2, qwen3, glm4), written for decoding many sequences by one token each."""
 
 from __future__ import annotations
 
@@ -14,19 +14,22 @@ from slime_models.cpu import attends_in_bfloat16
 from slime_models.family.architecture import Architecture
 from slime_models.upload import upload
 from torch import Tensor
+from torch.nn import functional as F
 
 from slime_torch.kernels.launch import can_compile
 from slime_torch.model.attention import Attention, Pass, TorchAttention
 from slime_torch.model.cache import KvCache
 from slime_torch.model.kernel_attention import KernelAttention
 from slime_torch.model.norm import Norm
-from slime_torch.model.rope import rope_tables
+from slime_torch.model.rope import rope_tables, stored_order
 from slime_torch.model.weights import Fused, Shape, Weights, can_pack
 
 #: (layer, placed queries, keys and values of n tokens [n, heads + 2 * kv_heads, dim]) -> [n, heads * dim]
 Attend = Callable[[int, Tensor], Tensor]
 
-_RUNS = "the torch engine runs dense decoders (llama, qwen2, qwen3): choose another --rollout-engine"
+#: Matrices whose rows are rotated.
+_TURNED = ("q_proj", "k_proj")
+_RUNS = "the torch engine runs dense decoders (llama, qwen2, qwen3, glm4): choose another --rollout-engine"
 
 
 @dataclass(frozen=True)
@@ -39,14 +42,38 @@ class Layer:
     query_norm: Norm | None
     key_norm: Norm | None
     output: Fused
+    post_attention_norm: Norm | None
     mlp_norm: Norm
-    gate: Fused
-    up: Fused
+    gate: Fused | None
+    up: Fused | None
+    gate_up: Fused | None
+    """In the place of both, where folders have one matrix."""
     down: Fused
+    post_mlp_norm: Norm | None
 
     def tensors(self) -> list[Fused]:
         """Return all of them."""
         return [one for one in vars(self).values() if one is not None]
+
+    def attended(self, attended: Tensor, residual: Tensor) -> Tensor:
+        """Return the residual stream [n, hidden_size] after attention, of [n, heads * dim] and what it was before."""
+        if self.post_attention_norm is None:
+            return self.output.linear(attended, then="add", other=residual)
+        return self.post_attention_norm(self.output.linear(attended)).add_(residual)
+
+    def mlp(self, residual: Tensor) -> Tensor:
+        """Return the residual stream [n, hidden_size] after the MLP, of what it was before."""
+        normed = self.mlp_norm(residual)
+        if self.gate is None or self.up is None:
+            assert self.gate_up is not None
+            gate, up = self.gate_up.linear(normed).chunk(2, dim=-1)
+            inner = F.silu(gate).mul_(up)
+        else:
+            gate = self.gate.linear(normed, then="swish")
+            inner = self.up.linear(normed, then="mul", other=gate)
+        if self.post_mlp_norm is None:
+            return self.down.linear(inner, then="add", other=residual)
+        return self.post_mlp_norm(self.down.linear(inner)).add_(residual)
 
 
 class Decoder:
@@ -105,20 +132,26 @@ class Decoder:
             return [prefix + name for name in names]
 
         qkv = [f"self_attn.{name}_proj" for name in "qkv"]
-        a = self.architecture
+        a, order = self.architecture, stored_order(self.architecture)
+        is_fused = prefix + "mlp.gate_up_proj.weight" in self._shapes
         return Layer(
             input_norm=self._norm(prefix + "input_layernorm.weight"),
             qkv=self._fuse(*named(*(name + ".weight" for name in qkv))),
             qkv_bias=self._fuse(*named(*(name + ".bias" for name in qkv)), packed=False)
             if a.qkv_bias
             else None,
-            query_norm=self._norm(prefix + "self_attn.q_norm.weight") if a.qk_layernorm else None,
-            key_norm=self._norm(prefix + "self_attn.k_norm.weight") if a.qk_layernorm else None,
+            query_norm=self._norm(prefix + "self_attn.q_norm.weight", order) if a.qk_layernorm else None,
+            key_norm=self._norm(prefix + "self_attn.k_norm.weight", order) if a.qk_layernorm else None,
             output=self._fuse(prefix + "self_attn.o_proj.weight"),
+            post_attention_norm=self._norm(prefix + "post_self_attn_layernorm.weight")
+            if a.post_layernorms
+            else None,
             mlp_norm=self._norm(prefix + "post_attention_layernorm.weight"),
-            gate=self._fuse(prefix + "mlp.gate_proj.weight"),
-            up=self._fuse(prefix + "mlp.up_proj.weight"),
+            gate=None if is_fused else self._fuse(prefix + "mlp.gate_proj.weight"),
+            up=None if is_fused else self._fuse(prefix + "mlp.up_proj.weight"),
+            gate_up=self._fuse(prefix + "mlp.gate_up_proj.weight") if is_fused else None,
             down=self._fuse(prefix + "mlp.down_proj.weight"),
+            post_mlp_norm=self._norm(prefix + "post_mlp_layernorm.weight") if a.post_layernorms else None,
         )
 
     def _attention(self, max_length: int) -> Attention:
@@ -134,9 +167,19 @@ class Decoder:
 
     def _fuse(self, *names: str, packed: bool = True) -> Fused:
         parts = {name: self._shape(name) for name in names}
-        return Fused(parts, dtype=self.dtype, device=self.device, packed=packed and self._packed)
+        order, orders = stored_order(self.architecture), {}
+        if order is not None:
+            dim = len(order)
+            orders = {
+                name: [first + place for first in range(0, shape[0], dim) for place in order]
+                for name, shape in parts.items()
+                if name.split(".")[-2] in _TURNED
+            }
+        return Fused(
+            parts, dtype=self.dtype, device=self.device, packed=packed and self._packed, orders=orders
+        )
 
-    def _norm(self, name: str) -> Norm:
+    def _norm(self, name: str, order: Sequence[int] | None = None) -> Norm:
         epsilon = self.architecture.norm_epsilon
         return Norm(
             name,
@@ -145,6 +188,7 @@ class Decoder:
             dtype=self.dtype,
             device=self.device,
             compile_kernel=self.has_kernels,
+            order=order,
         )
 
     def _shape(self, name: str) -> Shape:
@@ -217,10 +261,7 @@ class Decoder:
             attended = attend(index, heads)
             if rows is not None and layer is self.layers[-1]:  # nobody asks for the others any more
                 x, attended = x[rows], attended[rows]
-            x = layer.output.linear(attended, then="add", other=x)
-            normed = layer.mlp_norm(x)
-            gate = layer.gate.linear(normed, then="swish")
-            x = layer.down.linear(layer.up.linear(normed, then="mul", other=gate), then="add", other=x)
+            x = layer.mlp(layer.attended(attended, x))
         return self.norm(x)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ class Norm(Fused):
         dtype: storage dtype.
         device: where it lives.
         compile_kernel: use a compiled kernel (`kernels.launch.can_compile`; on a CPU, bfloat16 or float32).
+        order: for each place, the number of the weight that is stored there; None for the folder's.
     """
 
     def __init__(
@@ -36,8 +37,10 @@ class Norm(Fused):
         dtype: torch.dtype,
         device: torch.device,
         compile_kernel: bool = False,
+        order: Sequence[int] | None = None,
     ) -> None:
-        super().__init__({name: shape}, dtype=dtype, device=device)
+        orders = None if order is None else {name: order}
+        super().__init__({name: shape}, dtype=dtype, device=device, orders=orders)
         self._epsilon = epsilon
         self._has_kernel = device.type == "cuda"
         self._epsilon_tensor, self._share = torch.tensor(epsilon), 1 / shape[0]

@@ -6,7 +6,7 @@ packed layout (see `can_pack`): rows of the embedding cannot be looked up in it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -48,12 +48,20 @@ class Fused:
         dtype: storage dtype.
         device: where the tensor lives.
         packed: keep oneDNN's blocked layout (a matrix that is only multiplied by).
+        orders: of parts whose rows are stored in another order: name -> for each place, the row of the part that is there.
     """
 
     def __init__(
-        self, parts: Mapping[str, Shape], *, dtype: torch.dtype, device: torch.device, packed: bool = False
+        self,
+        parts: Mapping[str, Shape],
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        packed: bool = False,
+        orders: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
         self.parts = dict(parts)
+        self._orders = {name: torch.tensor(order) for name, order in (orders or {}).items()}
         self.packed = packed
         if packed:
             self._product = torch.ops.mkldnn._linear_pointwise.default
@@ -71,15 +79,19 @@ class Fused:
         return self.tensor.to_dense() if self.tensor.is_mkldnn else self.tensor
 
     def read(self) -> dict[str, Tensor]:
-        """Return name -> tensor; views of what `plain` returns."""
+        """Return name -> tensor; views of what `plain` returns, or copies of parts in another order."""
         plain = self.plain()
-        return {name: plain[rows] for name, rows in self._rows.items()}
+        return {
+            name: plain[rows] if name not in self._orders else plain[rows][self._orders[name].argsort()]
+            for name, rows in self._rows.items()
+        }
 
     def write(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy some of the parts in, casting them."""
         plain = self.plain()
         for name, tensor in tensors.items():
-            plain[self._rows[name]].copy_(tensor)
+            ordered = tensor if name not in self._orders else tensor[self._orders[name]]
+            plain[self._rows[name]].copy_(ordered)
         if self.packed:
             ops = torch.ops.mkldnn
             self.tensor = ops._reorder_linear_weight(plain)

@@ -120,7 +120,7 @@ def dense_architecture(
             "num_attention_heads", heads, f"a divisor of hidden_size, {hidden_size}, or a head_dim"
         )
     rope_theta, rope_scaling = read.rope(rope_types)
-    return Architecture(
+    found = Architecture(
         model_type=model_type,
         num_layers=read.integer("num_hidden_layers"),
         hidden_size=hidden_size,
@@ -138,6 +138,13 @@ def dense_architecture(
         qkv_bias=qkv_bias,
         qk_layernorm=qk_layernorm,
     )
+    if found.partial_rotary_factor < 1 and (found.rotary_dim < 2 or found.rotary_dim % 2):
+        raise read.error(
+            "partial_rotary_factor",
+            found.partial_rotary_factor,
+            f"one that makes an even number of a head's {found.head_dim} dimensions",
+        )
+    return found
 
 
 def _check_kind(read: ConfigReader, *, model_type: str, qkv_bias: bool) -> None:

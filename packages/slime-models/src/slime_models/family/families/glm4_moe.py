@@ -57,12 +57,6 @@ def read_architecture(config: Mapping[str, Any]) -> Architecture:
         partial_rotary_factor=0.5,
         norm_epsilon=1e-5,
     )
-    if dense.rotary_dim < 2 or dense.rotary_dim % 2:
-        raise read.error(
-            "partial_rotary_factor",
-            dense.partial_rotary_factor,
-            f"one that makes an even number of a head's {dense.head_dim} dimensions",
-        )
     experts, top_k = read.integer("n_routed_experts", 128), read.integer("num_experts_per_tok", 8)
     if top_k > experts:
         raise read.error("num_experts_per_tok", top_k, f"at most n_routed_experts, {experts}")

@@ -1,4 +1,4 @@
-"""Qwen 3 with experts in every layer."""
+"""Qwen 3 with experts, in every layer or in some."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from slime_models.family.architecture import Architecture, ConfigReader
-from slime_models.family.families.dense import KEY_NORM, QUERY_NORM, dense_architecture, dense_rules
+from slime_models.family.families.dense import (
+    DOWN,
+    GATE_UP,
+    KEY_NORM,
+    QUERY_NORM,
+    dense_architecture,
+    dense_rules,
+)
 from slime_models.family.family import ModelFamily
 from slime_models.family.rules import Shard, gated, moe_layers, rename
 
@@ -36,29 +43,50 @@ EXPERT_DOWN = rename(
 
 
 def read_architecture(config: Mapping[str, Any]) -> Architecture:
-    """Read a Qwen 3 MoE config.json. Layers without experts are not implemented."""
+    """Read a Qwen 3 MoE config.json."""
     dense = dense_architecture(config, model_type="qwen3_moe", qk_layernorm=True)
-    read = ConfigReader(config)
-    read.require("decoder_sparse_step", (1,), default=1)
-    read.require("mlp_only_layers", ([],), default=[])
+    return with_experts(dense, ConfigReader(config), top_k=8, width=768)
+
+
+def with_experts(dense: Architecture, read: ConfigReader, *, top_k: int, width: int) -> Architecture:
+    """Return a dense architecture with experts, in the layers in which Qwen's config.json has them.
+
+    Args:
+        dense: all else.
+        read: the file.
+        top_k: experts of a token where the file does not say.
+        width: that of an expert where the file does not say.
+    """
+    every, others = read.integer("decoder_sparse_step", 1), read.get("mlp_only_layers") or []
+    if not isinstance(others, list) or not all(type(one) is int for one in others):
+        raise read.error("mlp_only_layers", others, "a list of layers, numbered from 0")
+    layers = range(dense.num_layers)
+    without = tuple(layer for layer in layers if layer in others or (layer + 1) % every)
+    if len(without) == dense.num_layers:
+        raise read.error(
+            "mlp_only_layers" if every == 1 else "decoder_sparse_step",
+            others if every == 1 else every,
+            f"one that leaves a layer of {dense.num_layers} with experts",
+        )
     field = (
         "num_experts" if read.get("num_local_experts") is None else "num_local_experts"
     )  # transformers 5's
-    experts, top_k = read.integer(field), read.integer("num_experts_per_tok", 8)
+    experts, top_k = read.integer(field), read.integer("num_experts_per_tok", top_k)
     if top_k > experts:
         raise read.error("num_experts_per_tok", top_k, f"at most {field}, {experts}")
     return dataclasses.replace(
         dense,
         num_moe_experts=experts,
-        moe_ffn_hidden_size=read.integer("moe_intermediate_size", 768),
+        dense_layers=without,
+        moe_ffn_hidden_size=read.integer("moe_intermediate_size", width),
         moe_router_topk=top_k,
         moe_norm_topk_prob=read.flag("norm_topk_prob", default=False),
     )
 
 
-#: As Qwen 3, with a router and experts in the place of the MLP; experts are separate tensors, as in folders.
+#: As Qwen 3, with a router and experts in the place of the MLP of most layers; experts are separate tensors, as in folders.
 QWEN3_MOE = ModelFamily(
     model_type="qwen3_moe",
-    rules=dense_rules(QUERY_NORM, KEY_NORM, mlp=(ROUTER, EXPERT_GATE_UP, EXPERT_DOWN)),
+    rules=dense_rules(QUERY_NORM, KEY_NORM, mlp=(GATE_UP, DOWN, ROUTER, EXPERT_GATE_UP, EXPERT_DOWN)),
     architecture=read_architecture,
 )

@@ -1,0 +1,240 @@
+"""Contract kit of model families in the trainer: what it computes of a model is what transformers computes."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from slime_core.testing.contracts.promises import answering, require
+from slime_models.family.family import ModelFamily
+from slime_models.hf.folder import HfCheckpoint, read_config, save_hf
+from torch import Tensor
+
+from slime_megatron import compat
+from slime_megatron.settings.section import MegatronSection
+from slime_megatron.settings.section_roles import LoraSection
+
+#: Largest difference of a logit, of a gradient relative to the largest of its tensor, and of what adapters make of logits.
+BOUND = 1e-5
+#: Tokens of the longest sequence.
+_LENGTH = 61
+
+
+def random_model(config: Mapping[str, Any], folder: Path, *, seed: int = 0) -> Path:
+    """Write the folder of a random float32 model that transformers makes of a config.json, and return it.
+
+    Matrices are drawn larger than transformers draws them, so that logits spread; norms and biases are drawn around what it
+    sets them to, so that they matter.
+
+    Args:
+        config: a parsed config.json, of a tiny model.
+        folder: where to; may exist, and be empty.
+        seed: of the draw.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    tiny = {"pad_token_id": None} | dict(config)  # else its row of the embedding has no gradient
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**tiny), dtype=torch.float32)  # type: ignore[no-untyped-call]  # transformers' own
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            drawn = torch.randn(parameter.shape, generator=generator) * 0.15
+            parameter.copy_(drawn + parameter if parameter.dim() == 1 else drawn)
+    model.save_pretrained(folder)
+    return folder
+
+
+def check_trained_family(family: ModelFamily, folder: Path) -> None:
+    """Check what the trainer makes of a model of a family, in float32 and one process, against transformers.
+
+    Logits and gradients are those of transformers, also where sequences are packed into one row and share a prompt; weights come
+    out as they went in, under all names of the folder; and adapters that are merged compute what adapters beside them do. Where
+    the family has windows, they must be shorter than 40 tokens, else the check does not see them.
+
+    Args:
+        family: of the model.
+        folder: Hugging Face folder of a tiny model, such as `random_model` writes.
+
+    Raises:
+        ContractError: says which promise is broken, and by how much.
+    """
+    compat.install()
+    from slime_megatron.parallel.process_groups import World
+
+    world = World(MegatronSection(), seed=1)
+    try:
+        _check(family, folder)
+    finally:
+        world.close()
+
+
+def _check(family: ModelFamily, folder: Path) -> None:
+    from slime_megatron.hf.shard import global_weights
+    from slime_megatron.model.lora import add_adapters
+
+    where = f"family {family.model_type}"
+    with answering(where, "a model"):
+        pair = _Pair(family, folder)
+    pair.check_weights(where)
+    sequences = pair.sequences()
+    pair.check_logits(f"{where}: logits", sequences[:1])
+    pair.check_logits(f"{where}: logits of packed sequences", sequences)
+    pair.check_gradients(f"{where}: gradients", sequences)
+    with answering(f"{where}: adapters", "adapters beside the linear layers"):
+        names = global_weights(pair.model, pair.architecture)
+        add_adapters(pair.model, names, LoraSection(rank=2, alpha=3.0), seed=1)
+        generator = torch.Generator().manual_seed(2)
+        with torch.no_grad():
+            for name, parameter in pair.model.named_parameters():
+                if name.endswith("lora_b"):
+                    parameter.copy_(0.02 * torch.randn(parameter.shape, generator=generator))
+    before = pair.exported()
+    with tempfile.TemporaryDirectory() as empty:
+        pair.reference = _reference(save_hf(Path(empty) / "hf", before.items(), config_from=folder))
+    changed = [name for name in before if not torch.equal(before[name], pair.stored[name])]
+    require(bool(changed), f"{where}: adapters", found="the weights without them", wanted="other weights")
+    pair.check_logits(f"{where}: logits with adapters", sequences)
+
+
+def _reference(folder: Path) -> Any:
+    """Return transformers' model of a folder."""
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return model.eval()
+
+
+class _Pair:
+    """transformers' model of a folder and the trainer's."""
+
+    def __init__(self, family: ModelFamily, folder: Path) -> None:
+        from slime_megatron.hf.load_weights import load_weights
+        from slime_megatron.importing import quiet
+        from slime_megatron.model.family_layers import layers_of
+        from slime_megatron.model.gpt import build_model
+
+        self.family, self.stored = family, HfCheckpoint(folder)
+        self.architecture = family.architecture(read_config(folder))
+        self.layers = layers_of(family, self.architecture)
+        self.reference = _reference(folder)
+        with quiet():
+            self.model = build_model(
+                self.architecture, MegatronSection(), dtype=torch.float32, device="cpu", layers=self.layers
+            )
+        load_weights(self.model, self.stored, family, self.architecture)
+
+    def sequences(self) -> list[Tensor]:
+        """Return sequences of several lengths; the last two begin with the same 23 tokens."""
+        generator = torch.Generator().manual_seed(1)
+
+        def drawn(n: int) -> Tensor:
+            return torch.randint(0, self.architecture.vocab_size, (n,), generator=generator)
+
+        shared = drawn(23)
+        return [
+            drawn(_LENGTH),
+            drawn(48),
+            drawn(19),
+            drawn(1),
+            *(torch.cat((shared, drawn(n))) for n in (31, 9)),
+        ]
+
+    def exported(self) -> dict[str, Tensor]:
+        """Return Hugging Face name -> tensor, adapters merged."""
+        from slime_megatron.hf.export import hf_buckets
+
+        buckets = hf_buckets(
+            self.model, self.family, self.architecture, dtype=torch.float32, bucket_bytes=2**30
+        )
+        return {name: tensor.clone() for bucket in buckets for name, tensor in bucket}
+
+    def check_weights(self, where: str) -> None:
+        """Check that the model has the weights of the rules, and that each tensor of the folder comes out as it went in, no other."""
+        from slime_megatron.hf.shard import global_weights
+
+        apart = (
+            global_weights(self.model, self.architecture).keys()
+            ^ self.family.weights(self.architecture).keys()
+        )
+        require(
+            not apart,
+            f"{where}: weights of the model",
+            found=f"{sorted(apart)[:3]} on one side only",
+            wanted="those of the rules",
+        )
+        found = self.exported()
+        require(
+            found.keys() == self.stored.keys(),
+            f"{where}: weights out of the trainer",
+            found=f"{sorted(found.keys() ^ self.stored.keys())[:3]} on one side only",
+            wanted="the names of the folder",
+        )
+        changed = [name for name in found if not torch.equal(found[name], self.stored[name])]
+        require(not changed, where, found=f"{changed[:3]} changed", wanted="the numbers of the folder")
+
+    def logits(self, sequences: Sequence[Tensor]) -> list[Tensor]:
+        """Return the trainer's logits [tokens, vocab_size] of sequences packed into one row, the last two by a shared prefix."""
+        from slime_megatron.batch.packing import pack
+        from slime_megatron.batch.prompt_groups import PromptGroup
+
+        tables = self.layers.rotary_tables(self.architecture, _LENGTH, dtype=torch.float32)
+        row, groups = list(sequences), [PromptGroup(len(each), ()) for each in sequences]
+        share = len(sequences) > 1
+        if share:
+            prefix, suffixes = sequences[-2][:23], [each[23:] for each in sequences[-2:]]
+            row = [*sequences[:-2], prefix, *suffixes]
+            groups = [*groups[:-2], PromptGroup(23, tuple(map(len, suffixes)))]
+        packed = pack(groups, tables)
+        out = self.model(torch.cat(row)[None], None, None, packed_seq_params=packed)[0]
+        parts = list(out.split([len(each) for each in row]))
+        if not share:
+            return parts
+        *alone, prefix_rows, first, second = parts
+        return [*alone, torch.cat((prefix_rows, first)), torch.cat((prefix_rows, second))]
+
+    def check_logits(self, where: str, sequences: Sequence[Tensor]) -> None:
+        """Check logits against transformers', a sequence at a time."""
+        with torch.no_grad(), answering(where, "logits"):
+            pairs = zip(self.logits(sequences), sequences, strict=True)
+            differences = [
+                (found - self.reference(tokens[None]).logits[0]).abs().max() for found, tokens in pairs
+            ]
+            largest = float(torch.stack(differences).max())
+        require(largest <= BOUND, where, found=f"a difference of {largest:.1e}", wanted=f"at most {BOUND}")
+
+    def check_gradients(self, where: str, sequences: Sequence[Tensor]) -> None:
+        """Check the gradients of log-probs, weighted at random, against transformers'."""
+        generator = torch.Generator().manual_seed(3)
+        weights = [torch.randn(len(each), generator=generator) for each in sequences]
+
+        def loss(logits: Sequence[Tensor]) -> Tensor:
+            parts = [
+                weight[:-1] @ each.log_softmax(-1)[:-1].gather(1, tokens[1:, None]).squeeze(1)
+                for each, tokens, weight in zip(logits, sequences, weights, strict=True)
+            ]
+            return torch.stack(parts).sum()
+
+        with answering(where, "gradients"):
+            loss(self.logits(sequences)).backward()
+            loss([self.reference(tokens[None]).logits[0] for tokens in sequences]).backward()
+            wanted = {name: each.grad for name, each in self.reference.named_parameters()}
+            found = dict(self._gradients())
+        compared = [name for name in found if wanted.get(name) is not None]
+        require(bool(compared), where, found="none of transformers' names", wanted="some of them")
+        apart = {
+            name: float((found[name] - wanted[name]).abs().max() / wanted[name].abs().max())
+            for name in compared
+        }
+        name = max(apart, key=apart.__getitem__)
+        require(apart[name] <= BOUND, f"{where}: {name}", found=f"{apart[name]:.1e} apart", wanted=f"{BOUND}")
+
+    def _gradients(self) -> Any:
+        """Yield (Hugging Face name, gradient), of weights that transformers may have several of in one parameter."""
+        parameters = dict(self.model.named_parameters())
+        for name in self.family.parameter_names(self.architecture):
+            gradient = parameters[name].grad
+            assert gradient is not None, f"{name} has no gradient"
+            yield from self.family.to_hf(name, gradient, self.architecture)

@@ -1,0 +1,110 @@
+"""Families keep the promises of the trainer's kit, which tells what breaks one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from slime_core.errors import ContractError, PluginError
+from slime_megatron.testing import check_trained_family, random_model
+from slime_models.family.families.glm4 import GLM4
+from slime_models.family.families.llama import LLAMA
+from slime_models.family.families.qwen2 import QWEN2
+from slime_models.family.families.qwen2_moe import QWEN2_MOE
+from slime_models.family.families.qwen3 import QWEN3
+from slime_models.family.families.qwen3_moe import QWEN3_MOE
+from slime_models.family.family import ModelFamily
+
+SIZE = {
+    "vocab_size": 251,
+    "hidden_size": 64,
+    "intermediate_size": 112,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
+LLAMA_31 = {
+    "rope_type": "llama3",
+    "rope_theta": 500_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+#: Family, and what its config.json says beside the sizes; the quirks of models that are published.
+MODELS = {
+    "GLM-4-9B": (
+        GLM4,
+        {"head_dim": 32, "attention_bias": True, "rms_norm_eps": 1e-5, "tie_word_embeddings": False},
+    ),
+    "GLM-4-32B": (GLM4, {"head_dim": 32, "attention_bias": False, "tie_word_embeddings": False}),
+    "Llama 3.1": (LLAMA, {"rope_parameters": LLAMA_31, "tie_word_embeddings": False}),
+    "Llama 3.2": (LLAMA, {"rope_parameters": LLAMA_31 | {"factor": 32.0}, "tie_word_embeddings": True}),
+    "Qwen2.5": (
+        QWEN2,
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}, "tie_word_embeddings": True},
+    ),
+    "Qwen1.5 MoE": (
+        QWEN2_MOE,
+        {
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 48,
+            "shared_expert_intermediate_size": 80,
+        },
+    ),
+    "Qwen3 MoE with dense layers": (
+        QWEN3_MOE,
+        {
+            "head_dim": 32,
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 48,
+            "norm_topk_prob": True,
+        }
+        | {"mlp_only_layers": [1], "tie_word_embeddings": False},
+    ),
+    "Qwen3": (QWEN3, {"head_dim": 32, "tie_word_embeddings": True}),
+}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_family_computes_what_transformers_does(model, tmp_path):
+    family, changes = MODELS[model]
+    folder = random_model({"model_type": family.model_type} | SIZE | changes, tmp_path / "hf")
+    check_trained_family(family, folder)
+
+
+def broken(family: ModelFamily, **changes) -> ModelFamily:
+    """Return the family with an architecture that reads a config.json otherwise."""
+    return replace(family, architecture=lambda config: replace(family.architecture(config), **changes))
+
+
+def test_a_family_that_computes_something_else_is_told(tmp_path):
+    family, changes = MODELS["GLM-4-9B"]
+    folder = random_model({"model_type": "glm4"} | SIZE | changes, tmp_path / "hf")
+    with pytest.raises(ContractError, match=r"family glm4: logits: found a difference of .*; wanted at most"):
+        check_trained_family(broken(family, rotary_interleaved=False), folder)
+    with pytest.raises(
+        ContractError, match=r"weights of the model: found .*post_mlp_layernorm.*; wanted those of the rules"
+    ):
+        check_trained_family(broken(family, post_layernorms=False), folder)
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        ("nowhere.at_all:LAYERS", r"layers: nowhere\.at_all:LAYERS cannot be imported: ModuleNotFoundError"),
+        (
+            "slime_megatron.model.norm:RMSNorm",
+            r"layers: slime_megatron\.model\.norm:RMSNorm is a type; wanted a FamilyLayers",
+        ),
+    ],
+)
+def test_layers_that_a_family_names_wrongly_are_refused(layers, message):
+    from slime_megatron.model.family_layers import layers_of
+
+    architecture = LLAMA.architecture({"model_type": "llama"} | SIZE)
+    with pytest.raises(PluginError, match=message):
+        layers_of(replace(LLAMA, layers=layers), architecture)

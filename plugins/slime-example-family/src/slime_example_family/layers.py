@@ -1,0 +1,95 @@
+"""The layers of Gemma 3 in the Megatron trainer. Imported when a model is built."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from megatron.core.models.gpt import GPTModel
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_config import TransformerConfig
+from slime_megatron.batch.flops import forward_flops as all_pairs_flops
+from slime_megatron.batch.prompt_groups import PromptGroup
+from slime_megatron.batch.rope import inverse_frequencies, tables_of
+from slime_megatron.model.attention import PackedAttention
+from slime_megatron.model.family_layers import FamilyLayers
+from slime_megatron.model.layer_spec import layer_spec
+from slime_megatron.model.norm import RMSNorm
+from torch import Tensor
+
+from slime_example_family.family import Gemma3Architecture
+
+
+class ZeroCenteredNorm(RMSNorm):
+    """RMSNorm times 1 + weight, in float32."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the norm of x [..., n], in its dtype."""
+        return F.rms_norm(x.float(), self.normalized_shape, 1 + self.weight.float(), self.eps).type_as(x)
+
+
+def gemma3_layer(config: TransformerConfig, architecture: Gemma3Architecture, number: int) -> ModuleSpec:
+    """Return slime's layer with other norms; sliding ones have a window, and the second half of the rotary tables."""
+    spec = layer_spec(config, architecture, number)
+    layer, attention = spec.submodules, spec.submodules.self_attention.submodules
+    layer.input_layernorm = layer.pre_mlp_layernorm = ZeroCenteredNorm
+    attention.q_layernorm = attention.k_layernorm = ZeroCenteredNorm
+    dim = architecture.head_dim
+    own: dict[str, Any] = {"rotary_columns": (0, dim)}
+    if number in architecture.sliding_layers:
+        own = {"window": architecture.sliding_window, "rotary_columns": (dim, 2 * dim)}
+    attention.core_attention = partial(PackedAttention, **own)
+    return spec
+
+
+def gemma3_config(architecture: Gemma3Architecture) -> dict[str, Any]:
+    """Return what Megatron's configuration has otherwise."""
+    return {
+        "activation_func": partial(F.gelu, approximate="tanh"),
+        "softmax_scale": architecture.query_pre_attn_scalar**-0.5,
+    }
+
+
+def scale_embeddings(model: GPTModel, architecture: Gemma3Architecture) -> None:
+    """Multiply embeddings by the root of their size, rounded to the model's dtype."""
+    scale = torch.tensor(architecture.hidden_size**0.5, dtype=model.config.params_dtype).item()
+    if model.pre_process:
+        model.embedding.register_forward_hook(lambda _, __, embedded: embedded * scale)
+
+
+def gemma3_tables(
+    architecture: Gemma3Architecture, length: int, *, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Return cosine and sine [length, 2 head_dim]: those of global layers, then those of sliding ones."""
+    sliding = dataclasses.replace(architecture, rope_theta=architecture.sliding_rope_theta)
+    cos, sin = zip(
+        *(tables_of(inverse_frequencies(kind), length, dtype=dtype) for kind in (architecture, sliding)),
+        strict=True,
+    )
+    return torch.cat(cos, dim=-1), torch.cat(sin, dim=-1)
+
+
+def gemma3_flops(architecture: Gemma3Architecture, group: PromptGroup) -> int:
+    """Return the FLOPs of a prompt group's forward pass, without what windows hide."""
+    spans = [(0, group.prefix), *((group.prefix, group.prefix + n) for n in group.suffixes)]
+    window = architecture.sliding_window
+    hidden = sum(_triangle(end - window) - _triangle(start - window) for start, end in spans)
+    each = 4 * architecture.query_size * len(architecture.sliding_layers)
+    return all_pairs_flops(architecture, group) - each * hidden
+
+
+def _triangle(n: int) -> int:
+    return n * (n + 1) // 2 if n > 0 else 0
+
+
+LAYERS = FamilyLayers(
+    layer=gemma3_layer,
+    norm=ZeroCenteredNorm,
+    config=gemma3_config,
+    finish=scale_embeddings,
+    rotary_tables=gemma3_tables,
+    forward_flops=gemma3_flops,
+)
