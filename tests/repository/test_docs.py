@@ -14,7 +14,7 @@ from slime_core.checks.settings import check_settings
 from slime_core.config.load import load_settings
 from slime_core.config.schema import build_schema
 from slime_core.plugins.registry import Registry
-from slime_core.run.assemble import make_build
+from slime_core.run.build import make_build
 
 
 def test_generated_pages_are_fresh(root):
