@@ -87,6 +87,6 @@ def test_a_config_alone_is_enough_and_an_unknown_family_is_named(slime, tmp_path
     unknown = slime("plan", "--memory", *words)
     assert unknown.returncode == 2
     assert (
-        "no plugin is named 'deepseek_v3'; installed: glm4_moe, llama, qwen2, qwen3, qwen3_moe"
+        "no plugin is named 'deepseek_v3'; installed: gemma3_text, glm4, glm4_moe, llama, qwen2, qwen2_moe, qwen3, qwen3_moe"
         in unknown.stderr
     )

@@ -89,7 +89,7 @@ def test_attention_over_shared_prompts_is_that_over_copies(groups):
         torch.randn(t, heads, 8, dtype=torch.float64, generator=generator, requires_grad=True)
         for heads in (3, groups, groups, 3)
     )
-    config = SimpleNamespace(attention_dropout=0.0, window_size=None)
+    config = SimpleNamespace(attention_dropout=0.0, window_size=None, rotary_interleaved=False)
     found = PackedAttention(config)(q, k, v, None, packed_seq_params=packed).view(t, 3, 8)
 
     wanted = torch.zeros(t, 3, 8, dtype=torch.float64)

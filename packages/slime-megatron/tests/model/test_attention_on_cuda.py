@@ -30,7 +30,9 @@ def test_it_stays_on_the_device_and_uses_no_kernel_that_plans_for_a_shape(name, 
         [PromptGroup(*group) for group in GROUPS[name]],
         (torch.zeros(130, 8, dtype=dtype), torch.zeros(130, 8, dtype=dtype)),
     )
-    attention = PackedAttention(SimpleNamespace(attention_dropout=0.0, window_size=None))
+    attention = PackedAttention(
+        SimpleNamespace(attention_dropout=0.0, window_size=None, rotary_interleaved=False)
+    )
     with cuda_without_device() as counted:
         given = on_cuda(packed)
         q, k, v = (

@@ -18,8 +18,8 @@ BOUNDS = {torch.float32: 2e-6, torch.bfloat16: 2**-8}
 def architecture(*, dim: int, group: int, kv_heads: int = 2) -> SimpleNamespace:
     heads = group * kv_heads
     return SimpleNamespace(
-        head_dim=dim, num_attention_heads=heads, num_query_groups=kv_heads, num_layers=2, norm_epsilon=1e-5,
-        query_size=heads * dim, rope_theta=10_000.0, rope_scaling=None,
+        head_dim=dim, rotary_dim=dim, num_attention_heads=heads, num_query_groups=kv_heads, num_layers=2,
+        norm_epsilon=1e-5, query_size=heads * dim, rope_theta=10_000.0, rope_scaling=None,
     )  # fmt: skip
 
 
