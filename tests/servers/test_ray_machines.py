@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import select
 import signal
 import sys
 from collections.abc import Iterator
@@ -62,8 +63,21 @@ def lost(cluster: Any, number: signal.Signals) -> Iterator[None]:
     try:
         yield
     finally:
+        held = [descriptor for pid in pids for descriptor in opened(pid)]
         send(pids, signal.SIGKILL)
         cluster.remove_node(node, allow_graceful=False)
+        for descriptor in held:  # files of a process are closed when it has ended, and not when it was killed
+            poll = select.poll()
+            poll.register(descriptor, select.POLLIN)
+            assert poll.poll(30_000), "a process outlived SIGKILL by 30 s"
+            os.close(descriptor)
+
+
+def opened(pid: int) -> list[int]:
+    """What tells the end of a process; nothing if it has ended."""
+    with contextlib.suppress(ProcessLookupError):
+        return [os.pidfd_open(pid)]
+    return []
 
 
 def send(pids: list[int], number: signal.Signals) -> None:
