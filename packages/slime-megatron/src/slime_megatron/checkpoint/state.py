@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,7 +23,15 @@ from torch.distributed.checkpoint.api import CheckpointException  # a BaseExcept
 from slime_megatron.checkpoint.unpickling import first_line
 from slime_megatron.importing import quiet
 from slime_megatron.model.lora import shard_adapters
-from slime_megatron.optim.optimizer import hyperparameters, load_optimizer, parts_of, rearranged
+from slime_megatron.optim.optimizer import (
+    MASTERS,
+    SHARDING,
+    converted,
+    hyperparameters,
+    load_optimizer,
+    parts_of,
+    rearranged,
+)
 from slime_megatron.optim.skipped_steps import SkippedSteps
 from slime_megatron.optim.weight_sets import WeightSets
 from slime_megatron.settings.manifest import check_same, describe, read_description
@@ -32,8 +41,11 @@ logger = logging.getLogger(__name__)
 
 #: Version of the folder's layout, to be raised when an older reader could not read a newer folder.
 _FORMAT = 1
-_MASTERS = "fp32_from_fp16_params"
-_METADATA = {"distrib_optim_sharding_type": "fully_reshardable", "chained_optim_avoid_prefix": True}
+_METADATA = {"distrib_optim_sharding_type": SHARDING, "chained_optim_avoid_prefix": True}
+#: Whether ranks shared the optimizer's state when a folder was written.
+_SHARED = "use_distributed_optimizer"
+#: What names of master weights begin with in checkpoints: of a plain optimizer, and of a distributed one.
+_MASTER, _SHARED_MASTER = "optimizer.state.fp32_param.", "optimizer.state.param."
 
 
 @dataclass(frozen=True)
@@ -64,7 +76,6 @@ class TrainerState:
             "format": _FORMAT,
             "bf16": self.model.config.bf16,
             "fp16": self.model.config.fp16,
-            "use_distributed_optimizer": self.shares_optimizer,
             "architecture": describe(self.architecture),
             "lora": None if self.lora is None or self.lora.rank is None else self.lora.model_dump(),
         }
@@ -83,6 +94,7 @@ def described(state: TrainerState) -> dict[str, Any]:
     """Return what the folder's description says of a state: JSON values."""
     return {
         **state.description,
+        _SHARED: state.shares_optimizer,
         "optimizer_steps": state.scheduler.num_steps,
         "skipped_in_a_row": state.skipped_steps.in_a_row,
         "estimator": state.estimator,
@@ -94,6 +106,8 @@ def described(state: TrainerState) -> dict[str, Any]:
 
 def load(state: TrainerState, folder: Path) -> None:
     """Restore what a `CheckpointWriter` wrote, under this or another parallel layout. Collective over the world.
+
+    Whether ranks shared the optimizer's state then, and whether they do now, makes no difference.
 
     Settings of the optimizer and its schedule are this trainer's: where they differ from those of the run that wrote the
     folder, the log says so. The schedule goes on at its step.
@@ -108,12 +122,16 @@ def load(state: TrainerState, folder: Path) -> None:
         whose="this trainer's",
         todo="load a checkpoint of the same model and precision",
     )
+    converts = description.get(_SHARED, False) != state.shares_optimizer
     if state.weight_sets is not None:
         for role in description.get("roles", ()):
             state.weight_sets.snapshot(role, checkpointed=True)  # makes room
     try:
         with quiet():
-            loaded = dist_checkpointing.load(_sharded(state, is_loading=True), str(folder))
+            wanted = _sharded(state, is_loading=True)
+            if converts:
+                _rename_masters(wanted["optimizer"], in_float32=state.model.config.params_dtype is torch.float32)
+            loaded = dist_checkpointing.load(wanted, str(folder))
     except (
         Exception,
         CheckpointException,
@@ -123,7 +141,10 @@ def load(state: TrainerState, folder: Path) -> None:
             raise cause from None
         raise CheckpointError(f"{folder}: cannot be read: {first_line(cause)}") from error
     state.model.module.load_state_dict(loaded["model"])
-    saved = rearranged(loaded["optimizer"], state.optimizer)
+    if converts:
+        saved = converted(loaded["optimizer"], state.optimizer, shares=state.shares_optimizer)
+    else:
+        saved = rearranged(loaded["optimizer"], state.optimizer)
     if not state.shares_optimizer:
         _complete_parts(saved, counts_steps=state.optimizer.config.optimizer == "adam")
     load_optimizer(state.optimizer, saved)
@@ -172,9 +193,9 @@ def _sharded(state: TrainerState, *, is_loading: bool) -> dict[str, Any]:
         _fill(state.optimizer)
     optimizer = state.optimizer.sharded_state_dict({"model": model}, is_loading=is_loading, metadata=metadata)
     for each in parts_of(optimizer):
-        if not is_loading and not any(each.get(_MASTERS, ())):
+        if not is_loading and not any(each.get(MASTERS, ())):
             each.pop(
-                _MASTERS, None
+                MASTERS, None
             )  # empty lists are no tensors: they would be read in the place of other ranks' lists
     sharded = {"model": model, "optimizer": optimizer}
     if state.weight_sets is not None and state.weight_sets.checkpointed:
@@ -182,6 +203,23 @@ def _sharded(state: TrainerState, *, is_loading: bool) -> dict[str, Any]:
             role: state.weight_sets.sharded(role, model) for role in state.weight_sets.checkpointed
         }
     return sharded
+
+
+def _rename_masters(optimizer: dict[Any, Any], *, in_float32: bool) -> None:
+    """Let an optimizer look for master weights under the name that one of the other kind stored them by.
+
+    Where the model is in float32, a plain one has none of its own: weights are, and `converted` takes them.
+    """
+    for part in parts_of(optimizer):
+        for tensors in part.get("param_state", {}).values():
+            master = tensors.pop("param")
+            if not in_float32:
+                key = master.key.replace(_SHARED_MASTER, _MASTER, 1)
+                tensors["param"] = dataclasses.replace(master, key=key)
+        part[MASTERS] = [
+            [dataclasses.replace(each, key=each.key.replace(_MASTER, _SHARED_MASTER, 1)) for each in group]
+            for group in part.get(MASTERS, [])
+        ]
 
 
 def _fill(optimizer: MegatronOptimizer) -> None:
@@ -203,9 +241,9 @@ def _complete_parts(saved: dict[Any, Any], *, counts_steps: bool) -> None:
     Megatron looks for both when it loads.
     """
     parts = parts_of(saved)
-    if _MASTERS in parts[0]:
+    if MASTERS in parts[0]:
         for each in parts:
-            each.setdefault(_MASTERS, [])
+            each.setdefault(MASTERS, [])
     if counts_steps:
         states = [each.get("optimizer", each)["state"] for each in parts]
         step = next((state["common_step"] for state in states if "common_step" in state), torch.zeros(()))

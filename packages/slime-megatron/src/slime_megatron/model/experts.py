@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -50,15 +50,17 @@ class GroupedExperts(SequentialMLP):
 
     def _activated(self, mixed: Tensor, gates: Tensor) -> Tensor:
         """Return the activation of fc1's output [n, width], times the gates."""
-        config = self.config
+        config: Any = self.config
         if not config.gated_linear_unit:
-            return (config.activation_func(mixed) * gates[:, None]).to(mixed.dtype)
+            activated: Tensor = config.activation_func(mixed) * gates[:, None]
+            return activated.to(mixed.dtype)
         gate, up = mixed.chunk(2, dim=-1)
         if (bound := config.activation_func_clamp_value) is not None:
             gate, up = gate.clamp(max=bound), up.clamp(min=-bound, max=bound)
         if config.glu_linear_offset:
             up = up + config.glu_linear_offset
-        return (config.activation_func(gate) * up * gates[:, None]).to(mixed.dtype)
+        activated = config.activation_func(gate) * up * gates[:, None]
+        return activated.to(mixed.dtype)
 
     def _linear(self, name: str, rows: Tensor, ends: Tensor) -> Tensor:
         """Return each row times the matrix `name` of its expert, with the expert's adapter."""
@@ -68,7 +70,8 @@ class GroupedExperts(SequentialMLP):
             return output
         inner = grouped_product(rows, [getattr(layer, A) for layer in layers], ends)
         added = grouped_product(inner, [getattr(layer, B) for layer in layers], ends)
-        return output + layers[0].lora_scale * added
+        scale: float = layers[0].lora_scale
+        return output + scale * added
 
 
 def with_grouped_experts(mlp: partial[Any]) -> partial[Any]:
@@ -107,7 +110,7 @@ class _GroupedProduct(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
         rows, ends, *weights = ctx.saved_tensors
         gradient = gradient.contiguous()
-        of_rows, of_weights = None, [None] * len(weights)
+        of_rows, of_weights = None, cast(Sequence[Tensor | None], [None] * len(weights))
         if rows.is_cuda:
             if ctx.needs_input_grad[0]:
                 of_rows = _by_stack(gradient, torch.stack(weights), ends)

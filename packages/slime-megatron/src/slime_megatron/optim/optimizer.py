@@ -25,6 +25,10 @@ from slime_megatron.settings.section import MegatronSection
 
 #: Of float16. Megatron's own, 2**32, overflows in the first 16 steps or so, each of which is a rollout here.
 _FIRST_LOSS_SCALE = 2.0**16
+#: How a distributed optimizer arranges its state in checkpoints: by parameters, so that any layout can read it.
+SHARDING = "fully_reshardable"
+#: Where a plain optimizer has its float32 copies of parameters.
+MASTERS = "fp32_from_fp16_params"
 #: What tells groups of parameters apart, and what of them the schedule reads.
 _KIND = ("wd_mult", "lr_mult", "is_expert_parallel", "is_decoupled_lr")
 _SCHEDULED = ("max_lr", "min_lr", "start_wd", "end_wd")
@@ -43,7 +47,7 @@ def build_optimizer(
         OptimizerConfig,
         optimizer=section.optimizer,
         sgd_momentum=section.sgd_momentum,
-        use_distributed_optimizer=section.use_distributed_optimizer,
+        use_distributed_optimizer=model.ddp_config.use_distributed_optimizer,
         lr=train.lr,
         min_lr=train.min_lr,
         weight_decay=train.weight_decay,
@@ -205,6 +209,59 @@ def rearranged(saved: dict[Any, Any], optimizer: MegatronOptimizer) -> dict[Any,
             for group, own in zip(each.param_groups, members, strict=True)
         ]
     return mine
+
+
+def converted(saved: dict[Any, Any], optimizer: MegatronOptimizer, *, shares: bool) -> dict[Any, Any]:
+    """Return the saved state of a plain optimizer as that of a distributed one, or the other way round.
+
+    Both store the same tensors. What is beside them, the number of steps and the scale of the loss, has another structure; groups
+    of parameters are this optimizer's. Master weights that were not read are the weights of the model, which are.
+
+    Args:
+        saved: what was read: tensors as this optimizer arranges them, the rest as the one that was saved did.
+        optimizer: whose state it becomes.
+        shares: whether it is a distributed one.
+    """
+    number, scale = _step_of(saved), _first(saved, "grad_scaler")
+    several = len(optimizer.chained_optimizers) > 1
+    found: dict[Any, Any] = {}
+    for i, each in enumerate(optimizer.chained_optimizers):
+        state, own = saved[i] if several else saved, each.state_dict()
+        inner = own.get("optimizer", own)
+        groups = [{**group, "step": number} if shares else group for group in inner["param_groups"]]
+        if shares:
+            weights = (weight.detach() for buffer in each.buffers for weight in buffer.param_index_map)
+            tensors = {
+                key: {"param": weight, **read}
+                for weight, (key, read) in zip(weights, sorted(state["param_state"].items()), strict=True)
+            }
+            part = {"optimizer": {"param_groups": groups}, "param_state": tensors}
+            part["param_state_sharding_type"] = SHARDING
+        else:
+            read = state["optimizer"]["state"] if "optimizer" in own else state["state"]
+            tensors = {key: value for key, value in read.items() if isinstance(key, int)}
+            plain = {"state": tensors | {"common_step": torch.tensor(float(number))}, "param_groups": groups}
+            part = plain
+            if "optimizer" in own:
+                part = {"optimizer": plain, MASTERS: state.get(MASTERS, [])}
+        if scale is not None:
+            part["grad_scaler"] = scale
+        found[i] = part
+    return found if several else found[0]
+
+
+def _step_of(saved: Any) -> float:
+    """Return the number of optimizer steps that a saved state was made by."""
+    step = _first(saved, "common_step")
+    return float(_first(saved, "step") or 0) if step is None else float(step)
+
+
+def _first(state: Any, key: str) -> Any:
+    """Return the first value of a key in tables and lists within each other, None where there is none."""
+    if isinstance(state, dict) and state.get(key) is not None:
+        return state[key]
+    values = state.values() if isinstance(state, dict) else state if isinstance(state, list) else ()
+    return next((found for value in values if (found := _first(value, key)) is not None), None)
 
 
 def _groups_of(state: Any) -> Iterator[dict[str, Any]]:

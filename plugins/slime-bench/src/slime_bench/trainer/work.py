@@ -42,7 +42,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "moe": {  # the proportions of Qwen/Qwen3-30B-A3B, a quarter as wide, with a quarter of its experts and an eighth of its layers
         "model_type": "qwen3_moe",
         "architectures": ["Qwen3MoeForCausalLM"],
-        "vocab_size": 32768,
+        "vocab_size": 8192,
         "hidden_size": 512,
         "intermediate_size": 1536,
         "moe_intermediate_size": 192,
