@@ -14,7 +14,7 @@ import torch
 from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
 from megatron.core.dist_checkpointing.strategies.async_utils import AsyncRequest
 from megatron.core.distributed import DistributedDataParallel
-from megatron.core.optimizer import ChainedOptimizer, MegatronOptimizer
+from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from slime_core.errors import CheckpointError
 from slime_models.family.architecture import Architecture
@@ -23,10 +23,12 @@ from torch.distributed.checkpoint.api import CheckpointException  # a BaseExcept
 from slime_megatron.checkpoint.unpickling import first_line
 from slime_megatron.importing import quiet
 from slime_megatron.model.lora import shard_adapters
+from slime_megatron.optim.first_state import fill_moments, inner_optimizers, own_steps
 from slime_megatron.optim.optimizer import (
     MASTERS,
     SHARDING,
     converted,
+    drop_classes,
     hyperparameters,
     load_optimizer,
     parts_of,
@@ -149,11 +151,8 @@ def load(state: TrainerState, folder: Path) -> None:
         _complete_parts(saved, counts_steps=state.optimizer.config.optimizer == "adam")
     load_optimizer(state.optimizer, saved)
     if state.shares_optimizer:
-        for each in _adamws(
-            state.optimizer
-        ):  # Megatron gives all parameters one and the same counter of steps
-            for values in each.state.values():
-                values["step"] = values["step"].clone()
+        for each in inner_optimizers(state.optimizer):
+            own_steps(each)
     if state.weight_sets is not None:
         for role, weights in loaded.get("roles", {}).items():
             state.weight_sets.restore(role, weights)
@@ -190,13 +189,15 @@ def _sharded(state: TrainerState, *, is_loading: bool) -> dict[str, Any]:
     model = state.model.module.sharded_state_dict(metadata=metadata)
     shard_adapters(model, state.model.module, data_parallel)
     if state.shares_optimizer or (not is_loading and state.optimizer.config.optimizer == "adam"):
-        _fill(state.optimizer)
+        for each in inner_optimizers(state.optimizer):
+            fill_moments(each)
     optimizer = state.optimizer.sharded_state_dict({"model": model}, is_loading=is_loading, metadata=metadata)
     for each in parts_of(optimizer):
         if not is_loading and not any(each.get(MASTERS, ())):
             each.pop(
                 MASTERS, None
             )  # empty lists are no tensors: they would be read in the place of other ranks' lists
+    drop_classes(optimizer)
     sharded = {"model": model, "optimizer": optimizer}
     if state.weight_sets is not None and state.weight_sets.checkpointed:
         sharded["roles"] = {
@@ -222,18 +223,6 @@ def _rename_masters(optimizer: dict[Any, Any], *, in_float32: bool) -> None:
         ]
 
 
-def _fill(optimizer: MegatronOptimizer) -> None:
-    """Give AdamW the state that its first step would begin with: it is looked for when a checkpoint is read.
-
-    Until then it has none, and none is taken as long as every step is skipped.
-    """
-    for each in _adamws(optimizer):
-        for parameter in (p for group in each.param_groups for p in group["params"]):
-            if not each.state[parameter]:
-                zeros = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
-                each.state[parameter] = zeros | {"step": torch.zeros((), device=parameter.device)}
-
-
 def _complete_parts(saved: dict[Any, Any], *, counts_steps: bool) -> None:
     """Give each optimizer what rank 0 does not know of it, which speaks for all: it may have no experts.
 
@@ -249,11 +238,6 @@ def _complete_parts(saved: dict[Any, Any], *, counts_steps: bool) -> None:
         step = next((state["common_step"] for state in states if "common_step" in state), torch.zeros(()))
         for state in states:
             state.setdefault("common_step", step)
-
-
-def _adamws(optimizer: MegatronOptimizer) -> list[torch.optim.Optimizer]:
-    chained = optimizer.chained_optimizers if isinstance(optimizer, ChainedOptimizer) else [optimizer]
-    return [each.optimizer for each in chained]
 
 
 def _rng_state() -> dict[str, Any]:

@@ -18,8 +18,10 @@ from slime_core.config.derive import compute_dtype
 from slime_core.config.sections import TrainSection
 from slime_core.errors import CheckpointError
 
+from slime_megatron.optim.first_state import fill_momentum, fill_moments
 from slime_megatron.optim.loss_scaler import SharedLossScaler
 from slime_megatron.parallel import process_groups
+from slime_megatron.settings.derive import offloads_optimizer
 from slime_megatron.settings.megatron_flags import with_flags
 from slime_megatron.settings.section import MegatronSection
 
@@ -29,6 +31,17 @@ _FIRST_LOSS_SCALE = 2.0**16
 SHARDING = "fully_reshardable"
 #: Where a plain optimizer has its float32 copies of parameters.
 MASTERS = "fp32_from_fp16_params"
+#: With `--optimizer-cpu-offload`: all of the state, as Megatron's script has it, and master weights in the offloaded optimizer,
+#: without which Megatron 0.19.2 cannot read its checkpoints. Only a machine with CUDA has pinned memory.
+_OFFLOADED = {
+    "optimizer_cpu_offload": True,
+    "optimizer_offload_fraction": 1.0,
+    "use_precision_aware_optimizer": True,
+    "pin_cpu_grads": torch.cuda.is_available(),
+    "pin_cpu_params": torch.cuda.is_available(),
+}
+#: What Megatron's own flags may change.
+_DEFAULTS = frozenset({"initial_loss_scale", "optimizer_offload_fraction", "pin_cpu_grads", "pin_cpu_params"})
 #: What tells groups of parameters apart, and what of them the schedule reads.
 _KIND = ("wd_mult", "lr_mult", "is_expert_parallel", "is_decoupled_lr")
 _SCHEDULED = ("max_lr", "min_lr", "start_wd", "end_wd")
@@ -59,27 +72,21 @@ def build_optimizer(
         fp16=dtype is torch.float16,
         initial_loss_scale=_FIRST_LOSS_SCALE,
         params_dtype=dtype,
+        **(_OFFLOADED if offloads_optimizer(section) else {}),
     )
-    config = with_flags(ours, section.megatron_args, "optimizer", defaults={"initial_loss_scale"})
+    config = with_flags(ours, section.megatron_args, "optimizer", defaults=_DEFAULTS)
     optimizer = get_megatron_optimizer(config, [model], use_gloo_process_groups=False)
     _share_scaler(optimizer)
     if loss_scaler(optimizer) is not None:
         model.config.grad_scale_func = optimizer.scale_loss
     for each in optimizer.chained_optimizers:
-        if each.init_state_fn is None:  # Megatron 0.19.2 gives plain descent none, and calls it when it loads
-            each.init_state_fn = _fill_momentum
+        if each.init_state_fn is None:  # Megatron 0.19.2 gives these none, and calls it when it loads
+            each.init_state_fn = fill_momentum if section.optimizer == "sgd" else fill_moments
     for group in optimizer.param_groups if section.optimizer == "adam" else ():
         group["fused"] = (
             True  # torch's plain loop, Megatron's choice without TransformerEngine, is 5 times as slow
         )
     return optimizer
-
-
-def _fill_momentum(optimizer: torch.optim.Optimizer, _config: OptimizerConfig) -> None:
-    """Give descent the momentum that its first step would begin with, so that a checkpoint can be read into it."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"] if group["momentum"] else ():
-            optimizer.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter))
 
 
 def _share_scaler(optimizer: MegatronOptimizer) -> None:
@@ -141,6 +148,13 @@ def hyperparameters(optimizer: MegatronOptimizer, scheduler: OptimizerParamSched
     if config.optimizer == "adam":
         found |= {name: getattr(config, name) for name in ("adam_beta1", "adam_beta2", "adam_eps")}
     return found
+
+
+def drop_classes(state: dict[Any, Any]) -> None:
+    """Take classes out of the groups of a state to be saved: those of an offloaded optimizer name what it is made of."""
+    for group in _groups_of(state):
+        for key in [key for key, value in group.items() if isinstance(value, type)]:
+            del group[key]
 
 
 def load_optimizer(optimizer: MegatronOptimizer, saved: dict[str, Any]) -> None:
@@ -311,10 +325,10 @@ def _gradients(optimizer: MegatronOptimizer) -> tuple[list[torch.Tensor], list[t
     """Return this rank's gradients: (those of the policy, those of MTP layers)."""
     found: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
     for parameter in (p for group in optimizer.param_groups for p in group["params"]):
-        if parameter.grad is not None:
-            found[getattr(parameter, GRAD_NORM_GROUP_ATTR, None) == MTP_GRAD_NORM_GROUP].append(
-                parameter.grad
-            )
+        gradient = getattr(parameter, "decoupled_grad", None)  # float32, where the parameter is in bfloat16
+        gradient = parameter.grad if gradient is None else gradient
+        if gradient is not None:
+            found[getattr(parameter, GRAD_NORM_GROUP_ATTR, None) == MTP_GRAD_NORM_GROUP].append(gradient)
     return found
 
 
