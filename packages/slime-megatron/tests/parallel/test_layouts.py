@@ -211,7 +211,12 @@ def tensors_of(folder):
         ),
         ("glm4_moe", {"fp16": True}, [(4, PIPELINE | EXPERT), (1, {}), (4, PIPELINE | EXPERT)]),
     ],
-    ids=["", "distributed optimizer", "float16, a stage without experts", "distributed optimizer or not, float16"],
+    ids=[
+        "",
+        "distributed optimizer",
+        "float16, a stage without experts",
+        "distributed optimizer or not, float16",
+    ],
 )
 def test_the_optimizers_state_survives_sharing_experts_out_and_back(
     ranks, cut_models, kind, train, cuts, tmp_path
@@ -219,7 +224,9 @@ def test_the_optimizers_state_survives_sharing_experts_out_and_back(
     """Weights, master weights and moments, element by element; and by the next steps their number, of all optimizers."""
     batches, folder = [make_batch(seed=seed) for seed in range(4)], cut_models[kind]
     cuts = [(n, {"optimizer": "adam"} | megatron) for n, megatron in cuts]
-    begun, *later = cuts  # ranks that hold the same weights share the optimizer's state unless they are told not to
+    begun, *later = (
+        cuts  # ranks that hold the same weights share the optimizer's state unless they are told not to
+    )
     saved = ranks.run(
         "save_and_go_on", begun[0], folder=folder, checkpoint=tmp_path / "0", batches=batches, megatron=begun[1],
         moments=False, train=train,
@@ -247,7 +254,11 @@ def test_the_optimizers_state_survives_sharing_experts_out_and_back(
 @pytest.mark.parametrize("bf16", [False, True], ids=["float32", "bfloat16"])
 def test_one_process_and_several_read_each_others_state(ranks, cut_models, bf16, tmp_path):
     """By default several ranks share the optimizer's state, and one has it whole: what each stores is the other's, bit for bit."""
-    common = {"folder": cut_models["qwen3"], "batches": [make_batch(seed=seed) for seed in range(3)], "train": {"bf16": bf16}}
+    common = {
+        "folder": cut_models["qwen3"],
+        "batches": [make_batch(seed=seed) for seed in range(3)],
+        "train": {"bf16": bf16},
+    }
     adam, folders = {"optimizer": "adam"}, [tmp_path / str(i) for i in range(4)]
     first = ranks.run("save_and_go_on", 1, checkpoint=folders[0], megatron=adam, moments=False, **common)[0]
     for i, n in enumerate((2, 1, 2)):

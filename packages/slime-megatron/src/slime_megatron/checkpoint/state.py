@@ -132,7 +132,9 @@ def load(state: TrainerState, folder: Path) -> None:
         with quiet():
             wanted = _sharded(state, is_loading=True)
             if converts:
-                _rename_masters(wanted["optimizer"], in_float32=state.model.config.params_dtype is torch.float32)
+                _rename_masters(
+                    wanted["optimizer"], in_float32=state.model.config.params_dtype is torch.float32
+                )
             loaded = dist_checkpointing.load(wanted, str(folder))
     except (
         Exception,

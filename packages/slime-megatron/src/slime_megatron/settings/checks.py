@@ -142,7 +142,11 @@ def _offload_problems(train: TrainSection, section: MegatronSection) -> Iterator
     where = "megatron.megatron_args.optimizer_cpu_offload"
     for found, bad, wanted in (
         (f"it with optimizer {section.optimizer}", section.optimizer != "adam", "optimizer adam"),
-        ("it with another dtype", train.fp16 or not train.bf16, "bfloat16, whose master weights are on the host, too"),
+        (
+            "it with another dtype",
+            train.fp16 or not train.bf16,
+            "bfloat16, whose master weights are on the host, too",
+        ),
         (
             "it with use_distributed_optimizer off",
             section.use_distributed_optimizer is False,

@@ -14,8 +14,12 @@ def shares_optimizer(section: MegatronSection, n_ranks: int) -> bool:
         return section.use_distributed_optimizer
     tensor, pipeline = section.tensor_model_parallel_size, section.pipeline_model_parallel_size
     cut = tensor * pipeline
-    expert_cut = (section.expert_tensor_parallel_size or tensor) * pipeline * section.expert_model_parallel_size
-    return offloads_optimizer(section) or (section.optimizer == "adam" and n_ranks // min(cut, expert_cut) > 1)
+    expert_cut = (
+        (section.expert_tensor_parallel_size or tensor) * pipeline * section.expert_model_parallel_size
+    )
+    return offloads_optimizer(section) or (
+        section.optimizer == "adam" and n_ranks // min(cut, expert_cut) > 1
+    )
 
 
 def offloads_optimizer(section: MegatronSection) -> bool:
