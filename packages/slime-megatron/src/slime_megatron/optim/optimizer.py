@@ -18,7 +18,7 @@ from slime_core.config.derive import compute_dtype
 from slime_core.config.sections import TrainSection
 from slime_core.errors import CheckpointError
 
-from slime_megatron.optim.first_state import fill_momentum, fill_moments
+from slime_megatron.optim.first_state import fill_moments, fill_momentum
 from slime_megatron.optim.loss_scaler import SharedLossScaler
 from slime_megatron.parallel import process_groups
 from slime_megatron.settings.derive import offloads_optimizer
