@@ -251,6 +251,28 @@ def test_the_optimizers_state_survives_sharing_experts_out_and_back(
                 assert other[name] == pytest.approx(one[name], rel=bound, abs=0)
 
 
+@pytest.mark.parametrize(
+    "layout", [{"optimizer": "adam"}, EXPERT, PIPELINE, CONTEXT], ids=["DP2", "EP2", "PP2xDP2", "CP2"]
+)
+def test_gradients_that_are_added_up_during_the_backward_pass_are_the_same_bits(ranks, cut_models, layout):
+    """As is done on CUDA, in several buckets; over several micro-batches."""
+    flags = {"overlap_grad_reduce": True, "ddp_bucket_size": "20000"}
+    common = {
+        "folder": cut_models["qwen3_moe"],
+        "batch": with_shared_prompts(),
+        "train": {"max_tokens_per_gpu": 20},
+    }
+    n = 4 if layout is PIPELINE else 2
+    _, wanted, weights = ranks.run("train", n, megatron=layout, n_steps=2, **common)[0]
+    _, found, moved = ranks.run("train", n, megatron=layout | {"megatron_args": flags}, n_steps=2, **common)[
+        0
+    ]
+    assert all(gradient.any() for name, gradient in wanted.items() if "experts" not in name)
+    for one, other in ((wanted, found), (weights, moved)):
+        assert one.keys() == other.keys()
+        assert all(one[name].equal(other[name]) for name in one)
+
+
 @pytest.mark.parametrize("bf16", [False, True], ids=["float32", "bfloat16"])
 def test_one_process_and_several_read_each_others_state(ranks, cut_models, bf16, tmp_path):
     """By default several ranks share the optimizer's state, and one has it whole: what each stores is the other's, bit for bit."""

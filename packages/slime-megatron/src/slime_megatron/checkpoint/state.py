@@ -191,8 +191,8 @@ def _sharded(state: TrainerState, *, is_loading: bool) -> dict[str, Any]:
     model = state.model.module.sharded_state_dict(metadata=metadata)
     shard_adapters(model, state.model.module, data_parallel)
     if state.shares_optimizer or (not is_loading and state.optimizer.config.optimizer == "adam"):
-        for each in inner_optimizers(state.optimizer):
-            fill_moments(each)
+        for inner in inner_optimizers(state.optimizer):
+            fill_moments(inner)
     optimizer = state.optimizer.sharded_state_dict({"model": model}, is_loading=is_loading, metadata=metadata)
     for each in parts_of(optimizer):
         if not is_loading and not any(each.get(MASTERS, ())):
