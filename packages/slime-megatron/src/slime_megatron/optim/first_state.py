@@ -6,6 +6,7 @@ Until then an optimizer has none, and gets none as long as every step is skipped
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig
@@ -26,6 +27,16 @@ def fill_moments(optimizer: torch.optim.Optimizer, _config: OptimizerConfig | No
                 each.state[parameter] = zeros | {"step": torch.zeros((), device=parameter.device)}
     if isinstance(optimizer, HybridDeviceOptimizer):
         optimizer._sync_sub_optimizers_state_to_hdo()
+
+
+def fill_steps(optimizer: torch.optim.Optimizer) -> None:
+    """Give an AdamW without parameters a number of steps, which Megatron 0.19.2 wants to write of each.
+
+    Of ranks that share an optimizer's state one may have none of it, such as that of experts on a stage without any.
+    """
+    if not any(True for _ in _parameters(optimizer)):
+        nobody: Any = "no parameter"  # torch keeps the state of what is not a tensor, and reads nothing of it
+        optimizer.state.setdefault(nobody, {"step": torch.zeros(())})
 
 
 def fill_momentum(optimizer: torch.optim.Optimizer, _config: OptimizerConfig | None = None) -> None:

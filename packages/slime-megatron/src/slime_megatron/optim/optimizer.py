@@ -157,6 +157,17 @@ def drop_classes(state: dict[Any, Any]) -> None:
             del group[key]
 
 
+def level_steps(saved: dict[Any, Any]) -> None:
+    """Give all groups of a distributed optimizer's saved state the number of steps of those that have one.
+
+    All take the same steps, and rank 0, which speaks for all, may have no part of some.
+    """
+    groups = list(_groups_of(saved))
+    most = max(float(group.get("step") or 0) for group in groups)
+    for group in groups:
+        group["step"] = most
+
+
 def load_optimizer(optimizer: MegatronOptimizer, saved: dict[str, Any]) -> None:
     """Restore an optimizer's state, and keep its own settings: learning rates, weight decay, betas, epsilon.
 
@@ -240,7 +251,7 @@ def converted(saved: dict[Any, Any], optimizer: MegatronOptimizer, *, shares: bo
     several = len(optimizer.chained_optimizers) > 1
     found: dict[Any, Any] = {}
     for i, each in enumerate(optimizer.chained_optimizers):
-        state = saved[i] if several else saved
+        state = saved.get(i, {}) if several else saved  # nothing is read for a rank without parameters
         found[i] = _as_shared(state, each, number) if shares else _as_plain(state, each, number)
         if scale is not None:
             found[i]["grad_scaler"] = scale
@@ -252,7 +263,7 @@ def _as_shared(state: dict[Any, Any], optimizer: Any, step: float) -> dict[str, 
     weights = (weight.detach() for buffer in optimizer.buffers for weight in buffer.param_index_map)
     tensors = {
         key: {"param": weight, **read}
-        for weight, (key, read) in zip(weights, sorted(state["param_state"].items()), strict=True)
+        for weight, (key, read) in zip(weights, sorted(state.get("param_state", {}).items()), strict=True)
     }
     groups = [{**group, "step": step} for group in optimizer.state_dict()["optimizer"]["param_groups"]]
     return {
@@ -266,7 +277,7 @@ def _as_plain(state: dict[Any, Any], optimizer: Any, step: float) -> dict[str, A
     """Return the state of one plain optimizer of those whose tensors were read."""
     own = optimizer.state_dict()
     in_half = "optimizer" in own  # beside float32 copies of parameters
-    read = (state["optimizer"] if in_half else state)["state"]
+    read = (state.get("optimizer", {}) if in_half else state).get("state", {})
     tensors = {key: value for key, value in read.items() if isinstance(key, int)}
     groups = (own["optimizer"] if in_half else own)["param_groups"]
     found = {"state": tensors | {"common_step": torch.tensor(float(step))}, "param_groups": groups}
