@@ -86,11 +86,7 @@ def whole(learner: Learner, read: Any) -> dict[str, Tensor]:
     parameters = family.parameter_names(architecture)
     weights = {name: family.weight(name, architecture) for name in parameters}
     tensors = whole_tensors(learner.model, weights, architecture, read, dtype=torch.float32)
-    return {
-        hf_name: part.clone()
-        for name, tensor in tensors
-        for hf_name, part in family.to_hf(name, tensor, architecture)
-    }
+    return {name: tensor.clone() for name, tensor in family.hf_tensors(tensors, architecture)}
 
 
 def moments_of(learner: Learner) -> dict[str, dict[str, Tensor]]:

@@ -233,7 +233,7 @@ class _Pair:
     def _gradients(self) -> Any:
         """Yield (Hugging Face name, gradient), of weights that transformers may have several of in one parameter."""
         parameters = dict(self.model.named_parameters())
-        for name in self.family.parameter_names(self.architecture):
-            gradient = parameters[name].grad
-            assert gradient is not None, f"{name} has no gradient"
-            yield from self.family.to_hf(name, gradient, self.architecture)
+        names = self.family.parameter_names(self.architecture)
+        lacking = [name for name in names if parameters[name].grad is None]
+        assert not lacking, f"{lacking[:3]} have no gradient"
+        yield from self.family.hf_tensors(((name, parameters[name].grad) for name in names), self.architecture)

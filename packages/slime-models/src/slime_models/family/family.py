@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from slime_core.errors import CheckpointError, WeightSyncError
 
 from slime_models.family.architecture import Architecture
-from slime_models.family.rules import EXPERT, LAYER, Dims, Rule
+from slime_models.family.rules import EXPERT, LAYER, MTP_LAYER, Dims, Rule
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,6 +24,7 @@ EMBEDDING_WEIGHT, OUTPUT_WEIGHT = "model.embed_tokens.weight", "lm_head.weight"
 CONFIG_FIELDS = {
     "hidden_size": "hidden_size",
     "two_hidden_sizes": "2 x hidden_size",
+    "num_attention_heads": "num_attention_heads",
     "vocab_size": "vocab_size",
     "head_dim": "head_dim",
     "query_size": "num_attention_heads x head_dim",
@@ -31,6 +32,7 @@ CONFIG_FIELDS = {
     "ffn_hidden_size": "intermediate_size",
     "gated_size": "2 x intermediate_size",
     "moe_ffn_hidden_size": "moe_intermediate_size",
+    "moe_gated_size": "2 x the width of an expert",
     "moe_shared_expert_intermediate_size": "moe_intermediate_size x n_shared_experts, or shared_expert_intermediate_size",
     "one": "1",
     "num_moe_experts": "the number of experts",
@@ -86,7 +88,7 @@ class ModelFamily:
     """Tensors that old folders hold and nobody needs; names may contain `{layer}`."""
     mtp_prefix: str | None = None
     """Prefix of the Hugging Face names of a multi-token prediction (MTP) layer, with `{layer}` for its number, which follows
-    those of the decoder. Where the model does not have these layers, their tensors are copied unchanged into folders that
+    those of the decoder, or `{mtp}` for one that counts from 0. Where the model does not have these layers, their tensors are copied unchanged into folders that
     are written."""
     copies: Mapping[str, str] = field(default_factory=dict)
     """Tensors that an MTP layer has in folders and not in the model: suffix of the name -> the tensor that it is a copy of."""
@@ -182,7 +184,7 @@ class ModelFamily:
         """Return the part of a name after the prefix of an MTP layer; None where it is of no such layer."""
         first = architecture.num_layers
         for layer in range(first, first + architecture.mtp_num_layers):
-            prefix = "" if self.mtp_prefix is None else self.mtp_prefix.replace(LAYER, str(layer))
+            prefix = "" if self.mtp_prefix is None else _numbered(self.mtp_prefix, layer, architecture)
             if prefix and name.startswith(prefix):
                 return name.removeprefix(prefix)
         return None
@@ -232,6 +234,8 @@ class ModelFamily:
     def to_hf(self, name: str, tensor: Tensor, architecture: Architecture) -> Iterator[tuple[str, Tensor]]:
         """Yield the Hugging Face tensors (name, tensor) that the unsharded Megatron tensor `name` holds.
 
+        Of a tensor that folders hold of all experts together, it is this expert's part, [1, ...]; see `hf_tensors`.
+
         Raises:
             WeightSyncError: the model has no such tensor, or its shape is another.
         """
@@ -241,7 +245,31 @@ class ModelFamily:
                 f"{name}: found shape {tuple(tensor.shape)}; wanted {weight.shape} "
                 f"({' x '.join(weight.rule.dims)}); gather tensor-parallel shards first"
             )
-        yield from zip(weight.hf, weight.rule.layout.unpack(tensor, architecture), strict=True)
+        for hf_name, part in zip(weight.hf, weight.rule.layout.unpack(tensor, architecture), strict=True):
+            yield hf_name, part[None] if weight.rule.stacked else part
+
+    def hf_tensors(
+        self, tensors: Iterable[tuple[str, Tensor]], architecture: Architecture
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Yield the Hugging Face tensors that unsharded Megatron tensors hold, given as (name, tensor) in the order of `weights`.
+
+        Where folders hold the tensors of all experts as one, that one is held until its last expert has come.
+
+        Raises:
+            WeightSyncError: as `to_hf`.
+        """
+        stacks: dict[str, Tensor] = {}
+        for name, tensor in tensors:
+            weight = self.weight(name, architecture)
+            for hf_name, part in self.to_hf(name, tensor, architecture):
+                if not weight.rule.stacked:
+                    yield hf_name, part
+                    continue
+                if hf_name not in stacks:
+                    stacks[hf_name] = part.new_empty(weight.hf[hf_name])
+                stacks[hf_name][weight.expert] = part[0]
+                if weight.expert == len(stacks[hf_name]) - 1:
+                    yield hf_name, stacks.pop(hf_name)
 
     def check_names(self, names: Iterable[str], architecture: Architecture) -> None:
         """Check that Hugging Face names are those of a model: none missing, none unknown.
@@ -296,6 +324,8 @@ class ModelFamily:
     def _packed(self, weight: Weight, hf: Mapping[str, Tensor], architecture: Architecture) -> Tensor:
         parts = [hf[name] for name in weight.hf]
         weight.check_shapes(parts)
+        if weight.rule.stacked:
+            parts = [part[weight.expert] for part in parts]
         return weight.rule.layout.pack(parts, architecture)
 
 
@@ -325,15 +355,20 @@ def _weights(family: ModelFamily, architecture: Architecture) -> Mapping[str, We
 
 
 def _bound(rule: Rule, layer: int, expert: int | None, architecture: Architecture) -> Weight:
-    def named(name: str, number: int = layer) -> str:
-        return name.replace(LAYER, str(number)).replace(EXPERT, str(expert))
+    def named(name: str) -> str:
+        return _numbered(name, layer, architecture).replace(EXPERT, str(expert))
 
     def shape(dims: Dims) -> Shape:
         return tuple(getattr(architecture, dim) for dim in dims)
 
     hf = {named(name): shape(dims) for name, dims in rule.hf}
-    megatron = named(rule.megatron, layer - architecture.num_layers if rule.mtp else layer)
+    megatron = named(rule.megatron.replace(LAYER, MTP_LAYER) if rule.mtp else rule.megatron)
     return Weight(megatron, shape(rule.dims), hf, rule, expert)
+
+
+def _numbered(name: str, layer: int, architecture: Architecture) -> str:
+    """Return a name with the number of its layer in it; MTP layers follow those of the decoder, and have numbers from 0, too."""
+    return name.replace(LAYER, str(layer)).replace(MTP_LAYER, str(layer - architecture.num_layers))
 
 
 def _listing(names: list[str]) -> str:
