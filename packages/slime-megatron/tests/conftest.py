@@ -18,9 +18,13 @@ from slime_example_family.family import GEMMA3
 from slime_megatron import compat
 from slime_megatron.settings.learner_settings import LearnerSettings
 from slime_megatron.settings.section import MegatronSection
+from slime_models.family.families.glm import GLM as GLM_OF_2024
 from slime_models.family.families.glm4 import GLM4
 from slime_models.family.families.glm4_moe import GLM4_MOE
+from slime_models.family.families.gpt_oss import GPT_OSS
 from slime_models.family.families.llama import LLAMA
+from slime_models.family.families.mimo import MIMO
+from slime_models.family.families.minimax_m2 import MINIMAX_M2
 from slime_models.family.families.qwen2 import QWEN2
 from slime_models.family.families.qwen2_moe import QWEN2_MOE
 from slime_models.family.families.qwen3 import QWEN3
@@ -32,7 +36,10 @@ if TYPE_CHECKING:
 
 FAMILIES = {
     family.model_type: family
-    for family in (GEMMA3, GLM4, GLM4_MOE, LLAMA, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE)
+    for family in (
+        *(GEMMA3, GLM_OF_2024, GLM4, GLM4_MOE, GPT_OSS, LLAMA, MIMO, MINIMAX_M2),
+        *(QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE),
+    )
 }
 VOCAB = 250
 #: A dense layer, then layers of four experts, of which a token passes two beside a shared one.
@@ -123,6 +130,9 @@ def cut_models(make_hf: Callable[..., tuple[Any, Path]]) -> dict[str, Path]:
     _, moe = make_hf("qwen3_moe", tie_word_embeddings=False, **size, **experts)
     _, glm = make_hf("glm4_moe", tie_word_embeddings=False, **size, **GLM)
     _, sandwich = make_hf("glm4", tie_word_embeddings=False, **size)
+    few = {"num_local_experts": 4, "num_experts_per_tok": 2, "tie_word_embeddings": False}
+    _, sinks = make_hf("gpt_oss", **size, **few, sliding_window=6)
+    _, all_heads = make_hf("minimax_m2", **size, **few, rotary_dim=16)
     size.pop("head_dim")
     _, shared = make_hf(
         "qwen2_moe", tie_word_embeddings=False, **size, **experts, shared_expert_intermediate_size=80
@@ -142,6 +152,8 @@ def cut_models(make_hf: Callable[..., tuple[Any, Path]]) -> dict[str, Path]:
         "glm4": sandwich,
         "qwen2_moe": shared,
         "gemma3_text": windows,
+        "gpt_oss": sinks,
+        "minimax_m2": all_heads,
     }
 
 

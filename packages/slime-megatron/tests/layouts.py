@@ -12,7 +12,7 @@ TENSOR, PIPELINE = {"tensor_model_parallel_size": 2}, {"pipeline_model_parallel_
 CONTEXT, EXPERT = {"context_parallel_size": 2}, {"expert_model_parallel_size": 2}
 SEQUENCE, SHARED_STATE = {"sequence_parallel": True}, {"use_distributed_optimizer": True, "optimizer": "adam"}
 #: Kinds of models without experts.
-DENSE = ("gemma3_text", "glm4", "qwen3")
+DENSE = ("gemma3_text", "glm4", "mimo", "qwen3")
 #: AdamW whose epsilon exceeds all gradients is descent, too: lr / epsilon as large as the others' rate.
 DESCENT = {"lr": 5e2, "adam_eps": 1e4}
 #: Name -> ranks, Megatron's settings. Where both kinds of model have it, that of experts adds SEQUENCE to TENSOR.

@@ -6,9 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slime_models.family.families.glm import GLM as GLM_OF_2024
 from slime_models.family.families.glm4 import GLM4
 from slime_models.family.families.glm4_moe import GLM4_MOE
+from slime_models.family.families.gpt_oss import GPT_OSS
 from slime_models.family.families.llama import LLAMA
+from slime_models.family.families.minimax_m2 import MINIMAX_M2
 from slime_models.family.families.qwen2 import QWEN2
 from slime_models.family.families.qwen2_moe import QWEN2_MOE
 from slime_models.family.families.qwen3 import QWEN3
@@ -17,7 +20,11 @@ from slime_models.family.family import ModelFamily
 from slime_models.hf.fetch import fetch
 
 FAMILIES = {
-    family.model_type: family for family in (GLM4, GLM4_MOE, LLAMA, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE)
+    family.model_type: family
+    for family in (
+        *(GLM_OF_2024, GLM4, GLM4_MOE, GPT_OSS, LLAMA),
+        *(MINIMAX_M2, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE),
+    )
 }
 
 #: Three experts of 10, of which a token passes two.
@@ -57,7 +64,11 @@ def tiny_config(model_type: str, **changes: Any) -> dict[str, Any]:
         config = {**config, **EXPERTS, "shared_expert_intermediate_size": 14, **changes}
     if model_type == "qwen3_moe":
         config = {**config, **EXPERTS, **changes}
-    if model_type == "glm4":
+    if model_type in ("gpt_oss", "minimax_m2"):
+        config = {**config, "num_local_experts": 3, "num_experts_per_tok": 2, **changes}
+    if model_type == "minimax_m2":
+        config = {**config, "rotary_dim": 2, **changes}
+    if model_type in ("glm", "glm4"):
         config = {
             **config,
             "attention_bias": True,

@@ -37,11 +37,11 @@ def hf_tensors(family: ModelFamily, architecture: Architecture) -> dict[str, Ten
 def assert_round_trip(family: ModelFamily, architecture: Architecture) -> None:
     hf = hf_tensors(family, architecture)
     back: dict[str, Tensor] = {}
-    for name, tensor in family.to_megatron(hf, architecture):
-        assert tuple(tensor.shape) == family.megatron_shapes(architecture)[name]
-        for hf_name, part in family.to_hf(name, tensor, architecture):
-            assert hf_name not in back
-            back[hf_name] = part
+    megatron = dict(family.to_megatron(hf, architecture))
+    assert {n: tuple(tensor.shape) for n, tensor in megatron.items()} == family.megatron_shapes(architecture)
+    for name, tensor in family.hf_tensors(megatron.items(), architecture):
+        assert name not in back
+        back[name] = tensor
     assert back.keys() == hf.keys()
     assert all(torch.equal(back[name], hf[name]) for name in hf)
 

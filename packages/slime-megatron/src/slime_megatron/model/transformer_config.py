@@ -12,6 +12,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from slime_models.family.architecture import Architecture
 
 from slime_megatron.settings.megatron_flags import with_flags
+from slime_megatron.settings.model_flags import DESCRIBED
 from slime_megatron.settings.section import MegatronSection
 
 #: Flag that may only say what the folder does; Megatron would build the layers with it, and compute its own loss.
@@ -103,7 +104,8 @@ def transformer_config(
         **_experts(architecture, section),
     )
     ours = partial(TransformerConfig, **fields | dict(own or {}))
-    flags = {name: value for name, value in section.megatron_args.items() if name != MTP_NUM_LAYERS}
+    others = {MTP_NUM_LAYERS, *DESCRIBED}
+    flags = {name: value for name, value in section.megatron_args.items() if name not in others}
     return with_flags(ours, flags, "transformer", defaults=_DEFAULTS)
 
 

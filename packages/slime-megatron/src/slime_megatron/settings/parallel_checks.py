@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from slime_core.errors import Problem, TrainerError
 
+from slime_megatron.settings.model_flags import contradictions
 from slime_megatron.settings.section import MegatronSection
 
 if TYPE_CHECKING:
@@ -78,8 +79,9 @@ def process_problems(section: MegatronSection, n_processes: int) -> Iterator[Pro
 def model_problems(
     section: MegatronSection, architecture: Architecture, family: ModelFamily
 ) -> Iterator[Problem]:
-    """Yield each parallel setting that the model does not allow."""
+    """Yield each parallel setting that the model does not allow, and each flag that says of the model what config.json does not."""
     yield from _family_problems(section, family)
+    yield from contradictions(section.megatron_args, architecture)
     if section.use_distributed_optimizer and section.optimizer != "adam":
         yield Problem(
             "megatron.use_distributed_optimizer",

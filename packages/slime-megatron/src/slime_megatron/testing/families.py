@@ -27,8 +27,8 @@ _LENGTH = 61
 def random_model(config: Mapping[str, Any], folder: Path, *, seed: int = 0) -> Path:
     """Write the folder of a random float32 model that transformers makes of a config.json, and return it.
 
-    Matrices are drawn larger than transformers draws them, so that logits spread; norms and biases are drawn around what it
-    sets them to, so that they matter.
+    Matrices are drawn larger than transformers draws them, so that logits spread; norms, biases and buffers are drawn around
+    what it sets them to, so that they matter.
 
     Args:
         config: a parsed config.json, of a tiny model.
@@ -44,6 +44,9 @@ def random_model(config: Mapping[str, Any], folder: Path, *, seed: int = 0) -> P
         for parameter in model.parameters():
             drawn = torch.randn(parameter.shape, generator=generator) * 0.15
             parameter.copy_(drawn + parameter if parameter.dim() == 1 else drawn)
+        for name, buffer in model.named_buffers():
+            if name in model.state_dict() and buffer.is_floating_point():
+                buffer.add_(torch.randn(buffer.shape, generator=generator) * 0.15)
     model.save_pretrained(folder)
     return folder
 
