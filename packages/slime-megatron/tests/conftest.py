@@ -130,6 +130,7 @@ def cut_models(make_hf: Callable[..., tuple[Any, Path]]) -> dict[str, Path]:
     _, moe = make_hf("qwen3_moe", tie_word_embeddings=False, **size, **experts)
     _, glm = make_hf("glm4_moe", tie_word_embeddings=False, **size, **GLM)
     _, sandwich = make_hf("glm4", tie_word_embeddings=False, **size)
+    _, plain_glm = make_hf("glm", tie_word_embeddings=False, **size)
     few = {"num_local_experts": 4, "num_experts_per_tok": 2, "tie_word_embeddings": False}
     _, sinks = make_hf("gpt_oss", **size, **few, sliding_window=6)
     _, all_heads = make_hf("minimax_m2", **size, **few, rotary_dim=16)
@@ -137,6 +138,9 @@ def cut_models(make_hf: Callable[..., tuple[Any, Path]]) -> dict[str, Path]:
     _, shared = make_hf(
         "qwen2_moe", tie_word_embeddings=False, **size, **experts, shared_expert_intermediate_size=80
     )
+    _, qwen2 = make_hf("qwen2", tie_word_embeddings=False, **size)
+    config = json.loads((qwen2 / "config.json").read_text()) | {"model_type": "mimo"}
+    (qwen2 / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 0}))
     _, windows = make_hf(
         "gemma3_text",
         **size,
@@ -152,6 +156,8 @@ def cut_models(make_hf: Callable[..., tuple[Any, Path]]) -> dict[str, Path]:
         "glm4": sandwich,
         "qwen2_moe": shared,
         "gemma3_text": windows,
+        "glm": plain_glm,
+        "mimo": qwen2,
         "gpt_oss": sinks,
         "minimax_m2": all_heads,
     }

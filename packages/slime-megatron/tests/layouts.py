@@ -12,7 +12,9 @@ TENSOR, PIPELINE = {"tensor_model_parallel_size": 2}, {"pipeline_model_parallel_
 CONTEXT, EXPERT = {"context_parallel_size": 2}, {"expert_model_parallel_size": 2}
 SEQUENCE, SHARED_STATE = {"sequence_parallel": True}, {"use_distributed_optimizer": True, "optimizer": "adam"}
 #: Kinds of models without experts.
-DENSE = ("gemma3_text", "glm4", "mimo", "qwen3")
+DENSE = ("gemma3_text", "glm", "glm4", "mimo", "qwen3")
+#: Kinds of models whose experts tensor parallelism does not cut.
+WHOLE_EXPERTS = ("gpt_oss",)
 #: AdamW whose epsilon exceeds all gradients is descent, too: lr / epsilon as large as the others' rate.
 DESCENT = {"lr": 5e2, "adam_eps": 1e4}
 #: Name -> ranks, Megatron's settings. Where both kinds of model have it, that of experts adds SEQUENCE to TENSOR.
@@ -38,9 +40,13 @@ LAYOUTS = {
 def settings_of(kind, layout):
     """Return (ranks, Megatron's settings) of a layout for a kind of model; None where it has no such layout."""
     n, megatron = LAYOUTS[layout]
-    if any(name.startswith("expert") for name in megatron) and kind in DENSE:
-        return None
-    return n, megatron | (SEQUENCE if kind not in DENSE and "TP2" in layout else {})
+    if kind in DENSE:
+        return None if any(name.startswith("expert") for name in megatron) else (n, megatron)
+    if kind in WHOLE_EXPERTS:
+        if megatron.get("expert_tensor_parallel_size", 1) > 1:
+            return None
+        megatron = megatron | {"expert_tensor_parallel_size": 1}
+    return n, megatron | (SEQUENCE if "TP2" in layout else {})
 
 
 def largest_difference(found, wanted, *, relative):

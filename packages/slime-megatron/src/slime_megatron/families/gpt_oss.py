@@ -95,27 +95,24 @@ def _swish(x: Tensor, *, gain: float) -> Tensor:
     return x * torch.sigmoid(gain * x)
 
 
-def add_biases_once(model: GPTModel, _: GptOssArchitecture) -> None:
-    """Let the bias of each expert's second matrix count once, in values and gradients, however parallelism cuts the expert.
+def add_biases(model: GPTModel, _: GptOssArchitecture) -> None:
+    """Let the bias of each expert's second matrix be added to a tensor of its own, and its gradients to those of the same expert.
 
-    Megatron 0.19.2 adds it in place to a view, which autograd refuses, and on each of the ranks that share an expert, whose results
-    add up; and under sequence parallelism it adds gradients of experts' biases up over ranks that have other experts.
+    Megatron 0.19.2 adds it in place to a view, which autograd refuses, and adds its gradients up over tensor-parallel ranks that have
+    other experts, under sequence parallelism.
     """
     for experts in (each for each in model.modules() if isinstance(each, SequentialMLP)):
         for expert in experts.local_experts:
             expert.linear_fc1.bias.sequence_parallel = expert.linear_fc2.bias.sequence_parallel = False
             expert.linear_fc2.register_forward_hook(lambda _, __, output: (output[0], None))
-            expert.register_forward_hook(partial(_add_bias, n_ranks=experts.tp_group.size()))
+            expert.register_forward_hook(_add_bias)
 
 
 def _add_bias(
-    expert: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, None], *, n_ranks: int
+    expert: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, None]
 ) -> tuple[Tensor, None]:
-    """Return the output with this rank's share of the bias, whose gradient is that of all of it."""
-    bias, gates = expert.linear_fc2.bias, inputs[1]
-    if n_ranks > 1:
-        bias = bias - bias.detach() * (1 - 1 / n_ranks)
-    return output[0] + (gates[:, None] * bias).type_as(output[0]), None
+    """Return the output of an expert with the bias of its second matrix, times the gates of its tokens."""
+    return output[0] + (inputs[1][:, None] * expert.linear_fc2.bias).type_as(output[0]), None
 
 
 def gpt_oss_flops(architecture: GptOssArchitecture, group: PromptGroup) -> int:
@@ -128,5 +125,5 @@ def gpt_oss_flops(architecture: GptOssArchitecture, group: PromptGroup) -> int:
 
 
 LAYERS = FamilyLayers(
-    layer=gpt_oss_layer, config=gpt_oss_config, finish=add_biases_once, forward_flops=gpt_oss_flops
+    layer=gpt_oss_layer, config=gpt_oss_config, finish=add_biases, forward_flops=gpt_oss_flops
 )

@@ -21,6 +21,7 @@ _SETTING_OF: dict[str, tuple[str, object]] = {
     "pipeline": ("pipeline_model_parallel_size", 1),
     "context": ("context_parallel_size", 1),
     "expert": ("expert_model_parallel_size", 1),
+    "expert_tensor": ("expert_tensor_parallel_size", 1),
 }
 
 
@@ -133,7 +134,10 @@ def _family_problems(section: MegatronSection, family: ModelFamily) -> Iterator[
     """Yield each kind of parallelism that the family says it does not have."""
     for kind, why in family.not_parallel.items():
         name, alone = _SETTING_OF[kind]
-        if (given := getattr(section, name)) not in (alone, None):
+        given = getattr(section, name)
+        if given is None:
+            given = section.tensor_model_parallel_size
+        if given != alone:
             yield Problem(f"megatron.{name}", str(given), f"{alone} for a {family.model_type} model", why)
 
 

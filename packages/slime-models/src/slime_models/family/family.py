@@ -98,7 +98,7 @@ class ModelFamily:
     not_served: Mapping[str, str] = field(default_factory=dict)
     """Engine, by its entry point's name -> why it does not serve models of this family."""
     not_parallel: Mapping[str, str] = field(default_factory=dict)
-    """Kind of parallelism (`tensor`, `sequence`, `pipeline`, `context`, `expert`) -> why models of this family do not have it."""
+    """Kind of parallelism (`tensor`, `sequence`, `pipeline`, `context`, `expert`, `expert_tensor`) -> why models of this family do not have it."""
 
     def weights(self, architecture: Architecture) -> Mapping[str, Weight]:
         """Return Megatron name -> weight, for every Megatron tensor of a model, unsharded."""
