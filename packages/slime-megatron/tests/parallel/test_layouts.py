@@ -41,7 +41,8 @@ def test_every_layout_takes_the_steps_of_one_process(ranks, cut_models, kind, ca
         )
         wanted[optimizer] = job[0]
         before = HfCheckpoint(cut_models[kind])
-        assert all((tensor - before[name]).abs().max() > 1e-5 for name, tensor in job[0][2].items())
+        moved = {name: (tensor - before[name]).abs().max() for name, tensor in job[0][2].items()}
+        assert all(by > 1e-5 for name, by in moved.items() if not name.endswith("e_score_correction_bias"))
     rows = []
     for layout in LAYOUTS:
         if (settings := settings_of(kind, layout)) is None:
