@@ -10,7 +10,7 @@ from slime_core.protocols.memory import Device
 from slime_core.testing.memory import TINY_QWEN3, memory_question, write_config
 from slime_models.family.families.qwen3 import QWEN3
 from slime_torch.memory import engine_memory, engine_remedies
-from slime_torch.model.cache import KvCache, cache_bytes
+from slime_torch.storage.cache import KvCache, cache_bytes
 
 
 @pytest.fixture

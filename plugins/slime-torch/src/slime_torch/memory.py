@@ -14,9 +14,9 @@ from slime_models.family.family import ModelFamily
 from slime_models.hf.folder import read_config
 
 from slime_torch.engine import context_len, engine_dtype
-from slime_torch.model.cache import cache_bytes
+from slime_torch.storage.cache import cache_bytes
 from slime_torch.model.decoder import attention_dtype
-from slime_torch.model.weights import can_pack
+from slime_torch.storage.weights import can_pack
 from slime_torch.section import TorchSection
 
 _FLOAT32 = 4

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from slime_torch.model.cache import KvCache
-from slime_torch.model.kernel_attention import KernelAttention
-from slime_torch.model.norm import Norm
-from slime_torch.model.rope import rope_tables
+from slime_torch.storage.cache import KvCache
+from slime_torch.layers.kernel_attention import KernelAttention
+from slime_torch.layers.norm import Norm
+from slime_torch.layers.rope import rope_tables
 
 CPU = torch.device("cpu")
 BOUNDS = {torch.float32: 2e-6, torch.bfloat16: 2**-8}

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from slime_torch.generation.request import Request
 from slime_torch.generation.sampling import Draw, sample
-from slime_torch.model.cache import KvCache
+from slime_torch.storage.cache import KvCache
 from slime_torch.model.decoder import Decoder
 
 

@@ -12,7 +12,7 @@ from slime_models.transfer.manifest import listed
 from slime_models.transfer.staging import StagedTensors, StagedUpdate
 from torch import Tensor
 
-from slime_torch.model.weights import Weights
+from slime_torch.storage.weights import Weights
 
 
 class WeightUpdate:

@@ -17,12 +17,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from slime_torch.kernels.launch import can_compile
-from slime_torch.model.attention import Attention, Pass, TorchAttention
-from slime_torch.model.cache import KvCache
-from slime_torch.model.kernel_attention import KernelAttention
-from slime_torch.model.norm import Norm
-from slime_torch.model.rope import rope_tables, stored_order
-from slime_torch.model.weights import Fused, Shape, Weights, can_pack
+from slime_torch.layers.torch_attention import Attention, Pass, TorchAttention
+from slime_torch.storage.cache import KvCache
+from slime_torch.layers.kernel_attention import KernelAttention
+from slime_torch.layers.norm import Norm
+from slime_torch.layers.rope import rope_tables, stored_order
+from slime_torch.storage.weights import Fused, Shape, Weights, can_pack
 
 #: (layer, placed queries, keys and values of n tokens [n, heads + 2 * kv_heads, dim]) -> [n, heads * dim]
 Attend = Callable[[int, Tensor], Tensor]

@@ -11,9 +11,9 @@ from slime_models.attention import dot_product_attention
 from slime_models.family.architecture import Architecture
 from torch import Tensor
 
-from slime_torch.model.cache import KvCache
-from slime_torch.model.norm import Norm
-from slime_torch.model.rope import rotate_
+from slime_torch.storage.cache import KvCache
+from slime_torch.layers.norm import Norm
+from slime_torch.layers.rope import rotate_
 
 #: Of each layer: the norms of query and key heads, where the model has them.
 HeadNorms = Sequence[tuple[Norm, Norm] | None]

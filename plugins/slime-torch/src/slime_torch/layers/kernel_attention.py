@@ -7,8 +7,8 @@ from slime_models.family.architecture import Architecture
 from torch import Tensor
 
 from slime_torch.kernels.launch import Kernel, compiled
-from slime_torch.model.attention import HeadNorms, Pass
-from slime_torch.model.cache import KvCache
+from slime_torch.layers.torch_attention import HeadNorms, Pass
+from slime_torch.storage.cache import KvCache
 
 
 class KernelAttention:

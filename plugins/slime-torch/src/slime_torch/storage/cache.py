@@ -8,7 +8,7 @@ import torch
 from slime_models.family.architecture import Architecture
 from torch import Tensor
 
-from slime_torch.model.pages import collapse
+from slime_torch.storage.pages import collapse
 
 _SLOTS, _POSITIONS = 8, 16
 #: What keys and values are copied as: an element at a time would take four times as long in bfloat16.

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from slime_torch.kernels.launch import Kernel, compiled
-from slime_torch.model.weights import Fused, Shape
+from slime_torch.storage.weights import Fused, Shape
 
 
 class Norm(Fused):

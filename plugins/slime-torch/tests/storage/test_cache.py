@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import torch
-from slime_torch.model.cache import KvCache
+from slime_torch.storage.cache import KvCache
 
 CPU = torch.device("cpu")
 RANDOM = torch.Generator().manual_seed(0)
