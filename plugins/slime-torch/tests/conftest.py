@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,19 +14,34 @@ import torch
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import Completion, SamplingParams
 from slime_models.family.families.glm4 import GLM4
+from slime_models.family.families.glm import GLM
+from slime_models.family.families.gpt_oss import GPT_OSS
 from slime_models.family.families.llama import LLAMA
+from slime_models.family.families.mimo import MIMO
+from slime_models.family.families.minimax_m2 import MINIMAX_M2
 from slime_models.family.families.qwen2 import QWEN2
 from slime_models.family.families.qwen3 import QWEN3
-from slime_models.hf.folder import read_config
+from slime_models.hf.folder import HfCheckpoint, read_config
 from slime_models.quantization.scheme import specs_of
 from slime_models.transfer.receiver import UpdateReceiver
 from slime_models.transfer.storage import UpdateStorage
 from slime_torch.engine import TorchEngine
 from slime_torch.section import TorchSection
-from transformers import AutoModelForCausalLM, Glm4Config, LlamaConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    Glm4Config,
+    GlmConfig,
+    GptOssConfig,
+    LlamaConfig,
+    MiniMaxM2Config,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 VOCAB, EOS = 301, 300
-FAMILIES = {"glm4": GLM4, "llama": LLAMA, "qwen2": QWEN2, "qwen3": QWEN3}
+FAMILIES = {
+    family.model_type: family for family in (GLM, GLM4, GPT_OSS, LLAMA, MIMO, MINIMAX_M2, QWEN2, QWEN3)
+}
 _COMMON = {
     "vocab_size": VOCAB,
     "hidden_size": 64,
@@ -54,6 +70,14 @@ CONFIGS = {
     "qwen2": lambda: Qwen2Config(**_COMMON, tie_word_embeddings=True),
     "qwen3": lambda: Qwen3Config(**_COMMON, head_dim=32),
     "glm4": lambda: Glm4Config(**_COMMON, head_dim=32),
+    "glm": lambda: GlmConfig(**_COMMON, head_dim=32),
+    "mimo": lambda: Qwen2Config(**_COMMON),  # whose decoder it has; transformers has none of its own
+    "gpt_oss": lambda: GptOssConfig(
+        **_COMMON, head_dim=16, num_local_experts=5, num_experts_per_tok=2, sliding_window=9
+    ),
+    "minimax_m2": lambda: MiniMaxM2Config(
+        **_COMMON, head_dim=32, rotary_dim=16, num_local_experts=5, num_experts_per_tok=2
+    ),
 }
 
 
@@ -84,10 +108,13 @@ class TinyModel:
         self.kind, self.folder = kind, folder
         self.module = AutoModelForCausalLM.from_config(CONFIGS[kind](), dtype=torch.float32).eval()
         with torch.no_grad():
-            for name, parameter in self.module.named_parameters():
+            for name, parameter in (*self.module.named_parameters(), *self.module.named_buffers()):
                 if "norm" in name or "bias" in name:  # which transformers starts at one and zero
                     parameter.add_(torch.randn_like(parameter) * 0.2)
         self.module.save_pretrained(folder)
+        if kind == "mimo":
+            config = read_config(folder) | {"model_type": kind, "num_nextn_predict_layers": 0}
+            (folder / "config.json").write_text(json.dumps(config))
 
     def engine(
         self, *, dtype: torch.dtype = torch.float32, keeps_cache: bool = False, **section: Any
@@ -164,8 +191,8 @@ class TinyModel:
         return rows.log_softmax(-1).gather(1, torch.tensor(response)[:, None]).squeeze(1).tolist()
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Hugging Face name -> parameter, a tied output layer left out."""
-        return {name: parameter.detach() for name, parameter in self.module.named_parameters()}
+        """Hugging Face name -> tensor of the folder, a tied output layer left out."""
+        return dict(HfCheckpoint(self.folder))
 
 
 @pytest.fixture

@@ -22,7 +22,10 @@ from slime_torch.factory import create_engine
 from slime_torch.model.decoder import Decoder
 from slime_torch.section import TorchSection
 
-KINDS = ["llama", "llama-rope3", "qwen2", "qwen3", "glm4"]
+KINDS = [
+    *("llama", "llama-rope3", "qwen2", "qwen3", "glm4", "glm", "mimo"),
+    *("gpt_oss", "minimax_m2"),
+]
 
 
 def greedy(n: int, **more) -> SamplingParams:

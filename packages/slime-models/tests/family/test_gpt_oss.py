@@ -128,7 +128,7 @@ def test_a_stack_comes_with_its_last_expert(small):
     last = "decoder.layers.0.mlp.experts.local_experts.2."
     assert came["model.layers.0.mlp.experts.gate_up_proj"] == last + "linear_fc1.weight"
     assert came["model.layers.0.mlp.experts.down_proj_bias"] == last + "linear_fc2.bias"
-    assert came["model.layers.0.self_attn.sinks"].endswith("softmax_offset")
+    assert came["model.layers.0.self_attn.sinks"].endswith("core_attention.sinks")
 
 
 def test_a_stack_of_other_sizes_is_refused_by_the_fields_of_config_json(small):
@@ -140,7 +140,7 @@ def test_a_stack_of_other_sizes_is_refused_by_the_fields_of_config_json(small):
 
 def test_sinks_are_cut_by_heads():
     architecture = GPT_OSS.architecture(tiny_config("gpt_oss"))
-    weight = GPT_OSS.weight("decoder.layers.0.self_attention.core_attention.softmax_offset", architecture)
+    weight = GPT_OSS.weight("decoder.layers.0.self_attention.core_attention.sinks", architecture)
     parts = split(torch.arange(4), weight.rule.shard, 2, architecture)
     assert [part.tolist() for part in parts] == [[0, 1], [2, 3]]
 

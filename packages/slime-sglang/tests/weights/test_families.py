@@ -24,7 +24,12 @@ SIZE = {
     "tie_word_embeddings": False, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None, "dtype": "float32",
 }  # fmt: skip
 #: Gate and up as one matrix in folders.
-FAMILIES = {"glm4": {"head_dim": 32}}
+FAMILIES = {
+    "glm4": {"head_dim": 32},
+    "glm": {"head_dim": 32},
+    "minimax_m2": {"head_dim": 32, "rotary_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "gpt_oss": {"head_dim": 32, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 6},
+}
 
 
 class Model:

@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.dist_checkpointing.mapping import ShardedStateDict
 from megatron.core.models.gpt import GPTModel
@@ -24,40 +23,16 @@ from slime_megatron.model.attention import PackedAttention
 from slime_megatron.model.family_layers import FamilyLayers
 from slime_megatron.model.layer_spec import layer_spec
 
-#: Columns that queries, keys and values get for the sink; a multiple of 8, as kernels on CUDA want it.
-_EXTRA = 8
-
-
 class SinkAttention(PackedAttention):
-    """Attention whose softmax has one entry more for each head, the sink, whose value is zero.
+    """Attention whose softmax has one entry more for each head, the sink."""
 
-    The sink is a key before all others, with a dimension of its own in which queries have the logit: so kernels that know of no
-    sinks compute it, and its gradient. The parameter has the name that Megatron's own attention gives it.
-    """
+    sinks: torch.nn.Parameter
 
-    def __init__(self, config: TransformerConfig, softmax_scale: float | None = None, **given: Any) -> None:
-        super().__init__(config, softmax_scale or config.kv_channels**-0.5, **given)
+    def __init__(self, config: TransformerConfig, *args: Any, **given: Any) -> None:
+        super().__init__(config, *args, **given)
         heads = config.num_attention_heads // config.tensor_model_parallel_size
-        self.softmax_offset = torch.nn.Parameter(torch.empty(heads, dtype=config.params_dtype))
-        tensor_parallel.set_tensor_model_parallel_attributes(self.softmax_offset, True, 0, 1)
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Return [b * l, heads * head_dim] of q [b, l, heads, head_dim] and k, v [b, m, groups, head_dim], m >= l."""
-        heads, dim = q.shape[2:]
-        logits = (self.softmax_offset / self._scale).to(q.dtype)[:, None].expand(*q.shape[:-1], 1)
-        q = torch.cat((q, F.pad(logits, (0, _EXTRA - 1))), dim=-1)
-        k, v = (F.pad(x, (0, _EXTRA, 0, 0, 1, 0)) for x in (k, v))
-        sink = torch.zeros_like(k[:1, :1, :1])
-        sink[..., dim] = 1
-        k = torch.cat((sink.expand_as(k[:, :1]), k[:, 1:]), dim=1)
-        return super().attend(q, k, v).unflatten(-1, (heads, dim + _EXTRA))[..., :dim].flatten(-2)
-
-    def _mask(self, n_query: int, n_key: int, device: torch.device) -> dict[str, Any]:
-        """Return the arguments that hide later tokens, and those before the window; the first key is the sink."""
-        if self._window is None or n_key - 1 <= self._window:
-            return super()._mask(n_query, n_key, device)
-        mask = super()._mask(n_query, n_key - 1, device)["attn_mask"]
-        return {"attn_mask": F.pad(mask, (1, 0), value=True)}
+        self.sinks = torch.nn.Parameter(torch.empty(heads, dtype=config.params_dtype))
+        tensor_parallel.set_tensor_model_parallel_attributes(self.sinks, True, 0, 1)
 
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
@@ -67,9 +42,8 @@ class SinkAttention(PackedAttention):
             "tp_group": parallel_state.get_tensor_model_parallel_group(),
             "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),
         }
-        state = {"softmax_offset": self.softmax_offset}
         return make_sharded_tensors_for_checkpoint(
-            state, prefix, {"softmax_offset": 0}, sharded_offsets, **groups
+            {"sinks": self.sinks}, prefix, {"sinks": 0}, sharded_offsets, **groups
         )
 
 

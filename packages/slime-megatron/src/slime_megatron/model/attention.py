@@ -33,7 +33,7 @@ class PackedAttention(MegatronModule):
     sequences in a host loop with a device sync for each sequence.
 
     A family's layers may have a window and rotary angles of their own (`functools.partial` gives them), and other scores, such as
-    capped ones, by a subclass with another `attend`.
+    capped ones, by a subclass with another `attend`; one whose softmax has sinks sets `sinks` [this rank's heads].
 
     Args:
         config: the model's.
@@ -42,6 +42,8 @@ class PackedAttention(MegatronModule):
         rotary_columns: first and last (not included) column of the rotary tables that are this layer's, where the family's
             tables have those of several kinds of layers side by side; all when None.
     """
+
+    sinks: torch.nn.Parameter | None
 
     def __init__(
         self,
@@ -56,6 +58,7 @@ class PackedAttention(MegatronModule):
         if config.attention_dropout != 0.0 or config.window_size is not None:
             raise ValueError("PackedAttention has no dropout, and its window is a parameter of its own")
         self._scale, self._window = softmax_scale, window
+        self.register_parameter("sinks", None)
         self._columns = slice(*rotary_columns) if rotary_columns else slice(None)
 
     def forward(
@@ -114,7 +117,7 @@ class PackedAttention(MegatronModule):
             # torch's kernels for float32 on CUDA take no groups; what does would hold the scores of all pairs of tokens.
             k, v = (x.repeat_interleave(repeats, dim=1) for x in (k, v))
         gqa = q.size(1) != k.size(1)
-        out = dot_product_attention(q, k, v, **causal, scale=self._scale, enable_gqa=gqa)
+        out = dot_product_attention(q, k, v, **causal, scale=self._scale, enable_gqa=gqa, sinks=self.sinks)
         return out.transpose(1, 2).flatten(0, 1).flatten(1).to(dtype)
 
     def _mask(self, n_query: int, n_key: int, device: torch.device) -> dict[str, Any]:

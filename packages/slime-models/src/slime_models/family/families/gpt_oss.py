@@ -97,7 +97,7 @@ def _of_experts(
 
 
 SINKS = rename(
-    f"{_MEGATRON}self_attention.core_attention.softmax_offset",
+    f"{_MEGATRON}self_attention.core_attention.sinks",
     f"{_HF}self_attn.sinks",
     ("num_attention_heads",),
     shard=Shard.ROWS,
@@ -191,5 +191,5 @@ GPT_OSS = ModelFamily(
     not_parallel={
         "expert_tensor": "Megatron 0.19.2 adds an expert's bias on each of the ranks that the expert is cut for"
     },
-    not_served={"torch": "its decoder has neither sinks nor windows"},
+    decoder="slime_torch.families.gpt_oss:DECODER",
 )

@@ -98,5 +98,5 @@ MINIMAX_M2 = ModelFamily(
     rules=dense_rules(QUERY_NORM, KEY_NORM, mlp=(ROUTER, EXPERT_BIAS, EXPERT_GATE_UP, EXPERT_DOWN)),
     architecture=read_architecture,
     layers="slime_megatron.families.minimax_m2:LAYERS",
-    not_served={"torch": "its decoder has no norms over all heads"},
+    decoder="slime_torch.families.minimax_m2:DECODER",
 )
