@@ -13,8 +13,8 @@ import pytest
 import torch
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import Completion, SamplingParams
-from slime_models.family.families.glm4 import GLM4
 from slime_models.family.families.glm import GLM
+from slime_models.family.families.glm4 import GLM4
 from slime_models.family.families.gpt_oss import GPT_OSS
 from slime_models.family.families.llama import LLAMA
 from slime_models.family.families.mimo import MIMO

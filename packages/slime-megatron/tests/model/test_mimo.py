@@ -40,9 +40,7 @@ class MiMoForCausalLM(Qwen2ForCausalLM):
 def mimo(make_hf, tmp_path_factory):
     """Return a Qwen 2 of three layers, and the folder of a MiMo whose MTP layer is built around the third."""
     model, made = make_hf("qwen2", num_hidden_layers=3, vocab_size=VOCAB + 1, tie_word_embeddings=False)
-    weights = {
-        name.replace("model.layers.2.", MTP): tensor for name, tensor in HfCheckpoint(made).items()
-    }
+    weights = {name.replace("model.layers.2.", MTP): tensor for name, tensor in HfCheckpoint(made).items()}
     generator = torch.Generator().manual_seed(1)
     for name in ("token_layernorm", "hidden_layernorm", "final_layernorm"):
         weights[f"{MTP}{name}.weight"] = 1 + 0.15 * torch.randn(64, generator=generator)
@@ -54,6 +52,7 @@ def mimo(make_hf, tmp_path_factory):
     return model, folder
 
 
+@pytest.mark.proves("mimo", "train", "convert", "lora")
 def test_the_decoder_computes_what_qwen_2_does(tmp_path):
     AutoConfig.register("mimo", MiMoConfig)
     AutoModelForCausalLM.register(MiMoConfig, MiMoForCausalLM)
@@ -88,6 +87,7 @@ def reference(model, weights, batch):
     return torch.cat(found)
 
 
+@pytest.mark.proves("mimo", "mtp")
 def test_loss_and_gradients_of_the_mtp_layer_are_those_of_the_loop(make_learner, mimo):
     model, folder = mimo
     batch = make_batch()

@@ -76,14 +76,16 @@ def test_each_argument_of_a_script_is_what_the_family_reads(registry, name):
     architecture = registry.resolve("slime.models", model["config"]["model_type"]).architecture(
         model["config"]
     )
-    said = {flag: False for flag in SWITCHES} | arguments
+    said = dict.fromkeys(SWITCHES, False) | arguments
     found = {problem.where.rpartition(".")[2] for problem in contradictions(said, architecture)}
     assert found == set(model.get("contradicts", ()))
     for flag, field in PATCH.items():
         assert getattr(architecture, field) == arguments.get(flag, False)
     assert architecture.mtp_num_layers >= int(arguments.get("mtp_num_layers", 0))
     others = arguments.keys() - DESCRIBED.keys() - PATCH.keys()
-    refused = {problem.where.rpartition(".")[2] for problem in megatron_flags.problems({f: "" for f in others})}
+    refused = {
+        problem.where.rpartition(".")[2] for problem in megatron_flags.problems(dict.fromkeys(others, ""))
+    }
     assert refused == others & REFUSED
     assert others - refused <= FOLLOWED
 

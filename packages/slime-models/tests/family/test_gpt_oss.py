@@ -134,7 +134,9 @@ def test_a_stack_comes_with_its_last_expert(small):
 def test_a_stack_of_other_sizes_is_refused_by_the_fields_of_config_json(small):
     architecture, hf = small
     hf["model.layers.0.mlp.experts.down_proj"] = torch.zeros(4, 2, 2)
-    with pytest.raises(CheckpointError, match=r"down_proj: found shape \(4, 2, 2\); .*the number of experts = 3"):
+    with pytest.raises(
+        CheckpointError, match=r"down_proj: found shape \(4, 2, 2\); .*the number of experts = 3"
+    ):
         GPT_OSS.check_weights(hf, architecture)
 
 

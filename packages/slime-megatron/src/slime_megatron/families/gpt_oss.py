@@ -23,6 +23,7 @@ from slime_megatron.model.attention import PackedAttention
 from slime_megatron.model.family_layers import FamilyLayers
 from slime_megatron.model.layer_spec import layer_spec
 
+
 class SinkAttention(PackedAttention):
     """Attention whose softmax has one entry more for each head, the sink."""
 
@@ -82,9 +83,7 @@ def add_biases(model: GPTModel, _: GptOssArchitecture) -> None:
             expert.register_forward_hook(_add_bias)
 
 
-def _add_bias(
-    expert: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, None]
-) -> tuple[Tensor, None]:
+def _add_bias(expert: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, None]) -> tuple[Tensor, None]:
     """Return the output of an expert with the bias of its second matrix, times the gates of its tokens."""
     return output[0] + (inputs[1][:, None] * expert.linear_fc2.bias).type_as(output[0]), None
 

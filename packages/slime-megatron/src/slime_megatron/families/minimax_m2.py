@@ -40,7 +40,11 @@ class AllHeadsNorm(RMSNorm):
         """Return the norm of x [..., heads, head_dim], this rank's heads, in its dtype."""
         flat = x.flatten(-2)
         if self._ranks.size() == 1:
-            return F.rms_norm(flat.float(), self.normalized_shape, self.weight.float(), self.eps).type_as(x).view_as(x)
+            return (
+                F.rms_norm(flat.float(), self.normalized_shape, self.weight.float(), self.eps)
+                .type_as(x)
+                .view_as(x)
+            )
         squares = flat.float().square().sum(-1, keepdim=True)
         squares = tensor_parallel.reduce_from_tensor_model_parallel_region(squares)
         squares = tensor_parallel.copy_to_tensor_model_parallel_region(squares)

@@ -239,4 +239,6 @@ class _Pair:
         names = self.family.parameter_names(self.architecture)
         lacking = [name for name in names if parameters[name].grad is None]
         assert not lacking, f"{lacking[:3]} have no gradient"
-        yield from self.family.hf_tensors(((name, parameters[name].grad) for name in names), self.architecture)
+        yield from self.family.hf_tensors(
+            ((name, parameters[name].grad) for name in names), self.architecture
+        )

@@ -169,9 +169,7 @@ def mtp_rules(decoder: Iterable[Rule], names: MtpNames = MtpNames()) -> Iterator
             inner = rule.megatron.replace(_DECODER, f"{_MTP}mtp_model_layer.")
             yield _mtp_rule(replace(rule, megatron=inner, hf=hf), rule.layers)
     yield _mtp_rule(
-        rename(
-            f"{_MTP}final_layernorm.weight", f"{names.prefix}{names.final_norm}.weight", ("hidden_size",)
-        ),
+        rename(f"{_MTP}final_layernorm.weight", f"{names.prefix}{names.final_norm}.weight", ("hidden_size",)),
         every_layer,
     )
 

@@ -102,7 +102,9 @@ def _there_and_back(
     with answering(where, "tensors in both directions"):
         for name, tensor in family.hf_tensors(there(), architecture):
             once = name in hf and name not in back
-            require(once, where, found=f"{name} in a Megatron tensor", wanted="each tensor of the folder once")
+            require(
+                once, where, found=f"{name} in a Megatron tensor", wanted="each tensor of the folder once"
+            )
             back[name] = tensor
     missing = sorted(shapes.keys() - seen)
     require(not missing, where, found=f"no {missing[:3]}", wanted="every Megatron tensor")

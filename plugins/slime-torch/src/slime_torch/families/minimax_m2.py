@@ -31,7 +31,9 @@ class AllHeadsAttention:
             for one, size in zip("qk", self._sizes, strict=False)
             if kind.order is not None
         }
-        self._qkv = builder.matrix(*names, orders={f"{prefix}{one}_proj.weight": o for one, o in orders.items()})
+        self._qkv = builder.matrix(
+            *names, orders={f"{prefix}{one}_proj.weight": o for one, o in orders.items()}
+        )
         self._norms = [builder.norm(f"{prefix}{one}_norm.weight", orders.get(one)) for one in "qk"]
         self.kind, self._index = kind, kind.join(None)
         self._output = builder.matrix(f"{prefix}o_proj.weight")

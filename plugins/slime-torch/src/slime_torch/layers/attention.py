@@ -48,7 +48,9 @@ class GroupedQueries:
         self._norms: list[tuple[Norm, Norm] | None] = []
         self._sinks: list[Fused] | None = [] if has_sinks else None
         self._dtype, self._device = builder.attention_dtype, builder.device
-        self._torch = TorchAttention(a, tables=rows, norms=self._norms, scale=scale, window=window, sinks=self._sinks)
+        self._torch = TorchAttention(
+            a, tables=rows, norms=self._norms, scale=scale, window=window, sinks=self._sinks
+        )
         self._decoding: HeadsAttention = self._torch
         self._stored_in = self._dtype
         if builder.has_kernels and window is None and not has_sinks:

@@ -88,7 +88,12 @@ GATED_BIAS = WeightLayout("gated bias", _pack_gated_bias, _unpack_gated_bias)
 
 
 def _of_experts(
-    megatron: str, hf: str, dims: tuple[str, ...], hf_dims: tuple[str, ...], layout: WeightLayout, shard: Shard
+    megatron: str,
+    hf: str,
+    dims: tuple[str, ...],
+    hf_dims: tuple[str, ...],
+    layout: WeightLayout,
+    shard: Shard,
 ) -> Rule:
     """Return the rule of an expert's tensor; folders have those of all experts as one."""
     rule = rename(f"{_EXPERT}{megatron}", f"{_HF_MLP}experts.{hf}", dims, shard=shard, layers=moe_layers)
@@ -134,9 +139,7 @@ EXPERTS = (
         TRANSPOSED,
         Shard.COLUMNS,
     ),
-    _of_experts(
-        "linear_fc2.bias", "down_proj_bias", ("hidden_size",), ("hidden_size",), RENAME, Shard.NONE
-    ),
+    _of_experts("linear_fc2.bias", "down_proj_bias", ("hidden_size",), ("hidden_size",), RENAME, Shard.NONE),
 )
 
 

@@ -17,7 +17,9 @@ _EXPERT, _HF_EXPERT = f"{_MLP}experts.local_experts.{{expert}}.", f"{_HF_MLP}exp
 
 QUERY_NORM, KEY_NORM = (
     rename(
-        f"{_MEGATRON}self_attention.{letter}_layernorm.weight", f"{_HF}self_attn.{letter}_norm.weight", (size,)
+        f"{_MEGATRON}self_attention.{letter}_layernorm.weight",
+        f"{_HF}self_attn.{letter}_norm.weight",
+        (size,),
     )
     for letter, size in (("q", "query_size"), ("k", "key_value_size"))
 )
