@@ -62,9 +62,12 @@ def _with_sinks(
     query = torch.cat((query, F.pad(scores, (0, _EXTRA - 1))), dim=-1)
     key, value = (F.pad(x, (0, _EXTRA, 1, 0)) for x in (key, value))
     key[..., 0, dim] = 1
-    mask: Tensor | None
-    if is_causal or isinstance(attn_mask, CausalBias):
+    if is_causal:  # with a query of the sink's own, whose result is dropped
+        query = F.pad(query, (0, 0, 1, 0))
+        return dot_product_attention(query, key, value, is_causal=True, scale=scale, **options)[..., 1:, :dim]
+    mask = attn_mask
+    if isinstance(mask, CausalBias):
         mask = causal_lower_right(query.shape[-2], key.shape[-2])
-    else:
-        mask = None if attn_mask is None else F.pad(attn_mask, (1, 0), value=attn_mask.dtype == torch.bool)
+    elif mask is not None:
+        mask = F.pad(mask, (1, 0), value=mask.dtype == torch.bool)
     return dot_product_attention(query, key, value, attn_mask=mask, scale=scale, **options)[..., :dim]
