@@ -393,8 +393,7 @@ def test_tensors_that_their_family_keeps_in_float32_lie_so_among_the_others(tmp_
     shapes = {name: tuple(tensor.shape) for name, tensor in values.items()}
     staging = StagingFolder(tmp_path, specs=specs_of(shapes, dtype="bfloat16", float32=frozenset({"bias"})))
     staging.begin("1")
-    for name, tensor in values.items():
-        staging.put(name, tensor)
+    staging.put(list(values.items()), {})
     staging.seal()
     found = dict(StagedTensors(tmp_path).tensors())
     assert all(
@@ -402,4 +401,4 @@ def test_tensors_that_their_family_keeps_in_float32_lie_so_among_the_others(tmp_
     )
     staging.begin("2")
     with pytest.raises(WeightSyncError, match=r"bias: found dtype bfloat16; wanted float32"):
-        staging.put("bias", values["bias"].bfloat16())
+        staging.put([("bias", values["bias"].bfloat16())], {})

@@ -38,6 +38,10 @@ class UpdatableServer(Protocol):
     def keeps_cache(self) -> bool:
         """Whether its requests keep their KV cache, so that it cannot be flushed."""
 
+    @property
+    def is_external(self) -> bool:
+        """Whether it may stay when the run ends."""
+
     def loaded(self, version: str) -> None:
         """Be told that it has the weights of a version, while it is paused."""
 
@@ -71,7 +75,13 @@ async def load_update(
         # for before.
         once = answers / f"loader-result-{secrets.token_hex(8)}"
         return [
-            LoaderRequest(folder=str(update.folder), answer=f"{once}-{rank}.json", rank=rank, n_ranks=n_ranks)
+            LoaderRequest(
+                folder=str(update.folder),
+                answer=f"{once}-{rank}.json",
+                rank=rank,
+                n_ranks=n_ranks,
+                keeps=not server.is_external,
+            )
             for rank in range(n_ranks)
         ]
 
