@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -55,13 +57,13 @@ def parts_of(sizes: Sequence[int], *, unit: int = 1) -> list[list[Piece]]:
 def on_threads[W, R](function: Callable[[W], R], work: Sequence[W]) -> list[R]:
     """Return what a function returns for each piece of work, on as many threads as torch has for one computation here.
 
-    What such a thread computes it computes without workers of its own. It is not in the caller's `torch.no_grad`.
+    What such a thread computes it computes without workers of its own. It is not in the caller's `torch.no_grad`, and its own
+    work must not call this. Callers at one time share the threads.
     """
     n_threads = min(torch.get_num_threads(), len(work))
     if n_threads < 2:
         return [function(each) for each in work]
-    with ThreadPoolExecutor(n_threads, thread_name_prefix="weights", initializer=_alone) as threads:
-        return list(threads.map(function, work))
+    return list(_threads(os.getpid(), n_threads).map(function, work))
 
 
 def copy_all(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
@@ -109,6 +111,12 @@ def _is_plain(target: Tensor, source: Tensor) -> bool:
 
 def _bytes(tensor: Tensor) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
     return tensor.detach().reshape(-1).view(torch.uint8).numpy()
+
+
+@functools.cache
+def _threads(process: int, count: int) -> ThreadPoolExecutor:
+    """Return a process's threads; new ones for each call would touch new memory, which takes a fifth of a fingerprint's time."""
+    return ThreadPoolExecutor(count, thread_name_prefix="weights", initializer=_alone)
 
 
 def _alone() -> None:

@@ -42,7 +42,7 @@ class UpdatableServer(Protocol):
     def is_external(self) -> bool:
         """Whether it may stay when the run ends."""
 
-    def loaded(self, version: str) -> None:
+    async def loaded(self, version: str) -> None:
         """Be told that it has the weights of a version, while it is paused."""
 
     def paused(self) -> AbstractAsyncContextManager[None]:
@@ -94,7 +94,7 @@ async def load_update(
             finally:
                 await server.control("/end_weight_update", {})
             check_version(await server.model_info(), version)
-            server.loaded(version)
+            await server.loaded(version)
         except (EngineError, DeadlineError) as error:
             await server.lose(
                 f"the update to version {version} broke off, and its weights may be a mixture: {error}"
