@@ -74,7 +74,7 @@ class PackedAttention(MegatronModule):
         if packed.zigzag is not None:
             return attend_zigzag(query, key, value, packed.zigzag, self.attend)
         if padding_map is not None:
-            query, key, value = (_PadTokens.apply(x, padding_map) for x in (query, key, value))
+            query, key, value = (PadTokens.apply(x, padding_map) for x in (query, key, value))
         sizes = [batch.n_slots for batch in packed.batches]
         qkv = list(zip(query.split(sizes), key.split(sizes), value.split(sizes), strict=True))
         prefixes = [
@@ -90,7 +90,7 @@ class PackedAttention(MegatronModule):
             )
             outputs.append(self.attend(q, k, v))
         flat = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-        return flat if padding_map is None else _UnpadTokens.apply(flat, padding_map)
+        return flat if padding_map is None else UnpadTokens.apply(flat, padding_map)
 
     def _rotate(self, x: Tensor, packed: PackedSequences) -> Tensor:
         """Apply the rotary embedding to the first dimensions of each head of x [t, heads, head_dim]."""
@@ -161,7 +161,7 @@ def _after_prompt(prefix: Tensor, own: Tensor, suffix: PaddedSuffixes) -> Tensor
     return torch.cat((prompts[:, None].expand(-1, suffix.size, -1, -1, -1), own), dim=2).flatten(0, 1)
 
 
-class _PadTokens(torch.autograd.Function):
+class PadTokens(torch.autograd.Function):
     """Put tokens into their slots: [t, ...] to [slots, ...]. The gradient of padding is dropped.
 
     The backward pass selects rows, where autograd's own would add them up one by one.
@@ -177,7 +177,7 @@ class _PadTokens(torch.autograd.Function):
         return gradient.index_select(0, ctx.slots), None
 
 
-class _UnpadTokens(torch.autograd.Function):
+class UnpadTokens(torch.autograd.Function):
     """Take the tokens back from their slots: [slots, ...] to [t, ...]. The gradient of padding is zero."""
 
     @staticmethod

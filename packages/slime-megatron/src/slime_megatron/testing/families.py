@@ -24,7 +24,9 @@ BOUND = 1e-5
 _LENGTH = 61
 
 
-def random_model(config: Mapping[str, Any], folder: Path, *, seed: int = 0) -> Path:
+def random_model(
+    config: Mapping[str, Any], folder: Path, *, seed: int = 0, shift: Mapping[str, float] | None = None
+) -> Path:
     """Write the folder of a random float32 model that transformers makes of a config.json, and return it.
 
     Matrices are drawn larger than transformers draws them, so that logits spread; norms and biases are drawn around what it
@@ -34,16 +36,21 @@ def random_model(config: Mapping[str, Any], folder: Path, *, seed: int = 0) -> P
         config: a parsed config.json, of a tiny model.
         folder: where to; may exist, and be empty.
         seed: of the draw.
+        shift: last part of a parameter's name -> what is added to it, where what transformers sets it to would leave a part
+            of the model without effect.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
     tiny = {"pad_token_id": None} | dict(config)  # else its row of the embedding has no gradient
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**tiny), dtype=torch.float32)  # type: ignore[no-untyped-call]  # transformers' own
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**tiny), dtype=torch.float32)  # type: ignore[no-untyped-call]  # transformers' own
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for parameter in model.parameters():
+        for name, parameter in model.named_parameters():
             drawn = torch.randn(parameter.shape, generator=generator) * 0.15
             parameter.copy_(drawn + parameter if parameter.dim() == 1 else drawn)
+            parameter += (shift or {}).get(name.rpartition(".")[2], 0.0)
     model.save_pretrained(folder)
     return folder
 
