@@ -24,7 +24,9 @@ from slime_models.family.families.llama import LLAMA
 from slime_models.family.families.qwen2 import QWEN2
 from slime_models.family.families.qwen2_moe import QWEN2_MOE
 from slime_models.family.families.qwen3 import QWEN3
+from slime_models.family.families.qwen3_5 import QWEN3_5_TEXT
 from slime_models.family.families.qwen3_moe import QWEN3_MOE
+from slime_models.family.families.qwen3_next import QWEN3_NEXT
 from slime_models.hf.folder import HfCheckpoint, read_config, save_hf
 
 if TYPE_CHECKING:
@@ -32,7 +34,18 @@ if TYPE_CHECKING:
 
 FAMILIES = {
     family.model_type: family
-    for family in (GEMMA3, GLM4, GLM4_MOE, LLAMA, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE)
+    for family in (
+        GEMMA3,
+        GLM4,
+        GLM4_MOE,
+        LLAMA,
+        QWEN2,
+        QWEN2_MOE,
+        QWEN3,
+        QWEN3_5_TEXT,
+        QWEN3_MOE,
+        QWEN3_NEXT,
+    )
 }
 VOCAB = 250
 #: A dense layer, then layers of four experts, of which a token passes two beside a shared one.
@@ -135,7 +148,27 @@ def cut_models(make_hf: Callable[..., tuple[Any, Path]]) -> dict[str, Path]:
         layer_types=["sliding_attention", "full_attention"],
         query_pre_attn_scalar=12,
     )
+    delta_net = {
+        "head_dim": 16,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 12,
+        "linear_value_head_dim": 24,
+        "layer_types": ["linear_attention", "full_attention"],
+        "rms_norm_eps": 1e-2,  # a delta net's output is divided by its own size, which may be near zero
+    }
+    _, next_moe = make_hf(
+        "qwen3_next",
+        tie_word_embeddings=False,
+        **size,
+        **experts,
+        **delta_net,
+        shared_expert_intermediate_size=80,
+    )
+    _, next_dense = make_hf("qwen3_5_text", **size, **delta_net)
     return {
+        "qwen3_5_text": next_dense,
+        "qwen3_next": next_moe,
         "qwen3": dense,
         "qwen3_moe": moe,
         "glm4_moe": glm,
