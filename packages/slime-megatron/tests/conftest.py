@@ -99,9 +99,8 @@ def make_hf(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Any
             torch.no_grad()
         ):  # larger than transformers draws them: logits spread, and norms and biases matter
             for name, parameter in model.named_parameters():
-                parameter.normal_(0.0, 0.15, generator=generator)
-                if "norm" in name:
-                    parameter.add_(1.0)
+                neutral = parameter.mean() if "norm" in name else 0.0  # 1, or 0 where 1 + weight multiplies
+                parameter.normal_(0.0, 0.15, generator=generator).add_(neutral)
             for name, buffer in model.named_buffers():
                 if name.endswith("e_score_correction_bias"):
                     buffer.normal_(0.0, 0.15, generator=generator)

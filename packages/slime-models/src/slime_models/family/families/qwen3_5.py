@@ -57,8 +57,9 @@ def _nested(config: Mapping[str, Any], *, model_type: str, text: _Read) -> Archi
     outer = read.get("tie_word_embeddings")
     if inner.get("tie_word_embeddings", outer) != outer and outer is not None:
         raise read.error("tie_word_embeddings", outer, f"what {_TEXT} says, {inner['tie_word_embeddings']}")
+    kind = f"{model_type}_text"
     tied = {} if outer is None else {"tie_word_embeddings": outer}
-    found = text(inner | tied, model_type=f"{model_type}_text", where=f"config.json: {_TEXT}")
+    found = text({"model_type": kind, **inner, **tied}, model_type=kind, where=f"config.json: {_TEXT}")
     return dataclasses.replace(found, model_type=model_type)
 
 
