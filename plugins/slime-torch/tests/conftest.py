@@ -16,16 +16,24 @@ from slime_models.family.families.glm4 import GLM4
 from slime_models.family.families.llama import LLAMA
 from slime_models.family.families.qwen2 import QWEN2
 from slime_models.family.families.qwen3 import QWEN3
+from slime_models.family.families.qwen3_5 import QWEN3_5_TEXT
 from slime_models.hf.folder import read_config
 from slime_models.quantization.scheme import specs_of
 from slime_models.transfer.receiver import UpdateReceiver
 from slime_models.transfer.storage import UpdateStorage
 from slime_torch.engine import TorchEngine
 from slime_torch.section import TorchSection
-from transformers import AutoModelForCausalLM, Glm4Config, LlamaConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    Glm4Config,
+    LlamaConfig,
+    Qwen2Config,
+    Qwen3_5TextConfig,
+    Qwen3Config,
+)
 
 VOCAB, EOS = 301, 300
-FAMILIES = {"glm4": GLM4, "llama": LLAMA, "qwen2": QWEN2, "qwen3": QWEN3}
+FAMILIES = {"glm4": GLM4, "llama": LLAMA, "qwen2": QWEN2, "qwen3": QWEN3, "qwen3_5_text": QWEN3_5_TEXT}
 _COMMON = {
     "vocab_size": VOCAB,
     "hidden_size": 64,
@@ -48,12 +56,22 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+_DELTA_NET = {
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 24,
+    "layer_types": ["linear_attention", "full_attention"],
+    "rms_norm_eps": 1e-2,  # a delta net's output is divided by its own size, which may be near zero
+}
 CONFIGS = {
     "llama": lambda: LlamaConfig(**_COMMON),
     "llama-rope3": lambda: LlamaConfig(**_COMMON, rope_parameters=_LLAMA3, tie_word_embeddings=True),
     "qwen2": lambda: Qwen2Config(**_COMMON, tie_word_embeddings=True),
     "qwen3": lambda: Qwen3Config(**_COMMON, head_dim=32),
     "glm4": lambda: Glm4Config(**_COMMON, head_dim=32),
+    "qwen3_5_text": lambda: Qwen3_5TextConfig(**_COMMON, **_DELTA_NET),
 }
 
 
@@ -87,6 +105,8 @@ class TinyModel:
             for name, parameter in self.module.named_parameters():
                 if "norm" in name or "bias" in name:  # which transformers starts at one and zero
                     parameter.add_(torch.randn_like(parameter) * 0.2)
+                if name.endswith("A_log"):  # else states are forgotten within a token or two
+                    parameter.sub_(3.0)
         self.module.save_pretrained(folder)
 
     def engine(

@@ -22,7 +22,7 @@ from slime_torch.factory import create_engine
 from slime_torch.model.decoder import Decoder
 from slime_torch.section import TorchSection
 
-KINDS = ["llama", "llama-rope3", "qwen2", "qwen3", "glm4"]
+KINDS = ["llama", "llama-rope3", "qwen2", "qwen3", "glm4", "qwen3_5_text"]
 
 
 def greedy(n: int, **more) -> SamplingParams:
@@ -51,8 +51,9 @@ def test_log_probs_are_those_of_transformers(tiny, kind):
         assert answer.log_probs == pytest.approx(wanted, abs=1e-5)
 
 
-def test_more_requests_than_slots_change_nothing(tiny):
-    model = tiny("qwen3")
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3_5_text"])
+def test_more_requests_than_slots_change_nothing(tiny, kind):
+    model = tiny(kind)
     prompts = model.prompts(11, seed=2)
     params = [greedy(3 + 5 * (i % 4)) for i in range(11)]
     few = model.answers(prompts, params, max_running_requests=3, max_prefill_tokens=16)

@@ -119,6 +119,11 @@ class ModelFamily:
         own = (rule.hf[0][0] for rule in self.rules if rule.megatron == _EMBEDDING)
         return next(own, EMBEDDING_WEIGHT)
 
+    @property
+    def prefix(self) -> str:
+        """Prefix of the Hugging Face names of all tensors of the decoder but the output layer's."""
+        return self.embedding.removesuffix("embed_tokens.weight")
+
     def weights(self, architecture: Architecture) -> Mapping[str, Weight]:
         """Return Megatron name -> weight, for every Megatron tensor of a model, unsharded."""
         return _weights(self, architecture)

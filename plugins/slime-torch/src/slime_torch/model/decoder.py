@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from slime_core.errors import EngineError
 from slime_models.family.architecture import Architecture
-from slime_models.family.family import EMBEDDING_WEIGHT, OUTPUT_WEIGHT, ModelFamily
+from slime_models.family.family import OUTPUT_WEIGHT, ModelFamily
 from slime_models.upload import upload
 from torch import Tensor
 
@@ -19,8 +19,6 @@ from slime_torch.layers.part import Kind, Routes
 from slime_torch.model.family_decoder import decoder_of
 from slime_torch.storage.cache import Cache
 from slime_torch.storage.weights import Weights
-
-_FINAL_NORM = "model.norm.weight"
 
 
 class Decoder:
@@ -55,25 +53,26 @@ class Decoder:
             architecture,
             shapes=shapes,
             float32=family.float32(architecture),
+            prefix=family.prefix,
             max_length=max_length,
             dtype=dtype,
             device=device,
             with_kernels=with_kernels,
         )
         self.has_kernels = builder.has_kernels
-        self.embedding = builder.tensor(EMBEDDING_WEIGHT)
+        self.embedding = builder.tensor(family.embedding)
         self._scale: float | None = None
         if described.embedding_scale is not None:
             self._scale = torch.tensor(described.embedding_scale(architecture), dtype=dtype).item()
         self.layers = tuple(described.layers(builder))
-        self.norm = described.norm(builder, _FINAL_NORM)
+        self.norm = described.norm(builder, f"{family.prefix}norm.weight")
         self.matrices = tuple(builder.matrices)
         """Those of the layers that every token is multiplied by."""
         self.head = self.embedding
         if not architecture.tie_word_embeddings:
             self.head = builder.matrix(OUTPUT_WEIGHT)
         elif builder.packs:  # a packed copy is multiplied faster
-            self.head = builder.matrix(EMBEDDING_WEIGHT)
+            self.head = builder.matrix(family.embedding)
         self.weights = Weights(builder.made)
         self._check(shapes)
         self.kinds: tuple[Kind, ...] = tuple(dict.fromkeys(layer.attention.kind for layer in self.layers))

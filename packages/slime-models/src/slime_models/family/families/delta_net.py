@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 _MEGATRON, _HF = "decoder.layers.{layer}.self_attention.", "model.layers.{layer}.linear_attn."
 _LINEAR, _FULL = "linear_attention", "full_attention"
+#: The layers of the engine `torch`.
+DECODER = "slime_torch.families.delta_net:DECODER"
 #: The trainer's layers.
 LAYERS = "slime_megatron.delta_net.family:LAYERS"
 #: What a model of these families cannot be cut into.

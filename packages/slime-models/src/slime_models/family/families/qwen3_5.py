@@ -9,6 +9,7 @@ from typing import Any
 
 from slime_models.family.architecture import Architecture, ConfigReader
 from slime_models.family.families.delta_net import (
+    DECODER,
     LAYERS,
     NOT_PARALLEL,
     SEPARATE_PROJECTION,
@@ -71,6 +72,7 @@ def _families(model_type: str, mlp: tuple[Rule, ...], text: _Read) -> tuple[Mode
         architecture=partial(text, model_type=f"{model_type}_text"),
         carried=("mtp.",),
         layers=LAYERS,
+        decoder=DECODER,
         not_parallel=NOT_PARALLEL,
     )
     published = dataclasses.replace(

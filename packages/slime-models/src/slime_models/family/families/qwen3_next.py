@@ -8,6 +8,7 @@ from typing import Any
 
 from slime_models.family.architecture import Architecture, ConfigReader
 from slime_models.family.families.delta_net import (
+    DECODER,
     GROUPED_PROJECTION,
     LAYERS,
     NOT_PARALLEL,
@@ -41,5 +42,6 @@ QWEN3_NEXT = ModelFamily(
     architecture=read_architecture,
     carried=("mtp.",),
     layers=LAYERS,
+    decoder=DECODER,
     not_parallel=NOT_PARALLEL,
 )
