@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+
 import pytest
 from slime_megatron.batch.prompt_groups import PromptGroup
 from slime_megatron.testing import check_trained_family, random_model

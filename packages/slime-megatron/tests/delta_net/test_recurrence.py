@@ -10,7 +10,12 @@ from slime_megatron.batch.prompt_groups import PromptGroup
 ROWS = {
     "one": [PromptGroup(5, ())],
     "alike": [PromptGroup(5, ()), PromptGroup(5, ())],
-    "mixed": [PromptGroup(5, (3, 7, 2)), PromptGroup(9, ()), PromptGroup(1, (4, 4)), PromptGroup(6, (3, 0, 1))],
+    "mixed": [
+        PromptGroup(5, (3, 7, 2)),
+        PromptGroup(9, ()),
+        PromptGroup(1, (4, 4)),
+        PromptGroup(6, (3, 0, 1)),
+    ],
 }
 
 

@@ -51,7 +51,10 @@ def gated_delta_rule(
         return _by_fla(query, key, value, log_decay, beta, state)
     repeats = value.size(2) // key.size(2)
     q, k = (_unit(x)[:, :, None] for x in (query, key))
-    v, g, b = (x.unflatten(1, (-1, repeats)) for x in (_heads_first(value), _heads_first(log_decay), _heads_first(beta)))
+    v, g, b = (
+        x.unflatten(1, (-1, repeats))
+        for x in (_heads_first(value), _heads_first(log_decay), _heads_first(beta))
+    )
     if state is None:
         state = v.new_zeros(*v.shape[:3], key.size(-1), value.size(-1))
     else:
@@ -119,11 +122,11 @@ def _heads_first(x: Tensor) -> Tensor:
     return x.transpose(1, 2).float()
 
 
-
 def _unit(x: Tensor) -> Tensor:
     """Return vectors of length 1, heads first: float32 [batch, heads, tokens, width]."""
     x = _heads_first(x)
-    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + _EPSILON)
+    unit: Tensor = x * torch.rsqrt(x.square().sum(-1, keepdim=True) + _EPSILON)
+    return unit
 
 
 @cache
@@ -134,7 +137,7 @@ def _has_fla() -> bool:
 def _by_fla(
     query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+    from fla.ops.gated_delta_rule import chunk_gated_delta_rule  # type: ignore[import-not-found]  # only where it is installed
 
     repeats = value.size(2) // key.size(2)
     out, last = chunk_gated_delta_rule(

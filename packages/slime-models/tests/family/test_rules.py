@@ -53,7 +53,9 @@ def test_table_lists_exactly_the_tensors_that_transformers_saves(
     kind.from_config(AutoConfig.for_model(**config)).save_pretrained(tmp_path)
     saved, architecture = HfCheckpoint(tmp_path), family.architecture(config)
     left = family.left_over(saved, architecture)
-    assert all(name.startswith("model.visual.") for name in left) and bool(left) == ("vision_config" in config)
+    assert all(name.startswith("model.visual.") for name in left) and bool(left) == (
+        "vision_config" in config
+    )
     wanted = {name: tuple(saved[name].shape) for name in saved if name not in left}
     assert family.hf_shapes(architecture) == wanted
 

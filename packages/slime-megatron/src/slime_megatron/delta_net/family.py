@@ -44,7 +44,11 @@ def delta_net_flops(architecture: Architecture, group: PromptGroup) -> int:
     n_linear, n_full = len(a.linear_layers), len(a.full_layers)
     spans = [(0, group.prefix), *((group.prefix, group.prefix + n) for n in group.suffixes)]
     pairs = sum(end * (end + 1) // 2 - start * (start + 1) // 2 for start, end in spans)
-    as_if_full = 2 * n_linear * (a.hidden_size * (a.qkv_size + a.query_size) * group.n_tokens + 2 * a.query_size * pairs)
+    as_if_full = (
+        2
+        * n_linear
+        * (a.hidden_size * (a.qkv_size + a.query_size) * group.n_tokens + 2 * a.query_size * pairs)
+    )
     gates = 2 * n_full * a.hidden_size * a.query_size * group.n_tokens
     projections = a.hidden_size * (a.linear_in_size + a.linear_value_size)
     key, value = a.linear_key_head_dim, a.linear_value_head_dim

@@ -49,7 +49,10 @@ class GatedDeltaNet(MegatronModule):
         super().__init__(config=config)
         a, self._ranks = architecture, pg_collection.tp
         share = self._ranks.size()
-        self._heads, self._repeats = a.linear_num_key_heads // share, a.linear_num_value_heads // a.linear_num_key_heads
+        self._heads, self._repeats = (
+            a.linear_num_key_heads // share,
+            a.linear_num_value_heads // a.linear_num_key_heads,
+        )
         self._key_dim, self._value_dim = a.linear_key_head_dim, a.linear_value_head_dim
         linear: dict[str, Any] = {
             "config": config,
@@ -73,7 +76,7 @@ class GatedDeltaNet(MegatronModule):
             tensor_parallel.set_tensor_model_parallel_attributes(parameter, True, 0, 1)
             self.register_parameter(name, parameter)
         self.out_norm = RMSNorm(config, self._value_dim, eps=config.layernorm_epsilon)
-        self.out_norm.weight.sequence_parallel = False  # its gradient is added up below
+        self.out_norm.weight.sequence_parallel = False  # type: ignore[attr-defined]  # its gradient is added up below
 
     def forward(
         self, hidden_states: Tensor, *_: Any, packed_seq_params: PackedSequences, **__: Any
@@ -88,7 +91,8 @@ class GatedDeltaNet(MegatronModule):
         inputs = (channels.flatten(1), beta.flatten(1).sigmoid(), decay)
         read = recur(inputs, packed_seq_params, self._recurrence)
         out = self._gated_norm(read, gate.reshape(read.shape))
-        return self.linear_proj(out.flatten(1)[:, None])
+        projected, _bias = self.linear_proj(out.flatten(1)[:, None])
+        return projected, None
 
     def _recurrence(
         self, inputs: Sequence[Tensor], real: Tensor, before: State | None
@@ -96,7 +100,9 @@ class GatedDeltaNet(MegatronModule):
         """Return what tokens read [batch, tokens, value heads, value width], and the states after them."""
         channels, beta, decay = inputs
         seen = self.conv_weight.size(-1) - 1
-        earlier = channels.new_zeros(len(channels), seen, channels.size(-1)) if before is None else before.inputs
+        earlier = (
+            channels.new_zeros(len(channels), seen, channels.size(-1)) if before is None else before.inputs
+        )
         mixed = causal_convolution(channels, self.conv_weight, earlier).unflatten(-1, (self._heads, -1))
         query, key, value = mixed.split(
             (self._key_dim, self._key_dim, self._repeats * self._value_dim), dim=-1
@@ -118,7 +124,8 @@ class GatedDeltaNet(MegatronModule):
         # Each rank has the gradient of its heads, with and without sequence parallelism.
         weight = tensor_parallel.copy_to_tensor_model_parallel_region(self.out_norm.weight, group=self._ranks)
         normed = weight * F.rms_norm(x.float(), (self._value_dim,), None, self.out_norm.eps).to(x.dtype)
-        return (normed * F.silu(gate.float())).to(x.dtype)
+        gated: Tensor = (normed * F.silu(gate.float())).to(x.dtype)
+        return gated
 
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
@@ -127,5 +134,7 @@ class GatedDeltaNet(MegatronModule):
         found: ShardedStateDict = super().sharded_state_dict(prefix, sharded_offsets, metadata)
         own = {name: getattr(self, name) for name in _CUT}
         groups = {"tp_group": self._ranks, "dp_cp_group": (metadata or {})["dp_cp_group"]}
-        cut = make_sharded_tensors_for_checkpoint(own, prefix, dict.fromkeys(_CUT, 0), sharded_offsets, **groups)
+        cut = make_sharded_tensors_for_checkpoint(
+            own, prefix, dict.fromkeys(_CUT, 0), sharded_offsets, **groups
+        )
         return found | cut

@@ -24,8 +24,12 @@ def delta_net_token_bytes(architecture: DeltaNetArchitecture, *, share: int, dty
     found = (each * a.linear_in_size // share) if each == _FLOAT32 else _FLOAT32 * value
     found += 2 * each * channels + _FLOAT32 * channels
     in_float32 = 2 * key  # keys of length 1, and scaled queries
-    in_float32 += CHUNK * (4 * heads + 2 * key_heads)  # products of a chunk's tokens, with and without decay and beta
-    in_float32 += 2 * repeated + (repeated + value) + value  # what is read and written, the solution, the corrected values
+    in_float32 += CHUNK * (
+        4 * heads + 2 * key_heads
+    )  # products of a chunk's tokens, with and without decay and beta
+    in_float32 += (
+        2 * repeated + (repeated + value) + value
+    )  # what is read and written, the solution, the corrected values
     in_float32 += repeated * width // CHUNK  # a state for each chunk
     in_float32 += 2 * value + 8 * heads  # norm and gates of the output; numbers of each head
     return found + _FLOAT32 * in_float32 + 3 * each * value

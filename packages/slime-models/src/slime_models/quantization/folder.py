@@ -82,9 +82,7 @@ def _written(name: str, tensor: Tensor, quantization: Quantization) -> Iterator[
         yield name, tensor
 
 
-def _kept(
-    hf: HfCheckpoint, family: ModelFamily, own: Collection[str], ignore: Sequence[str]
-) -> list[str]:
+def _kept(hf: HfCheckpoint, family: ModelFamily, own: Collection[str], ignore: Sequence[str]) -> list[str]:
     """Return the modules that are not quantised. Embeddings are left out: no engine takes them for linear layers.
 
     What is not among the family's `own` names, such as multi-token prediction layers, stays as it is.

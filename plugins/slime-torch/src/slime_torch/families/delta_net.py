@@ -120,7 +120,8 @@ class DeltaNet:
         mixed = causal_convolution(channels, self._convolution.tensor, earlier)
         query, key, value = mixed.split((a.linear_key_size, a.linear_key_size, a.linear_value_size), dim=-1)
         out, state = gated_delta_rule(
-            *(part.unflatten(-1, (a.linear_num_key_heads, -1)) for part in (query, key)),
+            query.unflatten(-1, (a.linear_num_key_heads, -1)),
+            key.unflatten(-1, (a.linear_num_key_heads, -1)),
             value.unflatten(-1, (a.linear_num_value_heads, -1)),
             log_decay=decay,
             beta=beta,
@@ -214,6 +215,4 @@ def delta_net_layers(builder: Builder) -> list[Layer]:
     return layers
 
 
-DECODER = FamilyDecoder(
-    layers=delta_net_layers, norm=lambda builder, name: builder.norm(name, offset=1.0)
-)
+DECODER = FamilyDecoder(layers=delta_net_layers, norm=lambda builder, name: builder.norm(name, offset=1.0))

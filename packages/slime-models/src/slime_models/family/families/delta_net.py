@@ -316,7 +316,9 @@ _DELTA_NET = (
         layout=CHANNELS,
     ),
     *(
-        _of_delta_net(name, (name, "linear_num_value_heads"), size="linear_num_value_heads", rest=(), layout=RENAME)
+        _of_delta_net(
+            name, (name, "linear_num_value_heads"), size="linear_num_value_heads", rest=(), layout=RENAME
+        )
         for name in ("dt_bias", "A_log")
     ),
     rename(
@@ -332,9 +334,7 @@ _DELTA_NET = (
 )
 
 
-def delta_net_rules(
-    projection: Rule, mlp: Iterable[Rule], *, prefix: str = "model."
-) -> tuple[Rule, ...]:
+def delta_net_rules(projection: Rule, mlp: Iterable[Rule], *, prefix: str = "model.") -> tuple[Rule, ...]:
     """Return the table of a decoder.
 
     Args:
@@ -360,5 +360,6 @@ def delta_net_rules(
 def _within(prefix: str, rule: Rule) -> tuple[tuple[str, tuple[str, ...]], ...]:
     plain = "model."
     return tuple(
-        (prefix + name.removeprefix(plain) if name.startswith(plain) else name, dims) for name, dims in rule.hf
+        (prefix + name.removeprefix(plain) if name.startswith(plain) else name, dims)
+        for name, dims in rule.hf
     )

@@ -39,7 +39,9 @@ def _with_experts(config: Mapping[str, Any], *, model_type: str, where: str = "c
     read.require("mlp_only_layers", ([],), default=[])
     read.require("decoder_sparse_step", (1,), default=1)
     shared = read.integer("shared_expert_intermediate_size", 512)
-    without = delta_net_architecture({"intermediate_size": shared, **config}, model_type=model_type, where=where)
+    without = delta_net_architecture(
+        {"intermediate_size": shared, **config}, model_type=model_type, where=where
+    )
     return dataclasses.replace(
         with_experts(without, read, top_k=8, width=512),
         moe_norm_topk_prob=True,
