@@ -25,7 +25,7 @@ from slime_megatron.model.lora import adapter_weights
 from slime_megatron.settings.learner_settings import LearnerSettings
 from slime_megatron.settings.section import MegatronSection
 from slime_megatron.settings.section_roles import LoraSection, RolesSection
-from slime_models.hf.folder import read_config
+from slime_models.hf.config import read_config
 from torch import Tensor
 
 from conftest import FAMILIES, policy_gradient

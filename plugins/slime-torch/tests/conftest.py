@@ -16,7 +16,7 @@ from slime_models.family.families.glm4 import GLM4
 from slime_models.family.families.llama import LLAMA
 from slime_models.family.families.qwen2 import QWEN2
 from slime_models.family.families.qwen3 import QWEN3
-from slime_models.hf.folder import read_config
+from slime_models.hf.config import read_config
 from slime_models.quantization.scheme import specs_of
 from slime_models.transfer.receiver import UpdateReceiver
 from slime_models.transfer.storage import UpdateStorage

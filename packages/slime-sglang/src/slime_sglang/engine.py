@@ -11,7 +11,7 @@ from slime_core.errors import DeadlineError, EngineError
 from slime_core.protocols import Completion, EngineLoad, Fingerprint, SamplingParams, TransferPlan
 from slime_core.runtime.processes.ports import ReservedPort
 from slime_core.runtime.processes.server_process import ServerProcess
-from slime_models.hf.folder import read_config
+from slime_models.hf.config import read_config
 from slime_models.transfer.receiver import UpdateReceiver
 from slime_models.transfer.staging import StagedUpdate
 

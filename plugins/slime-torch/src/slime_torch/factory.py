@@ -12,7 +12,7 @@ from slime_core.errors import EngineError
 from slime_core.protocols import TOP_P_TOKENS
 from slime_models.family.architecture import Architecture
 from slime_models.family.family import ModelFamily
-from slime_models.hf.folder import read_config
+from slime_models.hf.config import read_config
 from slime_models.quantization.scheme import specs_of
 from slime_models.transfer.receiver import UpdateReceiver
 from slime_models.transfer.storage import UpdateStorage

@@ -44,5 +44,3 @@ def leave_out(argv: Sequence[str]) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1:])
-elif __name__ == "__mp_main__":  # in the processes that the server spawns, whose arguments are its own
-    leave_out(sys.argv)
