@@ -244,6 +244,10 @@ class RayPlace:
         """Wait until it has ended; returns its exit status."""
         return int(await self._ask("wait"))
 
+    async def stacks(self) -> str:
+        """Return the stacks of it and its helpers, which they write to its log."""
+        return str(await self._ask("stacks"))
+
     async def stop(self) -> None:
         """Terminate it, and kill what is left of it."""
         await self._ask("stop")

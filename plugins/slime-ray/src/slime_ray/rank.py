@@ -37,6 +37,17 @@ class RayChannel:
     """Stands for the driver's `MemoryChannel` in a rank's plan: what rank 0 sends is asked for by `next_bucket`."""
 
 
+@dataclass(frozen=True)
+class RankAddress:
+    """Where the process of a rank is."""
+
+    address: str
+    """IP address of its machine."""
+    node: str
+    """Ray's id of that."""
+    pid: int
+
+
 def answering[**P, T](
     method: Callable[Concatenate[RankProcess, P], Awaitable[T]],
 ) -> Callable[Concatenate[RankProcess, P], Awaitable[T | Failure]]:
@@ -78,15 +89,16 @@ class RankProcess:
         self._outgoing: asyncio.Queue[MemoryChannel] = asyncio.Queue()
         self._buckets: AsyncIterator[Bucket] | None = None
 
-    async def whereabouts(self) -> tuple[str, int, int]:
-        """Begin the log, and return the IP address of this machine, the process id, and a TCP port that was free a moment ago."""
+    async def whereabouts(self) -> tuple[RankAddress, int]:
+        """Begin the log, and return where this process is, and a TCP port of this machine that was free a moment ago."""
         import ray
 
         begin_log(self._log)
         with socket.socket() as listener:
             listener.bind(("", 0))
             address = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]  # Ray leaves it so
-            return address, os.getpid(), int(listener.getsockname()[1])
+            node = ray.get_runtime_context().get_node_id()
+            return RankAddress(address, node, os.getpid()), int(listener.getsockname()[1])
 
     @answering
     async def start(self, rank: Rank, lock: Sequence[Mapping[str, str]]) -> None:

@@ -153,11 +153,11 @@ class RayTrainer:
         self._is_started = True
         found = await self._ranks.ask(FIRST_CALL)
         own_address = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]  # Ray leaves it so
-        here = self._ranks.found([(address, pid) for address, pid, _ in found], own_address)
+        here = self._ranks.found([process for process, _ in found], own_address)
         self._placement.watch(here)
-        address, _, port = found[0]
+        first, port = found[0]
         ranks = [
-            Rank(number=i, count=len(found), address=address, port=port, gpu=self._placement.rank_gpu(i))
+            Rank(number=i, count=len(found), address=first.address, port=port, gpu=self._placement.rank_gpu(i))
             for i in range(len(found))
         ]
         lock = self._build.registry.lock()

@@ -60,6 +60,10 @@ class Place(Protocol):
     async def wait(self) -> int:
         """Wait until the process has ended; returns its exit status, or minus the number of the signal that ended it."""
 
+    async def stacks(self) -> str:
+        """Have the process and those that it started write their stacks to its log, those that know how (`runtime.processes.stacks`);
+        returns what they wrote."""
+
     async def stop(self) -> None:
         """Ask the process to end, and kill it and what it started if it does not in time. Nothing if there is none."""
 
