@@ -114,7 +114,9 @@ def test_rank_that_hangs_is_named_when_the_deadline_has_passed_and_killed(cluste
     assert "which does not say where it is" in stopped
     assert ends == "stacks of both ends are in the log"
     log = (tmp_path / "runs/letters/log.txt").read_text()
-    assert re.search(r"step 3: training: not done after 10 s; this process was at\n(.*\n)*thread MainThread:", log)
+    assert re.search(
+        r"step 3: training: not done after 10 s; this process was at\n(.*\n)*thread MainThread:", log
+    )
     assert re.search(r"rank 0 of 2 \(.*\) was at\n(.*\n)*.*ranked_letters\.py\", line \d+ in _meet", log)
     assert writers_below(tmp_path) == []
 

@@ -65,7 +65,9 @@ class Chaos:
                 if self.killed.total() < count:
                     status = run.finish()
                     assert len(rows(self._runs.folder)) <= STEPS, "it was through before so many were killed"
-                    untold = "driver" in last or "guard" in last  # whom nobody can ask, and who would have told
+                    untold = (
+                        "driver" in last or "guard" in last
+                    )  # whom nobody can ask, and who would have told
                     assert status == 0 or untold or TOLD.search(run.told), (status, last, run.told)
 
     def _kill_one(self, run: Attacked) -> str:
@@ -80,7 +82,9 @@ class Chaos:
         until = time.monotonic() + self._draw.uniform(0, 1)
         while time.monotonic() < until and run.process.poll() is None:
             time.sleep(0.02)
-        found = {pid: title for pid, title in run.living().items() if title} | dict(writers_below(self._runs.folder))
+        found = {pid: title for pid, title in run.living().items() if title} | dict(
+            writers_below(self._runs.folder)
+        )
         self.traces.take(found)
         found |= {pid: title for pid in self._others() if (title := title_of(pid))}
         if run.process.poll() is not None or not found:

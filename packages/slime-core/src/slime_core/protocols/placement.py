@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -16,6 +16,8 @@ class GpuRange:
     """The first, counted from the first of all that the engine has."""
     count: int = 1
     """How many."""
+    name: str = field(default="", compare=False)
+    """What the process is, for people: `policy 0`."""
 
 
 @dataclass(frozen=True)

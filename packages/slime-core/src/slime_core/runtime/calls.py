@@ -84,7 +84,9 @@ async def tell_both_ends(missed: str, calls: Iterable[tuple[str, Callee]]) -> li
 
 
 async def _asked(callee: Callee) -> str:
-    with contextlib.suppress(Exception):  # it may be gone, and whoever asks it too: that is no other error than the one at hand
+    with contextlib.suppress(
+        Exception
+    ):  # it may be gone, and whoever asks it too: that is no other error than the one at hand
         async with asyncio.timeout(_TOLD_S):
             return await callee.stacks()
     return ""

@@ -56,7 +56,9 @@ def test_each_thread_is_told_with_its_own_innermost_line(process, what, line):
     child, log, script = process(what)
     expected = {f"{script}:6 in sleeps", f"{script}:{line} in {what}"}
     deadline = time.monotonic() + 30
-    while (found := set(own_lines(ask_for_stacks([child.pid], log)))) != expected:  # it may be on its way there
+    while (
+        found := set(own_lines(ask_for_stacks([child.pid], log)))
+    ) != expected:  # it may be on its way there
         assert time.monotonic() < deadline, found
     assert log.read_text().startswith("ready\n")
     assert set(own_lines(ask_for_stacks([child.pid], log), without=("program",))) == set()

@@ -20,7 +20,11 @@ _EXIT_STATUS_WAIT_S = 1.0
 #: Seconds in which a server is not asked again where it is: many requests miss their deadlines together.
 _QUIET_S = 60.0
 #: Files in its stacks that only pass calls on.
-_PASSES_ON = ("/site-packages/torch/nn/modules/module.py", "/site-packages/uvloop/", "/site-packages/uvicorn/")
+_PASSES_ON = (
+    "/site-packages/torch/nn/modules/module.py",
+    "/site-packages/uvloop/",
+    "/site-packages/uvicorn/",
+)
 
 
 class Answers:
