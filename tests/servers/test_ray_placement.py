@@ -202,6 +202,7 @@ def test_a_driver_in_a_job_runs_where_its_cluster_and_folder_are(two_nodes, lett
     ranks, servers = seen(recipe.parent / "here/letters", [0])
     assert [rank["gpus"] for rank in ranks] == ["0"]
     assert ids(servers) == [("1",)]
+    assert [each["job"] for each in ranks + servers] == ["1", "1"]  # they have the job's runtime environment
 
 
 @pytest.mark.parametrize("joins", [False, True])

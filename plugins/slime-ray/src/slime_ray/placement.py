@@ -68,6 +68,7 @@ class RayPlacement:
         self._cluster, self._section = build.settings.cluster, build.section(RaySection)
         self._needs = needs_of(build)
         self._run_dir = RunDir(build.run_dir.absolute())
+        self._registry = build.registry
         self._reward_cores = build.settings.reward.reward_workers
         self._group: PlacementGroup | None = None
         self._rewards: PlacementGroup | None = None
@@ -143,6 +144,7 @@ class RayPlacement:
         return RayRewardWorkers(
             setup,
             size=size,
+            lock=self._registry.lock,
             options=[{"scheduling_strategy": each} for each in where],
             log=lambda number: self._run_dir.rank_log(number).with_name(f"rewards_{number:03}.log"),
             timeout_s=self._section.start_timeout_s,

@@ -10,7 +10,7 @@ import os
 import pickle
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Concatenate
 
@@ -18,8 +18,7 @@ from slime_core.config.build import BuildContext, Rank
 from slime_core.config.factories import trainer_factory
 from slime_core.config.settings import Settings
 from slime_core.devices.cuda_variables import cuda_defaults
-from slime_core.errors import PluginError
-from slime_core.plugins.registry import HOOK_GROUP, Registry
+from slime_core.plugins.registry import Registry
 from slime_core.protocols import Fingerprint, Metrics, Trainer, TransferPlan
 from slime_core.run.build import make_context
 from slime_core.runtime.daemon_thread import DaemonThread
@@ -27,6 +26,7 @@ from slime_core.samples import TrainBatch
 from slime_core.weights.sync import Bucket, MemoryChannel
 
 from slime_ray.failure import Failure
+from slime_ray.lock import Lock, check_lock
 from slime_ray.surroundings import Surroundings, begin_log, move_in
 
 logger = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ class RankProcess:
             return RankAddress(address, node, os.getpid()), int(listener.getsockname()[1])
 
     @answering
-    async def start(self, rank: Rank, lock: Sequence[Mapping[str, str]]) -> None:
+    async def start(self, rank: Rank, lock: Lock) -> None:
         """Build this rank of the trainer from the driver's settings, and start it.
 
         Args:
@@ -112,7 +112,7 @@ class RankProcess:
         build, imported_at = await asyncio.wrap_future(self._importing)
         taken, called = imported_at - self._began, time.monotonic()
         logger.info("imports took %.2f s, and were done %.2f s ago", taken, called - imported_at)
-        _check_lock(build.registry, lock)
+        check_lock(build.registry, lock)
         factory = trainer_factory(build.settings.train, build.registry)
         self._trainer = factory(dataclasses.replace(build, rank=rank))
         await self._trainer.start()
@@ -174,28 +174,3 @@ def _import(pickled: bytes) -> tuple[BuildContext, float]:
     build = make_context(settings, registry)
     trainer_factory(settings.train, registry).imports()
     return build, time.monotonic()
-
-
-def _check_lock(registry: Registry, lock: Sequence[Mapping[str, str]]) -> None:
-    """Check that the plugins of the driver are here, in the same versions.
-
-    Args:
-        registry: of this process.
-        lock: of the driver.
-
-    Raises:
-        PluginError: one is not, or is of another version; names both.
-    """
-    own = {(one.group, one.name, one.distribution): one.version for one in registry.plugins()}
-    own |= {(one.group, one.name, one.distribution): one.version for one in registry.plugins(HOOK_GROUP)}
-    for plugin in lock:
-        if not plugin["distribution"]:  # module:function, which this process imports when it needs it
-            continue
-        version = own.get((plugin["group"], plugin["name"], plugin["distribution"]))
-        if version != plugin["version"]:
-            here = "not there" if version is None else f"{plugin['distribution']} {version}"
-            raise PluginError(
-                f"{plugin['group']}: {plugin['name']!r} is {here} on {socket.gethostname()} and "
-                f"{plugin['distribution']} {plugin['version']} where the run was started; "
-                "install the same on every machine"
-            )

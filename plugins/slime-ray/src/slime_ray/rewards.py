@@ -14,6 +14,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 from slime_core.errors import RewardError
+from slime_core.plugins.registry import ALLOW_LIST, Registry
 from slime_core.rewards.results import Failed
 from slime_core.rewards.workers.supervisor import Answer, WorkerSupervisor
 from slime_core.rewards.workers.wire import Setup
@@ -21,6 +22,7 @@ from slime_core.runtime.calls import Callee, calling
 from slime_core.runtime.deadline import within
 
 from slime_ray.failure import Failure
+from slime_ray.lock import Lock, check_lock
 from slime_ray.ranks import left
 from slime_ray.surroundings import Surroundings, begin_log, move_in
 
@@ -51,9 +53,10 @@ class RewardHost:
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="workers", daemon=True).start()
 
-    async def start(self) -> tuple[str, int, bool] | Failure:
-        """Start the workers; returns the IP address of this machine, the process id, and whether the reward is async."""
+    async def start(self, lock: Lock) -> tuple[str, int, bool] | Failure:
+        """Start the workers, if the driver's plugins are here, which `lock` has; returns the IP address of this machine, the process id, and whether the reward is async."""
         try:
+            await asyncio.to_thread(lambda: check_lock(Registry.from_environment(), lock))
             is_async = await self._there(self._start)
         except Exception as error:
             return Failure.of(error)
@@ -84,6 +87,7 @@ class RayRewardWorkers:
     Args:
         setup: what they run.
         size: number of workers of each machine.
+        lock: returns the plugins of the driver, once it has resolved them all.
         options: of the actor of each machine.
         log: of each machine's actor, by number.
         timeout_s: deadline of the start, seconds.
@@ -95,13 +99,14 @@ class RayRewardWorkers:
         setup: Setup,
         *,
         size: int,
+        lock: Callable[[], Lock],
         options: list[dict[str, Any]],
         log: Callable[[int], Path],
         timeout_s: float,
         watch: Callable[[list[int]], None],
     ) -> None:
         self._setup, self._size, self._options, self._log = setup, size, options, log
-        self._timeout_s, self._watch = timeout_s, watch
+        self._lock, self._timeout_s, self._watch = lock, timeout_s, watch
         self._hosts: list[Any] = []
         self._waiting: list[int] = []
         self._here: list[int] = []
@@ -110,13 +115,14 @@ class RayRewardWorkers:
         """Start them; returns whether the reward is async, in which case there are none.
 
         Raises:
-            PluginError: the reward does not import, or does not take its options, on one of the machines.
+            PluginError: the reward does not import, or does not take its options, on one of the machines, or plugins differ there.
             RewardError: a machine is lost.
             DeadlineError: they did not start in time: others may have the cores.
         """
         self._hosts = [self._begin(number) for number in range(len(self._options))]
         self._waiting = [0] * len(self._hosts)
-        starting = asyncio.gather(*(host.start.remote() for host in self._hosts))
+        lock = self._lock()
+        starting = asyncio.gather(*(host.start.remote(lock) for host in self._hosts))
         try:
             found = await within(self._timeout_s, f"{_STARTING} (--ray-start-timeout-s)", starting)
         except RayError as error:
@@ -156,10 +162,11 @@ class RayRewardWorkers:
         await left(self._here, _GONE_S)
 
     def _begin(self, number: int) -> Any:
+        allowed = {ALLOW_LIST: os.environ[ALLOW_LIST]} if ALLOW_LIST in os.environ else {}
         surroundings = Surroundings(
             folder=Path.cwd(),
             import_path=tuple(sys.path),
-            environment={},
+            environment=allowed,
             log=self._log(number),
             sharing=self._size,
         )
