@@ -211,3 +211,51 @@ def given_back(cluster: Any) -> bool:
         return False
     finally:
         ray.shutdown()
+
+
+#: Who is killed of a run with real servers, one after the other, by what stands in its command line; and whether the run goes on.
+REAL = {
+    "slime_sglang.server.launch": True, "sglang::scheduler": True, "sglang_router": False, "ray::RankProcess": False,
+    "ray::Machine": False, "workers import for": True, "-m slime_core train": False,
+}  # fmt: skip
+
+
+def test_each_process_of_a_run_with_real_servers_and_a_router_may_be_killed(sglang_run, root, tmp_path):
+    """Two SGLang servers, sglang-router and a rank of Megatron's trainer."""
+    sglang_run += [
+        "--launcher",
+        "ray",
+        "--rollout-num-gpus",
+        "2",
+        "--use-fault-tolerance",
+        "--router-policy",
+        "round_robin",
+    ]
+    sglang_run += ["--save-interval", "1", "--num-rollout", str(3 * len(REAL))]
+    runs, traces = Runs(sglang_run, tmp_path / "runs/letters", root), Traces()
+    metrics, waiting = runs.folder / "metrics.jsonl", list(REAL)
+
+    def steps() -> int:
+        return metrics.read_text().count("\n") if metrics.exists() else 0
+
+    while waiting:
+        with runs.attacked() as run:
+            goes_on = True
+            while waiting and goes_on:
+                before = steps()
+                run.wait_for(lambda before=before: steps() > before, 600)
+                traces.take(run.living())
+                victim, goes_on = waiting[0], REAL[waiting.pop(0)]
+                os.kill(run.find(victim)[0], signal.SIGKILL)
+            if not goes_on:
+                run.finish(600)
+                assert run.process.returncode in (1, -signal.SIGKILL)
+                assert TOLD.search(run.told), (victim, run.told)
+    with runs.attacked() as run:
+        assert run.finish(600) == 0, run.told
+    used = Counter(one["index"] for one in samples(runs.folder))
+    assert used == Counter(range(3 * len(REAL) * 4 * 4))
+    assert [row["step"] for row in rows(runs.folder)] == list(range(3 * len(REAL) + 1))
+    assert all(row["train/train_rollout_logprob_abs_diff"] < 1e-5 for row in rows(runs.folder)[1:])
+    assert traces.left() == []
+    assert writers_below(tmp_path) == []
