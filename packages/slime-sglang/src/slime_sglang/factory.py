@@ -124,6 +124,7 @@ def _receiver(build: BuildContext, settings: ServerSettings) -> UpdateReceiver:
         keep_files=train.update_weight_disk_keep_files,
         owns_disk_dir=train.update_weight_disk_dir is None,
         encoding=train.update_weight_delta_encoding,
+        host=train.update_weight_host,
     )
 
 

@@ -102,8 +102,7 @@ def test_what_a_server_keeps_in_float32_or_once_for_two_is_held_as_it_was_sent(t
         },
     )
     staging.begin("1")
-    for name, tensor in tensors.items():
-        staging.put(name, tensor)
+    staging.put(list(tensors.items()), {})
     sent = staging.seal().fingerprint
     request = LoaderRequest(folder=str(staging.folder), answer=str(tmp_path / "result"))
     model = FixedWeights()

@@ -30,6 +30,7 @@ def create_receiver(
     keep_files: bool = False,
     owns_disk_dir: bool = False,
     encoding: Encoding = "xor",
+    host: str = "127.0.0.1",
 ) -> UpdateReceiver:
     """Return the receiver of a model's updates.
 
@@ -43,6 +44,7 @@ def create_receiver(
         keep_files: keep what they wrote for earlier versions.
         owns_disk_dir: whether nobody else writes there.
         encoding: of changes (`disk-delta`).
+        host: address of this machine at which `distributed` meets the trainer.
     """
     config = read_config(model_path)
     storage = UpdateStorage(
@@ -54,6 +56,7 @@ def create_receiver(
         owns_disk_dir=owns_disk_dir,
         encoding=encoding,
         timeout_s=section.control_timeout_s,
+        host=host,
     )
     return UpdateReceiver(storage, dtype=dtype, registry=registry, quantization=config.get(FIELD))
 
