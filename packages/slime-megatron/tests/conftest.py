@@ -27,7 +27,8 @@ from slime_models.family.families.qwen3 import QWEN3
 from slime_models.family.families.qwen3_5 import QWEN3_5_TEXT
 from slime_models.family.families.qwen3_moe import QWEN3_MOE
 from slime_models.family.families.qwen3_next import QWEN3_NEXT
-from slime_models.hf.folder import HfCheckpoint, read_config, save_hf
+from slime_models.hf.config import read_config
+from slime_models.hf.folder import HfCheckpoint, save_hf
 
 if TYPE_CHECKING:
     from .ranks import Ranks

@@ -22,7 +22,18 @@ from slime_torch.factory import create_engine
 from slime_torch.model.decoder import Decoder
 from slime_torch.section import TorchSection
 
-KINDS = ["llama", "llama-rope3", "qwen2", "qwen3", "glm4", "qwen3_5_text"]
+KINDS = [
+    "llama",
+    "llama-rope3",
+    "qwen2",
+    "qwen3",
+    "glm4",
+    "qwen2_moe",
+    "qwen3_moe",
+    "glm4_moe",
+    "qwen3_5_text",
+    "qwen3_next",
+]
 
 
 def greedy(n: int, **more) -> SamplingParams:

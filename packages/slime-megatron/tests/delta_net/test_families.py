@@ -64,7 +64,17 @@ def folders(tmp_path_factory):
     }
 
 
-@pytest.mark.parametrize("family", MODELS, ids=lambda family: family.model_type)
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(
+            family,
+            marks=pytest.mark.proves(family.model_type, "train", "convert", "lora"),
+            id=family.model_type,
+        )
+        for family in MODELS
+    ],
+)
 def test_a_family_computes_what_transformers_does(family, folders):
     check_trained_family(family, folders[family])
 
