@@ -11,7 +11,7 @@ from slime_core.errors import DeadlineError, EngineError
 from slime_core.protocols import Completion, EngineLoad, Fingerprint, SamplingParams, TransferPlan
 from slime_core.runtime.processes.ports import ReservedPort
 from slime_core.runtime.processes.server_process import ServerProcess
-from slime_models.hf.folder import read_config
+from slime_models.hf.config import read_config
 from slime_models.transfer.receiver import UpdateReceiver
 from slime_models.transfer.staging import StagedUpdate
 
@@ -20,8 +20,9 @@ from slime_sglang.generation.images import PLACEHOLDER, data_urls
 from slime_sglang.generation.response import PartialResponse, answer
 from slime_sglang.generation.routed_experts import RoutedExpertsFormat, routed_experts_format
 from slime_sglang.http.api_key import new_key
-from slime_sglang.http.client import ConnectionLostError, SglangClient
+from slime_sglang.http.client import SglangClient
 from slime_sglang.http.request_gate import RequestGate
+from slime_sglang.server.answers import Answers
 from slime_sglang.server.device_memory import DeviceMemory
 from slime_sglang.server.external import ExternalServer, check_external, wake_external
 from slime_sglang.server.load import server_load
@@ -35,8 +36,6 @@ from slime_sglang.weights.protocol import NONE_SENT
 
 #: Seconds between two looks at a server that is starting.
 _POLL_S = 0.25
-#: Seconds to wait for a server's exit status after a lost connection: its sockets close before the status is known.
-_EXIT_STATUS_WAIT_S = 1.0
 
 
 class SglangEngine:
@@ -69,6 +68,7 @@ class SglangEngine:
             port = self._ports[0].number
             self._address = f"127.0.0.1:{port}"
             self._server = create_server(settings, ports=(port, self.bootstrap_port), key=key)
+        self._answers = Answers(self._server, self._check_usable)
         self.gate = RequestGate(self._section.server_concurrency)
         self._client: SglangClient | None = None
         self.weight_version = NONE_SENT
@@ -135,10 +135,11 @@ class SglangEngine:
                 check_external({**info, **await self.model_info()}, self._address, self._settings)
             self.experts_format = routed_experts_format(read_config(self._settings.model_path), info)
         except TimeoutError as error:
-            await self.close()
             log = "" if self.is_external else f"; its log is {self._server.log}"
             why = f"{self._server.name} was not ready after {section.start_timeout_s:g} s{log}"
-            raise DeadlineError(why) from error
+            await self._answers.tell("start", missed := DeadlineError(why))
+            await self.close()
+            raise missed from error
         except EngineError:
             await self.close()
             raise
@@ -193,7 +194,7 @@ class SglangEngine:
             body["extra_key"] = self.weight_version  # the prefix cache is not flushed at updates
         body = body if pair is None else pair.body(body)
         limit = self._section.request_timeout_s
-        answered = self._unless_ended(answer(self._usable(), response, body, timeout_s=limit))
+        answered = self._answers.of("generate", answer(self._usable(), response, body, timeout_s=limit))
         await (answered if pair is None else pair.run(body, answered))
 
     async def prefill(self, body: Mapping[str, Any]) -> Any:
@@ -208,7 +209,7 @@ class SglangEngine:
         counted = await self._get("/v1/loads?include=disagg", timeout_s=limit)
         counters = ""
         if self._has_metrics:
-            counters = await self._unless_ended(self._usable().text("/metrics", timeout_s=limit))
+            counters = await self._answers.of("/metrics", self._usable().text("/metrics", timeout_s=limit))
         return server_load(counted, counters, waiting_here=self.gate.waiting)
 
     async def abort(self) -> None:
@@ -338,7 +339,8 @@ class SglangEngine:
 
     async def _drain(self) -> None:
         """Flush the server's KV cache once it has no request any more."""
-        await self._unless_ended(self._usable().drain(timeout_s=self._section.control_timeout_s))
+        limit = self._section.control_timeout_s
+        await self._answers.of("/flush_cache", self._usable().drain(timeout_s=limit))
 
     async def lose(self, why: str) -> None:
         """Stop the server, whose weights cannot be trusted: requests in flight fail."""
@@ -364,27 +366,10 @@ class SglangEngine:
         return True
 
     async def _post(self, path: str, body: Mapping[str, Any], *, timeout_s: float) -> Any:
-        return await self._unless_ended(self._usable().post(path, body, timeout_s=timeout_s))
+        return await self._answers.of(path, self._usable().post(path, body, timeout_s=timeout_s))
 
     async def _get(self, path: str, *, timeout_s: float) -> Any:
-        return await self._unless_ended(self._usable().get(path, timeout_s=timeout_s, retries=0))
-
-    async def _unless_ended(self, work: Awaitable[Any]) -> Any:
-        """Await a call to the server; where the server exits meanwhile, fail at once with its exit status."""
-        call = asyncio.ensure_future(work)
-        ended = asyncio.ensure_future(self._server.wait())
-        try:
-            await asyncio.wait({call, ended}, return_when=asyncio.FIRST_COMPLETED)
-            if not call.done():
-                self._check_usable()
-            return await call
-        except ConnectionLostError:
-            await asyncio.wait({ended}, timeout=0 if self.is_external else _EXIT_STATUS_WAIT_S)
-            self._check_usable()
-            raise
-        finally:
-            call.cancel()
-            ended.cancel()
+        return await self._answers.of(path, self._usable().get(path, timeout_s=timeout_s, retries=0))
 
     def _usable(self) -> SglangClient:
         if self._client is None:

@@ -88,7 +88,10 @@ def sender_of(folder):
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(kind, marks=pytest.mark.faults) for kind in ("qwen3_moe", "glm4_moe")],
+    params=[
+        pytest.param(kind, marks=[pytest.mark.faults, pytest.mark.proves(kind, "sglang")])
+        for kind in ("qwen3_moe", "glm4_moe")
+    ],
 )
 def kind(request):
     return request.param

@@ -17,7 +17,8 @@ from slime_core.weights.sync import sync_weights
 from slime_models.family.families.llama import LLAMA
 from slime_models.family.families.qwen3_moe import QWEN3_MOE
 from slime_models.groups import OWN_TRANSPORTS
-from slime_models.hf.folder import HfCheckpoint, read_config, save_hf
+from slime_models.hf.config import read_config
+from slime_models.hf.folder import HfCheckpoint, save_hf
 from slime_models.quantization.blocks import quantize_fp8
 from slime_models.quantization.config import read_quantization
 from slime_models.quantization.folder import quantize_folder

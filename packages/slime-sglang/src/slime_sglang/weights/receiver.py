@@ -8,7 +8,7 @@ from typing import Any
 
 from slime_core.plugins.registry import Registry
 from slime_models.family.family import ModelFamily
-from slime_models.hf.folder import read_config
+from slime_models.hf.config import read_config
 from slime_models.quantization.config import FIELD, read_quantization
 from slime_models.quantization.scheme import specs_of
 from slime_models.tensor_spec import Spec
