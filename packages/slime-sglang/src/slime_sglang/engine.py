@@ -11,7 +11,7 @@ from slime_core.errors import DeadlineError, EngineError
 from slime_core.protocols import Completion, EngineLoad, Fingerprint, SamplingParams, TransferPlan
 from slime_core.runtime.processes.ports import ReservedPort
 from slime_core.runtime.processes.server_process import ServerProcess
-from slime_models.hf.folder import read_config
+from slime_models.hf.config import read_config
 from slime_models.transfer.receiver import UpdateReceiver
 from slime_models.transfer.staging import StagedUpdate
 
@@ -23,6 +23,7 @@ from slime_sglang.http.api_key import new_key
 from slime_sglang.http.client import SglangClient
 from slime_sglang.http.request_gate import RequestGate
 from slime_sglang.server.answers import Answers
+from slime_sglang.server.device_memory import DeviceMemory
 from slime_sglang.server.external import ExternalServer, check_external, wake_external
 from slime_sglang.server.load import server_load
 from slime_sglang.server.managed import create_server
@@ -78,7 +79,7 @@ class SglangEngine:
         self.can_stream = False
         """Whether each event of a stream brings only new tokens; known once it is started."""
         self._has_metrics = False
-        self._is_paused = False
+        self._is_paused, self._memory = False, DeviceMemory(self.control)
         self._sendable = asyncio.Event()
         self._sendable.set()
         self._checking = asyncio.Lock()  # held by a health check, which may generate a token
@@ -131,11 +132,7 @@ class SglangEngine:
                 info = await self._client.get("/server_info", timeout_s=section.control_timeout_s)
             self.n_ranks = checked_ranks(info, None if self.is_external else self.n_ranks)
             if self.is_external:
-                check_external(
-                    {**info, **await self.model_info()},
-                    self._address,
-                    self._settings,
-                )
+                check_external({**info, **await self.model_info()}, self._address, self._settings)
             self.experts_format = routed_experts_format(read_config(self._settings.model_path), info)
         except TimeoutError as error:
             log = "" if self.is_external else f"; its log is {self._server.log}"
@@ -192,6 +189,7 @@ class SglangEngine:
             stream=stream, experts_format=self.experts_format, placeholder=self._placeholder
         )
         await self._sendable.wait()
+        await self._memory.take_all()
         if self.keeps_cache:
             body["extra_key"] = self.weight_version  # the prefix cache is not flushed at updates
         body = body if pair is None else pair.body(body)
@@ -202,6 +200,7 @@ class SglangEngine:
     async def prefill(self, body: Mapping[str, Any]) -> Any:
         """Have the server prefill a prompt and transfer its KV cache; None where an abort came before the request was sent."""
         limit = self._section.request_timeout_s
+        await self._memory.take_all()
         return await self.gate.pass_through(lambda: self._post("/generate", body, timeout_s=limit))
 
     async def current_load(self) -> EngineLoad:
@@ -236,11 +235,11 @@ class SglangEngine:
         async with self._checking:
             self._is_paused = True
         await self._drain()  # SGLang exits where memory is released while a batch runs
-        await self.control("/release_memory_occupation", {})
+        await self._memory.release()
 
     async def onload(self) -> None:
-        """Take the memory back. Weights that were released are undefined until the next update."""
-        await self.control("/resume_memory_occupation", {})
+        """Take the memory of the weights back, which are undefined until the next update; that of the KV cache follows them."""
+        await self._memory.take_for_weights()
         self._is_paused = False
 
     async def probe(self, *, timeout_s: float) -> None:
@@ -251,7 +250,7 @@ class SglangEngine:
             DeadlineError: no answer within `timeout_s`.
         """
         async with self._checking:
-            was_paused = self._is_paused
+            was_paused = self._is_paused or self._memory.lacks_cache
             try:
                 await self._get("/model_info" if was_paused else "/health_generate", timeout_s=timeout_s)
             except (EngineError, DeadlineError):
@@ -353,9 +352,10 @@ class SglangEngine:
         folder.mkdir(parents=True, exist_ok=True)
         return await load_update(self, update, n_ranks=self.n_ranks, answers=folder)
 
-    def loaded(self, version: str) -> None:
+    async def loaded(self, version: str) -> None:
         """Say that the server has loaded an update; it is still paused."""
         self.weight_version = version
+        await self._memory.take_all()
 
     async def _is_ready(self) -> bool:
         assert self._client is not None

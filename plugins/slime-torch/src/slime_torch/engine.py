@@ -22,7 +22,8 @@ from slime_core.weights.sync import Bucket, MemoryChannel
 from slime_models.cpu import multiplies_bfloat16
 from slime_models.family.architecture import Architecture
 from slime_models.family.family import ModelFamily
-from slime_models.hf.folder import HfCheckpoint, read_config
+from slime_models.hf.config import read_config
+from slime_models.hf.folder import HfCheckpoint
 from slime_models.transfer.receiver import UpdateReceiver
 
 from slime_torch.generation.request import Request, StopRule
@@ -88,7 +89,7 @@ class TorchEngine:
 
         Raises:
             CheckpointError: the folder's weights are not those of its config.json.
-            EngineError: the model has tensors that a dense decoder has no use for.
+            EngineError: the model has tensors that its layers have no use for.
         """
         self._loop = asyncio.get_running_loop()
         self._worker = Worker(self._loop, self._deliver)
@@ -211,7 +212,7 @@ class TorchEngine:
         return self._receiver
 
     async def _take(self, version: str, buckets: AsyncIterator[Bucket]) -> Fingerprint:
-        update = WeightUpdate(self.model.weights, dtype=self._dtype, version=version)
+        update = WeightUpdate(self.model.weights, version=version)
         mixture, self._mixture = self._mixture, None
         fingerprint: Fingerprint | None = None
         try:
@@ -244,8 +245,8 @@ class TorchEngine:
         checkpoint = HfCheckpoint(self._path)
         self._family.check_names(checkpoint, self.architecture)
         self.model = Decoder(
+            self._family,
             self.architecture,
-            shapes=self._family.hf_shapes(self.architecture),
             max_length=self.max_context_len,
             dtype=self._dtype,
             device=self.device,
