@@ -107,4 +107,4 @@ def test_on_cuda_experts_are_two_grouped_products_whose_sizes_the_host_does_not_
         rows.append(counted.operations[before:])
     assert rows[0] == rows[1]
     assert rows[0].count("_grouped_mm") == 2
-    assert len(rows[0]) <= {"qwen2_moe": 34, "qwen3_moe": 30, "glm4_moe": 48}[kind]
+    assert len(rows[0]) <= {"qwen2_moe": 26, "qwen3_moe": 21, "glm4_moe": 37}[kind]
