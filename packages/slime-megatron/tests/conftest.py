@@ -25,7 +25,8 @@ from slime_models.family.families.qwen2 import QWEN2
 from slime_models.family.families.qwen2_moe import QWEN2_MOE
 from slime_models.family.families.qwen3 import QWEN3
 from slime_models.family.families.qwen3_moe import QWEN3_MOE
-from slime_models.hf.folder import HfCheckpoint, read_config, save_hf
+from slime_models.hf.config import read_config
+from slime_models.hf.folder import HfCheckpoint, save_hf
 
 if TYPE_CHECKING:
     from .ranks import Ranks

@@ -11,6 +11,8 @@ from .conftest import make_batch
 TENSOR, PIPELINE = {"tensor_model_parallel_size": 2}, {"pipeline_model_parallel_size": 2}
 CONTEXT, EXPERT = {"context_parallel_size": 2}, {"expert_model_parallel_size": 2}
 SEQUENCE, SHARED_STATE = {"sequence_parallel": True}, {"use_distributed_optimizer": True, "optimizer": "adam"}
+#: AdamW whose state each rank has whole.
+WHOLE_STATE = {"use_distributed_optimizer": False, "optimizer": "adam"}
 #: Kinds of models without experts.
 DENSE = ("gemma3_text", "glm4", "qwen3")
 #: AdamW whose epsilon exceeds all gradients is descent, too: lr / epsilon as large as the others' rate.

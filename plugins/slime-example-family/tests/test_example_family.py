@@ -62,6 +62,7 @@ def folder(tmp_path_factory):
     return random_model(TINY, tmp_path_factory.mktemp("gemma3"))
 
 
+@pytest.mark.proves("gemma3_text", "train", "convert", "lora")
 def test_the_trainer_computes_what_transformers_does(folder):
     check_trained_family(GEMMA3, folder)
 

@@ -19,7 +19,8 @@ from slime_models.family.families.qwen2 import QWEN2
 from slime_models.family.families.qwen2_moe import QWEN2_MOE
 from slime_models.family.families.qwen3 import QWEN3
 from slime_models.family.families.qwen3_moe import QWEN3_MOE
-from slime_models.hf.folder import HfCheckpoint, read_config
+from slime_models.hf.config import read_config
+from slime_models.hf.folder import HfCheckpoint
 from slime_models.quantization.scheme import specs_of
 from slime_models.transfer.receiver import UpdateReceiver
 from slime_models.transfer.storage import UpdateStorage

@@ -64,9 +64,8 @@ def test_a_layer_with_experts_on_cuda_by_hand():
     routes = (
         2 * (8 + 4 + 8 + 4) + 4 * 8
     )  # chosen experts, their gates, where rows go; and a mark for each expert
-    each = 2 * 8 + 2 * (
-        2 * 4 + 4 + 4 + 4 + 4
-    )  # the row, and inside the expert; the product times its gate, too
+    # The row, and inside the expert: gate and up, silu of the gate, the product, and that times the gate of the route.
+    each = 2 * 8 + 2 * (2 * 4 + 4 + 4 + 4)
     dense = layer_bytes(DENSE, ONE, shape(), layer=0)
     assert layer_bytes(MOE, ONE, shape(), layer=0) == dense - mlp + routes + 2 * each
 

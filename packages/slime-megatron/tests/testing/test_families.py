@@ -8,6 +8,7 @@ import pytest
 from slime_core.errors import ContractError, PluginError
 from slime_megatron.testing import check_trained_family, random_model
 from slime_models.family.families.glm4 import GLM4
+from slime_models.family.families.glm4_moe import GLM4_MOE
 from slime_models.family.families.llama import LLAMA
 from slime_models.family.families.qwen2 import QWEN2
 from slime_models.family.families.qwen2_moe import QWEN2_MOE
@@ -65,11 +66,31 @@ MODELS = {
         }
         | {"mlp_only_layers": [1], "tie_word_embeddings": False},
     ),
+    "GLM-4.5": (
+        GLM4_MOE,
+        {
+            "head_dim": 32,
+            "n_routed_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 48,
+            "n_shared_experts": 1,
+            "first_k_dense_replace": 1,
+            "attention_bias": True,
+            "use_qk_norm": True,
+            "tie_word_embeddings": False,
+        },
+    ),
     "Qwen3": (QWEN3, {"head_dim": 32, "tie_word_embeddings": True}),
 }
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param(model, marks=pytest.mark.proves(family.model_type, "train", "convert", "lora"))
+        for model, (family, _) in MODELS.items()
+    ],
+)
 def test_a_family_computes_what_transformers_does(model, tmp_path):
     family, changes = MODELS[model]
     folder = random_model({"model_type": family.model_type} | SIZE | changes, tmp_path / "hf")

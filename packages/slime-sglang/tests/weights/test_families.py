@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFa
 
 from ..sender import Sender
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.faults, pytest.mark.proves("{served}", "sglang"), pytest.mark.timeout(1200)]
 
 VOCAB = 130
 PROMPT = [5, 6, 7, 129]

@@ -22,7 +22,8 @@ from slime_core.weights.sync import Bucket, MemoryChannel
 from slime_models.cpu import multiplies_bfloat16
 from slime_models.family.architecture import Architecture
 from slime_models.family.family import ModelFamily
-from slime_models.hf.folder import HfCheckpoint, read_config
+from slime_models.hf.config import read_config
+from slime_models.hf.folder import HfCheckpoint
 from slime_models.transfer.receiver import UpdateReceiver
 
 from slime_torch.generation.request import Request, StopRule

@@ -11,7 +11,7 @@ from slime_core.config.derive import batch_sizes, compute_dtype
 from slime_core.protocols.memory import MemoryEstimate, Remedy
 from slime_models.family.architecture import Architecture
 from slime_models.family.family import ModelFamily
-from slime_models.hf.folder import read_config
+from slime_models.hf.config import read_config
 
 from slime_torch.engine import context_len, engine_dtype
 from slime_torch.layers.builder import attention_dtype

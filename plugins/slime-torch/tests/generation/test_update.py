@@ -58,6 +58,7 @@ def scenario(model, body, **options):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.proves("{kind}", "torch")
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "glm4", "qwen2_moe", "qwen3_moe", "glm4_moe"])
 def test_after_an_update_the_engine_holds_and_serves_the_new_weights(tiny, kind, dtype):
     new = tiny(kind, seed=1)

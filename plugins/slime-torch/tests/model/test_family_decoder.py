@@ -11,7 +11,8 @@ from slime_core.errors import PluginError
 from slime_core.protocols import SamplingParams
 from slime_models.family.families.dense import QKV_WEIGHT
 from slime_models.family.families.llama import LLAMA
-from slime_models.hf.folder import HfCheckpoint, read_config
+from slime_models.hf.config import read_config
+from slime_models.hf.folder import HfCheckpoint
 from slime_torch.engine import TorchEngine
 from slime_torch.layers.standard import layer_prefix, standard_layer
 from slime_torch.model.family_decoder import FamilyDecoder, decoder_of

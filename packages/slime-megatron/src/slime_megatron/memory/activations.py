@@ -122,7 +122,9 @@ def _mlp_bytes(architecture: Architecture, layout: Layout, shape: MicroBatchShap
         found += rows * each * (a.hidden_size + 1)
     routes = (a.moe_router_topk or 0) * (2 * _INT64 + 2 * _FLOAT32) + _INT64 * (a.num_moe_experts or 0)
     width = (a.moe_ffn_hidden_size or 0) // layout.expert_tensor
-    per_route = each * (a.hidden_size + 6 * width)  # as above, and the product times its gate
+    per_route = each * (
+        a.hidden_size + 5 * width
+    )  # as above, without the copy; and the product times the route's gate
     return found + rows * routes + _routed_rows(architecture, layout, shape) * per_route
 
 
@@ -132,7 +134,17 @@ def _backward_bytes(architecture: Architecture, layout: Layout, shape: MicroBatc
     rows = _rows(layout, shape) * 4 * each * a.hidden_size
     if layer not in a.moe_layers:
         return rows + shape.tokens * 4 * each * a.ffn_hidden_size // layout.tensor
-    return rows + _routed_rows(architecture, layout, shape) * 3 * each * a.hidden_size
+    stacks = 0
+    if shape.device == "cuda":  # of fc1 of all local experts, for a grouped product, and of its gradients
+        matrices = (
+            (a.num_moe_experts or 0)
+            // layout.experts
+            * 2
+            * (a.moe_ffn_hidden_size or 0)
+            // layout.expert_tensor
+        )
+        stacks = 2 * each * matrices * a.hidden_size
+    return rows + _routed_rows(architecture, layout, shape) * 3 * each * a.hidden_size + stacks
 
 
 def _head_bytes(architecture: Architecture, layout: Layout, shape: MicroBatchShape) -> tuple[int, int]:

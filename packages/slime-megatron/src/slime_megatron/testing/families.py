@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from slime_core.testing.contracts.promises import answering, require
 from slime_models.family.family import ModelFamily
-from slime_models.hf.folder import HfCheckpoint, read_config, save_hf
+from slime_models.hf.config import read_config
+from slime_models.hf.folder import HfCheckpoint, save_hf
 from torch import Tensor
 
 from slime_megatron import compat

@@ -10,7 +10,8 @@ from slime_core.errors import CheckpointError, WeightSyncError
 from torch import Tensor
 
 from slime_models.family.family import EMBEDDING_WEIGHT, ModelFamily
-from slime_models.hf.folder import HfCheckpoint, copy_other_files, new_folder, read_config, write_weights
+from slime_models.hf.config import read_config
+from slime_models.hf.folder import HfCheckpoint, copy_other_files, new_folder, write_weights
 from slime_models.quantization.config import FIELD, FORMATS, Kept, read_quantization
 from slime_models.quantization.scheme import LINEAR_LAYERS, WEIGHT, Quantization
 
