@@ -38,6 +38,8 @@ _LONGEST = (
     "tests/servers/test_ray.py",
     "packages/slime-megatron/tests/parallel/test_layouts.py",
     "tests/servers/test_slurm_script.py",
+    "tests/runs/test_async_loops.py",
+    "tests/failures/test_interrupt.py",
     "tests/runs/test_events.py",
     "plugins/slime-bench/tests/test_simulator.py",
     "plugins/slime-bench/tests/test_overlap.py",

@@ -28,8 +28,11 @@ from slime_models.family.families.minimax_m2 import MINIMAX_M2
 from slime_models.family.families.qwen2 import QWEN2
 from slime_models.family.families.qwen2_moe import QWEN2_MOE
 from slime_models.family.families.qwen3 import QWEN3
+from slime_models.family.families.qwen3_5 import QWEN3_5_TEXT
 from slime_models.family.families.qwen3_moe import QWEN3_MOE
-from slime_models.hf.folder import HfCheckpoint, read_config, save_hf
+from slime_models.family.families.qwen3_next import QWEN3_NEXT
+from slime_models.hf.config import read_config
+from slime_models.hf.folder import HfCheckpoint, save_hf
 
 if TYPE_CHECKING:
     from .ranks import Ranks
@@ -38,7 +41,7 @@ FAMILIES = {
     family.model_type: family
     for family in (
         *(GEMMA3, GLM_OF_2024, GLM4, GLM4_MOE, GPT_OSS, LLAMA, MIMO, MINIMAX_M2),
-        *(QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE),
+        *(QWEN2, QWEN2_MOE, QWEN3, QWEN3_5_TEXT, QWEN3_MOE, QWEN3_NEXT),
     )
 }
 VOCAB = 250
@@ -93,9 +96,8 @@ def make_hf(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Any
             torch.no_grad()
         ):  # larger than transformers draws them: logits spread, and norms and biases matter
             for name, parameter in model.named_parameters():
-                parameter.normal_(0.0, 0.15, generator=generator)
-                if "norm" in name:
-                    parameter.add_(1.0)
+                neutral = parameter.mean() if "norm" in name else 0.0  # 1, or 0 where 1 + weight multiplies
+                parameter.normal_(0.0, 0.15, generator=generator).add_(neutral)
             for name, buffer in model.named_buffers():
                 if name.endswith("e_score_correction_bias"):
                     buffer.normal_(0.0, 0.15, generator=generator)
@@ -149,7 +151,27 @@ def cut_models(make_hf: Callable[..., tuple[Any, Path]]) -> dict[str, Path]:
         layer_types=["sliding_attention", "full_attention"],
         query_pre_attn_scalar=12,
     )
+    delta_net = {
+        "head_dim": 16,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 12,
+        "linear_value_head_dim": 24,
+        "layer_types": ["linear_attention", "full_attention"],
+        "rms_norm_eps": 1e-2,  # a delta net's output is divided by its own size, which may be near zero
+    }
+    _, next_moe = make_hf(
+        "qwen3_next",
+        tie_word_embeddings=False,
+        **size,
+        **experts,
+        **delta_net,
+        shared_expert_intermediate_size=80,
+    )
+    _, next_dense = make_hf("qwen3_5_text", **size, **delta_net)
     return {
+        "qwen3_5_text": next_dense,
+        "qwen3_next": next_moe,
         "qwen3": dense,
         "qwen3_moe": moe,
         "glm4_moe": glm,

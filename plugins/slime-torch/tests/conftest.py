@@ -15,13 +15,19 @@ from slime_core.plugins.registry import Registry
 from slime_core.protocols import Completion, SamplingParams
 from slime_models.family.families.glm import GLM
 from slime_models.family.families.glm4 import GLM4
+from slime_models.family.families.glm4_moe import GLM4_MOE
 from slime_models.family.families.gpt_oss import GPT_OSS
 from slime_models.family.families.llama import LLAMA
 from slime_models.family.families.mimo import MIMO
 from slime_models.family.families.minimax_m2 import MINIMAX_M2
 from slime_models.family.families.qwen2 import QWEN2
+from slime_models.family.families.qwen2_moe import QWEN2_MOE
 from slime_models.family.families.qwen3 import QWEN3
-from slime_models.hf.folder import HfCheckpoint, read_config
+from slime_models.family.families.qwen3_5 import QWEN3_5_TEXT
+from slime_models.family.families.qwen3_moe import QWEN3_MOE
+from slime_models.family.families.qwen3_next import QWEN3_NEXT
+from slime_models.hf.config import read_config
+from slime_models.hf.folder import HfCheckpoint
 from slime_models.quantization.scheme import specs_of
 from slime_models.transfer.receiver import UpdateReceiver
 from slime_models.transfer.storage import UpdateStorage
@@ -30,17 +36,26 @@ from slime_torch.section import TorchSection
 from transformers import (
     AutoModelForCausalLM,
     Glm4Config,
+    Glm4MoeConfig,
     GlmConfig,
     GptOssConfig,
     LlamaConfig,
     MiniMaxM2Config,
     Qwen2Config,
+    Qwen2MoeConfig,
+    Qwen3_5TextConfig,
     Qwen3Config,
+    Qwen3MoeConfig,
+    Qwen3NextConfig,
 )
 
 VOCAB, EOS = 301, 300
 FAMILIES = {
-    family.model_type: family for family in (GLM, GLM4, GPT_OSS, LLAMA, MIMO, MINIMAX_M2, QWEN2, QWEN3)
+    family.model_type: family
+    for family in (
+        *(GLM, GLM4, GLM4_MOE, GPT_OSS, LLAMA, MIMO, MINIMAX_M2, QWEN2, QWEN2_MOE),
+        *(QWEN3, QWEN3_MOE, QWEN3_5_TEXT, QWEN3_NEXT),
+    )
 }
 _COMMON = {
     "vocab_size": VOCAB,
@@ -64,6 +79,21 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+_DELTA_NET = {
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 24,
+    "layer_types": ["linear_attention", "full_attention"],
+    "rms_norm_eps": 1e-2,  # a delta net's output is divided by its own size, which may be near zero
+}
+_EXPERTS = {
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 48,
+    "decoder_sparse_step": 1,
+    "norm_topk_prob": True,
+}
 CONFIGS = {
     "llama": lambda: LlamaConfig(**_COMMON),
     "llama-rope3": lambda: LlamaConfig(**_COMMON, rope_parameters=_LLAMA3, tie_word_embeddings=True),
@@ -77,6 +107,31 @@ CONFIGS = {
     ),
     "minimax_m2": lambda: MiniMaxM2Config(
         **_COMMON, head_dim=32, rotary_dim=16, num_local_experts=5, num_experts_per_tok=2
+    ),
+    "qwen3_5_text": lambda: Qwen3_5TextConfig(**_COMMON, **_DELTA_NET),
+    "qwen3_next": lambda: Qwen3NextConfig(
+        **_COMMON, **_DELTA_NET, **_EXPERTS, num_experts=6, shared_expert_intermediate_size=80
+    ),
+    "qwen2_moe": lambda: Qwen2MoeConfig(
+        **_COMMON, **_EXPERTS | {"norm_topk_prob": False}, num_experts=6, shared_expert_intermediate_size=80
+    ),
+    # The first layer is dense.
+    "qwen3_moe": lambda: Qwen3MoeConfig(
+        **_COMMON, **_EXPERTS, head_dim=32, num_experts=6, mlp_only_layers=[0]
+    ),
+    # Of four groups of two experts, two are chosen.
+    "glm4_moe": lambda: Glm4MoeConfig(
+        **_COMMON,
+        **_EXPERTS,
+        head_dim=32,
+        n_routed_experts=8,
+        n_shared_experts=2,
+        first_k_dense_replace=1,
+        n_group=4,
+        topk_group=2,
+        routed_scaling_factor=1.5,
+        use_qk_norm=True,
+        attention_bias=True,
     ),
 }
 
@@ -111,18 +166,26 @@ class TinyModel:
             for name, parameter in (*self.module.named_parameters(), *self.module.named_buffers()):
                 if "norm" in name or "bias" in name:  # which transformers starts at one and zero
                     parameter.add_(torch.randn_like(parameter) * 0.2)
+                if name.endswith("A_log"):  # else states are forgotten within a token or two
+                    parameter.sub_(3.0)
         self.module.save_pretrained(folder)
         if kind == "mimo":
             config = read_config(folder) | {"model_type": kind, "num_nextn_predict_layers": 0}
             (folder / "config.json").write_text(json.dumps(config))
+        self.family = FAMILIES[kind.partition("-")[0]]
+        self.architecture = self.family.architecture(read_config(folder))
 
     def engine(
-        self, *, dtype: torch.dtype = torch.float32, keeps_cache: bool = False, **section: Any
+        self,
+        *,
+        dtype: torch.dtype = torch.float32,
+        keeps_cache: bool = False,
+        with_routes: bool = False,
+        **section: Any,
     ) -> TorchEngine:
-        family = FAMILIES[self.kind.split("-")[0]]
-        name, architecture = str(dtype).removeprefix("torch."), family.architecture(read_config(self.folder))
+        name, family, architecture = str(dtype).removeprefix("torch."), self.family, self.architecture
         storage = UpdateStorage(
-            specs=specs_of(family.hf_shapes(architecture), dtype=name),
+            specs=specs_of(family.hf_shapes(architecture), dtype=name, float32=family.float32(architecture)),
             model_path=self.folder,
             staging_dir=self.folder / "staged",
             disk_dir=self.folder / "weights",
@@ -138,6 +201,7 @@ class TinyModel:
             section=TorchSection.model_validate(section),
             receiver=UpdateReceiver(storage, dtype=name, registry=Registry()),
             keeps_cache=keeps_cache,
+            with_routes=with_routes,
         )
 
     @asynccontextmanager
@@ -192,8 +256,7 @@ class TinyModel:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Hugging Face name -> tensor of the folder, a tied output layer left out."""
-        family, held = FAMILIES[self.kind.split("-")[0]], HfCheckpoint(self.folder)
-        return {name: held[name] for name in family.hf_shapes(family.architecture(read_config(self.folder)))}
+        return dict(HfCheckpoint(self.folder))
 
 
 @pytest.fixture

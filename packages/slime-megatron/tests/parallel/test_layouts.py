@@ -22,6 +22,7 @@ from ..layouts import (
     SEQUENCE,
     SHARED_STATE,
     TENSOR,
+    WHOLE_STATE,
     largest_difference,
     settings_of,
     with_shared_prompts,
@@ -30,7 +31,7 @@ from ..layouts import (
 
 @pytest.mark.slow
 @pytest.mark.proves("{kind}", "tensor", "sequence", "pipeline", "context", "expert", "optimizer")
-@pytest.mark.parametrize("kind", [*DENSE, "gpt_oss", "minimax_m2", "qwen2_moe", "qwen3_moe"])
+@pytest.mark.parametrize("kind", [*DENSE, "gpt_oss", "minimax_m2", "qwen2_moe", "qwen3_moe", "qwen3_next"])
 def test_every_layout_takes_the_steps_of_one_process(ranks, cut_models, kind, capsys):
     batch = make_batch()
     common = {"folder": cut_models[kind], "batch": batch, "n_steps": 3}
@@ -83,6 +84,8 @@ def test_every_layout_takes_the_steps_of_one_process(ranks, cut_models, kind, ca
         ("qwen2_moe", ["TP2xEP2xSP", "PP2xEP2"]),
         ("gpt_oss", ["TP2xEP2xSP", "PP2xCP2"]),
         ("minimax_m2", ["TP2xEP2xSP", "PP2xCP2"]),
+        ("qwen3_next", ["TP2xEP2xSP", "PP2xEP2"]),
+        ("qwen3_5_text", ["TP2", "DP2+distributed optimizer"]),
     ],
 )
 def test_later_steps_know_the_log_probs_from_before_the_first(ranks, cut_models, kind, layouts):
@@ -158,6 +161,8 @@ def test_loss_and_gradient_norm_do_not_depend_on_the_cut(ranks, cut_models, redu
         ("gpt_oss", 4, TENSOR | SEQUENCE | EXPERT | {"expert_tensor_parallel_size": 1}),
         ("minimax_m2", 4, TENSOR | SEQUENCE | PIPELINE),
         ("qwen2_moe", 4, TENSOR | SEQUENCE | EXPERT | {"expert_tensor_parallel_size": 1}),
+        ("qwen3_next", 4, TENSOR | SEQUENCE | EXPERT | {"expert_tensor_parallel_size": 1}),
+        ("qwen3_5_text", 4, TENSOR | PIPELINE),
     ],
 )
 def test_weights_come_out_of_every_layout_as_they_went_in(ranks, cut_models, kind, n, megatron):
@@ -178,13 +183,13 @@ def test_weights_come_out_of_every_layout_as_they_went_in(ranks, cut_models, kin
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe"])
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe", "qwen3_next"])
 @pytest.mark.parametrize("shared", [False, True], ids=["", "distributed optimizer"])
 def test_a_checkpoint_goes_on_under_another_layout(ranks, cut_models, kind, shared, tmp_path):
-    adam = SHARED_STATE if shared else {"optimizer": "adam"}
+    adam = SHARED_STATE if shared else WHOLE_STATE
     batches = [make_batch(seed=seed) for seed in range(4)]
     common = {"folder": cut_models[kind], "checkpoint": tmp_path, "batches": batches, "moments": not shared}
-    cut = adam | TENSOR | PIPELINE | (SEQUENCE if kind == "qwen3_moe" else {})
+    cut = adam | TENSOR | PIPELINE | (SEQUENCE if kind.startswith("qwen3_") else {})
     saved = ranks.run("save_and_go_on", 4, megatron=cut, **common)[0]
     loaded = ranks.run("resume", 2, megatron=adam, **common)[0]
     assert all(tensor.equal(loaded["weights"][name]) for name, tensor in saved["weights"].items())
@@ -208,11 +213,21 @@ def tensors_of(folder):
 @pytest.mark.parametrize(
     ("kind", "train", "cuts"),
     [
+        ("qwen3_moe", {}, [(2, EXPERT | WHOLE_STATE), (2, WHOLE_STATE), (2, EXPERT | WHOLE_STATE)]),
         ("qwen3_moe", {}, [(2, EXPERT), (2, {}), (2, EXPERT)]),
-        ("qwen3_moe", {}, [(2, EXPERT | SHARED_STATE), (2, SHARED_STATE), (2, EXPERT | SHARED_STATE)]),
-        ("glm4_moe", {"fp16": True}, [(4, PIPELINE | EXPERT), (2, {}), (4, PIPELINE | EXPERT)]),
+        (
+            "glm4_moe",
+            {"fp16": True},
+            [(4, PIPELINE | EXPERT | WHOLE_STATE), (2, WHOLE_STATE), (4, PIPELINE | EXPERT | WHOLE_STATE)],
+        ),
+        ("glm4_moe", {"fp16": True}, [(4, PIPELINE | EXPERT), (1, {}), (4, PIPELINE | EXPERT)]),
     ],
-    ids=["", "distributed optimizer", "float16, a stage without experts"],
+    ids=[
+        "",
+        "distributed optimizer",
+        "float16, a stage without experts",
+        "distributed optimizer or not, float16",
+    ],
 )
 def test_the_optimizers_state_survives_sharing_experts_out_and_back(
     ranks, cut_models, kind, train, cuts, tmp_path
@@ -220,7 +235,9 @@ def test_the_optimizers_state_survives_sharing_experts_out_and_back(
     """Weights, master weights and moments, element by element; and by the next steps their number, of all optimizers."""
     batches, folder = [make_batch(seed=seed) for seed in range(4)], cut_models[kind]
     cuts = [(n, {"optimizer": "adam"} | megatron) for n, megatron in cuts]
-    begun, *later = cuts
+    begun, *later = (
+        cuts  # ranks that hold the same weights share the optimizer's state unless they are told not to
+    )
     saved = ranks.run(
         "save_and_go_on", begun[0], folder=folder, checkpoint=tmp_path / "0", batches=batches, megatron=begun[1],
         moments=False, train=train,
@@ -245,6 +262,32 @@ def test_the_optimizers_state_survives_sharing_experts_out_and_back(
                 assert other[name] == pytest.approx(one[name], rel=bound, abs=0)
 
 
+@pytest.mark.parametrize("bf16", [False, True], ids=["float32", "bfloat16"])
+def test_one_process_and_several_read_each_others_state(ranks, cut_models, bf16, tmp_path):
+    """By default several ranks share the optimizer's state, and one has it whole: what each stores is the other's, bit for bit."""
+    common = {
+        "folder": cut_models["qwen3"],
+        "batches": [make_batch(seed=seed) for seed in range(3)],
+        "train": {"bf16": bf16},
+    }
+    adam, folders = {"optimizer": "adam"}, [tmp_path / str(i) for i in range(4)]
+    first = ranks.run("save_and_go_on", 1, checkpoint=folders[0], megatron=adam, moments=False, **common)[0]
+    for i, n in enumerate((2, 1, 2)):
+        metrics = ranks.run(
+            "load_and_save", n, checkpoint=folders[i], output=folders[i + 1], megatron=adam, **common
+        )[0]
+        bound = 0 if n == 1 else 1e-2 if bf16 else 1e-5  # several ranks add gradients up in another order
+        for name in ("train/loss", "train/grad_norm"):
+            assert metrics[0][name] == pytest.approx(first["metrics"][0][name], rel=bound, abs=bound / 10)
+    one, shared, again, twice = map(tensors_of, folders)
+    assert any(tensor.any() for name, tensor in one.items() if "exp_avg_sq" in name)
+    for wanted, found in ((one, again), (shared, twice)):
+        assert found.keys() == wanted.keys()
+        assert all(tensor.equal(wanted[name]) for name, tensor in found.items())
+    renamed = {name.replace(".fp32_param.", ".param."): tensor for name, tensor in one.items()}
+    assert all(tensor.equal(shared[name]) for name, tensor in renamed.items())
+
+
 def test_mtp_layers_learn_under_every_layout_as_in_one_process(ranks, mtp_model):
     """Beside a policy whose routers have a loss and a bias that moves; the last stage has no embedding of its own."""
     flags = {"moe_router_enable_expert_bias": True, "moe_z_loss_coeff": "1e-3"}
@@ -262,7 +305,7 @@ def test_mtp_layers_learn_under_every_layout_as_in_one_process(ranks, mtp_model)
 
 
 def test_mtp_layers_resume_under_another_layout(ranks, mtp_model, tmp_path):
-    on = {"enable_mtp_training": True, "optimizer": "adam"}
+    on = {"enable_mtp_training": True} | WHOLE_STATE
     common = {"folder": mtp_model[1], "checkpoint": tmp_path, "moments": True}
     common["batches"] = [make_batch(seed=seed) for seed in range(3)]
     saved = ranks.run("save_and_go_on", 4, megatron=on | PIPELINE | EXPERT, **common)[0]

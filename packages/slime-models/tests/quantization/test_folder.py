@@ -8,7 +8,8 @@ import pytest
 import torch
 from slime_core.errors import CheckpointError
 from slime_models.family.families.llama import LLAMA
-from slime_models.hf.folder import HfCheckpoint, read_config, save_hf, write_weights
+from slime_models.hf.config import read_config
+from slime_models.hf.folder import HfCheckpoint, save_hf, write_weights
 from slime_models.quantization.config import FORMATS, read_quantization
 from slime_models.quantization.folder import quantize_folder
 from slime_models.quantization.scheme import specs_of

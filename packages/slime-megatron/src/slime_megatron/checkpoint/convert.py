@@ -289,7 +289,7 @@ def _model_of_run(run: Path) -> str | None:
 
 
 def _model(folder: Path, registry: Registry) -> tuple[ModelFamily, Architecture]:
-    from slime_models.hf.folder import read_config
+    from slime_models.hf.config import read_config
 
     config = read_config(folder)
     family: ModelFamily = registry.resolve("slime.models", str(config.get("model_type", "")))

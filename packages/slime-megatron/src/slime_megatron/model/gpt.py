@@ -22,6 +22,7 @@ from slime_megatron.model.mtp import MtpBlock, whole_row
 from slime_megatron.model.router import check_routers, updates_bias
 from slime_megatron.model.transformer_config import transformer_config
 from slime_megatron.parallel.context_parallel import GatherTokens
+from slime_megatron.settings.derive import shares_optimizer
 from slime_megatron.settings.megatron_flags import with_flags
 from slime_megatron.settings.section import MegatronSection
 
@@ -116,7 +117,7 @@ def wrap_for_gradients(model: GPTModel, section: MegatronSection) -> Distributed
         DistributedDataParallelConfig,
         grad_reduce_in_fp32=True,
         overlap_grad_reduce=False,
-        use_distributed_optimizer=section.use_distributed_optimizer,
+        use_distributed_optimizer=shares_optimizer(section, torch.distributed.get_world_size()),
     )
     config = with_flags(ours, section.megatron_args, "ddp")
     return DistributedDataParallel(model.config, config, model)

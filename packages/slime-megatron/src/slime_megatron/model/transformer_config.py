@@ -103,7 +103,10 @@ def transformer_config(
         batch_p2p_comm=torch.cuda.is_available(),  # gloo sends one by one
         **_experts(architecture, section),
     )
-    ours = partial(TransformerConfig, **fields | dict(own or {}))
+    fields |= own or {}
+    # Only Megatron's experts one after another add biases.
+    fields["moe_grouped_gemm"] = architecture.num_moe_experts is not None and not fields["add_bias_linear"]
+    ours = partial(TransformerConfig, **fields)
     others = {MTP_NUM_LAYERS, *DESCRIBED}
     flags = {name: value for name, value in section.megatron_args.items() if name not in others}
     return with_flags(ours, flags, "transformer", defaults=_DEFAULTS)

@@ -9,6 +9,7 @@ from slime_core.config.sections import RolloutSection, RunSection, TrainSection
 from slime_core.errors import Problem
 
 from slime_megatron.settings import megatron_flags
+from slime_megatron.settings.derive import offloads_optimizer
 from slime_megatron.settings.section import MegatronSection
 from slime_megatron.settings.section_roles import LoraSection, RolesSection
 
@@ -33,6 +34,7 @@ def section_problems(
     yield from _mtp_problems(section, lora)
     yield from megatron_flags.problems(section.megatron_args)
     yield from _engine_problems(section, lora)
+    yield from _offload_problems(train, section)
     yield from _routing_problems(roles, section)
 
 
@@ -150,6 +152,28 @@ def _engine_problems(section: MegatronSection, lora: LoraSection) -> Iterator[Pr
                 f"{flags[flag]} with transformer_impl {kind}",
                 "transformer_impl transformer_engine: Megatron's own linear layers would not follow it",
             )
+
+
+def _offload_problems(train: TrainSection, section: MegatronSection) -> Iterator[Problem]:
+    """Yield why the optimizer cannot be on the host."""
+    if not offloads_optimizer(section):
+        return
+    where = "megatron.megatron_args.optimizer_cpu_offload"
+    for found, bad, wanted in (
+        (f"it with optimizer {section.optimizer}", section.optimizer != "adam", "optimizer adam"),
+        (
+            "it with another dtype",
+            train.fp16 or not train.bf16,
+            "bfloat16, whose master weights are on the host, too",
+        ),
+        (
+            "it with use_distributed_optimizer off",
+            section.use_distributed_optimizer is False,
+            "use_distributed_optimizer on, or not given: Megatron's other optimizers cannot read such a state",
+        ),
+    ):
+        if bad:
+            yield Problem(where, found, wanted)
 
 
 def _bias_problems(section: MegatronSection, lora: LoraSection) -> Iterator[Problem]:

@@ -34,7 +34,10 @@ _OWN_ATTENTION = (
     "follows from the device",
     "drop the flag",
 )
-_ONE_BY_ONE = ("nothing: experts are multiplied one by one (Megatron's SequentialMLP)", "drop the flag")
+_NO_TE_GROUPS = (
+    "moe_grouped_gemm, which is what experts do: others of Megatron's grouped products are TransformerEngine's",
+    "drop the flag",
+)
 #: Flag that is not followed -> what is wanted in its place, and what to do.
 _REFUSED = {
     "num_layers_per_virtual_pipeline_stage": _NO_VIRTUAL,
@@ -67,10 +70,10 @@ _REFUSED = {
     ),
     **dict.fromkeys(
         (
-            *("moe_grouped_gemm", "moe_single_grouped_bias", "moe_single_grouped_weight"),
+            *("moe_single_grouped_bias", "moe_single_grouped_weight"),
             *("use_grouped_gemm_for_dense_mlp", "use_grouped_gemm_for_shared_expert"),
         ),
-        _ONE_BY_ONE,
+        _NO_TE_GROUPS,
     ),
 }
 #: Flag, dashes as underscores -> the configurations that it reaches.

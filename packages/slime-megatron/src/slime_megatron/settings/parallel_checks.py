@@ -99,8 +99,10 @@ def model_problems(
             "layers",
             architecture.num_layers,
         ),
-        ("tensor_model_parallel_size", tensor, "attention heads", architecture.num_attention_heads),
-        ("tensor_model_parallel_size", tensor, "query groups", architecture.num_query_groups),
+        *(
+            ("tensor_model_parallel_size", tensor, what, number)
+            for what, number in architecture.tensor_parts.items()
+        ),
     ]
     if len(architecture.moe_layers) < architecture.num_layers:
         divided.append(("tensor_model_parallel_size", tensor, "MLP columns", architecture.ffn_hidden_size))

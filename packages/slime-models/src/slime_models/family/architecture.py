@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from slime_core.errors import DataError
 
@@ -179,18 +179,23 @@ class Architecture:
         return tuple(layer for layer in range(self.num_layers) if layer not in self.dense_layers)
 
     @property
+    def tensor_parts(self) -> dict[str, int]:
+        """What tensor-parallel ranks share out whole -> how many there are; their number divides each."""
+        return {"attention heads": self.num_attention_heads, "query groups": self.num_query_groups}
+
+    @property
     def padded_vocab_size(self) -> int:
         """Rows of the embedding in Megatron's tensors."""
         return self.vocab_size + self.vocab_padding
 
-    def with_padded_vocab(self, multiple: int) -> Architecture:
+    def with_padded_vocab(self, multiple: int) -> Self:
         """Return a copy whose Megatron embedding has a multiple of `multiple` rows.
 
         The added rows are zeros: whoever computes a softmax over the padded vocabulary must leave them out.
         """
         return dataclasses.replace(self, vocab_padding=-self.vocab_size % multiple)
 
-    def with_mtp(self, held: bool = True) -> Architecture:
+    def with_mtp(self, held: bool = True) -> Self:
         """Return a copy that has the MTP layers in the model, or has not."""
         return dataclasses.replace(self, holds_mtp=held)
 

@@ -20,6 +20,7 @@ Shape = tuple[int, ...]
 
 #: The Hugging Face tensors that may be one.
 EMBEDDING_WEIGHT, OUTPUT_WEIGHT = "model.embed_tokens.weight", "lm_head.weight"
+_EMBEDDING = "embedding.word_embeddings.weight"
 #: What config.json says of each size of `Architecture` that a Hugging Face tensor has.
 CONFIG_FIELDS = {
     "hidden_size": "hidden_size",
@@ -35,6 +36,14 @@ CONFIG_FIELDS = {
     "moe_gated_size": "2 x the width of an expert",
     "moe_shared_expert_intermediate_size": "moe_intermediate_size x n_shared_experts, or shared_expert_intermediate_size",
     "one": "1",
+    "gated_query_size": "2 x num_attention_heads x head_dim",
+    "linear_value_size": "linear_num_value_heads x linear_value_head_dim",
+    "linear_qkv_size": "2 x linear_num_key_heads x linear_key_head_dim + linear_num_value_heads x linear_value_head_dim",
+    "linear_qkvz_size": "2 x (linear_num_key_heads x linear_key_head_dim + linear_num_value_heads x linear_value_head_dim)",
+    "linear_gates_size": "2 x linear_num_value_heads",
+    "linear_num_value_heads": "linear_num_value_heads",
+    "linear_value_head_dim": "linear_value_head_dim",
+    "linear_conv_kernel_dim": "linear_conv_kernel_dim",
     "num_moe_experts": "the number of experts",
 }
 
@@ -62,7 +71,7 @@ class Weight:
             if found == shape:
                 continue
             fields = [
-                f"{CONFIG_FIELDS[dim]} = {wanted}"
+                f"{CONFIG_FIELDS.get(dim, dim)} = {wanted}"
                 for i, (dim, wanted) in enumerate(zip(dims, shape, strict=True))
                 if len(found) != len(shape) or found[i] != wanted
             ]
@@ -90,6 +99,9 @@ class ModelFamily:
     """Prefix of the Hugging Face names of a multi-token prediction (MTP) layer, with `{layer}` for its number, which follows
     those of the decoder, or `{mtp}` for one that counts from 0. Where the model does not have these layers, their tensors are copied unchanged into folders that
     are written."""
+    carried: tuple[str, ...] = ()
+    """Prefixes of the names of tensors that folders may have and the model has not, such as those of a vision tower or of MTP
+    layers that cannot be trained. They are copied unchanged into folders that are written."""
     copies: Mapping[str, str] = field(default_factory=dict)
     """Tensors that an MTP layer has in folders and not in the model: suffix of the name -> the tensor that it is a copy of."""
     layers: str | None = None
@@ -102,6 +114,17 @@ class ModelFamily:
     """Engine, by its entry point's name -> why it does not serve models of this family."""
     not_parallel: Mapping[str, str] = field(default_factory=dict)
     """Kind of parallelism (`tensor`, `sequence`, `pipeline`, `context`, `expert`, `expert_tensor`) -> why models of this family do not have it."""
+
+    @functools.cached_property
+    def embedding(self) -> str:
+        """Hugging Face name of the embedding's tensor."""
+        own = (rule.hf[0][0] for rule in self.rules if rule.megatron == _EMBEDDING)
+        return next(own, EMBEDDING_WEIGHT)
+
+    @property
+    def prefix(self) -> str:
+        """Prefix of the Hugging Face names of all tensors of the decoder but the output layer's."""
+        return self.embedding.removesuffix("embed_tokens.weight")
 
     def weights(self, architecture: Architecture) -> Mapping[str, Weight]:
         """Return Megatron name -> weight, for every Megatron tensor of a model, unsharded."""
@@ -132,7 +155,7 @@ class ModelFamily:
         )
 
     def passed_on(self, hf: Mapping[str, Tensor], architecture: Architecture) -> Iterator[tuple[str, Tensor]]:
-        """Yield (name, tensor) of those tensors of the MTP layers in `hf` that are not in the model.
+        """Yield (name, tensor) of those tensors in `hf`, `carried` or of MTP layers, that are not in the model.
 
         Copies of tensors that are in the model are not among them; see `with_copies`.
         """
@@ -142,13 +165,9 @@ class ModelFamily:
                 yield name, hf[name]
 
     def left_over(self, names: Iterable[str], architecture: Architecture) -> list[str]:
-        """Return which names of a folder's tensors are of MTP layers and in no tensor of the model."""
+        """Return which names of a folder's tensors are `carried` or of MTP layers, and in no tensor of the model."""
         own = self.hf_shapes(architecture)
-        return sorted(
-            name
-            for name in names
-            if name not in own and self._within_mtp_layer(name, architecture) is not None
-        )
+        return sorted(name for name in names if name not in own and self._may_be_left(name, architecture))
 
     def with_copies(
         self, tensors: Iterable[tuple[str, Tensor]], like: Iterable[str], architecture: Architecture
@@ -180,8 +199,12 @@ class ModelFamily:
             original = self.copies.get(self._within_mtp_layer(name, architecture) or "")
             if original is not None:
                 tied = architecture.tie_word_embeddings and original == OUTPUT_WEIGHT
-                found[name] = EMBEDDING_WEIGHT if tied else original
+                found[name] = self.embedding if tied else original
         return found
+
+    def _may_be_left(self, name: str, architecture: Architecture) -> bool:
+        """Return whether a folder may have a tensor of this name that the model has not."""
+        return name.startswith(self.carried) or self._within_mtp_layer(name, architecture) is not None
 
     def _within_mtp_layer(self, name: str, architecture: Architecture) -> str | None:
         """Return the part of a name after the prefix of an MTP layer; None where it is of no such layer."""
@@ -285,9 +308,7 @@ class ModelFamily:
         optional = {name.replace(LAYER, str(layer)) for name in self.ignored for layer in layers}
         if architecture.tie_word_embeddings:
             optional.add(OUTPUT_WEIGHT)
-        optional |= {
-            name for name in found - wanted if self._within_mtp_layer(name, architecture) is not None
-        }
+        optional |= {name for name in found - wanted if self._may_be_left(name, architecture)}
         missing, unknown = sorted(wanted - found), sorted(found - wanted - optional)
         if missing or unknown:
             parts = [
@@ -306,7 +327,7 @@ class ModelFamily:
         Raises:
             CheckpointError: names the tensor, and the field of config.json that it contradicts.
         """
-        if not architecture.tie_word_embeddings and OUTPUT_WEIGHT not in hf and EMBEDDING_WEIGHT in hf:
+        if not architecture.tie_word_embeddings and OUTPUT_WEIGHT not in hf and self.embedding in hf:
             raise CheckpointError(
                 f"config.json: tie_word_embeddings: found false, and the weights have no {OUTPUT_WEIGHT}; set it to "
                 "true if the output layer is the embedding, else fetch the folder again"
@@ -317,10 +338,10 @@ class ModelFamily:
         if (
             architecture.tie_word_embeddings
             and OUTPUT_WEIGHT in hf
-            and not hf[OUTPUT_WEIGHT].equal(hf[EMBEDDING_WEIGHT])
+            and not hf[OUTPUT_WEIGHT].equal(hf[self.embedding])
         ):
             raise CheckpointError(
-                f"config.json: tie_word_embeddings: found true, and {OUTPUT_WEIGHT} is not {EMBEDDING_WEIGHT}; set it "
+                f"config.json: tie_word_embeddings: found true, and {OUTPUT_WEIGHT} is not {self.embedding}; set it "
                 "to false, or drop the tensor if the embedding is to be the output layer"
             )
 

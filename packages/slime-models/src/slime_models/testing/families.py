@@ -54,13 +54,16 @@ _DENSE = {
     "num_key_value_heads": 2, "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "hidden_act": "silu",
     "tie_word_embeddings": False,
 }  # fmt: skip
-#: What else a config.json holds: experts as GLM and as Qwen describe them, heads of a size of their own, nothing.
+#: What else a config.json holds: experts as GLM and as Qwen describe them, a model inside of another, heads of a size of their own,
+#: nothing.
 _MORE: tuple[dict[str, Any], ...] = (
     {
         "head_dim": 6, "n_routed_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 10, "n_shared_experts": 2,
         "first_k_dense_replace": 1, "norm_topk_prob": True, "attention_bias": True, "use_qk_norm": True,
         "partial_rotary_factor": 0.34,
     },
+    {"text_config": _DENSE},
+    {"text_config": _DENSE | {"num_experts": 3, "num_experts_per_tok": 2}},
     {"head_dim": 10, "num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 10, "norm_topk_prob": True},
     {"head_dim": 10},
     {},

@@ -1,1 +1,1 @@
-"""Decoders of families of slime-models which `Architecture` does not say all of."""
+"""Decoders of families whose layers `Architecture` does not say all of."""

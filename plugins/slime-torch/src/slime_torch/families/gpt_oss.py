@@ -7,10 +7,10 @@ from slime_models.family.families.gpt_oss import GptOssArchitecture
 from torch import Tensor
 from torch.nn import functional as F
 
-from slime_torch.families.routing import grouped_product, routed
 from slime_torch.layers.attention import GroupedQueries, GroupedQueryAttention
 from slime_torch.layers.builder import Builder
 from slime_torch.layers.part import Layer, Routes
+from slime_torch.layers.routing import grouped_product, routed
 from slime_torch.layers.standard import layer_prefix, standard_layer
 from slime_torch.model.family_decoder import FamilyDecoder
 
