@@ -22,9 +22,6 @@ NOT_THERE = {
     "deepseek_v3",
     "glm4_moe_lite",
     "glm_moe_dsa",
-    "qwen3_5_moe_text",
-    "qwen3_5_text",
-    "qwen3_next",
 }
 #: Flags without a value: a script that leaves one out says no.
 SWITCHES = (
@@ -36,12 +33,15 @@ SWITCHES = (
     "use_rope_scaling",
 )
 #: What the reference system's scripts say beside the model: which code builds it, and how it is computed.
-REFUSED = {"attention_softmax_in_fp32", "moe_grouped_gemm", "seq_length", "spec"}
+REFUSED = {"attention_softmax_in_fp32", "seq_length", "spec", "use_gated_attention"}
 #: Of the reference system's patch of Megatron, which has no such flags: what they mean follows from the family.
 PATCH = {"post_mlp_layernorm": "post_layernorms", "post_self_attn_layernorm": "post_layernorms"}
 FOLLOWED = {
+    "apply_layernorm_1p",
+    "attention_output_gate",
     "disable_bias_linear",
     "moe_aux_loss_coeff",
+    "moe_grouped_gemm",
     "moe_permute_fusion",
     "moe_router_bias_update_rate",
     "moe_router_dtype",

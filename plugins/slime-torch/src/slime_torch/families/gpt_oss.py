@@ -11,7 +11,7 @@ from slime_torch.layers.attention import GroupedQueries, GroupedQueryAttention
 from slime_torch.layers.builder import Builder
 from slime_torch.layers.part import Layer, Routes
 from slime_torch.layers.routing import grouped_product, routed
-from slime_torch.layers.standard import layer_prefix, standard_layer
+from slime_torch.layers.standard import standard_layer
 from slime_torch.model.family_decoder import FamilyDecoder
 
 
@@ -67,8 +67,8 @@ def gpt_oss_layers(builder: Builder) -> list[Layer]:
         standard_layer(
             builder,
             number,
-            GroupedQueryAttention(builder, f"{layer_prefix(number)}self_attn.", kinds[window]),
-            ClampedExperts(builder, f"{layer_prefix(number)}mlp."),
+            GroupedQueryAttention(builder, f"{builder.layer_prefix(number)}self_attn.", kinds[window]),
+            ClampedExperts(builder, f"{builder.layer_prefix(number)}mlp."),
         )
         for number, window in enumerate(windows)
     ]

@@ -8,7 +8,7 @@ from slime_torch.layers.attention import GroupedQueries
 from slime_torch.layers.builder import Builder
 from slime_torch.layers.experts import Experts, Router
 from slime_torch.layers.part import Layer
-from slime_torch.layers.standard import layer_prefix, standard_layer
+from slime_torch.layers.standard import standard_layer
 from slime_torch.layers.torch_attention import HeadsPass
 from slime_torch.model.family_decoder import FamilyDecoder
 
@@ -64,8 +64,8 @@ def minimax_m2_layers(builder: Builder) -> list[Layer]:
         standard_layer(
             builder,
             number,
-            AllHeadsAttention(builder, f"{layer_prefix(number)}self_attn.", kind),
-            _experts(builder, f"{layer_prefix(number)}block_sparse_moe."),
+            AllHeadsAttention(builder, f"{builder.layer_prefix(number)}self_attn.", kind),
+            _experts(builder, f"{builder.layer_prefix(number)}block_sparse_moe."),
         )
         for number in range(builder.architecture.num_layers)
     ]
