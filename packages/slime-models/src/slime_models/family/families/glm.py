@@ -30,4 +30,7 @@ GLM = ModelFamily(
     model_type="glm",
     rules=dense_rules(QKV_BIAS, mlp=(FUSED_GATE_UP, DOWN)),
     architecture=read_architecture,
+    not_served={
+        "sglang": "SGLang 0.5.23 has no class of its own for it, and by transformers' it does not start on two ranks"
+    },
 )
