@@ -27,8 +27,14 @@ SIZE = {
 FAMILIES = {
     "glm4": {"head_dim": 32},
     "minimax_m2": {
-        **{"head_dim": 32, "rotary_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2},
-        **{"scoring_func": "sigmoid", "use_routing_bias": True, "use_qk_norm": True, "qk_norm_type": "per_layer"},
+        "head_dim": 32,
+        "rotary_dim": 16,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "scoring_func": "sigmoid",
+        "use_routing_bias": True,
+        "use_qk_norm": True,
+        "qk_norm_type": "per_layer",
     },
 }
 
