@@ -49,9 +49,8 @@ def check_served_family(family: ModelFamily, folder: Path, *, with_kernels: bool
 
     where = f"family {family.model_type}, engine torch"
     architecture = family.architecture(read_config(folder))
-    reference = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, local_files_only=True
-    ).eval()
+    reference: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+    reference.train(False)
     with answering(where, "a decoder"):
         model = Decoder(
             family,
