@@ -35,6 +35,11 @@ LAYERS = "slime_megatron.delta_net.family:LAYERS"
 NOT_PARALLEL = {
     "context": "the state of a delta net goes from token to token, and context-parallel ranks have pieces of sequences"
 }
+#: Engines that do not serve them.
+NOT_SERVED = {
+    "sglang": "without a GPU SGLang 0.5.23 has delta nets in its kernels' own build for CPUs alone (`fused_gdn_gating_cpu`), and nobody "
+    "has tried them with one"
+}
 
 
 @dataclass(frozen=True, kw_only=True)
