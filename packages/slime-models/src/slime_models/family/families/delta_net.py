@@ -37,8 +37,8 @@ NOT_PARALLEL = {
 }
 #: Engines that do not serve them.
 NOT_SERVED = {
-    "sglang": "without a GPU SGLang 0.5.23 has delta nets in its kernels' own build for CPUs alone (`fused_gdn_gating_cpu`), and nobody "
-    "has tried them with one"
+    "sglang": "SGLang 0.5.23 computes delta nets by Triton kernels, which a machine without a GPU cannot run, and nobody has tried it "
+    "with one"
 }
 
 
