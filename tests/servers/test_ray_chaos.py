@@ -101,7 +101,7 @@ class Chaos:
 KINDS = {
     "slime_ray/guard.py": "guard", "ray::RankProcess": "rank", "ray::Machine": "machine's actor", "served_letters.py": "server",
     "workers import for": "reward worker", "gcs_server": "Ray's head", "raylet/raylet": "raylet", "log_monitor": "Ray's log monitor",
-    "autoscaler": "Ray's autoscaler", "agent": "Ray's agent", "ray::IDLE": "idle worker of Ray",
+    "autoscaler": "Ray's autoscaler", "agent": "Ray's agent", "RuntimeEnvAgent": "Ray's agent", "dashboard.py": "Ray's dashboard", "IFS= read": "what ends a server's helpers", "ray::IDLE": "idle worker of Ray",
 }  # fmt: skip
 
 

@@ -154,7 +154,12 @@ class TinyModel:
         self.architecture = self.family.architecture(read_config(folder))
 
     def engine(
-        self, *, dtype: torch.dtype = torch.float32, keeps_cache: bool = False, **section: Any
+        self,
+        *,
+        dtype: torch.dtype = torch.float32,
+        keeps_cache: bool = False,
+        with_routes: bool = False,
+        **section: Any,
     ) -> TorchEngine:
         name, family, architecture = str(dtype).removeprefix("torch."), self.family, self.architecture
         storage = UpdateStorage(
@@ -174,6 +179,7 @@ class TinyModel:
             section=TorchSection.model_validate(section),
             receiver=UpdateReceiver(storage, dtype=name, registry=Registry()),
             keeps_cache=keeps_cache,
+            with_routes=with_routes,
         )
 
     @asynccontextmanager

@@ -19,7 +19,7 @@ from slime_models.transfer.storage import UpdateStorage
 from slime_torch.engine import TorchEngine, context_len, engine_dtype
 from slime_torch.memory import engine_memory, engine_remedies
 from slime_torch.model.decoder import Decoder
-from slime_torch.section import CAPABILITIES, TorchSection
+from slime_torch.section import CAPABILITIES, ROUTED_EXPERTS, TorchSection
 
 
 def _family_of(build: BuildContext) -> ModelFamily:
@@ -59,6 +59,7 @@ def _create_engine(build: BuildContext) -> TorchEngine:
         section=section,
         receiver=_receiver(build, dtype),
         with_sampling_masks=TOP_P_TOKENS in build.engine_needs,
+        with_routes=ROUTED_EXPERTS in build.engine_needs,
         keeps_cache=train.update_weights_in_flight == "keep",
     )
 

@@ -90,24 +90,35 @@ class Decoder:
         """Return an empty cache of at most `max_slots` slots, of the dtype that decoding reads, or another."""
         return Cache([kind.create_store(max_slots, dtype=dtype) for kind in self.kinds])
 
-    def decode(self, tokens: Tensor, lengths: Tensor, cache: Cache) -> Tensor:
+    def decode(
+        self, tokens: Tensor, lengths: Tensor, cache: Cache, *, routes: Routes | None = None
+    ) -> Tensor:
         """Append one token to each of the first slots of the cache.
 
         Args:
             tokens: int64 [n], token of slot i.
             lengths: int64 [n], tokens that slot i holds, and so the new token's position.
             cache: has room for n slots of one more position than the largest of `lengths`.
+            routes: each layer with experts appends those of the tokens.
 
         Returns:
             Normalised hidden states [n, hidden_size].
         """
         slots = torch.arange(len(tokens), device=self.device)
-        return self._forward(tokens, Batch(lengths, slots), cache)
+        return self._forward(tokens, Batch(lengths, slots), cache, routes=routes)
 
-    def prefill(self, prompts: Sequence[Sequence[int]], slots: Sequence[int], cache: Cache) -> Tensor:
+    def prefill(
+        self,
+        prompts: Sequence[Sequence[int]],
+        slots: Sequence[int],
+        cache: Cache,
+        *,
+        routes: Routes | None = None,
+    ) -> Tensor:
         """Run whole prompts and store what later tokens need of them, prompt i in slot `slots[i]`.
 
-        Prompts of one length that follow one another share an attention kernel: best sorted by length.
+        Prompts of one length that follow one another share an attention kernel: best sorted by length. Each layer with experts
+        appends those of all tokens to `routes`.
 
         Returns:
             Normalised hidden states of each prompt's last token [prompts, hidden_size].
@@ -126,21 +137,28 @@ class Decoder:
             runs.append(Run(span, count, length, where[prompt : prompt + count]))
             token, prompt = span.stop, prompt + count
         batch = Batch(positions, where.repeat_interleave(lengths, output_size=n), tuple(runs))
-        return self._forward(tokens, batch, cache, rows=ends - 1)
+        return self._forward(tokens, batch, cache, rows=ends - 1, routes=routes)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return logits [n, vocab_size], in the model's dtype."""
         return self.head.linear(hidden)
 
-    def _forward(self, tokens: Tensor, batch: Batch, cache: Cache, rows: Tensor | None = None) -> Tensor:
+    def _forward(
+        self,
+        tokens: Tensor,
+        batch: Batch,
+        cache: Cache,
+        *,
+        rows: Tensor | None = None,
+        routes: Routes | None = None,
+    ) -> Tensor:
         x = self.embedding.tensor[tokens]
         if self._scale is not None:
             x *= self._scale
-        routes: Routes | None = None
         passes = [kind.begin(batch, store) for kind, store in zip(self.kinds, cache.stores, strict=True)]
         for layer, kind in self._in_order:
             mixed = layer.mix(x, passes[kind])
-            if rows is not None and layer is self.layers[-1]:  # nobody asks for the others any more
-                x, mixed = x[rows], mixed[rows]
+            if rows is not None and routes is None and layer is self.layers[-1]:
+                x, mixed, rows = x[rows], mixed[rows], None  # nobody asks for the others any more
             x = layer.finish(mixed, x, routes)
-        return self.norm(x)
+        return self.norm(x if rows is None else x[rows])
