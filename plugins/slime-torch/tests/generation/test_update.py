@@ -61,7 +61,18 @@ def scenario(model, body, **options):
 @pytest.mark.proves("{kind}", "torch")
 @pytest.mark.parametrize(
     "kind",
-    ["llama", "qwen2", "qwen3", "glm4", "qwen2_moe", "qwen3_moe", "glm4_moe", "qwen3_5_text", "qwen3_next"],
+    [
+        "llama",
+        "qwen2",
+        "qwen3",
+        "glm4",
+        "qwen2_moe",
+        "qwen3_moe",
+        "glm4_moe",
+        "qwen3_5_moe",
+        "qwen3_5_text",
+        "qwen3_next",
+    ],
 )
 def test_after_an_update_the_engine_holds_and_serves_the_new_weights(tiny, kind, dtype):
     new = tiny(kind, seed=1)
