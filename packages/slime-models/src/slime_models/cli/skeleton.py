@@ -135,9 +135,9 @@ def _class_of(name: str) -> _Class:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     try:
-        config = AutoConfig.for_model(name, **TINY)  # type: ignore[no-untyped-call]  # transformers' own
+        config = AutoConfig.for_model(name, **TINY)
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]  # as above
+            model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]  # transformers' own
     except Exception as error:  # whatever a class of transformers says of sizes that it does not take
         why = f"transformers makes no model of the tiny sizes: {type(error).__name__}: {error}"
         raise ConfigError([Problem("slime models new", name, "a decoder of text alone", why)]) from error
@@ -152,11 +152,12 @@ def _class_of(name: str) -> _Class:
 
 def _differences(name: str, found: _Class) -> list[str]:
     """Return lines that say which tensors of transformers' class the skeleton's rules lack, and which it does not have."""
-    options = {"qkv_bias": found.qkv_bias, "qk_layernorm": found.qk_layernorm}
     config = _Recorded(found.config)
     biases, norms = [QKV_BIAS] * found.qkv_bias, [QUERY_NORM, KEY_NORM] * found.qk_layernorm
     try:
-        architecture = dense_architecture(config, model_type=name, **options)
+        architecture = dense_architecture(
+            config, model_type=name, qkv_bias=found.qkv_bias, qk_layernorm=found.qk_layernorm
+        )
     except DataError as error:
         return [f"its config.json is not read yet: {error}"]
     family = ModelFamily(
