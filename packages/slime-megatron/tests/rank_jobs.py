@@ -25,7 +25,7 @@ from slime_megatron.model.lora import adapter_weights
 from slime_megatron.settings.learner_settings import LearnerSettings
 from slime_megatron.settings.section import MegatronSection
 from slime_megatron.settings.section_roles import LoraSection, RolesSection
-from slime_models.hf.folder import read_config
+from slime_models.hf.config import read_config
 from torch import Tensor
 
 from conftest import FAMILIES, policy_gradient
@@ -86,11 +86,7 @@ def whole(learner: Learner, read: Any) -> dict[str, Tensor]:
     parameters = family.parameter_names(architecture)
     weights = {name: family.weight(name, architecture) for name in parameters}
     tensors = whole_tensors(learner.model, weights, architecture, read, dtype=torch.float32)
-    return {
-        hf_name: part.clone()
-        for name, tensor in tensors
-        for hf_name, part in family.to_hf(name, tensor, architecture)
-    }
+    return {name: tensor.clone() for name, tensor in family.hf_tensors(tensors, architecture)}
 
 
 def moments_of(learner: Learner) -> dict[str, dict[str, Tensor]]:

@@ -22,7 +22,23 @@ from slime_torch.factory import create_engine
 from slime_torch.model.decoder import Decoder
 from slime_torch.section import TorchSection
 
-KINDS = ["llama", "llama-rope3", "qwen2", "qwen3", "glm4"]
+KINDS = [
+    "llama",
+    "llama-rope3",
+    "qwen2",
+    "qwen3",
+    "glm4",
+    "qwen2_moe",
+    "qwen3_moe",
+    "glm4_moe",
+    "qwen3_5_moe",
+    "qwen3_5_text",
+    "qwen3_next",
+    "glm",
+    "mimo",
+    "gpt_oss",
+    "minimax_m2",
+]
 
 
 def greedy(n: int, **more) -> SamplingParams:
@@ -51,8 +67,9 @@ def test_log_probs_are_those_of_transformers(tiny, kind):
         assert answer.log_probs == pytest.approx(wanted, abs=1e-5)
 
 
-def test_more_requests_than_slots_change_nothing(tiny):
-    model = tiny("qwen3")
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3_5_text"])
+def test_more_requests_than_slots_change_nothing(tiny, kind):
+    model = tiny(kind)
     prompts = model.prompts(11, seed=2)
     params = [greedy(3 + 5 * (i % 4)) for i in range(11)]
     few = model.answers(prompts, params, max_running_requests=3, max_prefill_tokens=16)
@@ -222,7 +239,7 @@ def test_auto_is_the_dtype_that_is_trained_in_where_its_products_are_fast(monkey
 
 @pytest.mark.parametrize("native", [True, False])
 def test_attention_in_either_dtype_gives_bfloat16_models_the_same_log_probs(tiny, monkeypatch, native):
-    monkeypatch.setattr("slime_torch.model.decoder.attends_in_bfloat16", lambda: native)
+    monkeypatch.setattr("slime_torch.layers.builder.attends_in_bfloat16", lambda: native)
     model = tiny("qwen3")
     prompts = model.prompts(6, seed=5)
     params = [SamplingParams(max_new_tokens=12, seed=i) for i in range(6)]

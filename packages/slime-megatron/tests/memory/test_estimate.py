@@ -21,7 +21,7 @@ from slime_megatron.memory.remedies import trainer_remedies
 from slime_megatron.settings.derive import shares_optimizer
 from slime_megatron.settings.section import MegatronSection
 from slime_megatron.settings.section_roles import LoraSection
-from slime_models.hf.folder import read_config
+from slime_models.hf.config import read_config
 
 from ..conftest import FAMILIES, make_batch
 from ..held_bytes import bytes_of

@@ -89,6 +89,7 @@ def mtp_gradients(learner):
     }
 
 
+@pytest.mark.proves("glm4_moe", "mtp")
 def test_losses_and_gradients_are_those_of_the_equations(make_learner, mtp_model):
     model, folder = mtp_model
     batch = shared_prompts()

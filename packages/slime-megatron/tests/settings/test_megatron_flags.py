@@ -114,11 +114,10 @@ def test_they_reach_the_models_the_optimizers_and_the_buffers_configuration(make
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ({"num_layers": "4"}, "--num-layers makes Megatron's num_layers 4, and slime derives 3 from"),
-        (
-            {"rotary_interleaved": True},
-            "--rotary-interleaved makes Megatron's rotary_interleaved True, and slime derives False",
-        ),
+        ({"num_layers": "4"}, r"megatron_args\.num_layers: found 4; wanted 3, by the model's config\.json"),
+        ({"rotary_interleaved": True}, r"rotary_interleaved: found True; wanted False, by the model's"),
+        ({"rotary_base": "5e5"}, r"rotary_base: found 5e5; wanted 10000\.0, by the model's config\.json"),
+        ({"moe_router_topk": "2"}, r"moe_router_topk: found 2; wanted None"),
         (
             {"moe_grouped_gemm": True},
             "--moe-grouped-gemm makes Megatron's moe_grouped_gemm True, and slime derives False",

@@ -8,11 +8,10 @@ import torch
 from slime_core.config.build import BuildContext
 from slime_core.config.derive import compute_dtype
 from slime_core.config.factories import EngineFactory
-from slime_core.errors import EngineError
+from slime_core.errors import EngineError, PluginError
 from slime_core.protocols import TOP_P_TOKENS
-from slime_models.family.architecture import Architecture
 from slime_models.family.family import ModelFamily
-from slime_models.hf.folder import read_config
+from slime_models.hf.config import read_config
 from slime_models.quantization.scheme import specs_of
 from slime_models.transfer.receiver import UpdateReceiver
 from slime_models.transfer.storage import UpdateStorage
@@ -20,7 +19,7 @@ from slime_models.transfer.storage import UpdateStorage
 from slime_torch.engine import TorchEngine, context_len, engine_dtype
 from slime_torch.memory import engine_memory, engine_remedies
 from slime_torch.model.decoder import Decoder
-from slime_torch.section import CAPABILITIES, TorchSection
+from slime_torch.section import CAPABILITIES, ROUTED_EXPERTS, TorchSection
 
 
 def _family_of(build: BuildContext) -> ModelFamily:
@@ -41,12 +40,9 @@ def misfit(build: BuildContext) -> str | None:
     if "torch" in family.not_served:
         return None
     architecture = family.architecture(read_config(build.model_path))
-    if family.layers is not None or type(architecture) is not Architecture:
-        return f"the torch engine does not know the layers that the family {family.model_type} brings"
-    shapes = family.hf_shapes(architecture)
     try:
-        Decoder(architecture, shapes=shapes, max_length=1, dtype=torch.float32, device=torch.device("meta"))
-    except EngineError as error:
+        Decoder(family, architecture, max_length=1, dtype=torch.float32, device=torch.device("meta"))
+    except (EngineError, PluginError) as error:
         return str(error)
     return None
 
@@ -63,6 +59,7 @@ def _create_engine(build: BuildContext) -> TorchEngine:
         section=section,
         receiver=_receiver(build, dtype),
         with_sampling_masks=TOP_P_TOKENS in build.engine_needs,
+        with_routes=ROUTED_EXPERTS in build.engine_needs,
         keeps_cache=train.update_weights_in_flight == "keep",
     )
 
@@ -72,7 +69,7 @@ def _receiver(build: BuildContext, dtype: torch.dtype) -> UpdateReceiver:
     train, family = build.settings.train, _family_of(build)
     architecture, name = family.architecture(read_config(build.model_path)), str(dtype).removeprefix("torch.")
     storage = UpdateStorage(
-        specs=specs_of(family.hf_shapes(architecture), dtype=name),
+        specs=specs_of(family.hf_shapes(architecture), dtype=name, float32=family.float32(architecture)),
         model_path=build.model_path,
         staging_dir=build.run_dir / "torch",
         disk_dir=Path(train.update_weight_disk_dir or build.run_dir / "weights"),
@@ -80,6 +77,7 @@ def _receiver(build: BuildContext, dtype: torch.dtype) -> UpdateReceiver:
         owns_disk_dir=train.update_weight_disk_dir is None,
         encoding=train.update_weight_delta_encoding,
         timeout_s=train.weight_sync_timeout_s,
+        host=train.update_weight_host,
     )
     return UpdateReceiver(storage, dtype=name, registry=build.registry)
 

@@ -10,6 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from slime_models.family.families.delta_net import DeltaNetArchitecture
+
+from slime_megatron.memory.delta_net import delta_net_token_bytes
 from slime_megatron.memory.layout import Layout
 
 if TYPE_CHECKING:
@@ -84,7 +87,24 @@ def activations_of_stage(
 
 def layer_bytes(architecture: Architecture, layout: Layout, shape: MicroBatchShape, *, layer: int) -> int:
     """Return what one decoder layer, `layer` of the whole model from 0, keeps of a micro-batch without full recomputation."""
-    return _attention_bytes(architecture, layout, shape) + _mlp_bytes(architecture, layout, shape, layer)
+    if isinstance(architecture, DeltaNetArchitecture):
+        mixer = _delta_net_bytes(architecture, layout, shape, layer)
+    else:
+        mixer = _attention_bytes(architecture, layout, shape)
+    return mixer + _mlp_bytes(architecture, layout, shape, layer)
+
+
+def _delta_net_bytes(
+    architecture: DeltaNetArchitecture, layout: Layout, shape: MicroBatchShape, layer: int
+) -> int:
+    """Return what a delta net keeps, or attention with a gate for each of its outputs."""
+    a, each = architecture, shape.dtype_bytes
+    if layer not in a.linear_layers:  # gates, their sigmoid in float32, and what it multiplies
+        gate = (2 * each + _FLOAT32) * a.query_size // layout.tensor
+        return _attention_bytes(a, layout, shape) + shape.tokens * gate
+    row = _norm(a.hidden_size, shape) + each * a.hidden_size
+    own = delta_net_token_bytes(a, share=layout.tensor, dtype_bytes=each)
+    return _rows(layout, shape) * row + shape.tokens * own
 
 
 def _attention_bytes(architecture: Architecture, layout: Layout, shape: MicroBatchShape) -> int:

@@ -45,7 +45,7 @@ class PackedAttention(MegatronModule):
     sequences in a host loop with a device sync for each sequence.
 
     A family's layers may have a window and rotary angles of their own (`functools.partial` gives them), and other scores, such as
-    capped ones, by a subclass with another `attend`.
+    capped ones, by a subclass with another `attend`; one whose softmax has sinks sets `sinks` [this rank's heads].
 
     Args:
         config: the model's.
@@ -54,6 +54,8 @@ class PackedAttention(MegatronModule):
         rotary_columns: first and last (not included) column of the rotary tables that are this layer's, where the family's
             tables have those of several kinds of layers side by side; all when None.
     """
+
+    sinks: torch.nn.Parameter | None
 
     def __init__(
         self,
@@ -68,6 +70,7 @@ class PackedAttention(MegatronModule):
         if config.attention_dropout != 0.0 or config.window_size is not None:
             raise ValueError("PackedAttention has no dropout, and its window is a parameter of its own")
         self._scale, self._window = softmax_scale, window
+        self.register_parameter("sinks", None)
         self._columns = slice(*rotary_columns) if rotary_columns else slice(None)
 
     def forward(
@@ -88,7 +91,7 @@ class PackedAttention(MegatronModule):
         if packed.lengths is not None and self._fits_one_call(query, value):
             return self._attend_at_once(query, key, value, packed.lengths)
         if padding_map is not None:
-            query, key, value = (_PadTokens.apply(x, padding_map) for x in (query, key, value))
+            query, key, value = (PadTokens.apply(x, padding_map) for x in (query, key, value))
         sizes = [batch.n_slots for batch in packed.batches]
         qkv = list(zip(query.split(sizes), key.split(sizes), value.split(sizes), strict=True))
         prefixes = [
@@ -104,7 +107,7 @@ class PackedAttention(MegatronModule):
             )
             outputs.append(self.attend(q, k, v))
         flat = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-        return flat if padding_map is None else _UnpadTokens.apply(flat, padding_map)
+        return flat if padding_map is None else UnpadTokens.apply(flat, padding_map)
 
     def _rotate(self, x: Tensor, packed: PackedSequences) -> Tensor:
         """Apply the rotary embedding to the first dimensions of each head of x [t, heads, head_dim]."""
@@ -159,7 +162,7 @@ class PackedAttention(MegatronModule):
             # torch's kernels for float32 on CUDA take no groups; what does would hold the scores of all pairs of tokens.
             k, v = (x.repeat_interleave(repeats, dim=1) for x in (k, v))
         gqa = q.size(1) != k.size(1)
-        out = dot_product_attention(q, k, v, **causal, scale=self._scale, enable_gqa=gqa)
+        out = dot_product_attention(q, k, v, **causal, scale=self._scale, enable_gqa=gqa, sinks=self.sinks)
         return out.transpose(1, 2).flatten(0, 1).flatten(1).to(dtype)
 
     def _mask(self, n_query: int, n_key: int, device: torch.device) -> dict[str, Any]:
@@ -206,7 +209,7 @@ def _after_prompt(prefix: Tensor, own: Tensor, suffix: PaddedSuffixes) -> Tensor
     return torch.cat((prompts[:, None].expand(-1, suffix.size, -1, -1, -1), own), dim=2).flatten(0, 1)
 
 
-class _PadTokens(torch.autograd.Function):
+class PadTokens(torch.autograd.Function):
     """Put tokens into their slots: [t, ...] to [slots, ...]. The gradient of padding is dropped.
 
     The backward pass selects rows, where autograd's own would add them up one by one.
@@ -214,23 +217,27 @@ class _PadTokens(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, padding_map: PaddingMap) -> Tensor:
+        """Return the tokens in their slots."""
         ctx.slots = padding_map.slots
         return x.index_select(0, padding_map.tokens)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        """Return the gradient of tokens."""
         return gradient.index_select(0, ctx.slots), None
 
 
-class _UnpadTokens(torch.autograd.Function):
+class UnpadTokens(torch.autograd.Function):
     """Take the tokens back from their slots: [slots, ...] to [t, ...]. The gradient of padding is zero."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, padding_map: PaddingMap) -> Tensor:
+        """Return the tokens of slots."""
         ctx.slots, ctx.n_slots = padding_map.slots, len(padding_map.tokens)
         return x.index_select(0, padding_map.slots)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        """Return the gradient of slots."""
         zeros = gradient.new_zeros(ctx.n_slots, *gradient.shape[1:])
         return zeros.index_copy_(0, ctx.slots, gradient), None

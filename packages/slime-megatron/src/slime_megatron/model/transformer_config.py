@@ -12,6 +12,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from slime_models.family.architecture import Architecture
 
 from slime_megatron.settings.megatron_flags import with_flags
+from slime_megatron.settings.model_flags import DESCRIBED
 from slime_megatron.settings.section import MegatronSection
 
 #: Flag that may only say what the folder does; Megatron would build the layers with it, and compute its own loss.
@@ -106,7 +107,8 @@ def transformer_config(
     # Only Megatron's experts one after another add biases.
     fields["moe_grouped_gemm"] = architecture.num_moe_experts is not None and not fields["add_bias_linear"]
     ours = partial(TransformerConfig, **fields)
-    flags = {name: value for name, value in section.megatron_args.items() if name != MTP_NUM_LAYERS}
+    others = {MTP_NUM_LAYERS, *DESCRIBED}
+    flags = {name: value for name, value in section.megatron_args.items() if name not in others}
     return with_flags(ours, flags, "transformer", defaults=_DEFAULTS)
 
 

@@ -67,6 +67,25 @@ def missing_mtp(folder: Path, family: ModelFamily, architecture: Architecture) -
         )
 
 
+def adapter_problems(
+    save_hf: str | None, lora: LoraSection, family: ModelFamily, architecture: Architecture
+) -> Iterator[Problem]:
+    """Yield that adapters are to be written of matrices that folders hold of all experts as one."""
+    if save_hf is None or lora.rank is None:
+        return
+    stacked = {
+        name.split(".")[-2] for name, weight in family.weights(architecture).items() if weight.rule.stacked
+    }
+    if found := sorted(stacked & set(lora.target_modules)):
+        yield Problem(
+            "checkpoint.save_hf",
+            f"it beside lora.target_modules {', '.join(found)}",
+            f"other layers for a {family.model_type} model: folders of adapters have no place for one of each expert where "
+            "the model's folder has one tensor of all experts",
+            "leave them out of lora.target_modules, or leave save_hf out and merge a checkpoint by `slime convert to-hf`",
+        )
+
+
 def _routing_problems(roles: RolesSection, section: MegatronSection) -> Iterator[Problem]:
     if section.use_routing_replay and roles.keep_old_actor:
         yield Problem(

@@ -22,7 +22,10 @@ from slime_models.tensor_spec import Shape, Spec
 
 #: Last parts of the names of modules whose matrix may be quantised: those of attention, MLP and experts. Embeddings, the
 #: output layer, routers and norms never are.
-LINEAR_LAYERS = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"})
+#: MiniMax-M2 calls gate, down and up of an expert by numbers.
+LINEAR_LAYERS = frozenset(
+    {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"}
+)
 #: How the names of matrices end.
 WEIGHT = ".weight"
 

@@ -15,7 +15,7 @@ from slime_core.samples import TrainBatch
 from slime_megatron.batch.bin_packing import pack_micro_batches
 from slime_megatron.settings.learner_settings import LearnerSettings
 from slime_megatron.settings.section import MegatronSection
-from slime_models.hf.folder import read_config
+from slime_models.hf.config import read_config
 
 if TYPE_CHECKING:
     from slime_megatron.learner.learner import Learner
