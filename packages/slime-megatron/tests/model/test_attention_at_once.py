@@ -110,3 +110,13 @@ def test_a_layer_makes_one_call_on_the_device_and_waits_for_nothing(name, kv_hea
     assert (
         len(launched) == 10 + 1 + copies
     )  # rotary embedding of queries and keys, the call, copies of shared prompts
+
+
+def test_a_softmax_with_sinks_is_not_left_to_a_kernel_that_has_none():
+    from slime_megatron.model.attention import PackedAttention
+
+    config = SimpleNamespace(attention_dropout=0.0, window_size=None, rotary_interleaved=False)
+    attention, heads = PackedAttention(config), torch.empty(3, 2, 8, dtype=torch.bfloat16)
+    assert attention._fits_one_call(heads, heads)
+    attention.sinks = torch.nn.Parameter(torch.zeros(2))
+    assert not attention._fits_one_call(heads, heads)

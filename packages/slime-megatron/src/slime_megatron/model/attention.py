@@ -123,6 +123,7 @@ class PackedAttention(MegatronModule):
             and width == value.size(-1)
             and width % 8 == 0
             and width <= _WIDEST_HEAD
+            and self.sinks is None
             and type(self).attend is PackedAttention.attend
         )
 
