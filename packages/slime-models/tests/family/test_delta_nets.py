@@ -60,14 +60,23 @@ def test_a_published_file_is_read():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"layer_types": ["linear_attention", "mamba"]}, r"layer_types\[1\]: found 'mamba'; wanted 'linear_att"),
+        (
+            {"layer_types": ["linear_attention", "mamba"]},
+            r"layer_types\[1\]: found 'mamba'; wanted 'linear_att",
+        ),
         ({"layer_types": ["full_attention"]}, "layer_types: found .*; wanted a list of num_hidden_layers, 2"),
-        ({"linear_num_value_heads": 5}, "linear_num_value_heads: found 5; wanted a multiple of linear_num_key"),
+        (
+            {"linear_num_value_heads": 5},
+            "linear_num_value_heads: found 5; wanted a multiple of linear_num_key",
+        ),
         ({"linear_conv_kernel_dim": 0}, "linear_conv_kernel_dim: found 0; wanted a whole number"),
         ({"attn_output_gate": False}, "attn_output_gate: found False; wanted True"),
         ({"attention_bias": True}, "attention_bias: found True; wanted False"),
         ({"mamba_ssm_dtype": "bfloat16"}, "mamba_ssm_dtype: found 'bfloat16'; wanted 'float32'"),
-        ({"rope_parameters": {"rope_type": "yarn"}, "partial_rotary_factor": None}, "rope_type: found 'yarn'"),
+        (
+            {"rope_parameters": {"rope_type": "yarn"}, "partial_rotary_factor": None},
+            "rope_type: found 'yarn'",
+        ),
         ({"hidden_act": "gelu"}, "hidden_act: found 'gelu'; wanted 'silu'"),
     ],
 )
@@ -83,9 +92,13 @@ def test_the_text_model_inside_of_a_folder_is_read_and_named():
     assert QWEN3_5.architecture(config).tie_word_embeddings
     with pytest.raises(DataError, match=r"config.json: text_config: hidden_size: found None"):
         QWEN3_5.architecture(config | {"text_config": {**inner, "hidden_size": None}})
-    with pytest.raises(DataError, match=r"config.json: text_config: found None; wanted a table: the text model"):
+    with pytest.raises(
+        DataError, match=r"config.json: text_config: found None; wanted a table: the text model"
+    ):
         QWEN3_5.architecture({"model_type": "qwen3_5"})
-    with pytest.raises(DataError, match=r"tie_word_embeddings: found False; wanted what text_config says, True"):
+    with pytest.raises(
+        DataError, match=r"tie_word_embeddings: found False; wanted what text_config says, True"
+    ):
         QWEN3_5.architecture(config | {"tie_word_embeddings": False})
     with pytest.raises(DataError, match="norm_topk_prob: found False; wanted True"):
         QWEN3_5_MOE_TEXT.architecture(tiny_config("qwen3_5_moe_text", norm_topk_prob=False))
@@ -109,5 +122,7 @@ def test_a_misshapen_projection_is_told_by_the_fields_that_say_otherwise():
     architecture = QWEN3_NEXT.architecture(config)
     hf = {name: torch.zeros(shape) for name, shape in QWEN3_NEXT.hf_shapes(architecture).items()}
     hf["model.layers.0.linear_attn.in_proj_ba.weight"] = torch.zeros(4, 20)
-    with pytest.raises(CheckpointError, match=r"found shape \(4, 20\); wanted \(12, 20\).* 2 x linear_num_value_heads"):
+    with pytest.raises(
+        CheckpointError, match=r"found shape \(4, 20\); wanted \(12, 20\).* 2 x linear_num_value_heads"
+    ):
         QWEN3_NEXT.check_weights(hf, architecture)
