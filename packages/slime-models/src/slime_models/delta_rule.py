@@ -115,7 +115,7 @@ def _chunked(
 
 def _in_chunks(x: Tensor, size: int) -> Tensor:
     """Return x [..., tokens, n] as [..., chunks, size, n], with zeros after the last token."""
-    chunks: Tensor = F.pad(x, (0, 0, 0, -x.size(-2) % size)).unflatten(-2, (-1, size))  # type: ignore[no-untyped-call]  # torch's own
+    chunks: Tensor = F.pad(x, (0, 0, 0, -x.size(-2) % size)).unflatten(-2, (-1, size))
     return chunks
 
 
