@@ -90,7 +90,7 @@ class CheckpointKey:
         stem = "decoder.layers."
         indices: tuple[int, ...] = (int(layer[2]),)
         counts: tuple[int, ...] = (architecture.num_layers,)
-        if architecture.dense_layers or layer[1] == "mtp":  # not alike: each has a name of its own
+        if not architecture.has_like_layers or layer[1] == "mtp":  # not alike: each has a name of its own
             stem, indices, counts = f"{layer[1]}.layers.{layer[2]}.{inner}", (), ()
         if expert is not None:
             assert architecture.num_moe_experts is not None

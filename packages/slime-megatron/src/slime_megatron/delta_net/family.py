@@ -34,7 +34,10 @@ def delta_net_layer(config: TransformerConfig, architecture: Architecture, numbe
 
 def delta_net_config(architecture: Architecture) -> dict[str, Any]:
     """Return what Megatron's configuration has otherwise."""
-    return {"attention_output_gate": True}
+    return {
+        "attention_output_gate": True,
+        "hetereogenous_dist_checkpoint": True,  # layers are not alike: checkpoints name each by itself
+    }
 
 
 def delta_net_flops(architecture: Architecture, group: PromptGroup) -> int:

@@ -179,6 +179,11 @@ class Architecture:
         return tuple(layer for layer in range(self.num_layers) if layer not in self.dense_layers)
 
     @property
+    def has_like_layers(self) -> bool:
+        """All layers have the same tensors, by name and shape; Megatron's checkpoints stack those of such models."""
+        return not self.dense_layers
+
+    @property
     def tensor_parts(self) -> dict[str, int]:
         """What tensor-parallel ranks share out whole -> how many there are; their number divides each."""
         return {"attention heads": self.num_attention_heads, "query groups": self.num_query_groups}

@@ -68,6 +68,11 @@ class DeltaNetArchitecture(Architecture):
         return tuple(layer for layer in range(self.num_layers) if layer not in self.linear_layers)
 
     @property
+    def has_like_layers(self) -> bool:
+        """False: a delta net and attention have other tensors."""
+        return False
+
+    @property
     def tensor_parts(self) -> dict[str, int]:
         """What tensor-parallel ranks share out whole: also the key heads of delta nets."""
         return super().tensor_parts | {"key heads of linear attention": self.linear_num_key_heads}
