@@ -77,7 +77,7 @@ class Chaos:
             while self._steps() == before:
                 if run.process.poll() is not None:
                     return ""
-                assert time.monotonic() < deadline, run.told
+                assert time.monotonic() < deadline, (run.told, list(self.killed), run.living())
                 time.sleep(0.02)
         until = time.monotonic() + self._draw.uniform(0, 1)
         while time.monotonic() < until and run.process.poll() is None:
@@ -177,6 +177,8 @@ def test_on_two_machines_any_process_of_a_run_and_the_second_machine_itself_may_
 ):
     """The first machine is not the run's, and has the head of the cluster."""
     size = ["--actor-num-nodes", "2", "--ray-address", cluster.address, "--ray-device", "cpu"]
+    # A machine that is lost while the run starts is waited for.
+    size += ["--ray-start-timeout-s", "60", "--train-timeout-s", "60", "--rollout-timeout-s", "60"]
     runs = Runs([*command, *size], tmp_path / "runs/letters", root)
 
     def others() -> list[int]:
