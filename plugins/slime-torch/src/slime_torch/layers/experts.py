@@ -20,7 +20,7 @@ _TINY = 1e-20
 _ALIGNED = 16
 
 
-class Router:
+class ExpertRouter:
     """Chooses the experts of each token, and the gates that weigh what they give.
 
     Args:
@@ -81,7 +81,7 @@ class Experts:
 
     def __init__(self, builder: Builder, prefix: str) -> None:
         self._n = builder.architecture.num_moe_experts or 0
-        self._router = Router(builder, f"{prefix}gate.")
+        self._router = ExpertRouter(builder, f"{prefix}gate.")
         experts = [f"{prefix}experts.{number}." for number in range(self._n)]
         self._gate_up = builder.tensor(
             *(f"{expert}{name}_proj.weight" for expert in experts for name in ("gate", "up"))
