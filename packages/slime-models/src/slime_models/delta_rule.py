@@ -115,13 +115,8 @@ def _chunked(
 
 def _in_chunks(x: Tensor, size: int) -> Tensor:
     """Return x [..., tokens, n] as [..., chunks, size, n], with zeros after the last token."""
-<<<<<<< HEAD
-    padded: Tensor = F.pad(x, (0, 0, 0, -x.size(-2) % size)).unflatten(-2, (-1, size))
-    return padded
-=======
     chunks: Tensor = F.pad(x, (0, 0, 0, -x.size(-2) % size)).unflatten(-2, (-1, size))
     return chunks
->>>>>>> linear
 
 
 def _heads_first(x: Tensor) -> Tensor:

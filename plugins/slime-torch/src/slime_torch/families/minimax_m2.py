@@ -6,7 +6,7 @@ from torch import Tensor
 
 from slime_torch.layers.attention import GroupedQueries
 from slime_torch.layers.builder import Builder
-from slime_torch.layers.experts import Experts, Router
+from slime_torch.layers.experts import Experts, ExpertRouter
 from slime_torch.layers.part import Layer
 from slime_torch.layers.standard import standard_layer
 from slime_torch.layers.torch_attention import HeadsPass
@@ -53,7 +53,7 @@ class AllHeadsAttention:
 
 def _experts(builder: Builder, prefix: str) -> Experts:
     """Return the experts of a layer, with names that begin with `model.layers.0.block_sparse_moe.`."""
-    router = Router(builder, f"{prefix}gate.", bias=f"{prefix}e_score_correction_bias")
+    router = ExpertRouter(builder, f"{prefix}gate.", bias=f"{prefix}e_score_correction_bias")
     return Experts(builder, prefix, router=router, names=("w1", "w3", "w2"))
 
 

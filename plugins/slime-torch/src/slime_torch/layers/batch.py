@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Run:
+class PromptRun:
     """Prompts of one length that follow one another."""
 
     tokens: slice
@@ -29,5 +29,5 @@ class Batch:
     """Int64 [tokens]: how many tokens of its slot are before each."""
     slots: Tensor
     """Int64 [tokens]; in decoding 0, 1, 2, ..."""
-    runs: tuple[Run, ...] | None = None
+    runs: tuple[PromptRun, ...] | None = None
     """The prompts; None when decoding. A prompt's slot holds nothing of use before it."""

@@ -17,7 +17,7 @@ _RATED_BY = 2
 _TINY = 1e-20
 
 
-class Router:
+class ExpertRouter:
     """Chooses the experts of each token, and the gates that weigh what they give.
 
     Args:
@@ -84,11 +84,11 @@ class Experts:
         builder: Builder,
         prefix: str,
         *,
-        router: Router | None = None,
+        router: ExpertRouter | None = None,
         names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
     ) -> None:
         self._n = builder.architecture.num_moe_experts or 0
-        self._router = router or Router(builder, f"{prefix}gate.")
+        self._router = router or ExpertRouter(builder, f"{prefix}gate.")
         experts = [f"{prefix}experts.{number}." for number in range(self._n)]
         self._gate_up = builder.tensor(
             *(f"{expert}{name}.weight" for expert in experts for name in names[:2])

@@ -11,7 +11,7 @@ from slime_models.attention import dot_product_attention
 from slime_models.family.architecture import Architecture
 from torch import Tensor
 
-from slime_torch.layers.batch import Run
+from slime_torch.layers.batch import PromptRun
 from slime_torch.layers.norm import Norm
 from slime_torch.layers.rope import rotate_
 from slime_torch.storage.cache import KvCache
@@ -140,7 +140,7 @@ class PrefillPass:
     """
 
     def __init__(
-        self, decoding: HeadsPass, runs: Sequence[Run], owner: TorchAttention, *, dtype: torch.dtype
+        self, decoding: HeadsPass, runs: Sequence[PromptRun], owner: TorchAttention, *, dtype: torch.dtype
     ) -> None:
         self.place = decoding.place
         a = owner.architecture

@@ -13,7 +13,7 @@ from slime_models.family.family import OUTPUT_WEIGHT, ModelFamily
 from slime_models.upload import upload
 from torch import Tensor
 
-from slime_torch.layers.batch import Batch, Run
+from slime_torch.layers.batch import Batch, PromptRun
 from slime_torch.layers.builder import Builder
 from slime_torch.layers.part import Kind, Routes
 from slime_torch.model.family_decoder import decoder_of
@@ -134,7 +134,7 @@ class Decoder:
         for length, alike in itertools.groupby(prompts, len):
             count = len(list(alike))
             span = slice(token, token + count * length)
-            runs.append(Run(span, count, length, where[prompt : prompt + count]))
+            runs.append(PromptRun(span, count, length, where[prompt : prompt + count]))
             token, prompt = span.stop, prompt + count
         batch = Batch(positions, where.repeat_interleave(lengths, output_size=n), tuple(runs))
         return self._forward(tokens, batch, cache, rows=ends - 1, routes=routes)
