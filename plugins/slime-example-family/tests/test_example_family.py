@@ -67,6 +67,7 @@ def test_the_trainer_computes_what_transformers_does(folder):
     check_trained_family(GEMMA3, folder)
 
 
+@pytest.mark.proves("gemma3_text", "torch")
 @pytest.mark.parametrize("with_kernels", [True, False])
 def test_the_engine_generates_what_transformers_does(folder, with_kernels):
     check_served_family(GEMMA3, folder, with_kernels=with_kernels)
