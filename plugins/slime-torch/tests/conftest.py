@@ -23,7 +23,7 @@ from slime_models.family.families.minimax_m2 import MINIMAX_M2
 from slime_models.family.families.qwen2 import QWEN2
 from slime_models.family.families.qwen2_moe import QWEN2_MOE
 from slime_models.family.families.qwen3 import QWEN3
-from slime_models.family.families.qwen3_5 import QWEN3_5_TEXT
+from slime_models.family.families.qwen3_5 import QWEN3_5_MOE, QWEN3_5_TEXT
 from slime_models.family.families.qwen3_moe import QWEN3_MOE
 from slime_models.family.families.qwen3_next import QWEN3_NEXT
 from slime_models.hf.config import read_config
@@ -35,6 +35,7 @@ from slime_torch.engine import TorchEngine
 from slime_torch.section import TorchSection
 from transformers import (
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     Glm4Config,
     Glm4MoeConfig,
     GlmConfig,
@@ -43,6 +44,7 @@ from transformers import (
     MiniMaxM2Config,
     Qwen2Config,
     Qwen2MoeConfig,
+    Qwen3_5MoeConfig,
     Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
@@ -54,7 +56,7 @@ FAMILIES = {
     family.model_type: family
     for family in (
         *(GLM, GLM4, GLM4_MOE, GPT_OSS, LLAMA, MIMO, MINIMAX_M2, QWEN2, QWEN2_MOE),
-        *(QWEN3, QWEN3_MOE, QWEN3_5_TEXT, QWEN3_NEXT),
+        *(QWEN3, QWEN3_MOE, QWEN3_5_MOE, QWEN3_5_TEXT, QWEN3_NEXT),
     )
 }
 _COMMON = {
@@ -106,9 +108,24 @@ CONFIGS = {
         **_COMMON, head_dim=16, num_local_experts=5, num_experts_per_tok=2, sliding_window=9
     ),
     "minimax_m2": lambda: MiniMaxM2Config(
-        **_COMMON, head_dim=32, rotary_dim=16, num_local_experts=5, num_experts_per_tok=2
+        **_COMMON, head_dim=32, rotary_dim=16, num_local_experts=5, num_experts_per_tok=4
     ),
     "qwen3_5_text": lambda: Qwen3_5TextConfig(**_COMMON, **_DELTA_NET),
+    # Beside a vision tower, as published.
+    "qwen3_5_moe": lambda: Qwen3_5MoeConfig(
+        text_config=_COMMON
+        | _DELTA_NET
+        | {"num_experts_per_tok": 4, "num_experts": 6, "moe_intermediate_size": 48}
+        | {"shared_expert_intermediate_size": 80},
+        vision_config={
+            "depth": 1,
+            "hidden_size": 16,
+            "num_heads": 2,
+            "intermediate_size": 16,
+            "out_hidden_size": 64,
+            "num_position_embeddings": 16,
+        },
+    ),
     "qwen3_next": lambda: Qwen3NextConfig(
         **_COMMON, **_DELTA_NET, **_EXPERTS, num_experts=6, shared_expert_intermediate_size=80
     ),
@@ -161,7 +178,9 @@ class TinyModel:
     def __init__(self, kind: str, folder: Path, *, seed: int = 0) -> None:
         torch.manual_seed(seed)
         self.kind, self.folder = kind, folder
-        self.module = AutoModelForCausalLM.from_config(CONFIGS[kind](), dtype=torch.float32).eval()
+        config = CONFIGS[kind]()
+        auto = AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
+        self.module = auto.from_config(config, dtype=torch.float32).eval()
         with torch.no_grad():
             for name, parameter in (*self.module.named_parameters(), *self.module.named_buffers()):
                 if "norm" in name or "bias" in name:  # which transformers starts at one and zero
@@ -255,8 +274,10 @@ class TinyModel:
         return rows.log_softmax(-1).gather(1, torch.tensor(response)[:, None]).squeeze(1).tolist()
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Hugging Face name -> tensor of the folder, a tied output layer left out."""
-        return dict(HfCheckpoint(self.folder))
+        """Hugging Face name -> tensor of the folder, a tied output layer and what is not computed left out."""
+        hf = HfCheckpoint(self.folder)
+        left = self.family.left_over(hf, self.architecture)
+        return {name: hf[name] for name in hf if name not in left}
 
 
 @pytest.fixture

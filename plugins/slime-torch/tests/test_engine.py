@@ -31,6 +31,7 @@ KINDS = [
     "qwen2_moe",
     "qwen3_moe",
     "glm4_moe",
+    "qwen3_5_moe",
     "qwen3_5_text",
     "qwen3_next",
     "glm",

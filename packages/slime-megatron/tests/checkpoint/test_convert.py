@@ -83,7 +83,7 @@ def test_there_and_back_is_bit_for_bit_the_same(make_hf, registry, tmp_path, mod
 
 
 @pytest.mark.parametrize(
-    "kind", ["qwen3", "qwen3_moe", "glm4_moe", "glm4", "qwen2_moe", "gpt_oss", "minimax_m2"]
+    "kind", ["qwen3", "qwen3_moe", "glm4_moe", "glm4", "qwen2_moe", "gpt_oss", "minimax_m2", "qwen3_next"]
 )
 def test_megatron_reads_what_was_converted(make_learner, cut_models, registry, tmp_path, kind):
     from megatron.core import dist_checkpointing, parallel_state
@@ -114,7 +114,7 @@ def test_a_checkpoint_of_the_trainer_becomes_what_it_exports(make_learner, qwen3
     assert equal(HfCheckpoint(tmp_path / "hf"), wanted)
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe", "glm4", "gpt_oss"])
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe", "glm4", "gpt_oss", "qwen3_5_text"])
 def test_a_checkpoint_of_four_ranks_becomes_one_folder(ranks, cut_models, registry, tmp_path, kind):
     """Two tensor-parallel ranks have padded the odd vocabulary."""
     size = {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2, "optimizer": "adam"}

@@ -7,7 +7,7 @@ import math
 import pytest
 from slime_megatron.batch.prompt_groups import PromptGroup
 from slime_megatron.testing import check_trained_family, random_model
-from slime_models.family.families.qwen3_5 import QWEN3_5, QWEN3_5_MOE
+from slime_models.family.families.qwen3_5 import QWEN3_5, QWEN3_5_MOE, QWEN3_5_MOE_TEXT, QWEN3_5_TEXT
 from slime_models.family.families.qwen3_next import QWEN3_NEXT
 
 #: Two key heads, of which each has three value heads. The epsilon is large because a delta net's output is divided by its own
@@ -43,11 +43,13 @@ VISION = {
     "out_hidden_size": 48,
     "num_position_embeddings": 16,
 }
-#: Family -> config.json; Qwen 3.5's with a vision tower, as published.
+#: Family -> config.json; Qwen 3.5's with a vision tower, as published, and without.
 MODELS = {
     QWEN3_NEXT: TEXT | EXPERTS | {"mlp_only_layers": [1]},
     QWEN3_5: {"text_config": TEXT, "vision_config": VISION},
     QWEN3_5_MOE: {"text_config": TEXT | EXPERTS, "vision_config": VISION},
+    QWEN3_5_TEXT: TEXT | {"tie_word_embeddings": True},
+    QWEN3_5_MOE_TEXT: TEXT | EXPERTS,
 }
 
 

@@ -200,13 +200,16 @@ def test_a_checkpoint_goes_on_under_another_layout(ranks, cut_models, kind, shar
 
 
 def tensors_of(folder):
-    """Return every tensor of a checkpoint by its global name, however it was cut when it was written."""
+    """Return every tensor of a checkpoint by its global name, however it was cut when it was written.
+
+    Master weights are under the name that those of a distributed optimizer have.
+    """
     listed = FileSystemReader(folder).read_metadata().state_dict_metadata
     found = {
         n: torch.empty(m.size, dtype=m.properties.dtype) for n, m in listed.items() if hasattr(m, "size")
     }
     load(found, storage_reader=FileSystemReader(folder), no_dist=True)
-    return found
+    return {name.replace(".fp32_param.", ".param."): tensor for name, tensor in found.items()}
 
 
 @pytest.mark.slow
@@ -262,6 +265,28 @@ def test_the_optimizers_state_survives_sharing_experts_out_and_back(
                 assert other[name] == pytest.approx(one[name], rel=bound, abs=0)
 
 
+@pytest.mark.parametrize(
+    "layout", [{"optimizer": "adam"}, EXPERT, PIPELINE, CONTEXT], ids=["DP2", "EP2", "PP2xDP2", "CP2"]
+)
+def test_gradients_that_are_added_up_during_the_backward_pass_are_the_same_bits(ranks, cut_models, layout):
+    """As is done on CUDA, in several buckets; over several micro-batches."""
+    flags = {"overlap_grad_reduce": True, "ddp_bucket_size": "20000"}
+    common = {
+        "folder": cut_models["qwen3_moe"],
+        "batch": with_shared_prompts(),
+        "train": {"max_tokens_per_gpu": 20},
+    }
+    n = 4 if layout is PIPELINE else 2
+    _, wanted, weights = ranks.run("train", n, megatron=layout, n_steps=2, **common)[0]
+    _, found, moved = ranks.run("train", n, megatron=layout | {"megatron_args": flags}, n_steps=2, **common)[
+        0
+    ]
+    assert all(gradient.any() for name, gradient in wanted.items() if "experts" not in name)
+    for one, other in ((wanted, found), (weights, moved)):
+        assert one.keys() == other.keys()
+        assert all(one[name].equal(other[name]) for name in one)
+
+
 @pytest.mark.parametrize("bf16", [False, True], ids=["float32", "bfloat16"])
 def test_one_process_and_several_read_each_others_state(ranks, cut_models, bf16, tmp_path):
     """By default several ranks share the optimizer's state, and one has it whole: what each stores is the other's, bit for bit."""
@@ -284,8 +309,7 @@ def test_one_process_and_several_read_each_others_state(ranks, cut_models, bf16,
     for wanted, found in ((one, again), (shared, twice)):
         assert found.keys() == wanted.keys()
         assert all(tensor.equal(wanted[name]) for name, tensor in found.items())
-    renamed = {name.replace(".fp32_param.", ".param."): tensor for name, tensor in one.items()}
-    assert all(tensor.equal(shared[name]) for name, tensor in renamed.items())
+    assert all(tensor.equal(shared[name]) for name, tensor in one.items())
 
 
 def test_mtp_layers_learn_under_every_layout_as_in_one_process(ranks, mtp_model):

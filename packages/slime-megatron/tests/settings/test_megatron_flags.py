@@ -123,7 +123,6 @@ def test_they_reach_the_models_the_optimizers_and_the_buffers_configuration(make
             "--moe-grouped-gemm makes Megatron's moe_grouped_gemm True, and slime derives False",
         ),
         ({"fp16": True}, "--fp16 makes Megatron's fp16 True, and slime derives False"),
-        ({"overlap_grad_reduce": True}, "--overlap-grad-reduce makes Megatron's overlap_grad_reduce True"),
     ],
 )
 def test_a_flag_that_contradicts_what_slime_derives_names_both(make_learner, args, message):

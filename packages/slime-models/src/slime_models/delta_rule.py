@@ -115,7 +115,8 @@ def _chunked(
 
 def _in_chunks(x: Tensor, size: int) -> Tensor:
     """Return x [..., tokens, n] as [..., chunks, size, n], with zeros after the last token."""
-    return F.pad(x, (0, 0, 0, -x.size(-2) % size)).unflatten(-2, (-1, size))
+    padded: Tensor = F.pad(x, (0, 0, 0, -x.size(-2) % size)).unflatten(-2, (-1, size))
+    return padded
 
 
 def _heads_first(x: Tensor) -> Tensor:

@@ -148,5 +148,6 @@ def test_what_is_written_to_each_tensor_s_room_is_an_update_in_whatever_order_it
     moved = StagedTensors(other.seal().folder, before=staged)
     assert moved.tensor("a").data_ptr() != staged.tensor("a").data_ptr()
     assert moved.damaged() == []
+    assert moved.is_mapped
     with pytest.raises(WeightSyncError, match="what arrived is version 7"):
         staging.adopt(manifest, "8")

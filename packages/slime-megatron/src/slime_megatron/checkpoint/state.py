@@ -23,13 +23,14 @@ from torch.distributed.checkpoint.api import CheckpointException  # a BaseExcept
 from slime_megatron.checkpoint.unpickling import first_line
 from slime_megatron.importing import quiet
 from slime_megatron.model.lora import shard_adapters
-from slime_megatron.optim.first_state import fill_moments, inner_optimizers, own_steps
+from slime_megatron.optim.first_state import fill_moments, fill_steps, inner_optimizers, own_steps
 from slime_megatron.optim.optimizer import (
     MASTERS,
     SHARDING,
     converted,
     drop_classes,
     hyperparameters,
+    level_steps,
     load_optimizer,
     parts_of,
     rearranged,
@@ -149,7 +150,9 @@ def load(state: TrainerState, folder: Path) -> None:
         saved = converted(loaded["optimizer"], state.optimizer, shares=state.shares_optimizer)
     else:
         saved = rearranged(loaded["optimizer"], state.optimizer)
-    if not state.shares_optimizer:
+    if state.shares_optimizer:
+        level_steps(saved)
+    else:
         _complete_parts(saved, counts_steps=state.optimizer.config.optimizer == "adam")
     load_optimizer(state.optimizer, saved)
     if state.shares_optimizer:
@@ -191,8 +194,10 @@ def _sharded(state: TrainerState, *, is_loading: bool) -> dict[str, Any]:
     model = state.model.module.sharded_state_dict(metadata=metadata)
     shard_adapters(model, state.model.module, data_parallel)
     if state.shares_optimizer or (not is_loading and state.optimizer.config.optimizer == "adam"):
-        for each in inner_optimizers(state.optimizer):
-            fill_moments(each)
+        for inner in inner_optimizers(state.optimizer):
+            fill_moments(inner)
+            if state.shares_optimizer:
+                fill_steps(inner)
     optimizer = state.optimizer.sharded_state_dict({"model": model}, is_loading=is_loading, metadata=metadata)
     for each in parts_of(optimizer):
         if not is_loading and not any(each.get(MASTERS, ())):

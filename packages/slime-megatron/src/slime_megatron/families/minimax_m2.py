@@ -50,7 +50,8 @@ class AllHeadsNorm(RMSNorm):
         squares = tensor_parallel.copy_to_tensor_model_parallel_region(squares)
         own = self.weight.chunk(self._ranks.size())[self._ranks.rank()]
         normed = flat.float() * torch.rsqrt(squares / len(self.weight) + self.eps)
-        return (own.float() * normed).type_as(x).view_as(x)
+        scaled: Tensor = own.float() * normed
+        return scaled.type_as(x).view_as(x)
 
 
 def minimax_m2_layer(config: TransformerConfig, architecture: Architecture, number: int) -> ModuleSpec:

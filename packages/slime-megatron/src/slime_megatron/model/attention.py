@@ -124,14 +124,15 @@ class PackedAttention(MegatronModule):
             and width % 8 == 0
             and width <= _WIDEST_HEAD
             and type(self).attend is PackedAttention.attend
+            and self.sinks is None
         )
 
     def _attend_at_once(self, query: Tensor, key: Tensor, value: Tensor, lengths: VariableLengths) -> Tensor:
         """Return [t, heads * head_dim] by one call. Copies of shared keys add their gradients up in order of the row."""
         if lengths.key_tokens is not None:
             key, value = key[lengths.key_tokens], value[lengths.key_tokens]
-        grouped = {"enable_gqa": True} if _TELLS_GROUPS and query.size(1) != key.size(1) else {}
-        output: Tensor = varlen.varlen_attn(
+        grouped: Any = {"enable_gqa": True} if _TELLS_GROUPS and query.size(1) != key.size(1) else {}
+        output: Any = varlen.varlen_attn(
             query.contiguous(),
             key.contiguous(),
             value.contiguous(),
@@ -143,7 +144,8 @@ class PackedAttention(MegatronModule):
             window_size=(-1 if self._window is None else self._window - 1, 0),
             **grouped,
         )
-        return output.flatten(1)
+        flat: Tensor = output.flatten(1)
+        return flat
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Return [b * l, heads * head_dim] of q [b, l, heads, head_dim] and k, v [b, m, groups, head_dim], m >= l.

@@ -110,17 +110,22 @@ def provide_model(
 def wrap_for_gradients(model: GPTModel, section: MegatronSection) -> DistributedDataParallel:
     """Wrap the model so that gradients of all micro-batches and ranks add up in float32 buffers.
 
+    On CUDA ranks add the gradients of a bucket up while the last micro-batch's backward pass computes those of the next.
+
     Raises:
         TrainerError: one of Megatron's own flags contradicts that; names both.
     """
     ours = partial(
         DistributedDataParallelConfig,
         grad_reduce_in_fp32=True,
-        overlap_grad_reduce=False,
+        overlap_grad_reduce=torch.cuda.is_available() and torch.distributed.get_world_size() > 1,
         use_distributed_optimizer=shares_optimizer(section, torch.distributed.get_world_size()),
     )
-    config = with_flags(ours, section.megatron_args, "ddp")
-    return DistributedDataParallel(model.config, config, model)
+    config = with_flags(ours, section.megatron_args, "ddp", defaults={"overlap_grad_reduce"})
+    wrapped = DistributedDataParallel(model.config, config, model)
+    if config.overlap_grad_reduce:  # until the last micro-batch
+        model.config.no_sync_func = wrapped.no_sync
+    return wrapped
 
 
 def response_log_probs(

@@ -157,6 +157,17 @@ def drop_classes(state: dict[Any, Any]) -> None:
             del group[key]
 
 
+def level_steps(saved: dict[Any, Any]) -> None:
+    """Give all groups of a distributed optimizer's saved state the number of steps of those that have one.
+
+    All take the same steps, and rank 0, which speaks for all, may have no part of some.
+    """
+    groups = list(_groups_of(saved))
+    most = max(float(group.get("step") or 0) for group in groups)
+    for group in groups:
+        group["step"] = most
+
+
 def load_optimizer(optimizer: MegatronOptimizer, saved: dict[str, Any]) -> None:
     """Restore an optimizer's state, and keep its own settings: learning rates, weight decay, betas, epsilon.
 
@@ -240,28 +251,37 @@ def converted(saved: dict[Any, Any], optimizer: MegatronOptimizer, *, shares: bo
     several = len(optimizer.chained_optimizers) > 1
     found: dict[Any, Any] = {}
     for i, each in enumerate(optimizer.chained_optimizers):
-        state, own = saved[i] if several else saved, each.state_dict()
-        inner = own.get("optimizer", own)
-        groups = [{**group, "step": number} if shares else group for group in inner["param_groups"]]
-        if shares:
-            weights = (weight.detach() for buffer in each.buffers for weight in buffer.param_index_map)
-            tensors = {
-                key: {"param": weight, **read}
-                for weight, (key, read) in zip(weights, sorted(state["param_state"].items()), strict=True)
-            }
-            part = {"optimizer": {"param_groups": groups}, "param_state": tensors}
-            part["param_state_sharding_type"] = SHARDING
-        else:
-            read = state["optimizer"]["state"] if "optimizer" in own else state["state"]
-            tensors = {key: value for key, value in read.items() if isinstance(key, int)}
-            plain = {"state": tensors | {"common_step": torch.tensor(float(number))}, "param_groups": groups}
-            part = plain
-            if "optimizer" in own:
-                part = {"optimizer": plain, MASTERS: state.get(MASTERS, [])}
+        state = saved.get(i, {}) if several else saved  # nothing is read for a rank without parameters
+        found[i] = _as_shared(state, each, number) if shares else _as_plain(state, each, number)
         if scale is not None:
-            part["grad_scaler"] = scale
-        found[i] = part
+            found[i]["grad_scaler"] = scale
     return found if several else found[0]
+
+
+def _as_shared(state: dict[Any, Any], optimizer: Any, step: float) -> dict[str, Any]:
+    """Return the state of one distributed optimizer of those whose tensors were read."""
+    weights = (weight.detach() for buffer in optimizer.buffers for weight in buffer.param_index_map)
+    tensors = {
+        key: {"param": weight, **read}
+        for weight, (key, read) in zip(weights, sorted(state.get("param_state", {}).items()), strict=True)
+    }
+    groups = [{**group, "step": step} for group in optimizer.state_dict()["optimizer"]["param_groups"]]
+    return {
+        "optimizer": {"param_groups": groups},
+        "param_state": tensors,
+        "param_state_sharding_type": SHARDING,
+    }
+
+
+def _as_plain(state: dict[Any, Any], optimizer: Any, step: float) -> dict[str, Any]:
+    """Return the state of one plain optimizer of those whose tensors were read."""
+    own = optimizer.state_dict()
+    in_half = "optimizer" in own  # beside float32 copies of parameters
+    read = (state.get("optimizer", {}) if in_half else state).get("state", {})
+    tensors = {key: value for key, value in read.items() if isinstance(key, int)}
+    groups = (own["optimizer"] if in_half else own)["param_groups"]
+    found = {"state": tensors | {"common_step": torch.tensor(float(step))}, "param_groups": groups}
+    return {"optimizer": found, MASTERS: state.get(MASTERS, [])} if in_half else found
 
 
 def _step_of(saved: Any) -> float:

@@ -225,6 +225,11 @@ class StagedTensors:
         self._memory = file, memory
         return memory
 
+    @property
+    def is_mapped(self) -> bool:
+        """Whether it is the memory of a `StagingFolder`; else it is files, whose room on the disk is not free while they are open."""
+        return self._memory is not None
+
     def tensor(self, name: str) -> Tensor:
         """Return a tensor, a view of memory or of the file."""
         return self._tensors[name]

@@ -60,7 +60,7 @@ def load(model: Any, named_tensors: Sequence[tuple[str, Tensor]]) -> None:
         with PlainCopies():
             model.load_weights(staged.tensors())
         held = _held(model, staged, request)
-    if request.keeps:
+    if request.keeps and staged.is_mapped:
         setattr(model, _LOADED, staged)
     _answer(request, LoaderResult(held=held))
 

@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from slime_core.protocols import SamplingParams
 from slime_core.testing.contracts.promises import answering, require
+from slime_core.testing.tabular import LetterTokenizer
 from slime_models.family.family import ModelFamily
-from slime_models.hf.folder import HfCheckpoint, read_config
+from slime_models.hf.config import read_config
+from slime_models.hf.folder import HfCheckpoint
 from slime_models.transfer.fingerprint import fingerprint
 from torch import Tensor
 
@@ -26,21 +28,6 @@ _CPU = torch.device("cpu")
 #: Lengths of prompts and of responses. Prompts of one length are the same prompt.
 _PROMPTS, _RESPONSES = (20, 3, 12, 12, 1, 20), (24, 9, 16, 30, 12, 5)
 _SLOTS, _STEPS_BEFORE_UPDATE = 3, 12
-
-
-class _Tokenizer:
-    """No token ends a response, and none is text."""
-
-    eos_token_id = None
-
-    def encode(self, text: str) -> list[int]:
-        raise NotImplementedError("nothing is encoded")
-
-    def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        return ""
-
-    def apply_chat_template(self, messages: Any, *, tools: Any = None, **kwargs: Any) -> str:
-        raise NotImplementedError("nothing is rendered")
 
 
 def check_served_family(family: ModelFamily, folder: Path, *, with_kernels: bool = True) -> None:
@@ -62,9 +49,8 @@ def check_served_family(family: ModelFamily, folder: Path, *, with_kernels: bool
 
     where = f"family {family.model_type}, engine torch"
     architecture = family.architecture(read_config(folder))
-    reference = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, local_files_only=True
-    ).eval()
+    reference: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+    reference.train(False)
     with answering(where, "a decoder"):
         model = Decoder(
             family,
@@ -103,8 +89,8 @@ def _requests(vocab_size: int) -> list[Request]:
     }
     found = []
     for seed, (length, n) in enumerate(zip(_PROMPTS, _RESPONSES, strict=True)):
-        params = SamplingParams(max_new_tokens=n, temperature=float(seed % 2))
-        found.append(Request(prompts[length], params, seed=seed, stop=StopRule(params, _Tokenizer())))
+        params = SamplingParams(max_new_tokens=n, min_new_tokens=n, temperature=float(seed % 2))
+        found.append(Request(prompts[length], params, seed=seed, stop=StopRule(params, LetterTokenizer())))
     return found
 
 

@@ -35,6 +35,11 @@ LAYERS = "slime_megatron.delta_net.family:LAYERS"
 NOT_PARALLEL = {
     "context": "the state of a delta net goes from token to token, and context-parallel ranks have pieces of sequences"
 }
+#: Engines that do not serve them.
+NOT_SERVED = {
+    "sglang": "SGLang 0.5.23 computes delta nets by Triton kernels, which a machine without a GPU cannot run, and nobody has tried it "
+    "with one"
+}
 
 
 @dataclass(frozen=True, kw_only=True)

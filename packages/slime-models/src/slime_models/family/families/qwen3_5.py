@@ -12,6 +12,7 @@ from slime_models.family.families.delta_net import (
     DECODER,
     LAYERS,
     NOT_PARALLEL,
+    NOT_SERVED,
     SEPARATE_PROJECTION,
     delta_net_architecture,
     delta_net_rules,
@@ -75,6 +76,7 @@ def _families(model_type: str, mlp: tuple[Rule, ...], text: _Read) -> tuple[Mode
         carried=("mtp.",),
         layers=LAYERS,
         decoder=DECODER,
+        not_served=NOT_SERVED,
         not_parallel=NOT_PARALLEL,
     )
     published = dataclasses.replace(

@@ -12,6 +12,7 @@ from slime_models.family.families.delta_net import (
     GROUPED_PROJECTION,
     LAYERS,
     NOT_PARALLEL,
+    NOT_SERVED,
     delta_net_architecture,
     delta_net_rules,
 )
@@ -43,5 +44,6 @@ QWEN3_NEXT = ModelFamily(
     carried=("mtp.",),
     layers=LAYERS,
     decoder=DECODER,
+    not_served=NOT_SERVED,
     not_parallel=NOT_PARALLEL,
 )
