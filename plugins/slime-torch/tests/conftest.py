@@ -108,7 +108,7 @@ CONFIGS = {
         **_COMMON, head_dim=16, num_local_experts=5, num_experts_per_tok=2, sliding_window=9
     ),
     "minimax_m2": lambda: MiniMaxM2Config(
-        **_COMMON, head_dim=32, rotary_dim=16, num_local_experts=5, num_experts_per_tok=2
+        **_COMMON, head_dim=32, rotary_dim=16, num_local_experts=5, num_experts_per_tok=4
     ),
     "qwen3_5_text": lambda: Qwen3_5TextConfig(**_COMMON, **_DELTA_NET),
     # Beside a vision tower, as published.

@@ -112,11 +112,34 @@ def test_a_layer_makes_one_call_on_the_device_and_waits_for_nothing(name, kv_hea
     )  # rotary embedding of queries and keys, the call, copies of shared prompts
 
 
-def test_a_softmax_with_sinks_is_not_left_to_a_kernel_that_has_none():
-    from slime_megatron.model.attention import PackedAttention
+def test_sinks_which_its_kernel_does_not_know_are_computed_all_the_same():
+    from slime_megatron.batch.packing import pack
+    from slime_megatron.batch.prompt_groups import PromptGroup
+    from slime_megatron.batch.variable_lengths import VariableLengths
+    from slime_megatron.families.gpt_oss import SinkAttention
 
-    config = SimpleNamespace(attention_dropout=0.0, window_size=None, rotary_interleaved=False)
-    attention, heads = PackedAttention(config), torch.empty(3, 2, 8, dtype=torch.bfloat16)
-    assert attention._fits_one_call(heads, heads)
-    attention.sinks = torch.nn.Parameter(torch.zeros(2))
-    assert not attention._fits_one_call(heads, heads)
+    groups = [PromptGroup(*group) for group in GROUPS["shared prompts"]]
+    ones = torch.ones(40, 8)
+    packed = pack(groups, (ones.bfloat16(), torch.zeros(40, 8).bfloat16()))
+    at_once = dataclasses.replace(packed, lengths=VariableLengths.of(groups, torch.device("cpu")))
+    config = SimpleNamespace(
+        attention_dropout=0.0,
+        window_size=None,
+        rotary_interleaved=False,
+        num_attention_heads=6,
+        tensor_model_parallel_size=1,
+        params_dtype=torch.bfloat16,
+    )
+    attention = SinkAttention(config, 0.4)
+    generator = torch.Generator().manual_seed(1)
+    drawn = [torch.randn(packed.n_tokens, heads, 8, generator=generator).bfloat16() for heads in (6, 2, 2)]
+    with torch.no_grad(), mock.patch.object(varlen, "varlen_attn", looped):
+        attention.sinks.fill_(2.0)
+        wanted, found = (attention(*drawn, None, packed_seq_params=row) for row in (packed, at_once))
+        first = (
+            drawn[2][0].repeat_interleave(3, 0).float()
+        )  # of its sequence's first token there is one value, and the sink
+        scores = (drawn[0][0].float() * drawn[1][0].repeat_interleave(3, 0).float()).sum(-1) * 0.4
+    assert torch.equal(found, wanted)
+    by_hand = (first * torch.sigmoid(scores - 2.0)[:, None]).flatten()
+    assert torch.allclose(found[0].float(), by_hand, atol=2**-6)
