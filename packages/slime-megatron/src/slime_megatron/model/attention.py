@@ -96,7 +96,7 @@ class PackedAttention(MegatronModule):
         """Apply the rotary embedding to the first dimensions of each head of x [t, heads, head_dim]."""
         assert packed.cos is not None and packed.sin is not None
         cos, sin = packed.cos[..., self._columns], packed.sin[..., self._columns]
-        return _rotated(x, cos, sin, interleaved=self.config.rotary_interleaved)
+        return rotated(x, cos, sin, interleaved=self.config.rotary_interleaved)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Return [b * l, heads * head_dim] of q [b, l, heads, head_dim] and k, v [b, m, groups, head_dim], m >= l.
@@ -128,7 +128,7 @@ class PackedAttention(MegatronModule):
         return {"attn_mask": (behind >= 0) & (behind < self._window)}
 
 
-def _rotated(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
+def rotated(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
     """Return x [t, heads, head_dim] with the first dimensions of each head rotated: pairs of neighbours, or of both halves.
 
     Args:

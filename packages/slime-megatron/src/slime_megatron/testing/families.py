@@ -41,9 +41,9 @@ def random_model(config: Mapping[str, Any], folder: Path, *, seed: int = 0) -> P
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**tiny), dtype=torch.float32)  # type: ignore[no-untyped-call]  # transformers' own
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for parameter in model.parameters():
-            drawn = torch.randn(parameter.shape, generator=generator) * 0.15
-            parameter.copy_(drawn + parameter if parameter.dim() == 1 else drawn)
+        for tensor in model.state_dict().values():  # the bias of routers is no parameter
+            drawn = torch.randn(tensor.shape, generator=generator) * 0.15
+            tensor.copy_(drawn + tensor if tensor.dim() == 1 else drawn)
     model.save_pretrained(folder)
     return folder
 
