@@ -18,8 +18,10 @@ from slime_example_family.family import GEMMA3
 from slime_megatron import compat
 from slime_megatron.settings.learner_settings import LearnerSettings
 from slime_megatron.settings.section import MegatronSection
+from slime_models.family.families.deepseek_v3 import DEEPSEEK_V3
 from slime_models.family.families.glm4 import GLM4
 from slime_models.family.families.glm4_moe import GLM4_MOE
+from slime_models.family.families.glm4_moe_lite import GLM4_MOE_LITE
 from slime_models.family.families.llama import LLAMA
 from slime_models.family.families.qwen2 import QWEN2
 from slime_models.family.families.qwen2_moe import QWEN2_MOE
@@ -32,7 +34,10 @@ if TYPE_CHECKING:
 
 FAMILIES = {
     family.model_type: family
-    for family in (GEMMA3, GLM4, GLM4_MOE, LLAMA, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE)
+    for family in (
+        *(DEEPSEEK_V3, GEMMA3, GLM4, GLM4_MOE, GLM4_MOE_LITE),
+        *(LLAMA, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE),
+    )
 }
 VOCAB = 250
 #: A dense layer, then layers of four experts, of which a token passes two beside a shared one.
@@ -45,6 +50,33 @@ GLM = {
     "routed_scaling_factor": 1.5,
     "attention_bias": True,
     "use_qk_norm": True,
+}
+
+#: Latent attention whose queries and keys are wider than values; a dense layer, then four groups of two experts, of which a
+#: token passes four of two groups.
+DEEPSEEK = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 4,
+    "n_group": 4,
+    "topk_group": 2,
+    "moe_intermediate_size": 48,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "num_nextn_predict_layers": 0,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 1e4,
+        "factor": 8.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "original_max_position_embeddings": 32,
+    },
 }
 
 
@@ -124,6 +156,7 @@ def cut_models(make_hf: Callable[..., tuple[Any, Path]]) -> dict[str, Path]:
     _, glm = make_hf("glm4_moe", tie_word_embeddings=False, **size, **GLM)
     _, sandwich = make_hf("glm4", tie_word_embeddings=False, **size)
     size.pop("head_dim")
+    _, latent = make_hf("deepseek_v3", tie_word_embeddings=False, **size | DEEPSEEK)
     _, shared = make_hf(
         "qwen2_moe", tie_word_embeddings=False, **size, **experts, shared_expert_intermediate_size=80
     )
@@ -139,6 +172,7 @@ def cut_models(make_hf: Callable[..., tuple[Any, Path]]) -> dict[str, Path]:
         "qwen3": dense,
         "qwen3_moe": moe,
         "glm4_moe": glm,
+        "deepseek_v3": latent,
         "glm4": sandwich,
         "qwen2_moe": shared,
         "gemma3_text": windows,

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slime_models.family.families.deepseek_v3 import DEEPSEEK_V3
 from slime_models.family.families.glm4 import GLM4
 from slime_models.family.families.glm4_moe import GLM4_MOE
+from slime_models.family.families.glm4_moe_lite import GLM4_MOE_LITE
 from slime_models.family.families.llama import LLAMA
 from slime_models.family.families.qwen2 import QWEN2
 from slime_models.family.families.qwen2_moe import QWEN2_MOE
@@ -17,7 +19,11 @@ from slime_models.family.family import ModelFamily
 from slime_models.hf.fetch import fetch
 
 FAMILIES = {
-    family.model_type: family for family in (GLM4, GLM4_MOE, LLAMA, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE)
+    family.model_type: family
+    for family in (
+        *(DEEPSEEK_V3, GLM4, GLM4_MOE, GLM4_MOE_LITE),
+        *(LLAMA, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE),
+    )
 }
 
 #: Three experts of 10, of which a token passes two.
@@ -32,6 +38,22 @@ GLM = {
     "attention_bias": True,
     "use_qk_norm": True,
     "partial_rotary_factor": 0.34,
+}
+#: Latent attention: heads of 6 and 4 rotated for queries and keys, of 7 for values; then GLM's experts.
+LATENT = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 13,
+    "kv_lora_rank": 11,
+    "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 7,
+    "n_routed_experts": 3,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 10,
+    "n_shared_experts": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
 }
 #: 4 query heads in 2 groups, heads of 6: no two sizes are equal by accident.
 TINY = {
@@ -67,6 +89,9 @@ def tiny_config(model_type: str, **changes: Any) -> dict[str, Any]:
         }
     if model_type == "glm4_moe":
         config = {**config, **GLM, **changes}
+    if model_type in ("deepseek_v3", "glm4_moe_lite"):
+        del config["head_dim"]
+        config = {**config, **LATENT, **changes}
     return config
 
 

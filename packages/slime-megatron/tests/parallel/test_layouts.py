@@ -28,7 +28,7 @@ from ..layouts import (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["gemma3_text", "glm4", "qwen2_moe", "qwen3", "qwen3_moe"])
+@pytest.mark.parametrize("kind", ["deepseek_v3", "gemma3_text", "glm4", "qwen2_moe", "qwen3", "qwen3_moe"])
 def test_every_layout_takes_the_steps_of_one_process(ranks, cut_models, kind, capsys):
     batch = make_batch()
     common = {"folder": cut_models[kind], "batch": batch, "n_steps": 3}

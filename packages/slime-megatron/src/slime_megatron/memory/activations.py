@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from slime_models.family.families.latent import LatentArchitecture
+
 from slime_megatron.memory.layout import Layout
 
 if TYPE_CHECKING:
@@ -84,7 +86,11 @@ def activations_of_stage(
 
 def layer_bytes(architecture: Architecture, layout: Layout, shape: MicroBatchShape, *, layer: int) -> int:
     """Return what one decoder layer, `layer` of the whole model from 0, keeps of a micro-batch without full recomputation."""
-    return _attention_bytes(architecture, layout, shape) + _mlp_bytes(architecture, layout, shape, layer)
+    if isinstance(architecture, LatentArchitecture):
+        attention = _latent_attention_bytes(architecture, layout, shape)
+    else:
+        attention = _attention_bytes(architecture, layout, shape)
+    return attention + _mlp_bytes(architecture, layout, shape, layer)
 
 
 def _attention_bytes(architecture: Architecture, layout: Layout, shape: MicroBatchShape) -> int:
@@ -109,6 +115,31 @@ def _attention_bytes(architecture: Architecture, layout: Layout, shape: MicroBat
     return shape.tokens * found + _rows(layout, shape) * (
         norms * _norm(a.hidden_size, shape) + each * a.hidden_size
     )
+
+
+def _latent_attention_bytes(
+    architecture: LatentArchitecture, layout: Layout, shape: MicroBatchShape
+) -> int:
+    """Return what `model.latent_attention` keeps: latent vectors of this rank's rows, and all heads' queries, keys and values."""
+    a, each = architecture, shape.dtype_bytes
+    heads = a.num_attention_heads // layout.tensor
+    width = max(a.head_dim, a.v_head_dim)  # of all that the kernel gets
+    rows = _norm(a.hidden_size, shape) + each * a.hidden_size
+    for latent in (a.kv_lora_rank, a.q_lora_rank or 0):  # before its norm, and after
+        rows += (_norm(latent, shape) + each * latent) if latent else 0
+    if shape.device == "cuda" or each == _FLOAT32:  # the norm's input is a part of what else holds the rotated key
+        rows += each * a.qk_rope_head_dim
+    padded = width > a.v_head_dim
+    value = heads * (width if padded else a.qk_nope_head_dim + a.v_head_dim)  # else a view of the projection
+    output = each * heads * (a.v_head_dim + (width if padded else 0))
+    if shape.recompute == "selective":
+        value = heads * (a.qk_nope_head_dim + a.v_head_dim)
+        found = each * (2 * heads * a.head_dim + value) + each * heads * a.v_head_dim
+    elif shape.attends_in_float32:
+        found = _FLOAT32 * (4 * heads * width + heads) + each * heads * a.v_head_dim
+    else:
+        found = each * (2 * heads * width + value) + output + _FLOAT32 * heads
+    return shape.tokens * found + _rows(layout, shape) * rows
 
 
 def _mlp_bytes(architecture: Architecture, layout: Layout, shape: MicroBatchShape, layer: int) -> int:

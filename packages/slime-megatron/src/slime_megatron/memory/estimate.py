@@ -206,10 +206,8 @@ def _sync_bytes(
     if layout.tensor == layout.pipeline == layout.experts == 1:
         return 0
     largest = architecture.padded_vocab_size * architecture.hidden_size * rank.dtype_bytes
-    layers = architecture.num_layers * architecture.hidden_size * rank.dtype_bytes
-    whole = largest + layers * (
-        architecture.qkv_size + architecture.query_size + 3 * architecture.ffn_hidden_size
-    )
+    mlp = 3 * architecture.hidden_size * architecture.ffn_hidden_size
+    whole = largest + architecture.num_layers * rank.dtype_bytes * (architecture.attention_size + mlp)
     return min(section.update_weight_buffer_size, whole) + largest
 
 

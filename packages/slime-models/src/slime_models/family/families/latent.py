@@ -85,6 +85,11 @@ class LatentArchitecture(Architecture):
         return self.kv_lora_rank + self.qk_rope_head_dim
 
     @property
+    def latent_query_size(self) -> int:
+        """Rows of the projection to all heads' queries: `query_size`, which config.json spells otherwise here."""
+        return self.query_size
+
+    @property
     def expanded_size(self) -> int:
         """Rows of the projection from the latent vector to all heads' unrotated keys and values."""
         return self.num_attention_heads * (self.qk_nope_head_dim + self.v_head_dim)
@@ -131,10 +136,10 @@ def _attention(
 
 #: Attention: heads are cut by tensor parallelism, and every rank holds the projections to latent vectors.
 ATTENTION = (
-    _attention("linear_q_proj", "q_proj", ("query_size", "hidden_size"), Shard.ROWS, _lacks_query_latent),
+    _attention("linear_q_proj", "q_proj", ("latent_query_size", "hidden_size"), Shard.ROWS, _lacks_query_latent),
     _attention("linear_q_down_proj", "q_a_proj", ("q_lora_rank", "hidden_size"), when=_has_query_latent),
     _attention("q_layernorm", "q_a_layernorm", ("q_lora_rank",), when=_has_query_latent),
-    _attention("linear_q_up_proj", "q_b_proj", ("query_size", "q_lora_rank"), Shard.ROWS, _has_query_latent),
+    _attention("linear_q_up_proj", "q_b_proj", ("latent_query_size", "q_lora_rank"), Shard.ROWS, _has_query_latent),
     _attention("linear_kv_down_proj", "kv_a_proj_with_mqa", ("latent_size", "hidden_size")),
     _attention("kv_layernorm", "kv_a_layernorm", ("kv_lora_rank",)),
     _attention("linear_kv_up_proj", "kv_b_proj", ("expanded_size", "kv_lora_rank"), Shard.ROWS),
