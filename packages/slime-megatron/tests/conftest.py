@@ -180,30 +180,47 @@ def cut_models(make_hf: Callable[..., tuple[Any, Path]]) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session")
-def mtp_model(
+def make_mtp_model(
     make_hf: Callable[..., tuple[Any, Path]], tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Any, Path]:
-    """Return a tiny GLM of four layers, and a folder in which the last two predict the two tokens after the next."""
-    size = {"num_hidden_layers": 4, "vocab_size": VOCAB + 1, "head_dim": 32}
-    model, made = make_hf("glm4_moe", tie_word_embeddings=False, **size, **GLM)
-    weights = dict(HfCheckpoint(made))
-    generator = torch.Generator().manual_seed(1)
-    for layer in (2, 3):
-        for name, shape in (
-            ("enorm", (64,)),
-            ("hnorm", (64,)),
-            ("shared_head.norm", (64,)),
-            ("eh_proj", (64, 128)),
-        ):
-            drawn = 0.15 * torch.randn(shape, generator=generator)
-            weights[f"model.layers.{layer}.{name}.weight"] = drawn + 1 if len(shape) == 1 else drawn
-        for copy, original in (("embed_tokens", "model.embed_tokens"), ("shared_head.head", "lm_head")):
-            weights[f"model.layers.{layer}.{copy}.weight"] = weights[f"{original}.weight"]
-    folder = save_hf(tmp_path_factory.mktemp("mtp") / "hf", weights.items(), config_from=made)
-    config = json.loads((made / "config.json").read_text())
-    config |= {"num_hidden_layers": 2, "num_nextn_predict_layers": 2}
-    (folder / "config.json").write_text(json.dumps(config))
-    return model, folder
+) -> Callable[..., tuple[Any, Path]]:
+    """Return a function that makes a tiny model of four layers, and a folder in which the last two predict the two tokens after the
+    next."""
+
+    def make(model_type: str, **changes: Any) -> tuple[Any, Path]:
+        size = {"num_hidden_layers": 4, "vocab_size": VOCAB + 1, "tie_word_embeddings": False}
+        model, made = make_hf(model_type, **size, **changes)
+        weights = dict(HfCheckpoint(made))
+        generator = torch.Generator().manual_seed(1)
+        for layer in (2, 3):
+            for name, shape in (
+                ("enorm", (64,)),
+                ("hnorm", (64,)),
+                ("shared_head.norm", (64,)),
+                ("eh_proj", (64, 128)),
+            ):
+                drawn = 0.15 * torch.randn(shape, generator=generator)
+                weights[f"model.layers.{layer}.{name}.weight"] = drawn + 1 if len(shape) == 1 else drawn
+            for copy, original in (("embed_tokens", "model.embed_tokens"), ("shared_head.head", "lm_head")):
+                weights[f"model.layers.{layer}.{copy}.weight"] = weights[f"{original}.weight"]
+        folder = save_hf(tmp_path_factory.mktemp("mtp") / "hf", weights.items(), config_from=made)
+        config = json.loads((made / "config.json").read_text())
+        config |= {"num_hidden_layers": 2, "num_nextn_predict_layers": 2}
+        (folder / "config.json").write_text(json.dumps(config))
+        return model, folder
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def mtp_model(make_mtp_model: Callable[..., tuple[Any, Path]]) -> tuple[Any, Path]:
+    """A tiny GLM with two MTP layers; see `make_mtp_model`."""
+    return make_mtp_model("glm4_moe", head_dim=32, **GLM)
+
+
+@pytest.fixture(scope="session")
+def latent_mtp_model(make_mtp_model: Callable[..., tuple[Any, Path]]) -> tuple[Any, Path]:
+    """A tiny DeepSeek-V3 with two MTP layers; see `make_mtp_model`."""
+    return make_mtp_model("deepseek_v3", **DEEPSEEK)
 
 
 @pytest.fixture(scope="session")

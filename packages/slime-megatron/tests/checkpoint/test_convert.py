@@ -16,7 +16,7 @@ from slime_megatron.checkpoint.convert import find, to_hf, to_megatron
 from slime_megatron.settings.section_roles import LoraSection
 from slime_models.hf.folder import HfCheckpoint
 
-from ..conftest import GLM, make_batch
+from ..conftest import DEEPSEEK, GLM, make_batch
 
 EXPERTS = {
     "num_experts": 4,
@@ -53,6 +53,7 @@ def equal(found, wanted):
         ("glm4", {"head_dim": 32}),
         ("qwen2_moe", EXPERTS | {"shared_expert_intermediate_size": 80}),
         ("glm4", {"head_dim": 32, "tie_word_embeddings": False}),
+        ("deepseek_v3", {"tie_word_embeddings": False} | DEEPSEEK),
     ],
 )
 def test_there_and_back_is_bit_for_bit_the_same(make_hf, registry, tmp_path, model_type, changes):
@@ -71,7 +72,7 @@ def test_there_and_back_is_bit_for_bit_the_same(make_hf, registry, tmp_path, mod
     assert (tmp_path / "hf/config.json").read_text() == (folder / "config.json").read_text()
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe", "glm4_moe", "glm4", "qwen2_moe"])
+@pytest.mark.parametrize("kind", ["deepseek_v3", "qwen3", "qwen3_moe", "glm4_moe", "glm4", "qwen2_moe"])
 def test_megatron_reads_what_was_converted(make_learner, cut_models, registry, tmp_path, kind):
     from megatron.core import dist_checkpointing, parallel_state
 

@@ -89,8 +89,9 @@ def mtp_gradients(learner):
     }
 
 
-def test_losses_and_gradients_are_those_of_the_equations(make_learner, mtp_model):
-    model, folder = mtp_model
+@pytest.mark.parametrize("kind", ["mtp_model", "latent_mtp_model"])
+def test_losses_and_gradients_are_those_of_the_equations(make_learner, kind, request):
+    model, folder = request.getfixturevalue(kind)
     batch = shared_prompts()
     weights = {
         name: tensor.clone().requires_grad_()

@@ -78,6 +78,7 @@ def test_every_layout_takes_the_steps_of_one_process(ranks, cut_models, kind, ca
         ("glm4_moe", ["PP2xEP2", "TP2+SP"]),  # the first of two stages has no experts
         ("glm4", ["TP2+SP", "TP2xPP2"]),
         ("qwen2_moe", ["TP2xEP2xSP", "PP2xEP2"]),
+        ("deepseek_v3", ["TP2xEP2xSP", "PP2xCP2"]),
     ],
 )
 def test_later_steps_know_the_log_probs_from_before_the_first(ranks, cut_models, kind, layouts):
@@ -151,6 +152,7 @@ def test_loss_and_gradient_norm_do_not_depend_on_the_cut(ranks, cut_models, redu
         ("glm4", 4, TENSOR | PIPELINE),
         ("gemma3_text", 4, TENSOR | PIPELINE),
         ("qwen2_moe", 4, TENSOR | SEQUENCE | EXPERT | {"expert_tensor_parallel_size": 1}),
+        ("deepseek_v3", 4, TENSOR | SEQUENCE | PIPELINE),
     ],
 )
 def test_weights_come_out_of_every_layout_as_they_went_in(ranks, cut_models, kind, n, megatron):
@@ -238,8 +240,10 @@ def test_the_optimizers_state_survives_sharing_experts_out_and_back(
                 assert other[name] == pytest.approx(one[name], rel=bound, abs=0)
 
 
-def test_mtp_layers_learn_under_every_layout_as_in_one_process(ranks, mtp_model):
+@pytest.mark.parametrize("kind", ["mtp_model", "latent_mtp_model"])
+def test_mtp_layers_learn_under_every_layout_as_in_one_process(ranks, kind, request):
     """Beside a policy whose routers have a loss and a bias that moves; the last stage has no embedding of its own."""
+    mtp_model = request.getfixturevalue(kind)
     flags = {"moe_router_enable_expert_bias": True, "moe_z_loss_coeff": "1e-3"}
     on = {"enable_mtp_training": True, "megatron_args": flags}
     common = {"folder": mtp_model[1], "batch": with_shared_prompts(), "train": {"max_tokens_per_gpu": 40}}

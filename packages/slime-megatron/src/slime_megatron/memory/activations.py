@@ -151,10 +151,22 @@ def _mlp_bytes(architecture: Architecture, layout: Layout, shape: MicroBatchShap
     found += shape.tokens * 5 * each * shared
     if a.moe_shared_expert_gate:  # what it gives, and the gate
         found += rows * each * (a.hidden_size + 1)
-    routes = (a.moe_router_topk or 0) * (2 * _INT64 + 2 * _FLOAT32) + _INT64 * (a.num_moe_experts or 0)
+    routes = _router_bytes(a)
     width = (a.moe_ffn_hidden_size or 0) // layout.expert_tensor
     per_route = each * (a.hidden_size + 6 * width)  # as above, and the product times its gate
     return found + rows * routes + _routed_rows(architecture, layout, shape) * per_route
+
+
+def _router_bytes(architecture: Architecture) -> int:
+    """Return what a router keeps of a token: chosen experts, their gates, where rows go, and how they were chosen."""
+    a, experts, top_k = architecture, architecture.num_moe_experts or 0, architecture.moe_router_topk or 0
+    found = top_k * (2 * _INT64 + 2 * _FLOAT32) + _INT64 * experts
+    if a.moe_router_score_function == "sigmoid":  # all scores, and the sum of those that are chosen
+        found += _FLOAT32 * (experts + 1)
+    if a.moe_router_num_groups and a.moe_router_group_topk:  # the best of each group, the best groups, a mark for each expert
+        best = a.moe_router_num_groups * (top_k // a.moe_router_group_topk)
+        found += _INT64 * (best + a.moe_router_group_topk) + experts
+    return found
 
 
 def _backward_bytes(architecture: Architecture, layout: Layout, shape: MicroBatchShape, *, layer: int) -> int:
