@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
+from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
 from slime_models.family.families.latent import LatentArchitecture, YarnScaling
@@ -20,7 +21,9 @@ def latent_layer(config: TransformerConfig, architecture: LatentArchitecture, nu
     """Return slime's layer with latent attention."""
     spec = layer_spec(config, architecture, number)
     spec.submodules.self_attention = ModuleSpec(
-        module=LatentAttention, params={"architecture": architecture}, submodules=LatentAttentionSubmodules()
+        module=LatentAttention,
+        params={"architecture": architecture, "attn_mask_type": AttnMaskType.causal},  # MTP layers ask the specification
+        submodules=LatentAttentionSubmodules(),
     )
     return spec
 
