@@ -98,17 +98,17 @@ class PackedAttention(MegatronModule):
         cos, sin = packed.cos[..., self._columns], packed.sin[..., self._columns]
         return rotated(x, cos, sin, interleaved=self.config.rotary_interleaved)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = None) -> Tensor:
         """Return [b * l, heads * head_dim] of q [b, l, heads, head_dim] and k, v [b, m, groups, head_dim], m >= l.
 
-        Attention is causal, queries and keys being aligned at the last token.
+        Attention is causal, queries and keys being aligned at the last token; or to what is `seen`, bool [b, 1, l, m].
         """
         n_query, n_key, dtype = q.size(1), k.size(1), q.dtype
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         in_float32 = n_key < _FLOAT32_BELOW or not attends_in_bfloat16()
         if q.device.type == "cpu" and q.dtype.itemsize == 2 and in_float32:
             q, k, v = q.float(), k.float(), v.float()
-        causal = self._mask(n_query, n_key, q.device)
+        causal = self._mask(n_query, n_key, q.device) if seen is None else {"attn_mask": seen}
         repeats = q.size(1) // k.size(1)
         if repeats > 1 and q.is_cuda and q.dtype is torch.float32:
             # torch's kernels for float32 on CUDA take no groups; what does would hold the scores of all pairs of tokens.

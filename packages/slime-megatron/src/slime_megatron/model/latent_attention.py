@@ -31,13 +31,20 @@ class LatentCoreAttention(PackedAttention):
         self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
     ) -> Tensor:
         """Return [t, heads * v_dim] of query and key [t, heads, qk_dim] and value [t, heads, v_dim]."""
-        v_dim, width = value.size(-1), max(value.size(-1), key.size(-1))
-        query, key, value = (F.pad(x, (0, width - x.size(-1))) for x in (query, key, value))
+        v_dim = value.size(-1)
+        query, key, value = of_one_width(query, key, value)
         attended = super().forward(query, key, value, attention_mask, **kwargs)
-        return attended if width == v_dim else attended.unflatten(-1, (-1, width))[..., :v_dim].flatten(1)
+        return attended.unflatten(-1, (-1, value.size(-1)))[..., :v_dim].flatten(1)
 
     def _rotate(self, x: Tensor, packed: PackedSequences) -> Tensor:
         return x
+
+
+def of_one_width(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return heads [..., width] of one width, the narrower ones padded with zeros."""
+    width = max(key.size(-1), value.size(-1))
+    query, key, value = (F.pad(x, (0, width - x.size(-1))) for x in (query, key, value))
+    return query, key, value
 
 
 @dataclass
@@ -112,10 +119,13 @@ class LatentAttention(MegatronModule):
     ) -> tuple[Tensor, Tensor | None]:
         """Return [t, 1, hidden_size] of hidden states [t, 1, hidden_size], and no bias; of this rank's tokens of t, where it has some."""
 
-        def attend(*qkv: Tensor) -> Tensor:
-            return self.core_attention(*qkv, None, packed_seq_params=packed_seq_params)
+        latent = self._query_latent(hidden_states)
+        index = self._index(hidden_states, latent, packed_seq_params)
 
-        query = self._queries(hidden_states, packed_seq_params)
+        def attend(*qkv: Tensor) -> Tensor:
+            return self.core_attention(*qkv, *index, packed_seq_params=packed_seq_params)
+
+        query = self._queries(latent, packed_seq_params)
         key, value = self._keys_and_values(hidden_states, packed_seq_params)
         if self._recomputes and self.training:
             attended = tensor_parallel.checkpoint(attend, False, query, key, value)
@@ -123,13 +133,23 @@ class LatentAttention(MegatronModule):
             attended = attend(query, key, value)
         return self.linear_proj(attended[:, None])
 
-    def _queries(self, hidden_states: Tensor, packed: PackedSequences) -> Tensor:
+    def _index(self, hidden_states: Tensor, latent: Tensor, packed: PackedSequences) -> tuple[Any, ...]:
+        """Return what `core_attention` gets beside queries, keys and values."""
+        return ()
+
+    def _query_latent(self, hidden_states: Tensor) -> Tensor:
+        """Return what queries are made of, [t, 1, ...] of this rank's tokens."""
+        if self._architecture.q_lora_rank is None:
+            return hidden_states
+        normed: Tensor = self.q_layernorm(self.linear_q_down_proj(hidden_states)[0])
+        return normed
+
+    def _queries(self, latent: Tensor, packed: PackedSequences) -> Tensor:
         """Return rotated queries [t, heads, head_dim] of this rank's heads."""
         if self._architecture.q_lora_rank is None:
-            query, _ = self.linear_q_proj(hidden_states)
+            query, _ = self.linear_q_proj(latent)
         else:
-            latent, _ = self.linear_q_down_proj(hidden_states)
-            query, _ = self.linear_q_up_proj(self.q_layernorm(latent))
+            query, _ = self.linear_q_up_proj(latent)
         plain, turned = self._split(query.squeeze(1), self._architecture.head_dim)
         return torch.cat((plain, self._rotated(turned, packed)), dim=-1)
 

@@ -38,6 +38,9 @@ CONFIG_FIELDS = {
     "latent_query_size": "num_attention_heads x (qk_nope_head_dim + qk_rope_head_dim)",
     "latent_size": "kv_lora_rank + qk_rope_head_dim",
     "expanded_size": "num_attention_heads x (qk_nope_head_dim + v_head_dim)",
+    "index_query_size": "index_n_heads x index_head_dim",
+    "index_head_dim": "index_head_dim",
+    "index_n_heads": "index_n_heads",
     "value_size": "num_attention_heads x v_head_dim",
     "num_moe_experts": "the number of experts",
 }
@@ -126,7 +129,8 @@ class ModelFamily:
 
     def parameter_names(self, architecture: Architecture) -> tuple[str, ...]:
         """Return the names of those Megatron tensors that gradients train."""
-        return tuple(name for name, weight in self.weights(architecture).items() if not weight.rule.buffer)
+        weights = self.weights(architecture).items()
+        return tuple(name for name, weight in weights if not (weight.rule.buffer or weight.rule.frozen))
 
     def megatron_shapes(self, architecture: Architecture) -> dict[str, Shape]:
         """Return Megatron name -> shape."""

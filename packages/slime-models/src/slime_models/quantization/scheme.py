@@ -24,7 +24,7 @@ from slime_models.tensor_spec import Shape, Spec
 #: output layer, routers and norms never are.
 LINEAR_LAYERS = frozenset(
     {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
-    | {"q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"}
+    | {"q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "wq_b", "wk"}
 )
 #: How the names of matrices end.
 WEIGHT = ".weight"
