@@ -222,7 +222,7 @@ def test_auto_is_the_dtype_that_is_trained_in_where_its_products_are_fast(monkey
 
 @pytest.mark.parametrize("native", [True, False])
 def test_attention_in_either_dtype_gives_bfloat16_models_the_same_log_probs(tiny, monkeypatch, native):
-    monkeypatch.setattr("slime_torch.model.decoder.attends_in_bfloat16", lambda: native)
+    monkeypatch.setattr("slime_torch.layers.builder.attends_in_bfloat16", lambda: native)
     model = tiny("qwen3")
     prompts = model.prompts(6, seed=5)
     params = [SamplingParams(max_new_tokens=12, seed=i) for i in range(6)]

@@ -10,7 +10,7 @@ from slime_core.protocols.memory import Device
 from slime_core.testing.memory import TINY_QWEN3, memory_question, write_config
 from slime_models.family.families.qwen3 import QWEN3
 from slime_torch.memory import engine_memory, engine_remedies
-from slime_torch.model.cache import KvCache, cache_bytes
+from slime_torch.storage.cache import KvCache
 
 
 @pytest.fixture
@@ -26,13 +26,21 @@ def question(tmp_path):
 
 def test_a_cache_that_grew_holds_what_is_predicted():
     architecture = QWEN3.architecture(TINY_QWEN3)
-    cache = KvCache(architecture, max_slots=16, dtype=torch.bfloat16, device=torch.device("cpu"))
+    a = architecture
+    cache = KvCache(
+        a.num_layers,
+        heads=a.num_query_groups,
+        dim=a.head_dim,
+        max_slots=16,
+        dtype=torch.bfloat16,
+        device=torch.device("cpu"),
+    )
     for length in (5, 20, 40):
         cache.reserve(16, length)
-    assert cache.nbytes <= cache_bytes(architecture, slots=16, length=40, dtype=torch.bfloat16)
+    assert cache.nbytes <= cache.predicted_bytes(16, 40)
     # Two layers and, once it has grown, the spare: keys and values of 16 slots, 2 heads, 48 positions (40 and a sixteenth more,
     # in sixteens), 4 wide.
-    assert cache_bytes(architecture, slots=16, length=40, dtype=torch.bfloat16) == 3 * 2 * 16 * 2 * 48 * 4 * 2
+    assert cache.predicted_bytes(16, 40) == 3 * 2 * 16 * 2 * 48 * 4 * 2
 
 
 def test_weights_and_cache_of_the_most_requests(question):

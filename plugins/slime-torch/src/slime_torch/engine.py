@@ -89,7 +89,7 @@ class TorchEngine:
 
         Raises:
             CheckpointError: the folder's weights are not those of its config.json.
-            EngineError: the model has tensors that a dense decoder has no use for.
+            EngineError: the model has tensors that its layers have no use for.
         """
         self._loop = asyncio.get_running_loop()
         self._worker = Worker(self._loop, self._deliver)
@@ -212,7 +212,7 @@ class TorchEngine:
         return self._receiver
 
     async def _take(self, version: str, buckets: AsyncIterator[Bucket]) -> Fingerprint:
-        update = WeightUpdate(self.model.weights, dtype=self._dtype, version=version)
+        update = WeightUpdate(self.model.weights, version=version)
         mixture, self._mixture = self._mixture, None
         fingerprint: Fingerprint | None = None
         try:
@@ -245,8 +245,8 @@ class TorchEngine:
         checkpoint = open_weights(self._path)
         self._family.check_names(checkpoint, self.architecture)
         self.model = Decoder(
+            self._family,
             self.architecture,
-            shapes=self._family.hf_shapes(self.architecture),
             max_length=self.max_context_len,
             dtype=self._dtype,
             device=self.device,

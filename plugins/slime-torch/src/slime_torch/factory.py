@@ -8,9 +8,8 @@ import torch
 from slime_core.config.build import BuildContext
 from slime_core.config.derive import compute_dtype
 from slime_core.config.factories import EngineFactory
-from slime_core.errors import EngineError
+from slime_core.errors import EngineError, PluginError
 from slime_core.protocols import TOP_P_TOKENS
-from slime_models.family.architecture import Architecture
 from slime_models.family.family import ModelFamily
 from slime_models.hf.folder import read_config
 from slime_models.quantization.scheme import specs_of
@@ -41,12 +40,9 @@ def misfit(build: BuildContext) -> str | None:
     if "torch" in family.not_served:
         return None
     architecture = family.architecture(read_config(build.model_path))
-    if family.layers is not None or type(architecture) is not Architecture:
-        return f"the torch engine does not know the layers that the family {family.model_type} brings"
-    shapes = family.hf_shapes(architecture)
     try:
-        Decoder(architecture, shapes=shapes, max_length=1, dtype=torch.float32, device=torch.device("meta"))
-    except EngineError as error:
+        Decoder(family, architecture, max_length=1, dtype=torch.float32, device=torch.device("meta"))
+    except (EngineError, PluginError) as error:
         return str(error)
     return None
 
@@ -72,7 +68,7 @@ def _receiver(build: BuildContext, dtype: torch.dtype) -> UpdateReceiver:
     train, family = build.settings.train, _family_of(build)
     architecture, name = family.architecture(read_config(build.model_path)), str(dtype).removeprefix("torch.")
     storage = UpdateStorage(
-        specs=specs_of(family.hf_shapes(architecture), dtype=name),
+        specs=specs_of(family.hf_shapes(architecture), dtype=name, float32=family.float32(architecture)),
         model_path=build.model_path,
         staging_dir=build.run_dir / "torch",
         disk_dir=Path(train.update_weight_disk_dir or build.run_dir / "weights"),

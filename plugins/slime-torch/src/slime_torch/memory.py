@@ -14,10 +14,10 @@ from slime_models.family.family import ModelFamily
 from slime_models.hf.folder import read_config
 
 from slime_torch.engine import context_len, engine_dtype
-from slime_torch.model.cache import cache_bytes
-from slime_torch.model.decoder import attention_dtype
-from slime_torch.model.weights import can_pack
+from slime_torch.layers.builder import attention_dtype
+from slime_torch.model.decoder import Decoder
 from slime_torch.section import TorchSection
+from slime_torch.storage.weights import can_pack
 
 _FLOAT32 = 4
 _WORKING = "working memory"
@@ -31,7 +31,8 @@ def engine_memory(question: MemoryQuestion) -> Sequence[MemoryEstimate]:
     In the loop `sync` these are no more than those of a step; an evaluation may have more.
 
     Raises:
-        PluginError: no installed family has the model's model_type; names it.
+        PluginError: no installed family has the model's model_type, or it brings no layers for this engine; names it.
+        EngineError: the engine cannot run the model.
     """
     section, settings = question.section(TorchSection), question.settings
     config = read_config(question.model_path)
@@ -49,14 +50,11 @@ def engine_memory(question: MemoryQuestion) -> Sequence[MemoryEstimate]:
         sizes = batch_sizes(settings)
         slots = min(slots, sizes.over_sampling_batch_size * sizes.n_samples_per_prompt)
     longest = min(question.longest_request, context_len(section, architecture))
+    decoder = Decoder(family, architecture, max_length=1, dtype=dtype, device=torch.device("meta"))
+    cache = decoder.create_cache(slots, dtype=attention_dtype(dtype, device))
     parts = {
         "weights": weights,
-        "KV cache": cache_bytes(
-            architecture,
-            slots=slots,
-            length=longest,
-            dtype=attention_dtype(dtype, device),
-        ),
+        "KV cache": cache.predicted_bytes(slots, longest),
         _WORKING: _working(architecture, dtype, slots=slots, prompt_tokens=_prefilled(question, slots)),
     }
     is_moved = settings.cluster.offloads_rollout and device.type == "cuda"

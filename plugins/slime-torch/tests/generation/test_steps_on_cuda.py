@@ -49,13 +49,7 @@ def test_the_host_waits_as_often_for_one_row_as_for_many(name, rows, with_masks)
 def scheduler(kind="qwen3"):
     family = FAMILIES[kind]
     architecture = family.architecture(CONFIGS[kind]().to_dict())
-    model = Decoder(
-        architecture,
-        shapes=family.hf_shapes(architecture),
-        max_length=64,
-        dtype=torch.bfloat16,
-        device=CUDA,
-    )
+    model = Decoder(family, architecture, max_length=64, dtype=torch.bfloat16, device=CUDA)
     return Scheduler(model, model.create_cache(8), max_running=8, max_prefill_tokens=1000)
 
 

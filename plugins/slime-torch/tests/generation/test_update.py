@@ -16,8 +16,8 @@ from slime_models.groups import OWN_TRANSPORTS
 from slime_models.transfer.fingerprint import fingerprint
 from slime_models.transfer.sender import WeightSender
 from slime_torch.engine import TorchEngine
-from slime_torch.model.weights import Fused, Weights
 from slime_torch.section import TorchSection
+from slime_torch.storage.weights import Fused, Weights
 
 GREEDY = SamplingParams(max_new_tokens=16, min_new_tokens=16, temperature=0)
 PROMPT = [5, 6, 7, 8]

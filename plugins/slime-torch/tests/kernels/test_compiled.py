@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from slime_torch.model.cache import KvCache
-from slime_torch.model.kernel_attention import KernelAttention
-from slime_torch.model.norm import Norm
-from slime_torch.model.rope import rope_tables
+from slime_torch.layers.kernel_attention import KernelAttention
+from slime_torch.layers.norm import Norm
+from slime_torch.layers.rope import rope_tables
+from slime_torch.storage.cache import KvCache
 
 CPU = torch.device("cpu")
 BOUNDS = {torch.float32: 2e-6, torch.bfloat16: 2**-8}
@@ -67,7 +67,14 @@ def test_heads_are_normalised_and_turned_and_keys_and_values_stored(dtype, with_
     a = architecture(dim=dim, group=3)
     norms = (head_norm(dim, dtype), head_norm(dim, dtype)) if with_norms else None
     cosine, sine = (table.to(dtype) for table in rope_tables(a, 50))
-    cache = KvCache(a, max_slots=8, dtype=dtype, device=CPU)
+    cache = KvCache(
+        a.num_layers,
+        heads=a.num_query_groups,
+        dim=a.head_dim,
+        max_slots=8,
+        dtype=dtype,
+        device=CPU,
+    )
     cache.reserve(8, 50)
     positions, slots = torch.tensor([0, 7, 49, 7, 3]), torch.tensor([2, 0, 7, 1, 2])
     heads = torch.randn(5, 10, dim).to(dtype)
@@ -90,7 +97,14 @@ def test_heads_are_normalised_and_turned_and_keys_and_values_stored(dtype, with_
 
 def filled(a: SimpleNamespace, lengths: list[int], dtype: torch.dtype) -> tuple[KvCache, torch.Tensor]:
     """Return a cache whose slots hold so many random tokens, NaN beyond them, and random heads."""
-    cache = KvCache(a, max_slots=len(lengths), dtype=dtype, device=CPU)
+    cache = KvCache(
+        a.num_layers,
+        heads=a.num_query_groups,
+        dim=a.head_dim,
+        max_slots=len(lengths),
+        dtype=dtype,
+        device=CPU,
+    )
     cache.reserve(len(lengths), max(lengths))
     for part in cache.views(len(lengths))[0]:
         part.copy_(torch.randn(part.shape))

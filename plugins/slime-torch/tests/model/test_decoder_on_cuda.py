@@ -16,8 +16,7 @@ from ..conftest import CONFIGS, FAMILIES, VOCAB
 def decoder(kind):
     family = FAMILIES[kind.partition("-")[0]]
     architecture = family.architecture(CONFIGS[kind]().to_dict())
-    shapes = family.hf_shapes(architecture)
-    return Decoder(architecture, shapes=shapes, max_length=64, dtype=torch.bfloat16, device=CUDA)
+    return Decoder(family, architecture, max_length=64, dtype=torch.bfloat16, device=CUDA)
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
@@ -49,13 +48,7 @@ def operations(n_layers):
     family = FAMILIES["llama"]
     architecture = family.architecture(config.to_dict())
     with cuda_without_device() as counted:
-        model = Decoder(
-            architecture,
-            shapes=family.hf_shapes(architecture),
-            max_length=64,
-            dtype=torch.bfloat16,
-            device=CUDA,
-        )
+        model = Decoder(family, architecture, max_length=64, dtype=torch.bfloat16, device=CUDA)
         cache = model.create_cache(8)
         cache.reserve(3, 20)
         tokens, lengths = (torch.zeros(3, dtype=torch.int64, device=CUDA) for _ in range(2))

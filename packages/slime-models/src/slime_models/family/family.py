@@ -114,6 +114,9 @@ class ModelFamily:
     layers: str | None = None
     """`module:attribute` of the layers that the trainer builds, where `Architecture` does not say all of them: a
     `slime_megatron.model.family_layers.FamilyLayers`, imported when a model is built."""
+    decoder: str | None = None
+    """`module:attribute` of the decoder that the engine `torch` builds, where `Architecture` does not say all of it: a
+    `slime_torch.model.family_decoder.FamilyDecoder`, imported when an engine is built or asked whether it serves the model."""
     not_served: Mapping[str, str] = field(default_factory=dict)
     """Engine, by its entry point's name -> why it does not serve models of this family."""
     not_parallel: Mapping[str, str] = field(default_factory=dict)

@@ -24,7 +24,7 @@ from slime_torch.engine import DTYPES, TorchEngine, engine_dtype
 from slime_torch.model.decoder import Decoder
 from slime_torch.section import TorchSection
 
-from slime_bench.engine.parts import decoding_parts, machine_facts, products
+from slime_bench.engine.parts import decoding_parts, inputs_of, machine_facts, products
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,11 +150,7 @@ async def _generate_all(engine: TorchEngine, work: Workload) -> None:
 
 def _products(model: Decoder, work: Workload) -> Callable[[], None]:
     """Return the linear layers and the head, nothing else, once for each of the workload's decoding steps."""
-    n, a = len(work.prompts), model.architecture
-    inputs = {
-        width: torch.randn(n, width).to(model.device, model.dtype)
-        for width in (a.hidden_size, a.query_size, a.ffn_hidden_size)
-    }
+    inputs = inputs_of(model, len(work.prompts))
 
     @torch.inference_mode()
     def multiply() -> None:

@@ -11,7 +11,10 @@ from typing import Any
 import torch
 from slime_core.protocols import SamplingParams
 from slime_torch.generation.sampling import Draw, sample
+from slime_torch.layers.attention import GroupedQueries, GroupedQueryAttention
+from slime_torch.layers.batch import Batch
 from slime_torch.model.decoder import Decoder
+from slime_torch.storage.cache import KvCache
 from torch import Tensor
 
 #: Times that a part is run, of which the median counts.
@@ -23,7 +26,7 @@ def decoding_parts(model: Decoder, *, rows: int, length: int) -> dict[str, float
     """Return part -> milliseconds of one decoding step of `rows` sequences that hold `length` tokens each.
 
     Each part is run alone, on tensors of the step's shapes; `everything else` is what the whole step takes beyond them: the
-    embedding, copies between parts, and Python.
+    embedding, copies between parts, experts, attention of other kinds, and Python.
 
     Args:
         model: with its weights.
@@ -40,15 +43,22 @@ def decoding_parts(model: Decoder, *, rows: int, length: int) -> dict[str, float
     draws = [Draw(params=SamplingParams(max_new_tokens=1), seed=i, position=length) for i in range(rows)]
     heads = torch.randn(rows, a.num_attention_heads + 2 * a.num_query_groups, a.head_dim)
     heads = heads.to(device, model.dtype)
-    now = model.attention.begin(lengths, torch.arange(rows, device=device), cache)
-    inputs = {
-        width: torch.randn(rows, width).to(device, model.dtype)
-        for width in (a.hidden_size, a.query_size, a.ffn_hidden_size)
+    inputs = inputs_of(model, rows)
+    batch = Batch(lengths, torch.arange(rows, device=device))
+    begun = {
+        kind: kind.begin(batch, store)
+        for kind, store in zip(model.kinds, cache.stores, strict=True)
+        if isinstance(kind, GroupedQueries) and isinstance(store, KvCache)
     }
+    attending = [
+        (begun[layer.attention.kind], layer.attention.index)
+        for layer in model.layers
+        if isinstance(layer.attention, GroupedQueryAttention)
+    ]
 
     def attention() -> None:
-        for layer in range(a.num_layers):
-            now.attend(layer, heads)
+        for now, index in attending:
+            now.attend(index, heads)
 
     def norms() -> None:
         for layer in model.layers:
@@ -56,8 +66,8 @@ def decoding_parts(model: Decoder, *, rows: int, length: int) -> dict[str, float
             layer.mlp_norm(hidden)
 
     def placing() -> None:
-        for layer in range(a.num_layers):
-            now.place(layer, heads)
+        for now, index in attending:
+            now.place(index, heads)
 
     parts: dict[str, Callable[[], Any]] = {
         "matrix products": lambda: products(model, inputs),
@@ -76,13 +86,16 @@ def decoding_parts(model: Decoder, *, rows: int, length: int) -> dict[str, float
 
 
 def products(model: Decoder, inputs: dict[int, Tensor]) -> None:
-    """Multiply by every matrix of the model once; `inputs` is width -> [rows, width]."""
-    for layer in model.layers:
-        mlp = (layer.gate, layer.up, layer.gate_up, layer.down)  # folders have the first two, or the third
-        for weight in (layer.qkv, layer.output, *mlp):
-            if weight is not None:
-                weight.linear(inputs[weight.shape[1]])
+    """Multiply by every matrix that all tokens meet once; `inputs` is width -> [rows, width]."""
+    for matrix in model.matrices:
+        matrix.linear(inputs[matrix.shape[1]])
     model.logits(inputs[model.architecture.hidden_size])
+
+
+def inputs_of(model: Decoder, rows: int) -> dict[int, Tensor]:
+    """Return width -> [rows, width], random, for `products`."""
+    widths = {model.architecture.hidden_size, *(matrix.shape[1] for matrix in model.matrices)}
+    return {width: torch.randn(rows, width).to(model.device, model.dtype) for width in sorted(widths)}
 
 
 def machine_facts() -> list[str]:

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from slime_torch.generation.request import Request
 from slime_torch.generation.sampling import Draw, sample
-from slime_torch.model.cache import KvCache
 from slime_torch.model.decoder import Decoder
+from slime_torch.storage.cache import Cache
 
 
 class Scheduler:
@@ -31,7 +31,7 @@ class Scheduler:
     def __init__(
         self,
         model: Decoder,
-        cache: KvCache,
+        cache: Cache,
         *,
         max_running: int,
         max_prefill_tokens: int,
@@ -136,7 +136,13 @@ class Scheduler:
         new = [self.waiting.popleft() for _ in range(n)]
         longest = max(request.length for request in (*self.running, *new))
         self._cache.reserve(len(self.running) + n, longest + 1)
-        donors = {request.prompt: i for i, request in enumerate(self.running) if request.hidden is not None}
+        donors = {}
+        if self._cache.has_prefixes:
+            donors = {
+                request.prompt: slot
+                for slot, request in enumerate(self.running)
+                if request.hidden is not None
+            }
         first = len(self.running)
         self.running += new
         twins: dict[tuple[int, ...], list[int]] = {}

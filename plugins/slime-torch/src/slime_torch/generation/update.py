@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
-import torch
 from slime_core.errors import WeightSyncError
 from slime_core.weights.sync import Bucket
 from slime_models.transfer.manifest import listed
 from slime_models.transfer.staging import StagedTensors, StagedUpdate
 from torch import Tensor
 
-from slime_torch.model.weights import Weights
+from slime_torch.storage.weights import Weights
 
 
 class WeightUpdate:
@@ -20,12 +19,11 @@ class WeightUpdate:
 
     Args:
         weights: written to, in place.
-        dtype: that the tensors must have.
         version: for messages.
     """
 
-    def __init__(self, weights: Weights, *, dtype: torch.dtype, version: str) -> None:
-        self._weights, self._dtype, self.version = weights, dtype, version
+    def __init__(self, weights: Weights, *, version: str) -> None:
+        self._weights, self.version = weights, version
         self._seen: set[str] = set()
 
     @property
@@ -46,7 +44,7 @@ class WeightUpdate:
                 raise WeightSyncError(
                     f"update to version {self.version}: {name}: sent twice; send each tensor once"
                 )
-            self._weights.check(name, tensor, dtype=self._dtype, version=self.version)
+            self._weights.check(name, tensor, version=self.version)
         self._weights.write(tensors)
         self._seen.update(tensors)
 

@@ -1,1 +1,1 @@
-"""The decoder: its layers, weights and KV cache."""
+"""The decoder: layers in a row, as a family describes them."""

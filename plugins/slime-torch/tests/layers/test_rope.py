@@ -8,7 +8,7 @@ import pytest
 import torch
 from slime_core.errors import EngineError
 from slime_models.family.families.llama import LLAMA
-from slime_torch.model.rope import rope_tables, rotate_, stored_order
+from slime_torch.layers.rope import rope_tables, rotate_, stored_order
 
 from ..conftest import CONFIGS
 

@@ -7,8 +7,8 @@ from slime_models.family.architecture import Architecture
 from torch import Tensor
 
 from slime_torch.kernels.launch import Kernel, compiled
-from slime_torch.model.attention import HeadNorms, Pass
-from slime_torch.model.cache import KvCache
+from slime_torch.layers.torch_attention import HeadNorms, HeadsPass
+from slime_torch.storage.cache import KvCache
 
 
 class KernelAttention:
@@ -18,20 +18,27 @@ class KernelAttention:
         architecture: the model's numbers; `head_dim` is a multiple of 16.
         tables: cosine and signed sine [positions, head_dim], bfloat16 or float32, contiguous.
         norms: of heads.
+        scale: multiplies scores; the root of the inverse of the heads' width when not given.
     """
 
     def __init__(
-        self, architecture: Architecture, *, tables: tuple[Tensor, Tensor], norms: HeadNorms
+        self,
+        architecture: Architecture,
+        *,
+        tables: tuple[Tensor, Tensor],
+        norms: HeadNorms,
+        scale: float | None = None,
     ) -> None:
         from slime_torch.kernels.compiled import attend_kernel, place_kernel
 
         self.architecture, self.tables, self.norms = architecture, tables, norms
         itemsize, dim = tables[0].itemsize, architecture.head_dim
+        self.scale = dim**-0.5 if scale is None else scale
         group = architecture.num_attention_heads // architecture.num_query_groups
         self.place = compiled(place_kernel, itemsize)
         self.attend = compiled(attend_kernel, itemsize, dim=dim, group=group)
 
-    def begin(self, positions: Tensor, slots: Tensor, cache: KvCache) -> Pass:
+    def begin(self, positions: Tensor, slots: Tensor, cache: KvCache) -> HeadsPass:
         """Begin a pass. The cache keeps its size until it is over."""
         return _KernelPass(self, positions.contiguous(), slots.contiguous(), cache)
 
@@ -54,7 +61,7 @@ class _KernelPass:
         self._attend = Kernel(owner.attend, words=10)
         self._attend.set(1, n, a.num_query_groups, cache.capacity)
         self._attend.set(7, positions.data_ptr())
-        self._attend.set_float(9, a.head_dim**-0.5)
+        self._attend.set_float(9, owner.scale)
 
     def place(self, layer: int, heads: Tensor) -> None:
         self._place.set(5, heads.data_ptr())

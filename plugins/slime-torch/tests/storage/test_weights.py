@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from slime_torch.model.weights import Fused, can_pack
+from slime_torch.storage.weights import Fused, can_pack
 
 CPU = torch.device("cpu")
 RANDOM = torch.Generator().manual_seed(0)

@@ -2,8 +2,8 @@ import contextlib
 import mmap
 
 import torch
-from slime_torch.model.pages import collapse
-from slime_torch.model.weights import Fused, can_pack
+from slime_torch.storage.pages import collapse
+from slime_torch.storage.weights import Fused, can_pack
 
 
 def huge_bytes(address):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import torch
-from slime_torch.model.cache import KvCache
+from slime_torch.storage.cache import KvCache
 
 CPU = torch.device("cpu")
 RANDOM = torch.Generator().manual_seed(0)
@@ -16,8 +14,7 @@ def randn(*shape: int) -> torch.Tensor:
 
 
 def test_the_cache_keeps_what_it_holds_whatever_its_size_and_allocates_no_more(monkeypatch):
-    architecture = SimpleNamespace(head_dim=8, num_query_groups=2, num_layers=3)
-    cache = KvCache(architecture, max_slots=32, dtype=torch.float32, device=CPU)
+    cache = KvCache(3, heads=2, dim=8, max_slots=32, dtype=torch.float32, device=CPU)
     cache.reserve(3, 5)
     lengths = {0: 5, 1: 3, 2: 4}
     # Of each layer: one token's keys and values for each of 3 slots.

@@ -15,7 +15,7 @@ from slime_models.transfer.fingerprint import fingerprints
 from torch import Tensor
 from torch.nn import functional as F
 
-from slime_torch.model.pages import collapse
+from slime_torch.storage.pages import collapse
 
 Shape = tuple[int, ...]
 #: What is done to a product before it is stored, by oneDNN's names.
@@ -133,6 +133,7 @@ class Weights:
     def __init__(self, fused: Iterable[Fused]) -> None:
         self._fused = list(fused)
         self._shapes = {name: shape for one in self._fused for name, shape in one.parts.items()}
+        self._dtypes = {name: one.tensor.dtype for one in self._fused for name in one.parts}
 
     def __len__(self) -> int:
         """Return the number of Hugging Face tensors."""
@@ -154,7 +155,7 @@ class Weights:
             if parts:
                 fused.write(parts)
 
-    def check(self, name: str, tensor: Tensor, *, dtype: torch.dtype, version: str) -> None:
+    def check(self, name: str, tensor: Tensor, *, version: str) -> None:
         """Check that `tensor` can be written as `name`.
 
         Raises:
@@ -168,6 +169,7 @@ class Weights:
             )
         if tuple(tensor.shape) != wanted:
             raise WeightSyncError(f"{where}: found shape {tuple(tensor.shape)}; wanted {wanted}")
+        dtype = self._dtypes[name]
         if tensor.dtype != dtype:
             raise WeightSyncError(
                 f"{where}: found dtype {tensor.dtype}; wanted {dtype}; cast it to the plan's dtype"

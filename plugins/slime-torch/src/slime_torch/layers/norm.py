@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from slime_torch.kernels.launch import Kernel, compiled
-from slime_torch.model.weights import Fused, Shape
+from slime_torch.storage.weights import Fused, Shape
 
 
 class Norm(Fused):
@@ -26,6 +26,7 @@ class Norm(Fused):
         device: where it lives.
         compile_kernel: use a compiled kernel (`kernels.launch.can_compile`; on a CPU, bfloat16 or float32).
         order: for each place, the number of the weight that is stored there; None for the folder's.
+        offset: added to the weight: what is multiplied by is their sum, in float32.
     """
 
     def __init__(
@@ -38,29 +39,32 @@ class Norm(Fused):
         device: torch.device,
         compile_kernel: bool = False,
         order: Sequence[int] | None = None,
+        offset: float = 0.0,
     ) -> None:
         orders = None if order is None else {name: order}
         super().__init__({name: shape}, dtype=dtype, device=device, orders=orders)
-        self._epsilon = epsilon
+        self._epsilon, self._offset = epsilon, offset
         self._has_kernel = device.type == "cuda"
         self._epsilon_tensor, self._share = torch.tensor(epsilon), 1 / shape[0]
-        self._weight = self.tensor.to(torch.float32, copy=True)
+        self._weight = self.tensor.float() + offset
         self._kernel = self._compiled() if compile_kernel else None
 
     @property
     def weight_address(self) -> int:
-        """Where the weight lies as float32."""
+        """Where what is multiplied by lies, as float32."""
         return self._weight.data_ptr()
 
     def write(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy the weight in, casting it."""
         super().write(tensors)
-        self._weight.copy_(self.tensor)
+        self._weight.copy_(self.tensor).add_(self._offset)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the norm of `x` [..., n]."""
         if self._kernel is not None:
             return self._run(self._kernel, x.contiguous())
+        if self._has_kernel and self._offset:
+            return F.rms_norm(x.float(), self.shape, self._weight, self._epsilon).to(x.dtype)
         if self._has_kernel:
             return F.rms_norm(x, self.shape, self.tensor, self._epsilon)
         y = x.to(torch.float32, copy=True)

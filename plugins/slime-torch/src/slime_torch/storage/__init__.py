@@ -1,0 +1,1 @@
+"""What an engine holds: weights by Hugging Face name, and the caches of its requests."""
