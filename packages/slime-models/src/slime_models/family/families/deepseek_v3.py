@@ -8,6 +8,7 @@ from typing import Any
 from slime_models.family.architecture import Architecture, ConfigReader
 from slime_models.family.families.glm4_moe import first_layers, with_shared_experts
 from slime_models.family.families.latent import (
+    DECODER,
     LAYERS,
     latent_architecture,
     latent_rules,
@@ -45,6 +46,7 @@ DEEPSEEK_V3 = ModelFamily(
     rules=(*_DECODER, *mtp_rules(_DECODER)),
     architecture=read_architecture,
     layers=LAYERS,
+    decoder=DECODER,
     mtp_prefix="model.layers.{layer}.",
     copies={"embed_tokens.weight": EMBEDDING_WEIGHT, "shared_head.head.weight": OUTPUT_WEIGHT},
 )

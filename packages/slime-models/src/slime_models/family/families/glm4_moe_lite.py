@@ -8,6 +8,7 @@ from typing import Any
 from slime_models.family.architecture import Architecture, ConfigReader
 from slime_models.family.families.glm4_moe import with_shared_experts
 from slime_models.family.families.latent import (
+    DECODER,
     LAYERS,
     dense_layers,
     latent_architecture,
@@ -49,6 +50,7 @@ GLM4_MOE_LITE = ModelFamily(
     rules=(*_DECODER, *mtp_rules(_DECODER)),
     architecture=read_architecture,
     layers=LAYERS,
+    decoder=DECODER,
     mtp_prefix="model.layers.{layer}.",
     copies={"embed_tokens.weight": EMBEDDING_WEIGHT, "shared_head.head.weight": OUTPUT_WEIGHT},
 )

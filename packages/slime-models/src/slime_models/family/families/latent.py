@@ -30,6 +30,8 @@ from slime_models.family.rules import Dims, Rule, Shard, rename
 _MEGATRON, _HF = "decoder.layers.{layer}.self_attention.", "model.layers.{layer}.self_attn."
 #: `FamilyLayers` of the trainer.
 LAYERS = "slime_megatron.model.latent_layers:LAYERS"
+#: `FamilyDecoder` of the engine `torch`.
+DECODER = "slime_torch.model.latent_decoder:DECODER"
 #: Epsilon of the norms of latent vectors: transformers and DeepSeek's own code do not take that of the other norms.
 _LATENT_NORM_EPSILON = 1e-6
 #: Fields of config.json that are read here and not by `dense_architecture`.
