@@ -13,19 +13,33 @@ import torch
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import Completion, SamplingParams
 from slime_models.family.families.glm4 import GLM4
+from slime_models.family.families.glm4_moe import GLM4_MOE
 from slime_models.family.families.llama import LLAMA
 from slime_models.family.families.qwen2 import QWEN2
+from slime_models.family.families.qwen2_moe import QWEN2_MOE
 from slime_models.family.families.qwen3 import QWEN3
-from slime_models.hf.folder import read_config
+from slime_models.family.families.qwen3_moe import QWEN3_MOE
+from slime_models.hf.folder import HfCheckpoint, read_config
 from slime_models.quantization.scheme import specs_of
 from slime_models.transfer.receiver import UpdateReceiver
 from slime_models.transfer.storage import UpdateStorage
 from slime_torch.engine import TorchEngine
 from slime_torch.section import TorchSection
-from transformers import AutoModelForCausalLM, Glm4Config, LlamaConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    Glm4Config,
+    Glm4MoeConfig,
+    LlamaConfig,
+    Qwen2Config,
+    Qwen2MoeConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
 VOCAB, EOS = 301, 300
-FAMILIES = {"glm4": GLM4, "llama": LLAMA, "qwen2": QWEN2, "qwen3": QWEN3}
+FAMILIES = {
+    family.model_type: family for family in (GLM4, LLAMA, QWEN2, QWEN3, GLM4_MOE, QWEN2_MOE, QWEN3_MOE)
+}
 _COMMON = {
     "vocab_size": VOCAB,
     "hidden_size": 64,
@@ -48,12 +62,39 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+_EXPERTS = {
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 48,
+    "decoder_sparse_step": 1,
+    "norm_topk_prob": True,
+}
 CONFIGS = {
     "llama": lambda: LlamaConfig(**_COMMON),
     "llama-rope3": lambda: LlamaConfig(**_COMMON, rope_parameters=_LLAMA3, tie_word_embeddings=True),
     "qwen2": lambda: Qwen2Config(**_COMMON, tie_word_embeddings=True),
     "qwen3": lambda: Qwen3Config(**_COMMON, head_dim=32),
     "glm4": lambda: Glm4Config(**_COMMON, head_dim=32),
+    "qwen2_moe": lambda: Qwen2MoeConfig(
+        **_COMMON, **_EXPERTS | {"norm_topk_prob": False}, num_experts=6, shared_expert_intermediate_size=80
+    ),
+    # The first layer is dense.
+    "qwen3_moe": lambda: Qwen3MoeConfig(
+        **_COMMON, **_EXPERTS, head_dim=32, num_experts=6, mlp_only_layers=[0]
+    ),
+    # Of four groups of two experts, two are chosen.
+    "glm4_moe": lambda: Glm4MoeConfig(
+        **_COMMON,
+        **_EXPERTS,
+        head_dim=32,
+        n_routed_experts=8,
+        n_shared_experts=2,
+        first_k_dense_replace=1,
+        n_group=4,
+        topk_group=2,
+        routed_scaling_factor=1.5,
+        use_qk_norm=True,
+        attention_bias=True,
+    ),
 }
 
 
@@ -84,18 +125,19 @@ class TinyModel:
         self.kind, self.folder = kind, folder
         self.module = AutoModelForCausalLM.from_config(CONFIGS[kind](), dtype=torch.float32).eval()
         with torch.no_grad():
-            for name, parameter in self.module.named_parameters():
+            for name, parameter in (*self.module.named_parameters(), *self.module.named_buffers()):
                 if "norm" in name or "bias" in name:  # which transformers starts at one and zero
                     parameter.add_(torch.randn_like(parameter) * 0.2)
         self.module.save_pretrained(folder)
+        self.family = FAMILIES[kind.partition("-")[0]]
+        self.architecture = self.family.architecture(read_config(folder))
 
     def engine(
         self, *, dtype: torch.dtype = torch.float32, keeps_cache: bool = False, **section: Any
     ) -> TorchEngine:
-        family = FAMILIES[self.kind.split("-")[0]]
-        name, architecture = str(dtype).removeprefix("torch."), family.architecture(read_config(self.folder))
+        name, family, architecture = str(dtype).removeprefix("torch."), self.family, self.architecture
         storage = UpdateStorage(
-            specs=specs_of(family.hf_shapes(architecture), dtype=name),
+            specs=specs_of(family.hf_shapes(architecture), dtype=name, float32=family.float32(architecture)),
             model_path=self.folder,
             staging_dir=self.folder / "staged",
             disk_dir=self.folder / "weights",
@@ -164,8 +206,8 @@ class TinyModel:
         return rows.log_softmax(-1).gather(1, torch.tensor(response)[:, None]).squeeze(1).tolist()
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Hugging Face name -> parameter, a tied output layer left out."""
-        return {name: parameter.detach() for name, parameter in self.module.named_parameters()}
+        """Hugging Face name -> tensor of the folder, a tied output layer left out."""
+        return dict(HfCheckpoint(self.folder))
 
 
 @pytest.fixture

@@ -19,6 +19,8 @@ from slime_torch.engine import TorchEngine
 from slime_torch.section import TorchSection
 from slime_torch.storage.weights import Fused, Weights
 
+from ..conftest import FAMILIES
+
 GREEDY = SamplingParams(max_new_tokens=16, min_new_tokens=16, temperature=0)
 PROMPT = [5, 6, 7, 8]
 
@@ -28,14 +30,14 @@ class Sender:
 
     capabilities = TrainerCapabilities(transports=("memory",))
 
-    def __init__(self, *buckets):
-        self.buckets = buckets
+    def __init__(self, *buckets, float32=()):
+        self.buckets, self.float32 = buckets, float32
 
     async def send(self, plan):
         dtype = getattr(torch, plan.dtype)
         sent = {}
         for bucket in self.buckets:
-            cast = [(name, tensor.to(dtype)) for name, tensor in bucket]
+            cast = [(name, tensor if name in self.float32 else tensor.to(dtype)) for name, tensor in bucket]
             sent |= {name: fingerprint(tensor) for name, tensor in cast}
             await plan.channel.put(cast)
         await plan.channel.end()
@@ -56,12 +58,14 @@ def scenario(model, body, **options):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "glm4"])
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "glm4", "qwen2_moe", "qwen3_moe", "glm4_moe"])
 def test_after_an_update_the_engine_holds_and_serves_the_new_weights(tiny, kind, dtype):
     new = tiny(kind, seed=1)
+    float32 = FAMILIES[kind].float32(tiny(kind).architecture)
 
     async def body(engine):
-        transport = await sync_weights(Sender(*in_buckets(new.tensors())), engine, version="7", timeout_s=120)
+        sender = Sender(*in_buckets(new.tensors()), float32=float32)
+        transport = await sync_weights(sender, engine, version="7", timeout_s=120)
         return transport, await engine.generate(PROMPT, GREEDY)
 
     transport, answer = scenario(tiny(kind), body, dtype=dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from slime_torch.layers.attention import GroupedQueries, GroupedQueryAttention
 from slime_torch.layers.builder import Builder
+from slime_torch.layers.experts import Experts
 from slime_torch.layers.mlp import GatedMlp
 from slime_torch.layers.part import Attention, Layer, Mlp
 
@@ -33,7 +34,9 @@ def standard_layer(builder: Builder, number: int, attention: Attention, mlp: Mlp
 
 
 def standard_mlp(builder: Builder, number: int) -> Mlp:
-    """Return the MLP of a layer, numbered from 0."""
+    """Return the MLP of a layer, numbered from 0: experts where the architecture has some there."""
+    if number in builder.architecture.moe_layers:
+        return Experts(builder, f"{layer_prefix(number)}mlp.")
     return GatedMlp(builder, f"{layer_prefix(number)}mlp.")
 
 
