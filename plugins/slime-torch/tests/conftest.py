@@ -12,8 +12,10 @@ import pytest
 import torch
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import Completion, SamplingParams
+from slime_models.family.families.deepseek_v3 import DEEPSEEK_V3
 from slime_models.family.families.glm4 import GLM4
 from slime_models.family.families.glm4_moe import GLM4_MOE
+from slime_models.family.families.glm4_moe_lite import GLM4_MOE_LITE
 from slime_models.family.families.llama import LLAMA
 from slime_models.family.families.qwen2 import QWEN2
 from slime_models.family.families.qwen2_moe import QWEN2_MOE
@@ -27,8 +29,10 @@ from slime_torch.engine import TorchEngine
 from slime_torch.section import TorchSection
 from transformers import (
     AutoModelForCausalLM,
+    DeepseekV3Config,
     Glm4Config,
     Glm4MoeConfig,
+    Glm4MoeLiteConfig,
     LlamaConfig,
     Qwen2Config,
     Qwen2MoeConfig,
@@ -38,7 +42,11 @@ from transformers import (
 
 VOCAB, EOS = 301, 300
 FAMILIES = {
-    family.model_type: family for family in (GLM4, LLAMA, QWEN2, QWEN3, GLM4_MOE, QWEN2_MOE, QWEN3_MOE)
+    family.model_type: family
+    for family in (
+        *(DEEPSEEK_V3, GLM4, GLM4_MOE, GLM4_MOE_LITE),
+        *(LLAMA, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE),
+    )
 }
 _COMMON = {
     "vocab_size": VOCAB,
@@ -68,7 +76,47 @@ _EXPERTS = {
     "decoder_sparse_step": 1,
     "norm_topk_prob": True,
 }
+_LATENT = _COMMON | {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 48,
+    "num_nextn_predict_layers": 0,
+    "tie_word_embeddings": False,
+}
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 8.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "original_max_position_embeddings": 32,
+}
 CONFIGS = {
+    # As of DeepSeek-V3: the first layer is dense; of four groups of two experts, two are chosen.
+    "deepseek_v3": lambda: DeepseekV3Config(
+        **_LATENT,
+        q_lora_rank=24,
+        v_head_dim=16,
+        n_group=4,
+        topk_group=2,
+        first_k_dense_replace=1,
+        rope_parameters=_YARN,
+    ),
+    # As of Moonlight: queries have no latent vector.
+    "deepseek_v3-moonlight": lambda: DeepseekV3Config(
+        **_LATENT,
+        q_lora_rank=None,
+        v_head_dim=20,
+        n_group=1,
+        topk_group=1,
+        n_shared_experts=2,
+        first_k_dense_replace=1,
+    ),
+    "glm4_moe_lite": lambda: Glm4MoeLiteConfig(**_LATENT, q_lora_rank=24, v_head_dim=24),
     "llama": lambda: LlamaConfig(**_COMMON),
     "llama-rope3": lambda: LlamaConfig(**_COMMON, rope_parameters=_LLAMA3, tie_word_embeddings=True),
     "qwen2": lambda: Qwen2Config(**_COMMON, tie_word_embeddings=True),

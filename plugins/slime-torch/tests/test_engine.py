@@ -22,7 +22,10 @@ from slime_torch.factory import create_engine
 from slime_torch.model.decoder import Decoder
 from slime_torch.section import TorchSection
 
-KINDS = ["llama", "llama-rope3", "qwen2", "qwen3", "glm4", "qwen2_moe", "qwen3_moe", "glm4_moe"]
+KINDS = [
+    *("llama", "llama-rope3", "qwen2", "qwen3", "glm4", "qwen2_moe", "qwen3_moe", "glm4_moe"),
+    *("deepseek_v3", "deepseek_v3-moonlight", "glm4_moe_lite"),
+]
 
 
 def greedy(n: int, **more) -> SamplingParams:
