@@ -19,6 +19,7 @@ from slime_megatron import compat
 from slime_megatron.settings.learner_settings import LearnerSettings
 from slime_megatron.settings.section import MegatronSection
 from slime_models.family.families.deepseek_v3 import DEEPSEEK_V3
+from slime_models.family.families.deepseek_v32 import DEEPSEEK_V32
 from slime_models.family.families.glm4 import GLM4
 from slime_models.family.families.glm4_moe import GLM4_MOE
 from slime_models.family.families.glm4_moe_lite import GLM4_MOE_LITE
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 FAMILIES = {
     family.model_type: family
     for family in (
-        *(DEEPSEEK_V3, GEMMA3, GLM4, GLM4_MOE, GLM4_MOE_LITE),
+        *(DEEPSEEK_V3, DEEPSEEK_V32, GEMMA3, GLM4, GLM4_MOE, GLM4_MOE_LITE),
         *(LLAMA, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE),
     )
 }
@@ -157,6 +158,8 @@ def cut_models(make_hf: Callable[..., tuple[Any, Path]]) -> dict[str, Path]:
     _, sandwich = make_hf("glm4", tie_word_embeddings=False, **size)
     size.pop("head_dim")
     _, latent = make_hf("deepseek_v3", tie_word_embeddings=False, **size | DEEPSEEK)
+    indexer = {"index_topk": 6, "index_n_heads": 8, "index_head_dim": 14}
+    _, sparse = make_hf("deepseek_v32", tie_word_embeddings=False, **size | DEEPSEEK | indexer)
     _, shared = make_hf(
         "qwen2_moe", tie_word_embeddings=False, **size, **experts, shared_expert_intermediate_size=80
     )
@@ -173,6 +176,7 @@ def cut_models(make_hf: Callable[..., tuple[Any, Path]]) -> dict[str, Path]:
         "qwen3_moe": moe,
         "glm4_moe": glm,
         "deepseek_v3": latent,
+        "deepseek_v32": sparse,
         "glm4": sandwich,
         "qwen2_moe": shared,
         "gemma3_text": windows,

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 from slime_models.family.families.deepseek_v3 import DEEPSEEK_V3
+from slime_models.family.families.deepseek_v32 import DEEPSEEK_V32
 from slime_models.family.families.glm4 import GLM4
 from slime_models.family.families.glm4_moe import GLM4_MOE
 from slime_models.family.families.glm4_moe_lite import GLM4_MOE_LITE
+from slime_models.family.families.glm_moe_dsa import GLM_MOE_DSA
 from slime_models.family.families.llama import LLAMA
 from slime_models.family.families.qwen2 import QWEN2
 from slime_models.family.families.qwen2_moe import QWEN2_MOE
@@ -21,7 +23,7 @@ from slime_models.hf.fetch import fetch
 FAMILIES = {
     family.model_type: family
     for family in (
-        *(DEEPSEEK_V3, GLM4, GLM4_MOE, GLM4_MOE_LITE),
+        *(DEEPSEEK_V3, DEEPSEEK_V32, GLM4, GLM4_MOE, GLM4_MOE_LITE, GLM_MOE_DSA),
         *(LLAMA, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE),
     )
 }
@@ -89,9 +91,11 @@ def tiny_config(model_type: str, **changes: Any) -> dict[str, Any]:
         }
     if model_type == "glm4_moe":
         config = {**config, **GLM, **changes}
-    if model_type in ("deepseek_v3", "glm4_moe_lite"):
+    if model_type in ("deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa"):
         del config["head_dim"]
         config = {**config, **LATENT, **changes}
+    if model_type in ("deepseek_v32", "glm_moe_dsa"):
+        config = {**config, "index_topk": 9, "index_n_heads": 3, "index_head_dim": 5, **changes}
     return config
 
 

@@ -83,6 +83,7 @@ def test_every_layout_takes_the_steps_of_one_process(ranks, cut_models, kind, ca
         ("glm4", ["TP2+SP", "TP2xPP2"]),
         ("qwen2_moe", ["TP2xEP2xSP", "PP2xEP2"]),
         ("deepseek_v3", ["TP2xEP2xSP", "PP2xCP2"]),
+        ("deepseek_v32", ["TP2xEP2xSP", "PP2xCP2"]),
     ],
 )
 def test_later_steps_know_the_log_probs_from_before_the_first(ranks, cut_models, kind, layouts):
@@ -157,6 +158,7 @@ def test_loss_and_gradient_norm_do_not_depend_on_the_cut(ranks, cut_models, redu
         ("gemma3_text", 4, TENSOR | PIPELINE),
         ("qwen2_moe", 4, TENSOR | SEQUENCE | EXPERT | {"expert_tensor_parallel_size": 1}),
         ("deepseek_v3", 4, TENSOR | SEQUENCE | PIPELINE),
+        ("deepseek_v32", 2, TENSOR | SEQUENCE),
     ],
 )
 def test_weights_come_out_of_every_layout_as_they_went_in(ranks, cut_models, kind, n, megatron):

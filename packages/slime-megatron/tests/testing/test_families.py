@@ -8,8 +8,10 @@ import pytest
 from slime_core.errors import ContractError, PluginError
 from slime_megatron.testing import check_trained_family, random_model
 from slime_models.family.families.deepseek_v3 import DEEPSEEK_V3
+from slime_models.family.families.deepseek_v32 import DEEPSEEK_V32
 from slime_models.family.families.glm4 import GLM4
 from slime_models.family.families.glm4_moe_lite import GLM4_MOE_LITE
+from slime_models.family.families.glm_moe_dsa import GLM_MOE_DSA
 from slime_models.family.families.llama import LLAMA
 from slime_models.family.families.qwen2 import QWEN2
 from slime_models.family.families.qwen2_moe import QWEN2_MOE
@@ -62,6 +64,8 @@ YARN = {
     "mscale_all_dim": 1.0,
     "original_max_position_embeddings": 32,
 }
+#: Each token sees 11 others: the longest sequence has 61.
+INDEXER = {"index_topk": 11, "index_n_heads": 8, "index_head_dim": 14, "first_k_dense_replace": 1}
 #: Family, and what its config.json says beside the sizes; the quirks of models that are published.
 MODELS = {
     "DeepSeek-V3": (
@@ -85,6 +89,11 @@ MODELS = {
         GLM4_MOE_LITE,
         LATENT | {"v_head_dim": 24, "mlp_layer_types": ["sparse", "dense", "sparse"]},
     ),
+    "DeepSeek-V3.2": (
+        DEEPSEEK_V32,
+        LATENT | INDEXER | {"n_group": 4, "topk_group": 2, "rope_parameters": YARN},
+    ),
+    "GLM-5": (GLM_MOE_DSA, LATENT | INDEXER | {"v_head_dim": 24}),
     "GLM-4-9B": (
         GLM4,
         {"head_dim": 32, "attention_bias": True, "rms_norm_eps": 1e-5, "tie_word_embeddings": False},
