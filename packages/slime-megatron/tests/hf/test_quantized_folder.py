@@ -17,12 +17,19 @@ from ..conftest import make_batch
 def quantized(cut_models, tmp_path_factory):
     folder = tmp_path_factory.mktemp("quantized") / "hf"
     quantize_folder(
-        cut_models["deepseek_v3"], folder, DEEPSEEK_V3, method="fp8-block", group_size=32, max_file_bytes=10**9
+        cut_models["deepseek_v3"],
+        folder,
+        DEEPSEEK_V3,
+        method="fp8-block",
+        group_size=32,
+        max_file_bytes=10**9,
     )
     return folder
 
 
-def test_a_learner_starts_from_the_dequantised_weights_and_writes_plain_ones(make_learner, quantized, tmp_path):
+def test_a_learner_starts_from_the_dequantised_weights_and_writes_plain_ones(
+    make_learner, quantized, tmp_path
+):
     learner = make_learner(folder=quantized)
     wanted = open_weights(quantized)
     found = {name: tensor.clone() for bucket in learner.weights("float32") for name, tensor in bucket}

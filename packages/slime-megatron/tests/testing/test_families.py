@@ -74,8 +74,12 @@ MODELS = {
     ),
     "DeepSeek-V3, other factors of YaRN": (
         DEEPSEEK_V3,
-        LATENT | {"first_k_dense_replace": 2, "rope_interleave": False}
-        | {"rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 0.4, "beta_fast": 8, "truncate": False}},
+        LATENT
+        | {"first_k_dense_replace": 2, "rope_interleave": False}
+        | {
+            "rope_parameters": YARN
+            | {"mscale": 0.7, "mscale_all_dim": 0.4, "beta_fast": 8, "truncate": False}
+        },
     ),
     "Kimi-K2": (
         DEEPSEEK_V3,

@@ -74,7 +74,12 @@ def test_moonlight_has_queries_without_a_latent_vector_and_plain_angles() -> Non
     read, count = numbers(DEEPSEEK_V3, V3 | MOONLIGHT)
     assert isinstance(read, LatentArchitecture)
     assert round(count / 1e9) == 16
-    assert (read.q_lora_rank, read.yarn, read.rope_theta, read.moe_router_num_groups) == (None, None, 5e4, None)
+    assert (read.q_lora_rank, read.yarn, read.rope_theta, read.moe_router_num_groups) == (
+        None,
+        None,
+        5e4,
+        None,
+    )
     assert (read.moe_shared_expert_intermediate_size, read.softmax_scale) == (2816, 192**-0.5)
     assert read.attention_size == 2048 * 3072 + 2048 * 576 + 512 * 4096 + 2048 * 2048
 
@@ -122,14 +127,25 @@ def test_yarn_leaves_fast_pairs_and_divides_slow_ones_by_its_factor() -> None:
         ({"norm_topk_prob": False}, "norm_topk_prob: found False; wanted True"),
         ({"topk_group": 2}, "topk_group: found 2; wanted half of num_experts_per_tok, 8"),
         ({"n_group": 7}, "n_group: found 7; wanted a divisor of n_routed_experts, 256"),
-        ({"first_k_dense_replace": 61}, "first_k_dense_replace: found 61; wanted less than num_hidden_layers"),
+        (
+            {"first_k_dense_replace": 61},
+            "first_k_dense_replace: found 61; wanted less than num_hidden_layers",
+        ),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor: found 0.5; wanted 1.0"),
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type: found 'linear'; wanted 'default' or 'yarn'"),
-        ({"rope_scaling": V3["rope_scaling"] | {"long_factor": [1]}}, "long_factor: found [1]; wanted nothing"),
+        (
+            {"rope_scaling": {"type": "linear", "factor": 2.0}},
+            "rope_type: found 'linear'; wanted 'default' or 'yarn'",
+        ),
+        (
+            {"rope_scaling": V3["rope_scaling"] | {"long_factor": [1]}},
+            "long_factor: found [1]; wanted nothing",
+        ),
         ({"rope_scaling": {"type": "yarn", "factor": 40}}, "original_max_position_embeddings: found None"),
     ],
 )
-def test_what_is_not_supported_is_refused_by_the_name_of_its_field(changes: dict[str, Any], message: str) -> None:
+def test_what_is_not_supported_is_refused_by_the_name_of_its_field(
+    changes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(DataError, match=re.escape(message)):
         DEEPSEEK_V3.architecture(V3 | changes)
 
@@ -138,9 +154,18 @@ def test_what_is_not_supported_is_refused_by_the_name_of_its_field(changes: dict
     ("changes", "message"),
     [
         ({"first_k_dense_replace": 2}, "first_k_dense_replace: found 2; wanted 1"),
-        ({"mlp_layer_types": ["dense"]}, "mlp_layer_types: found ['dense']; wanted a list of num_hidden_layers, 47"),
-        ({"mlp_layer_types": ["moe", *["sparse"] * 46]}, "mlp_layer_types[0]: found 'moe'; wanted 'dense' or 'sparse'"),
-        ({"mlp_layer_types": ["sparse"] * 47}, "first_k_dense_replace: found 1; wanted what mlp_layer_types says"),
+        (
+            {"mlp_layer_types": ["dense"]},
+            "mlp_layer_types: found ['dense']; wanted a list of num_hidden_layers, 47",
+        ),
+        (
+            {"mlp_layer_types": ["moe", *["sparse"] * 46]},
+            "mlp_layer_types[0]: found 'moe'; wanted 'dense' or 'sparse'",
+        ),
+        (
+            {"mlp_layer_types": ["sparse"] * 47},
+            "first_k_dense_replace: found 1; wanted what mlp_layer_types says",
+        ),
     ],
 )
 def test_layers_without_experts_are_told_by_one_field(changes: dict[str, Any], message: str) -> None:
@@ -152,10 +177,18 @@ def test_layers_without_experts_are_told_by_one_field(changes: dict[str, Any], m
     ("family", "changes", "message"),
     [
         (DEEPSEEK_V32, {"q_lora_rank": None}, "q_lora_rank: found None"),
-        (DEEPSEEK_V32, {"index_head_dim": 32}, "index_head_dim: found 32; wanted at least qk_rope_head_dim, 64"),
+        (
+            DEEPSEEK_V32,
+            {"index_head_dim": 32},
+            "index_head_dim: found 32; wanted at least qk_rope_head_dim, 64",
+        ),
         (DEEPSEEK_V32, {"layer_types": ["full_attention"]}, "layer_types[0]: found 'full_attention'"),
         (DEEPSEEK_V32, {"rope_interleave": False}, "rope_interleave: found False; wanted True"),
-        (GLM_MOE_DSA, {"indexer_types": ["full", "shared"]}, "indexer_types[1]: found 'shared'; wanted 'full'"),
+        (
+            GLM_MOE_DSA,
+            {"indexer_types": ["full", "shared"]},
+            "indexer_types[1]: found 'shared'; wanted 'full'",
+        ),
         (GLM_MOE_DSA, {"index_topk_freq": 4}, "index_topk_freq: found 4; wanted 0 or 1"),
         (GLM_MOE_DSA, {"index_topk_pattern": "FS"}, "index_topk_pattern: found 'FS'; wanted 'full'"),
     ],

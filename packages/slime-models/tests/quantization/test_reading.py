@@ -36,7 +36,13 @@ def plain(tmp_path_factory):
 
 def quantized(plain, folder, method, group_size=2):
     quantize_folder(
-        plain, folder, DEEPSEEK_V3, method=method, group_size=group_size, max_file_bytes=10**9, ignore=("o_proj",)
+        plain,
+        folder,
+        DEEPSEEK_V3,
+        method=method,
+        group_size=group_size,
+        max_file_bytes=10**9,
+        ignore=("o_proj",),
     )
     return folder
 

@@ -58,7 +58,10 @@ def scenario(model, body, **options):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "glm4", "qwen2_moe", "qwen3_moe", "glm4_moe", "deepseek_v3", "glm4_moe_lite"])
+@pytest.mark.parametrize(
+    "kind",
+    ["llama", "qwen2", "qwen3", "glm4", "qwen2_moe", "qwen3_moe", "glm4_moe", "deepseek_v3", "glm4_moe_lite"],
+)
 def test_after_an_update_the_engine_holds_and_serves_the_new_weights(tiny, kind, dtype):
     new = tiny(kind, seed=1)
     float32 = FAMILIES[kind].float32(tiny(kind).architecture)

@@ -117,9 +117,7 @@ def _attention_bytes(architecture: Architecture, layout: Layout, shape: MicroBat
     )
 
 
-def _latent_attention_bytes(
-    architecture: LatentArchitecture, layout: Layout, shape: MicroBatchShape
-) -> int:
+def _latent_attention_bytes(architecture: LatentArchitecture, layout: Layout, shape: MicroBatchShape) -> int:
     """Return what `model.latent_attention` keeps: latent vectors of this rank's rows, and all heads' queries, keys and values."""
     a, each = architecture, shape.dtype_bytes
     heads = a.num_attention_heads // layout.tensor
@@ -127,7 +125,9 @@ def _latent_attention_bytes(
     rows = _norm(a.hidden_size, shape) + each * a.hidden_size
     for latent in (a.kv_lora_rank, a.q_lora_rank or 0):  # before its norm, and after
         rows += (_norm(latent, shape) + each * latent) if latent else 0
-    if shape.device == "cuda" or each == _FLOAT32:  # the norm's input is a part of what else holds the rotated key
+    if (
+        shape.device == "cuda" or each == _FLOAT32
+    ):  # the norm's input is a part of what else holds the rotated key
         rows += each * a.qk_rope_head_dim
     padded = width > a.v_head_dim
     value = heads * (width if padded else a.qk_nope_head_dim + a.v_head_dim)  # else a view of the projection
@@ -163,7 +163,9 @@ def _router_bytes(architecture: Architecture) -> int:
     found = top_k * (2 * _INT64 + 2 * _FLOAT32) + _INT64 * experts
     if a.moe_router_score_function == "sigmoid":  # all scores, and the sum of those that are chosen
         found += _FLOAT32 * (experts + 1)
-    if a.moe_router_num_groups and a.moe_router_group_topk:  # the best of each group, the best groups, a mark for each expert
+    if (
+        a.moe_router_num_groups and a.moe_router_group_topk
+    ):  # the best of each group, the best groups, a mark for each expert
         best = a.moe_router_num_groups * (top_k // a.moe_router_group_topk)
         found += _INT64 * (best + a.moe_router_group_topk) + experts
     return found

@@ -20,13 +20,18 @@ def latent_layer(config: TransformerConfig, architecture: LatentArchitecture, nu
     spec = layer_spec(config, architecture, number)
     spec.submodules.self_attention = ModuleSpec(
         module=LatentAttention,
-        params={"architecture": architecture, "attn_mask_type": AttnMaskType.causal},  # MTP layers ask the specification
+        params={
+            "architecture": architecture,
+            "attn_mask_type": AttnMaskType.causal,
+        },  # MTP layers ask the specification
         submodules=LatentAttentionSubmodules(),
     )
     return spec
 
 
-def latent_tables(architecture: LatentArchitecture, length: int, *, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def latent_tables(
+    architecture: LatentArchitecture, length: int, *, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
     """Return cosine and sine [length, qk_rope_head_dim] of positions 0 to length - 1, both halves equal."""
     cos, sin = (torch.cat((half, half), dim=-1).to(dtype) for half in latent_angles(architecture, length))
     return cos, sin

@@ -35,7 +35,9 @@ class Indexer(torch.nn.Module):
         self.requires_grad_(False)
 
     @torch.no_grad()
-    def forward(self, hidden_states: Tensor, latent: Tensor, packed: PackedSequences) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, hidden_states: Tensor, latent: Tensor, packed: PackedSequences
+    ) -> tuple[Tensor, Tensor]:
         """Return what `SparseCoreAttention` rates with.
 
         Args:
@@ -75,14 +77,23 @@ class SparseCoreAttention(PackedAttention):
         self._architecture = architecture
 
     def forward(  # type: ignore[override]  # the base has no indexer
-        self, query: Tensor, key: Tensor, value: Tensor, index: tuple[Tensor, Tensor], *, packed_seq_params: PackedSequences
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        index: tuple[Tensor, Tensor],
+        *,
+        packed_seq_params: PackedSequences,
     ) -> Tensor:
         """Return [t, heads * v_dim] of query and key [t, heads, qk_dim], value [t, heads, v_dim] and what `Indexer` returns."""
         query, key = (
-            torch.cat((x.flatten(1), own), dim=-1)[:, None] for x, own in zip((query, key), index, strict=True)
+            torch.cat((x.flatten(1), own), dim=-1)[:, None]
+            for x, own in zip((query, key), index, strict=True)
         )
         value = value.flatten(1)[:, None]
-        if packed_seq_params.zigzag is not None:  # context-parallel ranks gather keys and values as one tensor
+        if (
+            packed_seq_params.zigzag is not None
+        ):  # context-parallel ranks gather keys and values as one tensor
             width = max(key.size(-1), value.size(-1))
             key, value = (F.pad(x, (0, width - x.size(-1))) for x in (key, value))
         return super().forward(query, key, value, None, packed_seq_params=packed_seq_params)

@@ -86,7 +86,9 @@ class DequantizedCheckpoint(HfCheckpoint):
         """Return the shape of one tensor, without dequantising it."""
         if name not in self._quantized:
             return super().shape(name)
-        return self._quantization.shape(name, {part: HfCheckpoint.__getitem__(self, part) for part in self._parts(name)})
+        return self._quantization.shape(
+            name, {part: HfCheckpoint.__getitem__(self, part) for part in self._parts(name)}
+        )
 
     def _parts(self, name: str) -> tuple[str, ...]:
         return self._quantization.parts(name.removesuffix(WEIGHT))

@@ -136,8 +136,10 @@ class LatentAttention:
         now.keep(self.index, torch.cat((latent, turned.squeeze(1)), dim=-1))
         if self._query_down is not None and self._query_norm is not None:
             x = self._query_norm(self._query_down.linear(x))
-        plain, rest = self._query.linear(x).unflatten(-1, (-1, a.head_dim)).split(
-            (a.qk_nope_head_dim, a.qk_rope_head_dim), dim=-1
+        plain, rest = (
+            self._query.linear(x)
+            .unflatten(-1, (-1, a.head_dim))
+            .split((a.qk_nope_head_dim, a.qk_rope_head_dim), dim=-1)
         )
         query = plain, now.rotated(rest)
         if now.batch.runs is None:
@@ -156,7 +158,10 @@ class LatentAttention:
         plain, value = expanded.split((a.qk_nope_head_dim, a.v_head_dim), dim=-1)
         key = torch.cat((plain, turned.expand(-1, a.num_attention_heads, -1)), dim=-1)
         width = max(a.head_dim, a.v_head_dim)  # torch's fast kernels want one
-        heads = [F.pad(each, (0, width - each.size(-1))).to(self._dtype) for each in (torch.cat(query, -1), key, value)]
+        heads = [
+            F.pad(each, (0, width - each.size(-1))).to(self._dtype)
+            for each in (torch.cat(query, -1), key, value)
+        ]
         attended = []
         for run in runs:
             q, k, v = (
@@ -173,7 +178,9 @@ class LatentAttention:
         plain, rest = query
         absorbed = product(plain.transpose(0, 1), to_keys).transpose(0, 1)
         kept = now.kept(self.index)
-        heads = torch.cat((absorbed, rest), dim=-1)[:, None].to(kept.dtype)  # one head of keys: queries are its rows
+        heads = torch.cat((absorbed, rest), dim=-1)[:, None].to(
+            kept.dtype
+        )  # one head of keys: queries are its rows
         attended = dot_product_attention(heads, kept, kept, attn_mask=now.mask, scale=a.softmax_scale)
         latents = attended[:, 0, :, : a.kv_lora_rank].to(plain.dtype).transpose(0, 1)
         return product(latents, to_values.transpose(1, 2)).transpose(0, 1).flatten(1)

@@ -29,9 +29,7 @@ def read_architecture(config: Mapping[str, Any]) -> Architecture:
     """Read a GLM-4.7-Flash config.json. Where the file does not say, the first layer alone is dense, as in transformers."""
     read = ConfigReader(config)
     require_deepseek_router(read)
-    common = latent_architecture(
-        config, model_type="glm4_moe_lite", defaults=DEFAULTS, norm_epsilon=1e-5
-    )
+    common = latent_architecture(config, model_type="glm4_moe_lite", defaults=DEFAULTS, norm_epsilon=1e-5)
     if read.get("mlp_layer_types") is None:
         read.require("first_k_dense_replace", (1,), default=1)
     return with_shared_experts(

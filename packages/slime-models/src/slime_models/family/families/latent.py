@@ -37,7 +37,16 @@ _LATENT_NORM_EPSILON = 1e-6
 #: Fields of config.json that are read here and not by `dense_architecture`.
 _OWN = ("head_dim", "rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor")
 _YARN = frozenset(
-    {"rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", "beta_fast", "beta_slow", "truncate"}
+    {
+        "rope_type",
+        "type",
+        "rope_theta",
+        "partial_rotary_factor",
+        "factor",
+        "beta_fast",
+        "beta_slow",
+        "truncate",
+    }
     | {"mscale", "mscale_all_dim", "attention_factor", "original_max_position_embeddings"}
 )
 
@@ -112,7 +121,9 @@ class LatentArchitecture(Architecture):
         queries = self.hidden_size * self.query_size
         if self.q_lora_rank is not None:
             queries = self.q_lora_rank * (self.hidden_size + self.query_size)
-        rest = self.hidden_size * (self.latent_size + self.value_size) + self.kv_lora_rank * self.expanded_size
+        rest = (
+            self.hidden_size * (self.latent_size + self.value_size) + self.kv_lora_rank * self.expanded_size
+        )
         return queries + rest
 
     @property
@@ -130,7 +141,11 @@ def _lacks_query_latent(architecture: Architecture) -> bool:
 
 
 def _attention(
-    megatron: str, hf: str, dims: Dims, shard: Shard = Shard.NONE, when: Callable[[Architecture], bool] | None = None
+    megatron: str,
+    hf: str,
+    dims: Dims,
+    shard: Shard = Shard.NONE,
+    when: Callable[[Architecture], bool] | None = None,
 ) -> Rule:
     names = f"{_MEGATRON}{megatron}.weight", f"{_HF}{hf}.weight"
     return rename(*names, dims, shard=shard) if when is None else rename(*names, dims, shard=shard, when=when)
@@ -138,10 +153,14 @@ def _attention(
 
 #: Attention: heads are cut by tensor parallelism, and every rank holds the projections to latent vectors.
 ATTENTION = (
-    _attention("linear_q_proj", "q_proj", ("latent_query_size", "hidden_size"), Shard.ROWS, _lacks_query_latent),
+    _attention(
+        "linear_q_proj", "q_proj", ("latent_query_size", "hidden_size"), Shard.ROWS, _lacks_query_latent
+    ),
     _attention("linear_q_down_proj", "q_a_proj", ("q_lora_rank", "hidden_size"), when=_has_query_latent),
     _attention("q_layernorm", "q_a_layernorm", ("q_lora_rank",), when=_has_query_latent),
-    _attention("linear_q_up_proj", "q_b_proj", ("latent_query_size", "q_lora_rank"), Shard.ROWS, _has_query_latent),
+    _attention(
+        "linear_q_up_proj", "q_b_proj", ("latent_query_size", "q_lora_rank"), Shard.ROWS, _has_query_latent
+    ),
     _attention("linear_kv_down_proj", "kv_a_proj_with_mqa", ("latent_size", "hidden_size")),
     _attention("kv_layernorm", "kv_a_layernorm", ("kv_lora_rank",)),
     _attention("linear_kv_up_proj", "kv_b_proj", ("expanded_size", "kv_lora_rank"), Shard.ROWS),
@@ -156,7 +175,11 @@ def latent_rules(*attention: Rule) -> tuple[Rule, ...]:
 
 
 def latent_architecture(
-    config: Mapping[str, Any], *, model_type: str, defaults: Mapping[str, int | None], norm_epsilon: float = 1e-6
+    config: Mapping[str, Any],
+    *,
+    model_type: str,
+    defaults: Mapping[str, int | None],
+    norm_epsilon: float = 1e-6,
 ) -> LatentArchitecture:
     """Read what a config.json says outside of experts.
 
@@ -217,7 +240,10 @@ def dense_layers(read: ConfigReader, num_layers: int, *, default: int) -> tuple[
     found = tuple(index for index, kind in enumerate(kinds) if kind == "dense")
     if len(found) == num_layers:
         raise read.error("mlp_layer_types", kinds, "a 'sparse' layer among them")
-    if read.get("first_k_dense_replace") is not None and first_layers(read, num_layers, default=default) != found:
+    if (
+        read.get("first_k_dense_replace") is not None
+        and first_layers(read, num_layers, default=default) != found
+    ):
         raise read.error(
             "first_k_dense_replace", read.get("first_k_dense_replace"), f"what mlp_layer_types says: {kinds}"
         )

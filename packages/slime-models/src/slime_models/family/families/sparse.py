@@ -25,6 +25,7 @@ _MEGATRON, _HF = "decoder.layers.{layer}.self_attention.indexer.", "model.layers
 #: `FamilyLayers` of the trainer.
 LAYERS = "slime_megatron.model.sparse_layers:LAYERS"
 NOT_SERVED = {
+    "torch": "it has no indexer",
     "sglang": "SGLang 0.5.23 has the indexer's kernels for GPUs alone, where nobody has tried it",
 }
 
@@ -51,7 +52,9 @@ class SparseArchitecture(LatentArchitecture):
     def attention_size(self) -> int:
         """Numbers in the matrices of a layer's attention, the indexer's among them."""
         queries = (self.q_lora_rank or 0) * self.index_query_size
-        return super().attention_size + queries + self.hidden_size * (self.index_head_dim + self.index_n_heads)
+        return (
+            super().attention_size + queries + self.hidden_size * (self.index_head_dim + self.index_n_heads)
+        )
 
 
 def _indexer(name: str, dims: Dims) -> Rule:
@@ -81,12 +84,16 @@ def sparse_architecture(
     plain = {name: value for name, value in config.items() if name != "layer_types"}
     for index, kind in enumerate(read.get("layer_types") or ()):
         if kind != "indexed_attention":
-            raise read.error(f"layer_types[{index}]", kind, "'indexed_attention': nothing else is implemented")
+            raise read.error(
+                f"layer_types[{index}]", kind, "'indexed_attention': nothing else is implemented"
+            )
     read.require("rope_interleave", (True,), default=True)
     if "q_lora_rank" in config:
         read.integer("q_lora_rank")
     common = latent_architecture(plain, model_type=model_type, defaults=defaults, norm_epsilon=norm_epsilon)
-    index = {name: read.integer(name, defaults[name]) for name in ("index_topk", "index_n_heads", "index_head_dim")}
+    index = {
+        name: read.integer(name, defaults[name]) for name in ("index_topk", "index_n_heads", "index_head_dim")
+    }
     if index["index_head_dim"] < common.qk_rope_head_dim:
         raise read.error(
             "index_head_dim", index["index_head_dim"], f"at least qk_rope_head_dim, {common.qk_rope_head_dim}"
