@@ -107,13 +107,15 @@ def test_deepseek_v3_on_256_gpus_takes_what_arithmetic_says(slime, tmp_path):
     """Experts a 256th a rank, wide matrices an eighth, projections to latent vectors, norms and routers whole; see docs/memory.md."""
     (tmp_path / "config.json").write_text(json.dumps(DEEPSEEK))
     layout = "--launcher ray --actor-num-nodes 32 --actor-num-gpus-per-node 8 --tensor-model-parallel-size 8 --sequence-parallel "
+    layout += "--expert-model-parallel-size 256 --expert-tensor-parallel-size 1 --use-distributed-optimizer "
     layout += (
-        "--expert-model-parallel-size 256 --expert-tensor-parallel-size 1 --use-distributed-optimizer "
+        "--recompute-granularity full --max-tokens-per-gpu 9216 --rollout-engine none --device-memory-gb 80"
     )
-    layout += "--recompute-granularity full --max-tokens-per-gpu 9216 --rollout-engine none --device-memory-gb 80"
     table = slime("plan", "--memory", "--hf-checkpoint", str(tmp_path), *RUN, *layout.split())
     assert table.returncode == 0, table.stderr
-    rows = {line.rsplit(maxsplit=1)[0].strip(): line.split()[-1] for line in table.stdout.splitlines() if line}
+    rows = {
+        line.rsplit(maxsplit=1)[0].strip(): line.split()[-1] for line in table.stdout.splitlines() if line
+    }
     experts = 58 * 3 * 7168 * 2048
     cut = 61 * (1536 * 24576 + 512 * 32768 + 16384 * 7168) + 3 * 3 * 7168 * 18432
     cut += 58 * 3 * 7168 * 2048 + 2 * 129280 * 7168

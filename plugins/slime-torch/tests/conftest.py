@@ -13,9 +13,11 @@ import torch
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import Completion, SamplingParams
 from slime_models.family.families.deepseek_v3 import DEEPSEEK_V3
+from slime_models.family.families.deepseek_v32 import DEEPSEEK_V32
 from slime_models.family.families.glm4 import GLM4
 from slime_models.family.families.glm4_moe import GLM4_MOE
 from slime_models.family.families.glm4_moe_lite import GLM4_MOE_LITE
+from slime_models.family.families.glm_moe_dsa import GLM_MOE_DSA
 from slime_models.family.families.llama import LLAMA
 from slime_models.family.families.qwen2 import QWEN2
 from slime_models.family.families.qwen2_moe import QWEN2_MOE
@@ -30,9 +32,11 @@ from slime_torch.section import TorchSection
 from transformers import (
     AutoModelForCausalLM,
     DeepseekV3Config,
+    DeepseekV32Config,
     Glm4Config,
     Glm4MoeConfig,
     Glm4MoeLiteConfig,
+    GlmMoeDsaConfig,
     LlamaConfig,
     Qwen2Config,
     Qwen2MoeConfig,
@@ -44,7 +48,7 @@ VOCAB, EOS = 301, 300
 FAMILIES = {
     family.model_type: family
     for family in (
-        *(DEEPSEEK_V3, GLM4, GLM4_MOE, GLM4_MOE_LITE),
+        *(DEEPSEEK_V3, DEEPSEEK_V32, GLM4, GLM4_MOE, GLM4_MOE_LITE, GLM_MOE_DSA),
         *(LLAMA, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE),
     )
 }
@@ -87,6 +91,7 @@ _LATENT = _COMMON | {
     "num_nextn_predict_layers": 0,
     "tie_word_embeddings": False,
 }
+_INDEXER = {"index_topk": 6, "index_n_heads": 8, "index_head_dim": 14, "first_k_dense_replace": 1}
 _YARN = {
     "rope_type": "yarn",
     "rope_theta": 10_000.0,
@@ -116,6 +121,17 @@ CONFIGS = {
         n_shared_experts=2,
         first_k_dense_replace=1,
     ),
+    # An indexer chooses six tokens.
+    "deepseek_v32": lambda: DeepseekV32Config(
+        **_LATENT,
+        **_INDEXER,
+        q_lora_rank=24,
+        v_head_dim=16,
+        n_group=1,
+        topk_group=1,
+        rope_parameters=_YARN,
+    ),
+    "glm_moe_dsa": lambda: GlmMoeDsaConfig(**_LATENT, **_INDEXER, q_lora_rank=24, v_head_dim=24),
     "glm4_moe_lite": lambda: Glm4MoeLiteConfig(**_LATENT, q_lora_rank=24, v_head_dim=24),
     "llama": lambda: LlamaConfig(**_COMMON),
     "llama-rope3": lambda: LlamaConfig(**_COMMON, rope_parameters=_LLAMA3, tie_word_embeddings=True),

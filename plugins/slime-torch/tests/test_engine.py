@@ -24,7 +24,7 @@ from slime_torch.section import TorchSection
 
 KINDS = [
     *("llama", "llama-rope3", "qwen2", "qwen3", "glm4", "qwen2_moe", "qwen3_moe", "glm4_moe"),
-    *("deepseek_v3", "deepseek_v3-moonlight", "glm4_moe_lite"),
+    *("deepseek_v3", "deepseek_v3-moonlight", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa"),
 ]
 
 

@@ -9,15 +9,13 @@ import torch.nn.functional as F
 from megatron.core import tensor_parallel
 from megatron.core.transformer.transformer_config import TransformerConfig
 from slime_models.family.families.sparse import SparseArchitecture
+from slime_models.indexer import NORM_EPSILON, chosen
 from torch import Tensor
 
 from slime_megatron.batch.packing import PackedSequences
 from slime_megatron.model.attention import PackedAttention, rotated
 from slime_megatron.model.latent_attention import LatentAttention, LatentAttentionSubmodules, of_one_width
 from slime_megatron.model.replicated_linear import ReplicatedLinear
-
-#: Epsilon of the indexer's norm, which has a bias.
-_NORM_EPSILON = 1e-6
 
 
 class Indexer(torch.nn.Module):
@@ -30,7 +28,7 @@ class Indexer(torch.nn.Module):
         self._sequence_parallel = config.sequence_parallel
         self.wq_b = ReplicatedLinear(a.q_lora_rank, a.index_query_size, config)
         self.wk = ReplicatedLinear(a.hidden_size, a.index_head_dim, config)
-        self.k_norm = torch.nn.LayerNorm(a.index_head_dim, eps=_NORM_EPSILON, dtype=config.params_dtype)
+        self.k_norm = torch.nn.LayerNorm(a.index_head_dim, eps=NORM_EPSILON, dtype=config.params_dtype)
         self.weights_proj = ReplicatedLinear(a.hidden_size, a.index_n_heads, config)
         self.requires_grad_(False)
 
@@ -111,36 +109,14 @@ class SparseCoreAttention(PackedAttention):
         q, k, v = (x.unflatten(-1, (n_heads, -1)) for x in (q, k, v))
         if k.size(1) > a.index_topk:
             heads = index_query.unflatten(-1, (a.index_n_heads, -1))
-            seen = chosen(heads, index_key, weights, most=a.index_topk)
+            places = torch.arange(k.size(1), device=k.device)
+            causal = places <= places[k.size(1) - q.size(1) :, None]
+            seen = chosen(heads, index_key, weights, causal[None], most=a.index_topk)
         out = super().attend(*of_one_width(q, k, v), seen)
         return out.unflatten(-1, (n_heads, -1))[..., : a.v_head_dim].flatten(1)
 
     def _rotate(self, x: Tensor, packed: PackedSequences) -> Tensor:
         return x
-
-
-@torch.no_grad()
-def chosen(query: Tensor, key: Tensor, weights: Tensor, *, most: int) -> Tensor:
-    """Return bool [b, 1, l, m]: which tokens each token sees, the best of those before it and itself.
-
-    The rating of a key is the sum over heads of weight * relu(query . key), scaled.
-
-    Args:
-        query: [b, l, heads, dim], aligned with the keys at the last token.
-        key: [b, m, dim].
-        weights: [b, l, heads].
-        most: tokens that a token sees, fewer than m.
-    """
-    n_query, n_key = query.size(1), key.size(1)
-    scale, shares = query.size(-1) ** -0.5, weights.float() * query.size(2) ** -0.5
-    keys = key.float().transpose(1, 2)
-    ratings = torch.zeros(query.size(0), n_query, n_key, device=query.device)
-    for head in range(query.size(2)):  # one at a time: all heads' pairs would not fit
-        ratings += shares[:, :, head, None] * F.relu(query[:, :, head].float() @ keys * scale)
-    places = torch.arange(n_key, device=query.device)
-    causal = places <= places[n_key - n_query :, None]
-    best = ratings.masked_fill_(~causal, float("-inf")).topk(most, dim=-1).indices
-    return (torch.zeros_like(ratings, dtype=torch.bool).scatter_(-1, best, True) & causal)[:, None]
 
 
 class SparseAttention(LatentAttention):

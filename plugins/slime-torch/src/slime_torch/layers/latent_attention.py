@@ -17,6 +17,9 @@ from slime_torch.layers.batch import Batch, Run
 from slime_torch.layers.builder import Builder
 from slime_torch.storage.cache import KvCache
 
+#: Of each token what rates others, and the key by which it is rated itself.
+Index = tuple[Tensor, Tensor]
+
 
 class LatentKind:
     """What all layers of a model with latent attention share.
@@ -33,6 +36,11 @@ class LatentKind:
         self._dtype, self._device = builder.attention_dtype, builder.device
         self._n_layers = 0
 
+    @property
+    def kept_size(self) -> int:
+        """Numbers that are kept of a token."""
+        return self.architecture.latent_size
+
     def join(self) -> int:
         """Return the index of one more layer."""
         self._n_layers += 1
@@ -44,7 +52,7 @@ class LatentKind:
             self._n_layers,
             planes=1,
             heads=1,
-            dim=self.architecture.latent_size,
+            dim=self.kept_size,
             max_slots=max_slots,
             dtype=dtype or self._dtype,
             device=self._device,
@@ -74,9 +82,12 @@ class LatentPass:
         self._interleaved = interleaved
         self._rows = store.rows(batch.slots, batch.positions)
 
-    def rotated(self, x: Tensor) -> Tensor:
-        """Return x [tokens, heads, qk_rope_head_dim] rotated; the first of all pairs come before the second ones."""
-        if self._interleaved:
+    def rotated(self, x: Tensor, *, interleaved: bool | None = None) -> Tensor:
+        """Return x [tokens, heads, qk_rope_head_dim] rotated; the first of all pairs come before the second ones.
+
+        `interleaved` is that of the model's heads when not given.
+        """
+        if self._interleaved if interleaved is None else interleaved:
             first, second = x[..., 0::2], x[..., 1::2]
         else:
             first, second = x.chunk(2, dim=-1)
@@ -84,21 +95,29 @@ class LatentPass:
         return torch.cat(turned, dim=-1)
 
     def keep(self, layer: int, kept: Tensor) -> None:
-        """Store [tokens, latent_size] of a layer."""
+        """Store [tokens, kept_size] of a layer."""
         self.store.write(layer, self._rows, kept[:, None].to(self.store.dtype).contiguous())
 
     def kept(self, layer: int) -> Tensor:
-        """Return what is stored of each token's slot, [tokens, 1, capacity, latent_size]; when decoding."""
+        """Return what is stored of each token's slot, [tokens, 1, capacity, kept_size]; when decoding."""
         (latents,) = self.store.views(len(self.batch.positions))[layer]
         return latents
 
     @cached_property
     def mask(self) -> Tensor:
         """What hides positions past each token's own: 0 or -inf, [tokens, 1, 1, capacity]; when decoding."""
+        return self.hiding(~self.seen[:, None])
+
+    @cached_property
+    def seen(self) -> Tensor:
+        """Bool [tokens, 1, capacity]: positions up to each token's own; when decoding."""
         at = torch.arange(self.store.capacity, device=self.batch.positions.device)
-        hidden = at > self.batch.positions[:, None]
-        mask = torch.zeros(hidden.shape, device=at.device, dtype=self.store.dtype)
-        return mask.masked_fill_(hidden, -torch.inf)[:, None, None]
+        return (at <= self.batch.positions[:, None])[:, None]
+
+    def hiding(self, hidden: Tensor) -> Tensor:
+        """Return -inf where `hidden` is set, and 0 elsewhere."""
+        mask = torch.zeros(hidden.shape, device=hidden.device, dtype=self.store.dtype)
+        return mask.masked_fill_(hidden, -torch.inf)
 
 
 class LatentAttention:
@@ -133,9 +152,13 @@ class LatentAttention:
         a = self._architecture
         latent, turned = self._down.linear(x).split((a.kv_lora_rank, a.qk_rope_head_dim), dim=-1)
         latent, turned = self._norm(latent), now.rotated(turned[:, None])
-        now.keep(self.index, torch.cat((latent, turned.squeeze(1)), dim=-1))
+        hidden = x
         if self._query_down is not None and self._query_norm is not None:
             x = self._query_norm(self._query_down.linear(x))
+        index = self._rate(hidden, x, now)
+        now.keep(
+            self.index, torch.cat((latent, turned.squeeze(1), *(() if index is None else index[1:])), dim=-1)
+        )
         plain, rest = (
             self._query.linear(x)
             .unflatten(-1, (-1, a.head_dim))
@@ -143,15 +166,28 @@ class LatentAttention:
         )
         query = plain, now.rotated(rest)
         if now.batch.runs is None:
-            return self._decode(query, now)
-        return self._prefill(query, latent, turned, now.batch.runs)
+            return self._decode(query, now, index)
+        return self._prefill(query, latent, turned, now.batch.runs, index)
+
+    def _rate(self, hidden: Tensor, latent: Tensor, now: LatentPass) -> Index | None:
+        """Return what chooses the tokens that are seen, of normed tokens and the latent vectors of queries; all are when None."""
+        return None
+
+    def _chosen(self, index: Index, keys: Tensor, causal: Tensor) -> Tensor | None:
+        """Return bool [b, 1, l, m], which of the keys each token sees; all that are `causal` when None."""
+        return None
 
     def project(self, mixed: Tensor, residual: Tensor | None) -> Tensor:
         """Return the output projection of rows, plus `residual` if it is given."""
         return self._output.linear(mixed, then="none" if residual is None else "add", other=residual)
 
     def _prefill(
-        self, query: tuple[Tensor, Tensor], latent: Tensor, turned: Tensor, runs: Sequence[Run]
+        self,
+        query: tuple[Tensor, Tensor],
+        latent: Tensor,
+        turned: Tensor,
+        runs: Sequence[Run],
+        index: Index | None,
     ) -> Tensor:
         a = self._architecture
         expanded = product(latent, self._up.tensor.t()).unflatten(-1, (a.num_attention_heads, -1))
@@ -167,20 +203,32 @@ class LatentAttention:
             q, k, v = (
                 each[run.tokens].view(run.prompts, run.length, -1, width).transpose(1, 2) for each in heads
             )
-            out = dot_product_attention(q, k, v, is_causal=True, scale=a.softmax_scale)
+            seen = None
+            if index is not None:
+                rated, keys = (x[run.tokens].unflatten(0, (run.prompts, run.length)) for x in index)
+                causal = torch.ones(1, run.length, run.length, dtype=torch.bool, device=k.device).tril_()
+                seen = self._chosen((rated, keys), keys, causal)
+            out = dot_product_attention(
+                q, k, v, attn_mask=seen, is_causal=seen is None, scale=a.softmax_scale
+            )
             attended.append(out[..., : a.v_head_dim].transpose(1, 2).flatten(0, 1).flatten(1))
         return torch.cat(attended).to(latent.dtype)
 
-    def _decode(self, query: tuple[Tensor, Tensor], now: LatentPass) -> Tensor:
+    def _decode(self, query: tuple[Tensor, Tensor], now: LatentPass, index: Index | None) -> Tensor:
         a = self._architecture
         up = self._up.tensor.view(a.num_attention_heads, -1, a.kv_lora_rank)
         to_keys, to_values = up.split((a.qk_nope_head_dim, a.v_head_dim), dim=1)
         plain, rest = query
         absorbed = product(plain.transpose(0, 1), to_keys).transpose(0, 1)
-        kept = now.kept(self.index)
+        kept, mask = now.kept(self.index), now.mask
+        if index is not None:
+            rated = (index[0][:, None], index[1][:, None])
+            seen = self._chosen(rated, kept[:, 0, :, a.latent_size :], now.seen)
+            mask = mask if seen is None else now.hiding(~seen)
+            kept = kept[..., : a.latent_size]
         heads = torch.cat((absorbed, rest), dim=-1)[:, None].to(
             kept.dtype
         )  # one head of keys: queries are its rows
-        attended = dot_product_attention(heads, kept, kept, attn_mask=now.mask, scale=a.softmax_scale)
+        attended = dot_product_attention(heads, kept, kept, attn_mask=mask, scale=a.softmax_scale)
         latents = attended[:, 0, :, : a.kv_lora_rank].to(plain.dtype).transpose(0, 1)
         return product(latents, to_values.transpose(1, 2)).transpose(0, 1).flatten(1)

@@ -7,6 +7,7 @@ from typing import Any
 
 from slime_models.family.architecture import Architecture
 from slime_models.family.families import deepseek_v3
+from slime_models.family.families.latent import DECODER
 from slime_models.family.families.sparse import LAYERS, NOT_SERVED, RULES, sparse_architecture
 from slime_models.family.family import ModelFamily
 
@@ -29,6 +30,7 @@ DEEPSEEK_V32 = ModelFamily(
     rules=RULES,
     architecture=read_architecture,
     layers=LAYERS,
+    decoder=DECODER,
     mtp_prefix="model.layers.{layer}.",
     not_served=NOT_SERVED,
 )

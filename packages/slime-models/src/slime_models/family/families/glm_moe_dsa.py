@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from slime_models.family.architecture import Architecture, ConfigReader
+from slime_models.family.families.latent import DECODER
 from slime_models.family.families.sparse import LAYERS, NOT_SERVED, RULES, sparse_architecture
 from slime_models.family.family import ModelFamily
 
@@ -40,6 +41,7 @@ GLM_MOE_DSA = ModelFamily(
     rules=RULES,
     architecture=read_architecture,
     layers=LAYERS,
+    decoder=DECODER,
     mtp_prefix="model.layers.{layer}.",
     not_served=NOT_SERVED,
 )

@@ -25,7 +25,6 @@ _MEGATRON, _HF = "decoder.layers.{layer}.self_attention.indexer.", "model.layers
 #: `FamilyLayers` of the trainer.
 LAYERS = "slime_megatron.model.sparse_layers:LAYERS"
 NOT_SERVED = {
-    "torch": "it has no indexer",
     "sglang": "SGLang 0.5.23 has the indexer's kernels for GPUs alone, where nobody has tried it",
 }
 
