@@ -158,7 +158,7 @@ def cut_models(make_hf: Callable[..., tuple[Any, Path]]) -> dict[str, Path]:
     _, sandwich = make_hf("glm4", tie_word_embeddings=False, **size)
     size.pop("head_dim")
     _, latent = make_hf("deepseek_v3", tie_word_embeddings=False, **size | DEEPSEEK)
-    indexer = {"index_topk": 6, "index_n_heads": 8, "index_head_dim": 14}
+    indexer = {"index_topk": 6, "index_n_heads": 20, "index_head_dim": 14}
     _, sparse = make_hf("deepseek_v32", tie_word_embeddings=False, **size | DEEPSEEK | indexer)
     _, shared = make_hf(
         "qwen2_moe", tie_word_embeddings=False, **size, **experts, shared_expert_intermediate_size=80

@@ -80,18 +80,22 @@ _EXPERTS = {
     "decoder_sparse_step": 1,
     "norm_topk_prob": True,
 }
-_LATENT = _COMMON | {
-    "num_key_value_heads": 4,
-    "kv_lora_rank": 20,
-    "qk_nope_head_dim": 12,
-    "qk_rope_head_dim": 8,
-    "n_routed_experts": 8,
-    "num_experts_per_tok": 4,
-    "moe_intermediate_size": 48,
-    "num_nextn_predict_layers": 0,
-    "tie_word_embeddings": False,
-}
-_INDEXER = {"index_topk": 6, "index_n_heads": 8, "index_head_dim": 14, "first_k_dense_replace": 1}
+_LATENT = (
+    _COMMON
+    | {
+        "pad_token_id": None,  # its row is zero: an indexer would rate all tokens alike, and the row's length decide
+        "num_key_value_heads": 4,
+        "kv_lora_rank": 20,
+        "qk_nope_head_dim": 12,
+        "qk_rope_head_dim": 8,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 48,
+        "num_nextn_predict_layers": 0,
+        "tie_word_embeddings": False,
+    }
+)
+_INDEXER = {"index_topk": 6, "index_n_heads": 20, "index_head_dim": 14, "first_k_dense_replace": 1}
 _YARN = {
     "rope_type": "yarn",
     "rope_theta": 10_000.0,

@@ -65,7 +65,7 @@ YARN = {
     "original_max_position_embeddings": 32,
 }
 #: Each token sees 11 others: the longest sequence has 61.
-INDEXER = {"index_topk": 11, "index_n_heads": 8, "index_head_dim": 14, "first_k_dense_replace": 1}
+INDEXER = {"index_topk": 11, "index_n_heads": 20, "index_head_dim": 14, "first_k_dense_replace": 1}
 #: Family, and what its config.json says beside the sizes; the quirks of models that are published.
 MODELS = {
     "DeepSeek-V3": (
