@@ -83,6 +83,16 @@ CONFIGS = {
         routed_scaling_factor=2.5,
         first_k_dense_replace=1,
         num_nextn_predict_layers=0,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 10_000.0,
+            "factor": 4.0,
+            "beta_fast": 32,
+            "beta_slow": 1,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "original_max_position_embeddings": 4096,
+        },
     ),
 }
 FAMILIES = {"qwen3_moe": QWEN3_MOE, "glm4_moe": GLM4_MOE, "deepseek_v3": DEEPSEEK_V3}

@@ -37,7 +37,7 @@ class FamilyLayers:
     class may have fields of its own.
     """
 
-    layer: Callable[[TransformerConfig, Architecture, int], ModuleSpec] = layer_spec
+    layer: Callable[[TransformerConfig, Any, int], ModuleSpec] = layer_spec
     """Megatron's specification of a decoder layer, numbered from 0 in the whole model: `layer_spec`, with other attention, MLP,
     router or norms in it. Its weights must have the names of the family's rules, and those outside of tensor-parallel matrices
     the mark `sequence_parallel` (see `RMSNorm`). Megatron's checkpoints have what the modules' `sharded_state_dict` returns."""
@@ -50,7 +50,7 @@ class FamilyLayers:
     the embedding, for example."""
     rotary_tables: Callable[..., tuple[Tensor, Tensor]] = rotary_tables
     """`(architecture, length, *, dtype)` -> cosine and sine [length, columns], of several kinds of layers side by side."""
-    forward_flops: Callable[[Architecture, PromptGroup], int] = forward_flops
+    forward_flops: Callable[[Any, PromptGroup], int] = forward_flops
     """FLOPs of a prompt group's forward pass, by which data-parallel ranks get equal shares."""
 
 

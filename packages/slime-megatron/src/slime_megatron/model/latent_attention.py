@@ -33,7 +33,7 @@ class LatentCoreAttention(PackedAttention):
         """Return [t, heads * v_dim] of query and key [t, heads, qk_dim] and value [t, heads, v_dim]."""
         v_dim = value.size(-1)
         query, key, value = of_one_width(query, key, value)
-        attended = super().forward(query, key, value, attention_mask, **kwargs)
+        attended: Tensor = super().forward(query, key, value, attention_mask, **kwargs)
         return attended.unflatten(-1, (-1, value.size(-1)))[..., :v_dim].flatten(1)
 
     def _rotate(self, x: Tensor, packed: PackedSequences) -> Tensor:
@@ -123,7 +123,8 @@ class LatentAttention(MegatronModule):
         index = self._index(hidden_states, latent, packed_seq_params)
 
         def attend(*qkv: Tensor) -> Tensor:
-            return self.core_attention(*qkv, *index, packed_seq_params=packed_seq_params)
+            out: Tensor = self.core_attention(*qkv, *index, packed_seq_params=packed_seq_params)
+            return out
 
         query = self._queries(latent, packed_seq_params)
         key, value = self._keys_and_values(hidden_states, packed_seq_params)
@@ -131,7 +132,8 @@ class LatentAttention(MegatronModule):
             attended = tensor_parallel.checkpoint(attend, False, query, key, value)
         else:
             attended = attend(query, key, value)
-        return self.linear_proj(attended[:, None])
+        projected, bias = self.linear_proj(attended[:, None])
+        return projected, bias
 
     def _index(self, hidden_states: Tensor, latent: Tensor, packed: PackedSequences) -> tuple[Any, ...]:
         """Return what `core_attention` gets beside queries, keys and values."""

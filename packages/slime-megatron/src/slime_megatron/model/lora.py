@@ -90,7 +90,7 @@ def _add(layer: Any, section: LoraSection, *, seed: int) -> None:
         )  # among which ranks its gradient adds up
     if isinstance(layer, ReplicatedLinear):
         for parameter in (layer.lora_a, layer.lora_b):
-            parameter.sequence_parallel = layer.sequence_parallel
+            parameter.sequence_parallel = layer.sequence_parallel  # type: ignore[union-attr]  # Megatron's mark
     elif is_cut:
         cut, whole = (layer.lora_b, layer.lora_a) if by_rows else (layer.lora_a, layer.lora_b)
         tensor_parallel.set_tensor_model_parallel_attributes(cut, True, 0 if by_rows else 1, 1)

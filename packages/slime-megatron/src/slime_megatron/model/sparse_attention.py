@@ -89,12 +89,11 @@ class SparseCoreAttention(PackedAttention):
             for x, own in zip((query, key), index, strict=True)
         )
         value = value.flatten(1)[:, None]
-        if (
-            packed_seq_params.zigzag is not None
-        ):  # context-parallel ranks gather keys and values as one tensor
+        if packed_seq_params.zigzag is not None:  # ranks gather keys and values as one tensor
             width = max(key.size(-1), value.size(-1))
             key, value = (F.pad(x, (0, width - x.size(-1))) for x in (key, value))
-        return super().forward(query, key, value, None, packed_seq_params=packed_seq_params)
+        attended: Tensor = super().forward(query, key, value, None, packed_seq_params=packed_seq_params)
+        return attended
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = None) -> Tensor:
         """Return [b * l, heads * v_dim] of q [b, l, 1, ...], k and v [b, m, 1, ...]; see `forward` for their columns."""

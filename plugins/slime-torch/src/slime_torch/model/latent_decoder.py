@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from slime_core.errors import EngineError
 from slime_models.family.families.latent import LatentArchitecture
 from slime_models.family.families.sparse import SparseArchitecture
 
 from slime_torch.layers.builder import Builder
 from slime_torch.layers.latent_attention import LatentAttention, LatentKind
-from slime_torch.layers.part import Layer
+from slime_torch.layers.part import Attention, Layer
 from slime_torch.layers.sparse_attention import SparseAttention, SparseKind
 from slime_torch.layers.standard import layer_prefix, standard_layer
 from slime_torch.model.family_decoder import FamilyDecoder
@@ -26,13 +29,14 @@ def latent_layers(builder: Builder) -> list[Layer]:
             f"{architecture.model_type}: found an architecture of the class {type(architecture).__name__}; wanted a "
             "LatentArchitecture: name another decoder in the model family"
         )
-    kind: LatentKind
+    part: Callable[[str], Attention]
     if isinstance(architecture, SparseArchitecture):
-        kind, part = SparseKind(builder, architecture), SparseAttention
+        sparse = SparseKind(builder, architecture)
+        part = partial(SparseAttention, builder, kind=sparse)
     else:
-        kind, part = LatentKind(builder, architecture), LatentAttention
+        part = partial(LatentAttention, builder, kind=LatentKind(builder, architecture))
     return [
-        standard_layer(builder, number, part(builder, f"{layer_prefix(number)}self_attn.", kind))
+        standard_layer(builder, number, part(f"{layer_prefix(number)}self_attn."))
         for number in range(architecture.num_layers)
     ]
 

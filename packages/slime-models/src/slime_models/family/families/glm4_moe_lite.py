@@ -49,6 +49,9 @@ GLM4_MOE_LITE = ModelFamily(
     architecture=read_architecture,
     layers=LAYERS,
     decoder=DECODER,
+    not_served={
+        "sglang": "SGLang 0.5.23 computes rotary angles of latent attention on a CPU with yarn alone, and nobody has tried it on a GPU"
+    },
     mtp_prefix="model.layers.{layer}.",
     copies={"embed_tokens.weight": EMBEDDING_WEIGHT, "shared_head.head.weight": OUTPUT_WEIGHT},
 )

@@ -129,7 +129,7 @@ class LatentArchitecture(Architecture):
     @property
     def softmax_scale(self) -> float:
         """What attention scores are multiplied by."""
-        return self.head_dim**-0.5 * (1.0 if self.yarn is None else self.yarn.score_factor)
+        return float(self.head_dim) ** -0.5 * (1.0 if self.yarn is None else self.yarn.score_factor)
 
 
 def _has_query_latent(architecture: Architecture) -> bool:
@@ -194,7 +194,7 @@ def latent_architecture(
     """
     read = ConfigReader(config)
     read.require("attention_dropout", (0, 0.0), default=0)
-    sizes = {
+    sizes: dict[str, Any] = {
         name: read.integer(name, defaults[name])
         for name in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
     }

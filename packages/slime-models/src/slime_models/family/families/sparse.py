@@ -90,14 +90,14 @@ def sparse_architecture(
     if "q_lora_rank" in config:
         read.integer("q_lora_rank")
     common = latent_architecture(plain, model_type=model_type, defaults=defaults, norm_epsilon=norm_epsilon)
-    index = {
+    sizes: dict[str, Any] = {
         name: read.integer(name, defaults[name]) for name in ("index_topk", "index_n_heads", "index_head_dim")
     }
-    if index["index_head_dim"] < common.qk_rope_head_dim:
+    if sizes["index_head_dim"] < common.qk_rope_head_dim:
         raise read.error(
-            "index_head_dim", index["index_head_dim"], f"at least qk_rope_head_dim, {common.qk_rope_head_dim}"
+            "index_head_dim", sizes["index_head_dim"], f"at least qk_rope_head_dim, {common.qk_rope_head_dim}"
         )
-    sparse = SparseArchitecture(**vars(common), **index, index_interleaved=index_interleaved)
+    sparse = SparseArchitecture(**vars(common), **sizes, index_interleaved=index_interleaved)
     found = with_shared_experts(
         sparse,
         read,
