@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,6 +38,8 @@ _LONGEST = (
     "tests/servers/test_ray.py",
     "packages/slime-megatron/tests/parallel/test_layouts.py",
     "tests/servers/test_slurm_script.py",
+    "tests/runs/test_async_loops.py",
+    "tests/failures/test_interrupt.py",
     "tests/runs/test_events.py",
     "plugins/slime-bench/tests/test_simulator.py",
     "plugins/slime-bench/tests/test_overlap.py",
@@ -99,8 +103,32 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _ByFile:
     return _ByFile(config, log)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests marked `gpu` where there is no CUDA device; nothing else is ever skipped."""
+#: Of a session: which features of model families its tests prove, and the files that they are in.
+PROOFS = pytest.StashKey[tuple[dict[str, list[str]], set[Path]]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let `scripts/generate_docs.py` ask which features of model families the tests prove."""
+    parser.addoption("--proofs", type=Path, help="write what the collected tests prove of model families")
+
+
+@pytest.fixture(scope="session")
+def proofs(pytestconfig: pytest.Config) -> tuple[dict[str, list[str]], set[Path]]:
+    """What the tests of this session prove of model families, and the files that they are in."""
+    return pytestconfig.stash.get(PROOFS, ({}, set()))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Note what tests prove, those that `-m` leaves out too; skip tests marked `gpu` where there is no CUDA device, and no others."""
+    proving = [item for item in items if item.get_closest_marker("proves")]
+    if proving:
+        from slime_models.family.proofs import proofs_of
+
+        proofs = {family: sorted(features) for family, features in sorted(proofs_of(proving).items())}
+        config.stash[PROOFS] = proofs, {item.path for item in proving}
+        if (path := config.getoption("--proofs")) is not None:
+            path.write_text(json.dumps(proofs, indent=1) + "\n")
     if not any(item.get_closest_marker("gpu") for item in items):
         return
     import torch

@@ -1,12 +1,14 @@
 #!/usr/bin/env python
-"""Write docs/plugins.md (groups and hooks), docs/flags.md (settings), docs/map.md (where things are), and what slime_core knows
-of packages that are not installed (plugins/index.json), from the code. A test fails when they are stale."""
+"""Write docs/plugins.md (groups and hooks), docs/flags.md (settings), docs/map.md (where things are), docs/model-support.md (what
+tests prove of model families), and what slime_core knows of packages that are not installed (plugins/index.json), from the code.
+A test fails when they are stale."""
 
 from __future__ import annotations
 
 import ast
 import inspect
 import json
+import subprocess
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -20,6 +22,7 @@ from slime_core.plugins.registry import Registry
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 INDEX = ROOT / "packages/slime-core/src/slime_core/plugins/index.json"
+SUPPORT = ROOT / "packages/slime-models/src/slime_models/family/support.json"
 HEAD = "<!-- Written by scripts/generate_docs.py; change the code and run it again. -->\n\n"
 
 
@@ -87,6 +90,44 @@ def map_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def support_page(registry: Registry) -> str:
+    """Return the page of model families, by `support.json` and what families declare."""
+    from slime_models.family.support import FEATURES, table
+
+    families = [registry.resolve("slime.models", plugin.name) for plugin in registry.plugins("slime.models")]
+    (heading, *rows), notes = table(families)
+    lines = [
+        HEAD + "# What has been shown of each model family\n",
+        "`yes` is what a test of this repository proves: those marked `proves`, which run with the others, on CPUs. `no` has the "
+        "reason that the family gives, `open` has none: nobody has tried. Empty: its models have no such thing. `slime models "
+        "support` prints the same, for families of other packages too.\n",
+        f"| {' | '.join(heading)} |",
+        f"| {' | '.join('---' for _ in heading)} |",
+        *(f"| {' | '.join(_cell(word) for word in row)} |" for row in rows),
+        "",
+        *(f"({number}) {note}\n" for number, note in enumerate(notes, 1)),
+        "| | shown where it says yes |",
+        "| --- | --- |",
+        *(f"| {feature} | {_cell(meaning)} |" for feature, meaning in FEATURES.items()),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def proving_files() -> list[Path]:
+    """Return the test files that have a test marked `proves`."""
+    found = [
+        path for folder in ("packages", "plugins", "tests") for path in (ROOT / folder).rglob("test_*.py")
+    ]
+    return sorted(path for path in found if "mark.proves" in path.read_text(encoding="utf-8"))
+
+
+def write_support() -> None:
+    """Write `support.json`: what the tests that are there prove."""
+    words = ["--collect-only", "-q", "-p", "no:cacheprovider", "--proofs", str(SUPPORT)]
+    command = [sys.executable, "-m", "pytest", *words, *map(str, proving_files())]
+    subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
+
+
 def _about(path: Path) -> str:
     text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
     return " ".join(text.split("\n\n")[0].split())
@@ -123,6 +164,7 @@ def pages() -> dict[Path, str]:
         DOCS / "plugins.md": plugins_page(registry),
         DOCS / "flags.md": flags_page(schema),
         DOCS / "map.md": map_page(),
+        DOCS / "model-support.md": support_page(registry),
         INDEX: index(registry, schema),
     }
 
@@ -132,6 +174,7 @@ def _cell(text: str) -> str:
 
 
 if __name__ == "__main__":
+    write_support()
     for path, text in pages().items():
         path.write_text(text, encoding="utf-8")
         print(path.relative_to(ROOT), file=sys.stderr)

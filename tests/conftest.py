@@ -41,6 +41,20 @@ def slime() -> Callable[..., subprocess.CompletedProcess[str]]:
     return run
 
 
+@pytest.fixture
+def slime_here(capsys: pytest.CaptureFixture[str]) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run the `slime` command in this process, which spares its start, where a process is not what is tested."""
+    from slime_core.cli import main
+
+    def run(*words: object) -> subprocess.CompletedProcess[str]:
+        capsys.readouterr()
+        status = main.run([*map(str, words)])
+        shown = capsys.readouterr()
+        return subprocess.CompletedProcess(words, status, shown.out, shown.err)
+
+    return run
+
+
 TABULAR = "slime_core.testing.tabular:"
 
 

@@ -13,13 +13,14 @@ pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture
-def refuse(slime, letters, tmp_path):
-    """Run `slime train` and check that it refuses; returns the message."""
+def refuse(slime, slime_here, letters, tmp_path):
+    """Run `slime train` and check that it refuses; returns the message. With `env` in a process that has it."""
 
     def run(
         *flags: str, recipe: Path = letters, leaves_run: bool = False, env: dict[str, str] | None = None
     ) -> str:
-        result = slime("train", recipe, *flags, env=os.environ | (env or {}))
+        words = ("train", recipe, *flags)
+        result = slime_here(*words) if env is None else slime(*words, env=os.environ | env)
         assert result.returncode == 2, result.stdout + result.stderr
         assert "Traceback" not in result.stderr
         assert 0 < len(result.stderr.splitlines()) < 25
@@ -298,9 +299,9 @@ def test_images_with_a_trainer_or_without_a_chat_template(refuse):
     assert "data.apply_chat_template: found false with multimodal_keys; wanted true" in message
 
 
-def test_images_with_an_engine_that_takes_none(slime, letters):
+def test_images_with_an_engine_that_takes_none(slime_here, letters):
     flags = ["--multimodal-keys", '{"image": "pics"}', "--apply-chat-template", "--train-backend", "none"]
-    result = slime("check", letters, *flags)
+    result = slime_here("check", letters, *flags)
     assert result.returncode == 2
     assert "tabular:create_engine, which takes no images, with data.multimodal_keys" in result.stderr
 

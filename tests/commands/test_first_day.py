@@ -272,3 +272,7 @@ def test_responses_that_a_context_has_no_room_for_are_refused(letters, tmp_path,
     finally:
         sys.path.remove(str(tmp_path))
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_whose_parts_need_no_heavy_package_imports_none(alone, letters):
+    assert alone("train", letters, "--num-rollout", "1")[-1] == "0 []"

@@ -29,26 +29,26 @@ RUN = ("--rollout-batch-size", "32", "--n-samples-per-prompt", "8", "--rollout-m
 
 
 @pytest.mark.slow
-def test_a_check_says_what_is_taken_and_refuses_what_cannot_fit(slime, root):
+def test_a_check_says_what_is_taken_and_refuses_what_cannot_fit(slime_here, root):
     """135 million numbers, of 18 bytes each in the trainer: 2.3 GiB without which nothing runs."""
     recipe = str(root / "recipes/own-data.toml")
-    fits = slime("check", recipe, "--device-memory-gb", "80", cwd=root)
+    fits = slime_here("check", recipe, "--device-memory-gb", "80")
     assert fits.returncode == 0, fits.stderr
     said = [line for line in fits.stdout.splitlines() if "memory: " in line]
     assert [line.split(":")[1].strip() for line in said] == ["trainer", "engine torch"]
-    refused = slime("check", recipe, "--device-memory-gb", "2", cwd=root)
+    refused = slime_here("check", recipe, "--device-memory-gb", "2")
     assert refused.returncode == 2
     assert (
         "GiB on the GPU of trainer and engine torch while it trains; wanted at most 2.0 GiB;"
         in refused.stderr
     )
     assert "--colocate" in refused.stderr
-    may = slime("check", recipe, "--device-memory-gb", "3.2", cwd=root)
+    may = slime_here("check", recipe, "--device-memory-gb", "3.2")
     assert may.returncode == 0, may.stderr
     assert "may not fit" in may.stdout
 
 
-def test_a_config_alone_is_enough_and_an_unknown_family_is_named(slime, tmp_path):
+def test_a_config_alone_is_enough_and_an_unknown_family_is_named(slime_here, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     layout = ("--launcher", "ray", "--actor-num-nodes", "2", "--actor-num-gpus-per-node", "8")
     layout += (
@@ -69,7 +69,7 @@ def test_a_config_alone_is_enough_and_an_unknown_family_is_named(slime, tmp_path
         "--device-memory-gb",
         "80",
     )
-    table = slime(
+    table = slime_here(
         "plan", "--memory", *words, "--recompute-granularity", "full", "--max-tokens-per-gpu", "9216"
     )
     assert table.returncode == 0, table.stderr
@@ -84,7 +84,7 @@ def test_a_config_alone_is_enough_and_an_unknown_family_is_named(slime, tmp_path
     assert rows["gradients"] == f"{4 * (experts + others) / 2**30:.2f}"
     assert rows["optimizer"] == f"{12 * (experts / 2 + others / 4) / 2**30:.2f}"
     (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"model_type": "deepseek_v99"}))
-    unknown = slime("plan", "--memory", *words)
+    unknown = slime_here("plan", "--memory", *words)
     assert unknown.returncode == 2
     assert "no plugin is named 'deepseek_v99'; installed: " in unknown.stderr
 
@@ -103,7 +103,7 @@ DEEPSEEK = {
 }  # fmt: skip
 
 
-def test_deepseek_v3_on_256_gpus_takes_what_arithmetic_says(slime, tmp_path):
+def test_deepseek_v3_on_256_gpus_takes_what_arithmetic_says(slime_here, tmp_path):
     """Experts a 256th a rank, wide matrices an eighth, projections to latent vectors, norms and routers whole; see docs/memory.md."""
     (tmp_path / "config.json").write_text(json.dumps(DEEPSEEK))
     layout = "--launcher ray --actor-num-nodes 32 --actor-num-gpus-per-node 8 --tensor-model-parallel-size 8 --sequence-parallel "
@@ -111,7 +111,7 @@ def test_deepseek_v3_on_256_gpus_takes_what_arithmetic_says(slime, tmp_path):
     layout += (
         "--recompute-granularity full --max-tokens-per-gpu 9216 --rollout-engine none --device-memory-gb 80"
     )
-    table = slime("plan", "--memory", "--hf-checkpoint", str(tmp_path), *RUN, *layout.split())
+    table = slime_here("plan", "--memory", "--hf-checkpoint", str(tmp_path), *RUN, *layout.split())
     assert table.returncode == 0, table.stderr
     rows = {
         line.rsplit(maxsplit=1)[0].strip(): line.split()[-1] for line in table.stdout.splitlines() if line

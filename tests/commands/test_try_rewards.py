@@ -41,9 +41,9 @@ def test_trying_a_function_of_a_file_in_the_working_directory(slime, tmp_path):
     )
 
 
-def test_trying_a_group_reward_scores_each_response_beside_the_others(slime):
+def test_trying_a_group_reward_scores_each_response_beside_the_others(slime_here):
     responses = [word for answer in ("1/2", "0.5", "3") for word in ("--response", rf"\boxed{{{answer}}}")]
-    tried = slime("rm", "try", "majority", "--group-rm", *responses, "--json")
+    tried = slime_here("rm", "try", "majority", "--group-rm", *responses, "--json")
     assert tried.returncode == 0, tried.stderr
     assert [entry["score"] for entry in json.loads(tried.stdout)] == [1.0, 1.0, 0.0]
 
@@ -83,54 +83,54 @@ def labels(tmp_path, *values):
     (tmp_path / "letters.jsonl").write_text("".join(rows))
 
 
-def test_check_accepts_gold_answers_in_the_form_that_the_reward_wants(slime, letters, tmp_path):
+def test_check_accepts_gold_answers_in_the_form_that_the_reward_wants(slime_here, letters, tmp_path):
     labels(tmp_path, r"\frac12", "7")
-    checked = slime("check", letters, "--rm-type", "math")
+    checked = slime_here("check", letters, "--rm-type", "math")
     assert r"the reward accepts all 2 gold answers written as '\\boxed{LABEL}'" in checked.stdout
     assert checked.returncode == 0
 
 
-def test_check_takes_each_gold_answer_in_the_form_that_its_own_reward_wants(slime, letters, tmp_path):
+def test_check_takes_each_gold_answer_in_the_form_that_its_own_reward_wants(slime_here, letters, tmp_path):
     rows = [
         {"input": "a", "label": "7", "metadata": {"rm_type": name}} for name in ("math", "gsm8k", "exact")
     ]
     (tmp_path / "letters.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    checked = slime("check", letters, "--rm-type", "math", "--metadata-key", "metadata")
+    checked = slime_here("check", letters, "--rm-type", "math", "--metadata-key", "metadata")
     assert "accepts all 3 gold answers, each in a form that its own reward wants" in checked.stdout
 
 
-def test_check_shows_a_gold_answer_that_fails_its_own_reward(slime, letters, tmp_path):
+def test_check_shows_a_gold_answer_that_fails_its_own_reward(slime_here, letters, tmp_path):
     labels(tmp_path, "7", "$$")
-    checked = slime("check", letters, "--rm-type", "math")
+    checked = slime_here("check", letters, "--rm-type", "math")
     assert "refuses 1 of 2 gold answers in every form" in checked.stdout
     assert "label '$$' gets 0 {'answer': '$$', 'why': 'empty'}" in checked.stdout
 
 
-def test_check_refuses_gold_answers_that_the_reward_cannot_score(slime, letters, tmp_path):
+def test_check_refuses_gold_answers_that_the_reward_cannot_score(slime_here, letters, tmp_path):
     labels(tmp_path, "7", "seven")
-    checked = slime("check", letters, "--rm-type", "gsm8k")
+    checked = slime_here("check", letters, "--rm-type", "gsm8k")
     assert checked.returncode == 2
     assert "cannot score 1 of 2 gold answers in any form" in checked.stderr
     assert "label is 'seven'; wanted a number" in checked.stderr
 
 
-def test_check_refuses_a_reward_that_lacks_a_part_which_the_estimator_reads(slime, letters, tmp_path):
+def test_check_refuses_a_reward_that_lacks_a_part_which_the_estimator_reads(slime_here, letters, tmp_path):
     labels(tmp_path, "7")
     flags = ["--rm-type", "dapo", "--advantage-estimator", "gdpo", "--normalize-advantages", "--gdpo-weights"]
-    checked = slime("check", letters, *flags, '{"acc": 1.0, "format": 0.5}')
+    checked = slime_here("check", letters, *flags, '{"acc": 1.0, "format": 0.5}')
     assert checked.returncode == 2
     assert "sample 0: its reward has None for the part 'format', wanted a finite number" in checked.stderr
     assert "its numbers are acc, score" in checked.stderr
 
 
-def test_check_gives_a_group_reward_groups_in_which_all_answer_right(slime, letters, tmp_path):
+def test_check_gives_a_group_reward_groups_in_which_all_answer_right(slime_here, letters, tmp_path):
     labels(tmp_path, "b", "c")
     (tmp_path / "loud.py").write_text(
         "def shares(completions, solution, **columns):\n"
         "    return [float(solution[0] != 'c') if len(completions) == 4 else 0.0 for _ in completions]\n"
     )
     options = json.dumps({"path": str(tmp_path / "loud.py"), "function": "shares"})
-    checked = slime(
+    checked = slime_here(
         "check",
         letters,
         "--group-rm",
@@ -145,7 +145,7 @@ def test_check_gives_a_group_reward_groups_in_which_all_answer_right(slime, lett
     assert "label 'c' gets 0" in checked.stdout
 
 
-def test_rows_of_one_data_set_choose_their_rewards(slime, letters, tmp_path):
+def test_rows_of_one_data_set_choose_their_rewards(slime_here, letters, tmp_path):
     rows = [
         {"input": "a", "label": "b", "metadata": {"rm_type": "exact"}},
         {"input": "b", "label": "c"},
@@ -154,7 +154,7 @@ def test_rows_of_one_data_set_choose_their_rewards(slime, letters, tmp_path):
     ]
     (tmp_path / "letters.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     flags = ["--metadata-key", "metadata", "--num-rollout", "1", "--eval-interval", "none"]
-    ran = slime("train", letters, *flags)
+    ran = slime_here("train", letters, *flags)
     assert ran.returncode == 0, ran.stderr
     text = (tmp_path / "runs/letters/rollouts/step_000001.jsonl").read_text()
     forms = {}
@@ -166,12 +166,12 @@ def test_rows_of_one_data_set_choose_their_rewards(slime, letters, tmp_path):
     assert set(forms["f1"]) == {"score", "precision", "recall"}
 
 
-def test_weighted_rewards_train_on_their_sum_each_with_its_own_options(slime, letters, tmp_path):
+def test_weighted_rewards_train_on_their_sum_each_with_its_own_options(slime_here, letters, tmp_path):
     weights = json.dumps({"slime_core.testing.tabular:next_letter": 1.0, "random": 0.5})
     text = letters.read_text().replace('rm_type = "slime_core.testing.tabular:next_letter"', "")
     letters.write_text(text)
     flags = ["--rm-weights", weights, "--rm-args-of", '{"random": {"seed": 3}}', "--num-rollout", "1"]
-    ran = slime("train", letters, *flags, "--eval-interval", "none")
+    ran = slime_here("train", letters, *flags, "--eval-interval", "none")
     assert ran.returncode == 0, ran.stderr
     lines = (tmp_path / "runs/letters/rollouts/step_000001.jsonl").read_text().splitlines()
     for sample in map(json.loads, lines):

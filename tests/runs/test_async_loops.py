@@ -192,8 +192,9 @@ def test_of_fully_async_runs_that_are_killed_25_times_no_prompt_is_lost_or_used_
         ),
     ],
 )
-def test_what_cannot_be_meant_is_refused(letters, environ, flags, told):
-    ended = subprocess.run(command(letters, *flags), env=environ, capture_output=True, text=True, timeout=120)
+def test_what_cannot_be_meant_is_refused(letters, root, slime_here, monkeypatch, flags, told):
+    monkeypatch.syspath_prepend(root / "tests/plugins")
+    ended = slime_here("train", letters, *ENGINE, *flags)
     output = ended.stdout + ended.stderr
     assert ended.returncode == 2, output
     assert told in " ".join(output.split())

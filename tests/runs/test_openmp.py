@@ -44,6 +44,37 @@ def test_released_threads_are_gone_and_come_back():
     assert [count - before for count in counts] == [2, 0, 2, 0]
 
 
+ALONE = """
+import json, os, threading
+import torch
+from slime_core.runtime.openmp import compute_alone
+
+torch.set_num_threads(3)
+x = torch.randn(1000, 1000)
+counts = []
+
+def compute(alone):
+    if alone:
+        torch.get_num_threads()
+        compute_alone()
+    counts.append(len(os.listdir("/proc/self/task")))
+    x + x
+    counts.append(len(os.listdir("/proc/self/task")))
+
+for alone in (True, False):
+    thread = threading.Thread(target=compute, args=(alone,))
+    thread.start()
+    thread.join()
+print(json.dumps(counts))
+"""
+
+
+def test_a_thread_that_computes_alone_gets_no_workers_and_the_next_one_does():
+    out = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, check=True).stdout
+    first, after, second, later = json.loads(out)
+    assert (after - first, later - second) == (0, 2)
+
+
 def test_without_libgomp_nothing_happens():
-    program = "from slime_core.runtime.openmp import release_threads; release_threads()"
+    program = "from slime_core.runtime.openmp import compute_alone, release_threads; release_threads(); compute_alone()"
     subprocess.run([sys.executable, "-c", program], check=True)

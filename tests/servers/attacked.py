@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import secrets
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,7 @@ class Attacked:
         while below := {pid for pid, process in there.items() if process.parent in found} - found:
             found |= below
         self._seen |= {pid: there[pid].began for pid in found}
-        return {pid: _title(pid) for pid in found if there[pid].runs}
+        return {pid: title_of(pid) for pid in found if there[pid].runs}
 
     def find(self, title: str) -> list[int]:
         """Return its processes whose command line has a text in it, the oldest first."""
@@ -116,13 +117,45 @@ class Attacked:
         self.process.wait()
 
 
-def writers_below(folder: Path) -> list[str]:
-    """The processes whose output goes to a file below a folder: ranks and servers have logs in that of their run."""
+def writers_below(folder: Path) -> list[tuple[int, str]]:
+    """The processes whose output goes to a file below a folder, with their command lines: ranks and servers have logs in that of
+    their run."""
     found = []
     for output in Path("/proc").glob("[0-9]*/fd/1"):
+        pid = int(output.parts[2])
         with contextlib.suppress(OSError):  # it ended meanwhile, or is another user's
-            found += [_title(int(output.parts[2]))] if output.readlink().is_relative_to(folder) else []
+            found += [(pid, title_of(pid))] if output.readlink().is_relative_to(folder) else []
     return found
+
+
+class Traces:
+    """What processes had that may outlive them: ports that they listened at, and files in shared memory."""
+
+    def __init__(self) -> None:
+        self._sockets, self._files = set[str](), set[str]()
+
+    def take(self, pids: Iterable[int]) -> None:
+        """Take down what some processes have."""
+        for pid in pids:
+            for opened in Path(f"/proc/{pid}/fd").glob("*"):
+                with contextlib.suppress(OSError):
+                    target = str(opened.readlink())
+                    self._sockets |= {target[8:-1]} if target.startswith("socket:[") else set()
+            mapped = _read(pid, "maps").decode(errors="replace")
+            self._files |= set(re.findall(r"(/dev/shm/.+?)(?: \(deleted\))?$", mapped, re.M))
+
+    def left(self) -> list[str]:
+        """Return what of it is still there: sockets by number, as the kernel gives none twice, and files."""
+        listening = [
+            fields[9]
+            for table in ("tcp", "tcp6")
+            for fields in map(str.split, Path(f"/proc/net/{table}").read_text().splitlines()[1:])
+            if fields[3] == "0A"
+        ]
+        assert self._sockets, "nothing was taken down"
+        return [f"port of socket {one}" for one in listening if one in self._sockets] + [
+            file for file in sorted(self._files) if os.path.exists(file)
+        ]
 
 
 class _Process:
@@ -148,7 +181,8 @@ def _read(pid: int, name: str) -> bytes:
         return b""
 
 
-def _title(pid: int) -> str:
+def title_of(pid: int) -> str:
+    """Return the command line of a process; empty where there is none."""
     return " ".join(_read(pid, "cmdline").decode(errors="replace").replace("\0", " ").split())
 
 

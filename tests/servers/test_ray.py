@@ -107,10 +107,17 @@ def test_rank_that_hangs_is_named_when_the_deadline_has_passed_and_killed(cluste
     with pytest.raises(DeadlineError, match=r"step 3: training: not done after 10 s") as caught:
         train("--train-env-vars", '{"TROUBLE": "stop"}', "--train-timeout-s", "10")
     (note,) = caught.value.__notes__
-    waiting, stopped = note.removeprefix("no answer to train from ").split("; rank 1 of 2 (process ")
+    waiting, stopped, ends = note.removeprefix("no answer to train from ").split("; ")
     assert waiting.startswith("rank 0 of 2 (process ")
-    assert re.search(r"at .+ranked_letters\.py:\d+ in _meet; its stacks are in .+rank_000\.log$", waiting)
+    assert re.search(r"at .+ranked_letters\.py:\d+ in _meet$", waiting)
+    assert stopped.startswith("rank 1 of 2 (process ")
     assert "which does not say where it is" in stopped
+    assert ends == "stacks of both ends are in the log"
+    log = (tmp_path / "runs/letters/log.txt").read_text()
+    assert re.search(
+        r"step 3: training: not done after 10 s; this process was at\n(.*\n)*thread MainThread:", log
+    )
+    assert re.search(r"rank 0 of 2 \(.*\) was at\n(.*\n)*.*ranked_letters\.py\", line \d+ in _meet", log)
     assert writers_below(tmp_path) == []
 
 

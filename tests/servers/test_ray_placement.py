@@ -20,6 +20,7 @@ from slime_core.errors import ConfigError, TrainerError
 from slime_core.launch.local import assemble_and, drive
 from slime_core.plugins.registry import Registry
 from slime_core.run.build import make_build
+from slime_core.rundir.records import read_records
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -158,7 +159,7 @@ def two_nodes() -> Iterator[str]:
     set_environment()
     from ray.cluster_utils import Cluster
 
-    size = {"num_cpus": 4, "num_gpus": 4}
+    size = {"num_cpus": 5, "num_gpus": 4}
     cluster = Cluster(initialize_head=True, head_node_args=size)
     try:
         cluster.add_node(**size, node_ip_address="127.0.0.2")
@@ -168,11 +169,12 @@ def two_nodes() -> Iterator[str]:
 
 
 def test_on_two_nodes_a_server_is_at_the_address_of_its_node(two_nodes, slime, letters, root, tmp_path):
-    """Three ranks on each of two machines, and a server of one GPU beside each of them."""
+    """Three ranks on each of two machines, and a server of one GPU and a worker of rewards beside each of them."""
     path = os.pathsep.join([str(root / "tests/plugins"), os.environ.get("PYTHONPATH", "")])
     env = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     env |= {"PYTHONPATH": path, "SERVERS": "[[0, 1], [1, 1]]"}
     size = ("--actor-num-nodes", "2", "--actor-num-gpus-per-node", "3", "--num-gpus-per-node", "4")
+    size += ("--ray-reward-num-nodes", "2", "--rm-type", "placed_scores:next_letter", "--reward-key", "score")
     done = slime("train", str(letters), *PARTS, *size, "--ray-address", two_nodes, env=env)
     assert done.returncode == 0, done.stdout + done.stderr
     ranks, servers = seen(tmp_path / "runs/letters", [0, 1])
@@ -180,6 +182,8 @@ def test_on_two_nodes_a_server_is_at_the_address_of_its_node(two_nodes, slime, l
     assert ids(servers) == [("3",), ("3",)]
     hosts = [server["site"][0] for server in servers]
     assert sorted(hosts) == ["127.0.0.1", "127.0.0.2"]  # which of them has rank 0 is Ray's choice
+    scored = read_records(tmp_path / "runs/letters/rollouts/step_000001.jsonl")
+    assert len({one["reward"]["node"] for one in scored} - {""}) == 2
 
 
 def test_a_driver_in_a_job_runs_where_its_cluster_and_folder_are(two_nodes, letters, root, tmp_path):
@@ -202,6 +206,7 @@ def test_a_driver_in_a_job_runs_where_its_cluster_and_folder_are(two_nodes, lett
     ranks, servers = seen(recipe.parent / "here/letters", [0])
     assert [rank["gpus"] for rank in ranks] == ["0"]
     assert ids(servers) == [("1",)]
+    assert [each["job"] for each in ranks + servers] == ["1", "1"]  # they have the job's runtime environment
 
 
 @pytest.mark.parametrize("joins", [False, True])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -92,6 +93,16 @@ def test_a_server_that_is_killed_or_stopped_in_a_rollout_ends_the_run_by_name(
         os.kill(victim, number)
         assert run.finish(120) == 1
         assert why in run.told
+    if (
+        number == signal.SIGSTOP
+    ):  # who is stopped says nothing; the other process of the server does, and the driver
+        told = runs.log[runs.log.index("; this process was at\n") :]
+        assert "slime_sglang/http/client.py" in told
+        other = "in run_scheduler_process" if who == SERVER else "in launch_server"
+        assert other in told[told.index("\nthe SGLang server was at\n") :]
+        assert re.search(
+            r"no answer to generate from the SGLang server, at .+; stacks of both ends are", told
+        )
     assert (runs.summary["status"], runs.summary["steps"]) == ("failed", 1)
     assert list(staging.iterdir()) == []
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 from slime_models.family.families.qwen3 import QWEN3
-from slime_models.hf.folder import read_config
+from slime_models.hf.config import read_config
 
 from .conftest import make_batch
 

@@ -20,15 +20,22 @@ from slime_megatron.settings.learner_settings import LearnerSettings
 from slime_megatron.settings.section import MegatronSection
 from slime_models.family.families.deepseek_v3 import DEEPSEEK_V3
 from slime_models.family.families.deepseek_v32 import DEEPSEEK_V32
+from slime_models.family.families.glm import GLM as GLM_OF_2024
 from slime_models.family.families.glm4 import GLM4
 from slime_models.family.families.glm4_moe import GLM4_MOE
 from slime_models.family.families.glm4_moe_lite import GLM4_MOE_LITE
+from slime_models.family.families.gpt_oss import GPT_OSS
 from slime_models.family.families.llama import LLAMA
+from slime_models.family.families.mimo import MIMO
+from slime_models.family.families.minimax_m2 import MINIMAX_M2
 from slime_models.family.families.qwen2 import QWEN2
 from slime_models.family.families.qwen2_moe import QWEN2_MOE
 from slime_models.family.families.qwen3 import QWEN3
+from slime_models.family.families.qwen3_5 import QWEN3_5_TEXT
 from slime_models.family.families.qwen3_moe import QWEN3_MOE
-from slime_models.hf.folder import HfCheckpoint, read_config, save_hf
+from slime_models.family.families.qwen3_next import QWEN3_NEXT
+from slime_models.hf.config import read_config
+from slime_models.hf.folder import HfCheckpoint, save_hf
 
 if TYPE_CHECKING:
     from .ranks import Ranks
@@ -36,8 +43,9 @@ if TYPE_CHECKING:
 FAMILIES = {
     family.model_type: family
     for family in (
-        *(DEEPSEEK_V3, DEEPSEEK_V32, GEMMA3, GLM4, GLM4_MOE, GLM4_MOE_LITE),
-        *(LLAMA, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE),
+        *(DEEPSEEK_V3, DEEPSEEK_V32, GLM4_MOE_LITE),
+        *(GEMMA3, GLM_OF_2024, GLM4, GLM4_MOE, GPT_OSS, LLAMA, MIMO, MINIMAX_M2),
+        *(QWEN2, QWEN2_MOE, QWEN3, QWEN3_5_TEXT, QWEN3_MOE, QWEN3_NEXT),
     )
 }
 VOCAB = 250
@@ -119,9 +127,8 @@ def make_hf(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Any
             torch.no_grad()
         ):  # larger than transformers draws them: logits spread, and norms and biases matter
             for name, parameter in model.named_parameters():
-                parameter.normal_(0.0, 0.15, generator=generator)
-                if "norm" in name:
-                    parameter.add_(1.0)
+                neutral = parameter.mean() if "norm" in name else 0.0  # 1, or 0 where 1 + weight multiplies
+                parameter.normal_(0.0, 0.15, generator=generator).add_(neutral)
             for name, buffer in model.named_buffers():
                 if name.endswith("e_score_correction_bias"):
                     buffer.normal_(0.0, 0.15, generator=generator)
@@ -156,6 +163,10 @@ def cut_models(make_hf: Callable[..., tuple[Any, Path]]) -> dict[str, Path]:
     _, moe = make_hf("qwen3_moe", tie_word_embeddings=False, **size, **experts)
     _, glm = make_hf("glm4_moe", tie_word_embeddings=False, **size, **GLM)
     _, sandwich = make_hf("glm4", tie_word_embeddings=False, **size)
+    _, plain_glm = make_hf("glm", tie_word_embeddings=False, **size)
+    few = {"num_local_experts": 4, "num_experts_per_tok": 2, "tie_word_embeddings": False}
+    _, sinks = make_hf("gpt_oss", **size, **few, sliding_window=6)
+    _, all_heads = make_hf("minimax_m2", **size, **few, rotary_dim=16)
     size.pop("head_dim")
     _, latent = make_hf("deepseek_v3", tie_word_embeddings=False, **size | DEEPSEEK)
     indexer = {"index_topk": 6, "index_n_heads": 20, "index_head_dim": 14}
@@ -163,6 +174,9 @@ def cut_models(make_hf: Callable[..., tuple[Any, Path]]) -> dict[str, Path]:
     _, shared = make_hf(
         "qwen2_moe", tie_word_embeddings=False, **size, **experts, shared_expert_intermediate_size=80
     )
+    _, qwen2 = make_hf("qwen2", tie_word_embeddings=False, **size)
+    config = json.loads((qwen2 / "config.json").read_text()) | {"model_type": "mimo"}
+    (qwen2 / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 0}))
     _, windows = make_hf(
         "gemma3_text",
         **size,
@@ -171,7 +185,27 @@ def cut_models(make_hf: Callable[..., tuple[Any, Path]]) -> dict[str, Path]:
         layer_types=["sliding_attention", "full_attention"],
         query_pre_attn_scalar=12,
     )
+    delta_net = {
+        "head_dim": 16,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 12,
+        "linear_value_head_dim": 24,
+        "layer_types": ["linear_attention", "full_attention"],
+        "rms_norm_eps": 1e-2,  # a delta net's output is divided by its own size, which may be near zero
+    }
+    _, next_moe = make_hf(
+        "qwen3_next",
+        tie_word_embeddings=False,
+        **size,
+        **experts,
+        **delta_net,
+        shared_expert_intermediate_size=80,
+    )
+    _, next_dense = make_hf("qwen3_5_text", **size, **delta_net)
     return {
+        "qwen3_5_text": next_dense,
+        "qwen3_next": next_moe,
         "qwen3": dense,
         "qwen3_moe": moe,
         "glm4_moe": glm,
@@ -180,6 +214,10 @@ def cut_models(make_hf: Callable[..., tuple[Any, Path]]) -> dict[str, Path]:
         "glm4": sandwich,
         "qwen2_moe": shared,
         "gemma3_text": windows,
+        "glm": plain_glm,
+        "mimo": qwen2,
+        "gpt_oss": sinks,
+        "minimax_m2": all_heads,
     }
 
 

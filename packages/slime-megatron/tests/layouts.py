@@ -11,8 +11,14 @@ from .conftest import make_batch
 TENSOR, PIPELINE = {"tensor_model_parallel_size": 2}, {"pipeline_model_parallel_size": 2}
 CONTEXT, EXPERT = {"context_parallel_size": 2}, {"expert_model_parallel_size": 2}
 SEQUENCE, SHARED_STATE = {"sequence_parallel": True}, {"use_distributed_optimizer": True, "optimizer": "adam"}
+#: AdamW whose state each rank has whole.
+WHOLE_STATE = {"use_distributed_optimizer": False, "optimizer": "adam"}
 #: Kinds of models without experts.
-DENSE = ("gemma3_text", "glm4", "qwen3")
+DENSE = ("gemma3_text", "glm", "glm4", "mimo", "qwen3", "qwen3_5_text")
+#: Kinds of models whose experts tensor parallelism does not cut.
+WHOLE_EXPERTS = ("gpt_oss",)
+#: Kinds of models that context parallelism does not cut.
+WHOLE_SEQUENCES = ("qwen3_5_text", "qwen3_next")
 #: AdamW whose epsilon exceeds all gradients is descent, too: lr / epsilon as large as the others' rate.
 DESCENT = {"lr": 5e2, "adam_eps": 1e4}
 #: Name -> ranks, Megatron's settings. Where both kinds of model have it, that of experts adds SEQUENCE to TENSOR.
@@ -38,9 +44,15 @@ LAYOUTS = {
 def settings_of(kind, layout):
     """Return (ranks, Megatron's settings) of a layout for a kind of model; None where it has no such layout."""
     n, megatron = LAYOUTS[layout]
-    if any(name.startswith("expert") for name in megatron) and kind in DENSE:
+    if "context_parallel_size" in megatron and kind in WHOLE_SEQUENCES:
         return None
-    return n, megatron | (SEQUENCE if kind not in DENSE and "TP2" in layout else {})
+    if kind in DENSE:
+        return None if any(name.startswith("expert") for name in megatron) else (n, megatron)
+    if kind in WHOLE_EXPERTS:
+        if megatron.get("expert_tensor_parallel_size", 1) > 1:
+            return None
+        megatron = megatron | {"expert_tensor_parallel_size": 1}
+    return n, megatron | (SEQUENCE if "TP2" in layout else {})
 
 
 def largest_difference(found, wanted, *, relative):

@@ -25,7 +25,7 @@ from slime_megatron.model.lora import adapter_weights
 from slime_megatron.settings.learner_settings import LearnerSettings
 from slime_megatron.settings.section import MegatronSection
 from slime_megatron.settings.section_roles import LoraSection, RolesSection
-from slime_models.hf.folder import read_config
+from slime_models.hf.config import read_config
 from torch import Tensor
 
 from conftest import FAMILIES, policy_gradient
@@ -66,7 +66,7 @@ def with_entropy_bonus() -> Algorithm:
 
 def gradients_of(learner: Learner) -> dict[str, Tensor]:
     """Return Hugging Face name -> gradient of the last optimizer step. Collective."""
-    if learner._settings.megatron.use_distributed_optimizer:
+    if learner._policy.model.ddp_config.use_distributed_optimizer:
         gather_gradients(learner)
     return whole(learner, lambda parameter: parameter.main_grad)
 
@@ -86,11 +86,7 @@ def whole(learner: Learner, read: Any) -> dict[str, Tensor]:
     parameters = family.parameter_names(architecture)
     weights = {name: family.weight(name, architecture) for name in parameters}
     tensors = whole_tensors(learner.model, weights, architecture, read, dtype=torch.float32)
-    return {
-        hf_name: part.clone()
-        for name, tensor in tensors
-        for hf_name, part in family.to_hf(name, tensor, architecture)
-    }
+    return {name: tensor.clone() for name, tensor in family.hf_tensors(tensors, architecture)}
 
 
 def moments_of(learner: Learner) -> dict[str, dict[str, Tensor]]:
@@ -182,13 +178,13 @@ def save_and_go_on(
 ) -> dict[str, Any]:
     """Train on the first two batches, save, and go on; return state when saved, and metrics after it.
 
-    Rank 1 writes when all have trained on, and no rank says that it is done before.
+    The last rank writes when all have trained on, and no rank says that it is done before.
     """
     with learner_of(folder, megatron, {"lr": 1e-3} | (train or {})) as learner:
         for batch in batches[:2]:
             learner.train(batch)
         may_write = threading.Event()
-        if dist.get_rank() == 1:
+        if dist.get_rank() == dist.get_world_size() - 1:
             learner._checkpoint_writer._thread.submit(may_write.wait)
         learner.save(checkpoint, in_background=True)
         state = {"weights": weights_of(learner), "moments": moments_of(learner) if moments else {}}
@@ -272,7 +268,7 @@ def train_adapters(
         metrics = learner.train(batches[-1])
         family, architecture = learner._settings.family, learner._architecture
         weights = adapter_weights(family, architecture, lora)
-        if megatron.get("use_distributed_optimizer"):
+        if learner._policy.model.ddp_config.use_distributed_optimizer:
             gather_gradients(learner)
         gradients = {
             name: tensor.clone()

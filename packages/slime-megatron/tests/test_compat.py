@@ -28,6 +28,9 @@ def test_every_redirect_is_taken(megatron, make_learner, make_hf, tmp_path):
     learner.train(make_batch())
     learner.save(tmp_path)
     learner.load(tmp_path)
+    make_learner(
+        folder=folder, bf16=True, megatron=MegatronSection(megatron_args={"optimizer_cpu_offload": True})
+    )
     across_ranks = {redirect.name for redirect in compat.REDIRECTS if redirect.across_ranks}
     assert set(megatron.dead) == across_ranks
     assert set(megatron.redirects) == {redirect.name for redirect in compat.wanted_redirects()}

@@ -8,23 +8,31 @@ from typing import Any
 import pytest
 from slime_models.family.families.deepseek_v3 import DEEPSEEK_V3
 from slime_models.family.families.deepseek_v32 import DEEPSEEK_V32
+from slime_models.family.families.glm import GLM as GLM_OF_2024
 from slime_models.family.families.glm4 import GLM4
 from slime_models.family.families.glm4_moe import GLM4_MOE
 from slime_models.family.families.glm4_moe_lite import GLM4_MOE_LITE
 from slime_models.family.families.glm_moe_dsa import GLM_MOE_DSA
+from slime_models.family.families.gpt_oss import GPT_OSS
 from slime_models.family.families.llama import LLAMA
+from slime_models.family.families.minimax_m2 import MINIMAX_M2
 from slime_models.family.families.qwen2 import QWEN2
 from slime_models.family.families.qwen2_moe import QWEN2_MOE
 from slime_models.family.families.qwen3 import QWEN3
+from slime_models.family.families.qwen3_5 import QWEN3_5, QWEN3_5_MOE, QWEN3_5_MOE_TEXT, QWEN3_5_TEXT
 from slime_models.family.families.qwen3_moe import QWEN3_MOE
+from slime_models.family.families.qwen3_next import QWEN3_NEXT
 from slime_models.family.family import ModelFamily
 from slime_models.hf.fetch import fetch
 
+#: Families with gated delta nets.
+DELTA_NETS = (QWEN3_5, QWEN3_5_MOE, QWEN3_5_MOE_TEXT, QWEN3_5_TEXT, QWEN3_NEXT)
 FAMILIES = {
     family.model_type: family
     for family in (
-        *(DEEPSEEK_V3, DEEPSEEK_V32, GLM4, GLM4_MOE, GLM4_MOE_LITE, GLM_MOE_DSA),
-        *(LLAMA, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE),
+        *(DEEPSEEK_V3, DEEPSEEK_V32, GLM4_MOE_LITE, GLM_MOE_DSA),
+        *(GLM_OF_2024, GLM4, GLM4_MOE, GPT_OSS, LLAMA),
+        *(MINIMAX_M2, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE, *DELTA_NETS),
     )
 }
 
@@ -57,6 +65,25 @@ LATENT = {
     "topk_group": 1,
     "first_k_dense_replace": 1,
 }
+#: The second of two layers has attention; a delta net has two key heads, of which each has three value heads.
+DELTA_NET = {
+    "partial_rotary_factor": 0.34,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 5,
+    "linear_value_head_dim": 7,
+    "linear_conv_kernel_dim": 3,
+    "layer_types": ["linear_attention", "full_attention"],
+}
+#: A vision tower beside a text model, for which the tables of Qwen 3.5 have no rules.
+VISION = {
+    "depth": 1,
+    "hidden_size": 8,
+    "num_heads": 2,
+    "intermediate_size": 8,
+    "out_hidden_size": 20,
+    "num_position_embeddings": 4,
+}
 #: 4 query heads in 2 groups, heads of 6: no two sizes are equal by accident.
 TINY = {
     "vocab_size": 37,
@@ -81,7 +108,11 @@ def tiny_config(model_type: str, **changes: Any) -> dict[str, Any]:
         config = {**config, **EXPERTS, "shared_expert_intermediate_size": 14, **changes}
     if model_type == "qwen3_moe":
         config = {**config, **EXPERTS, **changes}
-    if model_type == "glm4":
+    if model_type in ("gpt_oss", "minimax_m2"):
+        config = {**config, "num_local_experts": 3, "num_experts_per_tok": 2, **changes}
+    if model_type == "minimax_m2":
+        config = {**config, "rotary_dim": 2, **changes}
+    if model_type in ("glm", "glm4"):
         config = {
             **config,
             "attention_bias": True,
@@ -96,6 +127,13 @@ def tiny_config(model_type: str, **changes: Any) -> dict[str, Any]:
         config = {**config, **LATENT, **changes}
     if model_type in ("deepseek_v32", "glm_moe_dsa"):
         config = {**config, "index_topk": 9, "index_n_heads": 3, "index_head_dim": 5, **changes}
+    if model_type in {family.model_type for family in DELTA_NETS}:
+        experts = {} if model_type in ("qwen3_5", "qwen3_5_text") else EXPERTS
+        config = {**config, **DELTA_NET, **experts, **changes}
+    if model_type in ("qwen3_5", "qwen3_5_moe"):
+        text = {**config, "model_type": f"{model_type}_text"}
+        tied = {name: value for name, value in text.items() if name == "tie_word_embeddings"}
+        config = {"model_type": model_type, "text_config": text, "vision_config": VISION, **tied}
     return config
 
 

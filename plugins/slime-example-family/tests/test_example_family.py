@@ -11,6 +11,7 @@ from slime_core.errors import ContractError, DataError
 from slime_example_family.family import GEMMA3
 from slime_megatron.testing import check_trained_family, random_model
 from slime_models.testing import check_family
+from slime_torch.testing import check_served_family
 
 PACKAGE = Path(__file__).parents[1]
 #: Two of three layers see 8 tokens; heads of 16 are wider than 48 / 4.
@@ -61,19 +62,34 @@ def folder(tmp_path_factory):
     return random_model(TINY, tmp_path_factory.mktemp("gemma3"))
 
 
+@pytest.mark.proves("gemma3_text", "train", "convert", "lora")
 def test_the_trainer_computes_what_transformers_does(folder):
     check_trained_family(GEMMA3, folder)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"sliding_window": 9},
-        {"sliding_rope_theta": 9e3},
-        {"query_pre_attn_scalar": 16.0},
-        {"rope_theta": 9e5},
-    ],
-)
+@pytest.mark.parametrize("with_kernels", [True, False])
+def test_the_engine_generates_what_transformers_does(folder, with_kernels):
+    check_served_family(GEMMA3, folder, with_kernels=with_kernels)
+
+
+OTHERS = [
+    {"sliding_window": 9},
+    {"sliding_rope_theta": 9e3},
+    {"query_pre_attn_scalar": 16.0},
+    {"rope_theta": 9e5},
+]
+
+
+@pytest.mark.parametrize("changes", OTHERS)
+def test_each_field_of_its_own_matters_to_the_engine(folder, changes):
+    def read(config):
+        return dataclasses.replace(GEMMA3.architecture(config), **changes)
+
+    with pytest.raises(ContractError, match=r"family gemma3_text, engine torch: .* log-probs .* apart"):
+        check_served_family(dataclasses.replace(GEMMA3, architecture=read), folder)
+
+
+@pytest.mark.parametrize("changes", OTHERS)
 def test_each_field_of_its_own_matters(folder, changes):
     def read(config):
         return dataclasses.replace(GEMMA3.architecture(config), **changes)
@@ -129,6 +145,7 @@ def test_flops_leave_out_what_windows_hide():
     [
         ("python", "src/slime_example_family/family.py"),
         ("python", "src/slime_example_family/layers.py"),
+        ("python", "src/slime_example_family/decoder.py"),
         ("toml", "pyproject.toml"),
     ],
 )

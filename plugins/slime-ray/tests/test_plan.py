@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from slime_core.errors import ConfigError
 from slime_core.protocols import EngineGpus, GpuRange
-from slime_ray.plan import Needs, make_plan
+from slime_ray.plan import Needs, make_plan, table
 
 
 def servers(*sizes: int, unused: int = 0) -> EngineGpus:
@@ -102,3 +102,24 @@ def test_no_gpu_is_given_twice_unless_the_engine_is_colocated():
                 given = [(slot.machine, gpu) for slot in slots for gpu in slot.gpus]
                 assert len(set(given)) == len(given) == nodes * per_node + sum(sizes)
                 assert all(gpu < plan.gpus[machine] <= 3 for machine, gpu in given)
+
+
+#: What the engine has, colocate, GPUs a node of 1 x 2 ranks; and the lines.
+LINES = {
+    "apart, a server and a judge of two GPUs, one left alone": (
+        EngineGpus(4, (GpuRange(0, 1, "policy 0"), GpuRange(2, 2, "judge 0"))), False, 4,
+        ["machine 0, 4 GPUs: 0 rank 0; 1 rank 1; 2 policy 0; 3 nobody", "machine 1, 2 GPUs: 0 judge 0; 1 judge 0"],
+    ),
+    "colocated": (
+        EngineGpus(2, (GpuRange(0, 1, "policy 0"), GpuRange(1, 1))), True, 2,
+        ["machine 0, 2 GPUs: 0 rank 0 and policy 0; 1 rank 1 and server 1"],
+    ),
+    "an engine without servers": (EngineGpus(), False, None, ["machine 0, 2 GPUs: 0 rank 0; 1 rank 1"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_the_table_says_who_is_on_each_gpu(name):
+    engine, colocate, size, lines = LINES[name]
+    needs = Needs(1, 2, engine, colocate)
+    assert table(needs, make_plan(needs, gpus_per_node=size)) == lines

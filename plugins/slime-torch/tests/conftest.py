@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,16 +15,23 @@ from slime_core.plugins.registry import Registry
 from slime_core.protocols import Completion, SamplingParams
 from slime_models.family.families.deepseek_v3 import DEEPSEEK_V3
 from slime_models.family.families.deepseek_v32 import DEEPSEEK_V32
+from slime_models.family.families.glm import GLM
 from slime_models.family.families.glm4 import GLM4
 from slime_models.family.families.glm4_moe import GLM4_MOE
 from slime_models.family.families.glm4_moe_lite import GLM4_MOE_LITE
 from slime_models.family.families.glm_moe_dsa import GLM_MOE_DSA
+from slime_models.family.families.gpt_oss import GPT_OSS
 from slime_models.family.families.llama import LLAMA
+from slime_models.family.families.mimo import MIMO
+from slime_models.family.families.minimax_m2 import MINIMAX_M2
 from slime_models.family.families.qwen2 import QWEN2
 from slime_models.family.families.qwen2_moe import QWEN2_MOE
 from slime_models.family.families.qwen3 import QWEN3
+from slime_models.family.families.qwen3_5 import QWEN3_5_MOE, QWEN3_5_TEXT
 from slime_models.family.families.qwen3_moe import QWEN3_MOE
-from slime_models.hf.folder import HfCheckpoint, read_config
+from slime_models.family.families.qwen3_next import QWEN3_NEXT
+from slime_models.hf.config import read_config
+from slime_models.hf.folder import HfCheckpoint
 from slime_models.quantization.scheme import specs_of
 from slime_models.transfer.receiver import UpdateReceiver
 from slime_models.transfer.storage import UpdateStorage
@@ -31,25 +39,33 @@ from slime_torch.engine import TorchEngine
 from slime_torch.section import TorchSection
 from transformers import (
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     DeepseekV3Config,
     DeepseekV32Config,
     Glm4Config,
     Glm4MoeConfig,
     Glm4MoeLiteConfig,
+    GlmConfig,
     GlmMoeDsaConfig,
+    GptOssConfig,
     LlamaConfig,
+    MiniMaxM2Config,
     Qwen2Config,
     Qwen2MoeConfig,
+    Qwen3_5MoeConfig,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    Qwen3NextConfig,
 )
 
 VOCAB, EOS = 301, 300
 FAMILIES = {
     family.model_type: family
     for family in (
-        *(DEEPSEEK_V3, DEEPSEEK_V32, GLM4, GLM4_MOE, GLM4_MOE_LITE, GLM_MOE_DSA),
-        *(LLAMA, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE),
+        *(DEEPSEEK_V3, DEEPSEEK_V32, GLM4_MOE_LITE, GLM_MOE_DSA),
+        *(GLM, GLM4, GLM4_MOE, GPT_OSS, LLAMA, MIMO, MINIMAX_M2, QWEN2, QWEN2_MOE),
+        *(QWEN3, QWEN3_MOE, QWEN3_5_MOE, QWEN3_5_TEXT, QWEN3_NEXT),
     )
 }
 _COMMON = {
@@ -73,6 +89,15 @@ _LLAMA3 = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
+}
+_DELTA_NET = {
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 24,
+    "layer_types": ["linear_attention", "full_attention"],
+    "rms_norm_eps": 1e-2,  # a delta net's output is divided by its own size, which may be near zero
 }
 _EXPERTS = {
     "num_experts_per_tok": 4,
@@ -142,6 +167,33 @@ CONFIGS = {
     "qwen2": lambda: Qwen2Config(**_COMMON, tie_word_embeddings=True),
     "qwen3": lambda: Qwen3Config(**_COMMON, head_dim=32),
     "glm4": lambda: Glm4Config(**_COMMON, head_dim=32),
+    "glm": lambda: GlmConfig(**_COMMON, head_dim=32),
+    "mimo": lambda: Qwen2Config(**_COMMON),  # whose decoder it has; transformers has none of its own
+    "gpt_oss": lambda: GptOssConfig(
+        **_COMMON, head_dim=16, num_local_experts=5, num_experts_per_tok=2, sliding_window=9
+    ),
+    "minimax_m2": lambda: MiniMaxM2Config(
+        **_COMMON, head_dim=32, rotary_dim=16, num_local_experts=5, num_experts_per_tok=2
+    ),
+    "qwen3_5_text": lambda: Qwen3_5TextConfig(**_COMMON, **_DELTA_NET),
+    # Beside a vision tower, as published.
+    "qwen3_5_moe": lambda: Qwen3_5MoeConfig(
+        text_config=_COMMON
+        | _DELTA_NET
+        | {"num_experts_per_tok": 4, "num_experts": 6, "moe_intermediate_size": 48}
+        | {"shared_expert_intermediate_size": 80},
+        vision_config={
+            "depth": 1,
+            "hidden_size": 16,
+            "num_heads": 2,
+            "intermediate_size": 16,
+            "out_hidden_size": 64,
+            "num_position_embeddings": 16,
+        },
+    ),
+    "qwen3_next": lambda: Qwen3NextConfig(
+        **_COMMON, **_DELTA_NET, **_EXPERTS, num_experts=6, shared_expert_intermediate_size=80
+    ),
     "qwen2_moe": lambda: Qwen2MoeConfig(
         **_COMMON, **_EXPERTS | {"norm_topk_prob": False}, num_experts=6, shared_expert_intermediate_size=80
     ),
@@ -191,17 +243,29 @@ class TinyModel:
     def __init__(self, kind: str, folder: Path, *, seed: int = 0) -> None:
         torch.manual_seed(seed)
         self.kind, self.folder = kind, folder
-        self.module = AutoModelForCausalLM.from_config(CONFIGS[kind](), dtype=torch.float32).eval()
+        config = CONFIGS[kind]()
+        auto = AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
+        self.module = auto.from_config(config, dtype=torch.float32).eval()
         with torch.no_grad():
             for name, parameter in (*self.module.named_parameters(), *self.module.named_buffers()):
                 if "norm" in name or "bias" in name:  # which transformers starts at one and zero
                     parameter.add_(torch.randn_like(parameter) * 0.2)
+                if name.endswith("A_log"):  # else states are forgotten within a token or two
+                    parameter.sub_(3.0)
         self.module.save_pretrained(folder)
+        if kind == "mimo":
+            config = read_config(folder) | {"model_type": kind, "num_nextn_predict_layers": 0}
+            (folder / "config.json").write_text(json.dumps(config))
         self.family = FAMILIES[kind.partition("-")[0]]
         self.architecture = self.family.architecture(read_config(folder))
 
     def engine(
-        self, *, dtype: torch.dtype = torch.float32, keeps_cache: bool = False, **section: Any
+        self,
+        *,
+        dtype: torch.dtype = torch.float32,
+        keeps_cache: bool = False,
+        with_routes: bool = False,
+        **section: Any,
     ) -> TorchEngine:
         name, family, architecture = str(dtype).removeprefix("torch."), self.family, self.architecture
         storage = UpdateStorage(
@@ -221,6 +285,7 @@ class TinyModel:
             section=TorchSection.model_validate(section),
             receiver=UpdateReceiver(storage, dtype=name, registry=Registry()),
             keeps_cache=keeps_cache,
+            with_routes=with_routes,
         )
 
     @asynccontextmanager
@@ -274,8 +339,10 @@ class TinyModel:
         return rows.log_softmax(-1).gather(1, torch.tensor(response)[:, None]).squeeze(1).tolist()
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Hugging Face name -> tensor of the folder, a tied output layer left out."""
-        return dict(HfCheckpoint(self.folder))
+        """Hugging Face name -> tensor of the folder, a tied output layer and what is not computed left out."""
+        hf = HfCheckpoint(self.folder)
+        left = self.family.left_over(hf, self.architecture)
+        return {name: hf[name] for name in hf if name not in left}
 
 
 @pytest.fixture

@@ -23,8 +23,26 @@ from slime_torch.model.decoder import Decoder
 from slime_torch.section import TorchSection
 
 KINDS = [
-    *("llama", "llama-rope3", "qwen2", "qwen3", "glm4", "qwen2_moe", "qwen3_moe", "glm4_moe"),
-    *("deepseek_v3", "deepseek_v3-moonlight", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa"),
+    "llama",
+    "llama-rope3",
+    "qwen2",
+    "qwen3",
+    "glm4",
+    "qwen2_moe",
+    "qwen3_moe",
+    "glm4_moe",
+    "qwen3_5_moe",
+    "qwen3_5_text",
+    "qwen3_next",
+    "glm",
+    "mimo",
+    "gpt_oss",
+    "minimax_m2",
+    "deepseek_v3",
+    "deepseek_v3-moonlight",
+    "deepseek_v32",
+    "glm4_moe_lite",
+    "glm_moe_dsa",
 ]
 
 
@@ -54,8 +72,9 @@ def test_log_probs_are_those_of_transformers(tiny, kind):
         assert answer.log_probs == pytest.approx(wanted, abs=1e-5)
 
 
-def test_more_requests_than_slots_change_nothing(tiny):
-    model = tiny("qwen3")
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3_5_text"])
+def test_more_requests_than_slots_change_nothing(tiny, kind):
+    model = tiny(kind)
     prompts = model.prompts(11, seed=2)
     params = [greedy(3 + 5 * (i % 4)) for i in range(11)]
     few = model.answers(prompts, params, max_running_requests=3, max_prefill_tokens=16)

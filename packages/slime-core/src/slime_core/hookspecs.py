@@ -39,6 +39,11 @@ def slime_check_build(build: BuildContext) -> Iterable[Problem]:  # type: ignore
 
 
 @hookspec
+def slime_placement(build: BuildContext) -> Iterable[str]:  # type: ignore[empty-body]  # as above
+    """Return who is on which machine and GPUs, a line each, where the run is started by your launcher; for `check`."""
+
+
+@hookspec
 def slime_engine_needs(settings: Settings) -> Iterable[str]:  # type: ignore[empty-body]  # as above
     """Return what this plugin's part of the run needs of the engine's completions and not every engine offers: names of
     `Completion.metadata`, for example `routed_experts`."""

@@ -339,3 +339,24 @@ def test_conventions_whose_tables_are_none_are_refused(install, registry_of, rec
 
 def test_string_in_the_place_of_a_table_is_refused(load):
     assert "--set reward.rm_args" in problems(load, "--set", "reward.rm_args=broken")[0]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--update-weight-host", "127.0.0.2"], "found 127.0.0.2, with nobody to meet there; wanted --update-weight-transport"),
+        (
+            ["--update-weight-transport", "distributed", "--update-weight-host", "192.0.2.77"],
+            "found 192.0.2.77; wanted an IPv4 address of this machine",  # 192.0.2.0/24 is nobody's
+        ),
+        (
+            ["--update-weight-transport", "distributed", "--actor-num-nodes", "2"],
+            "found 127.0.0.1, which ranks on other machines do not reach, and 2 nodes; wanted an address of this machine",
+        ),
+    ],
+)  # fmt: skip
+def test_an_address_where_the_trainer_cannot_meet_the_engine_is_refused(load, registry_of, flags, message):
+    found = [str(problem) for problem in check_settings(load(*flags), registry_of())]
+    assert [each for each in found if each.startswith(f"train.update_weight_host: {message}")]
+    met = load("--update-weight-transport", "distributed", "--update-weight-host", "127.0.0.2")
+    assert not [p for p in check_settings(met, registry_of()) if p.where == "train.update_weight_host"]

@@ -216,14 +216,29 @@ def _scatter_uneven(original: Any, hit: _Hit) -> Any:
     return replacement
 
 
+def _copies_of_the_host(original: Any, hit: _Hit) -> Any:
+    """Let an optimizer that is offloaded to the host take parameters that are there already for such of a device."""
+
+    @functools.wraps(original)
+    def replacement(self: Any, offload_fraction: float) -> Any:
+        hit()
+        copies = {p: p.detach().clone().float() for group in self.param_groups for p in group["params"]}
+        groups = [{**group, "params": [copies[p] for p in group["params"]]} for group in self.param_groups]
+        return groups, [], copies, {copy: p for p, copy in copies.items()}, copies
+
+    return replacement
+
+
 class _Stream:
-    """The one stream of a CPU: whatever was issued is done."""
+    """The one stream of a CPU, and its events: whatever was issued is done."""
 
     def record_event(self) -> _Stream:
         return self
 
-    def synchronize(self) -> None:
+    def synchronize(self, *_: Any) -> None:
         pass
+
+    wait = wait_stream = synchronize
 
 
 _STREAM = _Stream()
@@ -279,6 +294,11 @@ REDIRECTS = (
         "its backward pass",
         _scatter_uneven,
         across_ranks=True,
+    ),
+    Redirect(
+        "megatron.core.optimizer.cpu_offloading.hybrid_optimizer.HybridDeviceOptimizer._get_sub_optimizer_param_groups",
+        "--optimizer-cpu-offload: leaves out what is not on CUDA",
+        _copies_of_the_host,
     ),
     Redirect("torch.matmul", "linear layers, forward", _through_float32, without_bfloat16=True),
     Redirect("torch.Tensor.matmul", "linear layers, backward", _through_float32, without_bfloat16=True),

@@ -25,6 +25,14 @@ EXPERTS = {
     "norm_topk_prob": True,
     "tie_word_embeddings": False,
 }
+#: Of gpt-oss a folder has all experts' matrices as one tensor, which no file may be larger than.
+STACKED = {
+    "head_dim": 32,
+    "intermediate_size": 16,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "tie_word_embeddings": False,
+}
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +62,9 @@ def equal(found, wanted):
         ("qwen2_moe", EXPERTS | {"shared_expert_intermediate_size": 80}),
         ("glm4", {"head_dim": 32, "tie_word_embeddings": False}),
         ("deepseek_v3", {"tie_word_embeddings": False} | DEEPSEEK),
+        ("glm", {"head_dim": 32}),
+        ("gpt_oss", STACKED),
+        ("minimax_m2", STACKED),
     ],
 )
 def test_there_and_back_is_bit_for_bit_the_same(make_hf, registry, tmp_path, model_type, changes):
@@ -72,7 +83,20 @@ def test_there_and_back_is_bit_for_bit_the_same(make_hf, registry, tmp_path, mod
     assert (tmp_path / "hf/config.json").read_text() == (folder / "config.json").read_text()
 
 
-@pytest.mark.parametrize("kind", ["deepseek_v3", "qwen3", "qwen3_moe", "glm4_moe", "glm4", "qwen2_moe"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "deepseek_v3",
+        "qwen3",
+        "qwen3_moe",
+        "glm4_moe",
+        "glm4",
+        "qwen2_moe",
+        "gpt_oss",
+        "minimax_m2",
+        "qwen3_next",
+    ],
+)
 def test_megatron_reads_what_was_converted(make_learner, cut_models, registry, tmp_path, kind):
     from megatron.core import dist_checkpointing, parallel_state
 
@@ -102,17 +126,20 @@ def test_a_checkpoint_of_the_trainer_becomes_what_it_exports(make_learner, qwen3
     assert equal(HfCheckpoint(tmp_path / "hf"), wanted)
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe", "glm4"])
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe", "glm4", "gpt_oss", "qwen3_5_text"])
 def test_a_checkpoint_of_four_ranks_becomes_one_folder(ranks, cut_models, registry, tmp_path, kind):
     """Two tensor-parallel ranks have padded the odd vocabulary."""
     size = {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2, "optimizer": "adam"}
+    more = {"sequence_parallel": True, "expert_tensor_parallel_size": 1} if kind == "gpt_oss" else {}
+    if kind == "qwen3_moe":
+        more = {"sequence_parallel": True}
     saved = ranks.run(
         "save_and_go_on",
         4,
         folder=cut_models[kind],
         checkpoint=tmp_path,
         batches=[make_batch(seed=seed) for seed in range(2)],
-        megatron=size | {"sequence_parallel": kind == "qwen3_moe"},
+        megatron=size | more,
         moments=False,
     )[0]
     to_hf(tmp_path, tmp_path / "hf", registry, config_from=cut_models[kind], max_file_bytes=10**9)

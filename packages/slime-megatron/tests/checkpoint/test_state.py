@@ -233,6 +233,44 @@ def test_other_settings_of_the_optimizer_are_taken_and_told(make_learner, tmp_pa
     assert any(group["weight_decay"] == 0.1 for group in learner._policy.optimizer.param_groups)
 
 
+@pytest.mark.parametrize("clip_grad", [0.0, 1e-3])
+def test_an_optimizer_on_the_host_steps_as_one_on_the_device_and_resumes_exactly(
+    make_learner, tmp_path, clip_grad
+):
+    """Megatron's own class for it, on copies of the parameters; also where gradients are clipped, which it has apart."""
+    offloaded = MegatronSection(megatron_args={"optimizer_cpu_offload": True})
+    options = SCHEDULE | {"bf16": True, "clip_grad": clip_grad}
+
+    def trained(learner, seeds):
+        for seed in seeds:
+            learner.train(make_batch(seed=seed, n_steps=2))
+        return weights_of(learner)
+
+    shared = MegatronSection(use_distributed_optimizer=True)
+    wanted = trained(make_learner(megatron=shared, **options), range(2))
+    learner = make_learner(megatron=offloaded, **options)
+    assert type(learner._policy.optimizer.chained_optimizers[0].optimizer).__name__ == "HybridDeviceOptimizer"
+    before = weights_of(learner)
+    learner.save(tmp_path / "first")
+    saved = trained(learner, range(2))
+    learner.save(tmp_path / "second")
+    assert same(saved, wanted) and not same(saved, before)
+    goes_on = trained(learner, [2])
+    again = make_learner(megatron=offloaded, **options)
+    again.load(tmp_path / "second")
+    assert same(weights_of(again), saved)
+    assert same(trained(again, [2]), goes_on)
+    again.load(tmp_path / "first")
+    assert same(weights_of(again), before)
+    assert same(trained(again, range(2)), saved)
+
+
+def same(found, wanted):
+    return found.keys() == wanted.keys() and all(
+        torch.equal(wanted[name], each) for name, each in found.items()
+    )
+
+
 def moments_of(learner):
     return [
         state[name].clone()

@@ -64,9 +64,8 @@ def test_a_layer_with_experts_on_cuda_by_hand():
     routes = (
         2 * (8 + 4 + 8 + 4) + 4 * 8
     )  # chosen experts, their gates, where rows go; and a mark for each expert
-    each = 2 * 8 + 2 * (
-        2 * 4 + 4 + 4 + 4 + 4
-    )  # the row, and inside the expert; the product times its gate, too
+    # The row, and inside the expert: gate and up, silu of the gate, the product, and that times the gate of the route.
+    each = 2 * 8 + 2 * (2 * 4 + 4 + 4 + 4)
     dense = layer_bytes(DENSE, ONE, shape(), layer=0)
     assert layer_bytes(MOE, ONE, shape(), layer=0) == dense - mlp + routes + 2 * each
 
@@ -182,3 +181,31 @@ def _saved_bytes(learner: Any, batch: Any) -> int:
     for hook in hooks:
         hook.remove()
     return found[1]
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("layer", ["linear_attention", "full_attention"])
+def test_layers_beside_delta_nets_keep_about_what_is_reckoned(make_hf, make_learner, bf16, layer):
+    """Within a twentieth, of two samples of 600 tokens; a last chunk that is not full is padded, and masks are not counted."""
+    _, folder = make_hf(
+        "qwen3_5_text",
+        num_hidden_layers=2,
+        head_dim=32,
+        max_position_embeddings=1024,
+        tie_word_embeddings=False,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=24,
+        linear_value_head_dim=20,
+        layer_types=["full_attention", layer],
+    )
+    learner = make_learner(folder=folder, bf16=bf16)
+    saved = _saved_bytes(learner, make_batch(lengths=((5, 596),) * 2))
+    wanted = MicroBatchShape(
+        tokens=1200,
+        dtype_bytes=2 if bf16 else 4,
+        device="cpu",
+        attends_in_float32=bf16 and not attends_in_bfloat16(),
+    )
+    predicted = layer_bytes(learner._architecture, ONE, wanted, layer=1)
+    assert predicted == pytest.approx(saved, rel=0.05)

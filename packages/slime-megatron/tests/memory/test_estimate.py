@@ -18,9 +18,10 @@ from slime_megatron.memory.estimate import (
 from slime_megatron.memory.layout import Layout
 from slime_megatron.memory.parameters import parameters_of_stages
 from slime_megatron.memory.remedies import trainer_remedies
+from slime_megatron.settings.derive import shares_optimizer
 from slime_megatron.settings.section import MegatronSection
 from slime_megatron.settings.section_roles import LoraSection
-from slime_models.hf.folder import read_config
+from slime_models.hf.config import read_config
 
 from ..conftest import FAMILIES, make_batch
 from ..held_bytes import bytes_of
@@ -82,12 +83,13 @@ def test_every_rank_of_every_layout_holds_what_is_predicted(ranks, cut_models, k
         sizes, family = Layout.of(section, n), FAMILIES[kind]
         architecture = family.architecture(read_config(cut_models[kind])).with_padded_vocab(sizes.tensor)
         stages = parameters_of_stages(family, architecture, section, lora or LoraSection(), sizes)
-        rank = RankSettings(dtype_bytes=2 if bf16 else 4, shared_optimizer=section.use_distributed_optimizer)
+        shares = shares_optimizer(section, n)
+        rank = RankSettings(dtype_bytes=2 if bf16 else 4, shared_optimizer=shares)
         for number, real in enumerate(held):
             parts = static_parts(stages[number * sizes.pipeline // n], rank, sizes)
             wanted = tuple(parts[name] for name in (WEIGHTS, GRADIENTS, OPTIMIZER))
             # A distributed optimizer pads its buffers so that ranks have equal shares, by a few hundred numbers.
-            slack = 8192 if section.use_distributed_optimizer else 0
+            slack = 8192 if shares else 0
             if any(abs(a - b) > slack for a, b in zip(real, wanted, strict=True)):
                 found[f"{layout}, rank {number}"] = (real, wanted)
     assert not found
@@ -151,16 +153,19 @@ def test_remedies_are_those_that_model_and_ranks_allow(question):
         "--recompute-granularity full",
         "--max-tokens-per-gpu 550",
         "--max-tokens-per-gpu 275",
-        "--launcher ray --actor-num-gpus-per-node 2 --use-distributed-optimizer",
+        "--launcher ray --actor-num-gpus-per-node 2",
     ]
     ray = ("--launcher", "ray", "--actor-num-gpus-per-node", "8", "--max-tokens-per-gpu", "256")
-    assert flags(*ray) == [
+    assert flags(*ray, "--no-use-distributed-optimizer") == [
         "--use-distributed-optimizer",
+        *flags(*ray),
+    ]
+    assert flags(*ray) == [
         "--log-probs-chunk-size 1024",
         "--recompute-granularity full",
         "--pipeline-model-parallel-size 2",  # of two layers
         "--tensor-model-parallel-size 2 --sequence-parallel",  # of two query groups
-        "--launcher ray --actor-num-gpus-per-node 16 --use-distributed-optimizer",
+        "--launcher ray --actor-num-gpus-per-node 16",
     ]
     assert "--expert-model-parallel-size 2" in flags(*ray, config=EXPERTS)
 
@@ -174,11 +179,13 @@ def test_parallel_sizes_and_a_shared_optimizer_take_less_where_weights_are_most(
         "moe_intermediate_size": 4096,
     }
     ray = ("--launcher", "ray", "--actor-num-gpus-per-node", "8", "--max-tokens-per-gpu", "64")
+    whole = "--no-use-distributed-optimizer"
 
     def highest(*flags):
         return max(each.total for each in trainer_memory(question(*ray, *flags, config=large)))
 
-    before = highest()
+    before = highest(whole)
+    assert highest() == highest("--use-distributed-optimizer")
     for flags in (
         ["--use-distributed-optimizer"],
         ["--tensor-model-parallel-size", "2", "--sequence-parallel"],
@@ -186,3 +193,4 @@ def test_parallel_sizes_and_a_shared_optimizer_take_less_where_weights_are_most(
         ["--expert-model-parallel-size", "2"],
     ):
         assert highest(*flags) < 0.85 * before, flags
+        assert flags == ["--use-distributed-optimizer"] or highest(whole, *flags) < 0.85 * before, flags

@@ -8,7 +8,8 @@ import pytest
 import torch
 from slime_megatron.importing import quiet
 from slime_megatron.settings.section import MegatronSection
-from slime_models.hf.folder import HfCheckpoint, read_config
+from slime_models.hf.config import read_config
+from slime_models.hf.folder import HfCheckpoint
 
 from ..conftest import FAMILIES, GLM, VOCAB
 

@@ -89,8 +89,9 @@ def mtp_gradients(learner):
     }
 
 
-@pytest.mark.parametrize("kind", ["mtp_model", "latent_mtp_model"])
-def test_losses_and_gradients_are_those_of_the_equations(make_learner, kind, request):
+@pytest.mark.proves("{family}", "mtp")
+@pytest.mark.parametrize("family,kind", [("glm4_moe", "mtp_model"), ("deepseek_v3", "latent_mtp_model")])
+def test_losses_and_gradients_are_those_of_the_equations(make_learner, family, kind, request):
     model, folder = request.getfixturevalue(kind)
     batch = shared_prompts()
     weights = {

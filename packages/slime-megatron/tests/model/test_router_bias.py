@@ -14,7 +14,8 @@ from slime_megatron.settings import parallel_checks
 from slime_megatron.settings.section import MegatronSection
 from slime_models.family.families.glm4_moe import GLM4_MOE
 from slime_models.family.families.qwen3_moe import QWEN3_MOE
-from slime_models.hf.folder import HfCheckpoint, read_config
+from slime_models.hf.config import read_config
+from slime_models.hf.folder import HfCheckpoint
 
 from ..conftest import make_batch, recording
 from ..layouts import CONTEXT, EXPERT, PIPELINE, SEQUENCE, TENSOR

@@ -14,6 +14,7 @@ from torch.distributed.checkpoint import FileSystemReader, load
 from ..conftest import make_batch
 from ..layouts import (
     CONTEXT,
+    DENSE,
     DESCENT,
     EXPERT,
     LAYOUTS,
@@ -21,17 +22,18 @@ from ..layouts import (
     SEQUENCE,
     SHARED_STATE,
     TENSOR,
+    WHOLE_STATE,
     largest_difference,
     settings_of,
     with_shared_prompts,
 )
 
-#: A buffer, which stays as it is without `moe_router_enable_expert_bias`.
-ROUTER_BIAS = "e_score_correction_bias"
-
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["deepseek_v3", "gemma3_text", "glm4", "qwen2_moe", "qwen3", "qwen3_moe"])
+@pytest.mark.proves("{kind}", "tensor", "sequence", "pipeline", "context", "expert", "optimizer")
+@pytest.mark.parametrize(
+    "kind", [*DENSE, "deepseek_v3", "gpt_oss", "minimax_m2", "qwen2_moe", "qwen3_moe", "qwen3_next"]
+)
 def test_every_layout_takes_the_steps_of_one_process(ranks, cut_models, kind, capsys):
     batch = make_batch()
     common = {"folder": cut_models[kind], "batch": batch, "n_steps": 3}
@@ -42,8 +44,8 @@ def test_every_layout_takes_the_steps_of_one_process(ranks, cut_models, kind, ca
         )
         wanted[optimizer] = job[0]
         before = HfCheckpoint(cut_models[kind])
-        trained = {name: tensor for name, tensor in job[0][2].items() if not name.endswith(ROUTER_BIAS)}
-        assert all((tensor - before[name]).abs().max() > 1e-5 for name, tensor in trained.items())
+        moved = {name: (tensor - before[name]).abs().max() for name, tensor in job[0][2].items()}
+        assert all(by > 1e-5 for name, by in moved.items() if not name.endswith("e_score_correction_bias"))
     rows = []
     for layout in LAYOUTS:
         if (settings := settings_of(kind, layout)) is None:
@@ -84,6 +86,10 @@ def test_every_layout_takes_the_steps_of_one_process(ranks, cut_models, kind, ca
         ("qwen2_moe", ["TP2xEP2xSP", "PP2xEP2"]),
         ("deepseek_v3", ["TP2xEP2xSP", "PP2xCP2"]),
         ("deepseek_v32", ["TP2xEP2xSP", "PP2xCP2"]),
+        ("gpt_oss", ["TP2xEP2xSP", "PP2xCP2"]),
+        ("minimax_m2", ["TP2xEP2xSP", "PP2xCP2"]),
+        ("qwen3_next", ["TP2xEP2xSP", "PP2xEP2"]),
+        ("qwen3_5_text", ["TP2", "DP2+distributed optimizer"]),
     ],
 )
 def test_later_steps_know_the_log_probs_from_before_the_first(ranks, cut_models, kind, layouts):
@@ -156,9 +162,13 @@ def test_loss_and_gradient_norm_do_not_depend_on_the_cut(ranks, cut_models, redu
         ("glm4_moe", 4, TENSOR | SEQUENCE | PIPELINE),
         ("glm4", 4, TENSOR | PIPELINE),
         ("gemma3_text", 4, TENSOR | PIPELINE),
+        ("gpt_oss", 4, TENSOR | SEQUENCE | EXPERT | {"expert_tensor_parallel_size": 1}),
+        ("minimax_m2", 4, TENSOR | SEQUENCE | PIPELINE),
         ("qwen2_moe", 4, TENSOR | SEQUENCE | EXPERT | {"expert_tensor_parallel_size": 1}),
         ("deepseek_v3", 4, TENSOR | SEQUENCE | PIPELINE),
         ("deepseek_v32", 2, TENSOR | SEQUENCE),
+        ("qwen3_next", 4, TENSOR | SEQUENCE | EXPERT | {"expert_tensor_parallel_size": 1}),
+        ("qwen3_5_text", 4, TENSOR | PIPELINE),
     ],
 )
 def test_weights_come_out_of_every_layout_as_they_went_in(ranks, cut_models, kind, n, megatron):
@@ -179,13 +189,13 @@ def test_weights_come_out_of_every_layout_as_they_went_in(ranks, cut_models, kin
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe"])
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe", "qwen3_next"])
 @pytest.mark.parametrize("shared", [False, True], ids=["", "distributed optimizer"])
 def test_a_checkpoint_goes_on_under_another_layout(ranks, cut_models, kind, shared, tmp_path):
-    adam = SHARED_STATE if shared else {"optimizer": "adam"}
+    adam = SHARED_STATE if shared else WHOLE_STATE
     batches = [make_batch(seed=seed) for seed in range(4)]
     common = {"folder": cut_models[kind], "checkpoint": tmp_path, "batches": batches, "moments": not shared}
-    cut = adam | TENSOR | PIPELINE | (SEQUENCE if kind == "qwen3_moe" else {})
+    cut = adam | TENSOR | PIPELINE | (SEQUENCE if kind.startswith("qwen3_") else {})
     saved = ranks.run("save_and_go_on", 4, megatron=cut, **common)[0]
     loaded = ranks.run("resume", 2, megatron=adam, **common)[0]
     assert all(tensor.equal(loaded["weights"][name]) for name, tensor in saved["weights"].items())
@@ -196,24 +206,37 @@ def test_a_checkpoint_goes_on_under_another_layout(ranks, cut_models, kind, shar
 
 
 def tensors_of(folder):
-    """Return every tensor of a checkpoint by its global name, however it was cut when it was written."""
+    """Return every tensor of a checkpoint by its global name, however it was cut when it was written.
+
+    Master weights are under the name that those of a distributed optimizer have.
+    """
     listed = FileSystemReader(folder).read_metadata().state_dict_metadata
     found = {
         n: torch.empty(m.size, dtype=m.properties.dtype) for n, m in listed.items() if hasattr(m, "size")
     }
     load(found, storage_reader=FileSystemReader(folder), no_dist=True)
-    return found
+    return {name.replace(".fp32_param.", ".param."): tensor for name, tensor in found.items()}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "train", "cuts"),
     [
+        ("qwen3_moe", {}, [(2, EXPERT | WHOLE_STATE), (2, WHOLE_STATE), (2, EXPERT | WHOLE_STATE)]),
         ("qwen3_moe", {}, [(2, EXPERT), (2, {}), (2, EXPERT)]),
-        ("qwen3_moe", {}, [(2, EXPERT | SHARED_STATE), (2, SHARED_STATE), (2, EXPERT | SHARED_STATE)]),
-        ("glm4_moe", {"fp16": True}, [(4, PIPELINE | EXPERT), (2, {}), (4, PIPELINE | EXPERT)]),
+        (
+            "glm4_moe",
+            {"fp16": True},
+            [(4, PIPELINE | EXPERT | WHOLE_STATE), (2, WHOLE_STATE), (4, PIPELINE | EXPERT | WHOLE_STATE)],
+        ),
+        ("glm4_moe", {"fp16": True}, [(4, PIPELINE | EXPERT), (1, {}), (4, PIPELINE | EXPERT)]),
     ],
-    ids=["", "distributed optimizer", "float16, a stage without experts"],
+    ids=[
+        "",
+        "distributed optimizer",
+        "float16, a stage without experts",
+        "distributed optimizer or not, float16",
+    ],
 )
 def test_the_optimizers_state_survives_sharing_experts_out_and_back(
     ranks, cut_models, kind, train, cuts, tmp_path
@@ -221,7 +244,9 @@ def test_the_optimizers_state_survives_sharing_experts_out_and_back(
     """Weights, master weights and moments, element by element; and by the next steps their number, of all optimizers."""
     batches, folder = [make_batch(seed=seed) for seed in range(4)], cut_models[kind]
     cuts = [(n, {"optimizer": "adam"} | megatron) for n, megatron in cuts]
-    begun, *later = cuts
+    begun, *later = (
+        cuts  # ranks that hold the same weights share the optimizer's state unless they are told not to
+    )
     saved = ranks.run(
         "save_and_go_on", begun[0], folder=folder, checkpoint=tmp_path / "0", batches=batches, megatron=begun[1],
         moments=False, train=train,
@@ -246,6 +271,53 @@ def test_the_optimizers_state_survives_sharing_experts_out_and_back(
                 assert other[name] == pytest.approx(one[name], rel=bound, abs=0)
 
 
+@pytest.mark.parametrize(
+    "layout", [{"optimizer": "adam"}, EXPERT, PIPELINE, CONTEXT], ids=["DP2", "EP2", "PP2xDP2", "CP2"]
+)
+def test_gradients_that_are_added_up_during_the_backward_pass_are_the_same_bits(ranks, cut_models, layout):
+    """As is done on CUDA, in several buckets; over several micro-batches."""
+    flags = {"overlap_grad_reduce": True, "ddp_bucket_size": "20000"}
+    common = {
+        "folder": cut_models["qwen3_moe"],
+        "batch": with_shared_prompts(),
+        "train": {"max_tokens_per_gpu": 20},
+    }
+    n = 4 if layout is PIPELINE else 2
+    _, wanted, weights = ranks.run("train", n, megatron=layout, n_steps=2, **common)[0]
+    _, found, moved = ranks.run("train", n, megatron=layout | {"megatron_args": flags}, n_steps=2, **common)[
+        0
+    ]
+    assert all(gradient.any() for name, gradient in wanted.items() if "experts" not in name)
+    for one, other in ((wanted, found), (weights, moved)):
+        assert one.keys() == other.keys()
+        assert all(one[name].equal(other[name]) for name in one)
+
+
+@pytest.mark.parametrize("bf16", [False, True], ids=["float32", "bfloat16"])
+def test_one_process_and_several_read_each_others_state(ranks, cut_models, bf16, tmp_path):
+    """By default several ranks share the optimizer's state, and one has it whole: what each stores is the other's, bit for bit."""
+    common = {
+        "folder": cut_models["qwen3"],
+        "batches": [make_batch(seed=seed) for seed in range(3)],
+        "train": {"bf16": bf16},
+    }
+    adam, folders = {"optimizer": "adam"}, [tmp_path / str(i) for i in range(4)]
+    first = ranks.run("save_and_go_on", 1, checkpoint=folders[0], megatron=adam, moments=False, **common)[0]
+    for i, n in enumerate((2, 1, 2)):
+        metrics = ranks.run(
+            "load_and_save", n, checkpoint=folders[i], output=folders[i + 1], megatron=adam, **common
+        )[0]
+        bound = 0 if n == 1 else 1e-2 if bf16 else 1e-5  # several ranks add gradients up in another order
+        for name in ("train/loss", "train/grad_norm"):
+            assert metrics[0][name] == pytest.approx(first["metrics"][0][name], rel=bound, abs=bound / 10)
+    one, shared, again, twice = map(tensors_of, folders)
+    assert any(tensor.any() for name, tensor in one.items() if "exp_avg_sq" in name)
+    for wanted, found in ((one, again), (shared, twice)):
+        assert found.keys() == wanted.keys()
+        assert all(tensor.equal(wanted[name]) for name, tensor in found.items())
+    assert all(tensor.equal(shared[name]) for name, tensor in one.items())
+
+
 @pytest.mark.parametrize("kind", ["mtp_model", "latent_mtp_model"])
 def test_mtp_layers_learn_under_every_layout_as_in_one_process(ranks, kind, request):
     """Beside a policy whose routers have a loss and a bias that moves; the last stage has no embedding of its own."""
@@ -265,7 +337,7 @@ def test_mtp_layers_learn_under_every_layout_as_in_one_process(ranks, kind, requ
 
 
 def test_mtp_layers_resume_under_another_layout(ranks, mtp_model, tmp_path):
-    on = {"enable_mtp_training": True, "optimizer": "adam"}
+    on = {"enable_mtp_training": True} | WHOLE_STATE
     common = {"folder": mtp_model[1], "checkpoint": tmp_path, "moments": True}
     common["batches"] = [make_batch(seed=seed) for seed in range(3)]
     saved = ranks.run("save_and_go_on", 4, megatron=on | PIPELINE | EXPERT, **common)[0]

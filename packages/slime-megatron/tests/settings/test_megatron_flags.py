@@ -65,7 +65,7 @@ def test_a_misspelt_flag_of_megatron_is_refused_with_the_nearest_name():
         (["--num-layers-per-virtual-pipeline-stage", "2"], "pipeline stages of consecutive layers"),
         (["--attention-backend", "flash"], "attention over packed rows"),
         (["--attention-softmax-in-fp32"], "softmax is always in float32"),
-        (["--moe-grouped-gemm"], "experts are multiplied one by one"),
+        (["--moe-single-grouped-weight"], "moe_grouped_gemm, which is what experts do"),
     ],
 )
 def test_flags_that_cannot_be_followed_say_why(flags, wanted):
@@ -114,13 +114,15 @@ def test_they_reach_the_models_the_optimizers_and_the_buffers_configuration(make
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ({"num_layers": "4"}, "--num-layers makes Megatron's num_layers 4, and slime derives 3 from"),
+        ({"num_layers": "4"}, r"megatron_args\.num_layers: found 4; wanted 3, by the model's config\.json"),
+        ({"rotary_interleaved": True}, r"rotary_interleaved: found True; wanted False, by the model's"),
+        ({"rotary_base": "5e5"}, r"rotary_base: found 5e5; wanted 10000\.0, by the model's config\.json"),
+        ({"moe_router_topk": "2"}, r"moe_router_topk: found 2; wanted None"),
         (
-            {"rotary_interleaved": True},
-            "--rotary-interleaved makes Megatron's rotary_interleaved True, and slime derives False",
+            {"moe_grouped_gemm": True},
+            "--moe-grouped-gemm makes Megatron's moe_grouped_gemm True, and slime derives False",
         ),
         ({"fp16": True}, "--fp16 makes Megatron's fp16 True, and slime derives False"),
-        ({"overlap_grad_reduce": True}, "--overlap-grad-reduce makes Megatron's overlap_grad_reduce True"),
     ],
 )
 def test_a_flag_that_contradicts_what_slime_derives_names_both(make_learner, args, message):

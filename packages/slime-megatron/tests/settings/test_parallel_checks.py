@@ -124,6 +124,11 @@ def test_everything_that_the_model_does_not_allow_is_reported_at_once():
             {"tensor_model_parallel_size": 3, "sequence_parallel": True},
             "sequence_parallel: found True; wanted False",
         ),
+        (
+            "expert_tensor",
+            {"tensor_model_parallel_size": 3},
+            "expert_tensor_parallel_size: found 3; wanted 1",
+        ),
     ],
 )
 def test_a_layout_that_the_family_rules_out_is_refused_with_its_reason(kind, sizes, setting):

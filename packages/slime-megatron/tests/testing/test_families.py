@@ -9,10 +9,14 @@ from slime_core.errors import ContractError, PluginError
 from slime_megatron.testing import check_trained_family, random_model
 from slime_models.family.families.deepseek_v3 import DEEPSEEK_V3
 from slime_models.family.families.deepseek_v32 import DEEPSEEK_V32
+from slime_models.family.families.glm import GLM
 from slime_models.family.families.glm4 import GLM4
+from slime_models.family.families.glm4_moe import GLM4_MOE
 from slime_models.family.families.glm4_moe_lite import GLM4_MOE_LITE
 from slime_models.family.families.glm_moe_dsa import GLM_MOE_DSA
+from slime_models.family.families.gpt_oss import GPT_OSS
 from slime_models.family.families.llama import LLAMA
+from slime_models.family.families.minimax_m2 import MINIMAX_M2
 from slime_models.family.families.qwen2 import QWEN2
 from slime_models.family.families.qwen2_moe import QWEN2_MOE
 from slime_models.family.families.qwen3 import QWEN3
@@ -36,6 +40,17 @@ LLAMA_31 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+#: gpt-oss's, of a shorter context; its dimensions go over from one kind to the other within a head of 16.
+GPT_OSS_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 150_000.0,
+    "factor": 4.0,
+    "beta_fast": 8.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 64,
+}
+FEW_EXPERTS = {"num_local_experts": 5, "num_experts_per_tok": 2}
 #: Latent attention, a dense layer, then experts of which a token passes four.
 LATENT = {
     "num_key_value_heads": 4,
@@ -98,6 +113,17 @@ MODELS = {
         LATENT | INDEXER | {"n_group": 4, "topk_group": 2, "rope_parameters": YARN},
     ),
     "GLM-5": (GLM_MOE_DSA, LATENT | INDEXER | {"v_head_dim": 24}),
+    "GLM-4-9B of 2024": (GLM, {"head_dim": 32, "rms_norm_eps": 1e-5}),
+    "gpt-oss": (
+        GPT_OSS,
+        FEW_EXPERTS | {"head_dim": 16, "sliding_window": 9, "rope_parameters": GPT_OSS_YARN},
+    ),
+    "gpt-oss, limits that clamp": (
+        GPT_OSS,
+        FEW_EXPERTS
+        | {"head_dim": 16, "swiglu_limit": 0.5, "swiglu_alpha": 1.3, "layer_types": ["full_attention"] * 3},
+    ),
+    "MiniMax-M2": (MINIMAX_M2, FEW_EXPERTS | {"head_dim": 32, "rotary_dim": 16}),
     "GLM-4-9B": (
         GLM4,
         {"head_dim": 32, "attention_bias": True, "rms_norm_eps": 1e-5, "tie_word_embeddings": False},
@@ -129,11 +155,31 @@ MODELS = {
         }
         | {"mlp_only_layers": [1], "tie_word_embeddings": False},
     ),
+    "GLM-4.5": (
+        GLM4_MOE,
+        {
+            "head_dim": 32,
+            "n_routed_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 48,
+            "n_shared_experts": 1,
+            "first_k_dense_replace": 1,
+            "attention_bias": True,
+            "use_qk_norm": True,
+            "tie_word_embeddings": False,
+        },
+    ),
     "Qwen3": (QWEN3, {"head_dim": 32, "tie_word_embeddings": True}),
 }
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param(model, marks=pytest.mark.proves(family.model_type, "train", "convert", "lora"))
+        for model, (family, _) in MODELS.items()
+    ],
+)
 def test_a_family_computes_what_transformers_does(model, tmp_path):
     family, changes = MODELS[model]
     folder = random_model({"model_type": family.model_type} | SIZE | changes, tmp_path / "hf")

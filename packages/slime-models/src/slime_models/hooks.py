@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from slime_core.errors import CheckpointError, DataError, PluginError, Problem
 from slime_core.plugins.hooks import hookimpl
 
+from slime_models.hf.config import read_config
+
 if TYPE_CHECKING:
     from slime_core.config.build import BuildContext
 
@@ -29,8 +31,6 @@ def slime_check_build(build: BuildContext) -> list[Problem]:
 
 
 def _engine_problems(build: BuildContext) -> Iterator[Problem]:
-    from slime_models.hf.folder import read_config
-
     engine = build.settings.rollout.rollout_engine
     try:
         name = build.settings.model.model_name or read_config(build.model_path).get("model_type", "")
@@ -50,7 +50,6 @@ def _weight_problems(build: BuildContext) -> list[Problem]:
     folder = build.model_path
     if not any(folder.glob("model*.safetensors")):
         return []
-    from slime_models.hf.folder import read_config
     from slime_models.quantization.reading import open_weights
 
     try:

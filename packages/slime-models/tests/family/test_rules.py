@@ -21,7 +21,7 @@ from slime_models.family.family import ModelFamily
 from slime_models.family.rules import GATED, QKV, VOCAB
 from slime_models.hf.folder import HfCheckpoint
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from ..conftest import FAMILIES, tiny_config
 
@@ -37,11 +37,11 @@ def hf_tensors(family: ModelFamily, architecture: Architecture) -> dict[str, Ten
 def assert_round_trip(family: ModelFamily, architecture: Architecture) -> None:
     hf = hf_tensors(family, architecture)
     back: dict[str, Tensor] = {}
-    for name, tensor in family.to_megatron(hf, architecture):
-        assert tuple(tensor.shape) == family.megatron_shapes(architecture)[name]
-        for hf_name, part in family.to_hf(name, tensor, architecture):
-            assert hf_name not in back
-            back[hf_name] = part
+    megatron = dict(family.to_megatron(hf, architecture))
+    assert {n: tuple(tensor.shape) for n, tensor in megatron.items()} == family.megatron_shapes(architecture)
+    for name, tensor in family.hf_tensors(megatron.items(), architecture):
+        assert name not in back
+        back[name] = tensor
     assert back.keys() == hf.keys()
     assert all(torch.equal(back[name], hf[name]) for name in hf)
 
@@ -49,10 +49,15 @@ def assert_round_trip(family: ModelFamily, architecture: Architecture) -> None:
 def test_table_lists_exactly_the_tensors_that_transformers_saves(
     family: ModelFamily, config: dict[str, Any], tmp_path: Path
 ) -> None:
-    AutoModelForCausalLM.from_config(AutoConfig.for_model(**config)).save_pretrained(tmp_path)
-    saved = HfCheckpoint(tmp_path)
-    wanted = {name: tuple(saved[name].shape) for name in saved}
-    assert family.hf_shapes(family.architecture(config)) == wanted
+    kind = AutoModelForImageTextToText if "vision_config" in config else AutoModelForCausalLM
+    kind.from_config(AutoConfig.for_model(**config)).save_pretrained(tmp_path)
+    saved, architecture = HfCheckpoint(tmp_path), family.architecture(config)
+    left = family.left_over(saved, architecture)
+    assert all(name.startswith("model.visual.") for name in left) and bool(left) == (
+        "vision_config" in config
+    )
+    wanted = {name: tuple(saved[name].shape) for name in saved if name not in left}
+    assert family.hf_shapes(architecture) == wanted
 
 
 def test_there_and_back_is_bit_exact(family: ModelFamily, config: dict[str, Any]) -> None:

@@ -9,8 +9,9 @@ from safetensors.torch import save_file
 from slime_core.errors import DataError
 from slime_core.plugins.registry import Registry
 from slime_models.family.families.llama import LLAMA
+from slime_models.hf.config import read_config
 from slime_models.hf.fetch import _hub_snapshot, fetch, list_models, model_folder, resolve
-from slime_models.hf.folder import HfCheckpoint, read_config
+from slime_models.hf.folder import HfCheckpoint
 
 
 def silent(line: str) -> None:

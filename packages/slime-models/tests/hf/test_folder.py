@@ -7,7 +7,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from slime_core.errors import CheckpointError, DataError
-from slime_models.hf.folder import HfCheckpoint, new_folder, read_config, save_hf
+from slime_models.hf.config import read_config
+from slime_models.hf.folder import HfCheckpoint, new_folder, save_hf
 from torch import Tensor
 
 TENSORS = {f"layer.{i}": torch.full((10,), float(i), dtype=torch.bfloat16) for i in range(5)}  # 20 bytes each

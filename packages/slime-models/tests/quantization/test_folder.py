@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from slime_core.errors import CheckpointError
 from slime_models.family.families.llama import LLAMA
-from slime_models.hf.folder import HfCheckpoint, read_config, save_hf
+from slime_models.hf.config import read_config
+from slime_models.hf.folder import HfCheckpoint, save_hf, write_weights
 from slime_models.quantization.config import FORMATS, read_quantization
 from slime_models.quantization.folder import quantize_folder
 from slime_models.quantization.scheme import specs_of
 from transformers import AutoModelForCausalLM, FineGrainedFP8Config, LlamaConfig, LlamaForCausalLM
 
+from ..conftest import FAMILIES, tiny_config
 from .matrices import HALF_STEP
 
 
@@ -49,6 +53,41 @@ def test_a_folder_holds_what_its_config_json_says_and_dequantises_to_the_model(f
     assert after.keys() == specs_of(shapes, dtype="float32", quantization=quantization).keys()
     for name, shape in shapes.items():
         if quantization.covers(name, shape):
+            error = (quantization.dequantized(name, after) - before[name]).abs().max()
+            assert 0 < error <= before[name].abs().max() / HALF_STEP
+        else:
+            assert torch.equal(after[name], before[name])
+
+
+#: Gate and up as one matrix in folders, and the projections of delta nets, are not quantised.
+LEFT_ALONE = (".gate_up_proj.weight", ".linear_attn.out_proj.weight")
+#: MiniMax-M2's matrices of an expert.
+EXPERTS = (".w1.weight", ".w2.weight", ".w3.weight")
+
+
+@pytest.mark.proves("{kind}", "fp8")
+@pytest.mark.parametrize("kind", sorted(FAMILIES))
+def test_linear_layers_of_every_family_are_quantised_and_nothing_else(kind, tmp_path):
+    """Quantised are the matrices of attention, MLPs and experts; not embeddings, norms, routers, gates and biases."""
+    family, config = FAMILIES[kind], tiny_config(kind, tie_word_embeddings=False)
+    generator = torch.Generator().manual_seed(0)
+    shapes = family.hf_shapes(family.architecture(config))
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    (plain / "config.json").write_text(json.dumps(config))
+    write_weights(
+        plain,
+        ((name, torch.randn(shape, generator=generator)) for name, shape in shapes.items()),
+        max_file_bytes=10**9,
+    )
+    target = tmp_path / "q"
+    quantize_folder(plain, target, family, method="fp8-block", group_size=32, max_file_bytes=10**9)
+    before, after = HfCheckpoint(plain), HfCheckpoint(target)
+    quantization = read_quantization(read_config(target))
+    for name, shape in shapes.items():
+        linear = name.endswith(("_proj.weight", *EXPERTS)) and not name.endswith(LEFT_ALONE)
+        assert quantization.covers(name, shape) == linear, name
+        if linear:
             error = (quantization.dequantized(name, after) - before[name]).abs().max()
             assert 0 < error <= before[name].abs().max() / HALF_STEP
         else:

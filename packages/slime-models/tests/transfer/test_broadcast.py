@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,7 @@ from slime_models.transfer.broadcast import (
     BroadcastChannel,
     call_off,
     open_store,
+    own_address,
     receive_broadcast,
 )
 from slime_models.transfer.fingerprint import fingerprint
@@ -159,6 +161,26 @@ def test_groups_meet_where_no_other_host_reaches_them(meeting):
         if line.split()[3] == "0A" and line.split()[1].endswith(f":{channel.port:04X}")
     ]
     assert listening == [f"0100007F:{channel.port:04X}"]  # 127.0.0.1, of this byte order
+
+
+def test_a_group_meets_at_the_address_that_its_channel_names():
+    """127.0.0.2 is an address of this machine that others do not mean by 127.0.0.1."""
+    store = open_store("127.0.0.2", 60)
+    channel = BroadcastChannel(
+        host="127.0.0.2", port=store.port, key="k", secret="s", n_receivers=1, timeout_s=60
+    )
+    with socket.socket() as stranger, pytest.raises(ConnectionRefusedError):
+        stranger.connect(("127.0.0.1", channel.port))
+    assert own_address(channel) in ("127.0.0.1", "127.0.0.2")
+    memory = torch.zeros(64, dtype=torch.uint8)
+
+    def work(sender):
+        sender.put([("a", torch.ones(16))], {"a": 1})
+        sender.end()
+
+    _, received = broadcast(channel, work, rooms(memory)[0])
+    assert [entry.name for entry in received.result().entries] == ["a"]
+    assert memory.equal(bits(torch.ones(16)))
 
 
 def test_an_update_that_is_called_off_frees_the_sender(meeting):

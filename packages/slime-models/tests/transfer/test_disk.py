@@ -12,6 +12,7 @@ from slime_models.transfer.delta import DeltaChannel
 from slime_models.transfer.disk import DiskChannel
 from slime_models.transfer.manifest import read_manifest
 from slime_models.transfer.sender import WeightSender
+from slime_models.transfer.staging import StagedTensors
 
 from .updates import plan_of, send, tensors
 
@@ -36,6 +37,7 @@ def test_disk_leaves_a_hugging_face_folder_with_its_manifest(tmp_path, model_fol
     assert manifest.version == "7"
     assert {entry.name: entry.fingerprint for entry in manifest.entries} == sent
     assert sender.last_bytes == (15 + 130) * 4
+    assert not StagedTensors(target).is_mapped
 
 
 @pytest.mark.parametrize("transport", ["disk", "disk-delta"])

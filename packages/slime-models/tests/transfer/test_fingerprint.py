@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from slime_models.transfer import fingerprint as module
+from slime_models.transfer import threads
 from slime_models.transfer.fingerprint import fingerprint, fingerprints
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -53,15 +54,21 @@ def test_sum_is_the_one_spelled_out(shape: tuple[int, ...], dtype: torch.dtype) 
     assert fingerprint(tensor) == reference(tensor)
 
 
-def test_how_tensors_are_grouped_does_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_how_tensors_are_grouped_and_cut_does_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
     shapes = [(3, 70_001), (), (0, 4), (17,), (40, 2048), (1, 65_536), (5, 5)]
     tensors = [random(*shape, seed=seed) for seed, shape in enumerate(shapes)]
     alone = [reference(tensor) for tensor in tensors]
     assert fingerprints(tensors) == alone
     assert fingerprints([]) == []
-    for group_bytes, few_rows in ((1, 1), (1, 100), (500_000, 32)):
+    for group_bytes, few_rows, part_bytes in (
+        (1, 1, 1),
+        (1, 100, 1),
+        (500_000, 32, 150_000),
+        (1 << 28, 2, 9000),
+    ):
         monkeypatch.setattr(module, "_GROUP_BYTES", group_bytes)
         monkeypatch.setattr(module, "_FEW_ROWS", few_rows)
+        monkeypatch.setattr(threads, "_PART_BYTES", part_bytes)
         assert fingerprints(iter(tensors)) == alone
 
 

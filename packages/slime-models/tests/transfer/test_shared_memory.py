@@ -139,5 +139,15 @@ def test_what_is_written_to_each_tensor_s_room_is_an_update_in_whatever_order_it
     assert staging.digest == manifest.digest  # changes can be applied to it
     staging.room("b", 32)[9] ^= 1
     assert staged.damaged() == ["b"]
+    again = StagedTensors(tmp_path, before=staged)
+    assert again.tensor("a").data_ptr() == staged.tensor("a").data_ptr()  # the memory that is mapped
+    assert again.damaged() == ["b"]
+    other = StagingFolder(tmp_path / "other", specs=specs)
+    other.begin("8")
+    other.put(list(values.items()), {})
+    moved = StagedTensors(other.seal().folder, before=staged)
+    assert moved.tensor("a").data_ptr() != staged.tensor("a").data_ptr()
+    assert moved.damaged() == []
+    assert moved.is_mapped
     with pytest.raises(WeightSyncError, match="what arrived is version 7"):
         staging.adopt(manifest, "8")

@@ -11,7 +11,7 @@ from slime_core.errors import DeadlineError, EngineError
 from slime_core.protocols import Completion, EngineLoad, Fingerprint, SamplingParams, TransferPlan
 from slime_core.runtime.processes.ports import ReservedPort
 from slime_core.runtime.processes.server_process import ServerProcess
-from slime_models.hf.folder import read_config
+from slime_models.hf.config import read_config
 from slime_models.transfer.receiver import UpdateReceiver
 from slime_models.transfer.staging import StagedUpdate
 
@@ -20,8 +20,10 @@ from slime_sglang.generation.images import PLACEHOLDER, data_urls
 from slime_sglang.generation.response import PartialResponse, answer
 from slime_sglang.generation.routed_experts import RoutedExpertsFormat, routed_experts_format
 from slime_sglang.http.api_key import new_key
-from slime_sglang.http.client import ConnectionLostError, SglangClient
+from slime_sglang.http.client import SglangClient
 from slime_sglang.http.request_gate import RequestGate
+from slime_sglang.server.answers import Answers
+from slime_sglang.server.device_memory import DeviceMemory
 from slime_sglang.server.external import ExternalServer, check_external, wake_external
 from slime_sglang.server.load import server_load
 from slime_sglang.server.managed import create_server
@@ -34,8 +36,6 @@ from slime_sglang.weights.protocol import NONE_SENT
 
 #: Seconds between two looks at a server that is starting.
 _POLL_S = 0.25
-#: Seconds to wait for a server's exit status after a lost connection: its sockets close before the status is known.
-_EXIT_STATUS_WAIT_S = 1.0
 
 
 class SglangEngine:
@@ -68,6 +68,7 @@ class SglangEngine:
             port = self._ports[0].number
             self._address = f"127.0.0.1:{port}"
             self._server = create_server(settings, ports=(port, self.bootstrap_port), key=key)
+        self._answers = Answers(self._server, self._check_usable)
         self.gate = RequestGate(self._section.server_concurrency)
         self._client: SglangClient | None = None
         self.weight_version = NONE_SENT
@@ -78,7 +79,7 @@ class SglangEngine:
         self.can_stream = False
         """Whether each event of a stream brings only new tokens; known once it is started."""
         self._has_metrics = False
-        self._is_paused = False
+        self._is_paused, self._memory = False, DeviceMemory(self.control)
         self._sendable = asyncio.Event()
         self._sendable.set()
         self._checking = asyncio.Lock()  # held by a health check, which may generate a token
@@ -131,17 +132,14 @@ class SglangEngine:
                 info = await self._client.get("/server_info", timeout_s=section.control_timeout_s)
             self.n_ranks = checked_ranks(info, None if self.is_external else self.n_ranks)
             if self.is_external:
-                check_external(
-                    {**info, **await self.model_info()},
-                    self._address,
-                    self._settings,
-                )
+                check_external({**info, **await self.model_info()}, self._address, self._settings)
             self.experts_format = routed_experts_format(read_config(self._settings.model_path), info)
         except TimeoutError as error:
-            await self.close()
             log = "" if self.is_external else f"; its log is {self._server.log}"
             why = f"{self._server.name} was not ready after {section.start_timeout_s:g} s{log}"
-            raise DeadlineError(why) from error
+            await self._answers.tell("start", missed := DeadlineError(why))
+            await self.close()
+            raise missed from error
         except EngineError:
             await self.close()
             raise
@@ -191,16 +189,18 @@ class SglangEngine:
             stream=stream, experts_format=self.experts_format, placeholder=self._placeholder
         )
         await self._sendable.wait()
+        await self._memory.take_all()
         if self.keeps_cache:
             body["extra_key"] = self.weight_version  # the prefix cache is not flushed at updates
         body = body if pair is None else pair.body(body)
         limit = self._section.request_timeout_s
-        answered = self._unless_ended(answer(self._usable(), response, body, timeout_s=limit))
+        answered = self._answers.of("generate", answer(self._usable(), response, body, timeout_s=limit))
         await (answered if pair is None else pair.run(body, answered))
 
     async def prefill(self, body: Mapping[str, Any]) -> Any:
         """Have the server prefill a prompt and transfer its KV cache; None where an abort came before the request was sent."""
         limit = self._section.request_timeout_s
+        await self._memory.take_all()
         return await self.gate.pass_through(lambda: self._post("/generate", body, timeout_s=limit))
 
     async def current_load(self) -> EngineLoad:
@@ -209,7 +209,7 @@ class SglangEngine:
         counted = await self._get("/v1/loads?include=disagg", timeout_s=limit)
         counters = ""
         if self._has_metrics:
-            counters = await self._unless_ended(self._usable().text("/metrics", timeout_s=limit))
+            counters = await self._answers.of("/metrics", self._usable().text("/metrics", timeout_s=limit))
         return server_load(counted, counters, waiting_here=self.gate.waiting)
 
     async def abort(self) -> None:
@@ -235,11 +235,11 @@ class SglangEngine:
         async with self._checking:
             self._is_paused = True
         await self._drain()  # SGLang exits where memory is released while a batch runs
-        await self.control("/release_memory_occupation", {})
+        await self._memory.release()
 
     async def onload(self) -> None:
-        """Take the memory back. Weights that were released are undefined until the next update."""
-        await self.control("/resume_memory_occupation", {})
+        """Take the memory of the weights back, which are undefined until the next update; that of the KV cache follows them."""
+        await self._memory.take_for_weights()
         self._is_paused = False
 
     async def probe(self, *, timeout_s: float) -> None:
@@ -250,7 +250,7 @@ class SglangEngine:
             DeadlineError: no answer within `timeout_s`.
         """
         async with self._checking:
-            was_paused = self._is_paused
+            was_paused = self._is_paused or self._memory.lacks_cache
             try:
                 await self._get("/model_info" if was_paused else "/health_generate", timeout_s=timeout_s)
             except (EngineError, DeadlineError):
@@ -339,7 +339,8 @@ class SglangEngine:
 
     async def _drain(self) -> None:
         """Flush the server's KV cache once it has no request any more."""
-        await self._unless_ended(self._usable().drain(timeout_s=self._section.control_timeout_s))
+        limit = self._section.control_timeout_s
+        await self._answers.of("/flush_cache", self._usable().drain(timeout_s=limit))
 
     async def lose(self, why: str) -> None:
         """Stop the server, whose weights cannot be trusted: requests in flight fail."""
@@ -351,9 +352,10 @@ class SglangEngine:
         folder.mkdir(parents=True, exist_ok=True)
         return await load_update(self, update, n_ranks=self.n_ranks, answers=folder)
 
-    def loaded(self, version: str) -> None:
+    async def loaded(self, version: str) -> None:
         """Say that the server has loaded an update; it is still paused."""
         self.weight_version = version
+        await self._memory.take_all()
 
     async def _is_ready(self) -> bool:
         assert self._client is not None
@@ -364,27 +366,10 @@ class SglangEngine:
         return True
 
     async def _post(self, path: str, body: Mapping[str, Any], *, timeout_s: float) -> Any:
-        return await self._unless_ended(self._usable().post(path, body, timeout_s=timeout_s))
+        return await self._answers.of(path, self._usable().post(path, body, timeout_s=timeout_s))
 
     async def _get(self, path: str, *, timeout_s: float) -> Any:
-        return await self._unless_ended(self._usable().get(path, timeout_s=timeout_s, retries=0))
-
-    async def _unless_ended(self, work: Awaitable[Any]) -> Any:
-        """Await a call to the server; where the server exits meanwhile, fail at once with its exit status."""
-        call = asyncio.ensure_future(work)
-        ended = asyncio.ensure_future(self._server.wait())
-        try:
-            await asyncio.wait({call, ended}, return_when=asyncio.FIRST_COMPLETED)
-            if not call.done():
-                self._check_usable()
-            return await call
-        except ConnectionLostError:
-            await asyncio.wait({ended}, timeout=0 if self.is_external else _EXIT_STATUS_WAIT_S)
-            self._check_usable()
-            raise
-        finally:
-            call.cancel()
-            ended.cancel()
+        return await self._answers.of(path, self._usable().get(path, timeout_s=timeout_s, retries=0))
 
     def _usable(self) -> SglangClient:
         if self._client is None:

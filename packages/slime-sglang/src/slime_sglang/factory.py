@@ -14,7 +14,7 @@ from slime_core.errors import ConfigError, Problem
 from slime_core.protocols import EngineGpus, Place, RolloutEngine
 from slime_core.run.build import resolve_model
 from slime_core.weights.sync import wanted_transport
-from slime_models.hf.folder import read_config
+from slime_models.hf.config import read_config
 from slime_models.transfer.receiver import UpdateReceiver
 
 from slime_sglang.engine import SglangEngine
@@ -124,6 +124,7 @@ def _receiver(build: BuildContext, settings: ServerSettings) -> UpdateReceiver:
         keep_files=train.update_weight_disk_keep_files,
         owns_disk_dir=train.update_weight_disk_dir is None,
         encoding=train.update_weight_delta_encoding,
+        host=train.update_weight_host,
     )
 
 

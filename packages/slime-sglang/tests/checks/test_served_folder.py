@@ -12,7 +12,8 @@ from slime_core.config.build import BuildContext
 from slime_core.config.load import load_settings
 from slime_core.plugins.registry import Registry
 from slime_core.testing.tabular import LetterTokenizer
-from slime_models.hf.folder import read_config, save_hf
+from slime_models.hf.config import read_config
+from slime_models.hf.folder import save_hf
 from slime_models.quantization.config import FIELD, FORMATS, Kept, read_quantization
 from slime_models.quantization.folder import quantize_folder
 from slime_sglang import hooks

@@ -13,12 +13,12 @@ import torch
 from slime_core.errors import EngineError
 from slime_sglang.inside import compat, device
 
-#: Calls `install` in one fresh process under each condition, and prints which names of PyTorch it changed.
+#: Calls `install` in one fresh process under each condition, and prints which names it changed.
 INSTALL = """
-import json, os, torch
+import json, multiprocessing, os, torch
 from slime_sglang.inside import compat
 def calls():
-    return torch.cuda.synchronize, torch.Tensor.cuda, torch.cuda.cudart
+    return torch.cuda.synchronize, torch.Tensor.cuda, torch.cuda.cudart, multiprocessing.set_start_method
 before = calls()
 def changed(platform, has_cuda):
     os.environ["SGLANG_PLATFORM"] = platform
@@ -64,7 +64,7 @@ def test_patches_apply_only_where_the_platform_is_active() -> None:
     unnamed, with_cuda, active = json.loads(
         subprocess.check_output([sys.executable, "-c", INSTALL], text=True)
     )
-    assert (unnamed, with_cuda, active) == ([False] * 3, [False] * 3, [True] * 3)
+    assert (unnamed, with_cuda, active) == ([False] * 4, [False] * 4, [True] * 4)
 
 
 ORPHAN = """
@@ -89,6 +89,29 @@ def test_a_process_of_sglang_that_begins_without_its_parent_ends() -> None:
     os.close(writing)
     with os.fdopen(reading, "rb") as report:
         assert report.read() == b""  # to the end of the last process that could write
+
+
+FORK = """
+import ctypes, multiprocessing, os, sys
+os.environ["SGLANG_PLATFORM"] = "cpu_torch"
+from slime_sglang.inside import compat
+compat.install()
+multiprocessing.set_start_method("spawn", force=True)  # as SGLang does
+
+def child():
+    signal = ctypes.c_int()
+    ctypes.CDLL(None).prctl(2, ctypes.byref(signal))  # PR_GET_PDEATHSIG
+    print(multiprocessing.get_start_method(), signal.value, compat is sys.modules[compat.__name__], flush=True)
+
+process = multiprocessing.Process(target=child)
+process.start()
+process.join()
+"""
+
+
+def test_processes_of_a_server_without_a_gpu_are_forks_that_end_with_it() -> None:
+    said = subprocess.check_output([sys.executable, "-c", FORK], text=True)
+    assert said.split() == ["fork", "9", "True"]
 
 
 def test_patches_refuse_a_version_that_they_were_not_written_for() -> None:

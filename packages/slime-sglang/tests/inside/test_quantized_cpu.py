@@ -17,7 +17,8 @@ from slime_core.weights.sync import sync_weights
 from slime_models.family.families.llama import LLAMA
 from slime_models.family.families.qwen3_moe import QWEN3_MOE
 from slime_models.groups import OWN_TRANSPORTS
-from slime_models.hf.folder import HfCheckpoint, read_config, save_hf
+from slime_models.hf.config import read_config
+from slime_models.hf.folder import HfCheckpoint, save_hf
 from slime_models.quantization.blocks import quantize_fp8
 from slime_models.quantization.config import read_quantization
 from slime_models.quantization.folder import quantize_folder
@@ -101,8 +102,7 @@ def test_what_a_server_keeps_in_float32_or_once_for_two_is_held_as_it_was_sent(t
         },
     )
     staging.begin("1")
-    for name, tensor in tensors.items():
-        staging.put(name, tensor)
+    staging.put(list(tensors.items()), {})
     sent = staging.seal().fingerprint
     request = LoaderRequest(folder=str(staging.folder), answer=str(tmp_path / "result"))
     model = FixedWeights()

@@ -36,6 +36,9 @@ class HerePlace:
             raise EngineError("nobody answers")
         return status
 
+    async def stacks(self) -> str:
+        return await self.process.stacks()
+
     async def stop(self) -> None:
         await self.process.stop()
 

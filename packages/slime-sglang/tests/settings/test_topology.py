@@ -125,7 +125,15 @@ PLACED = ("--launcher", "ray", "--actor-num-nodes", "2", "--actor-num-gpus-per-n
 
 def test_a_launcher_is_told_the_gpus_of_every_server_in_their_order(settings_of):
     ranges = [(0, 1), (1, 1), (5, 2), (7, 2), (9, 2)]  # 2 to 4 are the placeholder's
-    assert topology(settings_of(TWO_MODELS)).gpus == EngineGpus(11, tuple(GpuRange(*each) for each in ranges))
+    gpus = topology(settings_of(TWO_MODELS)).gpus
+    assert gpus == EngineGpus(11, tuple(GpuRange(*each) for each in ranges))
+    assert [each.name for each in gpus.processes] == [
+        "policy 0",
+        "policy 1",
+        "policy 2",
+        "policy 3",
+        "judge 0",
+    ]
 
 
 def test_colocated_servers_take_the_gpus_of_the_trainer_where_a_launcher_places_them(

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFa
 
 from ..sender import Sender
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.faults, pytest.mark.proves("{served}", "sglang"), pytest.mark.timeout(1200)]
 
 VOCAB = 130
 PROMPT = [5, 6, 7, 129]
@@ -24,7 +24,19 @@ SIZE = {
     "tie_word_embeddings": False, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None, "dtype": "float32",
 }  # fmt: skip
 #: Gate and up as one matrix in folders.
-FAMILIES = {"glm4": {"head_dim": 32}}
+FAMILIES = {
+    "glm4": {"head_dim": 32},
+    "minimax_m2": {
+        "head_dim": 32,
+        "rotary_dim": 16,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "scoring_func": "sigmoid",
+        "use_routing_bias": True,
+        "use_qk_norm": True,
+        "qk_norm_type": "per_layer",
+    },
+}
 
 
 class Model:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import re
 
 import pytest
 import torch
@@ -171,6 +172,40 @@ def test_requests_in_flight_that_keep_their_cache_and_others_that_share_nothing_
     assert answer.log_probs[:n] == pytest.approx(old, abs=1e-5, rel=0)
     recomputed, _ = log_probs_of(new, [*PROMPT, *answer.tokens[:n]], answer.tokens[n:], can_end=False)
     assert answer.log_probs[n:] != pytest.approx(recomputed, abs=1e-3, rel=0)
+
+
+def test_after_its_memory_was_released_a_server_gets_weights_before_its_cache(
+    restored, tiny_llama, check_serves
+):
+    sender, engine = Sender(), restored.engine
+    sender.tensors = tensors_of(tiny_llama(1))
+
+    async def scenario():
+        await engine.offload()
+        before = len(restored.log.read_text())
+        await engine.onload()
+        await engine.probe(timeout_s=60)  # generates nothing, for which there is no cache
+        await sync_weights(sender, engine, version="1", timeout_s=240)
+        return restored.log.read_text()[before:]
+
+    asked = re.findall(r'"(?:POST|GET) /(\w+) HTTP', restored.run(scenario()))
+    told = [path for path in asked if path != "health"]
+    update = [
+        "pause_generation",
+        "begin_weight_update",
+        *["update_weights_from_tensor"] * 2,
+        "end_weight_update",
+    ]
+    resume = "resume_memory_occupation"
+    assert told[: len(update) + 5] == [
+        resume,
+        "model_info",
+        *update,
+        "model_info",
+        resume,
+        "continue_generation",
+    ]
+    check_serves(tiny_llama(1))
 
 
 def with_fault(tensors, fault):
@@ -393,8 +428,7 @@ def test_tensors_that_their_family_keeps_in_float32_lie_so_among_the_others(tmp_
     shapes = {name: tuple(tensor.shape) for name, tensor in values.items()}
     staging = StagingFolder(tmp_path, specs=specs_of(shapes, dtype="bfloat16", float32=frozenset({"bias"})))
     staging.begin("1")
-    for name, tensor in values.items():
-        staging.put(name, tensor)
+    staging.put(list(values.items()), {})
     staging.seal()
     found = dict(StagedTensors(tmp_path).tensors())
     assert all(
@@ -402,4 +436,4 @@ def test_tensors_that_their_family_keeps_in_float32_lie_so_among_the_others(tmp_
     )
     staging.begin("2")
     with pytest.raises(WeightSyncError, match=r"bias: found dtype bfloat16; wanted float32"):
-        staging.put("bias", values["bias"].bfloat16())
+        staging.put([("bias", values["bias"].bfloat16())], {})

@@ -118,7 +118,7 @@ CASES = (
         config=_LLAMA,
         ranks=2,
         samples=18,
-        flags=("--use-distributed-optimizer", *_TWO),
+        flags=_TWO,
     ),
 )
 

@@ -13,7 +13,7 @@ import torch
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import SamplingParams
 from slime_core.run.build import resolve_model
-from slime_models.hf.folder import read_config
+from slime_models.hf.config import read_config
 from slime_sglang.engine import SglangEngine
 from slime_sglang.generation.response import PartialResponse
 from slime_sglang.settings.section import SglangSection

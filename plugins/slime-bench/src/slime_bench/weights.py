@@ -18,7 +18,8 @@ from slime_core.run.build import resolve_model
 from slime_core.runtime.daemon_thread import DaemonThread
 from slime_core.weights.sync import Bucket, sync_weights
 from slime_models.groups import OWN_TRANSPORTS
-from slime_models.hf.folder import HfCheckpoint, read_config
+from slime_models.hf.config import read_config
+from slime_models.hf.folder import HfCheckpoint
 from slime_models.transfer.changes import encode_changes
 from slime_models.transfer.fingerprint import fingerprints_of
 from slime_models.transfer.sender import WeightSender

@@ -106,8 +106,6 @@ GEMMA3 = ModelFamily(
     rules=RULES,
     architecture=read_architecture,
     layers="slime_example_family.layers:LAYERS",
-    not_served={
-        "torch": "it has neither windows nor norms with 1 + weight",
-        "sglang": "nobody has tried it with weights that a trainer sends",
-    },
+    decoder="slime_example_family.decoder:DECODER",
+    not_served={"sglang": "nobody has tried it with weights that a trainer sends"},
 )

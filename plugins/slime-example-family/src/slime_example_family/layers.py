@@ -12,12 +12,14 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
 from slime_megatron.batch.flops import forward_flops as all_pairs_flops
+from slime_megatron.batch.flops import pairs_before_window
 from slime_megatron.batch.prompt_groups import PromptGroup
-from slime_megatron.batch.rope import inverse_frequencies, tables_of
+from slime_megatron.batch.rope import tables_of
 from slime_megatron.model.attention import PackedAttention
 from slime_megatron.model.family_layers import FamilyLayers
 from slime_megatron.model.layer_spec import layer_spec
 from slime_megatron.model.norm import RMSNorm
+from slime_models.family.rotary import inverse_frequencies
 from torch import Tensor
 
 from slime_example_family.family import Gemma3Architecture
@@ -74,15 +76,9 @@ def gemma3_tables(
 
 def gemma3_flops(architecture: Gemma3Architecture, group: PromptGroup) -> int:
     """Return the FLOPs of a prompt group's forward pass, without what windows hide."""
-    spans = [(0, group.prefix), *((group.prefix, group.prefix + n) for n in group.suffixes)]
-    window = architecture.sliding_window
-    hidden = sum(_triangle(end - window) - _triangle(start - window) for start, end in spans)
+    hidden = pairs_before_window(group, architecture.sliding_window)
     each = 4 * architecture.query_size * len(architecture.sliding_layers)
     return all_pairs_flops(architecture, group) - each * hidden
-
-
-def _triangle(n: int) -> int:
-    return n * (n + 1) // 2 if n > 0 else 0
 
 
 LAYERS = FamilyLayers(

@@ -21,6 +21,8 @@ _KNOCK_S = 10.0
 #: Signals of a terminal to all that were started from it, which are this process's to heed; Ray leaves out SIGINT by itself.
 _TERMINAL = {signal.SIGHUP, signal.SIGQUIT}
 _QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+#: Seconds after which processes of a cluster that a run starts end when its head is gone: nobody starts it anew.
+_HEADLESS_S = 10
 
 
 def connect(num_cpus: int, address: str | None = None) -> bool:
@@ -53,7 +55,10 @@ def _start(num_cpus: int) -> None:
     n_cpus = max(num_cpus, os.cpu_count() or 1)
     try:
         with _terminal_unheard():
-            ray.init(address="local", num_cpus=n_cpus, include_dashboard=False, **_QUIET)
+            system = {"gcs_rpc_server_reconnect_timeout_s": _HEADLESS_S}
+            ray.init(
+                address="local", num_cpus=n_cpus, include_dashboard=False, _system_config=system, **_QUIET
+            )
     except Exception as error:  # Ray raises classes of all kinds here, Exception itself among them
         raise TrainerError(
             f"launcher ray: Ray could not be started on this machine: {error}; wanted a machine that is less busy, "

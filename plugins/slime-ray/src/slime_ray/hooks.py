@@ -54,6 +54,24 @@ def slime_check_build(build: BuildContext) -> Iterable[Problem]:
 
 
 @hookimpl
+def slime_placement(build: BuildContext) -> Iterable[str]:
+    """Return where ranks, servers and workers of rewards will be; which of the cluster's machines these are is known at the start."""
+    if build.settings.run.launcher not in _NAMES:
+        return
+    from slime_ray.plan import make_plan, needs_of, table
+
+    needs = needs_of(build)
+    yield from table(needs, make_plan(needs, gpus_per_node=build.settings.cluster.num_gpus_per_node))
+    cores, n_hosts = build.settings.reward.reward_workers, build.section(RaySection).reward_num_nodes
+    here = ["loop", "rollout", "router" if needs.engine.processes else "engine"]
+    if n_hosts is None:
+        here += ["workers of rewards"]
+    else:
+        yield f"rewards: workers of each on {cores} cores of {n_hosts} machines"
+    yield f"the process that is started: {', '.join(here)}"
+
+
+@hookimpl
 def slime_environment() -> Mapping[str, str]:
     """Return the version of Ray."""
     try:

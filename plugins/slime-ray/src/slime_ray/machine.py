@@ -66,6 +66,10 @@ class Machine:
         """Wait until the process of a place has ended; returns its exit status."""
         return int(await self._there(self._processes[number].wait()))
 
+    async def stacks(self, number: int) -> str:
+        """Return the stacks of the process of a place and its helpers, which they write to its log."""
+        return str(await self._there(self._processes[number].stacks())) if number in self._processes else ""
+
     async def stop(self, number: int) -> None:
         """Terminate the process of a place, and kill what is left of it."""
         if number in self._processes:

@@ -20,6 +20,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from slime_core.config.build import BuildContext
 from slime_core.errors import ConfigError, EngineError, Problem, TrainerError
 from slime_core.protocols import Place, Site
+from slime_core.rewards.workers.supervisor import RewardWorkers
+from slime_core.rewards.workers.wire import Setup
 from slime_core.rundir.rundir import RunDir
 from slime_core.runtime.daemon_thread import DaemonThread
 
@@ -28,6 +30,7 @@ from slime_ray.guard import Guard
 from slime_ray.machine import Machine
 from slime_ray.plan import DevicePlan, Needs, Slot, make_plan, needs_of
 from slime_ray.ranks import left
+from slime_ray.rewards import RayRewardWorkers
 from slime_ray.section import RaySection
 from slime_ray.surroundings import Surroundings
 
@@ -65,7 +68,10 @@ class RayPlacement:
         self._cluster, self._section = build.settings.cluster, build.section(RaySection)
         self._needs = needs_of(build)
         self._run_dir = RunDir(build.run_dir.absolute())
+        self._registry = build.registry
+        self._reward_cores = build.settings.reward.reward_workers
         self._group: PlacementGroup | None = None
+        self._rewards: PlacementGroup | None = None
         self._plan: DevicePlan | None = None
         self._actors: list[Any] = []  # of the machines; None where nothing is there for one to do
         self._machines: list[Held] = []
@@ -81,7 +87,8 @@ class RayPlacement:
         """
         address = self._section.address
         self._guard = Guard(starts_ray=not ray.is_initialized())
-        self._connected = connect(self._needs.num_gpus, address)
+        n_hosts = self._section.reward_num_nodes or 0
+        self._connected = connect(self._needs.num_gpus + n_hosts * self._reward_cores, address)
         self._has_gpus = has_gpus(self._section.device, is_joined=self._connected and joins(address))
         kind = "GPU" if self._has_gpus else "CPU"
         nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]  # Ray leaves it so
@@ -92,6 +99,9 @@ class RayPlacement:
         bundles = [{"CPU": float(number), kind: float(number)} for number in plan.gpus]
         self._plan, self._group = plan, placement_group(bundles, strategy="STRICT_SPREAD")
         self._actors = [self._begin_machine(number) for number in range(len(plan.gpus))]
+        if n_hosts:
+            _check_reward_room(n_hosts, self._reward_cores, nodes)
+            self._rewards = placement_group([{"CPU": self._reward_cores}] * n_hosts, strategy="STRICT_SPREAD")
 
     async def reserve(self) -> None:
         """Wait until the actors of the machines have the room that was asked for.
@@ -124,6 +134,23 @@ class RayPlacement:
         """Return the places of the engine's processes, by the first GPU of each; they can be used after `reserve`."""
         return {process.first: RayPlace(self, process.first) for process in self._needs.engine.processes}
 
+    def reward_workers(self, setup: Setup, size: int) -> RewardWorkers:
+        """Return the workers of a reward, `size` on each machine that has some; they share the cores that are reserved for all rewards."""
+        n_hosts, group = self._section.reward_num_nodes or 0, self._rewards
+        assert group is not None, "asked before begin()"
+        where = [
+            PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=i) for i in range(n_hosts)
+        ]
+        return RayRewardWorkers(
+            setup,
+            size=size,
+            lock=self._registry.lock,
+            options=[{"scheduling_strategy": each} for each in where],
+            log=lambda number: self._run_dir.rank_log(number).with_name(f"rewards_{number:03}.log"),
+            timeout_s=self._section.start_timeout_s,
+            watch=self.watch,
+        )
+
     def of_server(self, number: int) -> tuple[Held, tuple[str, ...]]:
         """Return the machine of a process of the engine, and the ids of its GPUs.
 
@@ -148,9 +175,10 @@ class RayPlacement:
         for pid in await left([held.pid_here for held in machines if held.pid_here is not None], _GONE_S):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        if self._group is not None:
-            group, self._group = self._group, None
-            await _remove(group)
+        groups, self._group, self._rewards = (self._group, self._rewards), None, None
+        for group in groups:
+            if group is not None:
+                await _remove(group)
         if self._connected:
             ray.shutdown()
             self._connected = False
@@ -244,6 +272,10 @@ class RayPlace:
         """Wait until it has ended; returns its exit status."""
         return int(await self._ask("wait"))
 
+    async def stacks(self) -> str:
+        """Return the stacks of it and its helpers, which they write to its log."""
+        return str(await self._ask("stacks"))
+
     async def stop(self) -> None:
         """Terminate it, and kill what is left of it."""
         await self._ask("stop")
@@ -287,6 +319,22 @@ def has_gpus(device: str | None, *, is_joined: bool) -> bool:
             )
         ]
     )
+
+
+def _check_reward_room(n_hosts: int, cores: int, nodes: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse more machines for workers of rewards than a cluster has that are large enough."""
+    found = sorted((int(node["Resources"].get("CPU", 0)) for node in nodes if node["Alive"]), reverse=True)
+    if sum(one >= cores for one in found) < n_hosts:
+        raise ConfigError(
+            [
+                Problem(
+                    "ray.reward_num_nodes x reward.reward_workers",
+                    f"{n_hosts} x {cores}, and a Ray cluster whose machines have {', '.join(map(str, found))} CPUs",
+                    f"{n_hosts} machines with {cores} CPUs",
+                    "choose fewer, or join a larger cluster by --ray-address",
+                )
+            ]
+        )
 
 
 def _check_room(needs: Needs, plan: DevicePlan, found: Sequence[int], kind: str) -> None:

@@ -164,3 +164,19 @@ def _misfits(needs: Needs) -> list[Problem]:
         for process in needs.engine.processes
         if process.first // per != (process.first + process.count - 1) // per
     ]
+
+
+def table(needs: Needs, plan: DevicePlan) -> list[str]:
+    """Return who is where, a line a machine: `machine 0, 2 GPUs: 0 rank 0; 1 policy 0`. GPUs count from the first that the run has there."""
+    names = {process.first: process.name or f"server {process.first}" for process in needs.engine.processes}
+    there: list[tuple[str, Slot]] = [(f"rank {number}", slot) for number, slot in enumerate(plan.ranks)]
+    there += [(names[first], slot) for first, slot in plan.servers.items()]
+    lines = []
+    for machine, total in enumerate(plan.gpus):
+        by_gpu: dict[int, list[str]] = {gpu: [] for gpu in range(total)}
+        for name, slot in there:
+            for gpu in slot.gpus if slot.machine == machine else ():
+                by_gpu[gpu].append(name)
+        told = "; ".join(f"{gpu} {' and '.join(who) or 'nobody'}" for gpu, who in by_gpu.items())
+        lines.append(f"machine {machine}, {total} GPU{'s' * (total != 1)}: {told}")
+    return lines

@@ -10,7 +10,7 @@ import os
 import pickle
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Concatenate
 
@@ -18,8 +18,7 @@ from slime_core.config.build import BuildContext, Rank
 from slime_core.config.factories import trainer_factory
 from slime_core.config.settings import Settings
 from slime_core.devices.cuda_variables import cuda_defaults
-from slime_core.errors import PluginError
-from slime_core.plugins.registry import HOOK_GROUP, Registry
+from slime_core.plugins.registry import Registry
 from slime_core.protocols import Fingerprint, Metrics, Trainer, TransferPlan
 from slime_core.run.build import make_context
 from slime_core.runtime.daemon_thread import DaemonThread
@@ -27,6 +26,7 @@ from slime_core.samples import TrainBatch
 from slime_core.weights.sync import Bucket, MemoryChannel
 
 from slime_ray.failure import Failure
+from slime_ray.lock import Lock, check_lock
 from slime_ray.surroundings import Surroundings, begin_log, move_in
 
 logger = logging.getLogger(__name__)
@@ -35,6 +35,17 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class RayChannel:
     """Stands for the driver's `MemoryChannel` in a rank's plan: what rank 0 sends is asked for by `next_bucket`."""
+
+
+@dataclass(frozen=True)
+class RankAddress:
+    """Where the process of a rank is."""
+
+    address: str
+    """IP address of its machine."""
+    node: str
+    """Ray's id of that."""
+    pid: int
 
 
 def answering[**P, T](
@@ -78,18 +89,19 @@ class RankProcess:
         self._outgoing: asyncio.Queue[MemoryChannel] = asyncio.Queue()
         self._buckets: AsyncIterator[Bucket] | None = None
 
-    async def whereabouts(self) -> tuple[str, int, int]:
-        """Begin the log, and return the IP address of this machine, the process id, and a TCP port that was free a moment ago."""
+    async def whereabouts(self) -> tuple[RankAddress, int]:
+        """Begin the log, and return where this process is, and a TCP port of this machine that was free a moment ago."""
         import ray
 
         begin_log(self._log)
         with socket.socket() as listener:
             listener.bind(("", 0))
             address = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]  # Ray leaves it so
-            return address, os.getpid(), int(listener.getsockname()[1])
+            node = ray.get_runtime_context().get_node_id()
+            return RankAddress(address, node, os.getpid()), int(listener.getsockname()[1])
 
     @answering
-    async def start(self, rank: Rank, lock: Sequence[Mapping[str, str]]) -> None:
+    async def start(self, rank: Rank, lock: Lock) -> None:
         """Build this rank of the trainer from the driver's settings, and start it.
 
         Args:
@@ -100,7 +112,7 @@ class RankProcess:
         build, imported_at = await asyncio.wrap_future(self._importing)
         taken, called = imported_at - self._began, time.monotonic()
         logger.info("imports took %.2f s, and were done %.2f s ago", taken, called - imported_at)
-        _check_lock(build.registry, lock)
+        check_lock(build.registry, lock)
         factory = trainer_factory(build.settings.train, build.registry)
         self._trainer = factory(dataclasses.replace(build, rank=rank))
         await self._trainer.start()
@@ -162,28 +174,3 @@ def _import(pickled: bytes) -> tuple[BuildContext, float]:
     build = make_context(settings, registry)
     trainer_factory(settings.train, registry).imports()
     return build, time.monotonic()
-
-
-def _check_lock(registry: Registry, lock: Sequence[Mapping[str, str]]) -> None:
-    """Check that the plugins of the driver are here, in the same versions.
-
-    Args:
-        registry: of this process.
-        lock: of the driver.
-
-    Raises:
-        PluginError: one is not, or is of another version; names both.
-    """
-    own = {(one.group, one.name, one.distribution): one.version for one in registry.plugins()}
-    own |= {(one.group, one.name, one.distribution): one.version for one in registry.plugins(HOOK_GROUP)}
-    for plugin in lock:
-        if not plugin["distribution"]:  # module:function, which this process imports when it needs it
-            continue
-        version = own.get((plugin["group"], plugin["name"], plugin["distribution"]))
-        if version != plugin["version"]:
-            here = "not there" if version is None else f"{plugin['distribution']} {version}"
-            raise PluginError(
-                f"{plugin['group']}: {plugin['name']!r} is {here} on {socket.gethostname()} and "
-                f"{plugin['distribution']} {plugin['version']} where the run was started; "
-                "install the same on every machine"
-            )

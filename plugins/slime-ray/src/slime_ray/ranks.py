@@ -11,16 +11,19 @@ import re
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray.exceptions import OutOfMemoryError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from slime_core.errors import TrainerError
+from slime_core.runtime.calls import Callee, calling
 from slime_core.runtime.processes.stacks import ask_for_stacks
-from slime_core.runtime.watchdog import stacks
 
 from slime_ray.failure import Failure
+from slime_ray.rank import RankAddress
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +49,8 @@ class Member:
     name: str
     """How messages call it: `rank 1 of 2 (process 123 on 10.0.0.1)`."""
     log: Path
+    process: RankAddress | None = None
+    """Where it is, once that is known."""
     pid_here: int | None = None
     """Its process, where that is on the driver's machine."""
 
@@ -65,15 +70,16 @@ class RankActors:
         """Whether they can be asked."""
         return bool(self._members)
 
-    def found(self, processes: Sequence[tuple[str, int]], own_address: str) -> list[int]:
-        """Take down where the ranks are: (IP address, process) of each; returns the processes of this machine."""
+    def found(self, processes: Sequence[RankAddress], own_address: str) -> list[int]:
+        """Take down where the ranks are; returns the processes of this machine."""
         self._members = [
             dataclasses.replace(
                 member,
-                name=f"{member.name} (process {pid} on {address})",
-                pid_here=pid if address == own_address else None,
+                name=f"{member.name} (process {process.pid} on {process.address})",
+                process=process,
+                pid_here=process.pid if process.address == own_address else None,
             )
-            for member, (address, pid) in zip(self._members, processes, strict=True)
+            for member, process in zip(self._members, processes, strict=True)
         ]
         return [member.pid_here for member in self._members if member.pid_here is not None]
 
@@ -97,22 +103,16 @@ class RankActors:
                 failed.append(error)
                 raise
 
-        calls = {
-            asyncio.ensure_future(one(member, own)): member
+        calls = [
+            asyncio.ensure_future(one(member, own))
             for member, own in zip(self._alive(method), args, strict=True)
-        }
+        ]
         try:
             await asyncio.wait(calls, return_when=asyncio.FIRST_EXCEPTION)
             if failed:
                 await asyncio.wait(calls, timeout=_GRACE_S)
                 raise _cause(failed)
-        except BaseException as error:
-            silent = [member for call, member in calls.items() if not call.done()]
-            if isinstance(error, asyncio.CancelledError) and silent:
-                told = f"no answer to {method} from {'; '.join([await _describe(each) for each in silent])}"
-                error.add_note(told)
-                here = stacks(asyncio.get_running_loop())
-                logger.error("%s; the driver was at\n%s", told, here, extra={"file_alone": True})
+        except BaseException:
             for call in calls:
                 call.cancel()
             await self.kill()
@@ -143,7 +143,8 @@ class RankActors:
     @staticmethod
     async def _answer(member: Member, method: str, args: tuple[Any, ...]) -> Any:
         try:
-            answer = await getattr(member.actor, method).remote(*args)
+            with calling(method, Callee(member.name, partial(_stacks_of, member), _RAYS_OWN)):
+                answer = await getattr(member.actor, method).remote(*args)
         except RayError as error:
             died = _died(member, method, error)
             if method == FIRST_CALL:
@@ -154,13 +155,20 @@ class RankActors:
         return answer
 
 
-async def _describe(member: Member) -> str:
-    """Return the name of a rank, and where it is: it writes its stacks to its log."""
-    if member.pid_here is None or not _is_rank(member.pid_here):
-        return f"{member.name}, whose log is {member.log}"
-    lines = await asyncio.to_thread(ask_for_stacks, member.pid_here, member.log, without=_RAYS_OWN)
-    where = f"at {' and '.join(lines)}" if lines else "which does not say where it is"
-    return f"{member.name}, {where}; its stacks are in {member.log}" if lines else f"{member.name}, {where}"
+async def _stacks_of(member: Member) -> str:
+    """Return the stacks of a rank, which it writes to its log; a task on its machine asks for them where that is another one."""
+    if member.process is None:
+        return ""
+    if member.pid_here is not None:
+        return await asyncio.to_thread(_ask_rank, member.pid_here, member.log)
+    there = NodeAffinitySchedulingStrategy(member.process.node, soft=False)
+    asking = ray.remote(_ask_rank).options(num_cpus=0, max_retries=0, scheduling_strategy=there)
+    told: str = await asking.remote(member.process.pid, member.log)
+    return told
+
+
+def _ask_rank(pid: int, log: Path) -> str:
+    return ask_for_stacks([pid], log) if _is_rank(pid) else ""
 
 
 def _cause(failed: Sequence[Exception]) -> Exception:

@@ -8,6 +8,7 @@ import logging
 import os
 import pickle
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import ray
@@ -17,6 +18,8 @@ from slime_core.devices.cuda_variables import CUDA_VARIABLE_NAMES, users_environ
 from slime_core.errors import TrainerError
 from slime_core.plugins.registry import ALLOW_LIST
 from slime_core.protocols import Fingerprint, Metrics, Place, Trainer, TrainerCapabilities, TransferPlan
+from slime_core.rewards.workers.supervisor import RewardWorkers
+from slime_core.rewards.workers.wire import Setup
 from slime_core.rundir.rundir import RunDir
 from slime_core.runtime.deadline import within
 from slime_core.runtime.phase_times import Phase
@@ -153,11 +156,13 @@ class RayTrainer:
         self._is_started = True
         found = await self._ranks.ask(FIRST_CALL)
         own_address = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]  # Ray leaves it so
-        here = self._ranks.found([(address, pid) for address, pid, _ in found], own_address)
+        here = self._ranks.found([process for process, _ in found], own_address)
         self._placement.watch(here)
-        address, _, port = found[0]
+        first, port = found[0]
         ranks = [
-            Rank(number=i, count=len(found), address=address, port=port, gpu=self._placement.rank_gpu(i))
+            Rank(
+                number=i, count=len(found), address=first.address, port=port, gpu=self._placement.rank_gpu(i)
+            )
             for i in range(len(found))
         ]
         lock = self._build.registry.lock()
@@ -218,6 +223,13 @@ class OnRay:
         """Return the places of the engine's processes, to be used once the trainer is started."""
         assert self._placement is not None, "asked before begin()"
         return self._placement.places()
+
+    def reward_workers(self, build: BuildContext) -> Callable[[Setup, int], RewardWorkers] | None:
+        """Return what makes the workers of each reward on machines of the cluster; None where no machines are to have some."""
+        if build.section(RaySection).reward_num_nodes is None:
+            return None
+        assert self._placement is not None, "asked before begin()"
+        return self._placement.reward_workers
 
     def create_trainer(self, build: BuildContext) -> RayTrainer:
         """Return the chosen trainer, whose ranks were begun.

@@ -22,7 +22,7 @@ from slime_core.weights.sync import Bucket, MemoryChannel
 from slime_models.cpu import multiplies_bfloat16
 from slime_models.family.architecture import Architecture
 from slime_models.family.family import ModelFamily
-from slime_models.hf.folder import read_config
+from slime_models.hf.config import read_config
 from slime_models.quantization.reading import open_weights
 from slime_models.transfer.receiver import UpdateReceiver
 
@@ -53,6 +53,7 @@ class TorchEngine:
         section: the engine's settings.
         receiver: of weight updates; None where there are none.
         with_sampling_masks: whether completions hold the ids that top-k and top-p kept for each token (`top_p_tokens`).
+        with_routes: whether completions hold the experts that each token was routed to (`routed_experts`).
         keeps_cache: whether requests in flight keep their KV cache at a weight update, instead of recomputing it.
     """
 
@@ -68,9 +69,11 @@ class TorchEngine:
         section: TorchSection,
         receiver: UpdateReceiver | None = None,
         with_sampling_masks: bool = False,
+        with_routes: bool = False,
         keeps_cache: bool = False,
     ) -> None:
-        self._with_sampling_masks, self._keeps_cache = with_sampling_masks, keeps_cache
+        self._with_sampling_masks, self._with_routes = with_sampling_masks, with_routes
+        self._keeps_cache = keeps_cache
         self._path, self._family, self._tokenizer = model_path, family, tokenizer
         self._dtype, self._section = dtype, section
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -260,6 +263,7 @@ class TorchEngine:
             max_running=self._section.max_running_requests,
             max_prefill_tokens=self._section.max_prefill_tokens,
             with_sampling_masks=self._with_sampling_masks,
+            with_routes=self._with_routes,
         )
 
     def _end_update(self, update: WeightUpdate, *, complete: bool) -> None:

@@ -11,7 +11,7 @@ from slime_core.config.factories import EngineFactory
 from slime_core.errors import EngineError, PluginError
 from slime_core.protocols import TOP_P_TOKENS
 from slime_models.family.family import ModelFamily
-from slime_models.hf.folder import read_config
+from slime_models.hf.config import read_config
 from slime_models.quantization.scheme import specs_of
 from slime_models.transfer.receiver import UpdateReceiver
 from slime_models.transfer.storage import UpdateStorage
@@ -19,7 +19,7 @@ from slime_models.transfer.storage import UpdateStorage
 from slime_torch.engine import TorchEngine, context_len, engine_dtype
 from slime_torch.memory import engine_memory, engine_remedies
 from slime_torch.model.decoder import Decoder
-from slime_torch.section import CAPABILITIES, TorchSection
+from slime_torch.section import CAPABILITIES, ROUTED_EXPERTS, TorchSection
 
 
 def _family_of(build: BuildContext) -> ModelFamily:
@@ -59,6 +59,7 @@ def _create_engine(build: BuildContext) -> TorchEngine:
         section=section,
         receiver=_receiver(build, dtype),
         with_sampling_masks=TOP_P_TOKENS in build.engine_needs,
+        with_routes=ROUTED_EXPERTS in build.engine_needs,
         keeps_cache=train.update_weights_in_flight == "keep",
     )
 
@@ -76,6 +77,7 @@ def _receiver(build: BuildContext, dtype: torch.dtype) -> UpdateReceiver:
         owns_disk_dir=train.update_weight_disk_dir is None,
         encoding=train.update_weight_delta_encoding,
         timeout_s=train.weight_sync_timeout_s,
+        host=train.update_weight_host,
     )
     return UpdateReceiver(storage, dtype=name, registry=build.registry)
 

@@ -11,7 +11,7 @@ from slime_core.config.derive import batch_sizes, compute_dtype
 from slime_core.protocols.memory import MemoryEstimate, Remedy
 from slime_models.family.architecture import Architecture
 from slime_models.family.family import ModelFamily
-from slime_models.hf.folder import read_config
+from slime_models.hf.config import read_config
 
 from slime_torch.engine import context_len, engine_dtype
 from slime_torch.layers.builder import attention_dtype
@@ -90,6 +90,10 @@ def _prefilled(question: MemoryQuestion, slots: int) -> int:
 def _working(architecture: Architecture, dtype: torch.dtype, *, slots: int, prompt_tokens: int) -> int:
     """Return what a prefill batch, or the logits of all requests, work with: their probabilities and sums are float32."""
     a = architecture
-    prefill = prompt_tokens * dtype.itemsize * (3 * a.hidden_size + 2 * a.qkv_size + 2 * a.ffn_hidden_size)
+    # Gate and up side by side; of experts also each chosen one's copy of the token, what it gives, and that in the tokens' order.
+    inner = 2 * max(a.ffn_hidden_size, a.moe_shared_expert_intermediate_size or 0)
+    if a.moe_layers:
+        inner = max(inner, (a.moe_router_topk or 0) * (3 * a.hidden_size + 2 * (a.moe_ffn_hidden_size or 0)))
+    prefill = prompt_tokens * dtype.itemsize * (3 * a.hidden_size + 2 * a.qkv_size + inner)
     logits = slots * a.vocab_size * (dtype.itemsize + 2 * _FLOAT32)
     return max(prefill, logits)

@@ -9,12 +9,14 @@ from slime_core.config.base import MOST, Count, SectionModel
 from slime_core.protocols import TOP_P_TOKENS, EngineCapabilities
 from slime_models.groups import OWN_TRANSPORTS
 
+#: Key of `Completion.metadata` for the experts that each token was routed to.
+ROUTED_EXPERTS = "routed_experts"
 #: What the engine can do.
 CAPABILITIES = EngineCapabilities(
     transports=OWN_TRANSPORTS,
     other_transports=True,
     reports_load=True,
-    completions=frozenset({TOP_P_TOKENS}),
+    completions=frozenset({TOP_P_TOKENS, ROUTED_EXPERTS}),
 )
 
 

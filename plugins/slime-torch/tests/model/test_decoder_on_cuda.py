@@ -15,7 +15,7 @@ from ..conftest import CONFIGS, FAMILIES, VOCAB
 
 def decoder(kind):
     family = FAMILIES[kind.partition("-")[0]]
-    architecture = family.architecture(CONFIGS[kind]().to_dict())
+    architecture = family.architecture(CONFIGS[kind]().to_dict() | {"model_type": family.model_type})
     return Decoder(family, architecture, max_length=64, dtype=torch.bfloat16, device=CUDA)
 
 

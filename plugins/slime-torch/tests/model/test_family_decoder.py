@@ -11,9 +11,10 @@ from slime_core.errors import PluginError
 from slime_core.protocols import SamplingParams
 from slime_models.family.families.dense import QKV_WEIGHT
 from slime_models.family.families.llama import LLAMA
-from slime_models.hf.folder import HfCheckpoint, read_config
+from slime_models.hf.config import read_config
+from slime_models.hf.folder import HfCheckpoint
 from slime_torch.engine import TorchEngine
-from slime_torch.layers.standard import layer_prefix, standard_layer
+from slime_torch.layers.standard import standard_layer
 from slime_torch.model.family_decoder import FamilyDecoder, decoder_of
 from slime_torch.section import TorchSection
 from slime_torch.storage.cache import StateStore
@@ -40,7 +41,7 @@ class Mean:
 
     def __init__(self, builder, number, kind):
         self.kind, self.number = kind, number
-        self.output = builder.matrix(f"{layer_prefix(number)}self_attn.o_proj.weight")
+        self.output = builder.matrix(f"{builder.layer_prefix(number)}self_attn.o_proj.weight")
 
     def mix(self, x, now):
         batch, store = now
@@ -88,7 +89,7 @@ def log_probs(tensors, tokens, epsilon):
         x = hf["model.embed_tokens.weight"][token]
         x = x * len(x) ** 0.5
         for number in range(LAYERS):
-            prefix = layer_prefix(number)
+            prefix = f"model.layers.{number}."
             seen[number].append(norm(x, prefix + "input_layernorm.weight"))
             x = x + hf[prefix + "self_attn.o_proj.weight"] @ torch.stack(seen[number]).mean(0)
             y = norm(x, prefix + "post_attention_layernorm.weight")

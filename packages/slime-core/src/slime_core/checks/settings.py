@@ -20,6 +20,7 @@ from slime_core.plugins.registry import Registry
 from slime_core.protocols import IMAGE
 from slime_core.rollout.sft import misfits, sft
 from slime_core.rundir.claim import folder_problems
+from slime_core.runtime.processes.ports import is_local_address
 from slime_core.weights.sync import wanted_transport
 
 
@@ -144,6 +145,24 @@ def _weight_folder(settings: Settings) -> Iterator[Problem]:
         yield Problem(where, f"{folder}, with nothing that goes there", "--update-weight-transport disk")
     if os.path.exists(folder) and not os.path.isdir(folder):
         yield Problem(where, f"{folder}, which is a file", "a folder")
+
+
+def _weight_host(settings: Settings) -> Iterator[Problem]:
+    """Refuse an address that is not of this machine or that nobody meets at, and ranks elsewhere that cannot reach it."""
+    section, where = settings.train, "train.update_weight_host"
+    host, is_met = section.update_weight_host, wanted_transport(section) == "distributed"
+    is_loopback = host.startswith("127.")
+    if not is_met and host != type(section)().update_weight_host:
+        yield Problem(where, f"{host}, with nobody to meet there", "--update-weight-transport distributed")
+    elif is_met and not is_local_address(f"{host}:0"):
+        yield Problem(where, host, "an IPv4 address of this machine, as `ip -4 address` prints them")
+    elif is_met and is_loopback and settings.cluster.actor_num_nodes > 1:
+        yield Problem(
+            where,
+            f"{host}, which ranks on other machines do not reach, and {settings.cluster.actor_num_nodes} nodes",
+            "an address of this machine that they reach",
+            "or send by disk (--update-weight-transport disk)",
+        )
 
 
 def _lengths(settings: Settings) -> Iterator[Problem]:
@@ -344,6 +363,7 @@ _CHECKS: tuple[Callable[[Settings], Iterator[Problem]], ...] = (
     _saving,
     _staleness,
     _weight_folder,
+    _weight_host,
     _steps,
     _prompts,
     _evaluation,

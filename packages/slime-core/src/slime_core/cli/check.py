@@ -72,6 +72,9 @@ def _check(console: Console, settings: Settings, registry: Registry, memory_gb: 
         f"[green]ok[/green]  {sizes.rollout_batch_size} prompts x {sizes.n_samples_per_prompt} samples = "
         f"{sizes.global_batch_size} x {sizes.num_steps_per_rollout} optimizer steps"
     )
+    for told in registry.hooks.slime_placement(build=build):
+        for line in told:
+            console.print(f"[green]ok[/green]  {line}")
     source = make_source(build)
     held_out = make_eval_source(build)
     if held_out is not None:

@@ -26,7 +26,6 @@ COMMANDS = {
     "plugins": ("slime_core.cli.plugins", "list, show and check installed plugins"),
     "rm": ("slime_core.cli.rm", "list rewards; score one response with one, and say why"),
     "config": ("slime_core.cli.config", "show resolved settings, or all flags"),
-    "models": ("slime_core.cli.models", "list and fetch models"),
     "bench": ("slime_core.cli.bench", "run a benchmark"),
     "doctor": ("slime_core.cli.doctor", "say what this machine has, what is installed, and what is missing"),
 }
@@ -146,6 +145,10 @@ def _plugin_commands() -> dict[str, str]:
 def _unknown(name: str) -> str:
     import difflib
 
+    from slime_core.plugins.index import home_of_name
+
+    if home := home_of_name("slime.commands", name):
+        return f"slime: the command {name!r} is of {home}, which is not installed"
     near = difflib.get_close_matches(name, [*COMMANDS, *_plugin_commands()], n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     return f"slime: no command is named {name!r}{hint}\n\n{usage()}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -16,6 +16,8 @@ class GpuRange:
     """The first, counted from the first of all that the engine has."""
     count: int = 1
     """How many."""
+    name: str = field(default="", compare=False)
+    """What the process is, for people: `policy 0`."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,10 @@ class Place(Protocol):
 
     async def wait(self) -> int:
         """Wait until the process has ended; returns its exit status, or minus the number of the signal that ended it."""
+
+    async def stacks(self) -> str:
+        """Have the process and those that it started write their stacks to its log, those that know how (`runtime.processes.stacks`);
+        returns what they wrote."""
 
     async def stop(self) -> None:
         """Ask the process to end, and kill it and what it started if it does not in time. Nothing if there is none."""

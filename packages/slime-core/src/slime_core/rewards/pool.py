@@ -22,7 +22,7 @@ from slime_core.rewards.results import (
 )
 from slime_core.rewards.workers.calling import build_reward, explain, import_reward
 from slime_core.rewards.workers.process import done_within
-from slime_core.rewards.workers.supervisor import WorkerSupervisor
+from slime_core.rewards.workers.supervisor import RewardWorkers, WorkerSupervisor
 from slime_core.rewards.workers.wire import Setup
 from slime_core.runtime.eager import start_now
 from slime_core.runtime.watchdog import line_of
@@ -50,6 +50,7 @@ class RewardPool:
         timeout_s: deadline of one call (a sample, or under `score_group` a group).
         start_timeout_s: deadline for a worker to start and import the reward.
         memory_bytes: most address space of a worker; a reward that wants more gets a MemoryError.
+        workers_of: makes the workers of a reward, so many, where a launcher has them; None for child processes.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class RewardPool:
         timeout_s: float,
         start_timeout_s: float = 120.0,
         memory_bytes: int | None = None,
+        workers_of: Callable[[Setup, int], RewardWorkers] | None = None,
     ) -> None:
         if workers < 1 or timeout_s <= 0:
             raise ValueError(
@@ -73,7 +75,11 @@ class RewardPool:
             start_timeout_s=start_timeout_s,
             memory_bytes=memory_bytes,
         )
-        self._supervisor = WorkerSupervisor(self._setup, size=workers)
+        self._supervisor: RewardWorkers = (
+            WorkerSupervisor(self._setup, size=workers)
+            if workers_of is None
+            else workers_of(self._setup, workers)
+        )
         self._call: Callable[[Any], Any] | None = None
         self._state = "new"
 

@@ -25,6 +25,8 @@ from slime_core.rewards.overlong import overlong_penalty
 from slime_core.rewards.pool import RewardPool
 from slime_core.rewards.reward_keys import check_reward_keys
 from slime_core.rewards.scorer import Scorer
+from slime_core.rewards.workers.supervisor import RewardWorkers
+from slime_core.rewards.workers.wire import Setup
 from slime_core.rollout.group import failure_of
 from slime_core.rollout.user_hooks import resolve_rollout_hooks
 from slime_core.run.build import make_build
@@ -57,6 +59,9 @@ class Placement(Protocol):
     def places(self, build: BuildContext) -> Mapping[int, Place]:
         """Return the places of the engine's processes, by the first GPU of each (`EngineFactory.gpus`)."""
 
+    def reward_workers(self, build: BuildContext) -> Callable[[Setup, int], RewardWorkers] | None:
+        """Return what makes the workers of each reward, so many on each machine that has some; None for children of this process."""
+
     async def close(self) -> None:
         """End what is left of all that was begun: whether it became a run or not. May be called before `begin`, and twice."""
 
@@ -86,7 +91,8 @@ async def assemble(settings: Settings, registry: Registry, *, placement: Placeme
     eval_source = make_eval_source(build)
     num_steps = _num_steps(settings, source)
     await check_reward_keys(settings, functools.partial(make_scorer, settings, registry), prompts_of(source))
-    scorer = make_scorer(settings, registry)
+    workers_of = None if placement is None else placement.reward_workers(build)
+    scorer = make_scorer(settings, registry, workers_of=workers_of)
     functions = resolve_functions(settings, registry)
     run_dir = RunDir(build.run_dir)
     run = Run(
@@ -113,19 +119,30 @@ async def assemble(settings: Settings, registry: Registry, *, placement: Placeme
     return run
 
 
-def make_scorer(settings: Settings, registry: Registry) -> Scorer | None:
-    """Return the `Scorer` of the chosen rewards; None when none is chosen."""
+def make_scorer(
+    settings: Settings,
+    registry: Registry,
+    *,
+    workers_of: Callable[[Setup, int], RewardWorkers] | None = None,
+) -> Scorer | None:
+    """Return the `Scorer` of the chosen rewards, with workers where a launcher has them; None when none is chosen."""
     section, picked = settings.reward, choices(settings)
     if not picked.rewards:
         return None
     return Scorer(
         picked.rewards,
-        pool_of=functools.partial(reward_pool, settings, registry),
+        pool_of=functools.partial(reward_pool, settings, registry, workers_of=workers_of),
         forced=section.custom_rm_path is not None,
     )
 
 
-def reward_pool(settings: Settings, registry: Registry, reference: str) -> RewardPool:
+def reward_pool(
+    settings: Settings,
+    registry: Registry,
+    reference: str,
+    *,
+    workers_of: Callable[[Setup, int], RewardWorkers] | None = None,
+) -> RewardPool:
     """Return the pool of one reward: options from `rm_args`, `rm_args_of` and its section; `run_dir` is the run's folder.
 
     Raises:
@@ -146,6 +163,7 @@ def reward_pool(settings: Settings, registry: Registry, reference: str) -> Rewar
         workers=section.reward_workers,
         timeout_s=section.reward_timeout_s,
         memory_bytes=None if section.reward_memory_gb is None else int(section.reward_memory_gb * 1e9),
+        workers_of=workers_of,
     )
 
 

@@ -87,7 +87,9 @@ class GeneratingHalf(ABC):
         if self.rollout_fn is not rollout:
             self._before = self.source.state(), self.buffer.state()
         with record.timed("rollout", self.events, lane=ROLLOUT):
-            groups = await within(timeout, f"step {step}: rollout", self.rollout_fn(self, step))
+            groups = await within(
+                timeout, f"step {step}: rollout", self.rollout_fn(self, step), waits_for_others=True
+            )
         if self.rollout_fn is not rollout:  # which checks each sample as it comes
             check_groups(groups, step, vocab_size=self.vocab_size)
         self.user_hooks.filter_samples(groups)

@@ -11,6 +11,7 @@ from collections.abc import Awaitable
 from contextvars import ContextVar
 
 from slime_core.errors import DeadlineError
+from slime_core.runtime.calls import open_calls, tell_both_ends
 from slime_core.runtime.watchdog import watching, where_of
 
 logger = logging.getLogger(__name__)
@@ -35,6 +36,10 @@ class Work[T]:
         context.run(_PARTS_OF.set, (*_PARTS_OF.get(), self._mark))
         self.task = asyncio.create_task(_awaited(work), name=what, context=context)
 
+    def parts(self) -> list[asyncio.Task[object]]:
+        """Return the tasks that are part of it."""
+        return [task for task in asyncio.all_tasks() if self._mark in _works_of(task)]
+
     async def end(self) -> list[str]:
         """Cancel the work; returns what did not end within `CANCEL_S`, each by its name and where it waits.
 
@@ -42,7 +47,7 @@ class Work[T]:
         """
         self.task.cancel()
         await asyncio.wait({self.task}, timeout=CANCEL_S)
-        parts = [task for task in asyncio.all_tasks() if self._mark in _works_of(task)]
+        parts = self.parts()
         if self.task.done():
             _retrieve(self.task)
             parts = [task for task in parts if task.cancelling()]
@@ -51,11 +56,18 @@ class Work[T]:
         return await close_tasks([task for task in parts if not task.done()])
 
 
-async def within[T](seconds: float, what: str, work: Awaitable[T]) -> T:
+async def within[T](seconds: float, what: str, work: Awaitable[T], *, waits_for_others: bool = False) -> T:
     """Return what `work` returns within a deadline. It runs in a task of its own.
 
+    Args:
+        seconds: the deadline.
+        what: how messages call the work.
+        work: what is done.
+        waits_for_others: whether it waits for tasks that it did not start, too.
+
     Raises:
-        DeadlineError: `what` was not done in time; the work was cancelled, or given up. Says what did not end.
+        DeadlineError: `what` was not done in time; the work was cancelled, or given up. Says which processes did not answer
+            it, where they are, and what did not end.
     """
     with watching(what, seconds):
         running = Work(what, work)
@@ -69,6 +81,9 @@ async def within[T](seconds: float, what: str, work: Awaitable[T]) -> T:
         if running.task.done():
             return running.task.result()
         missed = DeadlineError(f"{what}: not done after {seconds:g} s")
+        tasks = asyncio.all_tasks() if waits_for_others else running.parts()
+        for note in await tell_both_ends(str(missed), open_calls(tasks)):
+            missed.add_note(note)
         for hung in await running.end():
             missed.add_note(f"{hung} does not end when it is cancelled")
         await _copy_notes(running.task, missed)

@@ -1,4 +1,4 @@
-"""Releasing idle OpenMP threads, which slow down another thread of the process that computes."""
+"""OpenMP threads beside others: releasing idle ones, and threads that compute without any."""
 
 from __future__ import annotations
 
@@ -21,21 +21,44 @@ def release_threads() -> None:
 
     Does nothing where there is no libgomp.
     """
-    if _MAPS.exists():
-        library = _libgomp(_loaded())
-        if library is not None:
-            library.omp_pause_resource_all(_SOFT)
+    if (library := _library()) is not None and hasattr(library, "omp_pause_resource_all"):
+        library.omp_pause_resource_all(_SOFT)
+
+
+def compute_alone() -> None:
+    """Have GNU OpenMP start no workers for the calling thread from now on; other threads keep theirs.
+
+    PyTorch sets a thread's number itself when that thread first computes, so have it do that (`torch.get_num_threads()`) before.
+    Workers that wait for one another spin: where other processes want the cores, too, fingerprints of 256 MiB took 0.23 s of
+    two cores' time with two workers, and 0.05 s on one thread.
+
+    Does nothing where there is no libgomp.
+    """
+    if (library := _library()) is not None:
+        library.omp_set_num_threads(1)
+
+
+def _library() -> ctypes.CDLL | None:
+    try:
+        return _found()
+    except LookupError:
+        return None
+
+
+@cache
+def _found() -> ctypes.CDLL:
+    """Return the library; once it is found it is not looked for again.
+
+    Raises:
+        LookupError: it is not loaded, or not yet.
+    """
+    path = _loaded() if _MAPS.exists() else None
+    if path is None:
+        raise LookupError(_MAPS)
+    return ctypes.CDLL(path)
 
 
 def _loaded() -> str | None:
     """Return the path of the libgomp that this process has loaded."""
     lines = _MAPS.read_text().splitlines()
     return next((line.split()[-1] for line in lines if "/libgomp" in line), None)
-
-
-@cache
-def _libgomp(path: str | None) -> ctypes.CDLL | None:
-    if path is None:
-        return None
-    library = ctypes.CDLL(path)
-    return library if hasattr(library, "omp_pause_resource_all") else None

@@ -9,7 +9,7 @@ import sys
 import time
 
 import pytest
-from slime_core.runtime.processes.stacks import ask_for_stacks
+from slime_core.runtime.processes.stacks import ask_for_stacks, own_lines
 
 PROGRAM = """
 import re, sys, threading, time
@@ -56,17 +56,27 @@ def test_each_thread_is_told_with_its_own_innermost_line(process, what, line):
     child, log, script = process(what)
     expected = {f"{script}:6 in sleeps", f"{script}:{line} in {what}"}
     deadline = time.monotonic() + 30
-    while (found := set(ask_for_stacks(child.pid, log))) != expected:  # it may be on its way there
+    while (
+        found := set(own_lines(ask_for_stacks([child.pid], log)))
+    ) != expected:  # it may be on its way there
         assert time.monotonic() < deadline, found
     assert log.read_text().startswith("ready\n")
-    assert set(ask_for_stacks(child.pid, log, without=("program",))) == set()
+    assert set(own_lines(ask_for_stacks([child.pid], log), without=("program",))) == set()
     assert child.poll() is None
 
 
 def test_a_process_that_is_stopped_or_gone_tells_nothing(process):
     child, log, _ = process("sleeps")
     os.kill(child.pid, signal.SIGSTOP)
-    assert ask_for_stacks(child.pid, log) == []
+    assert ask_for_stacks([child.pid], log) == ""
     child.kill()
     child.wait()
-    assert ask_for_stacks(child.pid, log) == []
+    assert ask_for_stacks([child.pid], log) == ""
+
+
+def test_a_process_that_does_not_know_the_signal_is_left_alone(tmp_path):
+    (tmp_path / "log").touch()
+    with subprocess.Popen(["sleep", "1000"]) as child:
+        assert ask_for_stacks([child.pid], tmp_path / "log") == ""
+        assert child.poll() is None
+        child.kill()

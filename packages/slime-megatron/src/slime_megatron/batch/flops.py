@@ -36,3 +36,13 @@ def seen_pairs(group: PromptGroup) -> int:
 def _seen(n: int, before: int) -> int:
     """Return the number of (query, key) pairs of `n` causal queries that follow `before` tokens."""
     return n * before + n * (n + 1) // 2
+
+
+def pairs_before_window(group: PromptGroup, window: int) -> int:
+    """Return how many of a prompt group's causal (query, key) pairs a window of so many tokens, the query among them, hides."""
+    spans = [(0, group.prefix), *((group.prefix, group.prefix + n) for n in group.suffixes)]
+    return sum(_beyond(end - window) - _beyond(start - window) for start, end in spans)
+
+
+def _beyond(n: int) -> int:
+    return n * (n + 1) // 2 if n > 0 else 0

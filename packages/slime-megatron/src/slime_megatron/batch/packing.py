@@ -15,6 +15,7 @@ from torch import Tensor
 
 from slime_megatron.batch.prompt_groups import PromptGroup
 from slime_megatron.batch.routing import RoutedTokens
+from slime_megatron.batch.variable_lengths import VariableLengths
 from slime_megatron.parallel.context_parallel import ZigZag
 
 #: Sequences are padded to the longest of their batch, which takes only those of at least this share of its length.
@@ -90,6 +91,8 @@ class PackedSequences(PackedSeqParams):
     """[t, 1, rotary_dim] cosine of each token's rotary angles, in the compute dtype."""
     sin: Tensor | None = None
     """[t, 1, rotary_dim] sine of the same."""
+    lengths: VariableLengths | None = None
+    """For attention by one call on CUDA; None on a CPU, in float32, and under context parallelism."""
     routed: RoutedTokens | None = None
     """What routers read; None for a model without experts."""
 
@@ -129,6 +132,7 @@ def pack(groups: Sequence[PromptGroup], cos_sin: tuple[Tensor, Tensor]) -> Packe
         prefixes=prefixes,
         suffixes=suffixes,
         padding_map=_map_tokens(tokens, len(positions), device),
+        lengths=VariableLengths.of(groups, device) if device.type == "cuda" and cos.itemsize == 2 else None,
         n_tokens=len(positions),
         cos=cos[positions][:, None],
         sin=sin[positions][:, None],

@@ -210,12 +210,12 @@ def to_hf(
             tensor = stored.read(name, weight.shape)
             if adapter is not None:
                 tensor = stored.merged(name, tensor, rank=adapter[0], scale=adapter[1])
-            yield from family.to_hf(name, tensor, architecture)
+            yield name, tensor
             progress(done, len(weights))
 
     def tensors() -> Iterator[tuple[str, Tensor]]:
         before = open_weights(config_from) if has_weights(config_from) else {}
-        yield from family.with_copies(own(), before, architecture)
+        yield from family.with_copies(family.hf_tensors(own(), architecture), before, architecture)
         yield from _passed_on(config_from, before, family, architecture)
 
     save_hf(target, tensors(), config_from=config_from, max_file_bytes=max_file_bytes)
@@ -291,7 +291,7 @@ def _model_of_run(run: Path) -> str | None:
 
 
 def _model(folder: Path, registry: Registry) -> tuple[ModelFamily, Architecture]:
-    from slime_models.hf.folder import read_config
+    from slime_models.hf.config import read_config
 
     config = read_config(folder)
     family: ModelFamily = registry.resolve("slime.models", str(config.get("model_type", "")))

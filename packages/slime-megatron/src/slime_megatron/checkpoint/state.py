@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ import torch
 from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
 from megatron.core.dist_checkpointing.strategies.async_utils import AsyncRequest
 from megatron.core.distributed import DistributedDataParallel
-from megatron.core.optimizer import ChainedOptimizer, MegatronOptimizer
+from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from slime_core.errors import CheckpointError
 from slime_models.family.architecture import Architecture
@@ -22,7 +23,18 @@ from torch.distributed.checkpoint.api import CheckpointException  # a BaseExcept
 from slime_megatron.checkpoint.unpickling import first_line
 from slime_megatron.importing import quiet
 from slime_megatron.model.lora import shard_adapters
-from slime_megatron.optim.optimizer import hyperparameters, load_optimizer, parts_of, rearranged
+from slime_megatron.optim.first_state import fill_moments, fill_steps, inner_optimizers, own_steps
+from slime_megatron.optim.optimizer import (
+    MASTERS,
+    SHARDING,
+    converted,
+    drop_classes,
+    hyperparameters,
+    level_steps,
+    load_optimizer,
+    parts_of,
+    rearranged,
+)
 from slime_megatron.optim.skipped_steps import SkippedSteps
 from slime_megatron.optim.weight_sets import WeightSets
 from slime_megatron.settings.manifest import check_same, describe, read_description
@@ -32,8 +44,11 @@ logger = logging.getLogger(__name__)
 
 #: Version of the folder's layout, to be raised when an older reader could not read a newer folder.
 _FORMAT = 1
-_MASTERS = "fp32_from_fp16_params"
-_METADATA = {"distrib_optim_sharding_type": "fully_reshardable", "chained_optim_avoid_prefix": True}
+_METADATA = {"distrib_optim_sharding_type": SHARDING, "chained_optim_avoid_prefix": True}
+#: Whether ranks shared the optimizer's state when a folder was written.
+_SHARED = "use_distributed_optimizer"
+#: What names of master weights begin with in checkpoints: of a plain optimizer, and of a distributed one.
+_MASTER, _SHARED_MASTER = "optimizer.state.fp32_param.", "optimizer.state.param."
 
 
 @dataclass(frozen=True)
@@ -64,7 +79,6 @@ class TrainerState:
             "format": _FORMAT,
             "bf16": self.model.config.bf16,
             "fp16": self.model.config.fp16,
-            "use_distributed_optimizer": self.shares_optimizer,
             "architecture": describe(self.architecture),
             "lora": None if self.lora is None or self.lora.rank is None else self.lora.model_dump(),
         }
@@ -83,6 +97,7 @@ def described(state: TrainerState) -> dict[str, Any]:
     """Return what the folder's description says of a state: JSON values."""
     return {
         **state.description,
+        _SHARED: state.shares_optimizer,
         "optimizer_steps": state.scheduler.num_steps,
         "skipped_in_a_row": state.skipped_steps.in_a_row,
         "estimator": state.estimator,
@@ -94,6 +109,8 @@ def described(state: TrainerState) -> dict[str, Any]:
 
 def load(state: TrainerState, folder: Path) -> None:
     """Restore what a `CheckpointWriter` wrote, under this or another parallel layout. Collective over the world.
+
+    Whether ranks shared the optimizer's state then, and whether they do now, makes no difference.
 
     Settings of the optimizer and its schedule are this trainer's: where they differ from those of the run that wrote the
     folder, the log says so. The schedule goes on at its step.
@@ -108,12 +125,18 @@ def load(state: TrainerState, folder: Path) -> None:
         whose="this trainer's",
         todo="load a checkpoint of the same model and precision",
     )
+    converts = description.get(_SHARED, False) != state.shares_optimizer
     if state.weight_sets is not None:
         for role in description.get("roles", ()):
             state.weight_sets.snapshot(role, checkpointed=True)  # makes room
     try:
         with quiet():
-            loaded = dist_checkpointing.load(_sharded(state, is_loading=True), str(folder))
+            wanted = _sharded(state, is_loading=True)
+            if converts:
+                _rename_masters(
+                    wanted["optimizer"], in_float32=state.model.config.params_dtype is torch.float32
+                )
+            loaded = dist_checkpointing.load(wanted, str(folder))
     except (
         Exception,
         CheckpointException,
@@ -123,16 +146,18 @@ def load(state: TrainerState, folder: Path) -> None:
             raise cause from None
         raise CheckpointError(f"{folder}: cannot be read: {first_line(cause)}") from error
     state.model.module.load_state_dict(loaded["model"])
-    saved = rearranged(loaded["optimizer"], state.optimizer)
-    if not state.shares_optimizer:
+    if converts:
+        saved = converted(loaded["optimizer"], state.optimizer, shares=state.shares_optimizer)
+    else:
+        saved = rearranged(loaded["optimizer"], state.optimizer)
+    if state.shares_optimizer:
+        level_steps(saved)
+    else:
         _complete_parts(saved, counts_steps=state.optimizer.config.optimizer == "adam")
     load_optimizer(state.optimizer, saved)
     if state.shares_optimizer:
-        for each in _adamws(
-            state.optimizer
-        ):  # Megatron gives all parameters one and the same counter of steps
-            for values in each.state.values():
-                values["step"] = values["step"].clone()
+        for each in inner_optimizers(state.optimizer):
+            own_steps(each)
     if state.weight_sets is not None:
         for role, weights in loaded.get("roles", {}).items():
             state.weight_sets.restore(role, weights)
@@ -169,13 +194,17 @@ def _sharded(state: TrainerState, *, is_loading: bool) -> dict[str, Any]:
     model = state.model.module.sharded_state_dict(metadata=metadata)
     shard_adapters(model, state.model.module, data_parallel)
     if state.shares_optimizer or (not is_loading and state.optimizer.config.optimizer == "adam"):
-        _fill(state.optimizer)
+        for inner in inner_optimizers(state.optimizer):
+            fill_moments(inner)
+            if state.shares_optimizer:
+                fill_steps(inner)
     optimizer = state.optimizer.sharded_state_dict({"model": model}, is_loading=is_loading, metadata=metadata)
     for each in parts_of(optimizer):
-        if not is_loading and not any(each.get(_MASTERS, ())):
+        if not is_loading and not any(each.get(MASTERS, ())):
             each.pop(
-                _MASTERS, None
+                MASTERS, None
             )  # empty lists are no tensors: they would be read in the place of other ranks' lists
+    drop_classes(optimizer)
     sharded = {"model": model, "optimizer": optimizer}
     if state.weight_sets is not None and state.weight_sets.checkpointed:
         sharded["roles"] = {
@@ -184,16 +213,21 @@ def _sharded(state: TrainerState, *, is_loading: bool) -> dict[str, Any]:
     return sharded
 
 
-def _fill(optimizer: MegatronOptimizer) -> None:
-    """Give AdamW the state that its first step would begin with: it is looked for when a checkpoint is read.
+def _rename_masters(optimizer: dict[Any, Any], *, in_float32: bool) -> None:
+    """Let an optimizer look for master weights under the name that one of the other kind stored them by.
 
-    Until then it has none, and none is taken as long as every step is skipped.
+    Where the model is in float32, a plain one has none of its own: weights are, and `converted` takes them.
     """
-    for each in _adamws(optimizer):
-        for parameter in (p for group in each.param_groups for p in group["params"]):
-            if not each.state[parameter]:
-                zeros = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
-                each.state[parameter] = zeros | {"step": torch.zeros((), device=parameter.device)}
+    for part in parts_of(optimizer):
+        for tensors in part.get("param_state", {}).values():
+            master = tensors.pop("param")
+            if not in_float32:
+                key = master.key.replace(_SHARED_MASTER, _MASTER, 1)
+                tensors["param"] = dataclasses.replace(master, key=key)
+        part[MASTERS] = [
+            [dataclasses.replace(each, key=each.key.replace(_MASTER, _SHARED_MASTER, 1)) for each in group]
+            for group in part.get(MASTERS, [])
+        ]
 
 
 def _complete_parts(saved: dict[Any, Any], *, counts_steps: bool) -> None:
@@ -203,19 +237,14 @@ def _complete_parts(saved: dict[Any, Any], *, counts_steps: bool) -> None:
     Megatron looks for both when it loads.
     """
     parts = parts_of(saved)
-    if _MASTERS in parts[0]:
+    if MASTERS in parts[0]:
         for each in parts:
-            each.setdefault(_MASTERS, [])
+            each.setdefault(MASTERS, [])
     if counts_steps:
         states = [each.get("optimizer", each)["state"] for each in parts]
         step = next((state["common_step"] for state in states if "common_step" in state), torch.zeros(()))
         for state in states:
             state.setdefault("common_step", step)
-
-
-def _adamws(optimizer: MegatronOptimizer) -> list[torch.optim.Optimizer]:
-    chained = optimizer.chained_optimizers if isinstance(optimizer, ChainedOptimizer) else [optimizer]
-    return [each.optimizer for each in chained]
 
 
 def _rng_state() -> dict[str, Any]:

@@ -28,13 +28,12 @@ def hf_buckets(
     held = 0
     weights = family.weights(architecture)
     whole = whole_tensors(model, weights, architecture, merged_weights(model), dtype=dtype)
-    for name, tensor in whole:
-        for hf_name, part in family.to_hf(name, tensor, architecture):
-            n_bytes = part.nbytes
-            if bucket and held + n_bytes > bucket_bytes:
-                yield bucket
-                bucket, held = [], 0
-            bucket.append((hf_name, part.contiguous()))
-            held += n_bytes
+    for hf_name, tensor in family.hf_tensors(whole, architecture):
+        n_bytes = tensor.nbytes
+        if bucket and held + n_bytes > bucket_bytes:
+            yield bucket
+            bucket, held = [], 0
+        bucket.append((hf_name, tensor.contiguous()))
+        held += n_bytes
     if bucket:
         yield bucket

@@ -19,7 +19,8 @@ from slime_core.protocols import Metrics
 from slime_core.runtime.phase_times import PhaseTimes
 from slime_core.samples import TrainBatch
 from slime_models.family.architecture import Architecture
-from slime_models.hf.folder import HfCheckpoint, read_config
+from slime_models.hf.config import read_config
+from slime_models.hf.folder import HfCheckpoint
 from slime_models.quantization.reading import open_weights
 from torch import Tensor
 

@@ -10,8 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from slime_models.family.families.delta_net import DeltaNetArchitecture
 from slime_models.family.families.latent import LatentArchitecture
 
+from slime_megatron.memory.delta_net import delta_net_token_bytes
 from slime_megatron.memory.layout import Layout
 
 if TYPE_CHECKING:
@@ -86,11 +88,26 @@ def activations_of_stage(
 
 def layer_bytes(architecture: Architecture, layout: Layout, shape: MicroBatchShape, *, layer: int) -> int:
     """Return what one decoder layer, `layer` of the whole model from 0, keeps of a micro-batch without full recomputation."""
-    if isinstance(architecture, LatentArchitecture):
-        attention = _latent_attention_bytes(architecture, layout, shape)
+    if isinstance(architecture, DeltaNetArchitecture):
+        mixer = _delta_net_bytes(architecture, layout, shape, layer)
+    elif isinstance(architecture, LatentArchitecture):
+        mixer = _latent_attention_bytes(architecture, layout, shape)
     else:
-        attention = _attention_bytes(architecture, layout, shape)
-    return attention + _mlp_bytes(architecture, layout, shape, layer)
+        mixer = _attention_bytes(architecture, layout, shape)
+    return mixer + _mlp_bytes(architecture, layout, shape, layer)
+
+
+def _delta_net_bytes(
+    architecture: DeltaNetArchitecture, layout: Layout, shape: MicroBatchShape, layer: int
+) -> int:
+    """Return what a delta net keeps, or attention with a gate for each of its outputs."""
+    a, each = architecture, shape.dtype_bytes
+    if layer not in a.linear_layers:  # gates, their sigmoid in float32, and what it multiplies
+        gate = (2 * each + _FLOAT32) * a.query_size // layout.tensor
+        return _attention_bytes(a, layout, shape) + shape.tokens * gate
+    row = _norm(a.hidden_size, shape) + each * a.hidden_size
+    own = delta_net_token_bytes(a, share=layout.tensor, dtype_bytes=each)
+    return _rows(layout, shape) * row + shape.tokens * own
 
 
 def _attention_bytes(architecture: Architecture, layout: Layout, shape: MicroBatchShape) -> int:
@@ -153,7 +170,9 @@ def _mlp_bytes(architecture: Architecture, layout: Layout, shape: MicroBatchShap
         found += rows * each * (a.hidden_size + 1)
     routes = _router_bytes(a)
     width = (a.moe_ffn_hidden_size or 0) // layout.expert_tensor
-    per_route = each * (a.hidden_size + 6 * width)  # as above, and the product times its gate
+    per_route = each * (
+        a.hidden_size + 5 * width
+    )  # as above, without the copy; and the product times the route's gate
     return found + rows * routes + _routed_rows(architecture, layout, shape) * per_route
 
 
@@ -177,7 +196,17 @@ def _backward_bytes(architecture: Architecture, layout: Layout, shape: MicroBatc
     rows = _rows(layout, shape) * 4 * each * a.hidden_size
     if layer not in a.moe_layers:
         return rows + shape.tokens * 4 * each * a.ffn_hidden_size // layout.tensor
-    return rows + _routed_rows(architecture, layout, shape) * 3 * each * a.hidden_size
+    stacks = 0
+    if shape.device == "cuda":  # of fc1 of all local experts, for a grouped product, and of its gradients
+        matrices = (
+            (a.num_moe_experts or 0)
+            // layout.experts
+            * 2
+            * (a.moe_ffn_hidden_size or 0)
+            // layout.expert_tensor
+        )
+        stacks = 2 * each * matrices * a.hidden_size
+    return rows + _routed_rows(architecture, layout, shape) * 3 * each * a.hidden_size + stacks
 
 
 def _head_bytes(architecture: Architecture, layout: Layout, shape: MicroBatchShape) -> tuple[int, int]:

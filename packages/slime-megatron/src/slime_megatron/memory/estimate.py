@@ -21,6 +21,7 @@ from slime_megatron.memory.activations import (
 )
 from slime_megatron.memory.layout import Layout
 from slime_megatron.memory.parameters import Parameters, parameters_of_stages
+from slime_megatron.settings.derive import shares_optimizer
 from slime_megatron.settings.learner_settings import family_of
 from slime_megatron.settings.section import MegatronSection
 from slime_megatron.settings.section_roles import LoraSection, RolesSection
@@ -158,7 +159,7 @@ def _rank_settings(question: MemoryQuestion) -> RankSettings:
         dtype_bytes=4 if compute_dtype(question.settings.train) == "float32" else 2,
         optimizer=section.optimizer,
         has_momentum=section.sgd_momentum > 0,
-        shared_optimizer=section.use_distributed_optimizer,
+        shared_optimizer=shares_optimizer(section, num_ranks(question.settings)),
     )
 
 

@@ -10,6 +10,7 @@ from slime_core.config.derive import num_ranks
 from slime_core.protocols.memory import Remedy
 
 from slime_megatron.memory.layout import Layout
+from slime_megatron.settings.derive import shares_optimizer
 from slime_megatron.settings.learner_settings import family_of
 from slime_megatron.settings.parallel_checks import model_problems, process_problems
 from slime_megatron.settings.section import MegatronSection
@@ -36,10 +37,8 @@ def trainer_remedies(question: MemoryQuestion) -> Sequence[Remedy]:
 
 def _of_megatron(section: MegatronSection, ranks: int) -> Iterator[Remedy]:
     layout = Layout.of(section, ranks)
-    if (
-        not section.use_distributed_optimizer
-        and max(layout.optimizer_shards, layout.expert_optimizer_shards) > 1
-    ):
+    shards = max(layout.optimizer_shards, layout.expert_optimizer_shards)
+    if shards > 1 and not shares_optimizer(section, ranks):
         yield _remedy(0.01, use_distributed_optimizer=True)
     if layout.tensor > 1 and not section.sequence_parallel:
         yield _remedy(0.01, sequence_parallel=True)
@@ -68,23 +67,15 @@ def _fewer_tokens(question: MemoryQuestion) -> Iterator[Remedy]:
 
 
 def _more_ranks(question: MemoryQuestion) -> Iterator[Remedy]:
-    """Yield twice as many machines, or ranks where there is one; the optimizer is shared among them."""
+    """Yield twice as many machines, or ranks where there is one, which share the optimizer by default."""
     cluster = question.settings.cluster
     field = "actor_num_nodes" if cluster.actor_num_nodes > 1 else "actor_num_gpus_per_node"
     if question.device.kind == "cpu":
         return  # all ranks have one memory
     value = 2 * int(getattr(cluster, field))
     yield Remedy(
-        flags={
-            "--launcher": "ray",
-            f"--{field.replace('_', '-')}": str(value),
-            "--use-distributed-optimizer": "",
-        },
-        settings={
-            ("run", "launcher"): "ray",
-            ("cluster", field): value,
-            ("megatron", "use_distributed_optimizer"): True,
-        },
+        flags={"--launcher": "ray", f"--{field.replace('_', '-')}": str(value)},
+        settings={("run", "launcher"): "ray", ("cluster", field): value},
         slower=2.0,
         wants="twice the GPUs",
     )

@@ -1,7 +1,8 @@
-"""Attention over packed sequences in plain PyTorch: the same code on a CPU and on CUDA."""
+"""Attention over packed sequences in plain PyTorch: on CUDA one call of variable lengths, else padded batches."""
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -10,18 +11,29 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from slime_models.attention import dot_product_attention
 from slime_models.cpu import attends_in_bfloat16
 from torch import Tensor
+from torch.nn.attention import varlen
 from torch.nn.attention.bias import causal_lower_right
 
 from slime_megatron.batch.packing import PackedSequences, PaddedSuffixes, PaddingMap
+from slime_megatron.batch.variable_lengths import VariableLengths
 from slime_megatron.parallel.context_parallel import attend_zigzag
 
 #: Batches of sequences below this length are attended to in float32 on a CPU with matrix units, where torch's bfloat16
 #: kernel takes twice as long for 90 tokens, as long for 500, and 15% less for 1,000 (torch 2.14); on another CPU all are.
 _FLOAT32_BELOW = 512
 
+#: Columns of a head, at most, that torch's flash kernel takes.
+_WIDEST_HEAD = 256
+#: From torch 2.12 on the kernel's function has to be told that several heads share keys and values; before, it sees it.
+_TELLS_GROUPS = "enable_gqa" in inspect.signature(varlen.varlen_attn).parameters
+
 
 class PackedAttention(MegatronModule):
     """Megatron's `core_attention`: rotary embedding and causal attention within each packed sequence.
+
+    On CUDA, in bfloat16 and float16, all sequences are attended to by one call of torch's flash kernel for variable lengths,
+    which is made for no shape in particular; samples of a shared prompt each have a copy of its keys and values there. What
+    follows is done on a CPU, in float32, and where that kernel does not take the heads or a subclass has an `attend` of its own.
 
     Sequences of like length are padded on the right to one batch. Causal attention never looks right, so no real
     token sees padding and no mask is needed; what padding itself computes is dropped. One call of
@@ -33,7 +45,7 @@ class PackedAttention(MegatronModule):
     sequences in a host loop with a device sync for each sequence.
 
     A family's layers may have a window and rotary angles of their own (`functools.partial` gives them), and other scores, such as
-    capped ones, by a subclass with another `attend`.
+    capped ones, by a subclass with another `attend`; one whose softmax has sinks sets `sinks` [this rank's heads].
 
     Args:
         config: the model's.
@@ -42,6 +54,8 @@ class PackedAttention(MegatronModule):
         rotary_columns: first and last (not included) column of the rotary tables that are this layer's, where the family's
             tables have those of several kinds of layers side by side; all when None.
     """
+
+    sinks: torch.nn.Parameter | None
 
     def __init__(
         self,
@@ -56,6 +70,7 @@ class PackedAttention(MegatronModule):
         if config.attention_dropout != 0.0 or config.window_size is not None:
             raise ValueError("PackedAttention has no dropout, and its window is a parameter of its own")
         self._scale, self._window = softmax_scale, window
+        self.register_parameter("sinks", None)
         self._columns = slice(*rotary_columns) if rotary_columns else slice(None)
 
     def forward(
@@ -73,8 +88,10 @@ class PackedAttention(MegatronModule):
         packed, padding_map = packed_seq_params, packed_seq_params.padding_map
         if packed.zigzag is not None:
             return attend_zigzag(query, key, value, packed.zigzag, self.attend)
+        if packed.lengths is not None and self._fits_one_call(query, value):
+            return self._attend_at_once(query, key, value, packed.lengths)
         if padding_map is not None:
-            query, key, value = (_PadTokens.apply(x, padding_map) for x in (query, key, value))
+            query, key, value = (PadTokens.apply(x, padding_map) for x in (query, key, value))
         sizes = [batch.n_slots for batch in packed.batches]
         qkv = list(zip(query.split(sizes), key.split(sizes), value.split(sizes), strict=True))
         prefixes = [
@@ -90,13 +107,44 @@ class PackedAttention(MegatronModule):
             )
             outputs.append(self.attend(q, k, v))
         flat = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-        return flat if padding_map is None else _UnpadTokens.apply(flat, padding_map)
+        return flat if padding_map is None else UnpadTokens.apply(flat, padding_map)
 
     def _rotate(self, x: Tensor, packed: PackedSequences) -> Tensor:
         """Apply the rotary embedding to the first dimensions of each head of x [t, heads, head_dim]."""
         assert packed.cos is not None and packed.sin is not None
         cos, sin = packed.cos[..., self._columns], packed.sin[..., self._columns]
         return rotated(x, cos, sin, interleaved=self.config.rotary_interleaved)
+
+    def _fits_one_call(self, query: Tensor, value: Tensor) -> bool:
+        """Return whether torch's kernel for variable lengths computes this attention."""
+        width = query.size(-1)
+        return (
+            query.dtype in (torch.bfloat16, torch.float16)
+            and width == value.size(-1)
+            and width % 8 == 0
+            and width <= _WIDEST_HEAD
+            and type(self).attend is PackedAttention.attend
+        )
+
+    def _attend_at_once(self, query: Tensor, key: Tensor, value: Tensor, lengths: VariableLengths) -> Tensor:
+        """Return [t, heads * head_dim] by one call. Copies of shared keys add their gradients up in order of the row."""
+        if lengths.key_tokens is not None:
+            key, value = key[lengths.key_tokens], value[lengths.key_tokens]
+        grouped: Any = {"enable_gqa": True} if _TELLS_GROUPS and query.size(1) != key.size(1) else {}
+        output: Any = varlen.varlen_attn(
+            query.contiguous(),
+            key.contiguous(),
+            value.contiguous(),
+            lengths.query_ends,
+            lengths.key_ends,
+            lengths.longest_query,
+            lengths.longest_key,
+            scale=self._scale,
+            window_size=(-1 if self._window is None else self._window - 1, 0),
+            **grouped,
+        )
+        flat: Tensor = output.flatten(1)
+        return flat
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = None) -> Tensor:
         """Return [b * l, heads * head_dim] of q [b, l, heads, head_dim] and k, v [b, m, groups, head_dim], m >= l.
@@ -114,7 +162,7 @@ class PackedAttention(MegatronModule):
             # torch's kernels for float32 on CUDA take no groups; what does would hold the scores of all pairs of tokens.
             k, v = (x.repeat_interleave(repeats, dim=1) for x in (k, v))
         gqa = q.size(1) != k.size(1)
-        out = dot_product_attention(q, k, v, **causal, scale=self._scale, enable_gqa=gqa)
+        out = dot_product_attention(q, k, v, **causal, scale=self._scale, enable_gqa=gqa, sinks=self.sinks)
         return out.transpose(1, 2).flatten(0, 1).flatten(1).to(dtype)
 
     def _mask(self, n_query: int, n_key: int, device: torch.device) -> dict[str, Any]:
@@ -161,7 +209,7 @@ def _after_prompt(prefix: Tensor, own: Tensor, suffix: PaddedSuffixes) -> Tensor
     return torch.cat((prompts[:, None].expand(-1, suffix.size, -1, -1, -1), own), dim=2).flatten(0, 1)
 
 
-class _PadTokens(torch.autograd.Function):
+class PadTokens(torch.autograd.Function):
     """Put tokens into their slots: [t, ...] to [slots, ...]. The gradient of padding is dropped.
 
     The backward pass selects rows, where autograd's own would add them up one by one.
@@ -169,23 +217,27 @@ class _PadTokens(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, padding_map: PaddingMap) -> Tensor:
+        """Return the tokens in their slots."""
         ctx.slots = padding_map.slots
         return x.index_select(0, padding_map.tokens)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        """Return the gradient of tokens."""
         return gradient.index_select(0, ctx.slots), None
 
 
-class _UnpadTokens(torch.autograd.Function):
+class UnpadTokens(torch.autograd.Function):
     """Take the tokens back from their slots: [slots, ...] to [t, ...]. The gradient of padding is zero."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, padding_map: PaddingMap) -> Tensor:
+        """Return the tokens of slots."""
         ctx.slots, ctx.n_slots = padding_map.slots, len(padding_map.tokens)
         return x.index_select(0, padding_map.slots)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        """Return the gradient of slots."""
         zeros = gradient.new_zeros(ctx.n_slots, *gradient.shape[1:])
         return zeros.index_copy_(0, ctx.slots, gradient), None

@@ -22,6 +22,7 @@ from slime_megatron.model.mtp import MtpBlock, whole_row
 from slime_megatron.model.router import check_routers, updates_bias
 from slime_megatron.model.transformer_config import transformer_config
 from slime_megatron.parallel.context_parallel import GatherTokens
+from slime_megatron.settings.derive import shares_optimizer
 from slime_megatron.settings.megatron_flags import with_flags
 from slime_megatron.settings.section import MegatronSection
 
@@ -109,17 +110,22 @@ def provide_model(
 def wrap_for_gradients(model: GPTModel, section: MegatronSection) -> DistributedDataParallel:
     """Wrap the model so that gradients of all micro-batches and ranks add up in float32 buffers.
 
+    On CUDA ranks add the gradients of a bucket up while the last micro-batch's backward pass computes those of the next.
+
     Raises:
         TrainerError: one of Megatron's own flags contradicts that; names both.
     """
     ours = partial(
         DistributedDataParallelConfig,
         grad_reduce_in_fp32=True,
-        overlap_grad_reduce=False,
-        use_distributed_optimizer=section.use_distributed_optimizer,
+        overlap_grad_reduce=torch.cuda.is_available() and torch.distributed.get_world_size() > 1,
+        use_distributed_optimizer=shares_optimizer(section, torch.distributed.get_world_size()),
     )
-    config = with_flags(ours, section.megatron_args, "ddp")
-    return DistributedDataParallel(model.config, config, model)
+    config = with_flags(ours, section.megatron_args, "ddp", defaults={"overlap_grad_reduce"})
+    wrapped = DistributedDataParallel(model.config, config, model)
+    if config.overlap_grad_reduce:  # until the last micro-batch
+        model.config.no_sync_func = wrapped.no_sync
+    return wrapped
 
 
 def response_log_probs(

@@ -12,6 +12,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from slime_models.family.architecture import Architecture
 
 from slime_megatron.settings.megatron_flags import with_flags
+from slime_megatron.settings.model_flags import DESCRIBED
 from slime_megatron.settings.section import MegatronSection
 
 #: Flag that may only say what the folder does; Megatron would build the layers with it, and compute its own loss.
@@ -102,8 +103,12 @@ def transformer_config(
         batch_p2p_comm=torch.cuda.is_available(),  # gloo sends one by one
         **_experts(architecture, section),
     )
-    ours = partial(TransformerConfig, **fields | dict(own or {}))
-    flags = {name: value for name, value in section.megatron_args.items() if name != MTP_NUM_LAYERS}
+    fields |= own or {}
+    # Only Megatron's experts one after another add biases.
+    fields["moe_grouped_gemm"] = architecture.num_moe_experts is not None and not fields["add_bias_linear"]
+    ours = partial(TransformerConfig, **fields)
+    others = {MTP_NUM_LAYERS, *DESCRIBED}
+    flags = {name: value for name, value in section.megatron_args.items() if name not in others}
     return with_flags(ours, flags, "transformer", defaults=_DEFAULTS)
 
 

@@ -18,13 +18,30 @@ from slime_core.config.derive import compute_dtype
 from slime_core.config.sections import TrainSection
 from slime_core.errors import CheckpointError
 
+from slime_megatron.optim.first_state import fill_moments, fill_momentum
 from slime_megatron.optim.loss_scaler import SharedLossScaler
 from slime_megatron.parallel import process_groups
+from slime_megatron.settings.derive import offloads_optimizer
 from slime_megatron.settings.megatron_flags import with_flags
 from slime_megatron.settings.section import MegatronSection
 
 #: Of float16. Megatron's own, 2**32, overflows in the first 16 steps or so, each of which is a rollout here.
 _FIRST_LOSS_SCALE = 2.0**16
+#: How a distributed optimizer arranges its state in checkpoints: by parameters, so that any layout can read it.
+SHARDING = "fully_reshardable"
+#: Where a plain optimizer has its float32 copies of parameters.
+MASTERS = "fp32_from_fp16_params"
+#: With `--optimizer-cpu-offload`: all of the state, as Megatron's script has it, and master weights in the offloaded optimizer,
+#: without which Megatron 0.19.2 cannot read its checkpoints. Only a machine with CUDA has pinned memory.
+_OFFLOADED = {
+    "optimizer_cpu_offload": True,
+    "optimizer_offload_fraction": 1.0,
+    "use_precision_aware_optimizer": True,
+    "pin_cpu_grads": torch.cuda.is_available(),
+    "pin_cpu_params": torch.cuda.is_available(),
+}
+#: What Megatron's own flags may change.
+_DEFAULTS = frozenset({"initial_loss_scale", "optimizer_offload_fraction", "pin_cpu_grads", "pin_cpu_params"})
 #: What tells groups of parameters apart, and what of them the schedule reads.
 _KIND = ("wd_mult", "lr_mult", "is_expert_parallel", "is_decoupled_lr")
 _SCHEDULED = ("max_lr", "min_lr", "start_wd", "end_wd")
@@ -43,7 +60,7 @@ def build_optimizer(
         OptimizerConfig,
         optimizer=section.optimizer,
         sgd_momentum=section.sgd_momentum,
-        use_distributed_optimizer=section.use_distributed_optimizer,
+        use_distributed_optimizer=model.ddp_config.use_distributed_optimizer,
         lr=train.lr,
         min_lr=train.min_lr,
         weight_decay=train.weight_decay,
@@ -55,27 +72,21 @@ def build_optimizer(
         fp16=dtype is torch.float16,
         initial_loss_scale=_FIRST_LOSS_SCALE,
         params_dtype=dtype,
+        **(_OFFLOADED if offloads_optimizer(section) else {}),
     )
-    config = with_flags(ours, section.megatron_args, "optimizer", defaults={"initial_loss_scale"})
+    config = with_flags(ours, section.megatron_args, "optimizer", defaults=_DEFAULTS)
     optimizer = get_megatron_optimizer(config, [model], use_gloo_process_groups=False)
     _share_scaler(optimizer)
     if loss_scaler(optimizer) is not None:
         model.config.grad_scale_func = optimizer.scale_loss
     for each in optimizer.chained_optimizers:
-        if each.init_state_fn is None:  # Megatron 0.19.2 gives plain descent none, and calls it when it loads
-            each.init_state_fn = _fill_momentum
+        if each.init_state_fn is None:  # Megatron 0.19.2 gives these none, and calls it when it loads
+            each.init_state_fn = fill_momentum if section.optimizer == "sgd" else fill_moments
     for group in optimizer.param_groups if section.optimizer == "adam" else ():
         group["fused"] = (
             True  # torch's plain loop, Megatron's choice without TransformerEngine, is 5 times as slow
         )
     return optimizer
-
-
-def _fill_momentum(optimizer: torch.optim.Optimizer, _config: OptimizerConfig) -> None:
-    """Give descent the momentum that its first step would begin with, so that a checkpoint can be read into it."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"] if group["momentum"] else ():
-            optimizer.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter))
 
 
 def _share_scaler(optimizer: MegatronOptimizer) -> None:
@@ -137,6 +148,24 @@ def hyperparameters(optimizer: MegatronOptimizer, scheduler: OptimizerParamSched
     if config.optimizer == "adam":
         found |= {name: getattr(config, name) for name in ("adam_beta1", "adam_beta2", "adam_eps")}
     return found
+
+
+def drop_classes(state: dict[Any, Any]) -> None:
+    """Take classes out of the groups of a state to be saved: those of an offloaded optimizer name what it is made of."""
+    for group in _groups_of(state):
+        for key in [key for key, value in group.items() if isinstance(value, type)]:
+            del group[key]
+
+
+def level_steps(saved: dict[Any, Any]) -> None:
+    """Give all groups of a distributed optimizer's saved state the number of steps of those that have one.
+
+    All take the same steps, and rank 0, which speaks for all, may have no part of some.
+    """
+    groups = list(_groups_of(saved))
+    most = max(float(group.get("step") or 0) for group in groups)
+    for group in groups:
+        group["step"] = most
 
 
 def load_optimizer(optimizer: MegatronOptimizer, saved: dict[str, Any]) -> None:
@@ -207,6 +236,68 @@ def rearranged(saved: dict[Any, Any], optimizer: MegatronOptimizer) -> dict[Any,
     return mine
 
 
+def converted(saved: dict[Any, Any], optimizer: MegatronOptimizer, *, shares: bool) -> dict[Any, Any]:
+    """Return the saved state of a plain optimizer as that of a distributed one, or the other way round.
+
+    Both store the same tensors. What is beside them, the number of steps and the scale of the loss, has another structure; groups
+    of parameters are this optimizer's. Master weights that were not read are the weights of the model, which are.
+
+    Args:
+        saved: what was read: tensors as this optimizer arranges them, the rest as the one that was saved did.
+        optimizer: whose state it becomes.
+        shares: whether it is a distributed one.
+    """
+    number, scale = _step_of(saved), _first(saved, "grad_scaler")
+    several = len(optimizer.chained_optimizers) > 1
+    found: dict[Any, Any] = {}
+    for i, each in enumerate(optimizer.chained_optimizers):
+        state = saved.get(i, {}) if several else saved  # nothing is read for a rank without parameters
+        found[i] = _as_shared(state, each, number) if shares else _as_plain(state, each, number)
+        if scale is not None:
+            found[i]["grad_scaler"] = scale
+    return found if several else found[0]
+
+
+def _as_shared(state: dict[Any, Any], optimizer: Any, step: float) -> dict[str, Any]:
+    """Return the state of one distributed optimizer of those whose tensors were read."""
+    weights = (weight.detach() for buffer in optimizer.buffers for weight in buffer.param_index_map)
+    tensors = {
+        key: {"param": weight, **read}
+        for weight, (key, read) in zip(weights, sorted(state.get("param_state", {}).items()), strict=True)
+    }
+    groups = [{**group, "step": step} for group in optimizer.state_dict()["optimizer"]["param_groups"]]
+    return {
+        "optimizer": {"param_groups": groups},
+        "param_state": tensors,
+        "param_state_sharding_type": SHARDING,
+    }
+
+
+def _as_plain(state: dict[Any, Any], optimizer: Any, step: float) -> dict[str, Any]:
+    """Return the state of one plain optimizer of those whose tensors were read."""
+    own = optimizer.state_dict()
+    in_half = "optimizer" in own  # beside float32 copies of parameters
+    read = (state.get("optimizer", {}) if in_half else state).get("state", {})
+    tensors = {key: value for key, value in read.items() if isinstance(key, int)}
+    groups = (own["optimizer"] if in_half else own)["param_groups"]
+    found = {"state": tensors | {"common_step": torch.tensor(float(step))}, "param_groups": groups}
+    return {"optimizer": found, MASTERS: state.get(MASTERS, [])} if in_half else found
+
+
+def _step_of(saved: Any) -> float:
+    """Return the number of optimizer steps that a saved state was made by."""
+    step = _first(saved, "common_step")
+    return float(_first(saved, "step") or 0) if step is None else float(step)
+
+
+def _first(state: Any, key: str) -> Any:
+    """Return the first value of a key in tables and lists within each other, None where there is none."""
+    if isinstance(state, dict) and state.get(key) is not None:
+        return state[key]
+    values = state.values() if isinstance(state, dict) else state if isinstance(state, list) else ()
+    return next((found for value in values if (found := _first(value, key)) is not None), None)
+
+
 def _groups_of(state: Any) -> Iterator[dict[str, Any]]:
     """Yield the groups of parameters of all optimizers of a saved state."""
     for key, value in state.items() if isinstance(state, dict) else ():
@@ -254,10 +345,10 @@ def _gradients(optimizer: MegatronOptimizer) -> tuple[list[torch.Tensor], list[t
     """Return this rank's gradients: (those of the policy, those of MTP layers)."""
     found: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
     for parameter in (p for group in optimizer.param_groups for p in group["params"]):
-        if parameter.grad is not None:
-            found[getattr(parameter, GRAD_NORM_GROUP_ATTR, None) == MTP_GRAD_NORM_GROUP].append(
-                parameter.grad
-            )
+        gradient = getattr(parameter, "decoupled_grad", None)  # float32, where the parameter is in bfloat16
+        gradient = parameter.grad if gradient is None else gradient
+        if gradient is not None:
+            found[getattr(parameter, GRAD_NORM_GROUP_ATTR, None) == MTP_GRAD_NORM_GROUP].append(gradient)
     return found
 
 

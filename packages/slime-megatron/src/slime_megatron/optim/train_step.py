@@ -21,6 +21,7 @@ from slime_megatron.batch.micro_batch import MicroBatch, MicroBatches
 from slime_megatron.model.gpt import wrap_for_gradients
 from slime_megatron.model.mtp import share_embedding
 from slime_megatron.model.router import reset_loads, routers_of, take_losses, update_biases, updates_bias
+from slime_megatron.optim.offload import to_device, to_host
 from slime_megatron.optim.optimizer import (
     build_optimizer,
     build_scheduler,
@@ -76,6 +77,7 @@ class TrainedModel:
         self._output_processor = output_processor
         self._world, self._times = world, times
         self._n_mtp_layers = n_mtp_layers
+        self._offloaded: list[Tensor] = []
 
     @torch.no_grad()
     def forward(self, steps: Sequence[MicroBatches], like: Tensor, output: Callable[[Any], Tensor]) -> Tensor:
@@ -149,14 +151,15 @@ class TrainedModel:
     def offload(self) -> None:
         """Move the optimizer's state to the host and free the gradients. Nothing to do on a CPU."""
         if torch.cuda.is_available():
-            self.optimizer.offload_to_cpu()
+            self._offloaded = to_host(self.optimizer, self.model)
             self.model.offload_grad_buffers()
 
     def onload(self) -> None:
         """Undo `offload`."""
         if torch.cuda.is_available():
             self.model.restore_grad_buffers()
-            self.optimizer.restore_from_cpu()
+            to_device(self._offloaded)
+            self._offloaded = []
 
     def _run(self, step: MicroBatches, each: ForEachMicroBatch, *, forward_only: bool) -> list[Any]:
         """Run the model, and its gradients unless `forward_only`, over micro-batches; return what `each` returned."""

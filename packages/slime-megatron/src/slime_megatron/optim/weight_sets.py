@@ -12,7 +12,7 @@ import torch
 from slime_core.errors import CheckpointError
 from slime_models.family.architecture import Architecture
 from slime_models.family.family import ModelFamily
-from slime_models.hf.folder import read_config
+from slime_models.hf.config import read_config
 from torch import Tensor
 from torch.nn import Module, Parameter
 

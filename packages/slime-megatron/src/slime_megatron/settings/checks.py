@@ -9,6 +9,7 @@ from slime_core.config.sections import RolloutSection, RunSection, TrainSection
 from slime_core.errors import Problem
 
 from slime_megatron.settings import megatron_flags
+from slime_megatron.settings.derive import offloads_optimizer
 from slime_megatron.settings.section import MegatronSection
 from slime_megatron.settings.section_roles import LoraSection, RolesSection
 
@@ -33,6 +34,7 @@ def section_problems(
     yield from _mtp_problems(section, lora)
     yield from megatron_flags.problems(section.megatron_args)
     yield from _engine_problems(section, lora)
+    yield from _offload_problems(train, section)
     yield from _routing_problems(roles, section)
 
 
@@ -63,6 +65,25 @@ def missing_mtp(folder: Path, family: ModelFamily, architecture: Architecture) -
             "weights lack them",
             "all tensors of these layers, which transformers drops when it saves a model",
             "take the original folder, or drop the flag",
+        )
+
+
+def adapter_problems(
+    save_hf: str | None, lora: LoraSection, family: ModelFamily, architecture: Architecture
+) -> Iterator[Problem]:
+    """Yield that adapters are to be written of matrices that folders hold of all experts as one."""
+    if save_hf is None or lora.rank is None:
+        return
+    stacked = {
+        name.split(".")[-2] for name, weight in family.weights(architecture).items() if weight.rule.stacked
+    }
+    if found := sorted(stacked & set(lora.target_modules)):
+        yield Problem(
+            "checkpoint.save_hf",
+            f"it beside lora.target_modules {', '.join(found)}",
+            f"other layers for a {family.model_type} model: folders of adapters have no place for one of each expert where "
+            "the model's folder has one tensor of all experts",
+            "leave them out of lora.target_modules, or leave save_hf out and merge a checkpoint by `slime convert to-hf`",
         )
 
 
@@ -132,6 +153,28 @@ def _engine_problems(section: MegatronSection, lora: LoraSection) -> Iterator[Pr
                 f"{flags[flag]} with transformer_impl {kind}",
                 "transformer_impl transformer_engine: Megatron's own linear layers would not follow it",
             )
+
+
+def _offload_problems(train: TrainSection, section: MegatronSection) -> Iterator[Problem]:
+    """Yield why the optimizer cannot be on the host."""
+    if not offloads_optimizer(section):
+        return
+    where = "megatron.megatron_args.optimizer_cpu_offload"
+    for found, bad, wanted in (
+        (f"it with optimizer {section.optimizer}", section.optimizer != "adam", "optimizer adam"),
+        (
+            "it with another dtype",
+            train.fp16 or not train.bf16,
+            "bfloat16, whose master weights are on the host, too",
+        ),
+        (
+            "it with use_distributed_optimizer off",
+            section.use_distributed_optimizer is False,
+            "use_distributed_optimizer on, or not given: Megatron's other optimizers cannot read such a state",
+        ),
+    ):
+        if bad:
+            yield Problem(where, found, wanted)
 
 
 def _bias_problems(section: MegatronSection, lora: LoraSection) -> Iterator[Problem]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from slime_core.config.build import BuildContext, MemoryQuestion, Rank
 from slime_core.config.sections import TrainSection
 from slime_core.run.assemble import Algorithm
+from slime_models.hf.config import read_config
 
 from slime_megatron.settings.section import MegatronSection
 from slime_megatron.settings.section_roles import LoraSection, RolesSection
@@ -62,8 +63,6 @@ def family_of(build: BuildContext | MemoryQuestion) -> tuple[ModelFamily, dict[s
     Raises:
         PluginError: no installed family has its model_type; names it.
     """
-    from slime_models.hf.folder import read_config  # imports torch
-
     config = read_config(build.model_path)
     name = build.settings.model.model_name or config.get("model_type", "")
     return build.registry.resolve("slime.models", name), config

@@ -16,6 +16,8 @@ from typing import Any, NoReturn
 
 from slime_core.errors import Problem, TrainerError
 
+from slime_megatron.settings.model_flags import DESCRIBED
+
 #: Fields that are one value or a list; the parser makes lists, and Megatron's training script takes the only one out.
 _ALSO_ONE = frozenset({"moe_router_load_balancing_type", "moe_aux_loss_coeff"})
 _NO_VIRTUAL = (
@@ -32,7 +34,10 @@ _OWN_ATTENTION = (
     "follows from the device",
     "drop the flag",
 )
-_ONE_BY_ONE = ("nothing: experts are multiplied one by one (Megatron's SequentialMLP)", "drop the flag")
+_NO_TE_GROUPS = (
+    "moe_grouped_gemm, which is what experts do: others of Megatron's grouped products are TransformerEngine's",
+    "drop the flag",
+)
 #: Flag that is not followed -> what is wanted in its place, and what to do.
 _REFUSED = {
     "num_layers_per_virtual_pipeline_stage": _NO_VIRTUAL,
@@ -65,10 +70,10 @@ _REFUSED = {
     ),
     **dict.fromkeys(
         (
-            *("moe_grouped_gemm", "moe_single_grouped_bias", "moe_single_grouped_weight"),
+            *("moe_single_grouped_bias", "moe_single_grouped_weight"),
             *("use_grouped_gemm_for_dense_mlp", "use_grouped_gemm_for_shared_expert"),
         ),
-        _ONE_BY_ONE,
+        _NO_TE_GROUPS,
     ),
 }
 #: Flag, dashes as underscores -> the configurations that it reaches.
@@ -84,13 +89,16 @@ def known_flags() -> Reach:
 
 def refused() -> frozenset[str]:
     """Return the flags of Megatron that `problems` refuses whatever their value."""
-    return frozenset(name for name, reached in known_flags().items() if not reached) | _REFUSED.keys()
+    idle = frozenset(name for name, reached in known_flags().items() if not reached)
+    return (idle | _REFUSED.keys()) - DESCRIBED.keys()
 
 
 def problems(given: Mapping[str, Any]) -> Iterator[Problem]:
-    """Yield what is wrong with flags, as far as it can be known without Megatron."""
+    """Yield what is wrong with flags, as far as it can be known without Megatron and the model."""
     known = known_flags()
     for name, value in given.items():
+        if name in DESCRIBED:
+            continue  # held against config.json, when it is known
         if name in _REFUSED:
             yield Problem(f"megatron.megatron_args.{name}", str(value), *_REFUSED[name])
         elif name not in known:

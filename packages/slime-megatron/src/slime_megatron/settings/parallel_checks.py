@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from slime_core.errors import Problem, TrainerError
 
+from slime_megatron.settings.model_flags import contradictions
 from slime_megatron.settings.section import MegatronSection
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ _SETTING_OF: dict[str, tuple[str, object]] = {
     "pipeline": ("pipeline_model_parallel_size", 1),
     "context": ("context_parallel_size", 1),
     "expert": ("expert_model_parallel_size", 1),
+    "expert_tensor": ("expert_tensor_parallel_size", 1),
 }
 
 
@@ -78,8 +80,9 @@ def process_problems(section: MegatronSection, n_processes: int) -> Iterator[Pro
 def model_problems(
     section: MegatronSection, architecture: Architecture, family: ModelFamily
 ) -> Iterator[Problem]:
-    """Yield each parallel setting that the model does not allow."""
+    """Yield each parallel setting that the model does not allow, and each flag that says of the model what config.json does not."""
     yield from _family_problems(section, family)
+    yield from contradictions(section.megatron_args, architecture)
     if section.use_distributed_optimizer and section.optimizer != "adam":
         yield Problem(
             "megatron.use_distributed_optimizer",
@@ -96,8 +99,10 @@ def model_problems(
             "layers",
             architecture.num_layers,
         ),
-        ("tensor_model_parallel_size", tensor, "attention heads", architecture.num_attention_heads),
-        ("tensor_model_parallel_size", tensor, "query groups", architecture.num_query_groups),
+        *(
+            ("tensor_model_parallel_size", tensor, what, number)
+            for what, number in architecture.tensor_parts.items()
+        ),
     ]
     if len(architecture.moe_layers) < architecture.num_layers:
         divided.append(("tensor_model_parallel_size", tensor, "MLP columns", architecture.ffn_hidden_size))
@@ -131,7 +136,10 @@ def _family_problems(section: MegatronSection, family: ModelFamily) -> Iterator[
     """Yield each kind of parallelism that the family says it does not have."""
     for kind, why in family.not_parallel.items():
         name, alone = _SETTING_OF[kind]
-        if (given := getattr(section, name)) not in (alone, None):
+        given = getattr(section, name)
+        if given is None:
+            given = section.tensor_model_parallel_size
+        if given != alone:
             yield Problem(f"megatron.{name}", str(given), f"{alone} for a {family.model_type} model", why)
 
 

@@ -29,8 +29,9 @@ class MegatronSection(SectionModel):
     """Ranks that share each expert's matrices; `tensor_model_parallel_size` when not given."""
     sequence_parallel: bool = False
     """Tensor-parallel ranks share the tokens, too, where they do not share matrices; experts need it."""
-    use_distributed_optimizer: bool = False
-    """Data-parallel ranks share the optimizer's state."""
+    use_distributed_optimizer: bool | None = None
+    """Ranks that hold the same weights share the optimizer's state; when not given, wherever there are two of them and the
+    optimizer is `adam`."""
     optimizer: Literal["adam", "sgd"] = "adam"
     """AdamW, or plain gradient descent with momentum."""
     sgd_momentum: Decay = 0.9

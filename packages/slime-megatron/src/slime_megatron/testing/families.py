@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from slime_core.testing.contracts.promises import answering, require
 from slime_models.family.family import ModelFamily
-from slime_models.hf.folder import HfCheckpoint, read_config, save_hf
+from slime_models.hf.config import read_config
+from slime_models.hf.folder import HfCheckpoint, save_hf
 from torch import Tensor
 
 from slime_megatron import compat
@@ -24,26 +25,36 @@ BOUND = 1e-5
 _LENGTH = 61
 
 
-def random_model(config: Mapping[str, Any], folder: Path, *, seed: int = 0) -> Path:
+def random_model(
+    config: Mapping[str, Any], folder: Path, *, seed: int = 0, shift: Mapping[str, float] | None = None
+) -> Path:
     """Write the folder of a random float32 model that transformers makes of a config.json, and return it.
 
-    Matrices are drawn larger than transformers draws them, so that logits spread; norms and biases are drawn around what it
-    sets them to, so that they matter.
+    Matrices are drawn larger than transformers draws them, so that logits spread; norms, biases and buffers are drawn around
+    what it sets them to, so that they matter.
 
     Args:
         config: a parsed config.json, of a tiny model.
         folder: where to; may exist, and be empty.
         seed: of the draw.
+        shift: last part of a parameter's name -> what is added to it, where what transformers sets it to would leave a part
+            of the model without effect.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     tiny = {"pad_token_id": None} | dict(config)  # else its row of the embedding has no gradient
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**tiny), dtype=torch.float32)  # type: ignore[no-untyped-call]  # transformers' own
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(seed)
+        model = _class_of(config).from_config(AutoConfig.for_model(**tiny), dtype=torch.float32)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for tensor in model.state_dict().values():  # the bias of routers is no parameter
-            drawn = torch.randn(tensor.shape, generator=generator) * 0.15
-            tensor.copy_(drawn + tensor if tensor.dim() == 1 else drawn)
+        for name, parameter in model.named_parameters():
+            drawn = torch.randn(parameter.shape, generator=generator) * 0.15
+            parameter.copy_(drawn + parameter if parameter.dim() == 1 else drawn)
+            parameter += (shift or {}).get(name.rpartition(".")[2], 0.0)
+        for name, buffer in model.named_buffers():
+            if name in model.state_dict() and buffer.is_floating_point():
+                buffer.add_(torch.randn(buffer.shape, generator=generator) * 0.15)
     model.save_pretrained(folder)
     return folder
 
@@ -102,10 +113,15 @@ def _check(family: ModelFamily, folder: Path) -> None:
 
 def _reference(folder: Path) -> Any:
     """Return transformers' model of a folder."""
-    from transformers import AutoModelForCausalLM
-
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model: Any = _class_of(read_config(folder)).from_pretrained(folder, dtype=torch.float32)
     return model.eval()
+
+
+def _class_of(config: Mapping[str, Any]) -> Any:
+    """Return transformers' class of models that generate text: with a vision tower where config.json describes one."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    return AutoModelForImageTextToText if "vision_config" in config else AutoModelForCausalLM
 
 
 class _Pair:
@@ -167,10 +183,11 @@ class _Pair:
             wanted="those of the rules",
         )
         found = self.exported()
+        stored = self.stored.keys() - self.family.left_over(self.stored, self.architecture)
         require(
-            found.keys() == self.stored.keys(),
+            found.keys() == stored,
             f"{where}: weights out of the trainer",
-            found=f"{sorted(found.keys() ^ self.stored.keys())[:3]} on one side only",
+            found=f"{sorted(found.keys() ^ stored)[:3]} on one side only",
             wanted="the names of the folder",
         )
         changed = [name for name in found if not torch.equal(found[name], self.stored[name])]
@@ -233,7 +250,9 @@ class _Pair:
     def _gradients(self) -> Any:
         """Yield (Hugging Face name, gradient), of weights that transformers may have several of in one parameter."""
         parameters = dict(self.model.named_parameters())
-        for name in self.family.parameter_names(self.architecture):
-            gradient = parameters[name].grad
-            assert gradient is not None, f"{name} has no gradient"
-            yield from self.family.to_hf(name, gradient, self.architecture)
+        names = self.family.parameter_names(self.architecture)
+        lacking = [name for name in names if parameters[name].grad is None]
+        assert not lacking, f"{lacking[:3]} have no gradient"
+        yield from self.family.hf_tensors(
+            ((name, parameters[name].grad) for name in names), self.architecture
+        )

@@ -3,25 +3,44 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from slime_core.errors import DataError
 
 
 @dataclass(frozen=True, kw_only=True)
 class RopeScaling:
-    """How rotary frequencies are stretched beyond the length that the model was first trained at."""
+    """How rotary frequencies are stretched beyond the length that the model was first trained at, as Llama 3.1 does it."""
 
     rope_type: str
-    """Kind, as config.json spells it. `llama3` is the only one that a family of this package supports."""
+    """Kind, as config.json spells it: `llama3`."""
     factor: float
     """Divides the low frequencies."""
     low_freq_factor: float
     """Wavelengths over `original_max_position_embeddings / low_freq_factor` are divided in full."""
     high_freq_factor: float
     """Wavelengths under `original_max_position_embeddings / high_freq_factor` are left alone."""
+    original_max_position_embeddings: int
+    """Tokens of context before the stretch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class YarnScaling:
+    """How rotary frequencies are stretched by `yarn`. Source: arXiv 2309.00071, section 3."""
+
+    factor: float
+    """Divides the low frequencies."""
+    beta_fast: float
+    """Turns within the original context from which frequencies are left alone."""
+    beta_slow: float
+    """Turns within the original context below which frequencies are divided in full."""
+    truncate: bool
+    """Whether the dimensions between which it goes over are whole numbers."""
+    attention_factor: float
+    """Multiplies cosine and sine."""
     original_max_position_embeddings: int
     """Tokens of context before the stretch."""
 
@@ -54,7 +73,7 @@ class Architecture:
     """Epsilon of every RMSNorm."""
     rope_theta: float
     """Base of the rotary frequencies."""
-    rope_scaling: RopeScaling | None = None
+    rope_scaling: RopeScaling | YarnScaling | None = None
     """Stretch of the rotary frequencies, if any."""
     partial_rotary_factor: float = 1.0
     """Share of each head's dimensions, the first ones, that are rotated."""
@@ -170,18 +189,23 @@ class Architecture:
         return tuple(layer for layer in range(self.num_layers) if layer not in self.dense_layers)
 
     @property
+    def tensor_parts(self) -> dict[str, int]:
+        """What tensor-parallel ranks share out whole -> how many there are; their number divides each."""
+        return {"attention heads": self.num_attention_heads, "query groups": self.num_query_groups}
+
+    @property
     def padded_vocab_size(self) -> int:
         """Rows of the embedding in Megatron's tensors."""
         return self.vocab_size + self.vocab_padding
 
-    def with_padded_vocab(self, multiple: int) -> Architecture:
+    def with_padded_vocab(self, multiple: int) -> Self:
         """Return a copy whose Megatron embedding has a multiple of `multiple` rows.
 
         The added rows are zeros: whoever computes a softmax over the padded vocabulary must leave them out.
         """
         return dataclasses.replace(self, vocab_padding=-self.vocab_size % multiple)
 
-    def with_mtp(self, held: bool = True) -> Architecture:
+    def with_mtp(self, held: bool = True) -> Self:
         """Return a copy that has the MTP layers in the model, or has not."""
         return dataclasses.replace(self, holds_mtp=held)
 
@@ -264,7 +288,7 @@ class ConfigReader:
             )
         return value
 
-    def rope(self, supported: Collection[str]) -> tuple[float, RopeScaling | None]:
+    def rope(self, supported: Collection[str]) -> tuple[float, RopeScaling | YarnScaling | None]:
         """Return (rope_theta, scaling), from `rope_parameters` (transformers 5) or its two older fields.
 
         Args:
@@ -280,12 +304,32 @@ class ConfigReader:
         if kind not in supported:
             wanted = " or ".join(repr(name) for name in ("default", *supported))
             raise inner.error("rope_type", kind, f"{wanted}: no other scaling is implemented for this family")
+        if kind == "yarn":
+            return theta, inner.yarn()
         return theta, RopeScaling(
             rope_type=kind,
             factor=inner.number("factor"),
             low_freq_factor=inner.number("low_freq_factor"),
             high_freq_factor=inner.number("high_freq_factor"),
             original_max_position_embeddings=inner.integer("original_max_position_embeddings"),
+        )
+
+    def yarn(self) -> YarnScaling:
+        """Return what a table of rotary parameters says of `yarn`; `attention_factor` follows from others where it is missing.
+
+        Source: transformers `modeling_rope_utils.py`, `_compute_yarn_parameters`.
+        """
+        factor = self.number("factor")
+        both = self.get("mscale"), self.get("mscale_all_dim")
+        given = [self.number(field) for field in ("mscale", "mscale_all_dim")] if all(both) else [1.0]
+        scales = [1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0 for scale in given]
+        return YarnScaling(
+            factor=factor,
+            beta_fast=self.number("beta_fast", 32.0),
+            beta_slow=self.number("beta_slow", 1.0),
+            truncate=self.flag("truncate", default=True),
+            attention_factor=self.number("attention_factor", scales[0] / (scales[1] if all(both) else 1.0)),
+            original_max_position_embeddings=self.integer("original_max_position_embeddings"),
         )
 
     def rope_table(self) -> ConfigReader | None:

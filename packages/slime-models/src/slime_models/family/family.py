@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from slime_core.errors import CheckpointError, WeightSyncError
 
 from slime_models.family.architecture import Architecture
-from slime_models.family.rules import EXPERT, LAYER, Dims, Rule
+from slime_models.family.rules import EXPERT, LAYER, MTP_LAYER, Dims, Rule
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,10 +20,12 @@ Shape = tuple[int, ...]
 
 #: The Hugging Face tensors that may be one.
 EMBEDDING_WEIGHT, OUTPUT_WEIGHT = "model.embed_tokens.weight", "lm_head.weight"
+_EMBEDDING = "embedding.word_embeddings.weight"
 #: What config.json says of each size of `Architecture` that a Hugging Face tensor has.
 CONFIG_FIELDS = {
     "hidden_size": "hidden_size",
     "two_hidden_sizes": "2 x hidden_size",
+    "num_attention_heads": "num_attention_heads",
     "vocab_size": "vocab_size",
     "head_dim": "head_dim",
     "query_size": "num_attention_heads x head_dim",
@@ -31,6 +33,7 @@ CONFIG_FIELDS = {
     "ffn_hidden_size": "intermediate_size",
     "gated_size": "2 x intermediate_size",
     "moe_ffn_hidden_size": "moe_intermediate_size",
+    "moe_gated_size": "2 x the width of an expert",
     "moe_shared_expert_intermediate_size": "moe_intermediate_size x n_shared_experts, or shared_expert_intermediate_size",
     "one": "1",
     "q_lora_rank": "q_lora_rank",
@@ -42,6 +45,14 @@ CONFIG_FIELDS = {
     "index_head_dim": "index_head_dim",
     "index_n_heads": "index_n_heads",
     "value_size": "num_attention_heads x v_head_dim",
+    "gated_query_size": "2 x num_attention_heads x head_dim",
+    "linear_value_size": "linear_num_value_heads x linear_value_head_dim",
+    "linear_qkv_size": "2 x linear_num_key_heads x linear_key_head_dim + linear_num_value_heads x linear_value_head_dim",
+    "linear_qkvz_size": "2 x (linear_num_key_heads x linear_key_head_dim + linear_num_value_heads x linear_value_head_dim)",
+    "linear_gates_size": "2 x linear_num_value_heads",
+    "linear_num_value_heads": "linear_num_value_heads",
+    "linear_value_head_dim": "linear_value_head_dim",
+    "linear_conv_kernel_dim": "linear_conv_kernel_dim",
     "num_moe_experts": "the number of experts",
 }
 
@@ -68,7 +79,7 @@ class Weight:
             if found == shape:
                 continue
             fields = [
-                f"{CONFIG_FIELDS[dim]} = {wanted}"
+                f"{CONFIG_FIELDS.get(dim, dim)} = {wanted}"
                 for i, (dim, wanted) in enumerate(zip(dims, shape, strict=True))
                 if len(found) != len(shape) or found[i] != wanted
             ]
@@ -107,8 +118,11 @@ class ModelFamily:
     """Tensors that old folders hold and nobody needs; names may contain `{layer}`."""
     mtp_prefix: str | None = None
     """Prefix of the Hugging Face names of a multi-token prediction (MTP) layer, with `{layer}` for its number, which follows
-    those of the decoder. Where the model does not have these layers, their tensors are copied unchanged into folders that
+    those of the decoder, or `{mtp}` for one that counts from 0. Where the model does not have these layers, their tensors are copied unchanged into folders that
     are written."""
+    carried: tuple[str, ...] = ()
+    """Prefixes of the names of tensors that folders may have and the model has not, such as those of a vision tower or of MTP
+    layers that cannot be trained. They are copied unchanged into folders that are written."""
     copies: Mapping[str, str] = field(default_factory=dict)
     """Tensors that an MTP layer has in folders and not in the model: suffix of the name -> the tensor that it is a copy of."""
     layers: str | None = None
@@ -120,7 +134,18 @@ class ModelFamily:
     not_served: Mapping[str, str] = field(default_factory=dict)
     """Engine, by its entry point's name -> why it does not serve models of this family."""
     not_parallel: Mapping[str, str] = field(default_factory=dict)
-    """Kind of parallelism (`tensor`, `sequence`, `pipeline`, `context`, `expert`) -> why models of this family do not have it."""
+    """Kind of parallelism (`tensor`, `sequence`, `pipeline`, `context`, `expert`, `expert_tensor`) -> why models of this family do not have it."""
+
+    @functools.cached_property
+    def embedding(self) -> str:
+        """Hugging Face name of the embedding's tensor."""
+        own = (rule.hf[0][0] for rule in self.rules if rule.megatron == _EMBEDDING)
+        return next(own, EMBEDDING_WEIGHT)
+
+    @property
+    def prefix(self) -> str:
+        """Prefix of the Hugging Face names of all tensors of the decoder but the output layer's."""
+        return self.embedding.removesuffix("embed_tokens.weight")
 
     def weights(self, architecture: Architecture) -> Mapping[str, Weight]:
         """Return Megatron name -> weight, for every Megatron tensor of a model, unsharded."""
@@ -152,7 +177,7 @@ class ModelFamily:
         )
 
     def passed_on(self, hf: Mapping[str, Tensor], architecture: Architecture) -> Iterator[tuple[str, Tensor]]:
-        """Yield (name, tensor) of those tensors of the MTP layers in `hf` that are not in the model.
+        """Yield (name, tensor) of those tensors in `hf`, `carried` or of MTP layers, that are not in the model.
 
         Copies of tensors that are in the model are not among them; see `with_copies`.
         """
@@ -162,13 +187,9 @@ class ModelFamily:
                 yield name, hf[name]
 
     def left_over(self, names: Iterable[str], architecture: Architecture) -> list[str]:
-        """Return which names of a folder's tensors are of MTP layers and in no tensor of the model."""
+        """Return which names of a folder's tensors are `carried` or of MTP layers, and in no tensor of the model."""
         own = self.hf_shapes(architecture)
-        return sorted(
-            name
-            for name in names
-            if name not in own and self._within_mtp_layer(name, architecture) is not None
-        )
+        return sorted(name for name in names if name not in own and self._may_be_left(name, architecture))
 
     def with_copies(
         self, tensors: Iterable[tuple[str, Tensor]], like: Iterable[str], architecture: Architecture
@@ -200,14 +221,18 @@ class ModelFamily:
             original = self.copies.get(self._within_mtp_layer(name, architecture) or "")
             if original is not None:
                 tied = architecture.tie_word_embeddings and original == OUTPUT_WEIGHT
-                found[name] = EMBEDDING_WEIGHT if tied else original
+                found[name] = self.embedding if tied else original
         return found
+
+    def _may_be_left(self, name: str, architecture: Architecture) -> bool:
+        """Return whether a folder may have a tensor of this name that the model has not."""
+        return name.startswith(self.carried) or self._within_mtp_layer(name, architecture) is not None
 
     def _within_mtp_layer(self, name: str, architecture: Architecture) -> str | None:
         """Return the part of a name after the prefix of an MTP layer; None where it is of no such layer."""
         first = architecture.num_layers
         for layer in range(first, first + architecture.mtp_num_layers):
-            prefix = "" if self.mtp_prefix is None else self.mtp_prefix.replace(LAYER, str(layer))
+            prefix = "" if self.mtp_prefix is None else _numbered(self.mtp_prefix, layer, architecture)
             if prefix and name.startswith(prefix):
                 return name.removeprefix(prefix)
         return None
@@ -257,6 +282,8 @@ class ModelFamily:
     def to_hf(self, name: str, tensor: Tensor, architecture: Architecture) -> Iterator[tuple[str, Tensor]]:
         """Yield the Hugging Face tensors (name, tensor) that the unsharded Megatron tensor `name` holds.
 
+        Of a tensor that folders hold of all experts together, it is this expert's part, [1, ...]; see `hf_tensors`.
+
         Raises:
             WeightSyncError: the model has no such tensor, or its shape is another.
         """
@@ -266,7 +293,31 @@ class ModelFamily:
                 f"{name}: found shape {tuple(tensor.shape)}; wanted {weight.shape} "
                 f"({' x '.join(weight.rule.dims)}); gather tensor-parallel shards first"
             )
-        yield from zip(weight.hf, weight.rule.layout.unpack(tensor, architecture), strict=True)
+        for hf_name, part in zip(weight.hf, weight.rule.layout.unpack(tensor, architecture), strict=True):
+            yield hf_name, part[None] if weight.rule.stacked else part
+
+    def hf_tensors(
+        self, tensors: Iterable[tuple[str, Tensor]], architecture: Architecture
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Yield the Hugging Face tensors that unsharded Megatron tensors hold, given as (name, tensor) in the order of `weights`.
+
+        Where folders hold the tensors of all experts as one, that one is held until its last expert has come.
+
+        Raises:
+            WeightSyncError: as `to_hf`.
+        """
+        stacks: dict[str, Tensor] = {}
+        for name, tensor in tensors:
+            weight = self.weight(name, architecture)
+            for hf_name, part in self.to_hf(name, tensor, architecture):
+                if not weight.rule.stacked:
+                    yield hf_name, part
+                    continue
+                if hf_name not in stacks:
+                    stacks[hf_name] = part.new_empty(weight.hf[hf_name])
+                stacks[hf_name][weight.expert] = part[0]
+                if weight.expert == len(stacks[hf_name]) - 1:
+                    yield hf_name, stacks.pop(hf_name)
 
     def check_names(self, names: Iterable[str], architecture: Architecture) -> None:
         """Check that Hugging Face names are those of a model: none missing, none unknown.
@@ -279,9 +330,7 @@ class ModelFamily:
         optional = {name.replace(LAYER, str(layer)) for name in self.ignored for layer in layers}
         if architecture.tie_word_embeddings:
             optional.add(OUTPUT_WEIGHT)
-        optional |= {
-            name for name in found - wanted if self._within_mtp_layer(name, architecture) is not None
-        }
+        optional |= {name for name in found - wanted if self._may_be_left(name, architecture)}
         missing, unknown = sorted(wanted - found), sorted(found - wanted - optional)
         if missing or unknown:
             parts = [
@@ -300,7 +349,7 @@ class ModelFamily:
         Raises:
             CheckpointError: names the tensor, and the field of config.json that it contradicts.
         """
-        if not architecture.tie_word_embeddings and OUTPUT_WEIGHT not in hf and EMBEDDING_WEIGHT in hf:
+        if not architecture.tie_word_embeddings and OUTPUT_WEIGHT not in hf and self.embedding in hf:
             raise CheckpointError(
                 f"config.json: tie_word_embeddings: found false, and the weights have no {OUTPUT_WEIGHT}; set it to "
                 "true if the output layer is the embedding, else fetch the folder again"
@@ -311,16 +360,18 @@ class ModelFamily:
         if (
             architecture.tie_word_embeddings
             and OUTPUT_WEIGHT in hf
-            and not hf[OUTPUT_WEIGHT].equal(hf[EMBEDDING_WEIGHT])
+            and not hf[OUTPUT_WEIGHT].equal(hf[self.embedding])
         ):
             raise CheckpointError(
-                f"config.json: tie_word_embeddings: found true, and {OUTPUT_WEIGHT} is not {EMBEDDING_WEIGHT}; set it "
+                f"config.json: tie_word_embeddings: found true, and {OUTPUT_WEIGHT} is not {self.embedding}; set it "
                 "to false, or drop the tensor if the embedding is to be the output layer"
             )
 
     def _packed(self, weight: Weight, hf: Mapping[str, Tensor], architecture: Architecture) -> Tensor:
         parts = [hf[name] for name in weight.hf]
         weight.check_shapes([tuple(part.shape) for part in parts])
+        if weight.rule.stacked:
+            parts = [part[weight.expert] for part in parts]
         return weight.rule.layout.pack(parts, architecture)
 
 
@@ -350,15 +401,20 @@ def _weights(family: ModelFamily, architecture: Architecture) -> Mapping[str, We
 
 
 def _bound(rule: Rule, layer: int, expert: int | None, architecture: Architecture) -> Weight:
-    def named(name: str, number: int = layer) -> str:
-        return name.replace(LAYER, str(number)).replace(EXPERT, str(expert))
+    def named(name: str) -> str:
+        return _numbered(name, layer, architecture).replace(EXPERT, str(expert))
 
     def shape(dims: Dims) -> Shape:
         return tuple(getattr(architecture, dim) for dim in dims)
 
     hf = {named(name): shape(dims) for name, dims in rule.hf}
-    megatron = named(rule.megatron, layer - architecture.num_layers if rule.mtp else layer)
+    megatron = named(rule.megatron.replace(LAYER, MTP_LAYER) if rule.mtp else rule.megatron)
     return Weight(megatron, shape(rule.dims), hf, rule, expert)
+
+
+def _numbered(name: str, layer: int, architecture: Architecture) -> str:
+    """Return a name with the number of its layer in it; MTP layers follow those of the decoder, and have numbers from 0, too."""
+    return name.replace(LAYER, str(layer)).replace(MTP_LAYER, str(layer - architecture.num_layers))
 
 
 def _listing(names: list[str]) -> str:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 LAYER = "{layer}"
 #: Where the expert's number stands in names; Megatron's names carry it across all expert-parallel ranks.
 EXPERT = "{expert}"
+#: Where the number of a multi-token prediction (MTP) layer stands in names of folders that count these layers from 0.
+MTP_LAYER = "{mtp}"
 
 _DECODER, _MTP, _HF_LAYER = "decoder.layers.{layer}.", "mtp.layers.{layer}.", "model.layers.{layer}."
 
@@ -83,6 +85,29 @@ class Rule:
         """Whether every expert has one: expert parallelism shares these out, whole experts a rank."""
         return EXPERT in self.megatron
 
+    @property
+    def stacked(self) -> bool:
+        """Whether folders hold the tensors of all experts as one, whose first dimension, `num_moe_experts`, counts them."""
+        return self.of_experts and not any(EXPERT in name for name, _ in self.hf)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MtpNames:
+    """What a folder calls the tensors of a multi-token prediction (MTP) layer, beside those of the decoder layer in it."""
+
+    prefix: str = _HF_LAYER
+    """Before all of them, with the layer's number: `{layer}` counts on from the decoder's, `{mtp}` from 0."""
+    embedding_norm: str = "enorm"
+    """The norm of embeddings."""
+    hidden_norm: str = "hnorm"
+    """The norm of hidden states."""
+    projection: str = "eh_proj"
+    """The matrix that joins them."""
+    final_norm: str = "shared_head.norm"
+    """The norm before the output layer."""
+    hidden_first: bool = False
+    """The matrix takes the hidden state's half of its columns first, then the embedding's."""
+
 
 def always(architecture: Architecture) -> bool:
     """Every model of the family has the tensor."""
@@ -116,37 +141,49 @@ def mtp_layers(architecture: Architecture) -> Sequence[int]:
     return range(first, first + architecture.mtp_num_layers)
 
 
-def mtp_rules(decoder: Iterable[Rule]) -> Iterator[Rule]:
-    """Yield the rules of a multi-token prediction layer: its own, and those of the MoE decoder layer inside it.
+def mtp_rules(decoder: Iterable[Rule], names: MtpNames = MtpNames()) -> Iterator[Rule]:
+    """Yield the rules of a multi-token prediction layer: its own, and those of the decoder layer inside it, built as the last one.
 
-    Its first matrix takes the embedding's half of its columns first, then the hidden state's, in folders and in Megatron.
-    Source: `multi_token_prediction.py` of megatron-core 0.19.2 (`_concat_embeddings`) and `glm4_moe_nextn.py` of SGLang.
+    Megatron's first matrix takes the embedding's half of its columns first, then the hidden state's; so do most folders.
+    Source: `multi_token_prediction.py` of megatron-core 0.19.2 (`_concat_embeddings`), `glm4_moe_nextn.py` and `mimo_mtp.py`
+    of SGLang.
 
     Args:
         decoder: the rules of the family.
+        names: those of the folder.
     """
-    for name, dims, shard in (
-        ("enorm.weight", ("hidden_size",), Shard.NONE),
-        ("hnorm.weight", ("hidden_size",), Shard.NONE),
-        ("eh_proj.weight", ("hidden_size", "two_hidden_sizes"), Shard.ROWS),
-    ):
-        yield _mtp_rule(rename(_MTP + name, _HF_LAYER + name, dims, shard=shard))
+    for own, name in (("enorm", names.embedding_norm), ("hnorm", names.hidden_norm)):
+        yield _mtp_rule(
+            rename(f"{_MTP}{own}.weight", f"{names.prefix}{name}.weight", ("hidden_size",)), every_layer
+        )
+    projection = rename(
+        f"{_MTP}eh_proj.weight",
+        f"{names.prefix}{names.projection}.weight",
+        ("hidden_size", "two_hidden_sizes"),
+        shard=Shard.ROWS,
+    )
+    if names.hidden_first:
+        projection = replace(projection, layout=HALVES_SWAPPED)
+    yield _mtp_rule(projection, every_layer)
     for rule in decoder:
-        if LAYER in rule.megatron and rule.layers is not dense_layers:
-            name = rule.megatron.replace(_DECODER, f"{_MTP}mtp_model_layer.")
-            yield _mtp_rule(replace(rule, megatron=name))
+        if LAYER in rule.megatron:
+            hf = tuple((name.replace(_HF_LAYER, names.prefix), dims) for name, dims in rule.hf)
+            inner = rule.megatron.replace(_DECODER, f"{_MTP}mtp_model_layer.")
+            yield _mtp_rule(replace(rule, megatron=inner, hf=hf), rule.layers)
     yield _mtp_rule(
-        rename(f"{_MTP}final_layernorm.weight", f"{_HF_LAYER}shared_head.norm.weight", ("hidden_size",))
+        rename(f"{_MTP}final_layernorm.weight", f"{names.prefix}{names.final_norm}.weight", ("hidden_size",)),
+        every_layer,
     )
 
 
-def _mtp_rule(rule: Rule) -> Rule:
-    return replace(
-        rule,
-        when=lambda architecture: architecture.holds_mtp and rule.when(architecture),
-        layers=mtp_layers,
-        mtp=True,
-    )
+def _mtp_rule(rule: Rule, layers: Callable[[Architecture], Sequence[int]]) -> Rule:
+    """Return a rule of the MTP layers of models whose last decoder layer is one of `layers`."""
+
+    def when(architecture: Architecture) -> bool:
+        last = architecture.num_layers - 1
+        return architecture.holds_mtp and rule.when(architecture) and last in layers(architecture)
+
+    return replace(rule, when=when, layers=mtp_layers, mtp=True)
 
 
 def rename(
@@ -272,6 +309,13 @@ def _unpack_qkv(tensor: Tensor, architecture: Architecture) -> Sequence[Tensor]:
     return query.flatten(0, 2), key.flatten(0, 2), value.flatten(0, 2)
 
 
+def _swap_halves(tensor: Tensor) -> Tensor:
+    import torch
+
+    left, right = tensor.chunk(2, dim=1)
+    return torch.cat((right, left), dim=1)
+
+
 def _pack_gated(parts: Sequence[Tensor], architecture: Architecture) -> Tensor:
     import torch
 
@@ -290,3 +334,9 @@ VOCAB = WeightLayout("vocab", _pack_vocab, _unpack_vocab)
 QKV = WeightLayout("qkv", _pack_qkv, _unpack_qkv)
 #: Gate above up.
 GATED = WeightLayout("gated", _pack_gated, _unpack_gated)
+#: One matrix, the right half of its columns before the left one in Megatron.
+HALVES_SWAPPED = WeightLayout(
+    "halves swapped",
+    lambda parts, architecture: _swap_halves(*parts),
+    lambda tensor, architecture: (_swap_halves(tensor),),
+)

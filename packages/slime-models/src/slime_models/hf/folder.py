@@ -14,23 +14,16 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from slime_core.errors import CheckpointError, DataError
+from slime_core.errors import CheckpointError
 from torch import Tensor
+
+from slime_models.hf.config import read_config, read_json
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _GB = 10**9
 #: Files of a folder that are not copied to one that gets weights of its own.
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".index.json")
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """Return the parsed config.json of a Hugging Face folder.
-
-    Raises:
-        DataError: it is missing, or is not a JSON object; names the file.
-    """
-    return _read_json(folder / "config.json", DataError)
 
 
 def has_weights(folder: Path) -> bool:
@@ -87,7 +80,7 @@ class HfCheckpoint(Mapping[str, Tensor]):
         return len(self._file_of)
 
     def _read_index(self, path: Path) -> dict[str, str]:
-        weight_map = _read_json(path, CheckpointError).get("weight_map")
+        weight_map = read_json(path, CheckpointError).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise CheckpointError(
                 f"{path}: weight_map: found {type(weight_map).__name__}; wanted name -> file"
@@ -236,15 +229,3 @@ def new_folder(target: Path) -> Iterator[Path]:
 
 def _is_part(tensor: Tensor) -> bool:
     return not tensor.is_contiguous() or tensor.untyped_storage().nbytes() != tensor.nbytes
-
-
-def _read_json(path: Path, error_type: type[CheckpointError | DataError]) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise error_type(f"{path}: missing; wanted a Hugging Face folder") from error
-    except (OSError, ValueError) as error:
-        raise error_type(f"{path}: cannot be read as JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise error_type(f"{path}: found a JSON {type(value).__name__}; wanted an object")
-    return value

@@ -9,8 +9,9 @@ from pathlib import Path
 from slime_core.errors import CheckpointError, WeightSyncError
 from torch import Tensor
 
-from slime_models.family.family import EMBEDDING_WEIGHT, ModelFamily
-from slime_models.hf.folder import HfCheckpoint, copy_other_files, new_folder, read_config, write_weights
+from slime_models.family.family import ModelFamily
+from slime_models.hf.config import read_config
+from slime_models.hf.folder import HfCheckpoint, copy_other_files, new_folder, write_weights
 from slime_models.quantization.config import FIELD, FORMATS, Kept, read_quantization
 from slime_models.quantization.scheme import LINEAR_LAYERS, WEIGHT, Quantization
 
@@ -54,7 +55,7 @@ def quantize_folder(
     hf, architecture = HfCheckpoint(source), family.architecture(config)
     family.check_weights(hf, architecture)
     ignore = [part.strip(".") for part in ignore]
-    kept = _kept(hf, family.hf_shapes(architecture).keys(), ignore)
+    kept = _kept(hf, family, family.hf_shapes(architecture).keys(), ignore)
     config[FIELD] = FORMATS[method](Kept(modules=kept, parts=ignore), group_size)
     quantization = read_quantization(config)
     assert quantization is not None
@@ -82,13 +83,13 @@ def _written(name: str, tensor: Tensor, quantization: Quantization) -> Iterator[
         yield name, tensor
 
 
-def _kept(hf: HfCheckpoint, own: Collection[str], ignore: Sequence[str]) -> list[str]:
+def _kept(hf: HfCheckpoint, family: ModelFamily, own: Collection[str], ignore: Sequence[str]) -> list[str]:
     """Return the modules that are not quantised. Embeddings are left out: no engine takes them for linear layers.
 
-    Multi-token prediction layers, which are not among the family's `own` names, stay as they are.
+    What is not among the family's `own` names, such as multi-token prediction layers, stays as it is.
     """
     matrices = [name for name in hf if name.endswith(WEIGHT) and hf[name].dim() == 2]
-    modules = {name.removesuffix(WEIGHT): name in own for name in matrices if name != EMBEDDING_WEIGHT}
+    modules = {name.removesuffix(WEIGHT): name in own for name in matrices if name != family.embedding}
     linear = {module for module, is_own in modules.items() if is_own and _leaf(module) in LINEAR_LAYERS}
     for part in ignore:
         found = {module for module in linear if f".{part}." in f".{module}."}

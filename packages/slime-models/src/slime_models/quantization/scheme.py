@@ -22,8 +22,9 @@ from slime_models.tensor_spec import Shape, Spec
 
 #: Last parts of the names of modules whose matrix may be quantised: those of attention, MLP and experts. Embeddings, the
 #: output layer, routers and norms never are.
+#: MiniMax-M2 calls gate, down and up of an expert by numbers.
 LINEAR_LAYERS = frozenset(
-    {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+    {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"}
     | {"q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "wq_b", "wk"}
 )
 #: How the names of matrices end.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -54,13 +54,16 @@ _DENSE = {
     "num_key_value_heads": 2, "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "hidden_act": "silu",
     "tie_word_embeddings": False,
 }  # fmt: skip
-#: What else a config.json holds: experts as GLM and as Qwen describe them, heads of a size of their own, nothing.
+#: What else a config.json holds: experts as GLM and as Qwen describe them, a model inside of another, heads of a size of their own,
+#: nothing.
 _MORE: tuple[dict[str, Any], ...] = (
     {
         "head_dim": 6, "n_routed_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 10, "n_shared_experts": 2,
         "first_k_dense_replace": 1, "norm_topk_prob": True, "attention_bias": True, "use_qk_norm": True,
         "partial_rotary_factor": 0.34,
     },
+    {"text_config": _DENSE},
+    {"text_config": _DENSE | {"num_experts": 3, "num_experts_per_tok": 2}},
     {"head_dim": 10, "num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 10, "norm_topk_prob": True},
     {"head_dim": 10},
     {},
@@ -90,21 +93,22 @@ def _there_and_back(
 ) -> dict[str, Tensor]:
     """Return the Hugging Face tensors that the Megatron ones convert to, each checked against the shapes that the family tells."""
     shapes, seen, back = family.megatron_shapes(architecture), set(), {}
-    with answering(where, "tensors in both directions"):
+
+    def there() -> Iterator[tuple[str, Tensor]]:
         for name, tensor in family.to_megatron(hf, architecture):
             require(name in shapes and name not in seen, where, found=f"{name}", wanted="each tensor once")
             seen.add(name)
             shape = tuple(tensor.shape)
             require(shape == shapes[name], f"{where}: {name}", found=shape, wanted=f"{shapes[name]}")
-            for hf_name, part in family.to_hf(name, tensor, architecture):
-                once = hf_name in hf and hf_name not in back
-                require(
-                    once,
-                    f"{where}: {name}",
-                    found=f"{hf_name} in it",
-                    wanted="each tensor of the folder once",
-                )
-                back[hf_name] = part
+            yield name, tensor
+
+    with answering(where, "tensors in both directions"):
+        for name, tensor in family.hf_tensors(there(), architecture):
+            once = name in hf and name not in back
+            require(
+                once, where, found=f"{name} in a Megatron tensor", wanted="each tensor of the folder once"
+            )
+            back[name] = tensor
     missing = sorted(shapes.keys() - seen)
     require(not missing, where, found=f"no {missing[:3]}", wanted="every Megatron tensor")
     return back

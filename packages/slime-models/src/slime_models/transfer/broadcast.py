@@ -5,8 +5,9 @@ nor touches torch's default group. When a member's process ends, the other's cal
 noticed after the channel's `timeout_s`. Each bucket is announced (names, shapes, dtypes, fingerprints), then all of its tensors
 follow at once, straight from the sender's memory to their places in the receiver's shared memory.
 
-Store and group listen on the channel's host only. Any user of that host can connect to them and read the store, so each
-member proves to the others that it knows the channel's secret before anything is sent.
+The store listens on the channel's host only, and each member on the address by which its machine reaches that one. Whoever
+reaches these addresses (any user of the machine, where they are loopback ones) can connect and read the store, so each member
+proves to the others that it knows the channel's secret before anything is sent. What is sent is not encrypted.
 """
 
 from __future__ import annotations
@@ -38,8 +39,6 @@ from slime_models.transfer.transport import ThreadSender, Transport
 
 #: Its type stubs lack stores and bare groups.
 dist: Any = torch.distributed
-#: Where the group meets.
-_HOST = "127.0.0.1"
 #: Seconds that a sender which failed in a broadcast gets to raise its error, which cancels the receiver.
 _SENDER_ERROR_S = 2.0
 _SENDER = "sender"
@@ -54,6 +53,7 @@ class BroadcastChannel:
     """Transport `distributed`: a process group of the sender, rank 0, and the receivers, made for one update."""
 
     host: str
+    """IPv4 address of the receiver's machine."""
     port: int
     """Of the store where the group meets."""
     key: str
@@ -77,6 +77,14 @@ def open_store(host: str, timeout_s: float) -> Any:
         wait_for_workers=False,
         master_listen_fd=listener.detach(),
     )
+
+
+def own_address(channel: BroadcastChannel) -> str:
+    """Return the address of this machine by which it reaches the channel's host."""
+    with socket.socket(type=socket.SOCK_DGRAM) as probe:
+        probe.connect((channel.host, channel.port))  # looks for a way, and sends nothing
+        address: str = probe.getsockname()[0]
+    return address
 
 
 def sender_is_there(store: Any, channel: BroadcastChannel) -> bool:
@@ -233,7 +241,7 @@ def _group(store: Any, rank: int, channel: BroadcastChannel) -> Any:
     """
     options = dist.ProcessGroupGloo._Options()
     options._timeout = timedelta(seconds=channel.timeout_s)
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname=channel.host)]
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=own_address(channel))]
     size = channel.n_receivers + 1
     group = dist.ProcessGroupGloo(store, rank, size, options)
     draws = [_told(group, each, secrets.token_bytes(_PROOF_BYTES)) for each in range(size)]
@@ -271,7 +279,7 @@ class BroadcastReceiver:
     def open(self, version: str) -> BroadcastChannel:
         """Return where the process group meets."""
         return BroadcastChannel(
-            host=_HOST,
+            host=self._storage.host,
             port=self._store.port,
             key=secrets.token_hex(8),
             secret=secrets.token_hex(32),
@@ -299,7 +307,7 @@ class BroadcastReceiver:
 
     @cached_property
     def _store(self) -> Any:
-        return open_store(_HOST, self._storage.timeout_s)
+        return open_store(self._storage.host, self._storage.timeout_s)
 
 
 #: The entry point `distributed` of `slime.transports`.

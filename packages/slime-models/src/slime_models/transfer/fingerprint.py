@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from slime_models.transfer.threads import Piece, on_threads, parts_of
+
 #: Bytes of a row. A byte's weight depends on its place in its row, and on its row.
 _ROW_BYTES = 4096
 #: Columns of the matrix that rows are multiplied by. Its entries are odd and at most 63: sums fit int32, and also where a
@@ -40,7 +42,7 @@ def fingerprints(tensors: Iterable[Tensor]) -> list[int]:
     of two below 2**64 are not 0); moved rows, columns or elements and other accidents go unnoticed with a probability of
     about 2**-50. It does not resist forgery.
 
-    Reads each device once, at the end. Copies tensors that are not contiguous.
+    Reads each device once, at the end. Copies tensors that are not contiguous. In host memory it is computed on several threads.
     """
     labels: list[str] = []
     places: dict[torch.device, list[int]] = {}
@@ -82,12 +84,27 @@ def _sums(tensors: Sequence[Tensor]) -> Tensor:
     """Return the weighted sum of each tensor's bytes, [n_tensors] int64 on their device, without waiting for it."""
     device = tensors[0].device
     flats = [_bytes(tensor) for tensor in tensors]
+    sizes = [flat.numel() for flat in flats]
+    if device.type == "cpu":
+        parts = parts_of(sizes, unit=_ROW_BYTES)
+    else:
+        parts = [[Piece(owner, 0, size) for owner, size in enumerate(sizes)]]
+    sums = torch.cat(on_threads(lambda part: _piece_sums(flats, part), parts))
+    owners = torch.tensor([piece.owner for part in parts for piece in part]).to(device)
+    return torch.zeros(len(tensors), dtype=torch.int64, device=device).index_add_(0, owners, sums)
+
+
+def _piece_sums(tensors: Sequence[Tensor], pieces: Sequence[Piece]) -> Tensor:
+    """Return the weighted sum of the bytes of each piece, [n_pieces] int64 on their device, without waiting for it."""
+    device = tensors[0].device
+    flats = [tensors[piece.owner][piece.start : piece.end] for piece in pieces]
+    begins = [piece.start // _ROW_BYTES for piece in pieces]
     whole = [flat.numel() // _ROW_BYTES if flat.numel() >= _FEW_ROWS * _ROW_BYTES else 0 for flat in flats]
     rests = [flat[rows * _ROW_BYTES :] for flat, rows in zip(flats, whole, strict=True)]
     rest_rows = [-(-rest.numel() // _ROW_BYTES) for rest in rests]
     n_whole, n_rest = sum(whole), sum(rest_rows)
     if not n_whole + n_rest:
-        return torch.zeros(len(tensors), dtype=torch.int64, device=device)
+        return torch.zeros(len(pieces), dtype=torch.int64, device=device)
     products = torch.empty(
         n_whole + max(n_rest, _FEW_ROWS if n_rest else 0), _COLUMNS, dtype=torch.int32, device=device
     )
@@ -99,12 +116,12 @@ def _sums(tensors: Sequence[Tensor]) -> Tensor:
     if n_rest:
         torch._int_mm(_stacked(rests, rest_rows), matrix, out=products[start:])
     by_row = (products[: n_whole + n_rest].to(torch.int64) * _column_weights(device)).sum(dim=1)
-    counts = [*whole, *rest_rows]  # rows of each tensor, then what is left of each
-    firsts = [0] * len(tensors) + whole
-    weights = _row_weights(max(map(sum, zip(whole, rest_rows, strict=True))), device)
+    counts = [*whole, *rest_rows]  # rows of each piece, then what is left of each
+    firsts = [*begins, *(begin + rows for begin, rows in zip(begins, whole, strict=True))]
+    weights = _row_weights(max(map(sum, zip(firsts, counts, strict=True))), device)
     by_row *= torch.cat([weights[first : first + count] for first, count in zip(firsts, counts, strict=True)])
-    owners = torch.arange(len(tensors)).repeat(2).repeat_interleave(torch.tensor(counts)).to(device)
-    return torch.zeros(len(tensors), dtype=torch.int64, device=device).index_add_(0, owners, by_row)
+    owners = torch.arange(len(pieces)).repeat(2).repeat_interleave(torch.tensor(counts)).to(device)
+    return torch.zeros(len(pieces), dtype=torch.int64, device=device).index_add_(0, owners, by_row)
 
 
 def _bytes(tensor: Tensor) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from slime_core.protocols import Fingerprint, TransferPlan
-from slime_core.runtime.openmp import release_threads
 from slime_core.weights.sync import Bucket, MemoryChannel
 
 from slime_models.transfer.manifest import bytes_of
@@ -61,14 +60,9 @@ class MemoryReceiver:
         storage, channel = self._storage, plan.channel
         staging = storage.staging
 
-        def stage(bucket: Bucket) -> None:
-            for name, tensor in bucket:
-                staging.put(name, tensor, channel.fingerprints.get(name))
-
         await storage.on_thread(staging.begin, plan.version)
         async for bucket in channel.buckets():
-            await storage.on_thread(stage, bucket)
-        await storage.on_thread(release_threads)
+            await storage.on_thread(staging.put, bucket, channel.fingerprints)
         return staging.seal()
 
     def give_up(self, plan: TransferPlan) -> None:

@@ -15,12 +15,13 @@ from pathlib import Path
 import torch
 from slime_core.errors import DeltaBaseError, WeightSyncError
 from slime_core.protocols import Fingerprint
+from slime_core.weights.sync import Bucket
 from torch import Tensor
 
 from slime_models.hf.folder import HfCheckpoint
 from slime_models.tensor_spec import Spec
 from slime_models.transfer.changes import CHANGES, Encoding, apply_changes
-from slime_models.transfer.fingerprint import fingerprint, fingerprints
+from slime_models.transfer.fingerprint import fingerprints, fingerprints_of
 from slime_models.transfer.manifest import (
     Entry,
     TensorCheck,
@@ -29,6 +30,7 @@ from slime_models.transfer.manifest import (
     check_manifest,
     read_manifest,
 )
+from slime_models.transfer.threads import copy_all
 
 #: File of a staging folder with the bytes of all tensors.
 WEIGHTS = "weights.bin"
@@ -89,21 +91,22 @@ class StagingFolder:
         self._version, self._entries = version, list[Entry]()
         self._check = TensorCheck(self._specs, version=version)
 
-    def put(self, name: str, tensor: Tensor, fingerprint_sent: int | None = None) -> None:
-        """Copy a tensor in.
+    def put(self, bucket: Bucket, sent: Fingerprint) -> None:
+        """Copy a bucket in.
 
         Args:
-            name: in the Hugging Face folder.
-            tensor: of the model's shape and dtype.
-            fingerprint_sent: as the sender computed it; None where it did not.
+            bucket: (name in the Hugging Face folder, tensor of the model's shape and dtype).
+            sent: fingerprints as the sender computed them; those that it did not are computed here.
 
         Raises:
-            WeightSyncError: the model has no such tensor, it came before, or shape or dtype are others.
+            WeightSyncError: the model has no such tensor, it came before, or shape or dtype are others; nothing was copied.
         """
-        shape = tuple(tensor.shape)
-        self._check.see(name, shape, _name(tensor.dtype))
-        self._view(name).copy_(tensor)
-        self._note(name, fingerprint(tensor) if fingerprint_sent is None else fingerprint_sent)
+        for name, tensor in bucket:
+            self._check.see(name, tuple(tensor.shape), _name(tensor.dtype))
+        copy_all([(self._view(name), tensor) for name, tensor in bucket])
+        own = fingerprints_of((name, tensor) for name, tensor in bucket if name not in sent)
+        for name, _ in bucket:
+            self._note(name, own[name] if name in own else sent[name])
 
     def seal(self) -> StagedUpdate:
         """Write the manifest: the update is complete.
@@ -190,24 +193,42 @@ class StagingFolder:
 class StagedTensors:
     """The tensors of a staged update, as an engine reads them: from a `StagingFolder`, or a folder of the transport `disk`.
 
+    Args:
+        folder: of the update.
+        before: an earlier update, whose memory is used where it is that of this one, too: to map it anew, and unmap it, takes as
+            long as a third of the copy.
+
     Raises:
         WeightSyncError: the folder has no manifest.
         CheckpointError: its weights are not complete.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, before: StagedTensors | None = None) -> None:
         self.folder = folder
         self.entries = {entry.name: entry for entry in read_manifest(folder).entries}
         path = folder / WEIGHTS
         self._tensors: Mapping[str, Tensor]
+        self._memory: tuple[os.stat_result, Tensor] | None = None
         if path.exists():
-            memory = _mapped(path, n_bytes=path.stat().st_size)
+            memory = self._mapped(path, None if before is None else before._memory)
             self._tensors = {
                 name: _view(memory, entry.offset, Spec(shape=entry.shape, dtype=entry.dtype))
                 for name, entry in self.entries.items()
             }
         else:
             self._tensors = HfCheckpoint(folder)
+
+    def _mapped(self, path: Path, before: tuple[os.stat_result, Tensor] | None) -> Tensor:
+        file = path.stat()
+        is_same = before is not None and os.path.samestat(before[0], file)
+        memory = before[1] if before is not None and is_same else _mapped(path, n_bytes=file.st_size)
+        self._memory = file, memory
+        return memory
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether it is the memory of a `StagingFolder`; else it is files, whose room on the disk is not free while they are open."""
+        return self._memory is not None
 
     def tensor(self, name: str) -> Tensor:
         """Return a tensor, a view of memory or of the file."""

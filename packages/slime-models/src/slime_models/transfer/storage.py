@@ -46,6 +46,8 @@ class UpdateStorage:
     """Of the changes of `disk-delta`."""
     timeout_s: float
     """Deadline of a broadcast, seconds."""
+    host: str = "127.0.0.1"
+    """IPv4 address of this machine at which the transport `distributed` meets the sender."""
     # One thread for all of it: torch keeps a pool of workers for each thread that calls it.
     _thread: DaemonThread = field(default_factory=lambda: DaemonThread("weight-updates"))
     _folders: deque[Path] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))

@@ -11,6 +11,7 @@ from slime_core.config.derive import is_local, sends_images
 from slime_core.config.settings import Settings
 from slime_core.errors import ConfigError, DataError, Problem
 from slime_core.rundir.served_models import wanted_models
+from slime_models.hf.config import read_config
 
 from slime_sglang.checks.disaggregation import disaggregated_topology
 from slime_sglang.checks.router import router_setting
@@ -23,8 +24,7 @@ if TYPE_CHECKING:
 
 def model_problems(build: BuildContext) -> Iterator[Problem]:
     """Refuse models that are not there, or that their engines' ranks cannot share."""
-    from slime_core.run.build import resolve_model  # imports numpy, and the next two torch
-    from slime_models.hf.folder import read_config
+    from slime_core.run.build import resolve_model  # imports numpy, and the next torch
 
     from slime_sglang.server.command import visible_device
 
@@ -84,8 +84,6 @@ def image_problems(build: BuildContext) -> Iterator[Problem]:
     """Refuse a model that sees no images, and a router, where prompts have some."""
     if not sends_images(build.settings):
         return
-    from slime_models.hf.folder import read_config  # imports torch
-
     from slime_sglang.generation.images import PLACEHOLDER
 
     if read_config(build.model_path).get(PLACEHOLDER) is None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from slime_core.config.build import BuildContext
 from slime_core.errors import CheckpointError, DataError, Problem
-from slime_models.hf.folder import HfCheckpoint, read_config
+from slime_models.hf.config import read_config
+from slime_models.hf.folder import HfCheckpoint
 from slime_models.quantization.config import read_quantization
 from slime_models.quantization.scheme import Quantization, specs_of
 from slime_models.transfer.manifest import listed

@@ -1,6 +1,6 @@
 """Patches that let SGLang run on a machine without CUDA. Every change to foreign code that this package makes is here.
 
-SGLang 0.5.23 names CUDA in three places where it means "the device". SGLang itself calls `install` at the start of each
+SGLang 0.5.23 names CUDA in three places where it means "the device", and starts its processes in the one way that CUDA allows. SGLang itself calls `install` at the start of each
 of its processes (entry-point group `sglang.srt.plugins`); no other process is changed, and none that sees a GPU. On any
 machine, a process that starts after its parent has exited ends itself.
 A patch writes one line to the server's log when it is first taken. A test reads it there, and so fails once SGLang
@@ -9,6 +9,7 @@ no longer needs the patch.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib.metadata
 import logging
@@ -16,6 +17,7 @@ import multiprocessing
 import os
 import pkgutil
 import re
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -29,6 +31,8 @@ from slime_sglang.inside.device import is_active
 SGLANG_VERSIONS = ("0.5.23", "0.6")
 
 _log = logging.getLogger(__name__)
+_set_start_method = multiprocessing.set_start_method
+_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,12 @@ PATCHES = (
         "copy to, and the exception ends the server (sglang/srt/mem_cache/pool_host/common.py)",
         lambda: SimpleNamespace(cudaHostRegister=lambda pointer, n_bytes, flags: 0),
     ),
+    Patch(
+        "multiprocessing.set_start_method",
+        "SGLang spawns its processes, as CUDA allows no forks, and each imports for 9 s of CPU time what the one that "
+        "starts them has imported (sglang/srt/entrypoints/engine.py)",
+        lambda method, force=False: _set_start_method("fork", force=True),
+    ),
 )
 
 
@@ -83,6 +93,7 @@ def install() -> None:
     check_version(importlib.metadata.version("sglang"))
     for patch in PATCHES:
         _apply(patch)
+    _tie_forks()
 
 
 def _end_without_parent() -> None:
@@ -90,6 +101,21 @@ def _end_without_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None and os.getppid() != parent.pid:
         os._exit(1)
+
+
+def _tie_forks() -> None:
+    """Have each fork of this process end with it from its first moment on: SGLang asks the kernel for that, but later."""
+    parent, libc = [0], ctypes.CDLL(None)
+
+    def note() -> None:
+        parent[0] = os.getpid()
+
+    def tie() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent[0]:
+            os._exit(1)
+
+    os.register_at_fork(before=note, after_in_child=tie)
 
 
 def check_version(version: str) -> None:

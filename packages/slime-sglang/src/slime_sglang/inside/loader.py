@@ -20,13 +20,14 @@ from slime_models.tensor_spec import Shape
 from slime_models.transfer.fingerprint import fingerprints_of
 from slime_models.transfer.manifest import listed
 from slime_models.transfer.staging import StagedTensors
+from slime_models.transfer.threads import PlainCopies
 from torch import Tensor
 
 from slime_sglang.inside.parameters import held_tensors
 from slime_sglang.weights.protocol import LoaderRequest, LoaderResult
 
-#: Attribute of a model: the update that was checked, until it is loaded.
-_CHECKED = "slime_checked_update"
+#: Attributes of a model: the update that was checked, until it is loaded; and the one that was loaded last.
+_CHECKED, _LOADED = "slime_checked_update", "slime_loaded_update"
 
 
 def check(model: Any, named_tensors: Sequence[tuple[str, Tensor]]) -> None:
@@ -38,7 +39,7 @@ def check(model: Any, named_tensors: Sequence[tuple[str, Tensor]]) -> None:
                 f"{request.folder}: the server's host does not see this folder; one that is not the run's host needs "
                 "--update-weight-transport disk and an --output-dir that both see under one name"
             )
-        staged = StagedTensors(Path(request.folder))
+        staged = StagedTensors(Path(request.folder), before=model.__dict__.pop(_LOADED, None))
         error = _damaged(staged, request) or _missing(model, staged, request)
         if error is None:
             setattr(model, _CHECKED, staged)  # its memory stays mapped until it is loaded
@@ -56,8 +57,11 @@ def load(model: Any, named_tensors: Sequence[tuple[str, Tensor]]) -> None:
     staged: StagedTensors = model.__dict__.pop(_CHECKED)
     assert staged.folder == Path(request.folder), "an update is checked, then loaded"
     with torch.no_grad():
-        model.load_weights(staged.tensors())
+        with PlainCopies():
+            model.load_weights(staged.tensors())
         held = _held(model, staged, request)
+    if request.keeps and staged.is_mapped:
+        setattr(model, _LOADED, staged)
     _answer(request, LoaderResult(held=held))
 
 

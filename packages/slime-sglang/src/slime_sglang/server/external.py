@@ -34,6 +34,10 @@ class ExternalServer:
         """Wait until it is left."""
         await self._left.wait()
 
+    async def stacks(self) -> str:
+        """Return nothing: it is another's process."""
+        return ""
+
     async def stop(self) -> None:
         """Leave it: every call in flight fails."""
         self._left.set()

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from slime_core.plugins.importing import few_collections
+from slime_core.runtime.processes.stacks import write_stacks_when_asked
 
 from slime_sglang.http.api_key import KEY_VARIABLE, ApiKey
 
@@ -19,6 +20,7 @@ from slime_sglang.http.api_key import KEY_VARIABLE, ApiKey
 def main(argv: list[str]) -> None:
     """Serve until told to end, as `sglang.launch_server` does."""
     leave_out(argv)
+    write_stacks_when_asked(sys.stderr)
     with few_collections():
         from sglang.launch_server import run_server
         from sglang.srt.plugins import load_plugins
@@ -46,3 +48,4 @@ if __name__ == "__main__":
     main(sys.argv[1:])
 elif __name__ == "__mp_main__":  # in the processes that the server spawns, whose arguments are its own
     leave_out(sys.argv)
+    write_stacks_when_asked(sys.stderr)

@@ -78,6 +78,10 @@ class PlacedServer:
             return await asyncio.shield(self._ended)
         return -1
 
+    async def stacks(self) -> str:
+        """Return the stacks of it and its helpers, which they write to its log."""
+        return await self._place.stacks()
+
     async def stop(self) -> None:
         """Terminate it and its helpers, and kill those that do not exit in time."""
         await self._end(self._place.stop)

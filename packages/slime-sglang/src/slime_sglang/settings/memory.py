@@ -12,6 +12,7 @@ from slime_core.config.derive import compute_dtype
 from slime_core.errors import PluginError
 from slime_core.protocols.memory import MemoryEstimate, Remedy
 from slime_core.run.build import resolve_model
+from slime_models.hf.config import read_config
 
 from slime_sglang.settings.section import FleetSection, SglangSection
 from slime_sglang.settings.topology import EnginePlacement, ServedModel, ServingTopology, serving_topology
@@ -59,8 +60,6 @@ def engine_memory(question: MemoryQuestion) -> Sequence[MemoryEstimate]:
 def _of_model(
     question: MemoryQuestion, topology: ServingTopology, model: ServedModel
 ) -> Iterator[MemoryEstimate]:
-    from slime_models.hf.folder import read_config  # imports torch
-
     section, settings = question.section(SglangSection), question.settings
     is_policy = topology.is_policy(model)
     path = question.model_path

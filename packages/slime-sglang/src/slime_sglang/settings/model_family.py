@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from slime_core.config.build import BuildContext
 from slime_models.family.family import ModelFamily
-from slime_models.hf.folder import read_config
+from slime_models.hf.config import read_config
 
 
 def model_family(build: BuildContext) -> ModelFamily:

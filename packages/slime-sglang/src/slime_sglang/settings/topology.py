@@ -103,9 +103,12 @@ class ServingTopology:
     @property
     def gpus(self) -> EngineGpus:
         """The GPUs of all engines, as a launcher is told of them."""
-        placements = [placement for model in self.models for placement in self.placements(model)]
-        ranges = sorted((placement.first_gpu, placement.num_gpus) for placement in placements)
-        return EngineGpus(self.num_gpus, tuple(GpuRange(first, count) for first, count in ranges))
+        ranges = [
+            GpuRange(placement.first_gpu, placement.num_gpus, f"{model.name} {number}")
+            for model in self.models
+            for number, placement in enumerate(self.placements(model))
+        ]
+        return EngineGpus(self.num_gpus, tuple(sorted(ranges, key=lambda each: each.first)))
 
     @property
     def policies(self) -> list[ServedModel]:

@@ -38,7 +38,11 @@ class UpdatableServer(Protocol):
     def keeps_cache(self) -> bool:
         """Whether its requests keep their KV cache, so that it cannot be flushed."""
 
-    def loaded(self, version: str) -> None:
+    @property
+    def is_external(self) -> bool:
+        """Whether it may stay when the run ends."""
+
+    async def loaded(self, version: str) -> None:
         """Be told that it has the weights of a version, while it is paused."""
 
     def paused(self) -> AbstractAsyncContextManager[None]:
@@ -71,7 +75,13 @@ async def load_update(
         # for before.
         once = answers / f"loader-result-{secrets.token_hex(8)}"
         return [
-            LoaderRequest(folder=str(update.folder), answer=f"{once}-{rank}.json", rank=rank, n_ranks=n_ranks)
+            LoaderRequest(
+                folder=str(update.folder),
+                answer=f"{once}-{rank}.json",
+                rank=rank,
+                n_ranks=n_ranks,
+                keeps=not server.is_external,
+            )
             for rank in range(n_ranks)
         ]
 
@@ -84,7 +94,7 @@ async def load_update(
             finally:
                 await server.control("/end_weight_update", {})
             check_version(await server.model_info(), version)
-            server.loaded(version)
+            await server.loaded(version)
         except (EngineError, DeadlineError) as error:
             await server.lose(
                 f"the update to version {version} broke off, and its weights may be a mixture: {error}"

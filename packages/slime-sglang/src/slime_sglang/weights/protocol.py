@@ -29,6 +29,8 @@ class LoaderRequest:
     """Which of the server's tensor-parallel ranks this is."""
     n_ranks: int = 1
     """How many it has."""
+    keeps: bool = False
+    """Whether the server keeps the update's memory mapped for the next one; for a server that ends with the run."""
 
     def text(self) -> str:
         """Return it as JSON."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from slime_core.plugins.registry import Registry
 from slime_models.family.family import ModelFamily
-from slime_models.hf.folder import read_config
+from slime_models.hf.config import read_config
 from slime_models.quantization.config import FIELD, read_quantization
 from slime_models.quantization.scheme import specs_of
 from slime_models.tensor_spec import Spec
@@ -30,6 +30,7 @@ def create_receiver(
     keep_files: bool = False,
     owns_disk_dir: bool = False,
     encoding: Encoding = "xor",
+    host: str = "127.0.0.1",
 ) -> UpdateReceiver:
     """Return the receiver of a model's updates.
 
@@ -43,6 +44,7 @@ def create_receiver(
         keep_files: keep what they wrote for earlier versions.
         owns_disk_dir: whether nobody else writes there.
         encoding: of changes (`disk-delta`).
+        host: address of this machine at which `distributed` meets the trainer.
     """
     config = read_config(model_path)
     storage = UpdateStorage(
@@ -54,6 +56,7 @@ def create_receiver(
         owns_disk_dir=owns_disk_dir,
         encoding=encoding,
         timeout_s=section.control_timeout_s,
+        host=host,
     )
     return UpdateReceiver(storage, dtype=dtype, registry=registry, quantization=config.get(FIELD))
 

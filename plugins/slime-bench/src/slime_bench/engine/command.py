@@ -18,8 +18,8 @@ from slime_core.plugins.registry import Registry
 from slime_core.protocols import SamplingParams, Tokenizer
 from slime_core.runtime.openmp import release_threads
 from slime_models.cpu import describe
+from slime_models.hf.config import read_config
 from slime_models.hf.fetch import resolve
-from slime_models.hf.folder import read_config
 from slime_torch.engine import DTYPES, TorchEngine, engine_dtype
 from slime_torch.model.decoder import Decoder
 from slime_torch.section import TorchSection

@@ -100,7 +100,7 @@ def step(argv: list[str]) -> int:
 
 def _products(arguments: argparse.Namespace, registry: Registry) -> float:
     """Return the seconds of the matrix products that the measured step cannot do without."""
-    from slime_models.hf.folder import read_config
+    from slime_models.hf.config import read_config
 
     from slime_bench.step.products import StepShape, products_seconds
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from slime_core.plugins.registry import Registry
 from slime_core.run.build import resolve_model
-from slime_models.hf.folder import read_config
+from slime_models.hf.config import read_config
 
 from slime_bench.memory_in_use import bytes_in_use, peak_bytes
 from slime_bench.random_work import Lengths, random_batch, write_random_model

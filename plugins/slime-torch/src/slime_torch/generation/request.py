@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from slime_core.protocols import TOP_P_TOKENS, Completion, SamplingParams, Tokenizer
 
 from slime_torch.generation.sampling import SamplingMask
+from slime_torch.section import ROUTED_EXPERTS
 
 #: Tokens decoded beyond those that can spell a stop string: the first of a tail may lose a leading space.
 _SLACK = 4
@@ -80,6 +82,7 @@ class Request:
         """Prompt tokens whose keys and values were copied from another request."""
         self.hidden: Any = None
         """Hidden state after the prompt, for requests with the same prompt. None if it may not be shared."""
+        self._routes: list[NDArray[np.int16]] = []
         self.cancelled = False
         self.finish_reason: str | None = None
         self._versions: list[tuple[int, str]] = []
@@ -105,6 +108,18 @@ class Request:
         self._sampling_masks.append(sampling_mask)
         self.finish_reason = self.stop.reason(self.tokens)
 
+    @property
+    def routes(self) -> NDArray[np.int16] | None:
+        """Experts [tokens, layers, top_k] of the tokens that were computed; None where they are not recorded."""
+        return np.concatenate(self._routes) if self._routes else None
+
+    def take_routes(self, rows: NDArray[np.int16], *, since: int) -> None:
+        """Take in the experts of tokens from `since` on. Those of tokens that were computed before, by other weights, stay."""
+        held = sum(map(len, self._routes))
+        new = rows[held - since : self.length - since]
+        if len(new):
+            self._routes.append(new)
+
     def completion(self, weight_version: str) -> Completion:
         """Return the answer of a finished request; `weight_version` is the engine's, where it has no token."""
         assert self.finish_reason is not None
@@ -118,6 +133,8 @@ class Request:
             ]
             offsets = np.cumsum([0, *map(len, sampling_masks)])
             metadata[TOP_P_TOKENS] = (np.concatenate(sampling_masks), offsets)
+        if (routes := self.routes) is not None:
+            metadata[ROUTED_EXPERTS] = routes[: len(self.prompt) + len(self.tokens) - 1]
         if len(self._versions) > 1:
             ends = [*(start for start, _ in self._versions[1:]), len(self.tokens)]
             metadata["weight_versions"] = [

@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from slime_core.protocols import EngineLoad
 from slime_models.upload import upload
 from torch import Tensor
 
 from slime_torch.generation.request import Request
 from slime_torch.generation.sampling import Draw, sample
+from slime_torch.layers.part import Routes
 from slime_torch.model.decoder import Decoder
 from slime_torch.storage.cache import Cache
 
@@ -26,6 +28,7 @@ class Scheduler:
         max_running: most requests that run at once.
         max_prefill_tokens: most tokens of a prefill batch, unless one prompt is longer.
         with_sampling_masks: whether requests record the ids that top-k and top-p kept for each token.
+        with_routes: whether requests record the experts that each token was routed to.
     """
 
     def __init__(
@@ -36,10 +39,12 @@ class Scheduler:
         max_running: int,
         max_prefill_tokens: int,
         with_sampling_masks: bool = False,
+        with_routes: bool = False,
     ) -> None:
         self._model, self._cache = model, cache
         self._max_running, self._max_prefill_tokens = max_running, max_prefill_tokens
         self._with_sampling_masks = with_sampling_masks
+        self._with_routes = with_routes and bool(model.architecture.moe_layers)
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.version = "initial"
@@ -73,7 +78,11 @@ class Scheduler:
             self._cache.reserve(len(self.running), max(lengths) + 1)
             device = self._model.device
             tokens = upload(np.array([request.tokens[-1] for request in self.running]), device)
-            hidden = self._model.decode(tokens, upload(np.array(lengths), device), self._cache)
+            routes = self._new_routes()
+            hidden = self._model.decode(tokens, upload(np.array(lengths), device), self._cache, routes=routes)
+            if routes is not None:
+                for request, row in zip(self.running, self._routes_of_all(routes), strict=True):
+                    request.take_routes(row[None], since=request.length - 1)
             self._sample(hidden, self.running)
             finished += self._leave()
         return finished
@@ -166,7 +175,10 @@ class Scheduler:
 
     def _share(self, source: int, targets: list[int], state: Tensor, hidden: dict[int, Tensor]) -> None:
         """Give slots the context of a slot that holds it already."""
+        shared = self.running[source].routes
         for target in targets:
+            if shared is not None:
+                self.running[target].take_routes(shared, since=0)
             length = self.running[target].length
             self._cache.copy(source, target, length)
             self.running[target].cached_tokens += length
@@ -186,8 +198,25 @@ class Scheduler:
         return hidden | self._prefill_batch(batch, contexts) if batch else hidden
 
     def _prefill_batch(self, slots: list[int], contexts: dict[int, tuple[int, ...]]) -> dict[int, Tensor]:
-        states = self._model.prefill([contexts[slot] for slot in slots], slots, self._cache)
+        routes = self._new_routes()
+        prompts = [contexts[slot] for slot in slots]
+        states = self._model.prefill(prompts, slots, self._cache, routes=routes)
+        if routes is not None:
+            ends = np.cumsum([len(prompt) for prompt in prompts])
+            for slot, rows in zip(slots, np.split(self._routes_of_all(routes), ends[:-1]), strict=True):
+                self.running[slot].take_routes(rows, since=0)
         return dict(zip(slots, states.unbind(0), strict=True))
+
+    def _new_routes(self) -> Routes | None:
+        return [] if self._with_routes else None
+
+    def _routes_of_all(self, routes: Routes) -> NDArray[np.int16]:
+        """Return the experts of each token [tokens, layers, top_k], zeros in layers without; the host waits for them."""
+        a = self._model.architecture
+        found = torch.stack(routes, dim=1).to(torch.int16).cpu().numpy()
+        every = np.zeros((len(found), a.num_layers, found.shape[2]), np.int16)
+        every[:, list(a.moe_layers)] = found
+        return every
 
     def _sample(self, hidden: Tensor, requests: list[Request]) -> None:
         draws = [Draw(request.params, request.seed, request.length) for request in requests]

@@ -15,18 +15,20 @@ from slime_torch.layers.norm import Norm
 from slime_torch.layers.rope import rope_tables, stored_order
 from slime_torch.layers.torch_attention import HeadsAttention, HeadsPass, PrefillPass, TorchAttention
 from slime_torch.storage.cache import KvCache
+from slime_torch.storage.weights import Fused
 
 
 class GroupedQueries:
     """The kind: rotary tables, window and scale of some layers, whose keys and values are in one store.
 
-    Compiled kernels compute it where the builder has them, but for windows.
+    Compiled kernels compute it where the builder has them, but for windows and sinks.
 
     Args:
         builder: of the model.
         tables: cosine and signed sine [positions, head_dim], as `rope_tables` returns them; the architecture's when not given.
         window: tokens that each one sees, itself among them; all earlier ones when not given.
         scale: multiplies scores; the root of the inverse of `head_dim` when not given.
+        has_sinks: whether the softmax of each head has one entry more.
     """
 
     def __init__(
@@ -36,6 +38,7 @@ class GroupedQueries:
         tables: tuple[Tensor, Tensor] | None = None,
         window: int | None = None,
         scale: float | None = None,
+        has_sinks: bool = False,
     ) -> None:
         a = self.architecture = builder.architecture
         cosine, sine = tables or rope_tables(a, builder.max_length)
@@ -43,16 +46,30 @@ class GroupedQueries:
         self.order = stored_order(a)
         """Which dimension of a head is stored in each place; None where it is the folder's."""
         self._norms: list[tuple[Norm, Norm] | None] = []
+        self._sinks: list[Fused] | None = [] if has_sinks else None
         self._dtype, self._device = builder.attention_dtype, builder.device
-        self._torch = TorchAttention(a, tables=rows, norms=self._norms, scale=scale, window=window)
+        self._torch = TorchAttention(
+            a, tables=rows, norms=self._norms, scale=scale, window=window, sinks=self._sinks
+        )
         self._decoding: HeadsAttention = self._torch
         self._stored_in = self._dtype
-        if builder.has_kernels and window is None:
+        if builder.has_kernels and window is None and not has_sinks:
             self._decoding = KernelAttention(a, tables=rows, norms=self._norms, scale=scale)
             self._stored_in = builder.dtype
 
-    def join(self, norms: tuple[Norm, Norm] | None) -> int:
-        """Return the index of one more layer, whose query and key heads have these norms."""
+    def join(self, norms: tuple[Norm, Norm] | None, sinks: Fused | None = None) -> int:
+        """Return the index of one more layer, whose query and key heads have these norms, and its heads these sinks [heads].
+
+        Raises:
+            EngineError: it has sinks, and the kind has none, or the other way round.
+        """
+        if (sinks is None) != (self._sinks is None):
+            raise EngineError(
+                f"{self.architecture.model_type}: found a layer {'without' if sinks is None else 'with'} sinks; wanted a kind "
+                "of attention that says so: has_sinks"
+            )
+        if self._sinks is not None and sinks is not None:
+            self._sinks.append(sinks)
         self._norms.append(norms)
         return len(self._norms) - 1
 
@@ -107,7 +124,8 @@ class GroupedQueryAttention:
                 builder.norm(f"{prefix}{one}_norm.weight", kind.order, offset=norm_offset) for one in "qk"
             )
             norms = query, key
-        self.kind, self.index = kind, kind.join(norms)
+        sinks = builder.tensor(f"{prefix}sinks") if builder.has(f"{prefix}sinks") else None
+        self.kind, self.index = kind, kind.join(norms, sinks)
         self.output = builder.matrix(f"{prefix}o_proj.weight")
         has_bias = builder.has(f"{prefix}o_proj.bias")
         self._output_bias = builder.tensor(f"{prefix}o_proj.bias") if has_bias else None

@@ -23,6 +23,7 @@ class Builder:
         architecture: the model's numbers.
         shapes: Hugging Face name -> shape of every tensor of the model.
         float32: names of those that are float32 whatever the model's dtype.
+        prefix: of the names of the decoder's tensors.
         max_length: most positions.
         dtype: storage and compute dtype.
         device: where the weights live.
@@ -35,6 +36,7 @@ class Builder:
         *,
         shapes: Mapping[str, Shape],
         float32: frozenset[str] = frozenset(),
+        prefix: str = "model.",
         max_length: int,
         dtype: torch.dtype,
         device: torch.device,
@@ -50,7 +52,11 @@ class Builder:
         """All weights, in the order in which they were asked for."""
         self.matrices: list[Fused] = []
         """Those that every token is multiplied by."""
-        self._shapes, self._float32 = shapes, float32
+        self._shapes, self._float32, self._prefix = shapes, float32, prefix
+
+    def layer_prefix(self, number: int) -> str:
+        """Return what the names of a layer's tensors begin with."""
+        return f"{self._prefix}layers.{number}."
 
     def has(self, name: str) -> bool:
         """Return whether the model has a tensor."""

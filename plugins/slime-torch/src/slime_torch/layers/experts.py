@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -11,13 +9,12 @@ from torch.nn import functional as F
 from slime_torch.layers.builder import Builder
 from slime_torch.layers.mlp import GatedMlp
 from slime_torch.layers.part import Routes
+from slime_torch.layers.routing import grouped_product, routed
 
 #: Experts by whose scores a group of experts is rated. Source: transformers, `Glm4MoeTopkRouter`.
 _RATED_BY = 2
 #: Kept from a division by zero, where all scores of a token are.
 _TINY = 1e-20
-#: CUDA's grouped product wants rows of a multiple of so many bytes.
-_ALIGNED = 16
 
 
 class Router:
@@ -26,9 +23,10 @@ class Router:
     Args:
         builder: of the model.
         prefix: of the tensors' names: `model.layers.0.mlp.gate.`.
+        bias: name of the bias, where the model has one; `e_score_correction_bias` after the prefix when not given.
     """
 
-    def __init__(self, builder: Builder, prefix: str) -> None:
+    def __init__(self, builder: Builder, prefix: str, *, bias: str | None = None) -> None:
         a = builder.architecture
         self._top_k, self._is_sigmoid = a.moe_router_topk or 1, a.moe_router_score_function == "sigmoid"
         self._sums_to_one, self._scale = a.moe_norm_topk_prob, a.moe_router_topk_scaling_factor
@@ -36,7 +34,7 @@ class Router:
         self._weight = builder.tensor(f"{prefix}weight")
         self._bias = None
         if a.moe_router_enable_expert_bias:
-            self._bias = builder.tensor(f"{prefix}e_score_correction_bias")
+            self._bias = builder.tensor(bias or f"{prefix}e_score_correction_bias")
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return (gates of `x`'s dtype, experts int64), [n, top_k] each, of tokens [n, hidden_size].
@@ -77,32 +75,38 @@ class Experts:
     Args:
         builder: of the model.
         prefix: of the tensors' names: `model.layers.0.mlp.`.
+        router: that chooses; the usual one, under the usual names, when not given.
+        names: of the gate, up and down projections of an expert.
     """
 
-    def __init__(self, builder: Builder, prefix: str) -> None:
+    def __init__(
+        self,
+        builder: Builder,
+        prefix: str,
+        *,
+        router: Router | None = None,
+        names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+    ) -> None:
         self._n = builder.architecture.num_moe_experts or 0
-        self._router = Router(builder, f"{prefix}gate.")
+        self._router = router or Router(builder, f"{prefix}gate.")
         experts = [f"{prefix}experts.{number}." for number in range(self._n)]
         self._gate_up = builder.tensor(
-            *(f"{expert}{name}_proj.weight" for expert in experts for name in ("gate", "up"))
+            *(f"{expert}{name}.weight" for expert in experts for name in names[:2])
         )
-        self._down = builder.tensor(*(f"{expert}down_proj.weight" for expert in experts))
+        self._down = builder.tensor(*(f"{expert}{names[2]}.weight" for expert in experts))
         self._shared = self._shared_gate = None
         for name in ("shared_expert", "shared_experts"):
             if builder.has(f"{prefix}{name}.down_proj.weight"):
                 self._shared = GatedMlp(builder, f"{prefix}{name}.")
         if builder.has(name := f"{prefix}shared_expert_gate.weight"):
             self._shared_gate = builder.tensor(name)
-        rows = (self._gate_up.shape[1], self._down.shape[1])
-        is_aligned = all(row * builder.dtype.itemsize % _ALIGNED == 0 for row in rows)
-        self._grouped = builder.device.type == "cuda" and builder.dtype == torch.bfloat16 and is_aligned
 
     def __call__(self, x: Tensor, residual: Tensor | None, routes: Routes | None) -> Tensor:
         """Return what the experts give of rows [n, hidden_size], plus `residual`."""
         gates, experts = self._router(x)
         if routes is not None:
             routes.append(experts)
-        total = self._routed(x, gates, experts)
+        total = routed(x, gates, experts, self._n, self._each)
         if self._shared is None:
             return total if residual is None else total.add_(residual)
         if self._shared_gate is None:
@@ -111,29 +115,12 @@ class Experts:
         total.addcmul_(gate, self._shared(x, None, None))
         return total if residual is None else total.add_(residual)
 
-    def _routed(self, x: Tensor, gates: Tensor, experts: Tensor) -> Tensor:
-        n, top_k = experts.shape
-        chosen, order = experts.flatten().sort(stable=True)
-        ends = torch.searchsorted(chosen, torch.arange(self._n, device=x.device), right=True, out_int32=True)
-        given = self._each(x[order // top_k], ends)
-        back = torch.empty_like(given)
-        back[order] = given
-        return torch.bmm(gates[:, None], back.view(n, top_k, -1)).squeeze(1)
-
-    def _each(self, rows: Tensor, ends: Tensor) -> Tensor:
-        """Return each expert's MLP of its rows: those before its end, int32 [experts], and after its predecessor's."""
-        gate_up = self._gate_up.tensor.view(self._n, -1, self._gate_up.shape[1])
-        down = self._down.tensor.view(self._n, -1, self._down.shape[1])
-        if self._grouped:
-            inner = _activated(torch._grouped_mm(rows, gate_up.transpose(1, 2), offs=ends))
-            return torch._grouped_mm(inner, down.transpose(1, 2), offs=ends)
-        out = rows.new_empty(len(rows), down.shape[1])
-        spans = itertools.pairwise([0, *ends.tolist()])  # on CUDA the host waits here
-        for expert, (begin, end) in enumerate(spans):
-            if begin < end:
-                inner = _activated(F.linear(rows[begin:end], gate_up[expert]))
-                torch.mm(inner, down[expert].t(), out=out[begin:end])
-        return out
+    def _each(self, rows: Tensor, chosen: Tensor, ends: Tensor) -> Tensor:
+        """Return each expert's MLP of its rows."""
+        gate_up, down = (
+            each.tensor.unflatten(0, (self._n, -1)).transpose(1, 2) for each in (self._gate_up, self._down)
+        )
+        return grouped_product(_activated(grouped_product(rows, gate_up, ends)), down, ends)
 
 
 def _activated(gate_up: Tensor) -> Tensor:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from slime_core.errors import EngineError
-from slime_models.family.architecture import Architecture, RopeScaling
+from slime_models.family.architecture import Architecture
+from slime_models.family.rotary import attention_factor, inverse_frequencies
 from torch import Tensor
+from torch.nn import functional as F
 
 
 def rope_tables(architecture: Architecture, length: int) -> tuple[Tensor, Tensor]:
@@ -17,15 +17,10 @@ def rope_tables(architecture: Architecture, length: int) -> tuple[Tensor, Tensor
     halves of a head hold the same frequencies, the layout of most Hugging Face checkpoints; see `stored_order` for the others.
     Dimensions that are not rotated have the angle 0.
     """
-    rotated, unrotated = architecture.rotary_dim, architecture.head_dim - architecture.rotary_dim
-    frequencies = 1.0 / (
-        architecture.rope_theta ** (torch.arange(0, rotated, 2, dtype=torch.int64).float() / rotated)
-    )
-    if architecture.rope_scaling is not None:
-        frequencies = _llama3(frequencies, architecture.rope_scaling)
-    frequencies = torch.cat((frequencies, frequencies.new_zeros(unrotated // 2)))
-    angles = torch.outer(torch.arange(length).float(), frequencies)
-    cosine, sine = angles.cos(), angles.sin()
+    unrotated, factor = architecture.head_dim - architecture.rotary_dim, attention_factor(architecture)
+    angles = torch.outer(torch.arange(length).float(), inverse_frequencies(architecture))
+    cosine = F.pad(angles.cos() * factor, (0, unrotated // 2), value=1.0)
+    sine = F.pad(angles.sin() * factor, (0, unrotated // 2))
     return torch.cat((cosine, cosine), dim=-1), torch.cat((-sine, sine), dim=-1)
 
 
@@ -57,20 +52,3 @@ def rotate_(heads: Tensor, cosine: Tensor, sine: Tensor) -> None:
     """Rotate heads [n, heads, head_dim] in place by the rows of the tables, [n, 1, head_dim]."""
     swapped = heads.roll(heads.shape[-1] // 2, -1)
     heads.mul_(cosine).addcmul_(swapped, sine)
-
-
-def _llama3(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
-    """Stretch low frequencies, keep high ones, and blend between.
-
-    Source: Llama 3.1; transformers `modeling_rope_utils.py`, `_compute_llama3_parameters`.
-    """
-    if scaling.rope_type != "llama3":
-        raise EngineError(
-            f"rope_scaling: found rope_type {scaling.rope_type!r}; wanted none or 'llama3': the torch engine "
-            "implements no other; use another --rollout-engine"
-        )
-    wavelength = 2 * math.pi / frequencies
-    turns = scaling.original_max_position_embeddings / wavelength
-    low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    blend = ((turns - low) / (high - low)).clamp(0.0, 1.0)
-    return (1 - blend) * frequencies / scaling.factor + blend * frequencies

@@ -14,7 +14,7 @@ def standard_layers(builder: Builder) -> list[Layer]:
     kind = GroupedQueries(builder)
     return [
         standard_layer(
-            builder, number, GroupedQueryAttention(builder, f"{layer_prefix(number)}self_attn.", kind)
+            builder, number, GroupedQueryAttention(builder, f"{builder.layer_prefix(number)}self_attn.", kind)
         )
         for number in range(builder.architecture.num_layers)
     ]
@@ -22,7 +22,7 @@ def standard_layers(builder: Builder) -> list[Layer]:
 
 def standard_layer(builder: Builder, number: int, attention: Attention, mlp: Mlp | None = None) -> Layer:
     """Return a layer, numbered from 0, of such attention and the MLP that the architecture says, or another."""
-    prefix, has_more = layer_prefix(number), builder.architecture.post_layernorms
+    prefix, has_more = builder.layer_prefix(number), builder.architecture.post_layernorms
     return Layer(
         input_norm=builder.norm(prefix + "input_layernorm.weight"),
         attention=attention,
@@ -36,10 +36,5 @@ def standard_layer(builder: Builder, number: int, attention: Attention, mlp: Mlp
 def standard_mlp(builder: Builder, number: int) -> Mlp:
     """Return the MLP of a layer, numbered from 0: experts where the architecture has some there."""
     if number in builder.architecture.moe_layers:
-        return Experts(builder, f"{layer_prefix(number)}mlp.")
-    return GatedMlp(builder, f"{layer_prefix(number)}mlp.")
-
-
-def layer_prefix(number: int) -> str:
-    """Return what the names of a layer's tensors begin with."""
-    return f"model.layers.{number}."
+        return Experts(builder, f"{builder.layer_prefix(number)}mlp.")
+    return GatedMlp(builder, f"{builder.layer_prefix(number)}mlp.")

@@ -15,6 +15,7 @@ from slime_torch.layers.batch import Run
 from slime_torch.layers.norm import Norm
 from slime_torch.layers.rope import rotate_
 from slime_torch.storage.cache import KvCache
+from slime_torch.storage.weights import Fused
 
 #: Of each layer: the norms of query and key heads, where the model has them.
 HeadNorms = Sequence[tuple[Norm, Norm] | None]
@@ -54,6 +55,7 @@ class TorchAttention:
         norms: of heads.
         scale: multiplies scores; the root of the inverse of the heads' width when not given.
         window: tokens that each one sees, itself among them; all earlier ones when not given.
+        sinks: of each layer, the sinks of its heads [heads], if it has any; see `dot_product_attention`.
     """
 
     def __init__(
@@ -64,9 +66,14 @@ class TorchAttention:
         norms: HeadNorms,
         scale: float | None = None,
         window: int | None = None,
+        sinks: Sequence[Fused] | None = None,
     ) -> None:
         self.architecture, self.tables, self.norms = architecture, tables, norms
-        self.scale, self.window = scale, window
+        self.scale, self.window, self._sinks = scale, window, sinks
+
+    def sinks(self, layer: int) -> Tensor | None:
+        """Return the sinks of a layer, if it has any."""
+        return None if self._sinks is None else self._sinks[layer].tensor
 
     def begin(self, positions: Tensor, slots: Tensor, cache: KvCache) -> HeadsPass:
         """Begin a pass."""
@@ -79,7 +86,7 @@ class _TorchPass:
         self._n_turned = self._n_query + owner.architecture.num_query_groups
         self._cosine, self._sine = (table[positions].unsqueeze(1) for table in owner.tables)
         self._positions, self._cache, self._rows = positions, cache, cache.rows(slots, positions)
-        self._scale, self._window = owner.scale, owner.window
+        self._scale, self._window, self._sinks = owner.scale, owner.window, owner.sinks
 
     def place(self, layer: int, heads: Tensor) -> None:
         norms = self._norms[layer]
@@ -98,6 +105,7 @@ class _TorchPass:
         as_heads = heads.device.type == "cpu"
         shape = (n, self._n_query, 1, -1) if as_heads else (n, kv_heads, self._n_query // kv_heads, -1)
         queries = heads[:, : self._n_query].to(self._cache.dtype)
+        sinks = self._sinks(layer)
         attended = dot_product_attention(
             queries.reshape(shape),
             keys,
@@ -105,6 +113,7 @@ class _TorchPass:
             attn_mask=self._mask,
             scale=self._scale,
             enable_gqa=as_heads,
+            sinks=None if sinks is None else sinks.view(shape[1:3]),
         )
         return attended.reshape(n, -1).to(heads.dtype)
 
@@ -137,7 +146,7 @@ class PrefillPass:
         a = owner.architecture
         self._parts = [a.num_attention_heads, a.num_query_groups, a.num_query_groups]
         self._runs, self._dim, self._dtype = runs, a.head_dim, dtype
-        self._scale, self._window = owner.scale, owner.window
+        self._scale, self._window, self._sinks = owner.scale, owner.window, owner.sinks
 
     def attend(self, layer: int, heads: Tensor) -> Tensor:
         """Return the attention [tokens, heads * head_dim] of each token to those of its prompt up to itself."""
@@ -147,7 +156,14 @@ class PrefillPass:
             q, k, v = torch.split(tokens, self._parts, dim=1)
             mask = self._band(run.length)
             out = dot_product_attention(
-                q, k, v, attn_mask=mask, is_causal=mask is None, scale=self._scale, enable_gqa=True
+                q,
+                k,
+                v,
+                attn_mask=mask,
+                is_causal=mask is None,
+                scale=self._scale,
+                enable_gqa=True,
+                sinks=self._sinks(layer),
             )
             attended.append(out.transpose(1, 2).reshape(run.prompts * run.length, -1))
         return torch.cat(attended).to(heads.dtype)

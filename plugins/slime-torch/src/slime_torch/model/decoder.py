@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from slime_core.errors import EngineError
 from slime_models.family.architecture import Architecture
-from slime_models.family.family import EMBEDDING_WEIGHT, OUTPUT_WEIGHT, ModelFamily
+from slime_models.family.family import OUTPUT_WEIGHT, ModelFamily
 from slime_models.upload import upload
 from torch import Tensor
 
@@ -19,8 +19,6 @@ from slime_torch.layers.part import Kind, Routes
 from slime_torch.model.family_decoder import decoder_of
 from slime_torch.storage.cache import Cache
 from slime_torch.storage.weights import Weights
-
-_FINAL_NORM = "model.norm.weight"
 
 
 class Decoder:
@@ -55,25 +53,26 @@ class Decoder:
             architecture,
             shapes=shapes,
             float32=family.float32(architecture),
+            prefix=family.prefix,
             max_length=max_length,
             dtype=dtype,
             device=device,
             with_kernels=with_kernels,
         )
         self.has_kernels = builder.has_kernels
-        self.embedding = builder.tensor(EMBEDDING_WEIGHT)
+        self.embedding = builder.tensor(family.embedding)
         self._scale: float | None = None
         if described.embedding_scale is not None:
             self._scale = torch.tensor(described.embedding_scale(architecture), dtype=dtype).item()
         self.layers = tuple(described.layers(builder))
-        self.norm = described.norm(builder, _FINAL_NORM)
+        self.norm = described.norm(builder, f"{family.prefix}norm.weight")
         self.matrices = tuple(builder.matrices)
         """Those of the layers that every token is multiplied by."""
         self.head = self.embedding
         if not architecture.tie_word_embeddings:
             self.head = builder.matrix(OUTPUT_WEIGHT)
         elif builder.packs:  # a packed copy is multiplied faster
-            self.head = builder.matrix(EMBEDDING_WEIGHT)
+            self.head = builder.matrix(family.embedding)
         self.weights = Weights(builder.made)
         self._check(shapes)
         self.kinds: tuple[Kind, ...] = tuple(dict.fromkeys(layer.attention.kind for layer in self.layers))
@@ -91,24 +90,35 @@ class Decoder:
         """Return an empty cache of at most `max_slots` slots, of the dtype that decoding reads, or another."""
         return Cache([kind.create_store(max_slots, dtype=dtype) for kind in self.kinds])
 
-    def decode(self, tokens: Tensor, lengths: Tensor, cache: Cache) -> Tensor:
+    def decode(
+        self, tokens: Tensor, lengths: Tensor, cache: Cache, *, routes: Routes | None = None
+    ) -> Tensor:
         """Append one token to each of the first slots of the cache.
 
         Args:
             tokens: int64 [n], token of slot i.
             lengths: int64 [n], tokens that slot i holds, and so the new token's position.
             cache: has room for n slots of one more position than the largest of `lengths`.
+            routes: each layer with experts appends those of the tokens.
 
         Returns:
             Normalised hidden states [n, hidden_size].
         """
         slots = torch.arange(len(tokens), device=self.device)
-        return self._forward(tokens, Batch(lengths, slots), cache)
+        return self._forward(tokens, Batch(lengths, slots), cache, routes=routes)
 
-    def prefill(self, prompts: Sequence[Sequence[int]], slots: Sequence[int], cache: Cache) -> Tensor:
+    def prefill(
+        self,
+        prompts: Sequence[Sequence[int]],
+        slots: Sequence[int],
+        cache: Cache,
+        *,
+        routes: Routes | None = None,
+    ) -> Tensor:
         """Run whole prompts and store what later tokens need of them, prompt i in slot `slots[i]`.
 
-        Prompts of one length that follow one another share an attention kernel: best sorted by length.
+        Prompts of one length that follow one another share an attention kernel: best sorted by length. Each layer with experts
+        appends those of all tokens to `routes`.
 
         Returns:
             Normalised hidden states of each prompt's last token [prompts, hidden_size].
@@ -127,21 +137,28 @@ class Decoder:
             runs.append(Run(span, count, length, where[prompt : prompt + count]))
             token, prompt = span.stop, prompt + count
         batch = Batch(positions, where.repeat_interleave(lengths, output_size=n), tuple(runs))
-        return self._forward(tokens, batch, cache, rows=ends - 1)
+        return self._forward(tokens, batch, cache, rows=ends - 1, routes=routes)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return logits [n, vocab_size], in the model's dtype."""
         return self.head.linear(hidden)
 
-    def _forward(self, tokens: Tensor, batch: Batch, cache: Cache, rows: Tensor | None = None) -> Tensor:
+    def _forward(
+        self,
+        tokens: Tensor,
+        batch: Batch,
+        cache: Cache,
+        *,
+        rows: Tensor | None = None,
+        routes: Routes | None = None,
+    ) -> Tensor:
         x = self.embedding.tensor[tokens]
         if self._scale is not None:
             x *= self._scale
-        routes: Routes | None = None
         passes = [kind.begin(batch, store) for kind, store in zip(self.kinds, cache.stores, strict=True)]
         for layer, kind in self._in_order:
             mixed = layer.mix(x, passes[kind])
-            if rows is not None and layer is self.layers[-1]:  # nobody asks for the others any more
-                x, mixed = x[rows], mixed[rows]
+            if rows is not None and routes is None and layer is self.layers[-1]:
+                x, mixed, rows = x[rows], mixed[rows], None  # nobody asks for the others any more
             x = layer.finish(mixed, x, routes)
-        return self.norm(x)
+        return self.norm(x if rows is None else x[rows])

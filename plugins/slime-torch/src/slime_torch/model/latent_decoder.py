@@ -13,7 +13,7 @@ from slime_torch.layers.builder import Builder
 from slime_torch.layers.latent_attention import LatentAttention, LatentKind
 from slime_torch.layers.part import Attention, Layer
 from slime_torch.layers.sparse_attention import SparseAttention, SparseKind
-from slime_torch.layers.standard import layer_prefix, standard_layer
+from slime_torch.layers.standard import standard_layer
 from slime_torch.model.family_decoder import FamilyDecoder
 
 
@@ -36,7 +36,7 @@ def latent_layers(builder: Builder) -> list[Layer]:
     else:
         part = partial(LatentAttention, builder, kind=LatentKind(builder, architecture))
     return [
-        standard_layer(builder, number, part(f"{layer_prefix(number)}self_attn."))
+        standard_layer(builder, number, part(f"{builder.layer_prefix(number)}self_attn."))
         for number in range(architecture.num_layers)
     ]
 

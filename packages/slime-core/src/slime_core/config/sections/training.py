@@ -110,6 +110,9 @@ class TrainSection(SectionModel):
     update_weight_transport: str | None = None
     """How weights go to the engine: `memory`, `distributed`, `disk`, or the name of another transport that is installed; the
     engine's best that the trainer has too when not given."""
+    update_weight_host: str = "127.0.0.1"
+    """Address of the driver's machine at which `distributed` meets ranks, IPv4: one that their machines reach. Whoever reaches
+    it can read what is sent."""
     update_weight_mode: Literal["full", "delta"] = "full"
     """Send all weights, or, by way of the disk, the changes since the last update."""
     update_weight_disk_dir: str | None = None

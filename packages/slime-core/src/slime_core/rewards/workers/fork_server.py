@@ -41,7 +41,7 @@ from slime_core.rewards.workers.wire import (
     read_frame,
     read_reply,
 )
-from slime_core.runtime.processes.stacks import ask_for_stacks
+from slime_core.runtime.processes.stacks import ask_for_stacks, own_lines
 
 #: What the interpreter of a cold fork server runs: a descriptor and a job's number, then the import path as its arguments.
 _COLD = (
@@ -85,7 +85,8 @@ class _Life:
     @property
     def place(self) -> str:
         """Say where the reward is, as far as it lets itself be asked."""
-        lines = ask_for_stacks(self.pid, Path(f"/proc/self/fd/{self.stacks}"), without=_NOT_A_REWARD)
+        told = ask_for_stacks([self.pid], Path(f"/proc/self/fd/{self.stacks}"))
+        lines = own_lines(told, without=_NOT_A_REWARD)
         return f", at {' and '.join(lines)}" if lines else ""
 
     def end(self) -> _Ended:

@@ -7,7 +7,7 @@ import contextlib
 import pickle
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from slime_core.errors import PluginError
 from slime_core.rewards.results import Failed
@@ -25,6 +25,23 @@ Answer = dict[str, Any] | Failed
 class _Job:
     payload: bytes
     answer: asyncio.Future[Answer]
+
+
+class RewardWorkers(Protocol):
+    """What a pool has run its reward: worker processes of this machine, or those that a launcher has on others."""
+
+    async def start(self) -> bool:
+        """Start; returns whether the reward is async, in which case nothing is left to run it.
+
+        Raises:
+            PluginError: the reward does not import, or does not take its options.
+        """
+
+    async def answer(self, payload: bytes) -> Answer:
+        """Run one job, a pickled sample or group, and return its answer."""
+
+    async def close(self) -> None:
+        """End them. May be called twice."""
 
 
 class WorkerSupervisor:

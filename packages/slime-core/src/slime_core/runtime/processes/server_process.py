@@ -12,6 +12,7 @@ from pathlib import Path
 
 from slime_core.devices.cuda_variables import users_environment
 from slime_core.runtime.processes.at_exit import AtExit
+from slime_core.runtime.processes.stacks import ask_for_stacks
 
 #: Seconds that a server gets to end by itself before it is killed.
 _GRACE_S = 10.0
@@ -76,6 +77,12 @@ class ServerProcess:
         assert self._process is not None, "wait before start"
         return await self._process.wait()
 
+    async def stacks(self) -> str:
+        """Have it and its helpers write their stacks to its log, those that know how, and return what they wrote."""
+        if self._process is None or self._process.returncode is not None:
+            return ""
+        return await asyncio.to_thread(_stacks_of_group, self._process.pid, self.log)
+
     async def stop(self) -> None:
         """Terminate it and its helpers, and kill those that do not exit in time."""
         if self._process is None:
@@ -113,6 +120,14 @@ class ServerProcess:
         except ProcessLookupError:
             return False
         return True
+
+
+def _stacks_of_group(group: int, log: Path) -> str:
+    members = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            members += [int(folder.name)] if os.getpgid(int(folder.name)) == group else []
+    return ask_for_stacks(members, log)
 
 
 def how_it_ended(name: str, status: int, log: Path) -> str:

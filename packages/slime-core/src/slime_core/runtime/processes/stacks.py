@@ -9,7 +9,7 @@ import re
 import signal
 import sysconfig
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import IO
 
@@ -28,21 +28,21 @@ def write_stacks_when_asked(log: IO[str] | int) -> None:
     faulthandler.register(_SIGNAL, file=log, all_threads=True)
 
 
-def ask_for_stacks(pid: int, log: Path, *, without: Collection[str] = ()) -> list[str]:
-    """Have a process of this machine write its stacks to its log; waits up to a second for them.
+def ask_for_stacks(pids: Iterable[int], log: Path) -> str:
+    """Have processes of this machine write their stacks to their common log; waits up to a second for them.
 
     Args:
-        pid: its id; it has called `write_stacks_when_asked`, else it is ended.
-        log: where it writes.
-        without: parts of paths of files that do not count as its own, such as `/ray/`.
+        pids: their ids; those that have not called `write_stacks_when_asked` are left alone.
+        log: where they write.
 
     Returns:
-        For each of its threads `FILE:LINE in NAME`, the innermost line that is not the standard library's; nothing for
-        threads without one, and where no stacks were written.
+        What was written meanwhile; empty where nothing was.
     """
     with contextlib.suppress(OSError):
         size = before = log.stat().st_size
-        os.kill(pid, _SIGNAL)
+        for pid in filter(_hears, pids):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, _SIGNAL)
         deadline = time.monotonic() + _WRITTEN_S
         while time.monotonic() < deadline:
             time.sleep(_POLL_S)
@@ -51,11 +51,29 @@ def ask_for_stacks(pid: int, log: Path, *, without: Collection[str] = ()) -> lis
                 break
         with log.open("rb") as file:
             file.seek(before)
-            return _own_lines(file.read(_MOST_BYTES).decode(errors="replace"), without)
-    return []
+            return file.read(_MOST_BYTES).decode(errors="replace")
+    return ""
 
 
-def _own_lines(told: str, without: Collection[str]) -> list[str]:
+def _hears(pid: int) -> bool:
+    """Say whether a process catches the signal; it would end one that does not."""
+    with contextlib.suppress(OSError):
+        caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+        return caught is not None and bool(int(caught[1], 16) >> (_SIGNAL - 1) & 1)
+    return False
+
+
+def own_lines(told: str, without: Collection[str] = ()) -> list[str]:
+    """Return where processes were that have told their stacks.
+
+    Args:
+        told: what they wrote.
+        without: parts of paths of files that do not count as their own, such as `/ray/`.
+
+    Returns:
+        For each thread `FILE:LINE in NAME`, the innermost line that is not the standard library's; nothing for threads without
+        one.
+    """
     standard = (sysconfig.get_path("stdlib") + "/", "<frozen ")
     found = []
     for thread in _THREAD.split(told)[1:]:

@@ -93,6 +93,7 @@ def dense_architecture(
     qk_layernorm: bool = False,
     partial_rotary_factor: float = 1.0,
     norm_epsilon: float = 1e-6,
+    where: str = "config.json",
 ) -> Architecture:
     """Read the config.json of a dense decoder.
 
@@ -105,11 +106,12 @@ def dense_architecture(
         qk_layernorm: the family's models have one.
         partial_rotary_factor: what a file that does not say means; 1 refuses files that say something else.
         norm_epsilon: what a file that does not say means.
+        where: how messages name the file.
 
     Raises:
         DataError: names the field that is missing, wrong, or asks for what is not implemented.
     """
-    read = ConfigReader(config)
+    read = ConfigReader(config, where)
     _check_kind(read, model_type=model_type, qkv_bias=qkv_bias)
     hidden_size, heads = read.integer("hidden_size"), read.integer("num_attention_heads")
     groups = read.integer("num_key_value_heads", heads)

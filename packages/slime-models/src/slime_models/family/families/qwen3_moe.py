@@ -48,7 +48,7 @@ def read_architecture(config: Mapping[str, Any]) -> Architecture:
     return with_experts(dense, ConfigReader(config), top_k=8, width=768)
 
 
-def with_experts(dense: Architecture, read: ConfigReader, *, top_k: int, width: int) -> Architecture:
+def with_experts[A: Architecture](dense: A, read: ConfigReader, *, top_k: int, width: int) -> A:
     """Return a dense architecture with experts, in the layers in which Qwen's config.json has them.
 
     Args:

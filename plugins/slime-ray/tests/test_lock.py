@@ -1,4 +1,4 @@
-"""What a rank checks before it builds its trainer."""
+"""What a process of the cluster checks before it builds its part of the run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 import pytest
 from slime_core.errors import PluginError
 from slime_core.plugins.registry import Registry
-from slime_ray.rank import _check_lock
+from slime_ray.lock import check_lock
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def lock(registry: Registry) -> list[dict[str, str]]:
 
 def test_the_same_plugins_are_accepted(registry, lock):
     assert {plugin["name"] for plugin in lock} > {"ray", "mine:score"}
-    _check_lock(Registry(), lock)
+    check_lock(Registry(), lock)
 
 
 def test_another_version_is_refused_with_both(lock):
@@ -34,11 +34,11 @@ def test_another_version_is_refused_with_both(lock):
     with pytest.raises(
         PluginError, match=r"'ray' is slime-ray 0\.1\.0 on .+ and slime-ray 99\.0 where the run"
     ):
-        _check_lock(Registry(), lock)
+        check_lock(Registry(), lock)
 
 
 def test_a_plugin_that_is_not_installed_here_is_named(lock):
     alone = Registry(allow=["slime-core"])
     hooks = [plugin for plugin in lock if plugin["distribution"] == "slime-ray"]
     with pytest.raises(PluginError, match=re.escape("'ray' is not there on ")):
-        _check_lock(alone, hooks)
+        check_lock(alone, hooks)

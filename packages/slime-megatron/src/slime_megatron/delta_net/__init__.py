@@ -1,0 +1,1 @@
+"""Layers with a gated delta net in the place of attention."""

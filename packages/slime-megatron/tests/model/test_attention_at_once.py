@@ -1,0 +1,112 @@
+"""Attention by one call of variable lengths: against padded batches, with a slow loop in the place of CUDA's kernel."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+import torch
+from slime_models.testing.cuda_without_device import cuda_without_device, on_cuda
+from torch.nn.attention import varlen
+
+GROUPS = {
+    "one": [(7, ())],
+    "several lengths": [(90, ()), (80, ()), (3, ()), (5, (4,))],
+    "shared prompts": [(9, (4, 6, 1)), (30, ()), (5, (7, 7, 0)), (2, (0, 3))],
+}
+
+
+def looped(
+    query,
+    key,
+    value,
+    query_ends,
+    key_ends,
+    longest_query,
+    longest_key,
+    *,
+    scale,
+    window_size,
+    enable_gqa=False,
+):
+    """Attend query by query: each sees the keys of its sequence up to its own, the last query being at the last key."""
+    assert enable_gqa == (query.size(1) != key.size(1))
+    outputs = []
+    for i in range(len(query_ends) - 1):
+        (q0, q1), (k0, k1) = query_ends[i : i + 2].tolist(), key_ends[i : i + 2].tolist()
+        assert q1 - q0 <= longest_query and k1 - k0 <= longest_key
+        for n in range(q0, q1):
+            last = k1 - (q1 - n)
+            first = k0 if window_size[0] < 0 else max(k0, last - window_size[0])
+            k, v = (
+                x[first : last + 1].repeat_interleave(query.size(1) // x.size(1), 1).double()
+                for x in (key, value)
+            )
+            weights = torch.einsum("hd,khd->hk", query[n].double() * scale, k).softmax(-1)
+            outputs.append(torch.einsum("hk,khd->hd", weights, v))
+    assert window_size[1] == 0
+    return torch.stack(outputs).to(query.dtype)
+
+
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize("name", GROUPS)
+def test_it_is_attention_of_padded_batches_and_so_are_its_gradients(name, window):
+    from slime_megatron.batch.packing import pack
+    from slime_megatron.batch.prompt_groups import PromptGroup
+    from slime_megatron.batch.variable_lengths import VariableLengths
+    from slime_megatron.model.attention import PackedAttention
+
+    groups = [PromptGroup(*group) for group in GROUPS[name]]
+    angles = torch.arange(130)[:, None] * torch.tensor([1.0, 0.3, 0.1, 0.03, 1.0, 0.3, 0.1, 0.03])
+    packed = pack(groups, (angles.cos().bfloat16(), angles.sin().bfloat16()))
+    assert packed.lengths is None
+    at_once = dataclasses.replace(packed, lengths=VariableLengths.of(groups, torch.device("cpu")))
+    config = SimpleNamespace(attention_dropout=0.0, window_size=None, rotary_interleaved=False)
+    attention = PackedAttention(config, 0.4, window=window)
+    generator = torch.Generator().manual_seed(1)
+    drawn = [torch.randn(packed.n_tokens, heads, 8, generator=generator).bfloat16() for heads in (6, 2, 2)]
+    gradient = torch.randn(packed.n_tokens, 48, generator=generator).bfloat16()
+    found = []
+    for row in (packed, at_once):
+        given = [x.clone().requires_grad_() for x in drawn]
+        with mock.patch.object(varlen, "varlen_attn", looped):
+            output = attention(*given, None, packed_seq_params=row)
+        output.backward(gradient)
+        found.append([output, *(x.grad for x in given)])
+    for mine, wanted in zip(*found, strict=True):
+        assert (mine - wanted).abs().max() <= 2**-6 * wanted.abs().max()
+
+
+@pytest.mark.parametrize("kv_heads", [2, 6])
+@pytest.mark.parametrize("name", GROUPS)
+def test_a_layer_makes_one_call_on_the_device_and_waits_for_nothing(name, kv_heads):
+    from slime_megatron.batch.packing import pack
+    from slime_megatron.batch.prompt_groups import PromptGroup
+    from slime_megatron.model.attention import PackedAttention
+
+    attention = PackedAttention(
+        SimpleNamespace(attention_dropout=0.0, window_size=None, rotary_interleaved=False)
+    )
+    with cuda_without_device() as counted:
+        tables = on_cuda(torch.empty(130, 8, dtype=torch.bfloat16))
+        packed = pack([PromptGroup(*group) for group in GROUPS[name]], (tables, tables))
+        # Positions and ends; where each token is in padded batches; ends of queries, and of keys and which they are.
+        assert counted.operations.count("_to_copy") == 2 + 2 * (name != "one") + {"shared prompts": 3}.get(
+            name, 1
+        )
+        q, k, v = (
+            torch.empty(packed.n_tokens, heads, 8, dtype=torch.bfloat16, device="cuda")
+            for heads in (6, kv_heads, kv_heads)
+        )
+        before = len(counted.operations)
+        found = attention(q, k, v, None, packed_seq_params=packed)
+    assert (found.device.type, found.dtype, found.shape) == ("cuda", torch.bfloat16, (packed.n_tokens, 48))
+    assert counted.attention == [] and not counted.waits
+    launched = counted.operations[before:]
+    assert [each for each in launched if "attn" in each] == ["torch_attn::_varlen_attn"]
+    copies = 2 if name == "shared prompts" else 0
+    assert (
+        len(launched) == 10 + 1 + copies
+    )  # rotary embedding of queries and keys, the call, copies of shared prompts

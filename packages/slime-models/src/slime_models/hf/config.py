@@ -1,0 +1,35 @@
+"""The config.json of Hugging Face folders, read without torch: for checks of runs that need none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from slime_core.errors import CheckpointError, DataError
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return the parsed config.json of a Hugging Face folder.
+
+    Raises:
+        DataError: it is missing, or is not a JSON object; names the file.
+    """
+    return read_json(folder / "config.json", DataError)
+
+
+def read_json(path: Path, error_type: type[CheckpointError | DataError]) -> dict[str, Any]:
+    """Return the JSON object that a file of a Hugging Face folder holds.
+
+    Raises:
+        CheckpointError | DataError: `error_type`; it is missing, or is not a JSON object; names the file.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise error_type(f"{path}: missing; wanted a Hugging Face folder") from error
+    except (OSError, ValueError) as error:
+        raise error_type(f"{path}: cannot be read as JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise error_type(f"{path}: found a JSON {type(value).__name__}; wanted an object")
+    return value

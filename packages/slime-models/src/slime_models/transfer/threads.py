@@ -1,0 +1,124 @@
+"""`on_threads`: work over the bytes of many tensors in host memory, in parts of equal size, on threads that compute alone."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from slime_core.runtime.openmp import compute_alone
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+#: Bytes that a thread gets at once.
+_PART_BYTES = 1 << 24
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some bytes of one of several tensors."""
+
+    owner: int
+    """Which tensor."""
+    start: int
+    """Byte at which it begins."""
+    end: int
+    """Byte at which it ends."""
+
+
+def parts_of(sizes: Sequence[int], *, unit: int = 1) -> list[list[Piece]]:
+    """Cut tensors of so many bytes into parts of `_PART_BYTES`, at multiples of `unit` bytes; each byte is in one of them.
+
+    Neighbours share a part, and an empty tensor has an empty piece.
+    """
+    most = max(1, _PART_BYTES // unit) * unit
+    parts: list[list[Piece]] = []
+    room = 0
+    for owner, size in enumerate(sizes):
+        start = 0
+        while True:
+            if room < unit:
+                parts.append([])
+                room = most
+            end = min(size, start + room // unit * unit)
+            parts[-1].append(Piece(owner, start, end))
+            room -= end - start
+            if end == size:
+                break
+            start = end
+    return parts
+
+
+def on_threads[W, R](function: Callable[[W], R], work: Sequence[W]) -> list[R]:
+    """Return what a function returns for each piece of work, on as many threads as torch has for one computation here.
+
+    What such a thread computes it computes without workers of its own. It is not in the caller's `torch.no_grad`, and its own
+    work must not call this. Callers at one time share the threads.
+    """
+    n_threads = min(torch.get_num_threads(), len(work))
+    if n_threads < 2:
+        return [function(each) for each in work]
+    return list(_threads(os.getpid(), n_threads).map(function, work))
+
+
+def copy_all(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+    """Copy tensors: each of a list of (target in host memory, source) has one shape, and the target is contiguous.
+
+    Bytes that lie contiguous in host memory are copied as such, which takes two thirds of the time of torch's copy.
+    """
+    plain = [pair for pair in pairs if _is_plain(*pair)]
+    for target, source in pairs:
+        if not _is_plain(target, source):
+            target.copy_(source.detach())
+    arrays = [(_bytes(target), _bytes(source)) for target, source in plain]
+
+    def copy(part: Sequence[Piece]) -> None:
+        for piece in part:
+            target, source = arrays[piece.owner]
+            np.copyto(target[piece.start : piece.end], source[piece.start : piece.end])
+
+    on_threads(copy, parts_of([source.nbytes for _, source in plain]))
+
+
+class PlainCopies(TorchFunctionMode):
+    """Within it `Tensor.copy_` copies bytes as `copy_all` does, on the calling thread, where that comes to the same.
+
+    Torch's own copy of 1 MiB goes to workers, which costs several times as much where other processes want the cores, too.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Copy, or call what was called."""
+        if func is Tensor.copy_ and len(args) == 2 and not kwargs and _is_plain(*args):
+            target, source = args
+            if target.is_contiguous() and target.shape == source.shape and not torch.is_grad_enabled():
+                np.copyto(_bytes(target), _bytes(source))
+                return target
+        return func(*args, **(kwargs or {}))
+
+
+def _is_plain(target: Tensor, source: Tensor) -> bool:
+    """Whether a source lies contiguous in host memory, as does the target."""
+    on_host = source.device.type == target.device.type == "cpu"
+    return on_host and source.is_contiguous() and source.dtype == target.dtype
+
+
+def _bytes(tensor: Tensor) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    return tensor.detach().reshape(-1).view(torch.uint8).numpy()
+
+
+@functools.cache
+def _threads(process: int, count: int) -> ThreadPoolExecutor:
+    """Return a process's threads; new ones for each call would touch new memory, which takes a fifth of a fingerprint's time."""
+    return ThreadPoolExecutor(count, thread_name_prefix="weights", initializer=_alone)
+
+
+def _alone() -> None:
+    torch.get_num_threads()  # sets this thread's number, once
+    compute_alone()

@@ -1,0 +1,187 @@
+"""Workers of rewards on machines of the cluster: `RewardHost`, the Ray actor that has those of one, and `RayRewardWorkers`, all."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from slime_core.errors import RewardError
+from slime_core.plugins.registry import ALLOW_LIST, Registry
+from slime_core.rewards.results import Failed
+from slime_core.rewards.workers.supervisor import Answer, WorkerSupervisor
+from slime_core.rewards.workers.wire import Setup
+from slime_core.runtime.calls import Callee, calling
+from slime_core.runtime.deadline import within
+
+from slime_ray.failure import Failure
+from slime_ray.lock import Lock, check_lock
+from slime_ray.ranks import left
+from slime_ray.surroundings import Surroundings, begin_log, move_in
+
+#: How often a call is repeated whose host was lost.
+_REPEATS = 2
+_STARTING = "launcher ray: starting the workers of a reward"
+#: Most calls that wait at one host.
+_WAITING = 10_000
+#: Seconds in which a host that is killed is gone.
+_GONE_S = 5.0
+
+
+class RewardHost:
+    """The workers of one reward on one machine. One that is lost comes again, perhaps on another machine.
+
+    Args:
+        surroundings: of this process.
+        setup: what its workers run.
+        size: number of workers.
+    """
+
+    def __init__(self, surroundings: Surroundings, setup: Setup, size: int) -> None:
+        move_in(surroundings)
+        begin_log(surroundings.log)
+        self._workers = WorkerSupervisor(setup, size=size)
+        self._started: asyncio.Task[bool] | None = None
+        # A loop of its own: Ray's may be one that starts processes only where it is the main thread's.
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="workers", daemon=True).start()
+
+    async def start(self, lock: Lock) -> tuple[str, int, bool] | Failure:
+        """Start the workers, if the driver's plugins are here, which `lock` has; returns the IP address of this machine, the process id, and whether the reward is async."""
+        try:
+            await asyncio.to_thread(lambda: check_lock(Registry.from_environment(), lock))
+            is_async = await self._there(self._start)
+        except Exception as error:
+            return Failure.of(error)
+        address = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]  # Ray leaves it so
+        return address, os.getpid(), is_async
+
+    async def answer(self, payload: bytes) -> Answer | Failure:
+        """Run one job, and return its answer."""
+        try:
+            await self._there(self._start)  # where this process takes the place of one that was lost
+            answer: Answer = await self._there(lambda: self._workers.answer(payload))
+        except Exception as error:
+            return Failure.of(error)
+        return answer
+
+    async def _start(self) -> bool:
+        if self._started is None:
+            self._started = asyncio.ensure_future(self._workers.start())
+        return await asyncio.shield(self._started)
+
+    async def _there(self, work: Callable[[], Any]) -> Any:
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work(), self._loop))
+
+
+class RayRewardWorkers:
+    """Workers of one reward on several machines. It is a `slime_core.rewards.workers.supervisor.RewardWorkers`.
+
+    Args:
+        setup: what they run.
+        size: number of workers of each machine.
+        lock: returns the plugins of the driver, once it has resolved them all.
+        options: of the actor of each machine.
+        log: of each machine's actor, by number.
+        timeout_s: deadline of the start, seconds.
+        watch: is told of those that are processes of this machine.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        *,
+        size: int,
+        lock: Callable[[], Lock],
+        options: list[dict[str, Any]],
+        log: Callable[[int], Path],
+        timeout_s: float,
+        watch: Callable[[list[int]], None],
+    ) -> None:
+        self._setup, self._size, self._options, self._log = setup, size, options, log
+        self._lock, self._timeout_s, self._watch = lock, timeout_s, watch
+        self._hosts: list[Any] = []
+        self._waiting: list[int] = []
+        self._here: list[int] = []
+
+    async def start(self) -> bool:
+        """Start them; returns whether the reward is async, in which case there are none.
+
+        Raises:
+            PluginError: the reward does not import, or does not take its options, on one of the machines, or plugins differ there.
+            RewardError: a machine is lost.
+            DeadlineError: they did not start in time: others may have the cores.
+        """
+        self._hosts = [self._begin(number) for number in range(len(self._options))]
+        self._waiting = [0] * len(self._hosts)
+        lock = self._lock()
+        starting = asyncio.gather(*(host.start.remote(lock) for host in self._hosts))
+        try:
+            found = await within(self._timeout_s, f"{_STARTING} (--ray-start-timeout-s)", starting)
+        except RayError as error:
+            raise RewardError(f"{_STARTING}: {error}") from error
+        for number, one in enumerate(found):
+            if isinstance(one, Failure):
+                raise one.error(self._name(number))
+        own = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]  # Ray leaves it so
+        self._here = [pid for address, pid, _ in found if address == own]
+        self._watch(self._here)
+        is_async = any(one[2] for one in found)
+        if is_async:
+            await self.close()
+        return is_async
+
+    async def answer(self, payload: bytes) -> Answer:
+        """Run one job on the machine with the fewest, and return its answer."""
+        number = min(range(len(self._hosts)), key=self._waiting.__getitem__)
+        self._waiting[number] += 1
+        try:
+            with calling("a reward", Callee(self._name(number), _nothing)):
+                answer: Answer | Failure = await self._hosts[number].answer.remote(payload)
+        except RayError as error:
+            return Failed("crashed", f"was lost with its machine, {_REPEATS + 1} times: {error}")
+        finally:
+            self._waiting[number] -= 1
+        if isinstance(answer, Failure):
+            raise answer.error(self._name(number))
+        return answer
+
+    async def close(self) -> None:
+        """Kill them; jobs in flight fail. May be called twice."""
+        hosts, self._hosts = self._hosts, []
+        for host in hosts:
+            with contextlib.suppress(RayError):
+                ray.kill(host)
+        await left(self._here, _GONE_S)
+
+    def _begin(self, number: int) -> Any:
+        allowed = {ALLOW_LIST: os.environ[ALLOW_LIST]} if ALLOW_LIST in os.environ else {}
+        surroundings = Surroundings(
+            folder=Path.cwd(),
+            import_path=tuple(sys.path),
+            environment=allowed,
+            log=self._log(number),
+            sharing=self._size,
+        )
+        options = {
+            "max_restarts": -1,
+            "max_task_retries": _REPEATS,
+            "max_concurrency": _WAITING,
+            "num_cpus": 0,
+        }
+        host = ray.remote(RewardHost).options(**options, **self._options[number])
+        return host.remote(surroundings, self._setup, self._size)
+
+    def _name(self, number: int) -> str:
+        return f"reward host {number} of {len(self._options)}, whose log is {self._log(number)}"
+
+
+async def _nothing() -> str:
+    return ""  # a worker that misses its deadline is asked by its own supervisor, which says where it is

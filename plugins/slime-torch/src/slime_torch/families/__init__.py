@@ -1,0 +1,1 @@
+"""Decoders of families whose layers `Architecture` does not say all of."""

@@ -1,0 +1,86 @@
+"""Workers of rewards on machines of a Ray cluster: each machine has some, one that is lost comes again, and the run is the same."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from slime_core.config.load import load_settings
+from slime_core.launch.local import drive, launch
+from slime_core.plugins.registry import Registry
+
+from ..runs.test_async_loops import rows, samples
+from .attacked import Runs, writers_below
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(1200)]
+
+
+@pytest.fixture(scope="module")
+def two_nodes() -> Iterator[str]:
+    """Address of a cluster of two machines with two cores each, which are this one under two addresses."""
+    from slime_ray.launcher import set_environment
+
+    set_environment()
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
+    try:
+        cluster.add_node(num_cpus=2, node_ip_address="127.0.0.2")
+        yield cluster.address
+    finally:
+        cluster.shutdown()
+
+
+def flags(address: str, *more: str) -> list[str]:
+    ray = ["--launcher", "ray", "--ray-address", address, "--ray-device", "cpu"]
+    return [*ray, "--ray-reward-num-nodes", "2", "--reward-workers", "1", *more]
+
+
+LOOKS = ["--rm-type", "placed_scores:next_letter", "--reward-key", "score"]
+
+
+def alike(folder: Path) -> list[dict[str, Any]]:
+    """The samples, but for where they were scored."""
+    return [one | {"reward": one["reward"]["score"]} for one in samples(folder)]
+
+
+def test_rewards_are_scored_on_both_machines_also_when_the_actor_of_one_is_killed(
+    two_nodes, letters, root, tmp_path, monkeypatch
+):
+    monkeypatch.syspath_prepend(root / "tests/plugins")
+    slow = [*LOOKS, "--rollout-engine", "slow_letters:create_engine"]
+    registry = Registry()
+    settings = load_settings([str(letters)], [*slow, "--run-name", "whole"], registry=registry)
+    assert launch(settings, registry, drive)["status"] == "completed"
+    command = [sys.executable, "-m", "slime_core", "train", str(letters), *flags(two_nodes, *slow)]
+    runs = Runs(command, tmp_path / "runs/letters", root)
+    metrics = runs.folder / "metrics.jsonl"
+    with runs.attacked() as run:
+        run.wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") > 3)
+        hosts = [pid for pid, title in writers_below(runs.folder) if title.startswith("ray::RewardHost")]
+        assert len(hosts) == 2
+        os.kill(hosts[0], signal.SIGKILL)
+        assert run.finish() == 0, run.told
+    whole = tmp_path / "runs/whole"
+    assert rows(runs.folder) == rows(whole)
+    assert alike(runs.folder) == alike(whole)
+    nodes = [
+        {one["reward"]["node"] for one in samples(runs.folder) if one["step"] == step} for step in (1, 12)
+    ]
+    assert len(nodes[0]) == len(nodes[1]) == 2  # the first step, and the last
+    assert {one["reward"]["node"] for one in samples(whole)} == {""}
+    assert writers_below(tmp_path) == []
+
+
+def test_a_reward_that_does_not_import_there_ends_the_run_by_name(two_nodes, slime, letters, root):
+    reward = ("--rm-type", "placed_scores_at_home:next_letter")
+    env = os.environ | {"PYTHONPATH": str(root / "tests/plugins")}
+    done = slime("train", str(letters), *flags(two_nodes, *reward), env=env)
+    assert done.returncode == 2, done.stderr
+    assert "PluginError\n  reward placed_scores_at_home:next_letter: does not import: " in done.stderr
+    assert "raised on reward host 0 of 2" in done.stderr
