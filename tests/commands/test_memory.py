@@ -83,10 +83,45 @@ def test_a_config_alone_is_enough_and_an_unknown_family_is_named(slime_here, tmp
     assert rows["weights"] == f"{2 * (experts + others) / 2**30:.2f}"
     assert rows["gradients"] == f"{4 * (experts + others) / 2**30:.2f}"
     assert rows["optimizer"] == f"{12 * (experts / 2 + others / 4) / 2**30:.2f}"
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"model_type": "deepseek_v3"}))
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"model_type": "deepseek_v99"}))
     unknown = slime_here("plan", "--memory", *words)
     assert unknown.returncode == 2
-    assert (
-        "no plugin is named 'deepseek_v3'; installed: gemma3_text, glm4, glm4_moe, llama, qwen2, qwen2_moe, qwen3, qwen3_moe"
-        in unknown.stderr
+    assert "no plugin is named 'deepseek_v99'; installed: " in unknown.stderr
+
+
+#: deepseek-ai/DeepSeek-V3, as published.
+DEEPSEEK = {
+    "model_type": "deepseek_v3", "vocab_size": 129280, "hidden_size": 7168, "intermediate_size": 18432,
+    "moe_intermediate_size": 2048, "num_hidden_layers": 61, "num_attention_heads": 128, "num_key_value_heads": 128,
+    "n_shared_experts": 1, "n_routed_experts": 256, "routed_scaling_factor": 2.5, "kv_lora_rank": 512, "q_lora_rank": 1536,
+    "qk_rope_head_dim": 64, "v_head_dim": 128, "qk_nope_head_dim": 128, "n_group": 8, "topk_group": 4,
+    "num_experts_per_tok": 8, "first_k_dense_replace": 3, "max_position_embeddings": 163840, "rope_theta": 10000,
+    "num_nextn_predict_layers": 1, "tie_word_embeddings": False,
+    "rope_scaling": {
+        "type": "yarn", "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 4096,
+    },
+}  # fmt: skip
+
+
+def test_deepseek_v3_on_256_gpus_takes_what_arithmetic_says(slime_here, tmp_path):
+    """Experts a 256th a rank, wide matrices an eighth, projections to latent vectors, norms and routers whole; see docs/memory.md."""
+    (tmp_path / "config.json").write_text(json.dumps(DEEPSEEK))
+    layout = "--launcher ray --actor-num-nodes 32 --actor-num-gpus-per-node 8 --tensor-model-parallel-size 8 --sequence-parallel "
+    layout += "--expert-model-parallel-size 256 --expert-tensor-parallel-size 1 --use-distributed-optimizer "
+    layout += (
+        "--recompute-granularity full --max-tokens-per-gpu 9216 --rollout-engine none --device-memory-gb 80"
     )
+    table = slime_here("plan", "--memory", "--hf-checkpoint", str(tmp_path), *RUN, *layout.split())
+    assert table.returncode == 0, table.stderr
+    rows = {
+        line.rsplit(maxsplit=1)[0].strip(): line.split()[-1] for line in table.stdout.splitlines() if line
+    }
+    experts = 58 * 3 * 7168 * 2048
+    cut = 61 * (1536 * 24576 + 512 * 32768 + 16384 * 7168) + 3 * 3 * 7168 * 18432
+    cut += 58 * 3 * 7168 * 2048 + 2 * 129280 * 7168
+    whole = 61 * (7168 * (1536 + 576) + 2048 + 2 * 7168) + 58 * 256 * 7168 + 7168
+    assert 256 * experts + cut + whole == 671_026_404_352
+    others = cut / 8 + whole
+    assert rows["weights"] == f"{2 * (experts + others) / 2**30:.2f}"
+    assert rows["gradients"] == f"{4 * (experts + others) / 2**30:.2f}"
+    assert rows["optimizer"] == f"{12 * (experts + others / 32) / 2**30:.2f}"

@@ -18,9 +18,12 @@ from slime_example_family.family import GEMMA3
 from slime_megatron import compat
 from slime_megatron.settings.learner_settings import LearnerSettings
 from slime_megatron.settings.section import MegatronSection
+from slime_models.family.families.deepseek_v3 import DEEPSEEK_V3
+from slime_models.family.families.deepseek_v32 import DEEPSEEK_V32
 from slime_models.family.families.glm import GLM as GLM_OF_2024
 from slime_models.family.families.glm4 import GLM4
 from slime_models.family.families.glm4_moe import GLM4_MOE
+from slime_models.family.families.glm4_moe_lite import GLM4_MOE_LITE
 from slime_models.family.families.gpt_oss import GPT_OSS
 from slime_models.family.families.llama import LLAMA
 from slime_models.family.families.mimo import MIMO
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
 FAMILIES = {
     family.model_type: family
     for family in (
+        *(DEEPSEEK_V3, DEEPSEEK_V32, GLM4_MOE_LITE),
         *(GEMMA3, GLM_OF_2024, GLM4, GLM4_MOE, GPT_OSS, LLAMA, MIMO, MINIMAX_M2),
         *(QWEN2, QWEN2_MOE, QWEN3, QWEN3_5_TEXT, QWEN3_MOE, QWEN3_NEXT),
     )
@@ -55,6 +59,33 @@ GLM = {
     "routed_scaling_factor": 1.5,
     "attention_bias": True,
     "use_qk_norm": True,
+}
+
+#: Latent attention whose queries and keys are wider than values; a dense layer, then four groups of two experts, of which a
+#: token passes four of two groups.
+DEEPSEEK = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 4,
+    "n_group": 4,
+    "topk_group": 2,
+    "moe_intermediate_size": 48,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "num_nextn_predict_layers": 0,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 1e4,
+        "factor": 8.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "original_max_position_embeddings": 32,
+    },
 }
 
 
@@ -137,6 +168,9 @@ def cut_models(make_hf: Callable[..., tuple[Any, Path]]) -> dict[str, Path]:
     _, sinks = make_hf("gpt_oss", **size, **few, sliding_window=6)
     _, all_heads = make_hf("minimax_m2", **size, **few, rotary_dim=16)
     size.pop("head_dim")
+    _, latent = make_hf("deepseek_v3", tie_word_embeddings=False, **size | DEEPSEEK)
+    indexer = {"index_topk": 6, "index_n_heads": 20, "index_head_dim": 14}
+    _, sparse = make_hf("deepseek_v32", tie_word_embeddings=False, **size | DEEPSEEK | indexer)
     _, shared = make_hf(
         "qwen2_moe", tie_word_embeddings=False, **size, **experts, shared_expert_intermediate_size=80
     )
@@ -175,6 +209,8 @@ def cut_models(make_hf: Callable[..., tuple[Any, Path]]) -> dict[str, Path]:
         "qwen3": dense,
         "qwen3_moe": moe,
         "glm4_moe": glm,
+        "deepseek_v3": latent,
+        "deepseek_v32": sparse,
         "glm4": sandwich,
         "qwen2_moe": shared,
         "gemma3_text": windows,
@@ -186,30 +222,47 @@ def cut_models(make_hf: Callable[..., tuple[Any, Path]]) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session")
-def mtp_model(
+def make_mtp_model(
     make_hf: Callable[..., tuple[Any, Path]], tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Any, Path]:
-    """Return a tiny GLM of four layers, and a folder in which the last two predict the two tokens after the next."""
-    size = {"num_hidden_layers": 4, "vocab_size": VOCAB + 1, "head_dim": 32}
-    model, made = make_hf("glm4_moe", tie_word_embeddings=False, **size, **GLM)
-    weights = dict(HfCheckpoint(made))
-    generator = torch.Generator().manual_seed(1)
-    for layer in (2, 3):
-        for name, shape in (
-            ("enorm", (64,)),
-            ("hnorm", (64,)),
-            ("shared_head.norm", (64,)),
-            ("eh_proj", (64, 128)),
-        ):
-            drawn = 0.15 * torch.randn(shape, generator=generator)
-            weights[f"model.layers.{layer}.{name}.weight"] = drawn + 1 if len(shape) == 1 else drawn
-        for copy, original in (("embed_tokens", "model.embed_tokens"), ("shared_head.head", "lm_head")):
-            weights[f"model.layers.{layer}.{copy}.weight"] = weights[f"{original}.weight"]
-    folder = save_hf(tmp_path_factory.mktemp("mtp") / "hf", weights.items(), config_from=made)
-    config = json.loads((made / "config.json").read_text())
-    config |= {"num_hidden_layers": 2, "num_nextn_predict_layers": 2}
-    (folder / "config.json").write_text(json.dumps(config))
-    return model, folder
+) -> Callable[..., tuple[Any, Path]]:
+    """Return a function that makes a tiny model of four layers, and a folder in which the last two predict the two tokens after the
+    next."""
+
+    def make(model_type: str, **changes: Any) -> tuple[Any, Path]:
+        size = {"num_hidden_layers": 4, "vocab_size": VOCAB + 1, "tie_word_embeddings": False}
+        model, made = make_hf(model_type, **size, **changes)
+        weights = dict(HfCheckpoint(made))
+        generator = torch.Generator().manual_seed(1)
+        for layer in (2, 3):
+            for name, shape in (
+                ("enorm", (64,)),
+                ("hnorm", (64,)),
+                ("shared_head.norm", (64,)),
+                ("eh_proj", (64, 128)),
+            ):
+                drawn = 0.15 * torch.randn(shape, generator=generator)
+                weights[f"model.layers.{layer}.{name}.weight"] = drawn + 1 if len(shape) == 1 else drawn
+            for copy, original in (("embed_tokens", "model.embed_tokens"), ("shared_head.head", "lm_head")):
+                weights[f"model.layers.{layer}.{copy}.weight"] = weights[f"{original}.weight"]
+        folder = save_hf(tmp_path_factory.mktemp("mtp") / "hf", weights.items(), config_from=made)
+        config = json.loads((made / "config.json").read_text())
+        config |= {"num_hidden_layers": 2, "num_nextn_predict_layers": 2}
+        (folder / "config.json").write_text(json.dumps(config))
+        return model, folder
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def mtp_model(make_mtp_model: Callable[..., tuple[Any, Path]]) -> tuple[Any, Path]:
+    """A tiny GLM with two MTP layers; see `make_mtp_model`."""
+    return make_mtp_model("glm4_moe", head_dim=32, **GLM)
+
+
+@pytest.fixture(scope="session")
+def latent_mtp_model(make_mtp_model: Callable[..., tuple[Any, Path]]) -> tuple[Any, Path]:
+    """A tiny DeepSeek-V3 with two MTP layers; see `make_mtp_model`."""
+    return make_mtp_model("deepseek_v3", **DEEPSEEK)
 
 
 @pytest.fixture(scope="session")

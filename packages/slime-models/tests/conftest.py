@@ -6,9 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slime_models.family.families.deepseek_v3 import DEEPSEEK_V3
+from slime_models.family.families.deepseek_v32 import DEEPSEEK_V32
 from slime_models.family.families.glm import GLM as GLM_OF_2024
 from slime_models.family.families.glm4 import GLM4
 from slime_models.family.families.glm4_moe import GLM4_MOE
+from slime_models.family.families.glm4_moe_lite import GLM4_MOE_LITE
+from slime_models.family.families.glm_moe_dsa import GLM_MOE_DSA
 from slime_models.family.families.gpt_oss import GPT_OSS
 from slime_models.family.families.llama import LLAMA
 from slime_models.family.families.minimax_m2 import MINIMAX_M2
@@ -26,6 +30,7 @@ DELTA_NETS = (QWEN3_5, QWEN3_5_MOE, QWEN3_5_MOE_TEXT, QWEN3_5_TEXT, QWEN3_NEXT)
 FAMILIES = {
     family.model_type: family
     for family in (
+        *(DEEPSEEK_V3, DEEPSEEK_V32, GLM4_MOE_LITE, GLM_MOE_DSA),
         *(GLM_OF_2024, GLM4, GLM4_MOE, GPT_OSS, LLAMA),
         *(MINIMAX_M2, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE, *DELTA_NETS),
     )
@@ -43,6 +48,22 @@ GLM = {
     "attention_bias": True,
     "use_qk_norm": True,
     "partial_rotary_factor": 0.34,
+}
+#: Latent attention: heads of 6 and 4 rotated for queries and keys, of 7 for values; then GLM's experts.
+LATENT = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 13,
+    "kv_lora_rank": 11,
+    "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 7,
+    "n_routed_experts": 3,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 10,
+    "n_shared_experts": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
 }
 #: The second of two layers has attention; a delta net has two key heads, of which each has three value heads.
 DELTA_NET = {
@@ -101,6 +122,11 @@ def tiny_config(model_type: str, **changes: Any) -> dict[str, Any]:
         }
     if model_type == "glm4_moe":
         config = {**config, **GLM, **changes}
+    if model_type in ("deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa"):
+        del config["head_dim"]
+        config = {**config, **LATENT, **changes}
+    if model_type in ("deepseek_v32", "glm_moe_dsa"):
+        config = {**config, "index_topk": 9, "index_n_heads": 3, "index_head_dim": 5, **changes}
     if model_type in {family.model_type for family in DELTA_NETS}:
         experts = {} if model_type in ("qwen3_5", "qwen3_5_text") else EXPERTS
         config = {**config, **DELTA_NET, **experts, **changes}

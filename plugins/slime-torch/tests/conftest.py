@@ -13,9 +13,13 @@ import pytest
 import torch
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import Completion, SamplingParams
+from slime_models.family.families.deepseek_v3 import DEEPSEEK_V3
+from slime_models.family.families.deepseek_v32 import DEEPSEEK_V32
 from slime_models.family.families.glm import GLM
 from slime_models.family.families.glm4 import GLM4
 from slime_models.family.families.glm4_moe import GLM4_MOE
+from slime_models.family.families.glm4_moe_lite import GLM4_MOE_LITE
+from slime_models.family.families.glm_moe_dsa import GLM_MOE_DSA
 from slime_models.family.families.gpt_oss import GPT_OSS
 from slime_models.family.families.llama import LLAMA
 from slime_models.family.families.mimo import MIMO
@@ -36,9 +40,13 @@ from slime_torch.section import TorchSection
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
+    DeepseekV3Config,
+    DeepseekV32Config,
     Glm4Config,
     Glm4MoeConfig,
+    Glm4MoeLiteConfig,
     GlmConfig,
+    GlmMoeDsaConfig,
     GptOssConfig,
     LlamaConfig,
     MiniMaxM2Config,
@@ -55,6 +63,7 @@ VOCAB, EOS = 301, 300
 FAMILIES = {
     family.model_type: family
     for family in (
+        *(DEEPSEEK_V3, DEEPSEEK_V32, GLM4_MOE_LITE, GLM_MOE_DSA),
         *(GLM, GLM4, GLM4_MOE, GPT_OSS, LLAMA, MIMO, MINIMAX_M2, QWEN2, QWEN2_MOE),
         *(QWEN3, QWEN3_MOE, QWEN3_5_MOE, QWEN3_5_TEXT, QWEN3_NEXT),
     )
@@ -96,7 +105,63 @@ _EXPERTS = {
     "decoder_sparse_step": 1,
     "norm_topk_prob": True,
 }
+_LATENT = (
+    _COMMON
+    | {
+        "pad_token_id": None,  # its row is zero: an indexer would rate all tokens alike, and the row's length decide
+        "num_key_value_heads": 4,
+        "kv_lora_rank": 20,
+        "qk_nope_head_dim": 12,
+        "qk_rope_head_dim": 8,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 48,
+        "num_nextn_predict_layers": 0,
+        "tie_word_embeddings": False,
+    }
+)
+_INDEXER = {"index_topk": 6, "index_n_heads": 20, "index_head_dim": 14, "first_k_dense_replace": 1}
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 8.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "original_max_position_embeddings": 32,
+}
 CONFIGS = {
+    # As of DeepSeek-V3: the first layer is dense; of four groups of two experts, two are chosen.
+    "deepseek_v3": lambda: DeepseekV3Config(
+        **_LATENT,
+        q_lora_rank=24,
+        v_head_dim=16,
+        n_group=4,
+        topk_group=2,
+        first_k_dense_replace=1,
+        rope_parameters=_YARN,
+    ),
+    # As of Moonlight: queries have no latent vector.
+    "deepseek_v3-moonlight": lambda: DeepseekV3Config(
+        **_LATENT,
+        q_lora_rank=None,
+        v_head_dim=20,
+        n_group=1,
+        topk_group=1,
+        n_shared_experts=2,
+        first_k_dense_replace=1,
+    ),
+    # An indexer chooses six tokens.
+    "deepseek_v32": lambda: DeepseekV32Config(
+        **_LATENT,
+        **_INDEXER,
+        q_lora_rank=24,
+        v_head_dim=16,
+        n_group=1,
+        topk_group=1,
+        rope_parameters=_YARN,
+    ),
+    "glm_moe_dsa": lambda: GlmMoeDsaConfig(**_LATENT, **_INDEXER, q_lora_rank=24, v_head_dim=24),
+    "glm4_moe_lite": lambda: Glm4MoeLiteConfig(**_LATENT, q_lora_rank=24, v_head_dim=24),
     "llama": lambda: LlamaConfig(**_COMMON),
     "llama-rope3": lambda: LlamaConfig(**_COMMON, rope_parameters=_LLAMA3, tie_word_embeddings=True),
     "qwen2": lambda: Qwen2Config(**_COMMON, tie_word_embeddings=True),

@@ -38,6 +38,11 @@ KINDS = [
     "mimo",
     "gpt_oss",
     "minimax_m2",
+    "deepseek_v3",
+    "deepseek_v3-moonlight",
+    "deepseek_v32",
+    "glm4_moe_lite",
+    "glm_moe_dsa",
 ]
 
 

@@ -16,7 +16,7 @@ from slime_megatron.checkpoint.convert import find, to_hf, to_megatron
 from slime_megatron.settings.section_roles import LoraSection
 from slime_models.hf.folder import HfCheckpoint
 
-from ..conftest import GLM, make_batch
+from ..conftest import DEEPSEEK, GLM, make_batch
 
 EXPERTS = {
     "num_experts": 4,
@@ -61,6 +61,7 @@ def equal(found, wanted):
         ("glm4", {"head_dim": 32}),
         ("qwen2_moe", EXPERTS | {"shared_expert_intermediate_size": 80}),
         ("glm4", {"head_dim": 32, "tie_word_embeddings": False}),
+        ("deepseek_v3", {"tie_word_embeddings": False} | DEEPSEEK),
         ("glm", {"head_dim": 32}),
         ("gpt_oss", STACKED),
         ("minimax_m2", STACKED),
@@ -83,7 +84,18 @@ def test_there_and_back_is_bit_for_bit_the_same(make_hf, registry, tmp_path, mod
 
 
 @pytest.mark.parametrize(
-    "kind", ["qwen3", "qwen3_moe", "glm4_moe", "glm4", "qwen2_moe", "gpt_oss", "minimax_m2", "qwen3_next"]
+    "kind",
+    [
+        "deepseek_v3",
+        "qwen3",
+        "qwen3_moe",
+        "glm4_moe",
+        "glm4",
+        "qwen2_moe",
+        "gpt_oss",
+        "minimax_m2",
+        "qwen3_next",
+    ],
 )
 def test_megatron_reads_what_was_converted(make_learner, cut_models, registry, tmp_path, kind):
     from megatron.core import dist_checkpointing, parallel_state

@@ -22,7 +22,7 @@ from slime_models.cpu import attends_in_bfloat16
 from slime_models.family.families.qwen3 import QWEN3
 from slime_models.family.families.qwen3_moe import QWEN3_MOE
 
-from ..conftest import make_batch
+from ..conftest import DEEPSEEK, make_batch
 from .test_parameters import EXPERTS
 
 DENSE, MOE = QWEN3.architecture(TINY_QWEN3), QWEN3_MOE.architecture(EXPERTS)
@@ -111,7 +111,7 @@ def test_no_micro_batch_exceeds_the_tokens_that_are_reckoned_with(lengths, budge
 
 
 @pytest.mark.parametrize(
-    ("model", "train", "megatron"),
+    ("model", "train", "flags"),
     [
         ("qwen3", {"bf16": False}, {}),
         ("qwen3", {"bf16": True}, {}),
@@ -120,10 +120,13 @@ def test_no_micro_batch_exceeds_the_tokens_that_are_reckoned_with(lengths, budge
         ("glm4", {"bf16": False}, {}),
         ("glm4", {"bf16": True}, {}),
         ("qwen2_moe", {"bf16": True}, {}),
+        ("deepseek_v3", {"bf16": False}, {}),
+        ("deepseek_v3", {"bf16": True}, {}),
+        ("deepseek_v3", {"bf16": True}, {"recompute_granularity": "selective"}),
     ],
 )
 @pytest.mark.parametrize("length", [40, 600])
-def test_a_layer_keeps_the_bytes_that_autograd_saves(make_hf, make_learner, model, train, megatron, length):
+def test_a_layer_keeps_the_bytes_that_autograd_saves(make_hf, make_learner, model, train, flags, length):
     """Two samples of one length: the storages that the second layer saves for its backward pass, each counted once."""
     experts = {
         "num_experts": 4,
@@ -134,10 +137,13 @@ def test_a_layer_keeps_the_bytes_that_autograd_saves(make_hf, make_learner, mode
     if model == "qwen2_moe":
         experts["shared_expert_intermediate_size"] = 80
     changes = {"num_hidden_layers": 2, "head_dim": 32, "max_position_embeddings": 1024}
+    if model == "deepseek_v3":
+        del changes["head_dim"]
+        changes |= DEEPSEEK
     _, folder = make_hf(
         model, **changes, **(experts if model.endswith("moe") else {}), tie_word_embeddings=False
     )
-    learner = make_learner(folder=folder, megatron=MegatronSection(**megatron), **train)
+    learner = make_learner(folder=folder, megatron=MegatronSection(**flags), **train)
     saved = _saved_bytes(learner, make_batch(lengths=((5, length - 4),) * 2))
     held = 2 if train["bf16"] else 4
     wanted = MicroBatchShape(
@@ -145,7 +151,7 @@ def test_a_layer_keeps_the_bytes_that_autograd_saves(make_hf, make_learner, mode
         dtype_bytes=held,
         device="cpu",
         attends_in_float32=held == 2 and (length < 512 or not attends_in_bfloat16()),
-        recompute=megatron.get("recompute_granularity"),
+        recompute=flags.get("recompute_granularity"),
     )
     predicted = layer_bytes(learner._architecture, ONE, wanted, layer=1)
     assert predicted == pytest.approx(saved, abs=64)  # numbers of calls, such as a mask's kind

@@ -42,7 +42,7 @@ def question(tmp_path):
     return ask
 
 
-@pytest.mark.parametrize("model", ["qwen3", "qwen3_moe", "glm4_moe", "glm4", "qwen2_moe"])
+@pytest.mark.parametrize("model", ["deepseek_v3", "qwen3", "qwen3_moe", "glm4_moe", "glm4", "qwen2_moe"])
 @pytest.mark.parametrize("bf16", [True, False])
 def test_weights_gradients_and_optimizer_are_those_of_a_real_learner(
     question, make_learner, cut_models, model, bf16
@@ -63,7 +63,7 @@ MORE = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bf16", [True, False])
-@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe", "glm4_moe", "glm4"])
+@pytest.mark.parametrize("kind", ["deepseek_v3", "qwen3", "qwen3_moe", "glm4_moe", "glm4"])
 def test_every_rank_of_every_layout_holds_what_is_predicted(ranks, cut_models, kind, bf16):
     found = {}
     for layout in [*LAYOUTS, *MORE]:

@@ -13,12 +13,13 @@ LORA = LoraSection(rank=4, alpha=6.0)
 #: Kind of model -> layouts. Experts are cut whole.
 CUTS = {
     "qwen3": ["TP2", "TP2+SP", "PP2", "CP2", "DP2+distributed optimizer", "TP2xPP2"],
+    "deepseek_v3": ["TP2xEP2xSP"],
     "qwen3_moe": ["EP2", "TP2xEP2xSP", "PP2xEP2"],
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe"])
+@pytest.mark.parametrize("kind", CUTS)
 def test_adapters_take_the_steps_of_one_process(ranks, cut_models, kind, tmp_path, capsys):
     batches = [make_batch(seed=seed) for seed in range(3)]
     wanted = {}

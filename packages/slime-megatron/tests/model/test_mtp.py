@@ -89,9 +89,10 @@ def mtp_gradients(learner):
     }
 
 
-@pytest.mark.proves("glm4_moe", "mtp")
-def test_losses_and_gradients_are_those_of_the_equations(make_learner, mtp_model):
-    model, folder = mtp_model
+@pytest.mark.proves("{family}", "mtp")
+@pytest.mark.parametrize("family,kind", [("glm4_moe", "mtp_model"), ("deepseek_v3", "latent_mtp_model")])
+def test_losses_and_gradients_are_those_of_the_equations(make_learner, family, kind, request):
+    model, folder = request.getfixturevalue(kind)
     batch = shared_prompts()
     weights = {
         name: tensor.clone().requires_grad_()

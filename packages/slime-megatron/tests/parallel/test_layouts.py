@@ -31,7 +31,9 @@ from ..layouts import (
 
 @pytest.mark.slow
 @pytest.mark.proves("{kind}", "tensor", "sequence", "pipeline", "context", "expert", "optimizer")
-@pytest.mark.parametrize("kind", [*DENSE, "gpt_oss", "minimax_m2", "qwen2_moe", "qwen3_moe", "qwen3_next"])
+@pytest.mark.parametrize(
+    "kind", [*DENSE, "deepseek_v3", "gpt_oss", "minimax_m2", "qwen2_moe", "qwen3_moe", "qwen3_next"]
+)
 def test_every_layout_takes_the_steps_of_one_process(ranks, cut_models, kind, capsys):
     batch = make_batch()
     common = {"folder": cut_models[kind], "batch": batch, "n_steps": 3}
@@ -82,6 +84,8 @@ def test_every_layout_takes_the_steps_of_one_process(ranks, cut_models, kind, ca
         ("glm4_moe", ["PP2xEP2", "TP2+SP"]),  # the first of two stages has no experts
         ("glm4", ["TP2+SP", "TP2xPP2"]),
         ("qwen2_moe", ["TP2xEP2xSP", "PP2xEP2"]),
+        ("deepseek_v3", ["TP2xEP2xSP", "PP2xCP2"]),
+        ("deepseek_v32", ["TP2xEP2xSP", "PP2xCP2"]),
         ("gpt_oss", ["TP2xEP2xSP", "PP2xCP2"]),
         ("minimax_m2", ["TP2xEP2xSP", "PP2xCP2"]),
         ("qwen3_next", ["TP2xEP2xSP", "PP2xEP2"]),
@@ -161,6 +165,8 @@ def test_loss_and_gradient_norm_do_not_depend_on_the_cut(ranks, cut_models, redu
         ("gpt_oss", 4, TENSOR | SEQUENCE | EXPERT | {"expert_tensor_parallel_size": 1}),
         ("minimax_m2", 4, TENSOR | SEQUENCE | PIPELINE),
         ("qwen2_moe", 4, TENSOR | SEQUENCE | EXPERT | {"expert_tensor_parallel_size": 1}),
+        ("deepseek_v3", 4, TENSOR | SEQUENCE | PIPELINE),
+        ("deepseek_v32", 2, TENSOR | SEQUENCE),
         ("qwen3_next", 4, TENSOR | SEQUENCE | EXPERT | {"expert_tensor_parallel_size": 1}),
         ("qwen3_5_text", 4, TENSOR | PIPELINE),
     ],
@@ -312,8 +318,10 @@ def test_one_process_and_several_read_each_others_state(ranks, cut_models, bf16,
     assert all(tensor.equal(shared[name]) for name, tensor in one.items())
 
 
-def test_mtp_layers_learn_under_every_layout_as_in_one_process(ranks, mtp_model):
+@pytest.mark.parametrize("kind", ["mtp_model", "latent_mtp_model"])
+def test_mtp_layers_learn_under_every_layout_as_in_one_process(ranks, kind, request):
     """Beside a policy whose routers have a loss and a bias that moves; the last stage has no embedding of its own."""
+    mtp_model = request.getfixturevalue(kind)
     flags = {"moe_router_enable_expert_bias": True, "moe_z_loss_coeff": "1e-3"}
     on = {"enable_mtp_training": True, "megatron_args": flags}
     common = {"folder": mtp_model[1], "batch": with_shared_prompts(), "train": {"max_tokens_per_gpu": 40}}

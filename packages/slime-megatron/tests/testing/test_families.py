@@ -7,9 +7,13 @@ from dataclasses import replace
 import pytest
 from slime_core.errors import ContractError, PluginError
 from slime_megatron.testing import check_trained_family, random_model
+from slime_models.family.families.deepseek_v3 import DEEPSEEK_V3
+from slime_models.family.families.deepseek_v32 import DEEPSEEK_V32
 from slime_models.family.families.glm import GLM
 from slime_models.family.families.glm4 import GLM4
 from slime_models.family.families.glm4_moe import GLM4_MOE
+from slime_models.family.families.glm4_moe_lite import GLM4_MOE_LITE
+from slime_models.family.families.glm_moe_dsa import GLM_MOE_DSA
 from slime_models.family.families.gpt_oss import GPT_OSS
 from slime_models.family.families.llama import LLAMA
 from slime_models.family.families.minimax_m2 import MINIMAX_M2
@@ -37,7 +41,7 @@ LLAMA_31 = {
     "original_max_position_embeddings": 32,
 }
 #: gpt-oss's, of a shorter context; its dimensions go over from one kind to the other within a head of 16.
-YARN = {
+GPT_OSS_YARN = {
     "rope_type": "yarn",
     "rope_theta": 150_000.0,
     "factor": 4.0,
@@ -47,10 +51,73 @@ YARN = {
     "original_max_position_embeddings": 64,
 }
 FEW_EXPERTS = {"num_local_experts": 5, "num_experts_per_tok": 2}
+#: Latent attention, a dense layer, then experts of which a token passes four.
+LATENT = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 48,
+    "n_shared_experts": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "num_nextn_predict_layers": 0,
+    "rms_norm_eps": 1e-5,  # that of latent vectors is another
+    "tie_word_embeddings": False,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 40.0,
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "original_max_position_embeddings": 32,
+}
+#: Each token sees 11 others: the longest sequence has 61.
+INDEXER = {"index_topk": 11, "index_n_heads": 20, "index_head_dim": 14, "first_k_dense_replace": 1}
 #: Family, and what its config.json says beside the sizes; the quirks of models that are published.
 MODELS = {
+    "DeepSeek-V3": (
+        DEEPSEEK_V3,
+        LATENT | {"n_group": 4, "topk_group": 2, "first_k_dense_replace": 1, "rope_parameters": YARN},
+    ),
+    "DeepSeek-V3, other factors of YaRN": (
+        DEEPSEEK_V3,
+        LATENT
+        | {"first_k_dense_replace": 2, "rope_interleave": False}
+        | {
+            "rope_parameters": YARN
+            | {"mscale": 0.7, "mscale_all_dim": 0.4, "beta_fast": 8, "truncate": False}
+        },
+    ),
+    "Kimi-K2": (
+        DEEPSEEK_V3,
+        LATENT | {"first_k_dense_replace": 1, "rope_parameters": YARN | {"beta_fast": 1, "rope_theta": 5e4}},
+    ),
+    "Moonlight": (
+        DEEPSEEK_V3,
+        LATENT | {"q_lora_rank": None, "first_k_dense_replace": 1, "n_shared_experts": 2, "v_head_dim": 20},
+    ),
+    "GLM-4.7-Flash": (
+        GLM4_MOE_LITE,
+        LATENT | {"v_head_dim": 24, "mlp_layer_types": ["sparse", "dense", "sparse"]},
+    ),
+    "DeepSeek-V3.2": (
+        DEEPSEEK_V32,
+        LATENT | INDEXER | {"n_group": 4, "topk_group": 2, "rope_parameters": YARN},
+    ),
+    "GLM-5": (GLM_MOE_DSA, LATENT | INDEXER | {"v_head_dim": 24}),
     "GLM-4-9B of 2024": (GLM, {"head_dim": 32, "rms_norm_eps": 1e-5}),
-    "gpt-oss": (GPT_OSS, FEW_EXPERTS | {"head_dim": 16, "sliding_window": 9, "rope_parameters": YARN}),
+    "gpt-oss": (
+        GPT_OSS,
+        FEW_EXPERTS | {"head_dim": 16, "sliding_window": 9, "rope_parameters": GPT_OSS_YARN},
+    ),
     "gpt-oss, limits that clamp": (
         GPT_OSS,
         FEW_EXPERTS

@@ -50,21 +50,12 @@ def _weight_problems(build: BuildContext) -> list[Problem]:
     folder = build.model_path
     if not any(folder.glob("model*.safetensors")):
         return []
-    from slime_models.hf.folder import HfCheckpoint
+    from slime_models.quantization.reading import open_weights
 
     try:
         config = read_config(folder)
-        if config.get("quantization_config"):
-            return [
-                Problem(
-                    "model.hf_checkpoint",
-                    f"{folder}: quantised weights (quantization_config in config.json)",
-                    "the weights to train",
-                    "quantised ones are for servers: --sglang-model-path",
-                )
-            ]
         family = build.registry.resolve("slime.models", str(config.get("model_type", "")))
-        family.check_weights(HfCheckpoint(folder), family.architecture(config))
+        family.check_weights(open_weights(folder), family.architecture(config))
     except PluginError:
         return []  # no family of ours: whoever needs one says so
     except (CheckpointError, DataError) as error:

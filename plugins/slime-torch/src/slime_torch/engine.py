@@ -23,7 +23,7 @@ from slime_models.cpu import multiplies_bfloat16
 from slime_models.family.architecture import Architecture
 from slime_models.family.family import ModelFamily
 from slime_models.hf.config import read_config
-from slime_models.hf.folder import HfCheckpoint
+from slime_models.quantization.reading import open_weights
 from slime_models.transfer.receiver import UpdateReceiver
 
 from slime_torch.generation.request import Request, StopRule
@@ -245,7 +245,7 @@ class TorchEngine:
     def _load(self) -> None:
         if self._section.num_threads is not None:
             torch.set_num_threads(self._section.num_threads)
-        checkpoint = HfCheckpoint(self._path)
+        checkpoint = open_weights(self._path)
         self._family.check_names(checkpoint, self.architecture)
         self.model = Decoder(
             self._family,

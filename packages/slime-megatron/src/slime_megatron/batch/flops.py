@@ -18,14 +18,19 @@ def forward_flops(architecture: Architecture, group: PromptGroup) -> int:
     experts += a.moe_shared_expert_intermediate_size or 0
     n_moe, routers = len(a.moe_layers), (a.num_moe_experts or 0) + a.moe_shared_expert_gate
     mlps = 3 * a.ffn_hidden_size * (a.num_layers - n_moe) + n_moe * (3 * experts + routers)
-    layers = a.hidden_size * (a.num_layers * (a.qkv_size + a.query_size) + mlps)
-    pairs = _seen(group.prefix, 0) + sum(_seen(n, group.prefix) for n in group.suffixes)
+    layers = a.num_layers * a.attention_size + a.hidden_size * mlps
+    pairs = seen_pairs(group)
     responses = sum(n + 1 for n in group.suffixes)
     return 2 * (
         layers * group.n_tokens
-        + a.num_layers * 2 * a.query_size * pairs
+        + a.num_layers * (a.query_size + a.value_size) * pairs
         + a.hidden_size * a.vocab_size * responses
     )
+
+
+def seen_pairs(group: PromptGroup) -> int:
+    """Return how many pairs of a token and one that it sees a prompt group has, under a causal mask."""
+    return _seen(group.prefix, 0) + sum(_seen(n, group.prefix) for n in group.suffixes)
 
 
 def _seen(n: int, before: int) -> int:

@@ -121,13 +121,14 @@ def to_megatron(
         PluginError: no installed family has its model_type.
     """
     import torch
-    from slime_models.hf.folder import HfCheckpoint, copy_other_files, new_folder
+    from slime_models.hf.folder import copy_other_files, new_folder
     from slime_models.hf.folder import write_weights as write_hf
+    from slime_models.quantization.reading import open_weights
 
     from slime_megatron.checkpoint.torch_dist import LazyTensor, write_weights
 
     family, architecture = _model(source, registry)
-    hf = HfCheckpoint(source)
+    hf = open_weights(source)
     architecture = architecture.with_mtp(family.has_mtp(hf, architecture))
     family.check_weights(hf, architecture)
     weights = family.weights(architecture)
@@ -183,7 +184,8 @@ def to_hf(
     Raises:
         CheckpointError: the weights do not fit config.json, which names the field or tensor; or `target` exists.
     """
-    from slime_models.hf.folder import HfCheckpoint, has_weights, save_hf
+    from slime_models.hf.folder import has_weights, save_hf
+    from slime_models.quantization.reading import open_weights
 
     from slime_megatron.checkpoint.torch_dist import StoredWeights
 
@@ -212,7 +214,7 @@ def to_hf(
             progress(done, len(weights))
 
     def tensors() -> Iterator[tuple[str, Tensor]]:
-        before = HfCheckpoint(config_from) if has_weights(config_from) else {}
+        before = open_weights(config_from) if has_weights(config_from) else {}
         yield from family.with_copies(family.hf_tensors(own(), architecture), before, architecture)
         yield from _passed_on(config_from, before, family, architecture)
 

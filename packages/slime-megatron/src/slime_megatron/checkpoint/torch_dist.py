@@ -56,7 +56,7 @@ _NORMS = {
     "input_layernorm.": "self_attention.linear_qkv.layer_norm_",
     "pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_",
 }
-_LINEAR = re.compile(r"\.layers\..*\.(linear_(qkv|proj|fc1|fc2)|eh_proj)\.weight$")
+_LINEAR = re.compile(r"\.layers\..*\.(linear_\w+|eh_proj)\.weight$")
 #: The decoder layer within an MTP layer: its name in a model, and in a checkpoint.
 _WITHIN, _STORED_WITHIN = "mtp_model_layer.", "transformer_layer."
 #: What Megatron's layers save beside their weights where they have nothing to save.

@@ -13,7 +13,8 @@ from megatron.core.models.gpt import GPTModel
 from safetensors.torch import save_file
 from slime_models.family.architecture import Architecture
 from slime_models.family.family import ModelFamily
-from slime_models.hf.folder import HfCheckpoint, new_folder, save_hf
+from slime_models.hf.folder import new_folder, save_hf
+from slime_models.quantization.reading import open_weights
 from torch import Tensor
 
 from slime_megatron.hf.shard import whole_tensors
@@ -49,7 +50,7 @@ def save_model(
         return
     _remove_earlier(folder)
     own = ((name, tensor.to("cpu", copy=True)) for bucket in buckets for name, tensor in bucket)
-    before = HfCheckpoint(config_from)
+    before = open_weights(config_from)
     tensors = family.with_copies(own, before, architecture)
     save_hf(folder, itertools.chain(tensors, family.passed_on(before, architecture)), config_from=config_from)
 

@@ -14,6 +14,7 @@ from slime_core.protocols import Metrics
 from slime_core.runtime.phase_times import PhaseTimes
 from slime_models.family.architecture import Architecture
 from slime_models.hf.folder import HfCheckpoint
+from slime_models.quantization.reading import open_weights
 from torch import Tensor
 
 from slime_megatron.batch.micro_batch import MicroBatch, MicroBatches
@@ -81,7 +82,7 @@ class Critic:
         )
         if model.post_process:
             model.output_layer = ValueHead(model.config)
-        hf = HfCheckpoint(folder)
+        hf = open_weights(folder)
         unread = settings.family.weight(_HEAD, untied).hf
         load_weights(model, _Trunk(hf, unread), settings.family, untied, skip={_HEAD})
         if model.post_process and _HF_HEAD in hf:

@@ -21,6 +21,7 @@ from slime_core.samples import TrainBatch
 from slime_models.family.architecture import Architecture
 from slime_models.hf.config import read_config
 from slime_models.hf.folder import HfCheckpoint
+from slime_models.quantization.reading import open_weights
 from torch import Tensor
 
 from slime_megatron.batch.micro_batch import MicroBatch, MicroBatches
@@ -286,7 +287,7 @@ class Learner:
 
     def _weights_of(self, folder: Path, architecture: Architecture) -> HfCheckpoint:
         """Return the weights of a folder, found to be what its config.json describes."""
-        weights = HfCheckpoint(folder)
+        weights = open_weights(folder)
         self._settings.family.check_weights(weights, architecture)
         return weights
 

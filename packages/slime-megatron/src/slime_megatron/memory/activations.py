@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from slime_models.family.families.delta_net import DeltaNetArchitecture
+from slime_models.family.families.latent import LatentArchitecture
 
 from slime_megatron.memory.delta_net import delta_net_token_bytes
 from slime_megatron.memory.layout import Layout
@@ -89,6 +90,8 @@ def layer_bytes(architecture: Architecture, layout: Layout, shape: MicroBatchSha
     """Return what one decoder layer, `layer` of the whole model from 0, keeps of a micro-batch without full recomputation."""
     if isinstance(architecture, DeltaNetArchitecture):
         mixer = _delta_net_bytes(architecture, layout, shape, layer)
+    elif isinstance(architecture, LatentArchitecture):
+        mixer = _latent_attention_bytes(architecture, layout, shape)
     else:
         mixer = _attention_bytes(architecture, layout, shape)
     return mixer + _mlp_bytes(architecture, layout, shape, layer)
@@ -131,6 +134,31 @@ def _attention_bytes(architecture: Architecture, layout: Layout, shape: MicroBat
     )
 
 
+def _latent_attention_bytes(architecture: LatentArchitecture, layout: Layout, shape: MicroBatchShape) -> int:
+    """Return what `model.latent_attention` keeps: latent vectors of this rank's rows, and all heads' queries, keys and values."""
+    a, each = architecture, shape.dtype_bytes
+    heads = a.num_attention_heads // layout.tensor
+    width = max(a.head_dim, a.v_head_dim)  # of all that the kernel gets
+    rows = _norm(a.hidden_size, shape) + each * a.hidden_size
+    for latent in (a.kv_lora_rank, a.q_lora_rank or 0):  # before its norm, and after
+        rows += (_norm(latent, shape) + each * latent) if latent else 0
+    if (
+        shape.device == "cuda" or each == _FLOAT32
+    ):  # the norm's input is a part of what else holds the rotated key
+        rows += each * a.qk_rope_head_dim
+    padded = width > a.v_head_dim
+    value = heads * (width if padded else a.qk_nope_head_dim + a.v_head_dim)  # else a view of the projection
+    output = each * heads * (a.v_head_dim + (width if padded else 0))
+    if shape.recompute == "selective":
+        value = heads * (a.qk_nope_head_dim + a.v_head_dim)
+        found = each * (2 * heads * a.head_dim + value) + each * heads * a.v_head_dim
+    elif shape.attends_in_float32:
+        found = _FLOAT32 * (4 * heads * width + heads) + each * heads * a.v_head_dim
+    else:
+        found = each * (2 * heads * width + value) + output + _FLOAT32 * heads
+    return shape.tokens * found + _rows(layout, shape) * rows
+
+
 def _mlp_bytes(architecture: Architecture, layout: Layout, shape: MicroBatchShape, layer: int) -> int:
     a, each, rows = architecture, shape.dtype_bytes, _rows(layout, shape)
     found = rows * ((1 + a.post_layernorms) * _norm(a.hidden_size, shape) + each * a.hidden_size)
@@ -140,12 +168,26 @@ def _mlp_bytes(architecture: Architecture, layout: Layout, shape: MicroBatchShap
     found += shape.tokens * 5 * each * shared
     if a.moe_shared_expert_gate:  # what it gives, and the gate
         found += rows * each * (a.hidden_size + 1)
-    routes = (a.moe_router_topk or 0) * (2 * _INT64 + 2 * _FLOAT32) + _INT64 * (a.num_moe_experts or 0)
+    routes = _router_bytes(a)
     width = (a.moe_ffn_hidden_size or 0) // layout.expert_tensor
     per_route = each * (
         a.hidden_size + 5 * width
     )  # as above, without the copy; and the product times the route's gate
     return found + rows * routes + _routed_rows(architecture, layout, shape) * per_route
+
+
+def _router_bytes(architecture: Architecture) -> int:
+    """Return what a router keeps of a token: chosen experts, their gates, where rows go, and how they were chosen."""
+    a, experts, top_k = architecture, architecture.num_moe_experts or 0, architecture.moe_router_topk or 0
+    found = top_k * (2 * _INT64 + 2 * _FLOAT32) + _INT64 * experts
+    if a.moe_router_score_function == "sigmoid":  # all scores, and the sum of those that are chosen
+        found += _FLOAT32 * (experts + 1)
+    if (
+        a.moe_router_num_groups and a.moe_router_group_topk
+    ):  # the best of each group, the best groups, a mark for each expert
+        best = a.moe_router_num_groups * (top_k // a.moe_router_group_topk)
+        found += _INT64 * (best + a.moe_router_group_topk) + experts
+    return found
 
 
 def _backward_bytes(architecture: Architecture, layout: Layout, shape: MicroBatchShape, *, layer: int) -> int:

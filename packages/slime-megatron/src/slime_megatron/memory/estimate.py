@@ -11,6 +11,7 @@ from slime_core.config.build import MemoryQuestion
 from slime_core.config.derive import batch_sizes, compute_dtype, num_ranks
 from slime_core.protocols.memory import MemoryEstimate
 from slime_core.run.assemble import algorithm
+from slime_models.family.families.sparse import SparseArchitecture
 
 from slime_megatron.memory.activations import (
     MicroBatchShape,
@@ -96,7 +97,8 @@ def static_parts(parameters: Parameters, rank: RankSettings, layout: Layout) -> 
 def trainer_memory(question: MemoryQuestion) -> Sequence[MemoryEstimate]:
     """Return what a rank of each pipeline stage takes at its peak; stages that take as much are one entry.
 
-    Empty where flags of Megatron's own change sizes.
+    Empty where flags of Megatron's own change sizes, and where an indexer's masks of all pairs of tokens would have to be reckoned
+    with.
 
     Raises:
         PluginError: no installed family has the model's model_type; names it.
@@ -108,6 +110,8 @@ def trainer_memory(question: MemoryQuestion) -> Sequence[MemoryEstimate]:
         return []
     layout = Layout.of(section, num_ranks(question.settings))
     architecture = family.architecture(config).with_padded_vocab(layout.tensor)
+    if isinstance(architecture, SparseArchitecture):
+        return []
     held = architecture.with_mtp(section.enable_mtp_training)
     shape, rank = _micro_batch(question, layout), _rank_settings(question)
     needs = algorithm(question.settings, question.registry).needs
@@ -207,10 +211,8 @@ def _sync_bytes(
     if layout.tensor == layout.pipeline == layout.experts == 1:
         return 0
     largest = architecture.padded_vocab_size * architecture.hidden_size * rank.dtype_bytes
-    layers = architecture.num_layers * architecture.hidden_size * rank.dtype_bytes
-    whole = largest + layers * (
-        architecture.qkv_size + architecture.query_size + 3 * architecture.ffn_hidden_size
-    )
+    mlp = 3 * architecture.hidden_size * architecture.ffn_hidden_size
+    whole = largest + architecture.num_layers * rank.dtype_bytes * (architecture.attention_size + mlp)
     return min(section.update_weight_buffer_size, whole) + largest
 
 

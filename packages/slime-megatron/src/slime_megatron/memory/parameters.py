@@ -120,11 +120,13 @@ def _add(found: Parameters, weight: Weight, count: float, trained: bool) -> None
 def _add_adapter(found: Parameters, name: str, weight: Weight, lora: LoraSection, layout: Layout) -> None:
     """Add the two matrices beside a linear layer: of the one that is cut as the layer is, each rank has its part."""
     parts = name.split(".")
-    if lora.rank is None or parts[-1] != "weight" or parts[-2] not in lora.target_modules:
+    if lora.rank is None or parts[-1] != "weight" or not lora.targets(parts[-2]):
         return
     rows, columns = weight.shape
     expert = weight.expert is not None
     tensor = layout.expert_tensor if expert else layout.tensor
+    if weight.rule.shard.value == _WHOLE:
+        tensor = 1
     by_columns = weight.rule.shard.value == _COLUMNS
     inner = columns / tensor if by_columns else columns
     outer = rows if by_columns else rows / tensor

@@ -113,7 +113,7 @@ class PackedAttention(MegatronModule):
         """Apply the rotary embedding to the first dimensions of each head of x [t, heads, head_dim]."""
         assert packed.cos is not None and packed.sin is not None
         cos, sin = packed.cos[..., self._columns], packed.sin[..., self._columns]
-        return _rotated(x, cos, sin, interleaved=self.config.rotary_interleaved)
+        return rotated(x, cos, sin, interleaved=self.config.rotary_interleaved)
 
     def _fits_one_call(self, query: Tensor, value: Tensor) -> bool:
         """Return whether torch's kernel for variable lengths computes this attention."""
@@ -148,17 +148,17 @@ class PackedAttention(MegatronModule):
         flat: Tensor = output.flatten(1)
         return flat
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = None) -> Tensor:
         """Return [b * l, heads * head_dim] of q [b, l, heads, head_dim] and k, v [b, m, groups, head_dim], m >= l.
 
-        Attention is causal, queries and keys being aligned at the last token.
+        Attention is causal, queries and keys being aligned at the last token; or to what is `seen`, bool [b, 1, l, m].
         """
         n_query, n_key, dtype = q.size(1), k.size(1), q.dtype
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         in_float32 = n_key < _FLOAT32_BELOW or not attends_in_bfloat16()
         if q.device.type == "cpu" and q.dtype.itemsize == 2 and in_float32:
             q, k, v = q.float(), k.float(), v.float()
-        causal = self._mask(n_query, n_key, q.device)
+        causal = self._mask(n_query, n_key, q.device) if seen is None else {"attn_mask": seen}
         repeats = q.size(1) // k.size(1)
         if repeats > 1 and q.is_cuda and q.dtype is torch.float32:
             # torch's kernels for float32 on CUDA take no groups; what does would hold the scores of all pairs of tokens.
@@ -178,7 +178,7 @@ class PackedAttention(MegatronModule):
         return {"attn_mask": (behind >= 0) & (behind < self._window)}
 
 
-def _rotated(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
+def rotated(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
     """Return x [t, heads, head_dim] with the first dimensions of each head rotated: pairs of neighbours, or of both halves.
 
     Args:

@@ -1,7 +1,8 @@
 """LoRA: low-rank adapters beside Megatron's linear layers, sharded like the layers, which are frozen.
 
 Of a column-parallel layer (rows of W are sharded) every tensor-parallel rank holds all of A and its rows of B; of a
-row-parallel layer (columns of W are sharded) its columns of A and all of B. Ranks exchange `rank` numbers a token.
+row-parallel layer (columns of W are sharded) its columns of A and all of B. Ranks exchange `rank` numbers a token. Of a layer
+that every rank has whole, it has all of both.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 
 from slime_megatron.model.lora_math import A, B, merge
-from slime_megatron.settings.section_roles import LoraSection
+from slime_megatron.model.replicated_linear import ReplicatedLinear
+from slime_megatron.settings.section_roles import LINEAR_LAYERS, LoraSection
 
 
 def add_adapters(model: Module, names: Mapping[str, Tensor], section: LoraSection, *, seed: int) -> None:
@@ -49,16 +51,17 @@ def add_adapters(model: Module, names: Mapping[str, Tensor], section: LoraSectio
     for parameter in model.parameters():
         parameter.requires_grad = False
     name_of = {id(parameter): name.removesuffix(".weight") for name, parameter in names.items()}
-    lacking = set(section.target_modules)
+    found: set[str] = set()
     for module, layer in list(model.named_modules()):
         target = module.rpartition(".")[2]
-        if target in section.target_modules:
-            lacking.discard(target)
+        if target in LINEAR_LAYERS:
+            found.add(target)
+        if section.targets(target):
             _add(layer, section, seed=zlib.crc32(name_of[id(layer.weight)].encode()) ^ seed)
-    if lacking:
+    if lacking := set(section.target_modules or ()) - found:
         raise TrainerError(
             f"lora.target_modules: the model has no layer named {', '.join(sorted(lacking))}; "
-            "it has linear_qkv, linear_proj, linear_fc1 and linear_fc2"
+            f"it has {', '.join(name for name in LINEAR_LAYERS if name in found)}"
         )
 
 
@@ -70,13 +73,14 @@ def _add(layer: Any, section: LoraSection, *, seed: int) -> None:
             f"lora.rank: tensor parallelism cuts experts into {ranks.size()} parts, and adapters within experts cannot be "
             "cut; set expert_tensor_parallel_size to 1, or leave linear_fc1 and linear_fc2 out of lora.target_modules"
         )
+    is_cut = ranks.size() > 1 and not isinstance(layer, ReplicatedLinear)
     by_rows = isinstance(layer, ColumnParallelLinear)
     rows, columns = layer.weight.shape
-    whole_columns = columns if by_rows else columns * ranks.size()
+    whole_columns = columns * ranks.size() if is_cut and not by_rows else columns
     bound = 1 / math.sqrt(whole_columns)
     drawn = torch.empty(section.rank, whole_columns)
     drawn.uniform_(-bound, bound, generator=torch.Generator().manual_seed(seed))
-    own = drawn if by_rows else drawn.chunk(ranks.size(), dim=1)[ranks.rank()]
+    own = drawn.chunk(ranks.size(), dim=1)[ranks.rank()] if is_cut and not by_rows else drawn
     layer.register_parameter(A, Parameter(own.to(layer.weight)))
     layer.register_parameter(B, Parameter(layer.weight.new_zeros(rows, section.rank)))
     layer.lora_scale = section.alpha / section.rank
@@ -84,7 +88,10 @@ def _add(layer: Any, section: LoraSection, *, seed: int) -> None:
         parameter.allreduce = getattr(
             layer.weight, "allreduce", True
         )  # among which ranks its gradient adds up
-    if ranks.size() > 1:
+    if isinstance(layer, ReplicatedLinear):
+        for parameter in (layer.lora_a, layer.lora_b):
+            parameter.sequence_parallel = layer.sequence_parallel  # type: ignore[union-attr]  # Megatron's mark
+    elif is_cut:
         cut, whole = (layer.lora_b, layer.lora_a) if by_rows else (layer.lora_a, layer.lora_b)
         tensor_parallel.set_tensor_model_parallel_attributes(cut, True, 0 if by_rows else 1, 1)
         whole.sequence_parallel = (
@@ -105,7 +112,7 @@ def _communicated(layer: Any, hidden: Tensor) -> Tensor:
     The backward pass adds up the gradients of A x that the B of each rank gives.
     """
     ranks: dist.ProcessGroup = layer.tp_group
-    if ranks.size() == 1:
+    if ranks.size() == 1 or isinstance(layer, ReplicatedLinear):
         return hidden
     if isinstance(layer, ColumnParallelLinear):
         if layer.sequence_parallel:
@@ -157,7 +164,7 @@ def adapter_weights(
     found = {}
     for name, weight in family.weights(architecture).items():
         layer = name.removesuffix(".weight")
-        if layer == name or layer.rpartition(".")[2] not in section.target_modules:
+        if layer == name or not section.targets(layer.rpartition(".")[2]):
             continue
         assert section.rank is not None
         by_rows = weight.rule.shard is not Shard.COLUMNS

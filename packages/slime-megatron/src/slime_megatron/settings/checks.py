@@ -55,9 +55,10 @@ def old_actor_problems(
 
 def missing_mtp(folder: Path, family: ModelFamily, architecture: Architecture) -> Iterator[Problem]:
     """Yield that a folder lacks the weights of MTP layers that its config.json tells of."""
-    from slime_models.hf.folder import HfCheckpoint, has_weights  # imports torch
+    from slime_models.hf.folder import has_weights  # imports torch
+    from slime_models.quantization.reading import open_weights
 
-    if has_weights(folder) and not family.has_mtp(HfCheckpoint(folder), architecture):
+    if has_weights(folder) and not family.has_mtp(open_weights(folder), architecture):
         yield Problem(
             "megatron.enable_mtp_training",
             f"it with {folder}, whose config.json says num_nextn_predict_layers {architecture.mtp_num_layers} and whose "

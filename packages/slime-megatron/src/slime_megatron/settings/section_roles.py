@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 from slime_core.config.base import Amount, Count, Index, Positive, SectionModel
 
-LoraTarget = Literal["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]
+LoraTarget = Literal[
+    "linear_qkv",
+    "linear_q_proj",
+    "linear_q_down_proj",
+    "linear_q_up_proj",
+    "linear_kv_down_proj",
+    "linear_kv_up_proj",
+    "linear_proj",
+    "linear_fc1",
+    "linear_fc2",
+]
+#: Linear layers of attention and MLP; no model has all of them.
+LINEAR_LAYERS: tuple[str, ...] = get_args(LoraTarget)
 
 
 class RolesSection(SectionModel):
@@ -38,5 +50,9 @@ class LoraSection(SectionModel):
     """Rank of the adapters; no adapters when not given."""
     alpha: Positive = 32.0
     """What the adapters add is scaled by this over the rank."""
-    target_modules: list[LoraTarget] = ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]
-    """Megatron layers that get an adapter: attention input and output, MLP input and output."""
+    target_modules: list[LoraTarget] | None = None
+    """Megatron layers that get an adapter; all linear layers of attention and MLP when not given."""
+
+    def targets(self, layer: str) -> bool:
+        """Return whether a layer with this last part of its name gets an adapter."""
+        return layer in (LINEAR_LAYERS if self.target_modules is None else self.target_modules)

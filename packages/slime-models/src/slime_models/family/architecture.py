@@ -142,6 +142,16 @@ class Architecture:
         return self.query_size + 2 * self.key_value_size
 
     @property
+    def attention_size(self) -> int:
+        """Numbers in the matrices of a layer's attention."""
+        return self.hidden_size * (self.qkv_size + self.query_size)
+
+    @property
+    def value_size(self) -> int:
+        """Columns of the attention's output projection."""
+        return self.query_size
+
+    @property
     def gated_size(self) -> int:
         """Rows of Megatron's fused gate and up projection."""
         return 2 * self.ffn_hidden_size
@@ -221,6 +231,10 @@ class ConfigReader:
         """Return the error for a field that cannot be used."""
         return DataError(f"{self._where}: {field}: found {found!r}; wanted {wanted}")
 
+    def names(self) -> frozenset[str]:
+        """Return the fields that the file has."""
+        return frozenset(self._config)
+
     def get(self, field: str) -> Any:
         """Return the field as it is, or None where it is missing or null."""
         return self._config.get(field)
@@ -267,7 +281,7 @@ class ConfigReader:
         Args:
             default: where the file does not say; a family with 1 rotates whole heads, and refuses other shares.
         """
-        inner = self._rope_table()
+        inner = self.rope_table()
         if inner is None or inner.get("partial_rotary_factor") is None:
             inner = self
         value = inner.number("partial_rotary_factor", default)
@@ -285,7 +299,7 @@ class ConfigReader:
         Args:
             supported: kinds of scaling that the family implements, besides none.
         """
-        inner = self._rope_table()
+        inner = self.rope_table()
         if inner is None:
             return self.number("rope_theta", 10_000.0), None
         theta = inner.number("rope_theta", self.number("rope_theta", 10_000.0))
@@ -323,7 +337,7 @@ class ConfigReader:
             original_max_position_embeddings=self.integer("original_max_position_embeddings"),
         )
 
-    def _rope_table(self) -> ConfigReader | None:
+    def rope_table(self) -> ConfigReader | None:
         """Return the reader of the table of rotary parameters; None where the file has none."""
         older, newer = self._config.get("rope_scaling"), self._config.get("rope_parameters")
         if older and newer and older != newer:

@@ -6,7 +6,7 @@ import functools
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from slime_core.errors import CheckpointError, WeightSyncError
 
@@ -36,6 +36,15 @@ CONFIG_FIELDS = {
     "moe_gated_size": "2 x the width of an expert",
     "moe_shared_expert_intermediate_size": "moe_intermediate_size x n_shared_experts, or shared_expert_intermediate_size",
     "one": "1",
+    "q_lora_rank": "q_lora_rank",
+    "kv_lora_rank": "kv_lora_rank",
+    "latent_query_size": "num_attention_heads x (qk_nope_head_dim + qk_rope_head_dim)",
+    "latent_size": "kv_lora_rank + qk_rope_head_dim",
+    "expanded_size": "num_attention_heads x (qk_nope_head_dim + v_head_dim)",
+    "index_query_size": "index_n_heads x index_head_dim",
+    "index_head_dim": "index_head_dim",
+    "index_n_heads": "index_n_heads",
+    "value_size": "num_attention_heads x v_head_dim",
     "gated_query_size": "2 x num_attention_heads x head_dim",
     "linear_value_size": "linear_num_value_heads x linear_value_head_dim",
     "linear_qkv_size": "2 x linear_num_key_heads x linear_key_head_dim + linear_num_value_heads x linear_value_head_dim",
@@ -60,14 +69,13 @@ class Weight:
     expert: int | None = None
     """Which expert it belongs to; None outside of experts."""
 
-    def check_shapes(self, parts: Sequence[Tensor]) -> None:
+    def check_shapes(self, shapes: Sequence[Shape]) -> None:
         """Check the shapes of its Hugging Face tensors, given in the order of `hf`.
 
         Raises:
             CheckpointError: names the tensor, and the fields of config.json that say otherwise.
         """
-        for part, (name, shape), (_, dims) in zip(parts, self.hf.items(), self.rule.hf, strict=True):
-            found = tuple(part.shape)
+        for found, (name, shape), (_, dims) in zip(shapes, self.hf.items(), self.rule.hf, strict=True):
             if found == shape:
                 continue
             fields = [
@@ -78,6 +86,19 @@ class Weight:
             raise CheckpointError(
                 f"{name}: found shape {found}; wanted {shape}, by config.json: {' and '.join(fields)}"
             )
+
+
+@runtime_checkable
+class Shaped(Protocol):
+    """Weights that tell a tensor's shape at less cost than its numbers."""
+
+    def shape(self, name: str) -> Shape:
+        """Return the shape of one tensor."""
+        ...
+
+
+def _shape(hf: Mapping[str, Tensor], name: str) -> Shape:
+    return hf.shape(name) if isinstance(hf, Shaped) else tuple(hf[name].shape)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -136,7 +157,8 @@ class ModelFamily:
 
     def parameter_names(self, architecture: Architecture) -> tuple[str, ...]:
         """Return the names of those Megatron tensors that gradients train."""
-        return tuple(name for name, weight in self.weights(architecture).items() if not weight.rule.buffer)
+        weights = self.weights(architecture).items()
+        return tuple(name for name, weight in weights if not (weight.rule.buffer or weight.rule.frozen))
 
     def megatron_shapes(self, architecture: Architecture) -> dict[str, Shape]:
         """Return Megatron name -> shape."""
@@ -334,7 +356,7 @@ class ModelFamily:
             )
         self.check_names(hf, architecture)
         for weight in self.weights(architecture).values():
-            weight.check_shapes([hf[name] for name in weight.hf])
+            weight.check_shapes([_shape(hf, name) for name in weight.hf])
         if (
             architecture.tie_word_embeddings
             and OUTPUT_WEIGHT in hf
@@ -347,7 +369,7 @@ class ModelFamily:
 
     def _packed(self, weight: Weight, hf: Mapping[str, Tensor], architecture: Architecture) -> Tensor:
         parts = [hf[name] for name in weight.hf]
-        weight.check_shapes(parts)
+        weight.check_shapes([tuple(part.shape) for part in parts])
         if weight.rule.stacked:
             parts = [part[weight.expert] for part in parts]
         return weight.rule.layout.pack(parts, architecture)

@@ -75,6 +75,8 @@ class Rule:
     """The layers that have it, where its name has a layer."""
     buffer: bool = False
     """A float32 buffer of Megatron's: it has no gradient, and is float32 on every way whatever the model's dtype."""
+    frozen: bool = False
+    """A weight that no gradient reaches: it stays as the folder has it."""
     mtp: bool = False
     """Whether it is of a multi-token prediction (MTP) layer: Megatron counts these from 0, folders from `num_layers`."""
 
@@ -193,6 +195,7 @@ def rename(
     when: Callable[[Architecture], bool] = always,
     layers: Callable[[Architecture], Sequence[int]] = every_layer,
     buffer: bool = False,
+    frozen: bool = False,
 ) -> Rule:
     """One tensor under two names."""
     return Rule(
@@ -204,6 +207,7 @@ def rename(
         when=when,
         layers=layers,
         buffer=buffer,
+        frozen=frozen,
     )
 
 

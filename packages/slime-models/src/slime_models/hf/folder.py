@@ -63,6 +63,10 @@ class HfCheckpoint(Mapping[str, Tensor]):
         tensor: Tensor = handle.get_tensor(name)
         return tensor
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of one tensor."""
+        return tuple(self[name].shape)
+
     def __contains__(self, name: object) -> bool:
         """Return whether the folder has the tensor, without reading it."""
         return name in self._file_of
@@ -178,15 +182,18 @@ def save_hf(
 ) -> Path:
     """Write a Hugging Face folder: `tensors`, and every file of `config_from` that holds no weights.
 
-    The folder appears whole or not at all.
+    The folder appears whole or not at all. Where `config_from` is quantised, the new config.json does not say so: the tensors are
+    not.
 
     Raises:
         CheckpointError: the folder exists, or cannot be written.
     """
     target, source = Path(folder), Path(config_from)
-    read_config(source)
+    config = read_config(source)
     with new_folder(target) as partial:
         copy_other_files(source, partial)
+        if config.pop("quantization_config", None):
+            (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         write_weights(partial, tensors, max_file_bytes=max_file_bytes)
     return target
 

@@ -25,6 +25,7 @@ from slime_models.tensor_spec import Shape, Spec
 #: MiniMax-M2 calls gate, down and up of an expert by numbers.
 LINEAR_LAYERS = frozenset(
     {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"}
+    | {"q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "wq_b", "wk"}
 )
 #: How the names of matrices end.
 WEIGHT = ".weight"
@@ -71,6 +72,19 @@ class Quantization:
         yield f"{module}.weight_packed", Spec(shape=(shape[0], -(-shape[1] // PER_WORD)), dtype="int32")
         yield f"{module}.{self.scale}", Spec(shape=(down, across), dtype=dtype)
         yield f"{module}.weight_shape", Spec(shape=(2,), dtype="int64")
+
+    def parts(self, module: str) -> tuple[str, ...]:
+        """Return the names of the tensors that a quantised module has in the place of its weight."""
+        if self.bits == 8:
+            return (f"{module}{WEIGHT}", f"{module}.{self.scale}")
+        return (f"{module}.weight_packed", f"{module}.{self.scale}", f"{module}.weight_shape")
+
+    def shape(self, name: str, held: Mapping[str, Tensor]) -> Shape:
+        """Return the shape of a matrix of `dequantized`, without computing it."""
+        if self.bits == 8:
+            return tuple(held[name].shape)
+        rows, columns = held[f"{name.removesuffix(WEIGHT)}.weight_shape"].tolist()
+        return rows, columns
 
     def tensors(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
         """Yield the (name, tensor) pairs that are sent in place of one of the trainer's tensors that this `covers`.

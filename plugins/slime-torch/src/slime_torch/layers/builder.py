@@ -90,18 +90,26 @@ class Builder:
         """Return tensors in row-major layout, one above the other: a bias, a convolution, matrices that are looked into."""
         return self._fuse(names, orders, packed=False)
 
-    def norm(self, name: str, order: Sequence[int] | None = None, *, offset: float = 0.0) -> Norm:
+    def norm(
+        self,
+        name: str,
+        order: Sequence[int] | None = None,
+        *,
+        offset: float = 0.0,
+        epsilon: float | None = None,
+    ) -> Norm:
         """Return the RMS norm whose weight is `name`.
 
         Args:
             name: of the tensor.
             order: for each place, the number of the weight that is stored there; None for the folder's.
             offset: added to the weight.
+            epsilon: added to the mean square; the architecture's when not given.
         """
         norm = Norm(
             name,
             self.shape(name),
-            epsilon=self.architecture.norm_epsilon,
+            epsilon=self.architecture.norm_epsilon if epsilon is None else epsilon,
             dtype=self.dtype,
             device=self.device,
             compile_kernel=self.has_kernels,

@@ -45,6 +45,11 @@ SHARED_DOWN = rename(
     layers=moe_layers,
 )
 
+#: What a file that does not say means.
+DEFAULTS: Mapping[str, int] = {
+    "n_routed_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 1408, "n_group": 1, "topk_group": 1,
+}  # fmt: skip
+
 
 def read_architecture(config: Mapping[str, Any]) -> Architecture:
     """Read a GLM-4 MoE config.json. Half of each head is rotated where the file does not say."""
@@ -57,7 +62,31 @@ def read_architecture(config: Mapping[str, Any]) -> Architecture:
         partial_rotary_factor=0.5,
         norm_epsilon=1e-5,
     )
-    experts, top_k = read.integer("n_routed_experts", 128), read.integer("num_experts_per_tok", 8)
+    return with_shared_experts(dense, read, dense_layers=first_layers(read, dense.num_layers, default=1))
+
+
+def with_shared_experts(
+    dense: Architecture,
+    read: ConfigReader,
+    *,
+    dense_layers: tuple[int, ...],
+    defaults: Mapping[str, int] = DEFAULTS,
+    scaling: float = 1.0,
+) -> Architecture:
+    """Return a dense architecture with experts beside shared ones, chosen by sigmoid scores and a bias.
+
+    Args:
+        dense: all else.
+        read: the file.
+        dense_layers: those that have none.
+        defaults: what a file that does not say means, by field.
+        scaling: what multiplies the gates where the file does not say.
+
+    Raises:
+        DataError: names the field that is wrong, or asks for what is not implemented.
+    """
+    experts = read.integer("n_routed_experts", defaults["n_routed_experts"])
+    top_k = read.integer("num_experts_per_tok", defaults["num_experts_per_tok"])
     if top_k > experts:
         raise read.error("num_experts_per_tok", top_k, f"at most n_routed_experts, {experts}")
     if top_k == 1:
@@ -65,34 +94,30 @@ def read_architecture(config: Mapping[str, Any]) -> Architecture:
             "num_experts_per_tok", top_k, "2 or more: Megatron gives a lone expert its score as gate"
         )
     read.require("norm_topk_prob", (True,), default=True)
-    n_dense = _count(read, "first_k_dense_replace", 1)
-    if n_dense >= dense.num_layers:
-        raise read.error(
-            "first_k_dense_replace",
-            n_dense,
-            f"less than num_hidden_layers, {dense.num_layers}: a layer with experts",
-        )
-    groups, group_top_k = _groups(read, experts, top_k)
-    width = read.integer("moe_intermediate_size", 1408)
+    groups, group_top_k = _groups(read, experts, top_k, defaults)
+    width = read.integer("moe_intermediate_size", defaults["moe_intermediate_size"])
     return dataclasses.replace(
         dense,
         num_moe_experts=experts,
-        dense_layers=tuple(range(n_dense)),
+        dense_layers=dense_layers,
         moe_ffn_hidden_size=width,
         moe_router_topk=top_k,
         moe_router_score_function="sigmoid",
         moe_router_enable_expert_bias=True,
         moe_router_num_groups=groups,
         moe_router_group_topk=group_top_k,
-        moe_router_topk_scaling_factor=read.number("routed_scaling_factor", 1.0),
+        moe_router_topk_scaling_factor=read.number("routed_scaling_factor", scaling),
         moe_shared_expert_intermediate_size=width * read.integer("n_shared_experts", 1),
         mtp_num_layers=_count(read, "num_nextn_predict_layers", 1),
     )
 
 
-def _groups(read: ConfigReader, experts: int, top_k: int) -> tuple[int | None, int | None]:
+def _groups(
+    read: ConfigReader, experts: int, top_k: int, defaults: Mapping[str, int]
+) -> tuple[int | None, int | None]:
     """Return (groups of experts, of which so many are chosen first); neither where there is one group."""
-    groups, chosen = read.integer("n_group", 1), read.integer("topk_group", 1)
+    groups = read.integer("n_group", defaults["n_group"])
+    chosen = read.integer("topk_group", defaults["topk_group"])
     if groups == 1:
         return None, None
     if experts % groups:
@@ -105,6 +130,16 @@ def _groups(read: ConfigReader, experts: int, top_k: int) -> tuple[int | None, i
             "two experts, Megatron by its best num_experts_per_tok / topk_group",
         )
     return groups, chosen
+
+
+def first_layers(read: ConfigReader, num_layers: int, *, default: int) -> tuple[int, ...]:
+    """Return the layers that `first_k_dense_replace` says are dense: the first ones, and not all."""
+    n = _count(read, "first_k_dense_replace", default)
+    if n >= num_layers:
+        raise read.error(
+            "first_k_dense_replace", n, f"less than num_hidden_layers, {num_layers}: a layer with experts"
+        )
+    return tuple(range(n))
 
 
 def _count(read: ConfigReader, field: str, default: int) -> int:

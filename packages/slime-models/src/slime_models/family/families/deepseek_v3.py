@@ -1,0 +1,52 @@
+"""DeepSeek-V3 and R1, Moonlight, Kimi-K2: latent attention, dense layers first, then experts in groups beside a shared one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from slime_models.family.architecture import Architecture, ConfigReader
+from slime_models.family.families.glm4_moe import first_layers, with_shared_experts
+from slime_models.family.families.latent import (
+    DECODER,
+    LAYERS,
+    latent_architecture,
+    latent_rules,
+    require_deepseek_router,
+)
+from slime_models.family.family import EMBEDDING_WEIGHT, OUTPUT_WEIGHT, ModelFamily
+from slime_models.family.rules import mtp_rules
+
+#: What a file that does not say means: DeepSeek-V3's own sizes.
+DEFAULTS: Mapping[str, int] = {
+    "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+    "n_routed_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 2048, "n_group": 8, "topk_group": 4,
+}  # fmt: skip
+
+
+def read_architecture(config: Mapping[str, Any]) -> Architecture:
+    """Read a DeepSeek-V3 config.json, of transformers or of DeepSeek's own code."""
+    read = ConfigReader(config)
+    require_deepseek_router(read)
+    common = latent_architecture(config, model_type="deepseek_v3", defaults=DEFAULTS)
+    return with_shared_experts(
+        common,
+        read,
+        dense_layers=first_layers(read, common.num_layers, default=3),
+        defaults=DEFAULTS,
+        scaling=2.5,
+    )
+
+
+_DECODER = latent_rules()
+
+#: MTP layers are numbered after the decoder's, as those of GLM-4.5.
+DEEPSEEK_V3 = ModelFamily(
+    model_type="deepseek_v3",
+    rules=(*_DECODER, *mtp_rules(_DECODER)),
+    architecture=read_architecture,
+    layers=LAYERS,
+    decoder=DECODER,
+    mtp_prefix="model.layers.{layer}.",
+    copies={"embed_tokens.weight": EMBEDDING_WEIGHT, "shared_head.head.weight": OUTPUT_WEIGHT},
+)
