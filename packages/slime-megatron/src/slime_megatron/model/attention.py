@@ -125,7 +125,6 @@ class PackedAttention(MegatronModule):
             and width <= _WIDEST_HEAD
             and self.sinks is None
             and type(self).attend is PackedAttention.attend
-            and self.sinks is None
         )
 
     def _attend_at_once(self, query: Tensor, key: Tensor, value: Tensor, lengths: VariableLengths) -> Tensor:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from slime_torch.layers.attention import GroupedQueries
 from slime_torch.layers.builder import Builder
-from slime_torch.layers.experts import Experts, ExpertRouter
+from slime_torch.layers.experts import ExpertRouter, Experts
 from slime_torch.layers.part import Layer
 from slime_torch.layers.standard import standard_layer
 from slime_torch.layers.torch_attention import HeadsPass
