@@ -112,7 +112,8 @@ class SparseCoreAttention(PackedAttention):
             causal = places <= places[k.size(1) - q.size(1) :, None]
             seen = chosen(heads, index_key, weights, causal[None], most=a.index_topk)
         out = super().attend(*of_one_width(q, k, v), seen)
-        return out.unflatten(-1, (n_heads, -1))[..., : a.v_head_dim].flatten(1)
+        trimmed: Tensor = out.unflatten(-1, (n_heads, -1))[..., : a.v_head_dim].flatten(1)
+        return trimmed
 
     def _rotate(self, x: Tensor, packed: PackedSequences) -> Tensor:
         return x

@@ -9,7 +9,8 @@ import torch
 from slime_core.errors import CheckpointError
 from torch import Tensor
 
-from slime_models.hf.folder import HfCheckpoint, read_config
+from slime_models.hf.config import read_config
+from slime_models.hf.folder import HfCheckpoint
 from slime_models.quantization.config import read_quantization
 from slime_models.quantization.scheme import WEIGHT, Quantization
 from slime_models.tensor_spec import Shape

@@ -129,7 +129,7 @@ class LatentArchitecture(Architecture):
     @property
     def softmax_scale(self) -> float:
         """What attention scores are multiplied by."""
-        return float(self.head_dim) ** -0.5 * (1.0 if self.yarn is None else self.yarn.score_factor)
+        return (1.0 if self.yarn is None else self.yarn.score_factor) / math.sqrt(self.head_dim)
 
 
 def _has_query_latent(architecture: Architecture) -> bool:
