@@ -120,7 +120,7 @@ _LATENT = (
         "tie_word_embeddings": False,
     }
 )
-_INDEXER = {"index_topk": 6, "index_n_heads": 20, "index_head_dim": 14, "first_k_dense_replace": 1}
+_INDEXER = {"index_topk": 6, "index_n_heads": 20, "index_head_dim": 16, "first_k_dense_replace": 1}
 _YARN = {
     "rope_type": "yarn",
     "rope_theta": 10_000.0,

@@ -135,7 +135,7 @@ def _attention_bytes(architecture: Architecture, layout: Layout, shape: MicroBat
 
 
 def _latent_attention_bytes(architecture: LatentArchitecture, layout: Layout, shape: MicroBatchShape) -> int:
-    """Return what `model.latent_attention` keeps: latent vectors of this rank's rows, and all heads' queries, keys and values."""
+    """Return what `families.latent_attention` keeps: latent vectors of this rank's rows, and all heads' queries, keys and values."""
     a, each = architecture, shape.dtype_bytes
     heads = a.num_attention_heads // layout.tensor
     width = max(a.head_dim, a.v_head_dim)  # of all that the kernel gets

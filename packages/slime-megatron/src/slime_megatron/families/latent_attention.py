@@ -34,7 +34,8 @@ class LatentCoreAttention(PackedAttention):
         v_dim = value.size(-1)
         query, key, value = of_one_width(query, key, value)
         attended: Tensor = super().forward(query, key, value, attention_mask, **kwargs)
-        return attended.unflatten(-1, (-1, value.size(-1)))[..., :v_dim].flatten(1)
+        trimmed: Tensor = attended.unflatten(-1, (-1, value.size(-1)))[..., :v_dim].flatten(1)
+        return trimmed
 
     def _rotate(self, x: Tensor, packed: PackedSequences) -> Tensor:
         return x
