@@ -14,7 +14,7 @@ from slime_models.family.rotary import half_tables
 from torch import Tensor
 from torch.nn import functional as F
 
-from slime_torch.layers.batch import Batch, Run
+from slime_torch.layers.batch import Batch, PromptRun
 from slime_torch.layers.builder import Builder
 from slime_torch.storage.cache import KvCache
 
@@ -197,7 +197,7 @@ class LatentAttention:
         query: tuple[Tensor, Tensor],
         latent: Tensor,
         turned: Tensor,
-        runs: Sequence[Run],
+        runs: Sequence[PromptRun],
         index: Index | None,
     ) -> Tensor:
         a = self._architecture

@@ -102,7 +102,7 @@ class LatentArchitecture(Architecture):
     @property
     def softmax_scale(self) -> float:
         """What attention scores are multiplied by."""
-        return self.score_factor / math.sqrt(self.head_dim)
+        return self.score_factor * math.pow(self.head_dim, -0.5)
 
 
 def _has_query_latent(architecture: Architecture) -> bool:
