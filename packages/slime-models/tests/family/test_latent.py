@@ -10,12 +10,12 @@ import pytest
 import torch
 from slime_core.errors import DataError
 from slime_models.family.architecture import YarnScaling
-from slime_models.family.families.deepseek_v3 import DEEPSEEK_V3
-from slime_models.family.families.deepseek_v32 import DEEPSEEK_V32
-from slime_models.family.families.glm4_moe_lite import GLM4_MOE_LITE
-from slime_models.family.families.glm_moe_dsa import GLM_MOE_DSA
-from slime_models.family.families.latent import LatentArchitecture
-from slime_models.family.families.sparse import SparseArchitecture
+from slime_models.family.families.latent_attention.deepseek_v3 import DEEPSEEK_V3
+from slime_models.family.families.latent_attention.deepseek_v32 import DEEPSEEK_V32
+from slime_models.family.families.latent_attention.glm4_moe_lite import GLM4_MOE_LITE
+from slime_models.family.families.latent_attention.glm_moe_dsa import GLM_MOE_DSA
+from slime_models.family.families.latent_attention.rules import LatentArchitecture
+from slime_models.family.families.latent_attention.sparse import SparseArchitecture
 from slime_models.family.rotary import half_tables
 
 #: Of deepseek-ai/DeepSeek-V3.

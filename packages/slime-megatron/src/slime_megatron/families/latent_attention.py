@@ -11,7 +11,7 @@ from megatron.core import parallel_state, tensor_parallel
 from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
-from slime_models.family.families.latent import LatentArchitecture
+from slime_models.family.families.latent_attention.rules import LatentArchitecture
 from torch import Tensor
 
 from slime_megatron.batch.packing import PackedSequences

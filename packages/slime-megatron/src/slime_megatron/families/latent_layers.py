@@ -5,7 +5,7 @@ from __future__ import annotations
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
-from slime_models.family.families.latent import LatentArchitecture
+from slime_models.family.families.latent_attention.rules import LatentArchitecture
 
 from slime_megatron.families.latent_attention import LatentAttention, LatentAttentionSubmodules
 from slime_megatron.model.family_layers import FamilyLayers

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from megatron.core import tensor_parallel
 from megatron.core.transformer.transformer_config import TransformerConfig
-from slime_models.family.families.sparse import SparseArchitecture
+from slime_models.family.families.latent_attention.sparse import SparseArchitecture
 from slime_models.indexer import NORM_EPSILON, chosen
 from torch import Tensor
 

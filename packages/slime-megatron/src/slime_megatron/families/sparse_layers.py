@@ -6,7 +6,7 @@ from functools import partial
 
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
-from slime_models.family.families.sparse import SparseArchitecture
+from slime_models.family.families.latent_attention.sparse import SparseArchitecture
 
 from slime_megatron.batch.flops import forward_flops, seen_pairs
 from slime_megatron.batch.prompt_groups import PromptGroup

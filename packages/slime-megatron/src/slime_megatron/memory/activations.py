@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from slime_models.family.families.delta_net import DeltaNetArchitecture
-from slime_models.family.families.latent import LatentArchitecture
+from slime_models.family.families.latent_attention.rules import LatentArchitecture
 
 from slime_megatron.memory.delta_net import delta_net_token_bytes
 from slime_megatron.memory.layout import Layout

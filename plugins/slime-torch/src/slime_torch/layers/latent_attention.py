@@ -9,7 +9,7 @@ import torch
 from slime_core.errors import EngineError
 from slime_models.attention import dot_product_attention
 from slime_models.cpu import product
-from slime_models.family.families.latent import LatentArchitecture
+from slime_models.family.families.latent_attention.rules import LatentArchitecture
 from slime_models.family.rotary import half_tables
 from torch import Tensor
 from torch.nn import functional as F
@@ -131,7 +131,7 @@ class LatentPass:
         return mask.masked_fill_(hidden, -torch.inf)
 
 
-class LatentAttention:
+class LatentAttentionPart:
     """The part. Prompts are computed with all heads' keys and values; when decoding, heads attend to the latent vectors themselves:
     the projections from these to keys and values are applied to queries before, and to what was attended to after
     ("absorbed"; arXiv 2405.04434, section 2.1.2).
