@@ -13,6 +13,7 @@ from torch.distributed.checkpoint import FileSystemReader, load
 
 from ..conftest import make_batch
 from ..layouts import (
+    ALIKE,
     CONTEXT,
     DENSE,
     DESCENT,
@@ -32,22 +33,35 @@ from ..layouts import (
 @pytest.mark.slow
 @pytest.mark.proves("{kind}", "tensor", "sequence", "pipeline", "context", "expert", "optimizer")
 @pytest.mark.parametrize(
-    "kind", [*DENSE, "deepseek_v3", "gpt_oss", "minimax_m2", "qwen2_moe", "qwen3_moe", "qwen3_next"]
+    "kind",
+    [*(kind for kind in DENSE if kind not in ALIKE), "deepseek_v3", "gpt_oss", "minimax_m2", "qwen2_moe", "qwen3_moe", "qwen3_next"]
 )
 def test_every_layout_takes_the_steps_of_one_process(ranks, cut_models, kind, capsys):
-    batch = make_batch()
-    common = {"folder": cut_models[kind], "batch": batch, "n_steps": 3}
+    check_layouts(ranks, cut_models[kind], kind, LAYOUTS, n_steps=3, capsys=capsys)
+
+
+@pytest.mark.slow
+@pytest.mark.proves("{kind}", "tensor", "sequence", "pipeline", "context", "expert", "optimizer")
+@pytest.mark.parametrize("kind", ALIKE)
+def test_two_ranks_take_a_step_of_one_process(ranks, cut_models, kind, capsys):
+    """Of models whose layers are those of others, for which every layout is tried."""
+    layouts = ("TP2", "TP2+SP", "PP2", "CP2", "EP2", "DP2+distributed optimizer")
+    check_layouts(ranks, cut_models[kind], kind, layouts, n_steps=1, capsys=capsys)
+
+
+def check_layouts(ranks, folder, kind, layouts, *, n_steps, capsys):
+    common = {"folder": folder, "batch": make_batch(), "n_steps": n_steps}
     wanted = {}
     for optimizer, train in (("sgd", {}), ("adam", DESCENT)):
         job = ranks.run(
             "train", 1, megatron={"optimizer": optimizer}, train=train | {"max_tokens_per_gpu": 40}, **common
         )
         wanted[optimizer] = job[0]
-        before = HfCheckpoint(cut_models[kind])
+        before = HfCheckpoint(folder)
         moved = {name: (tensor - before[name]).abs().max() for name, tensor in job[0][2].items()}
         assert all(by > 1e-5 for name, by in moved.items() if not name.endswith("e_score_correction_bias"))
     rows = []
-    for layout in LAYOUTS:
+    for layout in layouts:
         if (settings := settings_of(kind, layout)) is None:
             continue
         n, megatron = settings
@@ -68,9 +82,9 @@ def test_every_layout_takes_the_steps_of_one_process(ranks, cut_models, kind, ca
                 k: v for k, v in metrics.items() if "time" not in k
             }
     with capsys.disabled():
-        print(f"\n{kind:30} gradients  weights after 3 steps  metrics")
+        print(f"\n{kind:30} gradients  weights after  metrics")
         for layout, gradient, weight, metric in rows:
-            print(f"{layout:30} {gradient:9.1e}  {weight:21.1e}  {metric:7.1e}")
+            print(f"{layout:30} {gradient:9.1e}  {weight:13.1e}  {metric:7.1e}")
     assert max(row[1] for row in rows) <= 1e-5
     assert max(row[2] for row in rows) <= 1e-6
     assert max(row[3] for row in rows) <= 1e-5
