@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slime_models.family.families.deepseek_v3 import DEEPSEEK_V3
-from slime_models.family.families.deepseek_v32 import DEEPSEEK_V32
 from slime_models.family.families.glm import GLM as GLM_OF_2024
 from slime_models.family.families.glm4 import GLM4
 from slime_models.family.families.glm4_moe import GLM4_MOE
-from slime_models.family.families.glm4_moe_lite import GLM4_MOE_LITE
-from slime_models.family.families.glm_moe_dsa import GLM_MOE_DSA
 from slime_models.family.families.gpt_oss import GPT_OSS
+from slime_models.family.families.latent_attention.deepseek_v3 import DEEPSEEK_V3
+from slime_models.family.families.latent_attention.deepseek_v32 import DEEPSEEK_V32
+from slime_models.family.families.latent_attention.glm4_moe_lite import GLM4_MOE_LITE
+from slime_models.family.families.latent_attention.glm_moe_dsa import GLM_MOE_DSA
 from slime_models.family.families.llama import LLAMA
 from slime_models.family.families.minimax_m2 import MINIMAX_M2
 from slime_models.family.families.qwen2 import QWEN2

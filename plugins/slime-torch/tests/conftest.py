@@ -13,14 +13,14 @@ import pytest
 import torch
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import Completion, SamplingParams
-from slime_models.family.families.deepseek_v3 import DEEPSEEK_V3
-from slime_models.family.families.deepseek_v32 import DEEPSEEK_V32
 from slime_models.family.families.glm import GLM
 from slime_models.family.families.glm4 import GLM4
 from slime_models.family.families.glm4_moe import GLM4_MOE
-from slime_models.family.families.glm4_moe_lite import GLM4_MOE_LITE
-from slime_models.family.families.glm_moe_dsa import GLM_MOE_DSA
 from slime_models.family.families.gpt_oss import GPT_OSS
+from slime_models.family.families.latent_attention.deepseek_v3 import DEEPSEEK_V3
+from slime_models.family.families.latent_attention.deepseek_v32 import DEEPSEEK_V32
+from slime_models.family.families.latent_attention.glm4_moe_lite import GLM4_MOE_LITE
+from slime_models.family.families.latent_attention.glm_moe_dsa import GLM_MOE_DSA
 from slime_models.family.families.llama import LLAMA
 from slime_models.family.families.mimo import MIMO
 from slime_models.family.families.minimax_m2 import MINIMAX_M2
@@ -120,7 +120,7 @@ _LATENT = (
         "tie_word_embeddings": False,
     }
 )
-_INDEXER = {"index_topk": 6, "index_n_heads": 20, "index_head_dim": 14, "first_k_dense_replace": 1}
+_INDEXER = {"index_topk": 6, "index_n_heads": 20, "index_head_dim": 16, "first_k_dense_replace": 1}
 _YARN = {
     "rope_type": "yarn",
     "rope_theta": 10_000.0,

@@ -86,9 +86,9 @@ def test_more_requests_than_slots_change_nothing(tiny, kind):
 def test_prompts_are_prefilled_together_up_to_so_many_tokens(tiny, monkeypatch):
     model, seen, prefill = tiny("llama"), [], Decoder.prefill
 
-    def watched(self, prompts, slots, cache):
+    def watched(self, prompts, slots, cache, **more):
         seen.append([len(prompt) for prompt in prompts])
-        return prefill(self, prompts, slots, cache)
+        return prefill(self, prompts, slots, cache, **more)
 
     monkeypatch.setattr(Decoder, "prefill", watched)
     prompts = [[number + 1] * length for number, length in enumerate([20, 7, 3, 9, 5])]

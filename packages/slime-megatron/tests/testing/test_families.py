@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 from slime_core.errors import ContractError, PluginError
 from slime_megatron.testing import check_trained_family, random_model
-from slime_models.family.families.deepseek_v3 import DEEPSEEK_V3
-from slime_models.family.families.deepseek_v32 import DEEPSEEK_V32
 from slime_models.family.families.glm import GLM
 from slime_models.family.families.glm4 import GLM4
 from slime_models.family.families.glm4_moe import GLM4_MOE
-from slime_models.family.families.glm4_moe_lite import GLM4_MOE_LITE
-from slime_models.family.families.glm_moe_dsa import GLM_MOE_DSA
 from slime_models.family.families.gpt_oss import GPT_OSS
+from slime_models.family.families.latent_attention.deepseek_v3 import DEEPSEEK_V3
+from slime_models.family.families.latent_attention.deepseek_v32 import DEEPSEEK_V32
+from slime_models.family.families.latent_attention.glm4_moe_lite import GLM4_MOE_LITE
+from slime_models.family.families.latent_attention.glm_moe_dsa import GLM_MOE_DSA
 from slime_models.family.families.llama import LLAMA
 from slime_models.family.families.minimax_m2 import MINIMAX_M2
 from slime_models.family.families.qwen2 import QWEN2

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import torch
 from slime_core.errors import DataError
-from slime_models.family.families.deepseek_v3 import DEEPSEEK_V3
-from slime_models.family.families.deepseek_v32 import DEEPSEEK_V32
-from slime_models.family.families.glm4_moe_lite import GLM4_MOE_LITE
-from slime_models.family.families.glm_moe_dsa import GLM_MOE_DSA
-from slime_models.family.families.latent import LatentArchitecture
-from slime_models.family.families.sparse import SparseArchitecture
-from slime_models.yarn import latent_angles
+from slime_models.family.architecture import YarnScaling
+from slime_models.family.families.latent_attention.deepseek_v3 import DEEPSEEK_V3
+from slime_models.family.families.latent_attention.deepseek_v32 import DEEPSEEK_V32
+from slime_models.family.families.latent_attention.glm4_moe_lite import GLM4_MOE_LITE
+from slime_models.family.families.latent_attention.glm_moe_dsa import GLM_MOE_DSA
+from slime_models.family.families.latent_attention.rules import LatentArchitecture
+from slime_models.family.families.latent_attention.sparse import SparseArchitecture
+from slime_models.family.rotary import half_tables
 
 #: Of deepseek-ai/DeepSeek-V3.
 V3: dict[str, Any] = {
@@ -65,8 +66,8 @@ def test_deepseek_v3_has_671_thousand_million_numbers() -> None:
     assert (read.rotary_interleaved, read.mtp_num_layers) == (True, 1)
     # 0.1 ln 40 + 1, squared, over the root of 192; cosines and sines stay: both weights are 1
     assert read.softmax_scale == pytest.approx((0.1 * math.log(40) + 1) ** 2 / math.sqrt(192))
-    assert read.yarn is not None
-    assert read.yarn.table_factor == 1.0
+    assert isinstance(read.rope_scaling, YarnScaling)
+    assert read.rope_scaling.attention_factor == 1.0
     assert read.attention_size == 7168 * 1536 + 1536 * 24576 + 7168 * 576 + 512 * 32768 + 16384 * 7168
 
 
@@ -74,7 +75,7 @@ def test_moonlight_has_queries_without_a_latent_vector_and_plain_angles() -> Non
     read, count = numbers(DEEPSEEK_V3, V3 | MOONLIGHT)
     assert isinstance(read, LatentArchitecture)
     assert round(count / 1e9) == 16
-    assert (read.q_lora_rank, read.yarn, read.rope_theta, read.moe_router_num_groups) == (
+    assert (read.q_lora_rank, read.rope_scaling, read.rope_theta, read.moe_router_num_groups) == (
         None,
         None,
         5e4,
@@ -104,7 +105,7 @@ def test_yarn_leaves_fast_pairs_and_divides_slow_ones_by_its_factor() -> None:
     i = 31 turns 0.09 times, which is less than 1. Position 1 shows the angle."""
     read = DEEPSEEK_V3.architecture(V3)
     assert isinstance(read, LatentArchitecture)
-    cosine, sine = latent_angles(read, 2)
+    cosine, sine = half_tables(read, 2)
     angles = torch.atan2(sine[1], cosine[1])
     assert angles[0].item() == pytest.approx(1.0, rel=1e-6)
     assert angles[31].item() == pytest.approx(1e4 ** (-31 / 32) / 40, rel=1e-4)

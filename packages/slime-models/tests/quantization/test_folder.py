@@ -61,8 +61,16 @@ def test_a_folder_holds_what_its_config_json_says_and_dequantises_to_the_model(f
 
 #: Gate and up as one matrix in folders, and the projections of delta nets, are not quantised.
 LEFT_ALONE = (".gate_up_proj.weight", ".linear_attn.out_proj.weight")
-#: MiniMax-M2's matrices of an expert.
-EXPERTS = (".w1.weight", ".w2.weight", ".w3.weight")
+#: How matrices end that are: attention's, MLPs', MiniMax-M2's experts', and indexers' of DeepSeek-V3.2.
+LINEAR = (
+    "_proj.weight",
+    "_proj_with_mqa.weight",
+    ".w1.weight",
+    ".w2.weight",
+    ".w3.weight",
+    ".wq_b.weight",
+    ".wk.weight",
+)
 
 
 @pytest.mark.proves("{kind}", "fp8")
@@ -85,7 +93,7 @@ def test_linear_layers_of_every_family_are_quantised_and_nothing_else(kind, tmp_
     before, after = HfCheckpoint(plain), HfCheckpoint(target)
     quantization = read_quantization(read_config(target))
     for name, shape in shapes.items():
-        linear = name.endswith(("_proj.weight", *EXPERTS)) and not name.endswith(LEFT_ALONE)
+        linear = name.endswith(LINEAR) and not name.endswith(LEFT_ALONE)
         assert quantization.covers(name, shape) == linear, name
         if linear:
             error = (quantization.dequantized(name, after) - before[name]).abs().max()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from slime_core.errors import CheckpointError
-from slime_models.family.families.deepseek_v3 import DEEPSEEK_V3
+from slime_models.family.families.latent_attention.deepseek_v3 import DEEPSEEK_V3
 from slime_models.hf.config import read_config
 from slime_models.hf.folder import HfCheckpoint, save_hf
 from slime_models.quantization.folder import quantize_folder

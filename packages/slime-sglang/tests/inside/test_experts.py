@@ -12,8 +12,8 @@ from slime_core.errors import WeightSyncError
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import SamplingParams
 from slime_core.weights.sync import sync_weights
-from slime_models.family.families.deepseek_v3 import DEEPSEEK_V3
 from slime_models.family.families.glm4_moe import GLM4_MOE
+from slime_models.family.families.latent_attention.deepseek_v3 import DEEPSEEK_V3
 from slime_models.family.families.qwen3_moe import QWEN3_MOE
 from slime_models.hf.folder import HfCheckpoint
 from slime_models.tensor_spec import Spec

@@ -13,7 +13,6 @@ from slime_torch.layers.mlp import GatedMlp
 from slime_torch.layers.norm import Norm
 from slime_torch.layers.part import Layer
 from slime_torch.layers.rope import rope_tables
-from slime_torch.layers.standard import layer_prefix
 from slime_torch.model.family_decoder import FamilyDecoder
 
 from slime_example_family.family import Gemma3Architecture
@@ -36,7 +35,7 @@ def gemma3_layers(builder: Builder) -> list[Layer]:
 
 def gemma3_layer(builder: Builder, number: int, kind: GroupedQueries) -> Layer:
     """Return a layer, numbered from 0: four norms, which multiply by 1 + weight, and an MLP with another activation."""
-    prefix = layer_prefix(number)
+    prefix = builder.layer_prefix(number)
 
     def norm(name: str) -> Norm:
         return builder.norm(f"{prefix}{name}.weight", offset=1.0)

@@ -18,19 +18,11 @@ from slime_megatron.batch.rope import tables_of
 from slime_megatron.model.attention import PackedAttention
 from slime_megatron.model.family_layers import FamilyLayers
 from slime_megatron.model.layer_spec import layer_spec
-from slime_megatron.model.norm import RMSNorm
+from slime_megatron.model.norm import ZeroCenteredNorm
 from slime_models.family.rotary import inverse_frequencies
 from torch import Tensor
 
 from slime_example_family.family import Gemma3Architecture
-
-
-class ZeroCenteredNorm(RMSNorm):
-    """RMSNorm times 1 + weight, in float32."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the norm of x [..., n], in its dtype."""
-        return F.rms_norm(x.float(), self.normalized_shape, 1 + self.weight.float(), self.eps).type_as(x)
 
 
 def gemma3_layer(config: TransformerConfig, architecture: Gemma3Architecture, number: int) -> ModuleSpec:

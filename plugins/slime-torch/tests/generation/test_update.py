@@ -64,7 +64,7 @@ def scenario(model, body, **options):
     [
         *("llama", "qwen2", "qwen3", "glm4", "glm", "mimo", "gpt_oss", "minimax_m2"),
         *("qwen2_moe", "qwen3_moe", "glm4_moe", "qwen3_5_moe", "qwen3_5_text", "qwen3_next"),
-        *("deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa"),
+        *("deepseek_v3", "glm4_moe_lite"),
     ],
 )
 def test_after_an_update_the_engine_holds_and_serves_the_new_weights(tiny, kind, dtype):
@@ -175,15 +175,16 @@ def test_what_is_asked_after_an_update_shares_nothing_with_what_was_prefilled_be
 
 def with_bad(tensors, fault):
     items = list(tensors.items())
-    name, tensor = items[3]
+    name = "model.layers.0.self_attn.v_proj.weight"
+    place, tensor = list(tensors).index(name), tensors[name]
     if fault == "unknown":
-        items[3] = ("model.layers.9.mlp.up_proj.weight", tensor)
+        items[place] = ("model.layers.9.mlp.up_proj.weight", tensor)
     elif fault == "misshapen":
-        items[3] = (name, tensor[:-1])
+        items[place] = (name, tensor[:-1])
     elif fault == "duplicate":
-        items.insert(0, items[3])
+        items.insert(0, items[place])
     elif fault == "missing":
-        items.pop(3)
+        items.pop(place)
     return items
 
 
@@ -193,7 +194,7 @@ def test_a_bad_tensor_is_named_and_the_old_weights_keep_serving(tiny, fault):
     items = with_bad(new.tensors(), fault)
 
     async def body(engine):
-        with pytest.raises(WeightSyncError, match=r"up_proj|v_proj|k_proj|o_proj"):
+        with pytest.raises(WeightSyncError, match=r"up_proj|v_proj"):
             await sync_weights(Sender(items), engine, version="3", timeout_s=120)
         return await engine.generate(PROMPT, GREEDY)
 

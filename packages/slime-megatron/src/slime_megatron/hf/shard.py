@@ -10,8 +10,8 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
 from slime_models.family.architecture import Architecture
-from slime_models.family.family import Weight
 from slime_models.family.sharding import join, split
+from slime_models.family.weights import Weight
 from torch import Tensor
 
 from slime_megatron.model.parameters import MTP, named_weights

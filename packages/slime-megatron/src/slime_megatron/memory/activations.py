@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from slime_models.family.families.delta_net import DeltaNetArchitecture
-from slime_models.family.families.latent import LatentArchitecture
+from slime_models.family.families.latent_attention.rules import LatentArchitecture
 
 from slime_megatron.memory.delta_net import delta_net_token_bytes
 from slime_megatron.memory.layout import Layout
@@ -135,7 +135,7 @@ def _attention_bytes(architecture: Architecture, layout: Layout, shape: MicroBat
 
 
 def _latent_attention_bytes(architecture: LatentArchitecture, layout: Layout, shape: MicroBatchShape) -> int:
-    """Return what `model.latent_attention` keeps: latent vectors of this rank's rows, and all heads' queries, keys and values."""
+    """Return what `families.latent_attention` keeps: latent vectors of this rank's rows, and all heads' queries, keys and values."""
     a, each = architecture, shape.dtype_bytes
     heads = a.num_attention_heads // layout.tensor
     width = max(a.head_dim, a.v_head_dim)  # of all that the kernel gets

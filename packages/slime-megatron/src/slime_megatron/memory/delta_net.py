@@ -1,4 +1,4 @@
-"""What a gated delta net keeps of a token for its backward pass, counted from `delta_net.layer` and `slime_models.delta_rule`."""
+"""What a gated delta net keeps of a token for its backward pass, counted from `families.delta_net` and `slime_models.delta_rule`."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from slime_core.config.build import MemoryQuestion
 from slime_core.config.derive import batch_sizes, compute_dtype, num_ranks
 from slime_core.protocols.memory import MemoryEstimate
 from slime_core.run.assemble import algorithm
-from slime_models.family.families.sparse import SparseArchitecture
+from slime_models.family.families.latent_attention.sparse import SparseArchitecture
 
 from slime_megatron.memory.activations import (
     MicroBatchShape,

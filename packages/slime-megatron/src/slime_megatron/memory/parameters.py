@@ -14,7 +14,8 @@ from slime_megatron.settings.section_roles import LoraSection
 
 if TYPE_CHECKING:
     from slime_models.family.architecture import Architecture
-    from slime_models.family.family import ModelFamily, Weight
+    from slime_models.family.family import ModelFamily
+    from slime_models.family.weights import Weight
 
 #: How `Rule.shard` is spelt of a tensor that every tensor-parallel rank holds whole, and of one that is cut by columns.
 _WHOLE, _COLUMNS = "none", "columns"

@@ -23,8 +23,9 @@ from megatron.core.utils import make_tp_sharded_tensor_for_checkpoint
 from slime_core.errors import TrainerError
 from slime_models.cpu import product
 from slime_models.family.architecture import Architecture
-from slime_models.family.family import ModelFamily, Weight
+from slime_models.family.family import ModelFamily
 from slime_models.family.rules import Shard
+from slime_models.family.weights import Weight
 from torch import Tensor
 from torch.nn import Module, Parameter
 

@@ -77,7 +77,7 @@ def adapter_problems(
     stacked = {
         name.split(".")[-2] for name, weight in family.weights(architecture).items() if weight.rule.stacked
     }
-    if found := sorted(stacked & set(lora.target_modules)):
+    if found := sorted(layer for layer in stacked if lora.targets(layer)):
         yield Problem(
             "checkpoint.save_hf",
             f"it beside lora.target_modules {', '.join(found)}",

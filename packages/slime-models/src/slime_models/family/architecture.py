@@ -45,6 +45,27 @@ class YarnScaling:
     """Tokens of context before the stretch."""
 
 
+#: Keys of a table of rotary parameters of the kind `yarn`.
+_YARN = frozenset(
+    {
+        "rope_type",
+        "type",
+        "rope_theta",
+        "partial_rotary_factor",
+        "factor",
+        "beta_fast",
+        "beta_slow",
+        "truncate",
+    }
+    | {"mscale", "mscale_all_dim", "attention_factor", "original_max_position_embeddings"}
+)
+
+
+def yarn_entropy(factor: float, weight: float) -> float:
+    """Return by how much attention scores grow for a context that is stretched by a factor. Source: arXiv 2309.00071, equation 22."""
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
     """Shape and constants of a decoder. Hashable; the names are Megatron's where it has one.
@@ -310,7 +331,7 @@ class ConfigReader:
             wanted = " or ".join(repr(name) for name in ("default", *supported))
             raise inner.error("rope_type", kind, f"{wanted}: no other scaling is implemented for this family")
         if kind == "yarn":
-            return theta, inner.yarn()
+            return theta, inner.yarn(self.integer("max_position_embeddings"))
         return theta, RopeScaling(
             rope_type=kind,
             factor=inner.number("factor"),
@@ -319,22 +340,30 @@ class ConfigReader:
             original_max_position_embeddings=inner.integer("original_max_position_embeddings"),
         )
 
-    def yarn(self) -> YarnScaling:
-        """Return what a table of rotary parameters says of `yarn`; `attention_factor` follows from others where it is missing.
+    def yarn(self, max_positions: int) -> YarnScaling:
+        """Return what a table of rotary parameters says of `yarn`; what it leaves out follows from the rest.
 
         Source: transformers `modeling_rope_utils.py`, `_compute_yarn_parameters`.
+
+        Args:
+            max_positions: most tokens of a sequence, of which `factor` is a multiple where the table does not say it.
         """
-        factor = self.number("factor")
-        both = self.get("mscale"), self.get("mscale_all_dim")
-        given = [self.number(field) for field in ("mscale", "mscale_all_dim")] if all(both) else [1.0]
-        scales = [1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0 for scale in given]
+        unknown = sorted(self._config.keys() - _YARN)
+        if unknown:
+            raise self.error(unknown[0], self.get(unknown[0]), "nothing: it is not implemented for yarn")
+        context = self.integer("original_max_position_embeddings")
+        factor = self.number("factor", max_positions / context)
+        one, all_dims = (self.get(field) and self.number(field) for field in ("mscale", "mscale_all_dim"))
+        usual = yarn_entropy(factor, 1.0)
+        if one and all_dims:
+            usual = yarn_entropy(factor, one) / yarn_entropy(factor, all_dims)
         return YarnScaling(
             factor=factor,
             beta_fast=self.number("beta_fast", 32.0),
             beta_slow=self.number("beta_slow", 1.0),
             truncate=self.flag("truncate", default=True),
-            attention_factor=self.number("attention_factor", scales[0] / (scales[1] if all(both) else 1.0)),
-            original_max_position_embeddings=self.integer("original_max_position_embeddings"),
+            attention_factor=self.number("attention_factor", usual),
+            original_max_position_embeddings=context,
         )
 
     def rope_table(self) -> ConfigReader | None:

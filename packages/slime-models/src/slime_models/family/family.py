@@ -3,89 +3,22 @@
 from __future__ import annotations
 
 import functools
-import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from slime_core.errors import CheckpointError, WeightSyncError
 
 from slime_models.family.architecture import Architecture
-from slime_models.family.rules import EXPERT, LAYER, MTP_LAYER, Dims, Rule
+from slime_models.family.rules import LAYER, Rule
+from slime_models.family.weights import Shape, Weight, numbered, weights_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Shape = tuple[int, ...]
-
 #: The Hugging Face tensors that may be one.
 EMBEDDING_WEIGHT, OUTPUT_WEIGHT = "model.embed_tokens.weight", "lm_head.weight"
 _EMBEDDING = "embedding.word_embeddings.weight"
-#: What config.json says of each size of `Architecture` that a Hugging Face tensor has.
-CONFIG_FIELDS = {
-    "hidden_size": "hidden_size",
-    "two_hidden_sizes": "2 x hidden_size",
-    "num_attention_heads": "num_attention_heads",
-    "vocab_size": "vocab_size",
-    "head_dim": "head_dim",
-    "query_size": "num_attention_heads x head_dim",
-    "key_value_size": "num_key_value_heads x head_dim",
-    "ffn_hidden_size": "intermediate_size",
-    "gated_size": "2 x intermediate_size",
-    "moe_ffn_hidden_size": "moe_intermediate_size",
-    "moe_gated_size": "2 x the width of an expert",
-    "moe_shared_expert_intermediate_size": "moe_intermediate_size x n_shared_experts, or shared_expert_intermediate_size",
-    "one": "1",
-    "q_lora_rank": "q_lora_rank",
-    "kv_lora_rank": "kv_lora_rank",
-    "latent_query_size": "num_attention_heads x (qk_nope_head_dim + qk_rope_head_dim)",
-    "latent_size": "kv_lora_rank + qk_rope_head_dim",
-    "expanded_size": "num_attention_heads x (qk_nope_head_dim + v_head_dim)",
-    "index_query_size": "index_n_heads x index_head_dim",
-    "index_head_dim": "index_head_dim",
-    "index_n_heads": "index_n_heads",
-    "value_size": "num_attention_heads x v_head_dim",
-    "gated_query_size": "2 x num_attention_heads x head_dim",
-    "linear_value_size": "linear_num_value_heads x linear_value_head_dim",
-    "linear_qkv_size": "2 x linear_num_key_heads x linear_key_head_dim + linear_num_value_heads x linear_value_head_dim",
-    "linear_qkvz_size": "2 x (linear_num_key_heads x linear_key_head_dim + linear_num_value_heads x linear_value_head_dim)",
-    "linear_gates_size": "2 x linear_num_value_heads",
-    "linear_num_value_heads": "linear_num_value_heads",
-    "linear_value_head_dim": "linear_value_head_dim",
-    "linear_conv_kernel_dim": "linear_conv_kernel_dim",
-    "num_moe_experts": "the number of experts",
-}
-
-
-@dataclass(frozen=True)
-class Weight:
-    """One rule in one layer and expert: a Megatron tensor and its Hugging Face tensors, with names and shapes."""
-
-    megatron: str
-    shape: Shape
-    hf: Mapping[str, Shape]
-    """Name -> shape, in the order in which the rule's layout takes them."""
-    rule: Rule
-    expert: int | None = None
-    """Which expert it belongs to; None outside of experts."""
-
-    def check_shapes(self, shapes: Sequence[Shape]) -> None:
-        """Check the shapes of its Hugging Face tensors, given in the order of `hf`.
-
-        Raises:
-            CheckpointError: names the tensor, and the fields of config.json that say otherwise.
-        """
-        for found, (name, shape), (_, dims) in zip(shapes, self.hf.items(), self.rule.hf, strict=True):
-            if found == shape:
-                continue
-            fields = [
-                f"{CONFIG_FIELDS.get(dim, dim)} = {wanted}"
-                for i, (dim, wanted) in enumerate(zip(dims, shape, strict=True))
-                if len(found) != len(shape) or found[i] != wanted
-            ]
-            raise CheckpointError(
-                f"{name}: found shape {found}; wanted {shape}, by config.json: {' and '.join(fields)}"
-            )
 
 
 @runtime_checkable
@@ -149,7 +82,7 @@ class ModelFamily:
 
     def weights(self, architecture: Architecture) -> Mapping[str, Weight]:
         """Return Megatron name -> weight, for every Megatron tensor of a model, unsharded."""
-        return _weights(self, architecture)
+        return weights_of(self.rules, architecture)
 
     def megatron_names(self, architecture: Architecture) -> tuple[str, ...]:
         """Return the names of all Megatron tensors."""
@@ -232,7 +165,7 @@ class ModelFamily:
         """Return the part of a name after the prefix of an MTP layer; None where it is of no such layer."""
         first = architecture.num_layers
         for layer in range(first, first + architecture.mtp_num_layers):
-            prefix = "" if self.mtp_prefix is None else _numbered(self.mtp_prefix, layer, architecture)
+            prefix = "" if self.mtp_prefix is None else numbered(self.mtp_prefix, layer, architecture)
             if prefix and name.startswith(prefix):
                 return name.removeprefix(prefix)
         return None
@@ -373,48 +306,6 @@ class ModelFamily:
         if weight.rule.stacked:
             parts = [part[weight.expert] for part in parts]
         return weight.rule.layout.pack(parts, architecture)
-
-
-@functools.lru_cache(maxsize=16)
-def _weights(family: ModelFamily, architecture: Architecture) -> Mapping[str, Weight]:
-    weights: dict[str, Weight] = {}
-    groups: list[list[Rule]] = [
-        []
-    ]  # rules outside layers stand alone; those of a layer stay together, layer by layer
-    for rule in family.rules:
-        if rule.when(architecture):
-            if groups[-1] and (LAYER in rule.megatron) != (LAYER in groups[-1][-1].megatron):
-                groups.append([])
-            groups[-1].append(rule)
-    for group in groups:
-        all_layers = range(architecture.num_layers + architecture.mtp_num_layers)
-        layers = all_layers if group and LAYER in group[0].megatron else range(1)
-        for layer in layers:
-            own = [rule for rule in group if LAYER not in rule.megatron or layer in rule.layers(architecture)]
-            for experts, rules in itertools.groupby(own, key=lambda rule: rule.of_experts):
-                members = list(rules)
-                numbers = range(architecture.num_moe_experts or 0) if experts else (None,)
-                for expert in numbers:
-                    bound = [_bound(rule, layer, expert, architecture) for rule in members]
-                    weights |= {weight.megatron: weight for weight in bound}
-    return weights
-
-
-def _bound(rule: Rule, layer: int, expert: int | None, architecture: Architecture) -> Weight:
-    def named(name: str) -> str:
-        return _numbered(name, layer, architecture).replace(EXPERT, str(expert))
-
-    def shape(dims: Dims) -> Shape:
-        return tuple(getattr(architecture, dim) for dim in dims)
-
-    hf = {named(name): shape(dims) for name, dims in rule.hf}
-    megatron = named(rule.megatron.replace(LAYER, MTP_LAYER) if rule.mtp else rule.megatron)
-    return Weight(megatron, shape(rule.dims), hf, rule, expert)
-
-
-def _numbered(name: str, layer: int, architecture: Architecture) -> str:
-    """Return a name with the number of its layer in it; MTP layers follow those of the decoder, and have numbers from 0, too."""
-    return name.replace(LAYER, str(layer)).replace(MTP_LAYER, str(layer - architecture.num_layers))
 
 
 def _listing(names: list[str]) -> str:

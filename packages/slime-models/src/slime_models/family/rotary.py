@@ -26,6 +26,13 @@ def attention_factor(architecture: Architecture) -> float:
     return scaling.attention_factor if isinstance(scaling, YarnScaling) else 1.0
 
 
+def half_tables(architecture: Architecture, length: int) -> tuple[Tensor, Tensor]:
+    """Return cosine and sine, float32 [length, rotary_dim / 2], of positions 0 to length - 1, on the CPU."""
+    angles = torch.outer(torch.arange(length, dtype=torch.float32), inverse_frequencies(architecture))
+    factor = attention_factor(architecture)
+    return angles.cos() * factor, angles.sin() * factor
+
+
 def _llama3(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
     """Divide low frequencies by `factor`, leave high ones, and go over smoothly between.
 

@@ -6,17 +6,20 @@ from collections.abc import Sequence
 from functools import cached_property
 
 import torch
+from slime_core.errors import EngineError
 from slime_models.attention import dot_product_attention
 from slime_models.cpu import product
-from slime_models.family.families.latent import LatentArchitecture
-from slime_models.yarn import latent_angles
+from slime_models.family.families.latent_attention.rules import LatentArchitecture
+from slime_models.family.rotary import half_tables
 from torch import Tensor
 from torch.nn import functional as F
 
-from slime_torch.layers.batch import Batch, Run
+from slime_torch.layers.batch import Batch, PromptRun
 from slime_torch.layers.builder import Builder
 from slime_torch.storage.cache import KvCache
 
+#: Numbers of two bytes in what the cache copies at once.
+_NUMBERS_OF_A_WORD = 4
 #: Of each token what rates others, and the key by which it is rated itself.
 Index = tuple[Tensor, Tensor]
 
@@ -27,11 +30,19 @@ class LatentKind:
     Args:
         builder: of the model.
         architecture: its numbers.
+
+    Raises:
+        EngineError: what is kept of a token does not fill whole words of the cache.
     """
 
     def __init__(self, builder: Builder, architecture: LatentArchitecture) -> None:
         self.architecture = architecture
-        tables = latent_angles(architecture, builder.max_length)
+        if self.kept_size % _NUMBERS_OF_A_WORD:
+            raise EngineError(
+                f"kv_lora_rank + qk_rope_head_dim (and index_head_dim): found {self.kept_size}; wanted a multiple of "
+                f"{_NUMBERS_OF_A_WORD}: the torch engine's cache copies words; choose another --rollout-engine"
+            )
+        tables = half_tables(architecture, builder.max_length)
         self._cosine, self._sine = (each.to(builder.device, builder.dtype) for each in tables)
         self._dtype, self._device = builder.attention_dtype, builder.device
         self._n_layers = 0
@@ -120,7 +131,7 @@ class LatentPass:
         return mask.masked_fill_(hidden, -torch.inf)
 
 
-class LatentAttention:
+class LatentAttentionPart:
     """The part. Prompts are computed with all heads' keys and values; when decoding, heads attend to the latent vectors themselves:
     the projections from these to keys and values are applied to queries before, and to what was attended to after
     ("absorbed"; arXiv 2405.04434, section 2.1.2).
@@ -186,7 +197,7 @@ class LatentAttention:
         query: tuple[Tensor, Tensor],
         latent: Tensor,
         turned: Tensor,
-        runs: Sequence[Run],
+        runs: Sequence[PromptRun],
         index: Index | None,
     ) -> Tensor:
         a = self._architecture

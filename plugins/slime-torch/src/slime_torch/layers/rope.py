@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from slime_core.errors import EngineError
 from slime_models.family.architecture import Architecture
-from slime_models.family.rotary import attention_factor, inverse_frequencies
+from slime_models.family.rotary import half_tables
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -17,10 +17,10 @@ def rope_tables(architecture: Architecture, length: int) -> tuple[Tensor, Tensor
     halves of a head hold the same frequencies, the layout of most Hugging Face checkpoints; see `stored_order` for the others.
     Dimensions that are not rotated have the angle 0.
     """
-    unrotated, factor = architecture.head_dim - architecture.rotary_dim, attention_factor(architecture)
-    angles = torch.outer(torch.arange(length).float(), inverse_frequencies(architecture))
-    cosine = F.pad(angles.cos() * factor, (0, unrotated // 2), value=1.0)
-    sine = F.pad(angles.sin() * factor, (0, unrotated // 2))
+    unrotated = architecture.head_dim - architecture.rotary_dim
+    cosine, sine = half_tables(architecture, length)
+    cosine = F.pad(cosine, (0, unrotated // 2), value=1.0)
+    sine = F.pad(sine, (0, unrotated // 2))
     return torch.cat((cosine, cosine), dim=-1), torch.cat((-sine, sine), dim=-1)
 
 

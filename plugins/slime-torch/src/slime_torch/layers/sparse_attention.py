@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import torch
-from slime_models.family.families.sparse import SparseArchitecture
+from slime_models.family.families.latent_attention.sparse import SparseArchitecture
 from slime_models.indexer import NORM_EPSILON, chosen
 from torch import Tensor
 from torch.nn import functional as F
 
 from slime_torch.layers.builder import Builder
-from slime_torch.layers.latent_attention import Index, LatentAttention, LatentKind, LatentPass
+from slime_torch.layers.latent_attention import Index, LatentAttentionPart, LatentKind, LatentPass
 
 
 class SparseKind(LatentKind):
@@ -23,7 +23,7 @@ class SparseKind(LatentKind):
         return self.architecture.latent_size + self.architecture.index_head_dim
 
 
-class SparseAttention(LatentAttention):
+class SparseAttentionPart(LatentAttentionPart):
     """The part. The indexer's queries and weights lie side by side, and rate in float32."""
 
     def __init__(self, builder: Builder, prefix: str, kind: SparseKind) -> None:

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from functools import partial
 
 from slime_core.errors import EngineError
-from slime_models.family.families.latent import LatentArchitecture
-from slime_models.family.families.sparse import SparseArchitecture
+from slime_models.family.families.latent_attention.rules import LatentArchitecture
+from slime_models.family.families.latent_attention.sparse import SparseArchitecture
 
 from slime_torch.layers.builder import Builder
-from slime_torch.layers.latent_attention import LatentAttention, LatentKind
+from slime_torch.layers.latent_attention import LatentAttentionPart, LatentKind
 from slime_torch.layers.part import Attention, Layer
-from slime_torch.layers.sparse_attention import SparseAttention, SparseKind
+from slime_torch.layers.sparse_attention import SparseAttentionPart, SparseKind
 from slime_torch.layers.standard import standard_layer
 from slime_torch.model.family_decoder import FamilyDecoder
 
@@ -32,9 +32,9 @@ def latent_layers(builder: Builder) -> list[Layer]:
     part: Callable[[str], Attention]
     if isinstance(architecture, SparseArchitecture):
         sparse = SparseKind(builder, architecture)
-        part = partial(SparseAttention, builder, kind=sparse)
+        part = partial(SparseAttentionPart, builder, kind=sparse)
     else:
-        part = partial(LatentAttention, builder, kind=LatentKind(builder, architecture))
+        part = partial(LatentAttentionPart, builder, kind=LatentKind(builder, architecture))
     return [
         standard_layer(builder, number, part(f"{builder.layer_prefix(number)}self_attn."))
         for number in range(architecture.num_layers)

@@ -30,7 +30,7 @@ _LINEAR, _FULL = "linear_attention", "full_attention"
 #: The layers of the engine `torch`.
 DECODER = "slime_torch.families.delta_net:DECODER"
 #: The trainer's layers.
-LAYERS = "slime_megatron.delta_net.family:LAYERS"
+LAYERS = "slime_megatron.families.delta_net_layers:LAYERS"
 #: What a model of these families cannot be cut into.
 NOT_PARALLEL = {
     "context": "the state of a delta net goes from token to token, and context-parallel ranks have pieces of sequences"

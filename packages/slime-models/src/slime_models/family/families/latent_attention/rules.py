@@ -12,7 +12,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slime_models.family.architecture import Architecture, ConfigReader
+from slime_models.family.architecture import (
+    Architecture,
+    ConfigReader,
+    RopeScaling,
+    YarnScaling,
+    yarn_entropy,
+)
 from slime_models.family.families.dense import (
     DOWN,
     EMBEDDING,
@@ -29,46 +35,13 @@ from slime_models.family.rules import Dims, Rule, Shard, rename
 
 _MEGATRON, _HF = "decoder.layers.{layer}.self_attention.", "model.layers.{layer}.self_attn."
 #: `FamilyLayers` of the trainer.
-LAYERS = "slime_megatron.model.latent_layers:LAYERS"
+LAYERS = "slime_megatron.families.latent_layers:LAYERS"
 #: `FamilyDecoder` of the engine `torch`.
 DECODER = "slime_torch.model.latent_decoder:DECODER"
 #: Epsilon of the norms of latent vectors: transformers and DeepSeek's own code do not take that of the other norms.
 _LATENT_NORM_EPSILON = 1e-6
 #: Fields of config.json that are read here and not by `dense_architecture`.
 _OWN = ("head_dim", "rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor")
-_YARN = frozenset(
-    {
-        "rope_type",
-        "type",
-        "rope_theta",
-        "partial_rotary_factor",
-        "factor",
-        "beta_fast",
-        "beta_slow",
-        "truncate",
-    }
-    | {"mscale", "mscale_all_dim", "attention_factor", "original_max_position_embeddings"}
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class YarnScaling:
-    """How YaRN stretches rotary frequencies. Source: arXiv 2309.00071; transformers 5.19, `_compute_yarn_parameters`."""
-
-    factor: float
-    """Divides the frequencies that turn fewer than `beta_slow` times within the first context."""
-    beta_fast: float
-    """Frequencies that turn more often than this within the first context are left alone."""
-    beta_slow: float
-    """See `factor`."""
-    original_max_position_embeddings: int
-    """Tokens of the first context."""
-    truncate: bool
-    """Whether the dimensions between which frequencies go over are whole numbers."""
-    table_factor: float
-    """Multiplies cosines and sines."""
-    score_factor: float
-    """Multiplies the scale of attention scores."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +60,8 @@ class LatentArchitecture(Architecture):
     """Width of a value's head."""
     latent_norm_epsilon: float = _LATENT_NORM_EPSILON
     """Epsilon of the norms of latent vectors."""
-    yarn: YarnScaling | None = None
-    """Stretch of the rotary frequencies, if any."""
+    score_factor: float = 1.0
+    """Multiplies the scale of attention scores: more than 1 where `rope_scaling` weighs all dimensions (`mscale_all_dim`)."""
 
     @property
     def latent_size(self) -> int:
@@ -129,7 +102,7 @@ class LatentArchitecture(Architecture):
     @property
     def softmax_scale(self) -> float:
         """What attention scores are multiplied by."""
-        return float(self.head_dim) ** -0.5 * (1.0 if self.yarn is None else self.yarn.score_factor)
+        return self.score_factor * math.pow(self.head_dim, -0.5)
 
 
 def _has_query_latent(architecture: Architecture) -> bool:
@@ -202,7 +175,7 @@ def latent_architecture(
         raise read.error("qk_rope_head_dim", sizes["qk_rope_head_dim"], "an even number: pairs are rotated")
     query_rank = config.get("q_lora_rank", defaults["q_lora_rank"])
     read.partial_rotary_factor(1.0)
-    theta, yarn = _rope(read)
+    theta, scaling = read.rope(("yarn",))
     plain = {name: value for name, value in config.items() if name not in _OWN}
     plain |= {"head_dim": sizes["qk_nope_head_dim"] + sizes["qk_rope_head_dim"], "rope_theta": theta}
     common = dense_architecture(plain, model_type=model_type, norm_epsilon=norm_epsilon)
@@ -212,12 +185,14 @@ def latent_architecture(
             common.num_query_groups,
             f"num_attention_heads, {common.num_attention_heads}: every head has keys of its own",
         )
-    common = dataclasses.replace(common, rotary_interleaved=read.flag("rope_interleave", default=True))
+    common = dataclasses.replace(
+        common, rope_scaling=scaling, rotary_interleaved=read.flag("rope_interleave", default=True)
+    )
     return LatentArchitecture(
         **vars(common),
         **sizes,
         q_lora_rank=None if query_rank is None else read.integer("q_lora_rank", defaults["q_lora_rank"]),
-        yarn=yarn,
+        score_factor=_score_factor(read, scaling),
     )
 
 
@@ -250,33 +225,8 @@ def dense_layers(read: ConfigReader, num_layers: int, *, default: int) -> tuple[
     return found
 
 
-def _rope(read: ConfigReader) -> tuple[float, YarnScaling | None]:
-    """Return (rope_theta, stretch), from `rope_parameters` (transformers 5) or its two older fields."""
+def _score_factor(read: ConfigReader, scaling: RopeScaling | YarnScaling | None) -> float:
     table = read.rope_table()
-    if table is None or (table.get("rope_type") or table.get("type")) != "yarn":
-        return read.rope(("yarn",))[0], None
-    unknown = sorted(table.names() - _YARN)
-    if unknown:
-        raise table.error(unknown[0], table.get(unknown[0]), "nothing: it is not implemented for yarn")
-    context = table.integer("original_max_position_embeddings")
-    factor = table.number("factor", read.integer("max_position_embeddings") / context)
-    all_dims, one = (_or_zero(table, name) for name in ("mscale_all_dim", "mscale"))
-    ratio = _stretch(factor, one) / _stretch(factor, all_dims) if one and all_dims else _stretch(factor, 1.0)
-    return table.number("rope_theta", read.number("rope_theta", 10_000.0)), YarnScaling(
-        factor=factor,
-        beta_fast=table.number("beta_fast", 32.0),
-        beta_slow=table.number("beta_slow", 1.0),
-        original_max_position_embeddings=context,
-        truncate=table.flag("truncate", default=True),
-        table_factor=table.number("attention_factor", ratio),
-        score_factor=_stretch(factor, all_dims) ** 2 if all_dims else 1.0,
-    )
-
-
-def _or_zero(table: ConfigReader, field: str) -> float:
-    return 0.0 if table.get(field) in (None, 0) else table.number(field)
-
-
-def _stretch(factor: float, weight: float) -> float:
-    """Return by how much the entropy of attention is to shrink for a context that is stretched by a factor."""
-    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+    if table is None or not isinstance(scaling, YarnScaling) or not table.get("mscale_all_dim"):
+        return 1.0
+    return yarn_entropy(scaling.factor, table.number("mscale_all_dim")) ** 2

@@ -7,8 +7,13 @@ from typing import Any
 
 from slime_models.family.architecture import Architecture
 from slime_models.family.families import deepseek_v3
-from slime_models.family.families.latent import DECODER
-from slime_models.family.families.sparse import LAYERS, NOT_SERVED, RULES, sparse_architecture
+from slime_models.family.families.latent_attention.rules import DECODER
+from slime_models.family.families.latent_attention.sparse import (
+    LAYERS,
+    NOT_SERVED,
+    RULES,
+    sparse_architecture,
+)
 from slime_models.family.family import ModelFamily
 
 #: What a file that does not say means: DeepSeek-V3.2's own sizes.

@@ -12,7 +12,7 @@ from slime_models.family.families.delta_net import DeltaNetArchitecture
 
 from slime_megatron.batch.flops import forward_flops
 from slime_megatron.batch.prompt_groups import PromptGroup
-from slime_megatron.delta_net.layer import GatedDeltaNet
+from slime_megatron.families.delta_net import GatedDeltaNet
 from slime_megatron.model.family_layers import FamilyLayers
 from slime_megatron.model.layer_spec import layer_spec
 from slime_megatron.model.norm import ZeroCenteredNorm

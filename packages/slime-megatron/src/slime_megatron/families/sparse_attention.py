@@ -8,13 +8,13 @@ import torch
 import torch.nn.functional as F
 from megatron.core import tensor_parallel
 from megatron.core.transformer.transformer_config import TransformerConfig
-from slime_models.family.families.sparse import SparseArchitecture
+from slime_models.family.families.latent_attention.sparse import SparseArchitecture
 from slime_models.indexer import NORM_EPSILON, chosen
 from torch import Tensor
 
 from slime_megatron.batch.packing import PackedSequences
+from slime_megatron.families.latent_attention import LatentAttention, LatentAttentionSubmodules, of_one_width
 from slime_megatron.model.attention import PackedAttention, rotated
-from slime_megatron.model.latent_attention import LatentAttention, LatentAttentionSubmodules, of_one_width
 from slime_megatron.model.replicated_linear import ReplicatedLinear
 
 
@@ -112,7 +112,8 @@ class SparseCoreAttention(PackedAttention):
             causal = places <= places[k.size(1) - q.size(1) :, None]
             seen = chosen(heads, index_key, weights, causal[None], most=a.index_topk)
         out = super().attend(*of_one_width(q, k, v), seen)
-        return out.unflatten(-1, (n_heads, -1))[..., : a.v_head_dim].flatten(1)
+        trimmed: Tensor = out.unflatten(-1, (n_heads, -1))[..., : a.v_head_dim].flatten(1)
+        return trimmed
 
     def _rotate(self, x: Tensor, packed: PackedSequences) -> Tensor:
         return x

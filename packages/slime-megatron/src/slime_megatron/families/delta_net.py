@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from slime_megatron.batch.packing import PackedSequences
-from slime_megatron.delta_net.recurrence import State, recur
+from slime_megatron.families.recurrence import State, recur
 from slime_megatron.model.norm import RMSNorm
 
 #: Parameters of which tensor-parallel ranks have the rows of their key heads.

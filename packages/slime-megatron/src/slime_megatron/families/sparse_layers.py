@@ -6,14 +6,14 @@ from functools import partial
 
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
-from slime_models.family.families.sparse import SparseArchitecture
+from slime_models.family.families.latent_attention.sparse import SparseArchitecture
 
 from slime_megatron.batch.flops import forward_flops, seen_pairs
 from slime_megatron.batch.prompt_groups import PromptGroup
+from slime_megatron.families.latent_attention import LatentAttentionSubmodules
+from slime_megatron.families.latent_layers import latent_layer
+from slime_megatron.families.sparse_attention import SparseAttention, SparseCoreAttention
 from slime_megatron.model.family_layers import FamilyLayers
-from slime_megatron.model.latent_attention import LatentAttentionSubmodules
-from slime_megatron.model.latent_layers import latent_layer, latent_tables
-from slime_megatron.model.sparse_attention import SparseAttention, SparseCoreAttention
 
 
 def sparse_layer(config: TransformerConfig, architecture: SparseArchitecture, number: int) -> ModuleSpec:
@@ -33,4 +33,4 @@ def sparse_flops(architecture: SparseArchitecture, group: PromptGroup) -> int:
     return forward_flops(architecture, group) + rated
 
 
-LAYERS = FamilyLayers(layer=sparse_layer, rotary_tables=latent_tables, forward_flops=sparse_flops)
+LAYERS = FamilyLayers(layer=sparse_layer, forward_flops=sparse_flops)

@@ -83,7 +83,7 @@ def test_a_family_computes_what_transformers_does(family, folders):
 
 def test_flops_of_a_delta_net_do_not_grow_with_what_came_before():
     """One more token costs as much after 10 tokens as after 1,000, but for the one layer with attention."""
-    from slime_megatron.delta_net.family import delta_net_flops
+    from slime_megatron.families.delta_net_layers import delta_net_flops
 
     architecture = QWEN3_NEXT.architecture({"model_type": "qwen3_next"} | MODELS[QWEN3_NEXT])
     (near, far) = (

@@ -21,7 +21,7 @@ ROWS = {
 
 def running_sums(inputs, real, before):
     """Return, of each token, the decayed sum of all before it and itself, and the token before the one before it."""
-    from slime_megatron.delta_net.recurrence import State
+    from slime_megatron.families.recurrence import State
 
     (x,) = inputs
     n, tokens = x.shape[:2]
@@ -58,7 +58,7 @@ def one_by_one(groups, x):
 @pytest.mark.parametrize("row", ROWS)
 def test_no_state_passes_between_sequences_and_suffixes_go_on_from_their_prefix(row):
     from slime_megatron.batch.packing import pack
-    from slime_megatron.delta_net.recurrence import recur
+    from slime_megatron.families.recurrence import recur
 
     groups = ROWS[row]
     n = sum(group.n_tokens for group in groups)

@@ -12,7 +12,7 @@ from typing import Any
 
 from slime_models.family.architecture import ConfigReader
 from slime_models.family.families.glm4_moe import with_shared_experts
-from slime_models.family.families.latent import (
+from slime_models.family.families.latent_attention.rules import (
     LatentArchitecture,
     dense_layers,
     latent_architecture,
@@ -23,7 +23,7 @@ from slime_models.family.rules import Dims, Rule, rename
 
 _MEGATRON, _HF = "decoder.layers.{layer}.self_attention.indexer.", "model.layers.{layer}.self_attn.indexer."
 #: `FamilyLayers` of the trainer.
-LAYERS = "slime_megatron.model.sparse_layers:LAYERS"
+LAYERS = "slime_megatron.families.sparse_layers:LAYERS"
 NOT_SERVED = {
     "sglang": "SGLang 0.5.23 has the indexer's kernels for GPUs alone, where nobody has tried it",
 }

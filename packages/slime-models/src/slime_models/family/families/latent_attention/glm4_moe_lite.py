@@ -7,7 +7,7 @@ from typing import Any
 
 from slime_models.family.architecture import Architecture, ConfigReader
 from slime_models.family.families.glm4_moe import with_shared_experts
-from slime_models.family.families.latent import (
+from slime_models.family.families.latent_attention.rules import (
     DECODER,
     LAYERS,
     dense_layers,

@@ -6,8 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from slime_models.family.architecture import Architecture, ConfigReader
-from slime_models.family.families.latent import DECODER
-from slime_models.family.families.sparse import LAYERS, NOT_SERVED, RULES, sparse_architecture
+from slime_models.family.families.latent_attention.rules import DECODER
+from slime_models.family.families.latent_attention.sparse import (
+    LAYERS,
+    NOT_SERVED,
+    RULES,
+    sparse_architecture,
+)
 from slime_models.family.family import ModelFamily
 
 #: What a file that does not say means: GLM-5's own sizes.

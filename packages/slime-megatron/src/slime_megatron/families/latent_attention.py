@@ -11,7 +11,7 @@ from megatron.core import parallel_state, tensor_parallel
 from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
-from slime_models.family.families.latent import LatentArchitecture
+from slime_models.family.families.latent_attention.rules import LatentArchitecture
 from torch import Tensor
 
 from slime_megatron.batch.packing import PackedSequences
@@ -34,7 +34,8 @@ class LatentCoreAttention(PackedAttention):
         v_dim = value.size(-1)
         query, key, value = of_one_width(query, key, value)
         attended: Tensor = super().forward(query, key, value, attention_mask, **kwargs)
-        return attended.unflatten(-1, (-1, value.size(-1)))[..., :v_dim].flatten(1)
+        trimmed: Tensor = attended.unflatten(-1, (-1, value.size(-1)))[..., :v_dim].flatten(1)
+        return trimmed
 
     def _rotate(self, x: Tensor, packed: PackedSequences) -> Tensor:
         return x

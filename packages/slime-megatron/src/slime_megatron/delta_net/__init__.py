@@ -1,1 +1,0 @@
-"""Layers with a gated delta net in the place of attention."""
