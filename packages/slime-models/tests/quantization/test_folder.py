@@ -59,8 +59,8 @@ def test_a_folder_holds_what_its_config_json_says_and_dequantises_to_the_model(f
             assert torch.equal(after[name], before[name])
 
 
-#: Gate and up as one matrix in folders, and the projections of delta nets, are not quantised.
-LEFT_ALONE = (".gate_up_proj.weight", ".linear_attn.out_proj.weight")
+#: Gate and up as one matrix in folders, the projections of delta nets, and the weights of an indexer's heads are not quantised.
+LEFT_ALONE = (".gate_up_proj.weight", ".linear_attn.out_proj.weight", ".indexer.weights_proj.weight")
 #: How matrices end that are: attention's, MLPs', MiniMax-M2's experts', and indexers' of DeepSeek-V3.2.
 LINEAR = (
     "_proj.weight",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from slime_models.family.architecture import Architecture
-from slime_models.family.families import deepseek_v3
+from slime_models.family.families.latent_attention import deepseek_v3
 from slime_models.family.families.latent_attention.rules import DECODER
 from slime_models.family.families.latent_attention.sparse import (
     LAYERS,
