@@ -18,11 +18,7 @@ from slime_models.family.families.qwen3_moe import QWEN3_MOE
 
 MODELS = json.loads((Path(__file__).parent / "published_models.json").read_text())
 #: Families of these models that slime does not have yet.
-NOT_THERE = {
-    "deepseek_v3",
-    "glm4_moe_lite",
-    "glm_moe_dsa",
-}
+NOT_THERE: set[str] = set()
 #: Flags without a value: a script that leaves one out says no.
 SWITCHES = (
     "add_qkv_bias",
@@ -33,7 +29,18 @@ SWITCHES = (
     "use_rope_scaling",
 )
 #: What the reference system's scripts say beside the model: which code builds it, and how it is computed.
-REFUSED = {"attention_softmax_in_fp32", "seq_length", "spec", "use_gated_attention"}
+REFUSED = {
+    "allgather_cp",
+    "attention_softmax_in_fp32",
+    "enable_experimental",
+    "make_vocab_size_divisible_by",
+    "mscale",
+    "mscale_all_dim",
+    "no_position_embedding",
+    "seq_length",
+    "spec",
+    "use_gated_attention",
+}
 #: Of the reference system's patch of Megatron, which has no such flags: what they mean follows from the family.
 PATCH = {"post_mlp_layernorm": "post_layernorms", "post_self_attn_layernorm": "post_layernorms"}
 FOLLOWED = {
@@ -50,6 +57,7 @@ FOLLOWED = {
     "moe_token_dispatcher_type",
     "moe_token_drop_policy",
     "mtp_num_layers",
+    "no_masked_softmax_fusion",
     "no_rope_fusion",
 }
 
@@ -101,7 +109,8 @@ WRONG = {
     "moe_ffn_hidden_size": "7", "moe_router_topk": "7", "moe_router_score_function": "sigmoid",
     "moe_router_pre_softmax": True, "moe_router_num_groups": "7", "moe_router_group_topk": "7",
     "moe_router_topk_scaling_factor": "7", "moe_shared_expert_intermediate_size": "7", "moe_shared_expert_gate": True,
-    "group_query_attention": False,
+    "group_query_attention": False, "multi_latent_attention": True, "kv_lora_rank": "7", "q_lora_rank": "7",
+    "qk_head_dim": "7", "qk_pos_emb_head_dim": "7", "v_head_dim": "7",
 }  # fmt: skip
 
 
