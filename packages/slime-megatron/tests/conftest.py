@@ -25,13 +25,14 @@ from slime_models.family.families.gpt_oss import GPT_OSS
 from slime_models.family.families.latent_attention.deepseek_v3 import DEEPSEEK_V3
 from slime_models.family.families.latent_attention.deepseek_v32 import DEEPSEEK_V32
 from slime_models.family.families.latent_attention.glm4_moe_lite import GLM4_MOE_LITE
+from slime_models.family.families.latent_attention.glm_moe_dsa import GLM_MOE_DSA
 from slime_models.family.families.llama import LLAMA
 from slime_models.family.families.mimo import MIMO
 from slime_models.family.families.minimax_m2 import MINIMAX_M2
 from slime_models.family.families.qwen2 import QWEN2
 from slime_models.family.families.qwen2_moe import QWEN2_MOE
 from slime_models.family.families.qwen3 import QWEN3
-from slime_models.family.families.qwen3_5 import QWEN3_5_TEXT
+from slime_models.family.families.qwen3_5 import QWEN3_5_MOE_TEXT, QWEN3_5_TEXT
 from slime_models.family.families.qwen3_moe import QWEN3_MOE
 from slime_models.family.families.qwen3_next import QWEN3_NEXT
 from slime_models.hf.config import read_config
@@ -43,9 +44,9 @@ if TYPE_CHECKING:
 FAMILIES = {
     family.model_type: family
     for family in (
-        *(DEEPSEEK_V3, DEEPSEEK_V32, GLM4_MOE_LITE),
+        *(DEEPSEEK_V3, DEEPSEEK_V32, GLM4_MOE_LITE, GLM_MOE_DSA),
         *(GEMMA3, GLM_OF_2024, GLM4, GLM4_MOE, GPT_OSS, LLAMA, MIMO, MINIMAX_M2),
-        *(QWEN2, QWEN2_MOE, QWEN3, QWEN3_5_TEXT, QWEN3_MOE, QWEN3_NEXT),
+        *(QWEN2, QWEN2_MOE, QWEN3, QWEN3_5_MOE_TEXT, QWEN3_5_TEXT, QWEN3_MOE, QWEN3_NEXT),
     )
 }
 VOCAB = 250
@@ -61,6 +62,18 @@ GLM = {
     "use_qk_norm": True,
 }
 
+#: An indexer that chooses 6 earlier tokens.
+INDEXER = {"index_topk": 6, "index_n_heads": 20, "index_head_dim": 14}
+#: A delta net, then full attention.
+DELTA_NET = {
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 24,
+    "layer_types": ["linear_attention", "full_attention"],
+    "rms_norm_eps": 1e-2,  # a delta net's output is divided by its own size, which may be near zero
+}
 #: Latent attention whose queries and keys are wider than values; a dense layer, then four groups of two experts, of which a
 #: token passes four of two groups.
 DEEPSEEK = {
@@ -169,8 +182,7 @@ def cut_models(make_hf: Callable[..., tuple[Any, Path]]) -> dict[str, Path]:
     _, all_heads = make_hf("minimax_m2", **size, **few, rotary_dim=16)
     size.pop("head_dim")
     _, latent = make_hf("deepseek_v3", tie_word_embeddings=False, **size | DEEPSEEK)
-    indexer = {"index_topk": 6, "index_n_heads": 20, "index_head_dim": 14}
-    _, sparse = make_hf("deepseek_v32", tie_word_embeddings=False, **size | DEEPSEEK | indexer)
+    _, sparse = make_hf("deepseek_v32", tie_word_embeddings=False, **size | DEEPSEEK | INDEXER)
     _, shared = make_hf(
         "qwen2_moe", tie_word_embeddings=False, **size, **experts, shared_expert_intermediate_size=80
     )
@@ -185,24 +197,15 @@ def cut_models(make_hf: Callable[..., tuple[Any, Path]]) -> dict[str, Path]:
         layer_types=["sliding_attention", "full_attention"],
         query_pre_attn_scalar=12,
     )
-    delta_net = {
-        "head_dim": 16,
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 4,
-        "linear_key_head_dim": 12,
-        "linear_value_head_dim": 24,
-        "layer_types": ["linear_attention", "full_attention"],
-        "rms_norm_eps": 1e-2,  # a delta net's output is divided by its own size, which may be near zero
-    }
     _, next_moe = make_hf(
         "qwen3_next",
         tie_word_embeddings=False,
         **size,
         **experts,
-        **delta_net,
+        **DELTA_NET,
         shared_expert_intermediate_size=80,
     )
-    _, next_dense = make_hf("qwen3_5_text", **size, **delta_net)
+    _, next_dense = make_hf("qwen3_5_text", **size, **DELTA_NET)
     return {
         "qwen3_5_text": next_dense,
         "qwen3_next": next_moe,

@@ -23,8 +23,8 @@ SIZE = {
     "num_key_value_heads": 2, "max_position_embeddings": 256, "initializer_range": 0.2, "rms_norm_eps": 1e-5,
     "tie_word_embeddings": False, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None, "dtype": "float32",
 }  # fmt: skip
-#: Gate and up as one matrix in folders.
-FAMILIES = {"glm4": {"head_dim": 32}}
+#: Gate and up as one matrix in folders (glm4), biases (qwen2), norms of queries and keys (qwen3).
+FAMILIES = {"glm4": {"head_dim": 32}, "qwen2": {}, "qwen3": {"head_dim": 32}}
 
 
 class Model:

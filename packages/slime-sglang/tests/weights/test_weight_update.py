@@ -93,6 +93,7 @@ def restored(serving, model):
 
 
 @pytest.mark.parametrize("transport", OWN_TRANSPORTS)
+@pytest.mark.proves("llama", "sglang")
 def test_after_twenty_updates_the_server_is_the_newest_model(restored, tiny_llama, check_serves, transport):
     models, sender = [tiny_llama(seed) for seed in (1, 2, 3)], Sender()
     for number in range(20):
