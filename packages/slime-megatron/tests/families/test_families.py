@@ -97,3 +97,10 @@ def test_flops_of_a_delta_net_do_not_grow_with_what_came_before():
     alone = [delta_net_flops(architecture, PromptGroup(100, (n,))) for n in (10, 20)]
     assert sum(alone) - shared == delta_net_flops(architecture, PromptGroup(100, ()))
     assert math.isfinite(shared)
+
+
+def test_memory_is_reckoned_by_the_chunks_that_are_computed():
+    from slime_megatron.memory import delta_net
+    from slime_models import delta_rule
+
+    assert delta_net.CHUNK == delta_rule.CHUNK

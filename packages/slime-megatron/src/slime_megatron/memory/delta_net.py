@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from slime_models.delta_rule import CHUNK
 from slime_models.family.families.delta_net import DeltaNetArchitecture
 
 _FLOAT32 = 4
+#: Tokens of a chunk: `slime_models.delta_rule.CHUNK`, which cannot be imported without torch.
+CHUNK = 64
 
 
 def delta_net_token_bytes(architecture: DeltaNetArchitecture, *, share: int, dtype_bytes: int) -> int:
