@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from functools import partial
 
 import pytest
@@ -57,14 +58,21 @@ def scenario(model, body, **options):
     return asyncio.run(main())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+KINDS = (
+    *("llama", "qwen2", "qwen3", "glm4", "glm", "mimo", "gpt_oss", "minimax_m2"),
+    *("qwen2_moe", "qwen3_moe", "glm4_moe", "qwen3_5_moe", "qwen3_5_text", "qwen3_next"),
+    *("deepseek_v3", "glm4_moe_lite"),
+)
+#: Kinds whose indexer chooses other tokens where bfloat16 rounds otherwise, so that log-probs jump.
+CHOOSING = ("deepseek_v32", "glm_moe_dsa")
+
+
 @pytest.mark.proves("{kind}", "torch")
 @pytest.mark.parametrize(
-    "kind",
+    ("kind", "dtype"),
     [
-        *("llama", "qwen2", "qwen3", "glm4", "glm", "mimo", "gpt_oss", "minimax_m2"),
-        *("qwen2_moe", "qwen3_moe", "glm4_moe", "qwen3_5_moe", "qwen3_5_text", "qwen3_next"),
-        *("deepseek_v3", "glm4_moe_lite"),
+        *itertools.product((*KINDS, *CHOOSING), [torch.float32]),
+        *itertools.product(KINDS, [torch.bfloat16]),
     ],
 )
 def test_after_an_update_the_engine_holds_and_serves_the_new_weights(tiny, kind, dtype):
