@@ -42,13 +42,17 @@ def slime() -> Callable[..., subprocess.CompletedProcess[str]]:
 
 
 @pytest.fixture
-def slime_here(capsys: pytest.CaptureFixture[str]) -> Callable[..., subprocess.CompletedProcess[str]]:
+def slime_here(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run the `slime` command in this process, which spares its start, where a process is not what is tested."""
     from slime_core.cli import main
 
     def run(*words: object) -> subprocess.CompletedProcess[str]:
         capsys.readouterr()
-        status = main.run([*map(str, words)])
+        with monkeypatch.context() as patch:
+            patch.syspath_prepend(os.getcwd())  # as the command does, for a user's own files
+            status = main.run([*map(str, words)])
         shown = capsys.readouterr()
         return subprocess.CompletedProcess(words, status, shown.out, shown.err)
 

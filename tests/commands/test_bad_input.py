@@ -176,7 +176,7 @@ def test_unsupported_model_type(refuse, tmp_path):
         "--train-backend", "megatron", "--advantage-estimator", "grpo", "--loss-type", "policy_loss"
     )
     assert "mamba17" in message
-    assert "llama" in message
+    assert "`slime plugins list models` shows the " in message
 
 
 BROKEN = "raise ImportError('libacme.so is missing')\n"

@@ -86,7 +86,7 @@ def test_a_config_alone_is_enough_and_an_unknown_family_is_named(slime_here, tmp
     (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"model_type": "deepseek_v99"}))
     unknown = slime_here("plan", "--memory", *words)
     assert unknown.returncode == 2
-    assert "no plugin is named 'deepseek_v99'; installed: " in unknown.stderr
+    assert "no plugin is named 'deepseek_v99'; did you mean 'deepseek_v3'?" in unknown.stderr
 
 
 #: deepseek-ai/DeepSeek-V3, as published.

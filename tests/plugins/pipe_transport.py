@@ -91,7 +91,8 @@ class PipeReceiver:
     def _stage(self, message, data):
         flat = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
         tensor = flat.view(getattr(torch, message["dtype"])).view(message["shape"])
-        self._storage.staging.put(message["name"], tensor, message["fingerprint"])
+        name = message["name"]
+        self._storage.staging.put([(name, tensor)], {name: message["fingerprint"]})
 
 
 TRANSPORT = Transport(

@@ -44,6 +44,9 @@ class TellingPlacement:
         trainer: Trainer = factory(build)
         return trainer
 
+    def reward_workers(self, build: BuildContext) -> None:
+        return None
+
     async def close(self) -> None:
         self.asked.append(("close", len(READ)))
 

@@ -88,7 +88,7 @@ def test_the_first_gpu_is_the_one_that_is_given(question):
 
 def test_of_external_servers_and_unknown_models_nothing_is_known(question):
     assert not list(engine_memory(question("--rollout-external-engine-addrs", "h:1")))
-    assert not list(engine_memory(question(config=TINY_QWEN3 | {"model_type": "deepseek_v3"})))
+    assert not list(engine_memory(question(config=TINY_QWEN3 | {"model_type": "of_nobody"})))
 
 
 def test_smaller_shares_turns_and_other_gpus_are_proposed(question):

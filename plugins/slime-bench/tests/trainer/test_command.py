@@ -85,7 +85,7 @@ def test_a_shape_without_weights_is_measured_at_each_length(shape, tmp_path, cap
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--shape", "7b"], "--shape 7b: wanted 0.6b, or a folder with a config.json"),
+        (["--shape", "7b"], "--shape 7b: wanted 0.6b, moe, or a folder with a config.json"),
         (["--shape", "0.6b", "--model", "x"], "not allowed with argument"),
         (["--sequence", "4096,many"], "--sequence 4096,many: .*; wanted numbers of tokens as in 4096,16384"),
         (["--sequence", "0"], "--sequence 0: 0; wanted at least 1"),

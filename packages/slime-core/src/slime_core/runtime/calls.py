@@ -50,11 +50,14 @@ def calling(what: str, callee: Callee) -> Iterator[None]:
 
 
 def open_calls(tasks: Iterable[asyncio.Task[object]]) -> list[tuple[str, Callee]]:
-    """Return for what the tasks wait that are in a block of `calling`, and for whom, each pair once."""
+    """Return for what the tasks wait that are in a block of `calling`, and for whom, each pair once, by name."""
     found = dict.fromkeys(
         call for task in tasks if not task.done() and (call := task.get_context().get(_OPEN)) is not None
     )
-    return [(call.what, call.callee) for call in found]
+    return sorted(
+        ((call.what, call.callee) for call in found),
+        key=lambda pair: (pair[0], len(pair[1].name), pair[1].name),  # rank 2 before rank 10
+    )
 
 
 async def tell_both_ends(missed: str, calls: Iterable[tuple[str, Callee]]) -> list[str]:
