@@ -31,8 +31,8 @@ BROKEN = {
         "an update that breaks off: found it as an update; wanted an error, or none within its deadline",
     ),
     "stale": (
-        'message["name"], tensor, ',
-        'message["name"], vars(self).setdefault(message["name"], tensor), ',
+        "[(name, tensor)]",
+        "[(name, vars(self).setdefault(name, tensor))]",
         "update to version 2: found other bytes in ['a', 'b', 'bias']; wanted those that were sent",
     ),
     "half": (
