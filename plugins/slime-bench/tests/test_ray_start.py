@@ -49,6 +49,7 @@ def test_log_of_a_rank_tells_when_its_process_was_there_and_had_imported():
     assert of_rank("") == {}
 
 
+@pytest.mark.faults
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_both_ways_reach_every_point(capsys):
