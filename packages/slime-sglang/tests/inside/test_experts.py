@@ -13,7 +13,6 @@ from slime_core.plugins.registry import Registry
 from slime_core.protocols import SamplingParams
 from slime_core.weights.sync import sync_weights
 from slime_models.family.families.glm4_moe import GLM4_MOE
-from slime_models.family.families.latent_attention.deepseek_v3 import DEEPSEEK_V3
 from slime_models.family.families.qwen3_moe import QWEN3_MOE
 from slime_models.hf.folder import HfCheckpoint
 from slime_models.tensor_spec import Spec
@@ -27,7 +26,7 @@ from slime_sglang.settings.section import SglangSection
 from slime_sglang.settings.server import ServerSettings
 from slime_sglang.weights.protocol import LoaderRequest, read_result
 from slime_sglang.weights.receiver import create_receiver
-from transformers import AutoModelForCausalLM, DeepseekV3Config, Glm4MoeConfig, Qwen3MoeConfig
+from transformers import AutoModelForCausalLM, Glm4MoeConfig, Qwen3MoeConfig
 
 from ..sender import Sender
 
@@ -68,34 +67,8 @@ CONFIGS = {
         use_qk_norm=True,
         num_nextn_predict_layers=0,
     ),
-    "deepseek_v3": DeepseekV3Config(
-        **{name: size for name, size in SIZES.items() if name not in ("head_dim", "num_key_value_heads")},
-        num_key_value_heads=4,
-        q_lora_rank=24,
-        kv_lora_rank=32,
-        qk_nope_head_dim=16,
-        qk_rope_head_dim=16,
-        v_head_dim=16,
-        n_routed_experts=EXPERTS,
-        n_shared_experts=1,
-        n_group=1,
-        topk_group=1,
-        routed_scaling_factor=2.5,
-        first_k_dense_replace=1,
-        num_nextn_predict_layers=0,
-        rope_parameters={
-            "rope_type": "yarn",
-            "rope_theta": 10_000.0,
-            "factor": 4.0,
-            "beta_fast": 32,
-            "beta_slow": 1,
-            "mscale": 1.0,
-            "mscale_all_dim": 1.0,
-            "original_max_position_embeddings": 4096,
-        },
-    ),
 }
-FAMILIES = {"qwen3_moe": QWEN3_MOE, "glm4_moe": GLM4_MOE, "deepseek_v3": DEEPSEEK_V3}
+FAMILIES = {"qwen3_moe": QWEN3_MOE, "glm4_moe": GLM4_MOE}
 
 
 def experts_model(kind, seed, folder):
