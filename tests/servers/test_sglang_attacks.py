@@ -68,7 +68,7 @@ def test_a_run_that_is_attacked_again_and_again_has_every_step_and_sample_once(r
     check_whole(runs.folder)
 
 
-@pytest.mark.parametrize("there", [SERVER, "multiprocessing.spawn", SCHEDULER])
+@pytest.mark.parametrize("there", [SERVER, SCHEDULER])
 def test_a_run_that_is_killed_while_its_server_starts_leaves_nothing(runs, staging, there):
     with runs.attacked() as run:
         run.wait_for(lambda: bool(run.find(there)))
