@@ -34,7 +34,8 @@ def check_same(run: Path, other: Path, *, steps: int) -> None:
 
 
 def calls(run: Path) -> str:
-    """What the run's newest server was asked for, one letter for several in a row: generate, offload, onload, update."""
+    """What the run's newest server was asked for, one letter for several in a row: generate (G), offload (F), update (U), and W for an
+    onload: the memory of the weights, their update, that of the KV cache."""
     of_path = {
         "generate": "G",
         "flush_cache": "f",
@@ -48,7 +49,7 @@ def calls(run: Path) -> str:
     }
     log = (run / "sglang/server.log").read_text(errors="replace")
     letters = "".join(of_path[path] for path in re.findall(rf'"POST /({"|".join(of_path)})\b', log))
-    return re.sub("G+", "G", letters).replace("pbuuec", "U").replace("fR", "F")
+    return re.sub("G+", "G", letters).replace("pbuuec", "U").replace("fR", "F").replace("BpbuueBc", "W")
 
 
 def test_on_shared_devices_a_run_is_the_same_run_and_one_that_is_killed_goes_on(
@@ -61,13 +62,15 @@ def test_on_shared_devices_a_run_is_the_same_run_and_one_that_is_killed_goes_on(
 
     sglang_run += ["--run-name", "shared", "--colocate"]
     kill_after(sglang_run, shared / "metrics.jsonl", 3)  # in the last step; a checkpoint is of the second
-    whole = "UGFBUGFBUGFBUGFBUGFBUGF"  # after each evaluation comes a checkpoint, and after that the weights once more
-    assert whole.startswith(calls(shared)[: len("UGFBUGFBUGFBUGFBU")])
-    assert len(calls(shared)) >= len("UGFBUGFBUGFBUGFBU")
+    whole = (
+        "UGFWGFWGFWGFWGFWGF"  # after each evaluation comes a checkpoint, and after that the weights once more
+    )
+    assert whole.startswith(calls(shared)[: len("UGFWGFWGFWGFW")])
+    assert len(calls(shared)) >= len("UGFWGFWGFWGFW")
     check_same(shared, apart, steps=3)
 
     finish(sglang_run)
-    assert calls(shared) == "UGFBUGFBUGF"
+    assert calls(shared) == "UGFWGFWGF"
     check_whole(shared)
     check_same(shared, apart, steps=2)
 
