@@ -18,7 +18,10 @@ from slime_core.launch.local import drive, launch
 from slime_core.plugins.registry import Registry
 from slime_core.rundir.records import read_records
 
-PARTS = ("--rollout-engine", "slow_parts:create_engine", "--train-backend", "slow_parts:create_trainer")
+PARTS = (
+    *("--rollout-engine", "slow_parts:create_engine", "--train-backend", "slow_parts:create_trainer"),
+    *("--tracker", "jsonl", "slow_parts:create_tracker"),
+)
 
 
 def rows(run: Path) -> list[dict[str, float]]:
@@ -100,6 +103,8 @@ def summary_of(run: Path) -> dict[str, Any]:
         ("rollout 5", signal.SIGINT, 5),  # step 6 was running
         ("train 3", signal.SIGTERM, 3),  # training is not cut short
         ("eval 6", signal.SIGHUP, 6),  # step 6 is trained, and evaluated when the run goes on
+        ("log 3", signal.SIGTERM, 3),  # step 3 is whole, and no checkpoint of it is due
+        ("log 4", signal.SIGTERM, 4),  # step 4 is whole, and its own checkpoint was about to be written
     ],
 )
 def test_interrupted_run_goes_on_as_if_nothing_had_been(interrupt, letters, tmp_path, place, number, saved):

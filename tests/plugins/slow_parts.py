@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from slime_core.config.factories import TrainerFactory
+from slime_core.plugins.hooks import hookimpl
 from slime_core.rollout.single_turn import single_turn
 from slime_core.testing import tabular
 
@@ -60,6 +61,19 @@ async def generate(ctx, sample, params):
 def before_train_step(step: int, optimizer_step: int, model: Any, optimizer: Any, scheduler: Any) -> None:
     """A hook of Megatron's trainer that takes some seconds in native code."""
     take_time(f"train {step}")
+
+
+class Tracker:
+    """Takes some seconds to log a step, between its evaluation and its checkpoint."""
+
+    @hookimpl
+    def slime_step_end(self, step: int) -> None:
+        """Wait for the signal."""
+        take_time(f"log {step}")
+
+
+def create_tracker(build):
+    return Tracker()
 
 
 def create_engine(build):

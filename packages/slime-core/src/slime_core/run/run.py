@@ -220,12 +220,11 @@ class Run(GeneratingHalf):
         self._learning.metrics |= {"perf/step_time": step_s} | self._idle_shares(step_s)
         self.done_steps = step
         await self._log_step(step)
+        self._keep_state()  # before the save, too: a run that is asked to end here does not begin it
         await self.checkpoints.complete(wait=False)
         last = self.done_steps == self.num_steps
         if self.settings.checkpoint.due(self.done_steps, last=last):
             await self.save(self.done_steps)
-        else:
-            self._keep_state()
         self.events.hand_over()
         self._step_began = now()
 
