@@ -1,0 +1,1 @@
+"""Agents: tools, environments and unmodified agent programs, trained token for token."""

@@ -1,0 +1,1 @@
+"""Kernel generation: multi-turn RL for Triton kernels."""
