@@ -35,6 +35,7 @@ _BY_ONE = (
     ("train", "update_weight_transport", "slime.transports"),
     ("algorithm", "value_loss_type", "slime.losses"),
     ("eval", "eval_data_source_path", "slime.sources"),
+    ("eval", "eval_function_path", "slime.eval_functions"),
 )
 
 
@@ -167,7 +168,7 @@ def plugin_problems(
 
 def _misfit(settings: Settings, choice: Choice, plugin: Plugin, registry: Registry) -> Iterator[Problem]:
     try:
-        value = registry.imported(plugin)
+        value = registry.usable(plugin, flag=choice.flag)
     except PluginError as error:
         yield Problem(_where(settings, choice), shown(choice.reference), str(error))
         return

@@ -93,6 +93,14 @@ GROUPS: tuple[Group, ...] = (
         Call(("run", "step"), is_async=True, takes_options=True),
     ),
     Group(
+        "slime.eval_functions",
+        ("--eval-function-path",),
+        "async (run: RolloutRun, step: int, source: DataSource | None, *, options) -> dict[str, list[Group]] | "
+        "tuple[that, metrics]",
+        "one whole evaluation",
+        Call(("run", "step", "source"), is_async=True, takes_options=True),
+    ),
+    Group(
         "slime.loss_masks",
         ("--loss-mask-type",),
         "(conversation: Conversation) -> list[TrainedText]",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slime_core.config.functions import resolve_function
+from slime_core.config.functions import resolve_function, resolve_plain
 from slime_core.config.settings import Settings
 from slime_core.errors import SampleError, SlimeError
 from slime_core.plugins.registry import Registry
@@ -176,15 +176,16 @@ def resolve_rollout_hooks(settings: Settings, registry: Registry) -> RolloutHook
     def resolve(reference: str | None, flag: str) -> Callable[..., Any] | None:
         if reference is None:
             return None
-        registry.resolve(GROUP, reference, flag=flag)
         explicit, where = section.hook_args.get(reference, {}), f"rollout.hook_args.{reference}"
-        return resolve_function(settings, registry, GROUP, reference, where=where, explicit=explicit)
+        return resolve_function(
+            settings, registry, GROUP, reference, where=where, explicit=explicit, flag=flag
+        )
 
     return RolloutHooks(
         settings=settings,
         buffer_filter=resolve(section.buffer_filter_path, "--buffer-filter-path"),
         sample_hooks=[
-            (name, registry.resolve(GROUP, name, flag="--rollout-sample-hook-path"))
+            (name, resolve_plain(settings, registry, GROUP, name, flag="--rollout-sample-hook-path"))
             for name in section.rollout_sample_hook_path
         ],
         sample_filter=resolve(section.rollout_sample_filter_path, "--rollout-sample-filter-path"),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from slime_core.checks.settings import check_settings
 from slime_core.config.build import BuildContext
 from slime_core.config.derive import batch_sizes, choices, run_folder, trackers
-from slime_core.config.functions import resolve_function
+from slime_core.config.functions import refuse_options, resolve_function, run_args
 from slime_core.config.settings import Settings
 from slime_core.data.make_batch import make_batch
 from slime_core.data.make_source import make_eval_source, make_source, prompts_of
@@ -19,7 +19,7 @@ from slime_core.errors import ConfigError, PluginError, Problem
 from slime_core.files.json_text import shown
 from slime_core.plugins.bind import choose_options
 from slime_core.plugins.registry import Registry
-from slime_core.protocols import DataSource, Place, ReductionView, TokenView, Trainer, needs_of
+from slime_core.protocols import DataSource, EvalFn, Place, ReductionView, TokenView, Trainer, needs_of
 from slime_core.protocols.correction import check_importance
 from slime_core.rewards.overlong import overlong_penalty
 from slime_core.rewards.pool import RewardPool
@@ -151,14 +151,18 @@ def reward_pool(
     section, picked = settings.reward, choices(settings)
     plugin = registry.find(picked.reward_group, reference)
     main = not section.rm_weights and reference in picked.rewards
-    options = choose_options(
-        registry.load(plugin),
-        where="reward.rm_args" if main else f"reward.rm_args_of.{reference}",
-        explicit=(section.rm_args if main else {}) | section.rm_args_of.get(reference, {}),
-        section={"run_dir": str(run_folder(settings))} | settings.section_of(plugin.distribution),
-    )
+    explicit = (section.rm_args if main else {}) | section.rm_args_of.get(reference, {})
+    where = "reward.rm_args" if main else f"reward.rm_args_of.{reference}"
+    loaded, adapter = registry.load(plugin), registry.adapter(plugin)
+    options: dict[str, Any]
+    if adapter is not None:
+        refuse_options(reference, explicit, where=where)
+        options = {**adapter.options, "run_args": run_args(settings)}
+    else:
+        given = {"run_dir": str(run_folder(settings))} | settings.section_of(plugin.distribution)
+        options = choose_options(loaded, where=where, explicit=explicit, section=given)
     return RewardPool(
-        plugin.value,
+        plugin.value if adapter is None else adapter.reference,
         options,
         workers=section.reward_workers,
         timeout_s=section.reward_timeout_s,
@@ -257,6 +261,7 @@ def resolve_functions(settings: Settings, registry: Registry) -> dict[str, Any]:
             where="rollout.custom_generate_function_args",
             explicit=rollout.custom_generate_function_args,
         ),
+        "eval_fn": resolve_eval_function(settings, registry),
         "drop_reason": dropping_filter(settings, registry),
         "user_hooks": resolve_rollout_hooks(settings, registry),
         "make_batch": functools.partial(
@@ -271,6 +276,37 @@ def resolve_functions(settings: Settings, registry: Registry) -> dict[str, Any]:
             memory=ReusedMemory(),
         ),
     }
+
+
+def resolve_eval_function(settings: Settings, registry: Registry) -> EvalFn:
+    """Return the function of evaluations, options bound; raises as `algorithm` does.
+
+    Where none is chosen, it is the one that goes with the rollout function, its attribute `evaluates`, if that has one.
+    """
+    section, rollout = settings.eval, settings.rollout
+    if section.eval_function_path in ("default", "slime-core/default"):
+        goes_with_it: EvalFn | None = getattr(
+            resolve_function(
+                settings,
+                registry,
+                "slime.rollouts",
+                rollout.rollout_function_path,
+                where="rollout.rollout_function_args",
+                explicit=rollout.rollout_function_args,
+            ),
+            "evaluates",
+            None,
+        )
+        if goes_with_it is not None:
+            return goes_with_it
+    return resolve_function(
+        settings,
+        registry,
+        "slime.eval_functions",
+        section.eval_function_path,
+        where="eval.eval_function_args",
+        explicit=section.eval_function_args,
+    )
 
 
 def _shaping(settings: Settings) -> Callable[[NDArray[np.int64]], NDArray[np.float64]] | None:

@@ -218,6 +218,10 @@ class EvalSection(SectionModel):
     """Do not evaluate at the start."""
     eval_prompt_data: list[str] = []
     """Alternating names and files of evaluation sets."""
+    eval_function_path: str = "default"
+    """Function that runs a whole evaluation."""
+    eval_function_args: dict[str, Any] = {}
+    """Options of that function."""
     eval_data_source_path: str | None = None
     """Data source of the evaluation set, when it is not a file."""
     eval_num_prompts: Count | None = None
