@@ -25,6 +25,8 @@ class ReductionView:
     """[N] tokens of each sample, which follow one another."""
     rollout_ids: NDArray[np.int64]
     """[N] execution of each sample."""
+    total_lengths: NDArray[np.int64] | None = None
+    """[N] tokens of each sample, its prompt's included; None where nobody says."""
 
     @functools.cached_property
     def sample_of_token(self) -> NDArray[np.int64]:

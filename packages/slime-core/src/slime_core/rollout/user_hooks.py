@@ -42,6 +42,8 @@ class RolloutHooks:
     """`(args, groups) -> None`: sets `remove_sample`."""
     all_samples: Callable[..., None] | None = None
     """`(args, all_groups, get_samples) -> None`: sees kept and dropped groups."""
+    convert: Callable[..., Any] | None = None
+    """`(args, samples) -> dict of lists`: makes the training data; see `data.conversion.converted`."""
     rollout_log: Callable[..., bool] | None = None
     """`(rollout_id, args, samples, metrics, rollout_time) -> bool`."""
     eval_log: Callable[..., bool] | None = None
@@ -189,6 +191,9 @@ def resolve_rollout_hooks(settings: Settings, registry: Registry) -> RolloutHook
             for name in section.rollout_sample_hook_path
         ],
         sample_filter=resolve(section.rollout_sample_filter_path, "--rollout-sample-filter-path"),
+        convert=resolve(
+            section.custom_convert_samples_to_train_data_path, "--custom-convert-samples-to-train-data-path"
+        ),
         all_samples=resolve(section.rollout_all_samples_process_path, "--rollout-all-samples-process-path"),
         rollout_log=resolve(section.custom_rollout_log_function_path, "--custom-rollout-log-function-path"),
         eval_log=resolve(

@@ -13,6 +13,7 @@ from slime_core.config.build import BuildContext
 from slime_core.config.derive import batch_sizes, choices, run_folder, trackers
 from slime_core.config.functions import refuse_options, resolve_function, run_args
 from slime_core.config.settings import Settings
+from slime_core.data.conversion import converted
 from slime_core.data.make_batch import make_batch
 from slime_core.data.make_source import make_eval_source, make_source, prompts_of
 from slime_core.errors import ConfigError, PluginError, Problem
@@ -20,7 +21,7 @@ from slime_core.files.json_text import shown
 from slime_core.plugins.bind import choose_options
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import DataSource, EvalFn, Place, ReductionView, TokenView, Trainer, needs_of
-from slime_core.protocols.correction import check_importance
+from slime_core.protocols.correction import check_importance, with_correction
 from slime_core.rewards.overlong import overlong_penalty
 from slime_core.rewards.pool import RewardPool
 from slime_core.rewards.reward_keys import check_reward_keys
@@ -212,6 +213,14 @@ def algorithm(settings: Settings, registry: Registry) -> Algorithm:
         where="algorithm.loss_args",
         explicit=section.loss_args,
     )
+    if section.custom_tis_function_path is not None:
+        correct = resolve(
+            "slime.corrections",
+            section.custom_tis_function_path,
+            where="algorithm.tis_args",
+            explicit=section.tis_args,
+        )
+        estimator = with_correction(estimator, correct, name=section.custom_tis_function_path)
     check_importance(estimator, loss)
     needs = [needs_of(function, getattr(function, "keywords", {})) for function in (estimator, loss)]
     if not hasattr(estimator, "reward_transform"):
@@ -248,6 +257,7 @@ def resolve_functions(settings: Settings, registry: Registry) -> dict[str, Any]:
         where="algorithm.reward_transform_args",
         explicit=section.reward_transform_args,
     )
+    hooks = resolve_rollout_hooks(settings, registry)
     return {
         "rollout_fn": resolve(
             "slime.rollouts",
@@ -263,7 +273,7 @@ def resolve_functions(settings: Settings, registry: Registry) -> dict[str, Any]:
         ),
         "eval_fn": resolve_eval_function(settings, registry),
         "drop_reason": dropping_filter(settings, registry),
-        "user_hooks": resolve_rollout_hooks(settings, registry),
+        "user_hooks": hooks,
         "make_batch": functools.partial(
             make_batch,
             global_batch_size=batch_sizes(settings).global_batch_size,
@@ -274,6 +284,7 @@ def resolve_functions(settings: Settings, registry: Registry) -> dict[str, Any]:
             reward_parts=chosen.reward_parts,
             shaping=_shaping(settings),
             memory=ReusedMemory(),
+            convert=None if hooks.convert is None else functools.partial(converted, hooks.convert, settings),
         ),
     }
 

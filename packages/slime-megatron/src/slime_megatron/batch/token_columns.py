@@ -116,7 +116,14 @@ class TokenColumns:
                 "estimator: rejected tokens do not count, and the trainer has no reducer; wanted `Algorithm.reducer`"
             )
         steps, offsets = batch.optimizer_steps, batch.response_offsets
-        weights = token_weights(steps, offsets, mask.cpu().numpy(), batch.rollout_ids, algorithm.reducer)
+        weights = token_weights(
+            steps,
+            offsets,
+            mask.cpu().numpy(),
+            batch.rollout_ids,
+            algorithm.reducer,
+            total_lengths=batch.lengths,
+        )
         return replace(columns, loss_mask=mask, weights=upload(weights, mask.device))
 
     def view(

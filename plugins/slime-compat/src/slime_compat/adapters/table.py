@@ -277,11 +277,16 @@ def is_theirs(form: Form, value: Any) -> bool:
             return False
     if set(form.by_name) & set(names) and form.ours:
         return True
-    needed = sum(
-        one.default is one.empty and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
-        for one in parameters
-    )
-    return bool(form.ours) and needed == len(form.by_position) and needed not in form.ours
+    return bool(form.ours) and _takes(value, len(form.by_position)) and not any(_takes(value, n) for n in form.ours)
+
+
+def _takes(function: Callable[..., Any], n: int) -> bool:
+    """Return whether a function can be called with `n` arguments by position."""
+    try:
+        inspect.signature(function).bind(*range(n))
+    except TypeError:
+        return False
+    return True
 
 
 def fit(form: Form, function: Callable[..., Any]) -> str | None:

@@ -123,6 +123,8 @@ class RolloutSection(SectionModel):
     """Function that sets `remove_sample` on samples of a step: they count in their group's statistics, and are not trained on."""
     rollout_all_samples_process_path: str | None = None
     """Function that sees all groups of a step, also those that the filter dropped."""
+    custom_convert_samples_to_train_data_path: str | None = None
+    """Function that makes the training data of a step's samples."""
     custom_rollout_log_function_path: str | None = None
     """Function that sees a step's samples and metrics; where it returns True, no tracker gets the metrics `rollout/...`."""
     custom_eval_rollout_log_function_path: str | None = None
