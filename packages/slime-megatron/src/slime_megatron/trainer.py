@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 #: Optional fields of `TokenView` that this trainer can fill.
 FILLED = frozenset(
     {"entropy", "group_ids", "old_log_probs", "rollout_log_probs", "ref_log_probs", "teacher_log_probs"}
-    | {"reward_parts", "staleness", "sum_pi_squared", "values"}
+    | {"reward_parts", "staleness", "sum_pi_squared", "total_lengths", "values"}
 )
 
 

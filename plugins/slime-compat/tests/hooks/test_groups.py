@@ -48,7 +48,10 @@ def test_hooks_see_samples_of_their_own_class(train):
     flags += ["--rollout-sample-filter-path", "group_hooks.sample_filter"]
     flags += ["--rollout-all-samples-process-path", "group_hooks.all_samples"]
     run = train(*flags, "--num-rollout", "2")
-    assert {json.dumps(one["metadata"]["seen"]) for one in run.samples()} == {"[0, false, true]", "[1, false, true]"}
+    assert {json.dumps(one["metadata"]["seen"]) for one in run.samples()} == {
+        "[0, false, true]",
+        "[1, false, true]",
+    }
     assert [one["remove_sample"] for one in run.samples()] == [True, False] * 16
     assert (run.folder.parent / "seen.txt").read_text() == "4\n4\n"
 

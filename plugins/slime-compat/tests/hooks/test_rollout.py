@@ -18,7 +18,9 @@ def test_a_rollout_function_generates_scores_and_reports(train):
 
 def test_it_draws_what_the_default_rollout_draws(train, letters):
     ours = [sample["tokens"] for sample in train("--run-name", "ours").samples()]
-    theirs = [s["tokens"] for s in train(ROLLOUT, "own_rollout.generate_rollout", "--run-name", "theirs").samples()]
+    theirs = [
+        s["tokens"] for s in train(ROLLOUT, "own_rollout.generate_rollout", "--run-name", "theirs").samples()
+    ]
     bare = [s["tokens"] for s in train(ROLLOUT, "own_rollout.bare_rollout", "--run-name", "bare").samples()]
     assert theirs == ours and bare == ours
 
@@ -49,5 +51,7 @@ def test_an_evaluation_function_brings_its_own_set(train):
 
 
 def test_a_rollout_that_returns_no_groups_is_refused(train):
-    with pytest.raises(PluginError, match=r"own_rollout:no_groups: returned int '3'; wanted RolloutFnTrainOutput"):
+    with pytest.raises(
+        PluginError, match=r"own_rollout:no_groups: returned int '3'; wanted RolloutFnTrainOutput"
+    ):
         train(ROLLOUT, "own_rollout.no_groups")

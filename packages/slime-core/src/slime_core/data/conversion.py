@@ -79,19 +79,25 @@ def _check(data: Any) -> None:
     if not isinstance(data, Mapping):
         raise SampleError(f"{_WHO} returned {type(data).__name__}; wanted a dict of lists")
     if unknown := sorted(map(str, set(data) - set(_COLUMNS))):
-        raise SampleError(f"{_WHO} returned the columns {', '.join(unknown)}; wanted some of {', '.join(_COLUMNS)}")
+        raise SampleError(
+            f"{_WHO} returned the columns {', '.join(unknown)}; wanted some of {', '.join(_COLUMNS)}"
+        )
     if missing := [name for name in _NEEDED if name not in data]:
         raise SampleError(f"{_WHO} returned no column {missing[0]!r}; wanted {', '.join(_NEEDED)} at least")
     lengths = {name: len(column) for name, column in data.items()}
     if len(set(lengths.values())) > 1 or not lengths["tokens"]:
-        raise SampleError(f"{_WHO} returned columns of the lengths {lengths}; wanted one length, and a row at least")
+        raise SampleError(
+            f"{_WHO} returned columns of the lengths {lengths}; wanted one length, and a row at least"
+        )
 
 
 def _row(row: Mapping[str, Any], by_index: Mapping[int | None, Sample], number: int) -> Sample:
     """Return the sample of one row."""
     index = int(row["sample_indices"])
     if index not in by_index:
-        raise SampleError(f"{_WHO} returned the sample index {index}, of no sample of the step; wanted one that it was given")
+        raise SampleError(
+            f"{_WHO} returned the sample index {index}, of no sample of the step; wanted one that it was given"
+        )
     of = by_index[index]
     length = int(row["response_lengths"])
     same = length == of.response_length

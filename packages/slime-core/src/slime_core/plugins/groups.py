@@ -110,9 +110,10 @@ GROUPS: tuple[Group, ...] = (
     Group(
         "slime.generators",
         ("--custom-generate-function-path",),
-        "async (ctx: GenerateContext, sample: Sample, params: SamplingParams, *, options) -> Sample | list[Sample]",
+        "async (ctx: GenerateContext, sample: Sample, params: SamplingParams, *, options) -> Sample | list[Sample]; or a class "
+        "built from the options",
         "one trajectory",
-        Call(("ctx", "sample", "params"), is_async=True, takes_options=True),
+        Call(("ctx", "sample", "params"), is_async=True, takes_options=True, or_class=True),
     ),
     Group(
         "slime.environments",
@@ -165,7 +166,7 @@ GROUPS: tuple[Group, ...] = (
         call_of={
             "--buffer-filter-path": Call(("args", "rollout_id", "buffer", "num_samples"), takes_options=True),
             "--rollout-sample-hook-path": Call(
-                ("args", "sample"), ("rollout_id", "evaluation"), is_async=None
+                ("args", "sample"), ("rollout_id", "evaluation"), is_async=None, or_class=True
             ),
             "--rollout-sample-filter-path": Call(("args", "groups"), takes_options=True),
             "--rollout-all-samples-process-path": Call(

@@ -84,6 +84,8 @@ class TokenView:
     staleness: Any = None
     """int64 [T]: steps between the weights that generated each token and those that the step trains; see
     `TrainBatch.staleness`."""
+    total_lengths: Any = None
+    """int64 [N]: tokens of each sample, its prompt's included."""
     importance: Any = None
     """float32 [T]: what each token's policy loss is multiplied by, see `correction.Correction`; None for 1."""
 

@@ -56,7 +56,9 @@ def with_correction(
         advantages, returns, *more = estimator(view, **given)
         metrics, state, own = (*more, *({}, {}, Correction())[len(more) :])
         if own.importance is not None or own.kept is not None:
-            raise PluginError(f"{name}: the estimator corrects, too (--use-tis, --use-rs); wanted one of the two")
+            raise PluginError(
+                f"{name}: the estimator corrects, too (--use-tis, --use-rs); wanted one of the two"
+            )
         answer = correct(view)
         correction, found = answer if isinstance(answer, tuple) else (answer, {})
         if not isinstance(correction, Correction) or not isinstance(found, Mapping):
@@ -67,7 +69,8 @@ def with_correction(
 
     made: Any = corrected
     own_needs = getattr(estimator, "needs", None)
-    made.needs = lambda _: _READ | (frozenset() if own_needs is None else own_needs(options))
+    also = frozenset(getattr(correct, "needs", lambda _: ())({}))
+    made.needs = lambda _: _READ | also | (frozenset() if own_needs is None else own_needs(options))
     made.gives_importance = lambda _: True
     made.keywords = options
     return corrected

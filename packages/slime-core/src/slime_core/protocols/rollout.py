@@ -124,6 +124,18 @@ class GenerateFn(Protocol):
         """Generate. `sample.tokens` holds the prompt ids, and earlier response ids when it is resumed."""
 
 
+def rendering_prompt[F: Callable[..., Any]](generator: F) -> F:
+    """Mark a generator, a function or a class, that renders prompts itself: the prompt ids that a sample comes with are not
+    those that it comes back with."""
+    generator.renders_prompt = True  # type: ignore[attr-defined]  # functions and classes take attributes
+    return generator
+
+
+def renders_prompt(generator: Callable[..., Any]) -> bool:
+    """Return whether a generator is marked as one that renders prompts itself."""
+    return bool(getattr(generator, "renders_prompt", False))
+
+
 class WeakReason(str):
     """A reason to drop a group as long as enough others are left: one that would have to be replaced by sampling again is
     kept. The reference system calls it `keep_when_insufficient`."""

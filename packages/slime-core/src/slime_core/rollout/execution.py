@@ -12,6 +12,7 @@ from typing import Any
 
 from slime_core.errors import SampleError, SlimeError
 from slime_core.protocols import GenerateContext, SamplingParams
+from slime_core.protocols.rollout import renders_prompt
 from slime_core.samples import Sample, Status
 from slime_core.samples.validation import check_fields, check_numbers
 
@@ -38,8 +39,9 @@ class Generator:
             SampleError: it raised something that is no error of slime's, or returned something that cannot be used; names
                 the sample, the generator and the field. What it raised is the cause.
         """
-        name, prompt_ids = sample.name, sample.tokens[: sample.prompt_length]
-        given = _given(sample, prompt=not self.is_free)
+        name, given = sample.name, _given(sample, prompt=not self.is_free)
+        renders = self.is_free or renders_prompt(self.function)
+        prompt_ids = None if renders else sample.tokens[: sample.prompt_length]
         result = await self._call(name, context, sample, params)
         samples = [result] if isinstance(result, Sample) else _several(self._who(name), result)
         try:

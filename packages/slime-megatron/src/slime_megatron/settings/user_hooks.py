@@ -45,9 +45,7 @@ class MegatronHooks:
     step, the `optimizer_step`-th (from 0) of `step` (from 1)."""
 
 
-def resolve_hooks(
-    registry: Registry, settings: Settings | None, **references: str | None
-) -> MegatronHooks:
+def resolve_hooks(registry: Registry, settings: Settings | None, **references: str | None) -> MegatronHooks:
     """Return the functions that the references mean: a name of the group, or `module:attribute`.
 
     Args:

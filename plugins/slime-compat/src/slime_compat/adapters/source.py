@@ -36,11 +36,17 @@ class ReferenceSource:
         Raises:
             DataError: the class lacks a method.
         """
-        args = Args(run_args(build.settings), save=str(run_folder(build.settings)), load=str(run_folder(build.settings)))
+        args = Args(
+            run_args(build.settings),
+            save=str(run_folder(build.settings)),
+            load=str(run_folder(build.settings)),
+        )
         with built_for(build):
             theirs = self._theirs.function(args)
         if missing := [name for name in _METHODS if not callable(getattr(theirs, name, None))]:
-            raise DataError(f"{self._theirs.who}: has no method {missing[0]}; wanted a class with get_samples(num_samples)")
+            raise DataError(
+                f"{self._theirs.who}: has no method {missing[0]}; wanted a class with get_samples(num_samples)"
+            )
         return SourceOfTheirs(theirs, build, who=self._theirs.who)
 
 
@@ -77,7 +83,9 @@ class SourceOfTheirs:
         groups = self._theirs.get_samples(n_groups)
         if not isinstance(groups, Sequence) or len(groups) != n_groups:
             found = len(groups) if isinstance(groups, Sequence) else type(groups).__name__
-            raise DataError(f"{self._who}: get_samples({n_groups}) returned {found}; wanted {n_groups} groups")
+            raise DataError(
+                f"{self._who}: get_samples({n_groups}) returned {found}; wanted {n_groups} groups"
+            )
         for group in groups:
             if not group or not all(isinstance(one, Sample) for one in group):
                 raise DataError(f"{self._who}: get_samples returned a group that is no list of Samples")
@@ -100,7 +108,8 @@ class SourceOfTheirs:
 
     def _complete(self, sample: Sample) -> None:
         if sample.index is None or sample.group_index is None:
-            raise DataError(f"{self._who}: get_samples returned a sample without index or group_index; wanted both")
+            raise DataError(
+                f"{self._who}: get_samples returned a sample without index or group_index; wanted both"
+            )
         if not sample.tokens and isinstance(sample.prompt, str) and sample.prompt:
             sample.tokens = self._tokenizer.encode(sample.prompt)
-

@@ -277,7 +277,11 @@ def is_theirs(form: Form, value: Any) -> bool:
             return False
     if set(form.by_name) & set(names) and form.ours:
         return True
-    return bool(form.ours) and _takes(value, len(form.by_position)) and not any(_takes(value, n) for n in form.ours)
+    return (
+        bool(form.ours)
+        and _takes(value, len(form.by_position))
+        and not any(_takes(value, n) for n in form.ours)
+    )
 
 
 def _takes(function: Callable[..., Any], n: int) -> bool:

@@ -112,6 +112,10 @@ class ReferenceCorrection:
         self._theirs = Theirs("slime.corrections", path, run_args)
         self._is_checked = False
 
+    def needs(self, options: Mapping[str, Any]) -> frozenset[str]:
+        """Return the columns that the function finds."""
+        return frozenset({"old_log_probs", "rollout_log_probs", "total_lengths"})
+
     def __call__(self, view: TokenView) -> tuple[Correction, Mapping[str, Any]]:
         """Return which tokens count and how much, and metrics.
 
@@ -145,7 +149,7 @@ class ReferenceCorrection:
             train_log_probs=list(view.old_log_probs.split(lengths)),
             rollout_log_probs=list(view.rollout_log_probs.split(lengths)),
             loss_masks=list(view.loss_mask.split(lengths)),
-            total_lengths=list(lengths),
+            total_lengths=lengths if view.total_lengths is None else view.total_lengths.tolist(),
             response_lengths=list(lengths),
         )
         if not isinstance(answer, tuple) or len(answer) != 3 or not isinstance(answer[2], Mapping):
@@ -200,7 +204,7 @@ def _needed(run_args: Mapping[str, Any] | None) -> frozenset[str]:
     given = run_args or {}
     ref = {"ref_log_probs"} if given.get("use_kl_loss") or given.get("kl_coef") else set()
     teacher = {"teacher_log_probs"} if given.get("use_opd") else set()
-    return frozenset({"old_log_probs", "rollout_log_probs"} | ref | teacher)
+    return frozenset({"old_log_probs", "rollout_log_probs", "total_lengths"} | ref | teacher)
 
 
 def _lengths(view: TokenView) -> list[int]:
@@ -219,7 +223,6 @@ def _data(view: TokenView) -> dict[str, Any]:
     samples = torch.unique_consecutive(view.sample_of_token)
     data: dict[str, Any] = {
         "response_lengths": lengths,
-        "total_lengths": list(lengths),
         "loss_masks": list(view.loss_mask.split(lengths)),
         "rewards": view.rewards[samples].tolist(),
         "unconcat_tokens": None,
@@ -228,6 +231,8 @@ def _data(view: TokenView) -> dict[str, Any]:
         column = getattr(view, ours)
         if column is not None:
             data[theirs] = list(column.split(lengths))
+    if view.total_lengths is not None:
+        data["total_lengths"] = view.total_lengths[samples].tolist()
     if view.group_ids is not None:
         data["group_indices"] = view.group_ids[samples].tolist()
     if view.train_metadata is not None:
@@ -240,7 +245,9 @@ def _joined(theirs: Theirs, data: Mapping[str, Any], name: str, lengths: Sequenc
 
     parts = data.get(name)
     if parts is None:
-        raise PluginError(f"{theirs.who}: set no rollout_data[{name!r}]; wanted a list of tensors, one a sample")
+        raise PluginError(
+            f"{theirs.who}: set no rollout_data[{name!r}]; wanted a list of tensors, one a sample"
+        )
     tensors = [torch.as_tensor(part).reshape(-1) for part in parts]
     if [len(part) for part in tensors] != list(lengths):
         raise PluginError(

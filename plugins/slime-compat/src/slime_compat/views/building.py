@@ -35,7 +35,9 @@ def building() -> Building:
     """
     found = _BUILDING.get(None)
     if found is None:
-        raise PluginError("RolloutDataSource needs a run: choose it, or a class that derives from it, by --data-source-path")
+        raise PluginError(
+            "RolloutDataSource needs a run: choose it, or a class that derives from it, by --data-source-path"
+        )
     return found
 
 

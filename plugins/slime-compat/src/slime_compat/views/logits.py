@@ -38,7 +38,9 @@ class Logits:
         told = {"log_probs": list(self._log_probs.split(self._lengths))}
         if with_entropy:
             if self._entropy is None:
-                raise PluginError("a custom loss asks for entropies; wanted --entropy-coef other than 0, by which they are computed")
+                raise PluginError(
+                    "a custom loss asks for entropies; wanted --entropy-coef other than 0, by which they are computed"
+                )
             told["entropy"] = list(self._entropy.split(self._lengths))
         return told
 
@@ -52,5 +54,7 @@ def get_log_probs_and_entropy(
         PluginError: `logits` is not what a loss was given, or there are no entropies.
     """
     if not isinstance(logits, Logits):
-        raise PluginError(f"get_log_probs_and_entropy: found {type(logits).__name__}; wanted the logits of a custom loss")
+        raise PluginError(
+            f"get_log_probs_and_entropy: found {type(logits).__name__}; wanted the logits of a custom loss"
+        )
     return None, logits.split(with_entropy=with_entropy)

@@ -40,9 +40,10 @@ async def generate_and_rm(
     _encode(runtime, [sample])
     params = _params(runtime, sample, sampling_params)
     made = await run_sample(run, runtime.context, run_generator(run), sample, params)
-    if not run.settings.reward.group_rm and not any(one.status is Status.ABORTED for one in made):
-        if unscored := [one for one in made if one.reward is None]:
-            await run.score(unscored, evaluation=evaluation)
+    unscored = [one for one in made if one.reward is None]
+    is_aborted = any(one.status is Status.ABORTED for one in made)
+    if unscored and not is_aborted and not run.settings.reward.group_rm:
+        await run.score(unscored, evaluation=evaluation)
     views = [viewed(one) for one in made]
     return views[0] if len(views) == 1 else views
 

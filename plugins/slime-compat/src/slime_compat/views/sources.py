@@ -86,7 +86,9 @@ class RolloutDataSource(DataSource):
         Raises:
             SampleError: always.
         """
-        raise SampleError(f"{type(self).__name__} takes no groups back; derive from RolloutDataSourceWithBuffer")
+        raise SampleError(
+            f"{type(self).__name__} takes no groups back; derive from RolloutDataSourceWithBuffer"
+        )
 
     def save(self, rollout_id: int) -> None:
         """Write the position."""
@@ -170,4 +172,3 @@ def pop_first(
     taken = buffer[:num_samples]
     del buffer[:num_samples]
     return taken
-

@@ -8,6 +8,8 @@ from slime.rollout.sglang_rollout import (
     GenerateState,
     eval_rollout,
     generate_and_rm_group,
+)
+from slime.rollout.sglang_rollout import (
     generate_rollout as default_rollout,
 )
 from slime.utils.async_utils import run
@@ -17,9 +19,15 @@ from slime.utils.types import Sample
 async def _rollout(args, data_source):
     state = GenerateState(args)
     groups = data_source.get_samples(args.rollout_batch_size)
-    assert all(isinstance(sample, Sample) and sample.tokens == [] or sample.tokens for group in groups for sample in group)
+    assert all(
+        (isinstance(sample, Sample) and sample.tokens == []) or sample.tokens
+        for group in groups
+        for sample in group
+    )
     tasks = [
-        asyncio.create_task(generate_and_rm_group(args, group, state.sampling_params.copy(), evaluation=False))
+        asyncio.create_task(
+            generate_and_rm_group(args, group, state.sampling_params.copy(), evaluation=False)
+        )
         for group in groups
     ]
     return list(await asyncio.gather(*tasks))

@@ -88,6 +88,12 @@ def post_write(args, version_dir, rollout_engines):
     """Look at the files of an update."""
     import os
 
-    SEEN.append(("post_write", sorted(name for name in os.listdir(version_dir) if name.endswith(".json")), rollout_engines))
+    SEEN.append(
+        (
+            "post_write",
+            sorted(name for name in os.listdir(version_dir) if name.endswith(".json")),
+            rollout_engines,
+        )
+    )
     with open(f"{args.output_dir}/published.jsonl", "a") as file:
         file.write(json.dumps(sorted(os.listdir(version_dir))) + "\n")
