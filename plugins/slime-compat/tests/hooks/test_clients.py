@@ -16,7 +16,9 @@ def test_any_client_reaches_the_engine(train):
 
 
 def test_what_the_engine_does_not_have_is_refused_by_name(train):
-    with pytest.raises(DataError, match=r"sampling_params.json_schema: found '\{\}'; wanted one of temperature"):
+    with pytest.raises(
+        DataError, match=r"sampling_params.json_schema: found '\{\}'; wanted one of temperature"
+    ):
         train(GENERATE, "other_clients.asks_too_much")
 
 
@@ -34,7 +36,9 @@ def test_agents_of_one_prompt_draw_differently_and_score_themselves(train):
         assert [one["metadata"]["agent"] for one in agents] == [0, 1, 2]
         assert [one["reward"] for one in agents] == [0.0, 1.0, 2.0]
         assert len({one["rollout_id"] for one in agents}) == 1
-    assert any(len({str(one["tokens"]) for one in samples[begin : begin + 3]}) == 3 for begin in range(0, 48, 3))
+    assert any(
+        len({str(one["tokens"]) for one in samples[begin : begin + 3]}) == 3 for begin in range(0, 48, 3)
+    )
     again = train(GENERATE, "other_clients.solver", "--num-rollout", "1", "--run-name", "again").samples()
     assert [one["tokens"] for one in again] == [one["tokens"] for one in samples]
 

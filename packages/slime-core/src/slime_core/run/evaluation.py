@@ -59,8 +59,10 @@ async def evaluate_groups(
     for name, members in by_name.items():
         metrics |= evaluation_metrics(name, members, reward_key=key, threshold=threshold)
     metrics |= more
-    if run.user_hooks.logs_evaluation(step, by_name, dict(metrics), reward_key=key):
-        metrics = {}
+    shown = dict(metrics)
+    takes_over = run.user_hooks.logs_evaluation(step, by_name, shown, reward_key=key)
+    added = {name: value for name, value in shown.items() if name not in metrics}
+    metrics = added if takes_over else metrics | added
     return metrics, _accuracy(run, by_name, key)
 
 

@@ -11,6 +11,7 @@ from slime_core.samples import Group, Sample
 from slime_compat.adapters.calling import Theirs
 from slime_compat.views.outputs import DynamicFilterOutput
 from slime_compat.views.sample import viewed, viewed_groups
+from slime_compat.views.tracking import logging_to
 
 _GROUP = "slime.rollout_hooks"
 
@@ -123,7 +124,8 @@ class RolloutLog(_Hook):
         self, rollout_id: int, args: Any, samples: list[Sample], metrics: Any, rollout_time: float
     ) -> Any:
         """Show a step's samples and metrics."""
-        return self._call(rollout_id, self._args, [viewed(one) for one in samples], metrics, rollout_time)
+        with logging_to(metrics):
+            return self._call(rollout_id, self._args, [viewed(one) for one in samples], metrics, rollout_time)
 
 
 class EvaluationLog(_Hook):
@@ -136,4 +138,5 @@ class EvaluationLog(_Hook):
         for entry in data.values():
             for sample in entry["samples"]:
                 viewed(sample)
-        return self._call(rollout_id, self._args, data, metrics)
+        with logging_to(metrics):
+            return self._call(rollout_id, self._args, data, metrics)

@@ -4,7 +4,8 @@ import asyncio
 import copy
 
 import aiohttp
-from slime.rollout.sglang_rollout import GenerateState, generate as one_turn
+from slime.rollout.sglang_rollout import GenerateState
+from slime.rollout.sglang_rollout import generate as one_turn
 from slime.utils.http_utils import post
 from slime.utils.types import Sample
 

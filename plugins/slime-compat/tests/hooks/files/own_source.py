@@ -18,7 +18,12 @@ class Counting(DataSource):
             n = self.args.n_samples_per_prompt
             groups.append(
                 [
-                    Sample(group_index=self.taken, index=self.taken * n + i, prompt=letter, label=chr(ord(letter) + 1))
+                    Sample(
+                        group_index=self.taken,
+                        index=self.taken * n + i,
+                        prompt=letter,
+                        label=chr(ord(letter) + 1),
+                    )
                     for i in range(n)
                 ]
             )
