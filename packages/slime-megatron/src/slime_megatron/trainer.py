@@ -216,6 +216,7 @@ def _create_trainer(build: BuildContext) -> MegatronTrainer:
                 before_log_prob=section.custom_megatron_before_log_prob_hook_path,
                 before_train_step=section.custom_megatron_before_train_step_hook_path,
             ),
+            actor_path=folder(roles.actor_load),
             ref_path=folder(roles.ref_load),
             teacher_path=folder(roles.opd_teacher_load),
             critic_path=folder(roles.critic_load),

@@ -23,7 +23,6 @@ from slime_core.rundir.claim import folder_problems
 from slime_core.runtime.processes.ports import is_local_address
 from slime_core.weights.sync import wanted_transport
 
-
 #: How settings name the loop that trains nothing.
 _WITHOUT_TRAINER = ("rollout-only", "slime-core/rollout-only")
 

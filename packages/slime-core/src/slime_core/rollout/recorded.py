@@ -47,7 +47,9 @@ def recorded_groups(path: Path) -> list[Group]:
         DataError: it is not there, or damaged; names the file, and the line.
     """
     if not path.is_file():
-        raise DataError(f"{path}: found no file; wanted the records of a step, as rollouts/step_000001.jsonl of a run")
+        raise DataError(
+            f"{path}: found no file; wanted the records of a step, as rollouts/step_000001.jsonl of a run"
+        )
 
     def tell(text: str) -> None:
         raise DataError(text)

@@ -32,32 +32,52 @@ THEIRS: Mapping[str, Fate] = {
     "debug_rollout_only": mapped("trainer `none`: steps generate and score, and nothing is trained"),
     "debug_train_only": mapped("engine `none`; samples come from --load-debug-rollout-data"),
     "load_debug_rollout_data": mapped("the rollout function `recorded` of that file, and engine `none`"),
-    "save_debug_rollout_data": mapped("a file of each step's samples, with {rollout_id} in its name, beside the run's own records"),
+    "save_debug_rollout_data": mapped(
+        "a file of each step's samples, with {rollout_id} in its name, beside the run's own records"
+    ),
     "dump_details": mapped("--save-debug-rollout-data DIR/rollout_data/{rollout_id}.pt"),
     "save_debug_train_data": refused(
-        "what the trainer makes of samples is not written", "--rollout-data-postprocess-path, which sees it on every rank"
+        "what the trainer makes of samples is not written",
+        "--rollout-data-postprocess-path, which sees it on every rank",
     ),
     "load_forge_rollout_data": refused("that format is the reference's own", "--load-debug-rollout-data"),
     "load_debug_rollout_data_subsample": refused(
-        "a part of a step would be weighted as the whole", "a file of fewer samples, and --rollout-batch-size of as many groups"
+        "a part of a step would be weighted as the whole",
+        "a file of fewer samples, and --rollout-batch-size of as many groups",
     ),
     "actor_num_gpus_per_node": mapped("itself; 8 when not given", to="actor_num_gpus_per_node"),
     "num_gpus_per_node": mapped("itself; 8 when not given", to="num_gpus_per_node"),
     "rollout_num_gpus": mapped("itself; under --colocate the trainer's GPUs, whatever it says"),
     "offload": mapped("--offload-train and --offload-rollout"),
     "distributed_backend": follows("it is NCCL on GPUs and gloo on a CPU", "nccl", "gloo"),
-    "distributed_timeout_minutes": follows("collectives are within a step, whose deadline is --train-timeout-s"),
+    "distributed_timeout_minutes": follows(
+        "collectives are within a step, whose deadline is --train-timeout-s"
+    ),
     "qwen_gdn_backend": follows("how gated delta nets are computed follows from the device"),
-    "recompute_loss_function": follows("logits of a response beyond --log-probs-chunk-size tokens are always computed again"),
+    "recompute_loss_function": follows(
+        "logits of a response beyond --log-probs-chunk-size tokens are always computed again"
+    ),
     "log_probs_chunk_size": mapped("itself; -1, all at once, is slime's own default"),
     "freeze_indexer": follows("indexers of sparse attention are never trained here"),
     "allgather_cp": refused("sparse attention has no context parallelism here", "--context-parallel-size 1"),
-    "release_train": refused("ranks live as long as the run", "--offload-train, which moves their state to the host"),
-    "padded_vocab_size": follows("the vocabulary is padded to what tensor parallelism needs, and checkpoints hold it unpadded"),
-    "custom_config_path": mapped("each key of the YAML file as a flag; others are there for hooks, as `args.KEY`"),
-    "update_weight_transport": mapped("`disk`; for `nccl` slime's own choice of what engine and trainer both have"),
-    "update_weight_delta_checksum": follows("every tensor that arrives is compared with a fingerprint of what was sent"),
-    "update_weight_local_checkpoint_dir": follows("changes are applied to the engine's own weights, which needs no copy on a disk"),
+    "release_train": refused(
+        "ranks live as long as the run", "--offload-train, which moves their state to the host"
+    ),
+    "padded_vocab_size": follows(
+        "the vocabulary is padded to what tensor parallelism needs, and checkpoints hold it unpadded"
+    ),
+    "custom_config_path": mapped(
+        "each key of the YAML file as a flag; others are there for hooks, as `args.KEY`"
+    ),
+    "update_weight_transport": mapped(
+        "`disk`; for `nccl` slime's own choice of what engine and trainer both have"
+    ),
+    "update_weight_delta_checksum": follows(
+        "every tensor that arrives is compared with a fingerprint of what was sent"
+    ),
+    "update_weight_local_checkpoint_dir": follows(
+        "changes are applied to the engine's own weights, which needs no copy on a disk"
+    ),
     "custom_update_weight_post_write_path": refused(*_FILE_HOOK),
     "check_weight_update_equal": follows("every update is compared, with or without"),
     "rollout_function_path": mapped("itself; the reference's own functions are slime's rollouts"),
@@ -79,37 +99,65 @@ THEIRS: Mapping[str, Fate] = {
     ),
     "eval_max_prompt_len": refused("no evaluation prompt is dropped", "a file without the long ones"),
     "eval_min_new_tokens": refused("engines end where the model does", "--rollout-min-new-tokens"),
-    "eval_max_context_len": refused("only the response of an evaluation has a limit", "--eval-max-response-len"),
-    "save": mapped("the run's folder: --output-dir and --run-name. Without it only the reference's default place, `runs`"),
+    "eval_max_context_len": refused(
+        "only the response of an evaluation has a limit", "--eval-max-response-len"
+    ),
+    "save": mapped(
+        "the run's folder: --output-dir and --run-name. Without it only the reference's default place, `runs`"
+    ),
     "load": mapped(
         "the run that goes on by itself, if it is the folder of --save; else another run's folder, a Megatron folder (torch_dist), "
         "or a Hugging Face folder; where nothing is there, --ref-load"
     ),
-    "ref_load": mapped("itself, also of a Megatron folder (torch_dist), from which the policy starts, too, where --load has nothing"),
+    "ref_load": mapped(
+        "itself, also of a Megatron folder (torch_dist), from which the policy starts, too, where --load has nothing"
+    ),
     "ref_ckpt_step": mapped("the folder of that iteration in --ref-load"),
     "ckpt_step": mapped("the folder of that iteration in --load"),
     "save_interval": mapped("itself, where --save is given", to="save_interval"),
     "no_save_optim": refused("a run could not go on from such a checkpoint", "--save-hf for weights alone"),
-    "loss_type": mapped("`sft_loss`; the others follow from the estimator, or from --custom-loss-function-path"),
-    "disable_compute_advantages_and_returns": mapped("nothing with --loss-type sft_loss, which reads none; refused without"),
-    "use_rollout_entropy": refused("entropy is measured in the optimizer steps", "--entropy-coef, with train/entropy_loss"),
-    "get_mismatch_metrics": follows("how far log-probs of trainer and engine differ is always measured, of the worst sample, too"),
+    "loss_type": mapped(
+        "`sft_loss`; the others follow from the estimator, or from --custom-loss-function-path"
+    ),
+    "disable_compute_advantages_and_returns": mapped(
+        "nothing with --loss-type sft_loss, which reads none; refused without"
+    ),
+    "use_rollout_entropy": refused(
+        "entropy is measured in the optimizer steps", "--entropy-coef, with train/entropy_loss"
+    ),
+    "get_mismatch_metrics": follows(
+        "how far log-probs of trainer and engine differ is always measured, of the worst sample, too"
+    ),
     "custom_tis_function_path": refused(*_FILE_HOOK),
-    "reset_optimizer_states": refused("the optimizer goes on from step to step", "--optimizer sgd --sgd-momentum 0 has no state"),
+    "reset_optimizer_states": refused(
+        "the optimizer goes on from step to step", "--optimizer sgd --sgd-momentum 0 has no state"
+    ),
     "use_stateless_adam": refused("Megatron has no such optimizer", "--optimizer sgd"),
-    "megatron_config_path": refused("roles have settings of their own", "--critic-lr, --critic-load and their like"),
-    "opd_type": mapped("`megatron`: the teacher of --opd-teacher-load; `sglang` only where samples carry its log-probs"),
+    "megatron_config_path": refused(
+        "roles have settings of their own", "--critic-lr, --critic-load and their like"
+    ),
+    "opd_type": mapped(
+        "`megatron`: the teacher of --opd-teacher-load; `sglang` only where samples carry its log-probs"
+    ),
     "opd_teacher_ckpt_step": mapped("the folder of that iteration in --opd-teacher-load"),
     "mtp_num_layers": mapped("--enable-mtp-training and the number, which must be the model's"),
     "custom_convert_samples_to_train_data_path": refused(*_FILE_HOOK),
     **dict.fromkeys(
-        ("rollout_buffer_url", "fetch_trajectory_retry_times", "min_batch_collection_ratio", "rollout_task_type"), refused(*_BUFFER)
+        (
+            "rollout_buffer_url",
+            "fetch_trajectory_retry_times",
+            "min_batch_collection_ratio",
+            "rollout_task_type",
+        ),
+        refused(*_BUFFER),
     ),
     "wandb_key": mapped("the variable WANDB_API_KEY of the run; no file holds it"),
     "disable_wandb_random_suffix": follows("names of runs get no suffix"),
     "wandb_always_use_train_step": follows("all metrics of a step are logged at its number"),
     "log_multi_turn": follows("turns of multi-turn samples are always measured"),
-    "log_passrate": follows("pass@k is always reported of evaluations; samples of training are in the run's records"),
+    "log_passrate": follows(
+        "pass@k is always reported of evaluations; samples of training are in the run's records"
+    ),
     "log_reward_category": follows("every reward's parts are in the run's records: slime samples"),
     "log_correct_samples": follows("correct samples are told apart in the run's records: slime samples"),
     "memory_snapshot_dir": refused(*_PROFILE),

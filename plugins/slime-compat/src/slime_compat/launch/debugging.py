@@ -20,13 +20,19 @@ def debugging(made: Made) -> None:
         made.note("dump_details", f"--save-debug-rollout-data {details[0]}/rollout_data/{{rollout_id}}.pt")
     if (path := script.take("save_debug_rollout_data")) is not None:
         if len(path) != 1 or "{rollout_id}" not in path[0]:
-            made.refuse("save_debug_rollout_data", " ".join(path) or "nothing", "a file with {rollout_id} in its name")
+            made.refuse(
+                "save_debug_rollout_data", " ".join(path) or "nothing", "a file with {rollout_id} in its name"
+            )
         else:
             made.put("compat", "save_debug_rollout_data", path[0])
     only_rollout = script.take("debug_rollout_only") is not None
     only_train, recorded = script.take("debug_train_only") is not None, script.take("load_debug_rollout_data")
     if only_rollout and (only_train or recorded is not None):
-        made.refuse("debug_rollout_only", "it beside --debug-train-only or --load-debug-rollout-data", "one half of the run")
+        made.refuse(
+            "debug_rollout_only",
+            "it beside --debug-train-only or --load-debug-rollout-data",
+            "one half of the run",
+        )
     elif only_rollout:
         _rollout_only(made)
     elif recorded is not None:
@@ -60,15 +66,21 @@ def _rollout_only(made: Made) -> None:
 def _train_only(made: Made, recorded: list[str]) -> None:
     script = made.script
     if len(recorded) != 1 or "{rollout_id" not in recorded[0]:
-        made.refuse("load_debug_rollout_data", " ".join(recorded) or "nothing", "a file with {rollout_id} in its name")
+        made.refuse(
+            "load_debug_rollout_data", " ".join(recorded) or "nothing", "a file with {rollout_id} in its name"
+        )
         return
     dropped = [name for name in _OF_ENGINE if script.take(name) is not None]
-    dropped += [name for name in list(script.flags) if name.startswith("sglang_") and script.take(name) is not None]
+    dropped += [
+        name for name in list(script.flags) if name.startswith("sglang_") and script.take(name) is not None
+    ]
     is_dump = recorded[0].endswith(".pt")
     made.put("rollout", "rollout_function_path", "recorded-dump" if is_dump else "recorded")
     made.put("rollout", "rollout_function_args", {"samples": recorded[0]})
     made.put("rollout", "rollout_engine", "none")
     made.put("cluster", "colocate", False)
-    made.note("load_debug_rollout_data", f"each step trains on the samples of {recorded[0]}, with the engine none")
+    made.note(
+        "load_debug_rollout_data", f"each step trains on the samples of {recorded[0]}, with the engine none"
+    )
     if dropped:
         made.note("load_debug_rollout_data", f"without an engine nothing comes of {', '.join(dropped)}")

@@ -75,7 +75,9 @@ def read_dump(path: Path) -> list[Group]:
     try:
         held = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # what is raised depends on what is damaged, and how
-        raise DataError(f"{path}: found {type(error).__name__}: {error}; wanted a dump of plain values") from error
+        raise DataError(
+            f"{path}: found {type(error).__name__}: {error}; wanted a dump of plain values"
+        ) from error
     rows = held.get("samples") if isinstance(held, dict) else None
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise DataError(f"{path}: found no list of samples; wanted {{'rollout_id': N, 'samples': [...]}}")
@@ -101,4 +103,10 @@ def _as_ours(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     """Return a column as a list, which a reader needs nothing of ours for."""
-    return value.tolist() if hasattr(value, "tolist") else list(value) if type(value).__name__ == "Compact" else value
+    return (
+        value.tolist()
+        if hasattr(value, "tolist")
+        else list(value)
+        if type(value).__name__ == "Compact"
+        else value
+    )

@@ -65,4 +65,6 @@ def _spec(value: Any, model_type: str) -> Iterator[Problem]:
             "layers of your own are a model family: docs/add-a-model.md",
         )
     elif model_type not in _SPECS[last]:
-        yield Problem("--spec", module, f"the layers of a {model_type} model, by its config.json", "drop the flag")
+        yield Problem(
+            "--spec", module, f"the layers of a {model_type} model, by its config.json", "drop the flag"
+        )

@@ -217,7 +217,9 @@ def folders(made: Made) -> None:
     _run_folder(made, save)
     reference = _weights(made, "ref_load", _path(script, "ref_load"), script.value("ref_ckpt_step"))
     script.take("ref_ckpt_step")
-    teacher = _weights(made, "opd_teacher_load", _path(script, "opd_teacher_load"), script.value("opd_teacher_ckpt_step"))
+    teacher = _weights(
+        made, "opd_teacher_load", _path(script, "opd_teacher_load"), script.value("opd_teacher_ckpt_step")
+    )
     script.take("opd_teacher_ckpt_step")
     for key, path in (("ref_load", reference), ("opd_teacher_load", teacher)):
         if path is not None:
@@ -293,7 +295,9 @@ def _weights(made: Made, flag: str, folder: Path | None, step: str | None) -> Pa
         )
         return None
     found = "nothing" if kind == "nothing" else "no weights that slime knows"
-    made.refuse(flag, f"{path}: {found}", "a folder of Megatron in the format torch_dist, or one of Hugging Face")
+    made.refuse(
+        flag, f"{path}: {found}", "a folder of Megatron in the format torch_dist, or one of Hugging Face"
+    )
     return None
 
 
@@ -307,7 +311,9 @@ def quantized_servers(made: Made) -> None:
     hf = Path(made.script.value("hf_checkpoint") or "")
     if config_of(hf).get("quantization_config"):
         made.put("sglang", "model_path", hf)
-        made.note("hf_checkpoint", f"{hf} is quantised: servers start from it, and updates are quantised alike")
+        made.note(
+            "hf_checkpoint", f"{hf} is quantised: servers start from it, and updates are quantised alike"
+        )
 
 
 def custom_config(made: Made) -> None:
@@ -321,7 +327,9 @@ def custom_config(made: Made) -> None:
     try:
         given = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        made.refuse("custom_config_path", f"{path} ({' '.join(str(error).split())})", "a YAML file that can be read")
+        made.refuse(
+            "custom_config_path", f"{path} ({' '.join(str(error).split())})", "a YAML file that can be read"
+        )
         return
     if not isinstance(given, dict):
         made.refuse("custom_config_path", f"{path}: {type(given).__name__}", "a table of keys and values")
@@ -331,7 +339,10 @@ def custom_config(made: Made) -> None:
     made.script.flags.update({key: _as_words(table[key]) for key in flags if table[key] is not False})
     if others := {key: value for key, value in table.items() if key not in flags}:
         made.put("compat", "custom_config", others)
-    made.note("custom_config_path", f"as flags {', '.join(flags) or 'none'}; for hooks {', '.join(others) or 'none'}")
+    made.note(
+        "custom_config_path",
+        f"as flags {', '.join(flags) or 'none'}; for hooks {', '.join(others) or 'none'}",
+    )
 
 
 def _as_words(value: Any) -> list[str]:

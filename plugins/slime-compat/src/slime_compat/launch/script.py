@@ -59,7 +59,9 @@ def read_script(words: Sequence[str]) -> Script | None:
     program = PurePath(before[0]).name if before else ""
     if program in PROGRAMS and not before[0].endswith(".toml"):
         return Script(program, before[1:], flags)
-    if chosen == [SLIME] or (chosen is None and not before and all(name in flags for name in _MODEL_ARGUMENTS)):
+    if chosen == [SLIME] or (
+        chosen is None and not before and all(name in flags for name in _MODEL_ARGUMENTS)
+    ):
         return Script("train.py", before, flags)
     return None
 

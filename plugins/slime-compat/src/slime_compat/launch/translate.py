@@ -92,5 +92,9 @@ def fate_of(name: str) -> Fate | None:
 def _refusal(name: str, given: Sequence[str], fate: Fate) -> Problem:
     found = " ".join(given) or "it"
     wanted = f"nothing: {fate.what}"
-    return Problem(f"--{name.replace('_', '-')}", found, wanted, f"use {fate.instead}" if fate.instead else "drop the flag")
-
+    return Problem(
+        f"--{name.replace('_', '-')}",
+        found,
+        wanted,
+        f"use {fate.instead}" if fate.instead else "drop the flag",
+    )
