@@ -37,19 +37,25 @@ def model_of(folder, registry):
         ("deepseek_v3", {"tie_word_embeddings": False} | DEEPSEEK),
     ],
 )
-def test_a_megatron_folder_has_the_tensors_of_the_hugging_face_folder(make_hf, registry, tmp_path, model_type, changes):
+def test_a_megatron_folder_has_the_tensors_of_the_hugging_face_folder(
+    make_hf, registry, tmp_path, model_type, changes
+):
     _, folder = make_hf(model_type, dtype=torch.bfloat16, **changes)
     to_megatron(folder, tmp_path / "megatron", registry)
     family, architecture = model_of(folder, registry)
     found, wanted = weights_of(tmp_path / "megatron", family, architecture), HfCheckpoint(folder)
     names = [name for name in wanted if name in found]
     assert set(found) == set(names) == set(family.hf_shapes(architecture))
-    assert all(torch.equal(found[name], wanted[name]) and found.shape(name) == wanted[name].shape for name in names)
+    assert all(
+        torch.equal(found[name], wanted[name]) and found.shape(name) == wanted[name].shape for name in names
+    )
     assert "model.nothing" not in found
     family.check_weights(found, architecture)
 
 
-def test_a_folder_of_another_layout_or_of_another_model_is_refused_before_anything_starts(make_hf, registry, tmp_path):
+def test_a_folder_of_another_layout_or_of_another_model_is_refused_before_anything_starts(
+    make_hf, registry, tmp_path
+):
     _, folder = make_hf("qwen3", head_dim=32)
     _, other = make_hf("qwen3", head_dim=16)
     to_megatron(other, tmp_path / "megatron", registry)
@@ -58,7 +64,11 @@ def test_a_folder_of_another_layout_or_of_another_model_is_refused_before_anythi
     (tmp_path / "fsdp/model_world_size_8_rank_0.pt").touch()
     with pytest.raises(CheckpointError, match="fsdp: no checkpoint; wanted a run's folder"):
         weights_of(tmp_path / "fsdp", family, architecture)
-    roles = RolesSection(actor_load=str(tmp_path / "megatron"), ref_load=str(tmp_path / "fsdp"), critic_load=str(folder))
+    roles = RolesSection(
+        actor_load=str(tmp_path / "megatron"), ref_load=str(tmp_path / "fsdp"), critic_load=str(folder)
+    )
     shape, layout = role_problems(roles, family, architecture)
-    assert shape.where == "roles.actor_load" and "self_attention" in shape.found and "has shape" in shape.found
+    assert (
+        shape.where == "roles.actor_load" and "self_attention" in shape.found and "has shape" in shape.found
+    )
     assert layout.where == "roles.ref_load" and "no checkpoint" in layout.found
