@@ -120,9 +120,14 @@ def test_ranks_of_dp_attention_hold_the_same_heads_in_each_group():
         "self_attn.q_proj.weight": (8, 2), "self_attn.k_proj.weight": (4, 2), "self_attn.v_proj.weight": (4, 2),
         "o_proj.weight": (2, 8), "gate.weight": (6, 2),
     }  # fmt: skip
-    model = module_of(self_attn__qkv_proj__weight=numbered(8), o_proj__weight=numbered(2, 4), gate__weight=numbered(6))
+    model = module_of(
+        self_attn__qkv_proj__weight=numbered(8), o_proj__weight=numbered(2, 4), gate__weight=numbered(6)
+    )
     parts = [
-        {name: index for name, _, index in held_tensors(model, shapes, rank=rank, n_ranks=4, attention_ranks=2)}
+        {
+            name: index
+            for name, _, index in held_tensors(model, shapes, rank=rank, n_ranks=4, attention_ranks=2)
+        }
         for rank in range(4)
     ]
     assert parts[0] == parts[2] and parts[1] == parts[3]
@@ -137,4 +142,6 @@ def test_a_rank_has_the_experts_of_its_group():
     shapes = {f"mlp.experts.{expert}.down_proj.weight": (2, 8) for expert in range(4)}
     model = module_of(mlp__experts__w2_weight=torch.zeros(2, 2, 4))
     found = {name: index for name, _, index in held_tensors(model, shapes, rank=3, n_ranks=4)}
-    assert found == {f"mlp.experts.{expert}.down_proj.weight": (slice(0, 2), slice(4, 8)) for expert in (2, 3)}
+    assert found == {
+        f"mlp.experts.{expert}.down_proj.weight": (slice(0, 2), slice(4, 8)) for expert in (2, 3)
+    }

@@ -14,7 +14,10 @@ from torch import Tensor
 STACKED = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),
-    "fused_qkv_a_proj_with_mqa": ("q_a_proj", "kv_a_proj_with_mqa"),  # of latent attention, whole on each rank
+    "fused_qkv_a_proj_with_mqa": (
+        "q_a_proj",
+        "kv_a_proj_with_mqa",
+    ),  # of latent attention, whole on each rank
 }
 #: Its parameters of all experts, [experts, rows, columns]: how the name begins -> an expert's Hugging Face matrices, top to
 #: bottom. The rest of the name is that of the matrix or of its scales.

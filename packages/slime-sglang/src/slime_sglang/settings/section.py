@@ -46,7 +46,7 @@ DERIVED = {
     "disaggregation_mode": "fleet.prefill_num_servers, or groups of fleet.sglang_config",
     "disaggregation_bootstrap_port": "nothing: a free one is taken",
     **dict.fromkeys(
-        ("nnodes", "node_rank", "dist_init_addr"), "nothing: an engine is a process of this run, on its host"
+        ("nnodes", "node_rank", "dist_init_addr"), "nothing: they follow from where the launcher has room"
     ),
     **dict.fromkeys(
         ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "ssl_keyfile_password"),
