@@ -147,6 +147,12 @@ def devices(made: Made) -> None:
     if script.value("update_weight_transport") == "nccl":
         script.flags.pop("update_weight_transport")
         made.note("update_weight_transport", "nccl: what engine and trainer both have is taken")
+    if script.value("actor_num_nodes") not in (None, "1") and not script.has("update_weight_transport"):
+        made.put("train", "update_weight_transport", "disk")
+        made.note(
+            "update_weight_transport",
+            "disk: it reaches engines on every machine that sees the run's folder (--save)",
+        )
     if script.value("log_probs_chunk_size") == "-1":
         script.flags.pop("log_probs_chunk_size")
         made.note("log_probs_chunk_size", "-1: slime's own default, by which the results are the same")
