@@ -26,12 +26,13 @@ SIZES = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
     "head_dim": 16,
 }  # fmt: skip
-MODEL = "--num-layers 2 --hidden-size 64 --ffn-hidden-size 96 --num-attention-heads 4 --num-query-groups 2 --kv-channels 16"
+MODEL = "--num-layers 2 --hidden-size 64 --ffn-hidden-size 96 --num-attention-heads 4 --num-query-groups 2 --kv-channels 16 "
+    "--vocab-size 49152"
 #: Less of everything, on two processes of this machine.
 LESS = (
     "--actor-num-gpus-per-node 2 --tensor-model-parallel-size 2 --context-parallel-size 1 --num-rollout 2 --save-interval 1 "
     "--rollout-batch-size 2 --n-samples-per-prompt 2 --global-batch-size 4 --rollout-max-response-len 8 --max-tokens-per-gpu 256 "
-    "--n-samples-per-eval-prompt 1 --eval-max-response-len 8 --eval-interval 2 --sglang-mem-fraction-static 0.3"
+    "--n-samples-per-eval-prompt 1 --eval-max-response-len 8 --eval-interval 2 --sglang-mem-fraction-static 0.9"
 )
 
 
@@ -77,7 +78,7 @@ def finish(program: str, words: list[str], folder: Path) -> str:
 def test_the_script_of_qwen3_4b_starts_from_its_megatron_folder_and_goes_on_from_its_own(models, smollm2):
     config = transformers.Qwen3Config(
         **SIZES,
-        vocab_size=151936,
+        vocab_size=49152,
         rope_theta=1e6,
         rms_norm_eps=1e-6,
         tie_word_embeddings=True,
@@ -103,7 +104,7 @@ def test_the_script_of_qwen3_4b_starts_from_its_megatron_folder_and_goes_on_from
 
 def test_the_script_of_glm4_9b_trains_beside_its_engines_a_step_ahead(models, smollm2):
     config = transformers.Glm4Config(
-        **SIZES, vocab_size=151552, rope_theta=1e4, rms_norm_eps=1e-5, attention_bias=True, partial_rotary_factor=0.5,
+        **SIZES, vocab_size=49152, rope_theta=1e4, rms_norm_eps=1e-5, attention_bias=True, partial_rotary_factor=0.5,
         tie_word_embeddings=False, pad_token_id=0, eos_token_id=2, max_position_embeddings=32768,
     )  # fmt: skip
     make_model(models / "GLM-Z1-9B-0414", smollm2, config)
