@@ -54,7 +54,7 @@ def test_every_hook_of_the_trainer_is_called_as_there(with_megatron):
     flags += ["--custom-megatron-before-train-step-hook-path", "trainer_hooks.before_train_step"]
     flags += ["--rollout-data-postprocess-path", "trainer_hooks.postprocess"]
     flags += ["--custom-pg-loss-reducer-function-path", "trainer_hooks.dr_grpo_reducer"]
-    flags += ["--custom-tis-function-path", "trainer_hooks.mis"]
+    flags += ["--custom-tis-function-path", "trainer_hooks.mis", "--use-tis"]
     flags += ["--custom-advantage-function-path", "trainer_hooks.advantages"]
     flags += ["--custom-update-weight-post-write-path", "trainer_hooks.post_write"]
     run = with_megatron(*flags, "--update-weight-transport", "disk", "--num-steps-per-rollout", "2")

@@ -57,7 +57,7 @@ def with_correction(
         metrics, state, own = (*more, *({}, {}, Correction())[len(more) :])
         if own.importance is not None or own.kept is not None:
             raise PluginError(
-                f"{name}: the estimator corrects, too (--use-tis, --use-rs); wanted one of the two"
+                f"{name}: the estimator corrects, too (--use-rs); wanted one of the two"
             )
         answer = correct(view)
         correction, found = answer if isinstance(answer, tuple) else (answer, {})

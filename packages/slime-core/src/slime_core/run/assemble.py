@@ -18,7 +18,7 @@ from slime_core.data.make_batch import make_batch
 from slime_core.data.make_source import make_eval_source, make_source, prompts_of
 from slime_core.errors import ConfigError, PluginError, Problem
 from slime_core.files.json_text import shown
-from slime_core.plugins.bind import choose_options
+from slime_core.plugins.bind import choose_options, options_of
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import DataSource, EvalFn, Place, ReductionView, TokenView, Trainer, needs_of
 from slime_core.protocols.correction import check_importance, with_correction
@@ -200,11 +200,13 @@ def algorithm(settings: Settings, registry: Registry) -> Algorithm:
     """
     section, picked = settings.algorithm, choices(settings)
     resolve = functools.partial(resolve_function, settings, registry)
+    own = registry.resolve("slime.advantages", picked.advantage)
+    replaced = section.custom_tis_function_path is not None and "use_tis" in options_of(own)
     estimator: Any = resolve(
         "slime.advantages",
         picked.advantage,
         where="algorithm.advantage_args",
-        explicit=section.advantage_args,
+        explicit=section.advantage_args | ({"use_tis": False} if replaced else {}),
     )
     goes_with_it: str = getattr(estimator, "loss", "policy_loss")
     loss = resolve(

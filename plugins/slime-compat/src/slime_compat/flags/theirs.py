@@ -22,10 +22,6 @@ _TEACHER = (
     "--opd-teacher-load FOLDER",
 )
 _PROFILE = ("slime starts no profiler of torch", "events.jsonl of the run, by slime trace; or nsys")
-_FILE_HOOK = (
-    "slime has no function of this kind",
-    "another hook: slime plugins list",
-)
 
 #: Flag, dashes as underscores -> what becomes of it.
 THEIRS: Mapping[str, Fate] = {
@@ -78,13 +74,12 @@ THEIRS: Mapping[str, Fate] = {
     "update_weight_local_checkpoint_dir": follows(
         "changes are applied to the engine's own weights, which needs no copy on a disk"
     ),
-    "custom_update_weight_post_write_path": refused(*_FILE_HOOK),
     "check_weight_update_equal": follows("every update is compared, with or without"),
     "rollout_function_path": mapped("itself; the reference's own functions are slime's rollouts"),
     "data_source_path": mapped("itself; the reference's own sources are slime's source of files"),
     "buffer_filter_path": mapped("itself; `pop_first` is the default"),
     "dynamic_sampling_filter_path": mapped("itself; `check_reward_nonzero_std` is the filter `nonzero-std`"),
-    "eval_function_path": refused(*_FILE_HOOK),
+    "eval_function_path": mapped("itself; the reference's own function is slime's evaluation"),
     "rollout_data_transport": follows("batches are shared memory of the ranks of a machine", "object-store"),
     "start_rollout_id": refused("a run goes on where its checkpoint stands", "--load, or nothing"),
     "micro_batch_size": mapped("--max-tokens-per-gpu of as many samples: one each, or N times the longest"),
@@ -92,16 +87,6 @@ THEIRS: Mapping[str, Fate] = {
     "balance_by_flops": mapped("--balance-data, which always weighs by floating point operations"),
     "log_probs_max_tokens_per_gpu": follows("the reference sets it, and reads it nowhere"),
     "data_pad_size_multiplier": follows("packed rows are as long as their samples"),
-    "eval_config": refused("evaluation sets have no file of their own settings", "--eval-prompt-data"),
-    **dict.fromkeys(
-        ("eval_input_key", "eval_label_key", "eval_tool_key"),
-        refused("evaluation sets have the columns of the prompts", "--input-key, --label-key, --tool-key"),
-    ),
-    "eval_max_prompt_len": refused("no evaluation prompt is dropped", "a file without the long ones"),
-    "eval_min_new_tokens": refused("engines end where the model does", "--rollout-min-new-tokens"),
-    "eval_max_context_len": refused(
-        "only the response of an evaluation has a limit", "--eval-max-response-len"
-    ),
     "save": mapped(
         "the run's folder: --output-dir and --run-name. Without it only the reference's default place, `runs`"
     ),
@@ -128,7 +113,6 @@ THEIRS: Mapping[str, Fate] = {
     "get_mismatch_metrics": follows(
         "how far log-probs of trainer and engine differ is always measured, of the worst sample, too"
     ),
-    "custom_tis_function_path": refused(*_FILE_HOOK),
     "reset_optimizer_states": refused(
         "the optimizer goes on from step to step", "--optimizer sgd --sgd-momentum 0 has no state"
     ),
@@ -141,7 +125,6 @@ THEIRS: Mapping[str, Fate] = {
     ),
     "opd_teacher_ckpt_step": mapped("the folder of that iteration in --opd-teacher-load"),
     "mtp_num_layers": mapped("--enable-mtp-training and the number, which must be the model's"),
-    "custom_convert_samples_to_train_data_path": refused(*_FILE_HOOK),
     **dict.fromkeys(
         (
             "rollout_buffer_url",

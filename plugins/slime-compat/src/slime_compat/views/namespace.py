@@ -84,7 +84,7 @@ class Args(argparse.Namespace):
 
     def __init__(self, values: Mapping[str, Any] | None, **more: Any) -> None:
         given = values or {}
-        super().__init__(**{**DEFAULTS, **given, **_derived(given), **more})
+        super().__init__(**{**DEFAULTS, **given, **_derived(given), **_custom(given), **more})
 
     def before(self, settings: Any) -> Args:
         """Return this, with what ours gives as `args` behind it: functions of either system find theirs."""
@@ -107,7 +107,12 @@ class Args(argparse.Namespace):
 
 def known_names(values: Mapping[str, Any]) -> Iterable[str]:
     """Return the names that `args` has in a run with these settings."""
-    return {*DEFAULTS, *values, *_derived(values), *ENGINE_NAMES}
+    return {*DEFAULTS, *values, *_derived(values), *_custom(values), *ENGINE_NAMES}
+
+
+def _custom(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of `--custom-config-path` that are no settings."""
+    return dict(values.get("custom_config") or {})
 
 
 def _derived(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -36,8 +36,7 @@ class AlgorithmSection(SectionModel):
     custom_pg_loss_reducer_function_path: str | None = None
     """Reducer, by `module:function`; takes the place of `loss_reducer`."""
     custom_tis_function_path: str | None = None
-    """Function that weighs and rejects tokens by the log-probs of engine and trainer, in the place of the estimator's own
-    `use_tis` and `use_rs`."""
+    """Function that weighs and rejects tokens by the log-probs of engine and trainer, in the place of what `use_tis` does."""
     calculate_per_token_loss: bool = False
     """Same as `--loss-reducer token-mean`."""
     disable_rewards_normalization: bool = False
