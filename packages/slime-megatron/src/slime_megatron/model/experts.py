@@ -54,7 +54,11 @@ class GroupedExperts(SequentialMLP):
         if not config.gated_linear_unit:
             activated: Tensor = config.activation_func(mixed) * gates[:, None]
             return activated.to(mixed.dtype)
-        if config.activation_func is F.silu and not config.glu_linear_offset and config.activation_func_clamp_value is None:
+        if (
+            config.activation_func is F.silu
+            and not config.glu_linear_offset
+            and config.activation_func_clamp_value is None
+        ):
             return cast(Tensor, _GatedSilu.apply(mixed, gates))
         gate, up = mixed.chunk(2, dim=-1)
         if (bound := config.activation_func_clamp_value) is not None:

@@ -6,15 +6,20 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.moe.moe_utils import get_default_pg_collection
 from megatron.core.transformer.moe.token_dispatcher import MoETokenDispatcher
 from torch import Tensor
 
 #: How many of the first bits of a group's number of rows may differ from 0 on a CPU; see `whole_sizes`.
-_BITS = 4
+BITS = 4
 #: Flags of Megatron's under which the rows of experts are others than a token's choices: its own dispatchers know them.
-_OTHER_ROWS = ("moe_expert_capacity_factor", "moe_router_padding_for_quantization", "moe_shared_expert_overlap")
+_OTHER_ROWS = (
+    "moe_expert_capacity_factor",
+    "moe_router_padding_for_quantization",
+    "moe_shared_expert_overlap",
+)
 
 
 class LocalDispatcher(MoETokenDispatcher):
@@ -36,12 +41,15 @@ class LocalDispatcher(MoETokenDispatcher):
         self._shape = tokens.shape
         chosen = routing_map.t().contiguous()
         counts = chosen.sum(1)
-        experts, self._token_of_row = chosen.nonzero(as_tuple=True)
-        gates = probs[self._token_of_row, experts]
+        experts, token_of_row = chosen.nonzero(as_tuple=True)
+        gate_of_row = token_of_row * len(chosen) + experts
         if not tokens.is_cuda:
-            counts, self._token_of_row, gates = _filled(counts, self._token_of_row, gates)
-        self._counts = counts
-        return tokens.view(-1, self._shape[-1]).index_select(0, self._token_of_row), gates
+            counts, (token_of_row, gate_of_row) = _filled(
+                counts, (token_of_row, 0), (gate_of_row, probs.numel())
+            )
+        self._counts, self._token_of_row = counts, token_of_row
+        rows = tokens.view(-1, self._shape[-1]).index_select(0, token_of_row)
+        return rows, F.pad(probs.flatten(), (0, 1)).index_select(0, gate_of_row)
 
     def token_dispatch(self, hidden_states: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
         """Return both: nothing is sent."""
@@ -61,8 +69,23 @@ class LocalDispatcher(MoETokenDispatcher):
 
     def combine_postprocess(self, hidden_states: Tensor) -> Tensor:
         """Return the sum of each token's rows, [t, 1, hidden_size]."""
-        summed = hidden_states.new_zeros(self._shape).view(-1, self._shape[-1])
-        return summed.index_add_(0, self._token_of_row, hidden_states).view(self._shape)
+        n_tokens = self._shape[:-1].numel()
+        summed: Tensor = _SumOfRows.apply(hidden_states, self._token_of_row, n_tokens)
+        return summed.view(self._shape)
+
+
+class _SumOfRows(torch.autograd.Function):
+    """Add rows [n, ...] up to those [t, ...] of their tokens. Autograd's own keeps the rows, which nothing reads."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, token_of_row: Tensor, n_tokens: int) -> Tensor:
+        ctx.save_for_backward(token_of_row)
+        return rows.new_zeros(n_tokens, *rows.shape[1:]).index_add_(0, token_of_row, rows)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        (token_of_row,) = ctx.saved_tensors
+        return gradient.index_select(0, token_of_row), None, None
 
 
 class LocalExperts(MoELayer):
@@ -90,15 +113,17 @@ def whole_sizes(counts: Tensor) -> Tensor:
     number of tokens, which is another in each layer and step, that takes longer than the products.
     """
     bits = torch.frexp(counts.double()).exponent
-    step = 1 << (bits.long() - _BITS).clamp(min=0)
+    step = 1 << (bits.long() - BITS).clamp(min=0)
     return (counts + step - 1) // step * step
 
 
-def _filled(counts: Tensor, token_of_row: Tensor, gates: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return sizes [experts] of groups filled up, the token [n] of each row, and its gate [n], 0 in rows that fill up."""
+def _filled(counts: Tensor, *columns: tuple[Tensor, int]) -> tuple[Tensor, list[Tensor]]:
+    """Return the sizes [experts] of groups filled up, and each column of the rows [n] with its number in those that fill up."""
     sizes = whole_sizes(counts)
-    shifts = (sizes - counts).cumsum(0) - (sizes - counts)
-    places = torch.arange(len(token_of_row)) + shifts.repeat_interleave(counts)
-    total = int(sizes.sum())
-    tokens = token_of_row.new_zeros(total).index_copy_(0, places, token_of_row)
-    return sizes, tokens, gates.new_zeros(total).index_copy(0, places, gates)
+    before = (sizes - counts).cumsum(0) - (sizes - counts)
+    places = torch.arange(int(counts.sum())) + before.repeat_interleave(counts)
+    filled = [
+        column.new_full((int(sizes.sum()),), number).index_copy_(0, places, column)
+        for column, number in columns
+    ]
+    return sizes, filled
