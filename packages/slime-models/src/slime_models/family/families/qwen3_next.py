@@ -46,6 +46,6 @@ QWEN3_NEXT = ModelFamily(
     layers=LAYERS,
     memory=MEMORY,
     decoder=DECODER,
-    not_served=NOT_SERVED,
+    not_served_on_cpu=NOT_SERVED,
     not_parallel=NOT_PARALLEL,
 )

@@ -39,5 +39,5 @@ DEEPSEEK_V32 = ModelFamily(
     memory=MEMORY,
     decoder=DECODER,
     mtp_prefix="model.layers.{layer}.",
-    not_served=NOT_SERVED,
+    not_served_on_cpu=NOT_SERVED,
 )
