@@ -54,7 +54,8 @@ def with_correction(
     @functools.wraps(estimator)
     def corrected(view: Any, **given: Any) -> tuple[Any, ...]:
         advantages, returns, *more = estimator(view, **given)
-        metrics, state, own = (*more, *({}, {}, Correction())[len(more) :])
+        defaults: tuple[Any, ...] = ({}, {}, Correction())
+        metrics, state, own = (*more, *defaults[len(more) :])
         if own.importance is not None or own.kept is not None:
             raise PluginError(
                 f"{name}: the estimator corrects, too (--use-rs); wanted one of the two"

@@ -119,6 +119,8 @@ def settle(sample: Sample, given: Sample, prompt_ids: Sequence[int], *, version:
     elif len(sample.weight_version_starts) != len(sample.weight_versions):
         sample.weight_versions = [str(sample.weight_versions[0])]
         sample.weight_version_starts = [0]
+    if sample.status is Status.PENDING and sample.response_length:
+        sample.status = Status.COMPLETED  # as there, where only truncated and aborted samples are told apart
     if sample.status is Status.FAILED and not sample.failure:
         sample.failure = "its generate function says that it failed"
 

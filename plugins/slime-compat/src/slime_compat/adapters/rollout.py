@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
+import functools
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from slime_core.config.sections import RewardSection
@@ -13,6 +15,7 @@ from slime_core.errors import PluginError, SampleError
 from slime_core.protocols import DataSource, GenerateContext, Metrics
 from slime_core.rollout.abortable import AbortableEngine
 from slime_core.rollout.context import RolloutRun
+from slime_core.runtime.daemon_thread import DaemonThread
 from slime_core.samples import Group, Sample, Status
 
 from slime_compat.adapters.calling import Theirs
@@ -114,12 +117,23 @@ class _Caller:
             if inspect.iscoroutinefunction(function):
                 answer = await function(args, rollout_id, source, **more)
             else:
-                answer = await asyncio.to_thread(function, args, rollout_id, source, **more)
+                call = functools.partial(function, args, rollout_id, source, **more)
+                answer = await _in_thread(call)
         return answer, runtime.version
 
 
+async def _in_thread(call: Callable[[], Any]) -> Any:
+    """Call a function that blocks in a thread of its own, which the end of the process does not wait for."""
+    thread = DaemonThread("rollout-function")
+    context = contextvars.copy_context()
+    try:
+        return await asyncio.get_running_loop().run_in_executor(thread, context.run, call)
+    finally:
+        thread.shutdown(wait=False)
+
+
 @contextlib.contextmanager
-def _named(who: str) -> Any:
+def _named(who: str) -> Iterator[None]:
     """Add to an error of the block whose function raised it."""
     try:
         yield

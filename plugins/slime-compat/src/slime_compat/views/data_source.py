@@ -27,6 +27,13 @@ class DataSourceView:
         """Return groups of pending samples, `num_samples` of them; a prompt that is text has no ids yet."""
         groups = on_loop(lambda: self._run.take(num_samples))
         viewed_groups(groups)
+        for sample in (sample for group in groups for sample in group):
+            if (
+                sample.response_length == 0
+                and isinstance(sample.prompt, str)
+                and not sample.multimodal_inputs
+            ):
+                sample.tokens = []
         return groups  # type: ignore[return-value]  # they are views now
 
     def add_samples(self, samples: Sequence[Sequence[Sample]]) -> None:
@@ -41,6 +48,9 @@ class DataSourceView:
                 raise SampleError(
                     "add_samples: found a group that is no list of Samples; wanted list[list[Sample]]"
                 )
+        for sample in (sample for group in groups for sample in group):
+            if not sample.tokens and isinstance(sample.prompt, str):
+                sample.tokens = self._run.tokenizer.encode(sample.prompt)
         on_loop(lambda: self._run.put(groups))  # type: ignore[arg-type]  # views are samples of ours
 
     def update_metadata(self, metadata: dict[str, Any]) -> None:

@@ -6,10 +6,13 @@ import argparse
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from slime_compat.flags.names import NAMES
+
 #: Names that exist where an engine is at hand, in functions that generate.
 ENGINE_NAMES = ("sglang_router_ip", "sglang_router_port")
-#: Flags that we have no setting for, with what they are where nobody gives them. What a run sets otherwise comes first.
+#: What names are where no setting of the run says otherwise: flags of theirs None or as below, and what follows from flags there.
 DEFAULTS: Mapping[str, Any] = {
+    **{name: None for names in NAMES.values() for name in names},
     "debug_rollout_only": False,
     "debug_train_only": False,
     "load_debug_rollout_data": None,

@@ -19,11 +19,7 @@ from slime.utils.types import Sample
 async def _rollout(args, data_source):
     state = GenerateState(args)
     groups = data_source.get_samples(args.rollout_batch_size)
-    assert all(
-        (isinstance(sample, Sample) and sample.tokens == []) or sample.tokens
-        for group in groups
-        for sample in group
-    )
+    assert all(isinstance(sample, Sample) for group in groups for sample in group)
     tasks = [
         asyncio.create_task(
             generate_and_rm_group(args, group, state.sampling_params.copy(), evaluation=False)
