@@ -6,9 +6,9 @@ import json
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from annotated_types import Ge
+from annotated_types import Ge, Le
 from pydantic import BeforeValidator, ValidationError
 
 from slime_core.config.base import Amount, Count, Index, Positive, SectionModel, Share, Text
@@ -74,7 +74,7 @@ class EvalSet(SectionModel):
     """Leave special tokens out of the decoded response."""
     no_stop_trim: bool = True
     """Leave the stop string in the response, which is what always happens."""
-    repetition_penalty: Literal[1.0, 1] = 1.0
+    repetition_penalty: Annotated[float, Ge(1), Le(1)] = 1.0
     """Penalty on tokens that came before, which no engine here has."""
 
     @property

@@ -73,7 +73,10 @@ def resolve_plain(
     """Return a plugin function that has no options; raises as `resolve_function` does."""
     plugin = registry.find(group, reference)
     adapter = registry.adapter(plugin, flag=flag)
-    return registry.load(plugin, flag=flag) if adapter is None else adapter.build(run_args(settings))
+    found: Callable[..., Any] = (
+        registry.load(plugin, flag=flag) if adapter is None else adapter.build(run_args(settings))
+    )
+    return found
 
 
 def refuse_options(reference: str, explicit: Mapping[str, Any], *, where: str) -> None:

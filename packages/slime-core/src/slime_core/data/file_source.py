@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 from slime_core.config.build import BuildContext
 from slime_core.config.eval_sets import EvalSet, eval_sets, has_sets
@@ -109,7 +110,7 @@ def _check_pairs(section: EvalSection) -> None:
 
 def _format_of(one: EvalSet, section: EvalSection, common: PromptFormat) -> PromptFormat:
     """Return the format of an evaluation set: its own columns, else those of all sets, else those of training."""
-    own = {
+    own: dict[str, Any] = {
         "input_key": one.input_key or section.eval_input_key,
         "label_key": one.label_key or section.eval_label_key,
         "tool_key": one.tool_key or section.eval_tool_key,

@@ -54,7 +54,7 @@ def make_batch(
     if converted is not None:
         samples = converted.samples
     if getattr(transform, "takes_samples", False):
-        transform = functools.partial(transform, samples=samples)
+        transform = functools.partial(transform, samples=samples)  # type: ignore[call-arg]  # it says that it takes them
     c = columns(samples, reward_key=reward_key, reward_parts=reward_parts, memory=memory)
     scored = c.raw_rewards.astype(np.float64)
     if shaping is not None:

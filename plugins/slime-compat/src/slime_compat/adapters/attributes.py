@@ -86,18 +86,10 @@ def _given_elsewhere(module: Any) -> frozenset[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and _is_args(node.value) and isinstance(node.ctx, ast.Store):
             names.add(node.attr)
-        is_asked = (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Name)
-            and node.func.id in ("hasattr", "setattr")
-        )
-        if (
-            is_asked
-            and len(node.args) > 1
-            and _is_args(node.args[0])
-            and isinstance(node.args[1], ast.Constant)
-        ):  # type: ignore[attr-defined]  # an ast.Call
-            names.add(str(node.args[1].value))  # type: ignore[attr-defined]  # as above
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            asks = node.func.id in ("hasattr", "setattr") and len(node.args) > 1 and _is_args(node.args[0])
+            if asks and isinstance(node.args[1], ast.Constant):
+                names.add(str(node.args[1].value))
     return frozenset(names)
 
 

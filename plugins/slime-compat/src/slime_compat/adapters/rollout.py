@@ -52,7 +52,7 @@ class ReferenceRollout:
         answer, version = await self._caller.call(run, step, step - 1, source, evaluation=False)
         metrics: Metrics = {}
         if isinstance(answer, RolloutFnTrainOutput):
-            answer, metrics = answer.samples, _numbers(answer.metrics)
+            metrics, answer = _numbers(answer.metrics), answer.samples
         if not isinstance(answer, list) or not answer:
             raise self._caller.theirs.refuse(answer)
         groups = [list(_flat(group, self._caller.theirs)) for group in answer]
@@ -82,7 +82,7 @@ class ReferenceEvaluation:
         answer, version = await self._caller.call(run, step, max(0, step - 1), given, evaluation=True)
         metrics: Metrics = {}
         if isinstance(answer, RolloutFnEvalOutput):
-            answer, metrics = answer.data, _numbers(answer.metrics)
+            metrics, answer = _numbers(answer.metrics), answer.data
         if not isinstance(answer, Mapping) or not answer:
             raise theirs.refuse(answer)
         return {

@@ -34,7 +34,7 @@ def load_processor(name_or_path: str, **kwargs: Any) -> Any:
 
     folder = resolve_model(name_or_path, Registry.from_environment())
     try:
-        processor = AutoProcessor.from_pretrained(folder, local_files_only=True)
+        processor: Any = AutoProcessor.from_pretrained(folder, local_files_only=True)  # type: ignore[no-untyped-call]  # transformers
     except (OSError, ValueError):
         return None
     return None if isinstance(processor, PreTrainedTokenizerBase) else processor

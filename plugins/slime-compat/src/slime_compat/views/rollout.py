@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from slime_core import samples
 from slime_core.errors import PluginError, RewardError
 from slime_core.protocols import SamplingParams
 from slime_core.rollout.context import RolloutRun
@@ -140,7 +141,7 @@ def _run(runtime: Runtime, what: str) -> RolloutRun:
     return runtime.run
 
 
-def _params(runtime: Runtime, sample: Sample, given: Mapping[str, Any]) -> SamplingParams:
+def _params(runtime: Runtime, sample: samples.Sample, given: Mapping[str, Any]) -> SamplingParams:
     """Return the parameters of a sample's request, with a seed of the sample's own."""
     params = runtime.params
     if params is None and runtime.run is not None:

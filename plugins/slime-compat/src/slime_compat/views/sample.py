@@ -25,10 +25,8 @@ class Sample(samples.Sample):
 
     Status: ClassVar[type[Status]] = Status
     """State of a sample."""
-    SpecInfo: ClassVar[type[SpecInfo]] = SpecInfo
-    PrefixCacheInfo: ClassVar[type[PrefixCacheInfo]] = PrefixCacheInfo
 
-    @property  # type: ignore[override]  # a field of ours, whose entries are attributes here
+    @property
     def spec_info(self) -> SpecInfo:
         """Counters of speculative decoding."""
         return self._counters("spec_info", SpecInfo)
@@ -37,7 +35,7 @@ class Sample(samples.Sample):
     def spec_info(self, value: Mapping[str, int]) -> None:
         self.__dict__["spec_info"] = value
 
-    @property  # type: ignore[override]  # as above
+    @property
     def prefix_cache_info(self) -> PrefixCacheInfo:
         """Counters of the engine's prefix cache."""
         return self._counters("prefix_cache_info", PrefixCacheInfo)
@@ -134,6 +132,10 @@ class Sample(samples.Sample):
             if name not in known:
                 setattr(sample, name, value)
         return sample
+
+
+Sample.SpecInfo = SpecInfo  # type: ignore[attr-defined]  # names of classes inside the class there, which fields' types hide
+Sample.PrefixCacheInfo = PrefixCacheInfo  # type: ignore[attr-defined]  # as above
 
 
 def viewed(sample: samples.Sample) -> Sample:

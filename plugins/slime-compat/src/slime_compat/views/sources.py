@@ -62,7 +62,7 @@ class RolloutDataSource(DataSource):
     def get_samples(self, num_samples: int) -> list[list[Sample]]:
         """Return the next groups."""
         if self._source is not None:
-            groups = self._source.take(num_samples)
+            groups: list[list[Sample]] = self._source.take(num_samples)
             for group in groups:
                 for sample in group:
                     if isinstance(sample.prompt, str):
