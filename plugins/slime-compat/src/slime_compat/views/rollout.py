@@ -121,15 +121,15 @@ def get_model_url(args: Any, model_name: str = "default", endpoint: str = "/gene
 
 
 def _data(run: RolloutRun, groups: list[Group]) -> dict[str, Any]:
-    samples = [viewed(one) for group in groups for one in group]
-    failed = next((one for one in samples if one.failure is not None), None)
+    done = [viewed(one) for group in groups for one in group]
+    failed = next((one for one in done if one.failure is not None), None)
     if failed is not None:
         raise RewardError(f"{failed.name} (evaluation): {failed.failure}")
     key = run.settings.reward.eval_reward_key or run.settings.reward.reward_key
     return {
-        "rewards": [one.reward_value(key) for one in samples],
-        "truncated": [one.status is Status.TRUNCATED for one in samples],
-        "samples": samples,
+        "rewards": [one.reward_value(key) for one in done],
+        "truncated": [one.status is Status.TRUNCATED for one in done],
+        "samples": done,
     }
 
 
@@ -151,8 +151,8 @@ def _params(runtime: Runtime, sample: samples.Sample, given: Mapping[str, Any]) 
     return sampling_params(given, default_seed=seed)
 
 
-def _encode(runtime: Runtime, samples: list[Sample]) -> None:
+def _encode(runtime: Runtime, given: list[Sample]) -> None:
     """Give ids to prompts that a function brought as text."""
-    for sample in samples:
+    for sample in given:
         if not sample.tokens and isinstance(sample.prompt, str):
             sample.tokens = runtime.context.tokenizer.encode(sample.prompt)
