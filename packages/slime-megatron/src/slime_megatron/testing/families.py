@@ -150,9 +150,10 @@ class _Pair:
         def drawn(n: int) -> Tensor:
             return torch.randint(0, self.architecture.vocab_size, (n,), generator=generator)
 
+        shared = drawn(23)
         alone = [drawn(n) for n in (_LENGTH, 48, 19, 1)]
-        longest = drawn(54)
-        return [*alone, longest, torch.cat((longest[:37], drawn(8))), torch.cat((longest[:23], drawn(9)))]
+        longest, last = (torch.cat((shared, drawn(n))) for n in (31, 9))
+        return [*alone, longest, torch.cat((longest[:37], drawn(8))), last]
 
     def exported(self) -> dict[str, Tensor]:
         """Return Hugging Face name -> tensor, adapters merged."""
