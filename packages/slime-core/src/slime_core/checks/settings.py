@@ -206,9 +206,10 @@ def _filter(settings: Settings) -> Iterator[Problem]:
 
 
 def _hook_args(settings: Settings) -> Iterator[Problem]:
-    """Refuse options of functions that are not chosen, and of sample hooks, which take none."""
+    """Refuse options of functions that are not chosen."""
     section = settings.rollout
     chosen = {getattr(section, field) for field in ROLLOUT_HOOKS if field != "rollout_sample_hook_path"}
+    chosen.update(section.rollout_sample_hook_path)
     for name in section.hook_args:
         if name not in chosen:
             there = ", ".join(sorted(filter(None, chosen))) or "none is chosen"

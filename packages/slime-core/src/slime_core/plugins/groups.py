@@ -156,7 +156,7 @@ GROUPS: tuple[Group, ...] = (
         call_of={
             "--buffer-filter-path": Call(("args", "rollout_id", "buffer", "num_samples"), takes_options=True),
             "--rollout-sample-hook-path": Call(
-                ("args", "sample"), ("rollout_id", "evaluation"), is_async=None
+                ("args", "sample"), ("rollout_id", "evaluation"), is_async=None, or_class=True
             ),
             "--rollout-sample-filter-path": Call(("args", "groups"), takes_options=True),
             "--rollout-all-samples-process-path": Call(

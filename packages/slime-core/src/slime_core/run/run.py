@@ -321,7 +321,7 @@ class Run(GeneratingHalf):
                 self.events.close()
         finally:
             detach(self.registry, self.trackers)
-            parts = (self.engine, self.trainer, self.scorer)
+            parts = (self.engine, self.trainer, self.scorer, self.user_hooks)
             await close_all([part for part in parts if part is not None])
             self.run_dir.release()
             collect_as_usual()
