@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -31,10 +32,17 @@ def resolve_function(
 ) -> Callable[..., Any]:
     """Return a plugin function with its options bound from its `*_args` table and its distribution's sections.
 
+    Where a group takes a class in place of a function, what is returned is an object of the class, built from the options.
+
     One that itself chooses plugins by name takes an option `resolve`, which is this function for the same settings.
     """
     plugin = registry.find(group, reference)
     function = registry.load(plugin)
     resolve: Resolve = functools.partial(resolve_function, settings, registry)
     section = {"resolve": resolve} | settings.section_of(plugin.distribution)
-    return bind(function, choose_options(function, where=where, explicit=explicit, section=section))
+    bound = bind(function, choose_options(function, where=where, explicit=explicit, section=section))
+    call = registry.groups[plugin.group].call
+    if call is None or not call.or_class or not inspect.isclass(function):
+        return bound
+    built: Callable[..., Any] = bound()
+    return built

@@ -102,9 +102,10 @@ GROUPS: tuple[Group, ...] = (
     Group(
         "slime.generators",
         ("--custom-generate-function-path",),
-        "async (ctx: GenerateContext, sample: Sample, params: SamplingParams, *, options) -> Sample | list[Sample]",
+        "async (ctx: GenerateContext, sample: Sample, params: SamplingParams, *, options) -> Sample | list[Sample]; or a class "
+        "built from the options",
         "one trajectory",
-        Call(("ctx", "sample", "params"), is_async=True, takes_options=True),
+        Call(("ctx", "sample", "params"), is_async=True, takes_options=True, or_class=True),
     ),
     Group(
         "slime.environments",

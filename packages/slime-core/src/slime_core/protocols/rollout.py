@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from slime_core.errors import SampleError
 from slime_core.protocols.capabilities import EngineCapabilities
@@ -120,6 +120,18 @@ class GenerateFn(Protocol):
         self, ctx: GenerateContext, sample: Sample, params: SamplingParams
     ) -> Awaitable[Sample | list[Sample]]:
         """Generate. `sample.tokens` holds the prompt ids, and earlier response ids when it is resumed."""
+
+
+def rendering_prompt[F: Callable[..., Any]](generator: F) -> F:
+    """Mark a generator, a function or a class, that renders prompts itself: the prompt ids that a sample comes with are not
+    those that it comes back with."""
+    generator.renders_prompt = True  # type: ignore[attr-defined]  # functions and classes take attributes
+    return generator
+
+
+def renders_prompt(generator: Callable[..., Any]) -> bool:
+    """Return whether a generator is marked as one that renders prompts itself."""
+    return bool(getattr(generator, "renders_prompt", False))
 
 
 class WeakReason(str):

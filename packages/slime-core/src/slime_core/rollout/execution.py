@@ -12,6 +12,7 @@ from typing import Any
 
 from slime_core.errors import SampleError, SlimeError
 from slime_core.protocols import GenerateContext, SamplingParams
+from slime_core.protocols.rollout import renders_prompt
 from slime_core.samples import Sample, Status
 from slime_core.samples.validation import check_fields, check_numbers
 
@@ -35,7 +36,8 @@ class Generator:
             SampleError: it raised something that is no error of slime's, or returned something that cannot be used; names
                 the sample, the generator and the field. What it raised is the cause.
         """
-        name, given, prompt_ids = sample.name, _given(sample), sample.tokens[: sample.prompt_length]
+        name, given = sample.name, _given(sample)
+        prompt_ids = None if renders_prompt(self.function) else sample.tokens[: sample.prompt_length]
         result = await self._call(name, context, sample, params)
         samples = [result] if isinstance(result, Sample) else _several(self._who(name), result)
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -131,6 +132,10 @@ def _own_generator(run: RolloutRun, sample: Sample) -> Generator:
     name = sample.generate_function_path
     assert name is not None
     try:
+        plugin = run.registry.find("slime.generators", name)
+        if inspect.isclass(run.registry.load(plugin)):
+            told = f"{name} is a class, which is built for a whole run; choose it by --custom-generate-function-path"
+            raise SampleError(f"{sample.name}: generate_function_path: {told}")
         function = resolve_function(
             run.settings, run.registry, "slime.generators", name, where=f"options of {name}", explicit={}
         )

@@ -308,7 +308,7 @@ class Run(GeneratingHalf):
             yield
 
     async def close(self) -> None:
-        """Stop engine, trainer and reward workers, and unlock the run folder. May be called twice.
+        """Stop generator, engine, trainer and reward workers, and unlock the run folder. May be called twice.
 
         What fails is logged, and keeps nothing else open. A checkpoint that a run which fails is still writing is completed.
         """
@@ -321,7 +321,8 @@ class Run(GeneratingHalf):
                 self.events.close()
         finally:
             detach(self.registry, self.trackers)
-            parts = (self.engine, self.trainer, self.scorer, self.user_hooks)
+            generator = self.generate if hasattr(self.generate, "close") else None  # one that is an object
+            parts = (generator, self.engine, self.trainer, self.scorer, self.user_hooks)
             await close_all([part for part in parts if part is not None])
             self.run_dir.release()
             collect_as_usual()
