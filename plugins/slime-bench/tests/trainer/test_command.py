@@ -90,7 +90,9 @@ def test_conversations_are_measured_beside_their_samples_each_by_itself(shape, t
     (work,) = report["work"]
     assert (list(work["sides"]), work["samples"]) == (["slime", "alone"], "8 of 10 + 34, 75% shared")
     printed = capsys.readouterr().out
-    assert "median of 1 steps by CPU time" in printed and re.search(r"slime \d+\.\d\d times as fast as alone", printed)
+    assert "median of 1 steps by CPU time" in printed and re.search(
+        r"slime \d+\.\d\d times as fast as alone", printed
+    )
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +58,6 @@ def test_forked_conversations_have_the_share_in_common():
     assert lengths.common.tolist() == [0, 40, 36, 40, 32, 40, 36, 40] * 2
     batch = random_batch(lengths, vocab_size=10**6)
     rows = batch.tokens.reshape(16, 44)
-    alike = [int((one == other).cumprod().sum()) for one, other in zip(rows, rows[1:], strict=False)]
+    alike = [int((one == other).cumprod().sum()) for one, other in pairwise(rows)]
     assert alike == lengths.common.tolist()[1:]
     assert batch.group_ids.tolist() == [0] * 8 + [1] * 8
