@@ -55,7 +55,7 @@ class Search(Environment):
             raise ConfigError([Problem("environment_args", numbers, "at least 1 each")])
         self._corpus, self._index = corpus, None
         if url is not None:
-            self._index = RemoteIndex(url, ClientSettings(**(request or {})))  # type: ignore[arg-type]  # pydantic checks
+            self._index = RemoteIndex(url, ClientSettings.model_validate(request or {}))
         self._topk, self._chars, self._scores = topk, passage_chars, scores
 
     async def reset(self, sample: Sample) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import importlib
 from collections.abc import Mapping
@@ -61,8 +62,8 @@ class Bm25Index:
         return [self._passages[i] for i in best if scores[i] > 0]
 
     async def find(self, query: str, n: int) -> list[Passage]:
-        """Return at most `n` passages, the best first."""
-        return self.search(query, n)
+        """Return at most `n` passages, the best first; searches on a thread, as it may take long."""
+        return await asyncio.to_thread(self.search, query, n)
 
     async def close(self) -> None:
         """Nothing to do: the index is shared."""

@@ -29,8 +29,8 @@ class Passage:
             DataError: the row has neither; says where.
         """
         if isinstance(contents := row.get("contents"), str):
-            title, line_break, text = contents.partition("\n")
-            return cls(title.strip().strip('"'), text.strip()) if line_break else cls("", title.strip())
+            first, line_break, rest = contents.partition("\n")
+            return cls(first.strip().strip('"'), rest.strip()) if line_break else cls("", first.strip())
         title, text = row.get("title") or "", row.get("text")
         if not isinstance(text, str) or not isinstance(title, str):
             raise DataError(f"{where}: has {sorted(row)}; wanted text (and title), or contents, as text")
