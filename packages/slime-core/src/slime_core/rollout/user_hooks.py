@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slime_core.config.functions import resolve_function
+from slime_core.config.functions import resolve_function, resolve_plain
 from slime_core.config.settings import Settings
 from slime_core.errors import PluginError, SampleError, SlimeError
 from slime_core.plugins.registry import Registry
@@ -43,6 +43,8 @@ class RolloutHooks:
     """`(args, groups) -> None`: sets `remove_sample`."""
     all_samples: Callable[..., None] | None = None
     """`(args, all_groups, get_samples) -> None`: sees kept and dropped groups."""
+    convert: Callable[..., Any] | None = None
+    """`(args, samples) -> dict of lists`: makes the training data; see `data.conversion.converted`."""
     rollout_log: Callable[..., bool] | None = None
     """`(rollout_id, args, samples, metrics, rollout_time) -> bool`."""
     eval_log: Callable[..., bool] | None = None
@@ -183,17 +185,19 @@ def resolve_rollout_hooks(settings: Settings, registry: Registry) -> RolloutHook
     def resolve(reference: str | None, flag: str) -> Callable[..., Any] | None:
         if reference is None:
             return None
-        registry.resolve(GROUP, reference, flag=flag)
-        return with_options(reference)
+        return with_options(reference, flag)
 
-    def with_options(reference: str) -> Callable[..., Any]:
+    def with_options(reference: str, flag: str) -> Callable[..., Any]:
         explicit, where = section.hook_args.get(reference, {}), f"rollout.hook_args.{reference}"
-        return resolve_function(settings, registry, GROUP, reference, where=where, explicit=explicit)
+        return resolve_function(
+            settings, registry, GROUP, reference, where=where, explicit=explicit, flag=flag
+        )
 
     def sample_hook(name: str) -> Callable[..., Any]:
-        found: Callable[..., Any] = registry.resolve(GROUP, name, flag="--rollout-sample-hook-path")
+        flag = "--rollout-sample-hook-path"
+        found = resolve_plain(settings, registry, GROUP, name, flag=flag)
         if inspect.isclass(found):
-            built: Callable[..., Any] = with_options(name)()
+            built: Callable[..., Any] = with_options(name, flag)()
             return built
         if name in section.hook_args:
             raise PluginError(
@@ -206,6 +210,9 @@ def resolve_rollout_hooks(settings: Settings, registry: Registry) -> RolloutHook
         buffer_filter=resolve(section.buffer_filter_path, "--buffer-filter-path"),
         sample_hooks=[(name, sample_hook(name)) for name in section.rollout_sample_hook_path],
         sample_filter=resolve(section.rollout_sample_filter_path, "--rollout-sample-filter-path"),
+        convert=resolve(
+            section.custom_convert_samples_to_train_data_path, "--custom-convert-samples-to-train-data-path"
+        ),
         all_samples=resolve(section.rollout_all_samples_process_path, "--rollout-all-samples-process-path"),
         rollout_log=resolve(section.custom_rollout_log_function_path, "--custom-rollout-log-function-path"),
         eval_log=resolve(
