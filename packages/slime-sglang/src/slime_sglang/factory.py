@@ -45,6 +45,7 @@ def _create_engine(build: BuildContext) -> RolloutEngine:
         _check_gpus(topology)
     places = build.places
     own_key, external_key = new_key(), external_key_of(fleet)
+    is_updated = trainer_factory(train, build.registry).capabilities.learns
     common = ServerSettings(
         model_path=section.model_path or build.model_path,
         dtype=section.dtype if section.dtype != "auto" else compute_dtype(train),
@@ -55,7 +56,8 @@ def _create_engine(build: BuildContext) -> RolloutEngine:
         releases_memory=build.settings.cluster.offloads_rollout,
         returns_routed_experts=ROUTED_EXPERTS in build.engine_needs,
         keeps_cache=train.update_weights_in_flight == "keep",
-        is_updated=trainer_factory(train, build.registry).capabilities.learns,
+        is_updated=is_updated,
+        why_not_on_cpu=model_family(build).not_served_on_cpu.get("sglang") if is_updated else None,
         n_ranks_in_all=topology.num_ranks,
     )
     receiver = _receiver(build, common)

@@ -66,6 +66,8 @@ class ModelFamily:
     `slime_torch.model.family_decoder.FamilyDecoder`, imported when an engine is built or asked whether it serves the model."""
     not_served: Mapping[str, str] = field(default_factory=dict)
     """Engine, by its entry point's name -> why it does not serve models of this family."""
+    not_served_on_cpu: Mapping[str, str] = field(default_factory=dict)
+    """The same of an engine that is refused where it would compute on a CPU alone."""
     not_parallel: Mapping[str, str] = field(default_factory=dict)
     """Kind of parallelism (`tensor`, `sequence`, `pipeline`, `context`, `expert`, `expert_tensor`) -> why models of this family do not have it."""
 

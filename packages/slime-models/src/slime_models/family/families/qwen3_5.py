@@ -76,7 +76,7 @@ def _families(model_type: str, mlp: tuple[Rule, ...], text: _Read) -> tuple[Mode
         carried=("mtp.",),
         layers=LAYERS,
         decoder=DECODER,
-        not_served=NOT_SERVED,
+        not_served_on_cpu=NOT_SERVED,
         not_parallel=NOT_PARALLEL,
     )
     published = dataclasses.replace(

@@ -44,6 +44,6 @@ QWEN3_NEXT = ModelFamily(
     carried=("mtp.",),
     layers=LAYERS,
     decoder=DECODER,
-    not_served=NOT_SERVED,
+    not_served_on_cpu=NOT_SERVED,
     not_parallel=NOT_PARALLEL,
 )

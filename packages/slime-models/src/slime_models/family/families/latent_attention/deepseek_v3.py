@@ -47,7 +47,7 @@ DEEPSEEK_V3 = ModelFamily(
     architecture=read_architecture,
     layers=LAYERS,
     decoder=DECODER,
-    not_served={
+    not_served_on_cpu={
         "sglang": "SGLang 0.5.23 has no latent attention on a CPU, and nobody has tried it on a GPU with weights that a trainer sends"
     },
     mtp_prefix="model.layers.{layer}.",

@@ -37,5 +37,5 @@ DEEPSEEK_V32 = ModelFamily(
     layers=LAYERS,
     decoder=DECODER,
     mtp_prefix="model.layers.{layer}.",
-    not_served=NOT_SERVED,
+    not_served_on_cpu=NOT_SERVED,
 )

@@ -49,7 +49,7 @@ GLM4_MOE_LITE = ModelFamily(
     architecture=read_architecture,
     layers=LAYERS,
     decoder=DECODER,
-    not_served={
+    not_served_on_cpu={
         "sglang": "SGLang 0.5.23 computes rotary angles of latent attention on a CPU with yarn alone, and nobody has tried it on a GPU"
     },
     mtp_prefix="model.layers.{layer}.",

@@ -48,5 +48,5 @@ GLM_MOE_DSA = ModelFamily(
     layers=LAYERS,
     decoder=DECODER,
     mtp_prefix="model.layers.{layer}.",
-    not_served=NOT_SERVED,
+    not_served_on_cpu=NOT_SERVED,
 )
