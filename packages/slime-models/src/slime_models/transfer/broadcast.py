@@ -39,7 +39,7 @@ from slime_models.transfer.same_host import MemoryAddress, SharedWeights
 from slime_models.transfer.staging import StagedUpdate
 from slime_models.transfer.storage import UpdateStorage, pauses
 from slime_models.transfer.threads import copy_all
-from slime_models.transfer.transport import ThreadSender, Transport
+from slime_models.transfer.transport import OnThread, ThreadSender, Transport
 
 #: Its type stubs lack stores and bare groups.
 dist: Any = torch.distributed
@@ -103,12 +103,30 @@ def call_off(store: Any, channel: BroadcastChannel) -> None:
     dist.PrefixStore(channel.key, store).set(_OFF, "1")
 
 
-class Broadcast:
-    """One update, being sent: rank 0 of an update's process group. A context manager."""
+class MappedMemory:
+    """The memory of a receiver on this machine, mapped for as long as updates go to it."""
 
-    def __init__(self, plan: TransferPlan) -> None:
+    def __init__(self) -> None:
+        self._last: SharedWeights | None = None
+
+    def open(self, address: MemoryAddress | None) -> SharedWeights | None:
+        """Return the memory at an address; None where there is none that this process sees."""
+        self._last = None if address is None else address.opened(self._last)
+        return self._last
+
+
+class Broadcast:
+    """One update, being sent: rank 0 of an update's process group. A context manager.
+
+    Args:
+        plan: of the update.
+        mapped: the receiver's memory, which it keeps for the sender's next update.
+    """
+
+    def __init__(self, plan: TransferPlan, mapped: MappedMemory | None = None) -> None:
         self._channel: BroadcastChannel = plan.channel
         self._version = plan.version
+        self._mapped = MappedMemory() if mapped is None else mapped
         self._memory: SharedWeights | None = None
 
     def __enter__(self) -> Broadcast:
@@ -138,7 +156,7 @@ class Broadcast:
             self._group: Any = _group(store, 0, channel)
         except RuntimeError as error:
             raise WeightSyncError(f"update to version {self._version}: no group formed: {error}") from error
-        self._memory = None if channel.memory is None else channel.memory.opened()
+        self._memory = self._mapped.open(channel.memory)
         return self
 
     def put(self, bucket: Bucket, fingerprints: Fingerprint) -> int:
@@ -335,9 +353,13 @@ class BroadcastReceiver:
         return open_store(self._storage.host, self._storage.timeout_s)
 
 
+def _create_sender(on_thread: OnThread) -> ThreadSender:
+    return ThreadSender(partial(Broadcast, mapped=MappedMemory()), on_thread)
+
+
 #: The entry point `distributed` of `slime.transports`.
 TRANSPORT = Transport(
     name="distributed",
-    create_sender=partial(ThreadSender, Broadcast),
+    create_sender=_create_sender,
     create_receiver=BroadcastReceiver,
 )

@@ -27,15 +27,21 @@ class MemoryAddress:
     places: Mapping[str, tuple[int, int]] = field(repr=False)
     """Name of a tensor -> (offset, number of bytes)."""
 
-    def opened(self) -> SharedWeights | None:
-        """Map the memory; None where this process does not see it, or may not write to it."""
+    def opened(self, before: SharedWeights | None = None) -> SharedWeights | None:
+        """Map the memory; None where this process does not see it, or may not write to it.
+
+        Args:
+            before: what was opened last, which is returned where it is the same: to map memory anew takes as long as to copy it.
+        """
         if self.machine != this_machine() or _identity(self.path) != self.file:
             return None
+        if before is not None and before.address == self:
+            return before
         try:
             memory = torch.from_file(str(self.path), shared=True, size=self.n_bytes, dtype=torch.uint8)
         except RuntimeError:
             return None
-        return SharedWeights(memory, self.places)
+        return SharedWeights(memory, self.places, address=self)
 
 
 class SharedWeights:
@@ -44,10 +50,17 @@ class SharedWeights:
     Args:
         memory: [n_bytes] uint8.
         places: name of a tensor -> (offset, number of bytes).
+        address: where it was opened; None for memory of this process's own.
     """
 
-    def __init__(self, memory: Tensor, places: Mapping[str, tuple[int, int]]) -> None:
-        self._memory, self._places = memory, places
+    def __init__(
+        self,
+        memory: Tensor,
+        places: Mapping[str, tuple[int, int]],
+        *,
+        address: MemoryAddress | None = None,
+    ) -> None:
+        self._memory, self._places, self.address = memory, places, address
 
     def room(self, name: str, n_bytes: int) -> Tensor | None:
         """Return the memory of a tensor, [n_bytes] uint8; None where there is none of this name and size."""
