@@ -16,6 +16,8 @@ class AgentsSection(SectionModel):
     options of that kind, and `timeout_s` and `max_chars` where they are not the ones of all."""
     tool_format: str | None = None
     """How the model writes calls; the one that its chat template writes when not given, or `json`."""
+    chat_template_kwargs: dict[str, Any] = {}
+    """Variables of the chat template."""
     system_prompt: str | None = None
     """What the system says first in a `tool-loop`, where a prompt has no such message of its own."""
     max_turns: Count = 8
