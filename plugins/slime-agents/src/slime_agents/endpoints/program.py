@@ -8,6 +8,7 @@ import json
 import math
 import os
 import signal
+import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,8 @@ from typing import Any
 from slime_core.errors import DeadlineError
 from slime_core.runtime.deadline import within
 
+#: A word of a command line that stands for the interpreter of this process.
+PYTHON = "{python}"
 #: Characters of a program's output that are kept, the last ones.
 TAIL = 2000
 #: Seconds that a program has to end by itself once it is told to.
@@ -54,7 +57,7 @@ async def run_program(
     """
     written = json.dumps(task, ensure_ascii=False, default=str)
     process = await asyncio.create_subprocess_exec(
-        *command,
+        *(sys.executable if word == PYTHON else word for word in command),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from slime_core.config.functions import Resolve
 from slime_core.config.sections import EnvironmentSection
 from slime_core.protocols import GenerateContext, SamplingParams
@@ -36,6 +39,8 @@ class ToolLoop:
             settings.tools, resolve, limits=limits, max_calls=settings.max_calls_per_turn
         )
         self._settings = settings
+        for i, one in enumerate(settings.examples):
+            normal(one, f"agents.examples[{i}]")  # refused here, and not with the first sample
         longest = max(
             [limits.timeout_s, *(float(one.get("timeout_s", 0)) for one in settings.tools.values())]
         )
@@ -59,7 +64,7 @@ class ToolLoop:
         template = self._templates.of(ctx.tokenizer, sample.apply_chat_template_kwargs)
         if not sample.response_length:
             sample.tokens = template.opening(
-                opening_messages(sample, self._settings.system_prompt), self._toolbox.schemas
+                opening_messages(sample, self._settings.system_prompt, self._settings.examples), self._toolbox.schemas
             )
         ends = frozenset(
             one for one in (ctx.tokenizer.eos_token_id, *params.stop_token_ids) if one is not None
@@ -75,8 +80,10 @@ class ToolLoop:
         await self._toolbox.close()
 
 
-def opening_messages(sample: Sample, system_prompt: str | None) -> list[Message]:
-    """Return the messages that a sample's prompt is, with a system prompt before them where they have none.
+def opening_messages(
+    sample: Sample, system_prompt: str | None, examples: Sequence[Mapping[str, Any]] = ()
+) -> list[Message]:
+    """Return the messages that a sample's prompt is, after examples and, where it has none of its own, a system prompt.
 
     Raises:
         DataError: a message is none.
@@ -84,6 +91,8 @@ def opening_messages(sample: Sample, system_prompt: str | None) -> list[Message]
     prompt = sample.prompt
     given = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     messages = [normal(message, f"{sample.name}: message {i}") for i, message in enumerate(given)]
+    n_system = int(bool(messages) and messages[0]["role"] == "system")
+    messages[n_system:n_system] = [normal(one, f"agents.examples[{i}]") for i, one in enumerate(examples)]
     if system_prompt is not None and (not messages or messages[0]["role"] != "system"):
         messages.insert(0, {"role": "system", "content": system_prompt})
     return messages
