@@ -64,7 +64,8 @@ class ToolLoop:
         template = self._templates.of(ctx.tokenizer, sample.apply_chat_template_kwargs)
         if not sample.response_length:
             sample.tokens = template.opening(
-                opening_messages(sample, self._settings.system_prompt, self._settings.examples), self._toolbox.schemas
+                opening_messages(sample, self._settings.system_prompt, self._settings.examples),
+                self._toolbox.schemas,
             )
         ends = frozenset(
             one for one in (ctx.tokenizer.eos_token_id, *params.stop_token_ids) if one is not None
