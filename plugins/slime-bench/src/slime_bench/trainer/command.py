@@ -225,22 +225,21 @@ def _ratio(work: dict[str, Any], *, is_wall: bool) -> list[str]:
     (_, ours), *others = work["sides"].items()
     lines = []
     for name, side in others:
-        lines.append(f"{work['samples']}: slime against {name}: {_times(ours['seconds'], side['seconds'])}")
+        lines.append(f"{work['samples']}: slime {_times(ours['seconds'], side['seconds'], name)}")
         if name != "alone" and is_wall:
             without = [
                 [a - b for a, b in zip(each["seconds"], each["update_seconds"], strict=True)]
                 for each in (ours, side)
             ]
-            lines.append(f"{' ' * len(work['samples'])}  without the optimizer: {_times(*without)}")
+            lines.append(f"{' ' * len(work['samples'])}  without the optimizer: {_times(*without, name)}")
     return lines
 
 
-def _times(ours: list[float], theirs: list[float]) -> str:
-    """Return how many times as fast ours is."""
+def _times(ours: list[float], theirs: list[float], name: str) -> str:
+    """Say how many times as fast as the other side ours is."""
     ratios = [b / a for a, b in zip(ours, theirs, strict=True)]
-    return (
-        f"{statistics.median(ratios):.2f} times as fast (turn by turn {min(ratios):.2f} to {max(ratios):.2f})"
-    )
+    turns = f"turn by turn {min(ratios):.2f} to {max(ratios):.2f}"
+    return f"{statistics.median(ratios):.2f} times as fast as {name} ({turns})"
 
 
 def _count(text: str) -> int:
