@@ -218,9 +218,10 @@ def _filter(settings: Settings) -> Iterator[Problem]:
 
 
 def _hook_args(settings: Settings) -> Iterator[Problem]:
-    """Refuse options of functions that are not chosen, and of sample hooks, which take none."""
+    """Refuse options of functions that are not chosen."""
     section = settings.rollout
     chosen = {getattr(section, field) for field in ROLLOUT_HOOKS if field != "rollout_sample_hook_path"}
+    chosen.update(section.rollout_sample_hook_path)
     for name in section.hook_args:
         if name not in chosen:
             there = ", ".join(sorted(filter(None, chosen))) or "none is chosen"
@@ -321,10 +322,19 @@ def _without_prompts(settings: Settings) -> Iterator[Problem]:
         )
 
 
+#: How settings name the rollout, and the evaluation, that nobody replaced.
+_DEFAULT = ("default", "slime-core/default")
+
+
 def _evaluation(settings: Settings) -> Iterator[Problem]:
     evaluation = settings.eval
     files = evaluation.eval_prompt_data
-    if evaluation.eval_interval is not None and not files and evaluation.eval_data_source_path is None:
+    is_own = (
+        evaluation.eval_function_path not in _DEFAULT
+        or settings.rollout.rollout_function_path not in _DEFAULT
+    )
+    has_none = not files and evaluation.eval_data_source_path is None
+    if evaluation.eval_interval is not None and has_none and not is_own:
         yield Problem(
             "eval.eval_interval", "no evaluation set", "eval.eval_prompt_data or eval.eval_data_source_path"
         )

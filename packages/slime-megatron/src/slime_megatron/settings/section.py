@@ -77,5 +77,7 @@ class MegatronSection(SectionModel):
     """Function that is called before each pass for log-probs."""
     rollout_data_postprocess_path: str | None = None
     """Function that sees the data of a step once its advantages are there, and may change them and mask tokens."""
+    custom_update_weight_post_write_path: str | None = None
+    """Function that gets the folder of each weight update that goes by the disk, before the engine reads it."""
     custom_megatron_before_train_step_hook_path: str | None = None
     """Function that is called before each optimizer step."""
