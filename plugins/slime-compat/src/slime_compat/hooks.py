@@ -1,4 +1,7 @@
-"""Hooks of slime-compat: it tells functions that were written for the reference system, and brings what calls them."""
+"""Hooks of slime-compat: it tells functions that were written for the reference system, and brings what calls them.
+
+Those of launch scripts are in `launch.answers`.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,20 @@ from slime_core.plugins.adapter import Adapter
 from slime_core.plugins.hooks import hookimpl
 
 from slime_compat.adapters.table import adapter_of
+from slime_compat.launch.answers import (
+    slime_check_build,
+    slime_config_sections,
+    slime_rollout_end,
+    slime_translate,
+)
+
+__all__ = [
+    "slime_adapt_plugin",
+    "slime_check_build",
+    "slime_config_sections",
+    "slime_rollout_end",
+    "slime_translate",
+]
 
 
 @hookimpl
