@@ -15,7 +15,7 @@ from slime_compat.verl.keys import IDLE, KEYS
 #: verl's own values of what a recipe needs, where the configuration does not say it.
 DEFAULTS: Mapping[str, Any] = {
     "data.prompt_key": "prompt", "data.max_prompt_length": 512, "data.max_response_length": 512, "data.train_batch_size": 1024,
-    "data.shuffle": True, "actor_rollout_ref.hybrid_engine": True, "actor_rollout_ref.actor.ppo_mini_batch_size": 256,
+    "data.shuffle": True, "actor_rollout_ref.hybrid_engine": True,
     "actor_rollout_ref.actor.optim.weight_decay": 0.01, "actor_rollout_ref.actor.kl_loss_coef": 0.001, "actor_rollout_ref.rollout.name": "vllm",
     "actor_rollout_ref.rollout.tensor_model_parallel_size": 2,
     "actor_rollout_ref.rollout.val_kwargs.do_sample": False, "algorithm.adv_estimator": "gae", "algorithm.kl_penalty": "kl",
@@ -124,37 +124,30 @@ def _files(recipe: Imported, given: Mapping[str, Any]) -> None:
     files = _listed(given.get("data.train_files"))
     if not files:
         recipe.problems.append(Problem("data.train_files", "nothing", "a file of prompts"))
-    recipe.put(
-        "data.prompt_data",
-        files if len(files) < 2 else [word for name in files for word in (Path(name).stem, name)],
-    )
+    recipe.put("data.prompt_data", files if len(files) < 2 else _names_and(files))
     held_out = _listed(given.get("data.val_files"))
     if held_out and recipe.tables.get("eval", {}).get("eval_interval") is not None:
-        names = [Path(name).stem for name in held_out]
-        names = names if len(set(names)) == len(names) else [f"{name}-{n}" for n, name in enumerate(names, 1)]
-        recipe.put(
-            "eval.eval_prompt_data", [word for pair in zip(names, held_out, strict=True) for word in pair]
-        )
+        recipe.put("eval.eval_prompt_data", _names_and(held_out))
     elif "eval" in recipe.tables:
         recipe.tables["eval"].pop("eval_interval", None)
     if given.get("data.truncation") not in (None, "error"):
         recipe.without["data.truncation"] = shown(given["data.truncation"])
 
 
+def _names_and(files: list[str]) -> list[str]:
+    """Return names and files in turn: each by its own name, and a number where two have one."""
+    stems = [Path(file).stem for file in files]
+    names = [stem if stems.count(stem) == 1 else f"{stem}-{n}" for n, stem in enumerate(stems, 1)]
+    return [word for pair in zip(names, files, strict=True) for word in pair]
+
+
 def _batches(recipe: Imported, given: Mapping[str, Any]) -> None:
-    prompts, mini = (
-        int(given["data.train_batch_size"]),
-        int(given["actor_rollout_ref.actor.ppo_mini_batch_size"]),
-    )
-    mini = min(mini, prompts) if "actor_rollout_ref.actor.ppo_mini_batch_size" in DEFAULTS else mini
+    name = "actor_rollout_ref.actor.ppo_mini_batch_size"
+    prompts = int(given["data.train_batch_size"])
+    mini = int(given.get(name, min(256, prompts)))
     if prompts % mini:
-        recipe.problems.append(
-            Problem(
-                "actor_rollout_ref.actor.ppo_mini_batch_size",
-                str(mini),
-                f"a divisor of data.train_batch_size, {prompts}",
-            )
-        )
+        wanted = f"a divisor of data.train_batch_size, {prompts}"
+        recipe.problems.append(Problem(name, str(mini), wanted))
         return
     recipe.put("train.num_steps_per_rollout", prompts // mini)
 
