@@ -23,6 +23,7 @@ __all__ = [
     "slime_adapt_plugin",
     "slime_check_build",
     "slime_config_sections",
+    "slime_read_file",
     "slime_rollout_end",
     "slime_translate",
 ]
