@@ -13,7 +13,7 @@ from slime_megatron.settings.section_roles import RolesSection
 from slime_models.hf.config import read_config
 from slime_models.hf.folder import HfCheckpoint
 
-from ..conftest import DEEPSEEK
+from ..conftest import DEEPSEEK, make_batch
 
 STACKED = {"head_dim": 32, "intermediate_size": 16, "num_local_experts": 4, "num_experts_per_tok": 2}
 
@@ -72,3 +72,37 @@ def test_a_folder_of_another_layout_or_of_another_model_is_refused_before_anythi
         shape.where == "roles.actor_load" and "self_attention" in shape.found and "has shape" in shape.found
     )
     assert layout.where == "roles.ref_load" and "no checkpoint" in layout.found
+
+
+def save_as_the_reference(model, folder):
+    """Write a model by Megatron's own saver, in the layout of the reference: iterations beside a file that names the last."""
+    from megatron.core import dist_checkpointing, parallel_state
+
+    iteration = folder / "iter_0000007"
+    iteration.mkdir(parents=True)
+    group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    state = model.sharded_state_dict(metadata={"dp_cp_group": group})
+    dist_checkpointing.save({"model": state, "iteration": 7}, str(iteration))
+    (folder / "latest_checkpointed_iteration.txt").write_text("7")
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe", "glm4"])
+def test_a_folder_of_megatrons_own_saver_is_trained_and_becomes_a_hugging_face_folder(
+    make_learner, cut_models, tmp_path, kind
+):
+    """Without a learning rate the weights stay as they were, bit for bit; with one they move from there as from the original."""
+    original = HfCheckpoint(cut_models[kind])
+    save_as_the_reference(make_learner(folder=cut_models[kind]).model, tmp_path / "theirs")
+    weights = {}
+    for name, lr, settings in (
+        ("still", 0.0, {"actor_path": tmp_path / "theirs"}),
+        ("moved", 1e-2, {"actor_path": tmp_path / "theirs"}),
+        ("wanted", 1e-2, {}),
+    ):
+        learner = make_learner(folder=cut_models[kind], lr=lr, settings=settings)
+        learner.train(make_batch())
+        learner.save_hf(tmp_path / name)
+        weights[name] = HfCheckpoint(tmp_path / name)
+    assert all(torch.equal(weights["still"][key], original[key]) for key in original)
+    assert all(torch.equal(weights["moved"][key], weights["wanted"][key]) for key in original)
+    assert not all(torch.equal(weights["moved"][key], original[key]) for key in original)

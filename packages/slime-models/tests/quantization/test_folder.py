@@ -11,7 +11,8 @@ from slime_models.family.families.llama import LLAMA
 from slime_models.hf.config import read_config
 from slime_models.hf.folder import HfCheckpoint, save_hf, write_weights
 from slime_models.quantization.config import FORMATS, read_quantization
-from slime_models.quantization.folder import quantize_folder
+from slime_models.quantization.folder import dequantize_folder, quantize_folder
+from slime_models.quantization.reading import open_weights
 from slime_models.quantization.scheme import specs_of
 from transformers import AutoModelForCausalLM, FineGrainedFP8Config, LlamaConfig, LlamaForCausalLM
 
@@ -144,3 +145,17 @@ def test_a_folder_with_a_weight_that_is_not_finite_leaves_nothing(folder, tmp_pa
     with pytest.raises(CheckpointError, match=r"layers\.1\.mlp\.down_proj\.weight: cannot be quantised"):
         quantized_folder(tmp_path / "damaged", tmp_path / "q", "int4")
     assert [path.name for path in tmp_path.iterdir()] == ["damaged"]
+
+
+@pytest.mark.parametrize("method", FORMATS)
+def test_a_folder_in_full_precision_has_what_is_read_of_the_quantised_one(folder, tmp_path, method):
+    quantized = quantized_folder(folder, tmp_path / "few", method)
+    n = dequantize_folder(quantized, tmp_path / "full", max_file_bytes=40_000)
+    found, wanted, before = HfCheckpoint(tmp_path / "full"), open_weights(quantized), HfCheckpoint(folder)
+    assert n == len(found) == len(wanted) and set(found) == set(before)
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    assert "quantization_config" not in read_config(tmp_path / "full")
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "full").config.hidden_size == 128
+    with pytest.raises(CheckpointError, match="has no quantization_config; wanted a quantised folder"):
+        dequantize_folder(tmp_path / "full", tmp_path / "again", max_file_bytes=40_000)
+    assert not (tmp_path / "again").exists()

@@ -55,7 +55,7 @@ class MegatronCheckpoint:
 
 def main(argv: list[str]) -> int:
     """Convert weights: `to-hf` from a run, a checkpoint or a Megatron folder; `to-megatron` from a Hugging Face folder;
-    `quantize` a Hugging Face folder for servers."""
+    `quantize` a Hugging Face folder for servers, and `dequantize` one."""
     options = _parse(argv)
     registry = Registry.from_environment()
     if options.target.exists():
@@ -64,9 +64,15 @@ def main(argv: list[str]) -> int:
         to_megatron(resolve_model(options.source, registry), options.target, registry, progress=_report)
     elif options.direction == "quantize":
         _quantize(options, registry)
+    elif options.direction == "dequantize":
+        from slime_models.quantization.folder import dequantize_folder
+
+        source = resolve_model(options.source, registry)
+        size = options.max_shard_size
+        dequantize_folder(source, options.target, max_file_bytes=size, progress=_report)
     else:
-        source = find(Path(options.source))
-        model = options.config_from or source.model
+        found = find(Path(options.source))
+        model = options.config_from or found.model
         if model is None:
             raise CheckpointError(
                 f"{options.source}: does not say which model it is; name its Hugging Face folder, for config and "
@@ -74,7 +80,7 @@ def main(argv: list[str]) -> int:
             )
         folder = resolve_model(model, registry)
         to_hf(
-            source.weights,
+            found.weights,
             options.target,
             registry,
             config_from=folder,
@@ -336,6 +342,11 @@ def _parse(argv: list[str]) -> argparse.Namespace:
                           "self_attn: linear layers in there stay as they are")  # fmt: skip
     quantize.add_argument("--group-size", type=_count, default=128, metavar="N", help="of int4 (128)")
     _add_max_shard_size(quantize)
+    dequantize = directions.add_parser("dequantize", help="a quantised Hugging Face folder (float8, int4) to the dtype of its "
+                                       "config.json, bfloat16 for most")  # fmt: skip
+    dequantize.add_argument("source", help="Hugging Face folder, or a name that `slime models` knows")
+    dequantize.add_argument("target", type=Path, help="new folder")
+    _add_max_shard_size(dequantize)
     to_megatron = directions.add_parser("to-megatron", help="a Hugging Face folder to a folder of Megatron")
     to_megatron.add_argument("source", help="Hugging Face folder, or a name that `slime models` knows")
     to_megatron.add_argument("target", type=Path, help="new folder")

@@ -1,4 +1,4 @@
-"""`quantize_folder`: a quantised copy of a Hugging Face folder."""
+"""`quantize_folder` and `dequantize_folder`: a quantised copy of a Hugging Face folder, and one in full precision."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from slime_models.family.family import ModelFamily
 from slime_models.hf.config import read_config
 from slime_models.hf.folder import HfCheckpoint, copy_other_files, new_folder, write_weights
 from slime_models.quantization.config import FIELD, FORMATS, Kept, read_quantization
+from slime_models.quantization.reading import open_weights
 from slime_models.quantization.scheme import LINEAR_LAYERS, WEIGHT, Quantization
 
 
@@ -74,6 +75,44 @@ def quantize_folder(
     except WeightSyncError as error:
         raise CheckpointError(f"{source}: {error}") from error
     return len(covered)
+
+
+def dequantize_folder(
+    source: Path,
+    target: Path,
+    *,
+    max_file_bytes: int,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> int:
+    """Write a copy of a quantised Hugging Face folder in the dtype of its config.json; returns how many tensors it has.
+
+    Each matrix is dequantised in float32 and rounded once. At most one file's tensors are in memory at a time.
+
+    Args:
+        source: folder whose config.json has `quantization_config`, in one of the formats that are read (`quantization.config`).
+        target: folder to be made.
+        max_file_bytes: most bytes of a safetensors file.
+        progress: called with (tensors done, number of tensors) after each tensor.
+
+    Raises:
+        CheckpointError: the folder is not quantised, or lacks scales; or `target` exists.
+        DataError: its config.json asks for a quantisation that is not supported; names the field.
+    """
+    config = read_config(source)
+    if not config.pop(FIELD, None):
+        raise CheckpointError(f"{source}: its config.json has no {FIELD}; wanted a quantised folder")
+    hf = open_weights(source)
+
+    def tensors() -> Iterator[tuple[str, Tensor]]:
+        for done, name in enumerate(hf, start=1):
+            yield name, hf[name]
+            progress(done, len(hf))
+
+    with new_folder(target) as partial:
+        copy_other_files(source, partial)
+        (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        write_weights(partial, tensors(), max_file_bytes=max_file_bytes)
+    return len(hf)
 
 
 def _written(name: str, tensor: Tensor, quantization: Quantization) -> Iterator[tuple[str, Tensor]]:

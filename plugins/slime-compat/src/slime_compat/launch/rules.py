@@ -231,7 +231,7 @@ def folders(made: Made) -> None:
         if path is not None:
             made.put("roles", key, str(path))
     start = None if load is None else _start(made, load, step, save)
-    if start is None and reference is not None and not _resumes(save):
+    if start is None and reference is not None:
         start = reference
     if start is not None and start.resolve() != Path(script.value("hf_checkpoint") or "").resolve():
         made.put("roles", "actor_load", str(start))
@@ -272,10 +272,6 @@ def _start(made: Made, load: Path, step: str | None, save: Path | None) -> Path 
             f"--load {load}: only weights are read of a Megatron folder; the optimizer and the prompts begin anew"
         )
     return at_iteration(load, step)
-
-
-def _resumes(save: Path | None) -> bool:
-    return save is not None and kind_of(save) == "run"
 
 
 def _weights(made: Made, flag: str, folder: Path | None, step: str | None) -> Path | None:
