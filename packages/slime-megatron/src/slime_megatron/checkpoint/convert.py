@@ -128,7 +128,7 @@ def to_megatron(
     from slime_megatron.checkpoint.torch_dist import LazyTensor, write_weights
 
     family, architecture = _model(source, registry)
-    hf = open_weights(source)
+    hf = open_weights(source, stacked=family.stacked)
     architecture = architecture.with_mtp(family.has_mtp(hf, architecture))
     family.check_weights(hf, architecture)
     weights = family.weights(architecture)

@@ -82,7 +82,7 @@ class Critic:
         )
         if model.post_process:
             model.output_layer = ValueHead(model.config)
-        hf = open_weights(folder)
+        hf = open_weights(folder, stacked=settings.family.stacked)
         unread = settings.family.weight(_HEAD, untied).hf
         load_weights(model, _Trunk(hf, unread), settings.family, untied, skip={_HEAD})
         if model.post_process and _HF_HEAD in hf:

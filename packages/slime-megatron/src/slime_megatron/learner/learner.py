@@ -287,7 +287,7 @@ class Learner:
 
     def _weights_of(self, folder: Path, architecture: Architecture) -> HfCheckpoint:
         """Return the weights of a folder, found to be what its config.json describes."""
-        weights = open_weights(folder)
+        weights = open_weights(folder, stacked=self._settings.family.stacked)
         self._settings.family.check_weights(weights, architecture)
         return weights
 

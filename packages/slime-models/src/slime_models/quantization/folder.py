@@ -13,6 +13,7 @@ from slime_models.family.family import ModelFamily
 from slime_models.hf.config import read_config
 from slime_models.hf.folder import HfCheckpoint, copy_other_files, new_folder, write_weights
 from slime_models.quantization.config import FIELD, FORMATS, Kept, read_quantization
+from slime_models.quantization.reading import open_weights
 from slime_models.quantization.scheme import LINEAR_LAYERS, WEIGHT, Quantization
 
 
@@ -52,7 +53,7 @@ def quantize_folder(
         raise CheckpointError(
             f"{source}: its config.json has {FIELD}; wanted weights that are not quantised yet"
         )
-    hf, architecture = HfCheckpoint(source), family.architecture(config)
+    hf, architecture = open_weights(source, stacked=family.stacked), family.architecture(config)
     family.check_weights(hf, architecture)
     ignore = [part.strip(".") for part in ignore]
     kept = _kept(hf, family, family.hf_shapes(architecture).keys(), ignore)
