@@ -95,7 +95,7 @@ def test_a_model_type_without_a_family_is_named_with_the_nearest_and_how_to_add_
     (tmp_path / "config.json").write_text('{"model_type": "qwen3_nxt"}')
     wanted = (
         r"config\.json: model_type: found 'qwen3_nxt'; wanted a model family that is installed: .*"
-        r"did you mean 'qwen3_next'\?.* `slime models new NAME`"
+        r"did you mean 'qwen3_next'\?; .*`slime models new NAME`"
     )
     with pytest.raises(PluginError, match=wanted):
         family_of_folder(Registry(), tmp_path)

@@ -93,7 +93,8 @@ def static_parts(parameters: Parameters, rank: RankSettings, layout: Layout) -> 
 def trainer_memory(question: MemoryQuestion) -> Sequence[MemoryEstimate]:
     """Return what a rank of each pipeline stage takes at its peak; stages that take as much are one entry.
 
-    Empty where flags of Megatron's own change sizes, and where the family says that nothing is predicted.
+    Empty where flags of Megatron's own change sizes, where stages have layers of their own number, and where the family says that
+    nothing is predicted.
 
     Raises:
         PluginError: no installed family has the model's model_type; names it.
@@ -101,7 +102,8 @@ def trainer_memory(question: MemoryQuestion) -> Sequence[MemoryEstimate]:
     """
     family, config = family_of(question)
     section = question.section(MegatronSection)
-    if _CHANGES_SIZES & section.megatron_args.keys():
+    uneven = section.decoder_first_pipeline_num_layers or section.decoder_last_pipeline_num_layers
+    if uneven or _CHANGES_SIZES & section.megatron_args.keys():
         return []
     layout = Layout.of(section, num_ranks(question.settings))
     architecture = family.architecture(config).with_padded_vocab(layout.tensor)

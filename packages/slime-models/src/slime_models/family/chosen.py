@@ -35,7 +35,7 @@ def family_of_folder(registry: Registry, folder: Path, *, named: str | None = No
             raise
         where = "model.model_name" if named else f"{folder / 'config.json'}: model_type"
         raise PluginError(
-            f"{where}: found {name!r}; wanted a model family that is installed: {error}. `slime models` lists "
+            f"{where}: found {name!r}; wanted a model family that is installed: {error}; `slime models` lists "
             "them, and `slime models new NAME` writes the skeleton of one of your own (docs/add-a-model.md)"
         ) from error
     return family
