@@ -291,11 +291,12 @@ def _model_of_run(run: Path) -> str | None:
 
 
 def _model(folder: Path, registry: Registry) -> tuple[ModelFamily, Architecture]:
-    from slime_models.family.chosen import family_of_folder
+    from slime_models.family.chosen import family_of_config
     from slime_models.hf.config import read_config
 
-    family = family_of_folder(registry, folder)
-    return family, family.architecture(read_config(folder))
+    config = read_config(folder)
+    family = family_of_config(registry, config, folder)
+    return family, family.architecture(config)
 
 
 def _adapter_scale(description: dict[str, Any]) -> tuple[int, float] | None:

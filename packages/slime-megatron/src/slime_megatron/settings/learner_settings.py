@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from slime_core.config.build import BuildContext, MemoryQuestion, Rank
 from slime_core.config.sections import TrainSection
 from slime_core.run.assemble import Algorithm
-from slime_models.family.chosen import family_of_folder
+from slime_models.family.chosen import family_of_config
 from slime_models.hf.config import read_config
 
 from slime_megatron.settings.section import MegatronSection
@@ -67,4 +67,5 @@ def family_of(build: BuildContext | MemoryQuestion) -> tuple[ModelFamily, dict[s
         PluginError: no installed family has its model_type; names the nearest.
     """
     folder, named = build.model_path, build.settings.model.model_name
-    return family_of_folder(build.registry, folder, named=named), read_config(folder)
+    config = read_config(folder)
+    return family_of_config(build.registry, config, folder, named=named), config

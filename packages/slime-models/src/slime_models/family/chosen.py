@@ -1,32 +1,33 @@
-"""`family_of_folder`: the family of a Hugging Face folder, by the model_type in its config.json."""
+"""`family_of_config`: the family of a model, by the model_type in its config.json."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from slime_core.errors import PluginError
 from slime_core.plugins.registry import Registry
-
-from slime_models.hf.config import read_config
 
 if TYPE_CHECKING:
     from slime_models.family.family import ModelFamily
 
 
-def family_of_folder(registry: Registry, folder: Path, *, named: str | None = None) -> ModelFamily:
-    """Return the family of the model in a folder.
+def family_of_config(
+    registry: Registry, config: Mapping[str, Any], folder: Path, *, named: str | None = None
+) -> ModelFamily:
+    """Return the family of a model.
 
     Args:
         registry: of what is installed.
-        folder: with a config.json.
+        config: the parsed config.json.
+        folder: where it is.
         named: `model_name`, which overrules the file's `model_type`.
 
     Raises:
-        DataError: config.json cannot be read; names the file.
         PluginError: no installed family has that model_type; names the nearest, and says how to add one.
     """
-    name = named or str(read_config(folder).get("model_type", ""))
+    name = named or str(config.get("model_type", ""))
     installed = [plugin.name for plugin in registry.plugins("slime.models")]
     try:
         family: ModelFamily = registry.resolve("slime.models", name)

@@ -26,7 +26,7 @@ _MEGATRON, _HF = "decoder.layers.{layer}.self_attention.indexer.", "model.layers
 #: `FamilyLayers` of the trainer.
 LAYERS = "slime_megatron.families.sparse_layers:LAYERS"
 #: `FamilyMemory` of the trainer.
-MEMORY = "slime_megatron.families.sparse_memory:MEMORY"
+MEMORY = "slime_megatron.memory.families.sparse:MEMORY"
 NOT_SERVED = {
     "sglang": "SGLang 0.5.23 has the indexer's kernels for GPUs alone, where nobody has tried it",
 }
