@@ -125,6 +125,43 @@ def test_example_reward_plugin_needs_slime_core_alone(dist, place, tmp_path, let
         assert sample["reward"] == float(sample["response"].strip().endswith(sample["label"]))
 
 
+@pytest.fixture
+def gemma3(tmp_path: Path) -> Path:
+    """A random Gemma 3 over letters: two of three layers see 4 tokens."""
+    import torch
+    from slime_core.testing.tabular import EOS, VOCAB
+    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
+    torch.manual_seed(0)
+    config = Gemma3TextConfig(
+        vocab_size=VOCAB, hidden_size=48, intermediate_size=80, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, max_position_embeddings=64, sliding_window=4, query_pre_attn_scalar=16,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"], initializer_range=0.2,
+        pad_token_id=None, bos_token_id=None, eos_token_id=EOS,
+    )  # fmt: skip
+    Gemma3ForCausalLM(config).save_pretrained(tmp_path / "gemma3")
+    return tmp_path / "gemma3"
+
+
+@pytest.mark.faults
+def test_example_family_trains_from_its_wheel_by_megatron_and_torch(dist, place, letters, gemma3):
+    """Two steps of GRPO: before each the engine, which was sent the first one's weights, has the log-probs of the trainer."""
+    python = environment(place, dist, "slime-megatron slime-torch slime-algos slime-example-family")
+    flags = {
+        "hf-checkpoint": gemma3, "rollout-engine": "torch", "train-backend": "megatron", "advantage-estimator": "grpo",
+        "loss-type": "policy_loss", "loss-reducer": "sample-mean", "num-rollout": 2, "lr": "1e-2",
+        "rollout-max-response-len": 6, "save-interval": "none", "eval-interval": "none",
+    }  # fmt: skip
+    words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+    run(python, "-m", "slime_core", "train", str(letters), "--no-bf16", *words)
+    rows = [
+        json.loads(line) for line in (letters.parent / "runs/letters/metrics.jsonl").read_text().splitlines()
+    ]
+    assert [row["step"] for row in rows] == [1, 2]
+    assert all(row["train/grad_norm"] > 0 and row["train/skipped_steps"] == 0 for row in rows)
+    assert all(row["train/train_rollout_logprob_abs_diff/worst_sample"] <= 1e-5 for row in rows)
+
+
 def test_wheels_name_the_core_with_its_range(dist):
     for wheel in dist.glob("*.whl"):
         if not wheel.name.startswith("slime_core"):

@@ -22,7 +22,7 @@ from slime_models.family.families.glm import GLM as GLM_OF_2024
 from slime_models.family.families.glm4 import GLM4
 from slime_models.family.families.glm4_moe import GLM4_MOE
 from slime_models.family.families.gpt_oss import GPT_OSS
-from slime_models.family.families.latent_attention.deepseek_v3 import DEEPSEEK_V3
+from slime_models.family.families.latent_attention.deepseek_v3 import DEEPSEEK_V3, KIMI_K2
 from slime_models.family.families.latent_attention.deepseek_v32 import DEEPSEEK_V32
 from slime_models.family.families.latent_attention.glm4_moe_lite import GLM4_MOE_LITE
 from slime_models.family.families.latent_attention.glm_moe_dsa import GLM_MOE_DSA
@@ -32,7 +32,7 @@ from slime_models.family.families.minimax_m2 import MINIMAX_M2
 from slime_models.family.families.qwen2 import QWEN2
 from slime_models.family.families.qwen2_moe import QWEN2_MOE
 from slime_models.family.families.qwen3 import QWEN3
-from slime_models.family.families.qwen3_5 import QWEN3_5_MOE_TEXT, QWEN3_5_TEXT
+from slime_models.family.families.qwen3_5 import QWEN3_5, QWEN3_5_MOE, QWEN3_5_MOE_TEXT, QWEN3_5_TEXT
 from slime_models.family.families.qwen3_moe import QWEN3_MOE
 from slime_models.family.families.qwen3_next import QWEN3_NEXT
 from slime_models.hf.config import read_config
@@ -44,9 +44,19 @@ if TYPE_CHECKING:
 FAMILIES = {
     family.model_type: family
     for family in (
-        *(DEEPSEEK_V3, DEEPSEEK_V32, GLM4_MOE_LITE, GLM_MOE_DSA),
+        *(DEEPSEEK_V3, KIMI_K2, DEEPSEEK_V32, GLM4_MOE_LITE, GLM_MOE_DSA),
         *(GEMMA3, GLM_OF_2024, GLM4, GLM4_MOE, GPT_OSS, LLAMA, MIMO, MINIMAX_M2),
-        *(QWEN2, QWEN2_MOE, QWEN3, QWEN3_5_MOE_TEXT, QWEN3_5_TEXT, QWEN3_MOE, QWEN3_NEXT),
+        *(
+            QWEN2,
+            QWEN2_MOE,
+            QWEN3,
+            QWEN3_MOE,
+            QWEN3_NEXT,
+            QWEN3_5,
+            QWEN3_5_MOE,
+            QWEN3_5_MOE_TEXT,
+            QWEN3_5_TEXT,
+        ),
     )
 }
 VOCAB = 250
@@ -249,7 +259,12 @@ def make_mtp_model(
                 weights[f"model.layers.{layer}.{copy}.weight"] = weights[f"{original}.weight"]
         folder = save_hf(tmp_path_factory.mktemp("mtp") / "hf", weights.items(), config_from=made)
         config = json.loads((made / "config.json").read_text())
-        config |= {"num_hidden_layers": 2, "num_nextn_predict_layers": 2}
+        of_decoder = {
+            name: kinds[:2]
+            for name, kinds in config.items()
+            if name.endswith(("layer_types", "indexer_types")) and kinds
+        }
+        config |= of_decoder | {"num_hidden_layers": 2, "num_nextn_predict_layers": 2}
         (folder / "config.json").write_text(json.dumps(config))
         return model, folder
 

@@ -14,13 +14,16 @@ SEQUENCE, SHARED_STATE = {"sequence_parallel": True}, {"use_distributed_optimize
 #: AdamW whose state each rank has whole.
 WHOLE_STATE = {"use_distributed_optimizer": False, "optimizer": "adam"}
 #: Kinds of models without experts.
-DENSE = ("gemma3_text", "glm", "glm4", "llama", "mimo", "qwen2", "qwen3", "qwen3_5_text")
+DENSE = ("gemma3_text", "glm", "glm4", "llama", "mimo", "qwen2", "qwen3", "qwen3_5", "qwen3_5_text")
 #: Kinds of models whose layers are those of others.
-ALIKE = ("deepseek_v32", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "llama", "qwen2", "qwen3_5_moe_text")
+ALIKE = (
+    *("deepseek_v32", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "kimi_k2", "llama", "qwen2"),
+    *("qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text"),
+)
 #: Kinds of models whose experts tensor parallelism does not cut.
 WHOLE_EXPERTS = ("gpt_oss",)
 #: Kinds of models that context parallelism does not cut.
-WHOLE_SEQUENCES = ("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
+WHOLE_SEQUENCES = ("qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
 #: AdamW whose epsilon exceeds all gradients is descent, too: lr / epsilon as large as the others' rate.
 DESCENT = {"lr": 5e2, "adam_eps": 1e4}
 #: Name -> ranks, Megatron's settings. Where both kinds of model have it, that of experts adds SEQUENCE to TENSOR.

@@ -10,7 +10,7 @@ from slime_models.family.families.glm import GLM as GLM_OF_2024
 from slime_models.family.families.glm4 import GLM4
 from slime_models.family.families.glm4_moe import GLM4_MOE
 from slime_models.family.families.gpt_oss import GPT_OSS
-from slime_models.family.families.latent_attention.deepseek_v3 import DEEPSEEK_V3
+from slime_models.family.families.latent_attention.deepseek_v3 import DEEPSEEK_V3, KIMI_K2
 from slime_models.family.families.latent_attention.deepseek_v32 import DEEPSEEK_V32
 from slime_models.family.families.latent_attention.glm4_moe_lite import GLM4_MOE_LITE
 from slime_models.family.families.latent_attention.glm_moe_dsa import GLM_MOE_DSA
@@ -30,7 +30,7 @@ DELTA_NETS = (QWEN3_5, QWEN3_5_MOE, QWEN3_5_MOE_TEXT, QWEN3_5_TEXT, QWEN3_NEXT)
 FAMILIES = {
     family.model_type: family
     for family in (
-        *(DEEPSEEK_V3, DEEPSEEK_V32, GLM4_MOE_LITE, GLM_MOE_DSA),
+        *(DEEPSEEK_V3, KIMI_K2, DEEPSEEK_V32, GLM4_MOE_LITE, GLM_MOE_DSA),
         *(GLM_OF_2024, GLM4, GLM4_MOE, GPT_OSS, LLAMA),
         *(MINIMAX_M2, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE, *DELTA_NETS),
     )
@@ -106,6 +106,8 @@ def tiny_config(model_type: str, **changes: Any) -> dict[str, Any]:
         del config["head_dim"]
     if model_type == "qwen2_moe":
         config = {**config, **EXPERTS, "shared_expert_intermediate_size": 14, **changes}
+    if model_type == "mimo":
+        config = {**config, "num_nextn_predict_layers": 0, **changes}
     if model_type == "qwen3_moe":
         config = {**config, **EXPERTS, **changes}
     if model_type in ("gpt_oss", "minimax_m2"):
@@ -122,7 +124,7 @@ def tiny_config(model_type: str, **changes: Any) -> dict[str, Any]:
         }
     if model_type == "glm4_moe":
         config = {**config, **GLM, **changes}
-    if model_type in ("deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa"):
+    if model_type in ("deepseek_v3", "kimi_k2", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa"):
         del config["head_dim"]
         config = {**config, **LATENT, **changes}
     if model_type in ("deepseek_v32", "glm_moe_dsa"):

@@ -6,12 +6,16 @@ import dataclasses
 import json
 from pathlib import Path
 
+import pytest
 import torch
 from slime_core.config.build import BuildContext
 from slime_core.config.load import load_settings
+from slime_core.errors import PluginError
 from slime_core.plugins.registry import Registry
 from slime_models import hooks
+from slime_models.family.chosen import family_of_config
 from slime_models.family.families.llama import LLAMA
+from slime_models.family.families.qwen3_next import QWEN3_NEXT
 from slime_models.hf.folder import save_hf
 
 from .conftest import tiny_config
@@ -85,3 +89,16 @@ class Families(Registry):
 
     def resolve(self, group, reference, *, flag=None):
         return self._family if group == "slime.models" else super().resolve(group, reference, flag=flag)
+
+
+def test_a_model_type_without_a_family_is_named_with_the_nearest_and_how_to_add_one(tmp_path):
+    config = {"model_type": "qwen3_nxt"}
+    wanted = (
+        r"config\.json: model_type: found 'qwen3_nxt'; wanted a model family that is installed: .*"
+        r"did you mean 'qwen3_next'\?; .*`slime models new NAME`"
+    )
+    with pytest.raises(PluginError, match=wanted):
+        family_of_config(Registry(), config, tmp_path)
+    assert family_of_config(Registry(), config, tmp_path, named="qwen3_next") is QWEN3_NEXT
+    with pytest.raises(PluginError, match=r"model\.model_name: found 'qwen3_nxt'"):
+        family_of_config(Registry(), config, tmp_path, named="qwen3_nxt")

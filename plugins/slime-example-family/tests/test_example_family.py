@@ -10,7 +10,7 @@ import pytest
 from slime_core.errors import ContractError, DataError
 from slime_example_family.family import GEMMA3
 from slime_megatron.testing import check_trained_family, random_model
-from slime_models.testing import check_family
+from slime_models.testing import check_family, check_quantized_family
 from slime_torch.testing import check_served_family
 
 PACKAGE = Path(__file__).parents[1]
@@ -71,6 +71,12 @@ def test_the_trainer_computes_what_transformers_does(folder):
 @pytest.mark.parametrize("with_kernels", [True, False])
 def test_the_engine_generates_what_transformers_does(folder, with_kernels):
     check_served_family(GEMMA3, folder, with_kernels=with_kernels)
+
+
+@pytest.mark.proves("gemma3_text", "fp8")
+def test_folders_are_quantised_within_half_a_step(tmp_path):
+    found = check_quantized_family(GEMMA3, TINY, tmp_path)
+    assert len(found) == 3 * 7 and all(name.endswith("_proj.weight") for name in found)
 
 
 OTHERS = [

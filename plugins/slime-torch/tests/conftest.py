@@ -17,7 +17,7 @@ from slime_models.family.families.glm import GLM
 from slime_models.family.families.glm4 import GLM4
 from slime_models.family.families.glm4_moe import GLM4_MOE
 from slime_models.family.families.gpt_oss import GPT_OSS
-from slime_models.family.families.latent_attention.deepseek_v3 import DEEPSEEK_V3
+from slime_models.family.families.latent_attention.deepseek_v3 import DEEPSEEK_V3, KIMI_K2
 from slime_models.family.families.latent_attention.deepseek_v32 import DEEPSEEK_V32
 from slime_models.family.families.latent_attention.glm4_moe_lite import GLM4_MOE_LITE
 from slime_models.family.families.latent_attention.glm_moe_dsa import GLM_MOE_DSA
@@ -27,7 +27,7 @@ from slime_models.family.families.minimax_m2 import MINIMAX_M2
 from slime_models.family.families.qwen2 import QWEN2
 from slime_models.family.families.qwen2_moe import QWEN2_MOE
 from slime_models.family.families.qwen3 import QWEN3
-from slime_models.family.families.qwen3_5 import QWEN3_5_MOE, QWEN3_5_TEXT
+from slime_models.family.families.qwen3_5 import QWEN3_5, QWEN3_5_MOE, QWEN3_5_MOE_TEXT, QWEN3_5_TEXT
 from slime_models.family.families.qwen3_moe import QWEN3_MOE
 from slime_models.family.families.qwen3_next import QWEN3_NEXT
 from slime_models.hf.config import read_config
@@ -52,7 +52,9 @@ from transformers import (
     MiniMaxM2Config,
     Qwen2Config,
     Qwen2MoeConfig,
+    Qwen3_5Config,
     Qwen3_5MoeConfig,
+    Qwen3_5MoeTextConfig,
     Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
@@ -63,9 +65,9 @@ VOCAB, EOS = 301, 300
 FAMILIES = {
     family.model_type: family
     for family in (
-        *(DEEPSEEK_V3, DEEPSEEK_V32, GLM4_MOE_LITE, GLM_MOE_DSA),
+        *(DEEPSEEK_V3, KIMI_K2, DEEPSEEK_V32, GLM4_MOE_LITE, GLM_MOE_DSA),
         *(GLM, GLM4, GLM4_MOE, GPT_OSS, LLAMA, MIMO, MINIMAX_M2, QWEN2, QWEN2_MOE),
-        *(QWEN3, QWEN3_MOE, QWEN3_5_MOE, QWEN3_5_TEXT, QWEN3_NEXT),
+        *(QWEN3, QWEN3_MOE, QWEN3_5, QWEN3_5_MOE, QWEN3_5_MOE_TEXT, QWEN3_5_TEXT, QWEN3_NEXT),
     )
 }
 _COMMON = {
@@ -105,6 +107,20 @@ _EXPERTS = {
     "decoder_sparse_step": 1,
     "norm_topk_prob": True,
 }
+_FEW_EXPERTS = {
+    "num_experts_per_tok": 4,
+    "num_experts": 6,
+    "moe_intermediate_size": 48,
+    "shared_expert_intermediate_size": 80,
+}
+_VISION = {
+    "depth": 1,
+    "hidden_size": 16,
+    "num_heads": 2,
+    "intermediate_size": 16,
+    "out_hidden_size": 64,
+    "num_position_embeddings": 16,
+}
 _LATENT = (
     _COMMON
     | {
@@ -137,6 +153,16 @@ CONFIGS = {
         v_head_dim=16,
         n_group=4,
         topk_group=2,
+        first_k_dense_replace=1,
+        rope_parameters=_YARN,
+    ),
+    # As of Kimi-K2: one group.
+    "kimi_k2": lambda: DeepseekV3Config(
+        **_LATENT,
+        q_lora_rank=24,
+        v_head_dim=16,
+        n_group=1,
+        topk_group=1,
         first_k_dense_replace=1,
         rope_parameters=_YARN,
     ),
@@ -176,20 +202,11 @@ CONFIGS = {
         **_COMMON, head_dim=32, rotary_dim=16, num_local_experts=5, num_experts_per_tok=4
     ),
     "qwen3_5_text": lambda: Qwen3_5TextConfig(**_COMMON, **_DELTA_NET),
+    "qwen3_5_moe_text": lambda: Qwen3_5MoeTextConfig(**_COMMON, **_DELTA_NET, **_FEW_EXPERTS),
     # Beside a vision tower, as published.
+    "qwen3_5": lambda: Qwen3_5Config(text_config=_COMMON | _DELTA_NET, vision_config=_VISION),
     "qwen3_5_moe": lambda: Qwen3_5MoeConfig(
-        text_config=_COMMON
-        | _DELTA_NET
-        | {"num_experts_per_tok": 4, "num_experts": 6, "moe_intermediate_size": 48}
-        | {"shared_expert_intermediate_size": 80},
-        vision_config={
-            "depth": 1,
-            "hidden_size": 16,
-            "num_heads": 2,
-            "intermediate_size": 16,
-            "out_hidden_size": 64,
-            "num_position_embeddings": 16,
-        },
+        text_config=_COMMON | _DELTA_NET | _FEW_EXPERTS, vision_config=_VISION
     ),
     "qwen3_next": lambda: Qwen3NextConfig(
         **_COMMON, **_DELTA_NET, **_EXPERTS, num_experts=6, shared_expert_intermediate_size=80
@@ -253,7 +270,10 @@ class TinyModel:
                 if name.endswith("A_log"):  # else states are forgotten within a token or two
                     parameter.sub_(3.0)
         self.module.save_pretrained(folder)
-        if kind == "mimo":
+        if kind in (
+            "mimo",
+            "kimi_k2",
+        ):  # transformers has no class for them, and the layers are those of another
             config = read_config(folder) | {"model_type": kind, "num_nextn_predict_layers": 0}
             (folder / "config.json").write_text(json.dumps(config))
         self.family = FAMILIES[kind.partition("-")[0]]

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
+import torch
+from slime_core.errors import CheckpointError
 from slime_megatron.batch.token_tree import TokenTree
 from slime_megatron.testing import check_trained_family, random_model
 from slime_models.family.families.qwen3_5 import QWEN3_5, QWEN3_5_MOE, QWEN3_5_MOE_TEXT, QWEN3_5_TEXT
 from slime_models.family.families.qwen3_next import QWEN3_NEXT
+from slime_models.hf.folder import HfCheckpoint, save_hf
+from slime_models.quantization.reading import open_weights
+from transformers import AutoModelForImageTextToText
 
 #: Two key heads, of which each has three value heads. The epsilon is large because a delta net's output is divided by its own
 #: size: where that is near zero, float32 loses what a bound of 1e-5 needs, in transformers as here.
@@ -100,7 +106,50 @@ def test_flops_of_a_delta_net_do_not_grow_with_what_came_before():
 
 
 def test_memory_is_reckoned_by_the_chunks_that_are_computed():
-    from slime_megatron.families import delta_net_memory
+    from slime_megatron.memory.families import delta_net
     from slime_models import delta_rule
 
-    assert delta_net_memory.CHUNK == delta_rule.CHUNK
+    assert delta_net.CHUNK == delta_rule.CHUNK
+
+
+@pytest.fixture(scope="module")
+def stacked(folders, tmp_path_factory):
+    """The folder of Qwen 3.5 with experts as published: those of a layer in two tensors."""
+    own, held = folders[QWEN3_5_MOE], {}
+    parts = re.compile(r"(.*\.mlp\.experts\.)(\d+)\.(gate|up|down)_proj\.weight")
+    weights = dict(HfCheckpoint(own))
+    experts = sorted({found[1] for name in weights if (found := parts.fullmatch(name))})
+    for layer in experts:
+        matrices = {
+            part: torch.stack([weights.pop(f"{layer}{i}.{part}_proj.weight") for i in range(5)])
+            for part in ("gate", "up", "down")
+        }
+        held[f"{layer}gate_up_proj"] = torch.cat((matrices["gate"], matrices["up"]), dim=1)
+        held[f"{layer}down_proj"] = matrices["down"]
+    assert len(held) == 2 * 3
+    return save_hf(tmp_path_factory.mktemp("stacked") / "hf", (weights | held).items(), config_from=own)
+
+
+def test_published_folders_hold_the_same_model_and_go_out_an_expert_at_a_time(
+    folders, stacked, make_learner, tmp_path
+):
+    """transformers reads both folders as one model; so do the trainer, which writes what transformers writes, and `convert`."""
+    one, other = (AutoModelForImageTextToText.from_pretrained(x) for x in (folders[QWEN3_5_MOE], stacked))
+    assert all(other.state_dict()[name].equal(tensor) for name, tensor in one.state_dict().items())
+    before = HfCheckpoint(folders[QWEN3_5_MOE])
+    learner = make_learner(folder=stacked, bf16=False)
+    learner.save_hf(tmp_path / "hf")
+    saved = HfCheckpoint(tmp_path / "hf")
+    assert saved.keys() == before.keys()
+    assert all(saved[name].equal(tensor) for name, tensor in before.items())
+
+
+def test_a_stack_of_other_dimensions_is_named(stacked, tmp_path):
+    weights = dict(HfCheckpoint(stacked))
+    name = next(name for name in weights if name.endswith("experts.gate_up_proj"))
+    weights[name] = weights[name].flatten(0, 1)
+    folder = save_hf(tmp_path / "hf", weights.items(), config_from=stacked)
+    with pytest.raises(
+        CheckpointError, match=r"gate_up_proj: found shape \(280, 48\); wanted experts x rows x columns"
+    ):
+        open_weights(folder, stacked=QWEN3_5_MOE.stacked)

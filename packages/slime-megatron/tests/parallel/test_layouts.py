@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from slime_megatron import compat
+from slime_megatron.testing import random_model
 from slime_models.hf.folder import HfCheckpoint
 from torch.distributed.checkpoint import FileSystemReader, load
 
@@ -52,21 +54,57 @@ def test_every_layout_takes_the_steps_of_one_process(ranks, cut_models, kind, ca
 @pytest.mark.slow
 @pytest.mark.proves("{kind}", "tensor", "sequence", "pipeline", "context", "expert", "optimizer")
 @pytest.mark.parametrize("kind", ALIKE)
-def test_two_ranks_take_a_step_of_one_process(ranks, cut_models, make_hf, kind, capsys):
+def test_two_ranks_take_a_step_of_one_process(ranks, cut_models, make_hf, kind, tmp_path, capsys):
     """Of models whose layers are those of others, for which every layout is tried."""
-    folder = cut_models[kind] if kind in cut_models else alike(make_hf, kind)
+    folder = cut_models[kind] if kind in cut_models else alike(make_hf, kind, tmp_path)
     layouts = ("TP2", "TP2+SP", "PP2", "CP2", "EP2", "DP2+distributed optimizer")
     check_layouts(ranks, folder, kind, layouts, n_steps=1, capsys=capsys)
 
 
+#: Of the text models that are beside a vision tower.
+SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 112,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "pad_token_id": None,
+}
+VISION = {
+    "depth": 1,
+    "hidden_size": 16,
+    "num_heads": 2,
+    "intermediate_size": 16,
+    "out_hidden_size": 64,
+    "num_position_embeddings": 16,
+}
 #: Parts of the names of tensors that no gradient trains.
 UNTRAINED = ("e_score_correction_bias", ".indexer.")
 
 
-def alike(make_hf, kind):
+def alike(make_hf, kind, tmp_path):
     """Return the folder of a tiny model; an odd vocabulary, so that tensor parallelism pads it."""
     size = {"num_hidden_layers": 2, "vocab_size": VOCAB + 1, "tie_word_embeddings": False}
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+    if kind in ("qwen3_5", "qwen3_5_moe"):  # beside a vision tower, as published
+        text = (
+            size
+            | SIZES
+            | DELTA_NET
+            | ({} if kind == "qwen3_5" else experts | {"shared_expert_intermediate_size": 80})
+        )
+        config = {
+            "model_type": kind,
+            "tie_word_embeddings": False,
+            "text_config": text,
+            "vision_config": VISION,
+        }
+        return random_model(config, tmp_path / "hf", shift={"A_log": -3.0})
+    if kind == "kimi_k2":
+        folder = make_hf("deepseek_v3", **size | DEEPSEEK | {"n_group": 1, "topk_group": 1})[1]
+        config = json.loads((folder / "config.json").read_text()) | {"model_type": kind}
+        (folder / "config.json").write_text(json.dumps(config))
+        return folder
     own = {
         "llama": {},
         "qwen2": {},

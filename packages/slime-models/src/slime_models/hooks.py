@@ -69,7 +69,7 @@ def _weight_problems(build: BuildContext) -> list[Problem]:
     try:
         config = read_config(folder)
         family = build.registry.resolve("slime.models", str(config.get("model_type", "")))
-        family.check_weights(open_weights(folder), family.architecture(config))
+        family.check_weights(open_weights(folder, stacked=family.stacked), family.architecture(config))
     except PluginError:
         return []  # no family of ours: whoever needs one says so
     except (CheckpointError, DataError) as error:

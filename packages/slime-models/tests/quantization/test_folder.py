@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 from slime_core.errors import CheckpointError
 from slime_models.family.families.llama import LLAMA
+from slime_models.family.families.mimo import MIMO
 from slime_models.hf.config import read_config
-from slime_models.hf.folder import HfCheckpoint, save_hf, write_weights
+from slime_models.hf.folder import HfCheckpoint, save_hf
 from slime_models.quantization.config import FORMATS, read_quantization
 from slime_models.quantization.folder import dequantize_folder, quantize_folder
 from slime_models.quantization.reading import open_weights
 from slime_models.quantization.scheme import specs_of
+from slime_models.testing import check_quantized_family
 from transformers import AutoModelForCausalLM, FineGrainedFP8Config, LlamaConfig, LlamaForCausalLM
 
 from ..conftest import FAMILIES, tiny_config
@@ -60,6 +60,7 @@ def test_a_folder_holds_what_its_config_json_says_and_dequantises_to_the_model(f
             assert torch.equal(after[name], before[name])
 
 
+QUANTIZED = FAMILIES | {"mimo": MIMO}
 #: Gate and up as one matrix in folders, the projections of delta nets, and the weights of an indexer's heads are not quantised.
 LEFT_ALONE = (".gate_up_proj.weight", ".linear_attn.out_proj.weight", ".indexer.weights_proj.weight")
 #: How matrices end that are: attention's, MLPs', MiniMax-M2's experts', and indexers' of DeepSeek-V3.2.
@@ -75,32 +76,13 @@ LINEAR = (
 
 
 @pytest.mark.proves("{kind}", "fp8")
-@pytest.mark.parametrize("kind", sorted(FAMILIES))
+@pytest.mark.parametrize("kind", sorted(QUANTIZED))
 def test_linear_layers_of_every_family_are_quantised_and_nothing_else(kind, tmp_path):
     """Quantised are the matrices of attention, MLPs and experts; not embeddings, norms, routers, gates and biases."""
-    family, config = FAMILIES[kind], tiny_config(kind, tie_word_embeddings=False)
-    generator = torch.Generator().manual_seed(0)
+    family, config = QUANTIZED[kind], tiny_config(kind, tie_word_embeddings=False)
     shapes = family.hf_shapes(family.architecture(config))
-    plain = tmp_path / "plain"
-    plain.mkdir()
-    (plain / "config.json").write_text(json.dumps(config))
-    write_weights(
-        plain,
-        ((name, torch.randn(shape, generator=generator)) for name, shape in shapes.items()),
-        max_file_bytes=10**9,
-    )
-    target = tmp_path / "q"
-    quantize_folder(plain, target, family, method="fp8-block", group_size=32, max_file_bytes=10**9)
-    before, after = HfCheckpoint(plain), HfCheckpoint(target)
-    quantization = read_quantization(read_config(target))
-    for name, shape in shapes.items():
-        linear = name.endswith(LINEAR) and not name.endswith(LEFT_ALONE)
-        assert quantization.covers(name, shape) == linear, name
-        if linear:
-            error = (quantization.dequantized(name, after) - before[name]).abs().max()
-            assert 0 < error <= before[name].abs().max() / HALF_STEP
-        else:
-            assert torch.equal(after[name], before[name])
+    linear = {name for name in shapes if name.endswith(LINEAR) and not name.endswith(LEFT_ALONE)}
+    assert check_quantized_family(family, config, tmp_path) == linear
 
 
 def test_transformers_loads_a_folder_of_blocks_with_the_weights_that_we_mean(folder, tmp_path):

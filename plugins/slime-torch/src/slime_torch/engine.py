@@ -245,7 +245,7 @@ class TorchEngine:
     def _load(self) -> None:
         if self._section.num_threads is not None:
             torch.set_num_threads(self._section.num_threads)
-        checkpoint = open_weights(self._path)
+        checkpoint = open_weights(self._path, stacked=self._family.stacked)
         self._family.check_names(checkpoint, self.architecture)
         self.model = Decoder(
             self._family,

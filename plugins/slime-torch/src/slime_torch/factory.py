@@ -10,6 +10,7 @@ from slime_core.config.derive import compute_dtype
 from slime_core.config.factories import EngineFactory
 from slime_core.errors import EngineError, PluginError
 from slime_core.protocols import TOP_P_TOKENS
+from slime_models.family.chosen import family_of_config
 from slime_models.family.family import ModelFamily
 from slime_models.hf.config import read_config
 from slime_models.quantization.scheme import specs_of
@@ -23,9 +24,8 @@ from slime_torch.section import CAPABILITIES, ROUTED_EXPERTS, TorchSection
 
 
 def _family_of(build: BuildContext) -> ModelFamily:
-    model_type = build.settings.model.model_name or read_config(build.model_path).get("model_type")
-    family: ModelFamily = build.registry.resolve("slime.models", str(model_type))
-    return family
+    folder, named = build.model_path, build.settings.model.model_name
+    return family_of_config(build.registry, read_config(folder), folder, named=named)
 
 
 def context_limit(build: BuildContext) -> int:

@@ -10,7 +10,7 @@ from slime_core.config.build import MemoryQuestion
 from slime_core.config.derive import batch_sizes, compute_dtype
 from slime_core.protocols.memory import MemoryEstimate, Remedy
 from slime_models.family.architecture import Architecture
-from slime_models.family.family import ModelFamily
+from slime_models.family.chosen import family_of_config
 from slime_models.hf.config import read_config
 
 from slime_torch.engine import context_len, engine_dtype
@@ -36,8 +36,7 @@ def engine_memory(question: MemoryQuestion) -> Sequence[MemoryEstimate]:
     """
     section, settings = question.section(TorchSection), question.settings
     config = read_config(question.model_path)
-    name = settings.model.model_name or str(config.get("model_type"))
-    family: ModelFamily = question.registry.resolve("slime.models", name)
+    family = family_of_config(question.registry, config, question.model_path, named=settings.model.model_name)
     architecture = family.architecture(config)
     device = torch.device(question.device.kind)
     dtype = engine_dtype(section.dtype, trained_in=compute_dtype(settings.train))

@@ -61,7 +61,7 @@ def scenario(model, body, **options):
 KINDS = (
     *("llama", "qwen2", "qwen3", "glm4", "glm", "mimo", "gpt_oss", "minimax_m2"),
     *("qwen2_moe", "qwen3_moe", "glm4_moe", "qwen3_5_moe", "qwen3_5_text", "qwen3_next"),
-    *("deepseek_v3", "glm4_moe_lite"),
+    *("qwen3_5", "qwen3_5_moe_text", "deepseek_v3", "kimi_k2", "glm4_moe_lite"),
 )
 #: Kinds whose indexer chooses other tokens where bfloat16 rounds otherwise, so that log-probs jump.
 CHOOSING = ("deepseek_v32", "glm_moe_dsa")

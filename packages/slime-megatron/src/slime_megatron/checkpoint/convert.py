@@ -134,7 +134,7 @@ def to_megatron(
     from slime_megatron.checkpoint.torch_dist import LazyTensor, write_weights
 
     family, architecture = _model(source, registry)
-    hf = open_weights(source)
+    hf = open_weights(source, stacked=family.stacked)
     architecture = architecture.with_mtp(family.has_mtp(hf, architecture))
     family.check_weights(hf, architecture)
     weights = family.weights(architecture)
@@ -297,10 +297,11 @@ def _model_of_run(run: Path) -> str | None:
 
 
 def _model(folder: Path, registry: Registry) -> tuple[ModelFamily, Architecture]:
+    from slime_models.family.chosen import family_of_config
     from slime_models.hf.config import read_config
 
     config = read_config(folder)
-    family: ModelFamily = registry.resolve("slime.models", str(config.get("model_type", "")))
+    family = family_of_config(registry, config, folder)
     return family, family.architecture(config)
 
 

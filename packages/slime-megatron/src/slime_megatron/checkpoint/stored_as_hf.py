@@ -40,7 +40,7 @@ def weights_of(folder: Path, family: ModelFamily, architecture: Architecture) ->
         DataError: its config.json asks for a quantisation that is not supported.
     """
     if not is_stored(folder):
-        return open_weights(folder)
+        return open_weights(folder, stacked=family.stacked)
     return StoredAsHf(find(folder).weights, family, architecture)
 
 

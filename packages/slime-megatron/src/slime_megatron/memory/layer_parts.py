@@ -115,5 +115,5 @@ def routed_rows(architecture: Architecture, layout: Layout, shape: MicroBatchSha
     rows = residual_rows(layout, shape) * (a.moe_router_topk or 0) * layout.expert_tensor
     if not a.num_moe_experts or shape.device != "cpu" or not is_local(layout):
         return rows
-    step = 2 ** max(0, (rows // a.num_moe_experts).bit_length() - _FILLED_BITS)
+    step = 1 << max(0, (rows // a.num_moe_experts).bit_length() - _FILLED_BITS)
     return rows + a.num_moe_experts * (step - 1) // 2

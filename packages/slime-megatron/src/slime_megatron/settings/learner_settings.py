@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from slime_core.config.build import BuildContext, MemoryQuestion, Rank
 from slime_core.config.sections import TrainSection
 from slime_core.run.assemble import Algorithm
+from slime_models.family.chosen import family_of_config
 from slime_models.hf.config import read_config
 
 from slime_megatron.settings.section import MegatronSection
@@ -63,8 +64,8 @@ def family_of(build: BuildContext | MemoryQuestion) -> tuple[ModelFamily, dict[s
     """Return the family of the model, and its config.json.
 
     Raises:
-        PluginError: no installed family has its model_type; names it.
+        PluginError: no installed family has its model_type; names the nearest.
     """
-    config = read_config(build.model_path)
-    name = build.settings.model.model_name or config.get("model_type", "")
-    return build.registry.resolve("slime.models", name), config
+    folder, named = build.model_path, build.settings.model.model_name
+    config = read_config(folder)
+    return family_of_config(build.registry, config, folder, named=named), config

@@ -59,7 +59,7 @@ def random_model(
     return folder
 
 
-def check_trained_family(family: ModelFamily, folder: Path) -> None:
+def check_trained_family(family: ModelFamily, folder: Path, *, like: str | None = None) -> None:
     """Check what the trainer makes of a model of a family, in float32 and one process, against transformers.
 
     Logits and gradients are those of transformers, also where sequences are packed into one row and share what they begin with; weights come
@@ -69,6 +69,7 @@ def check_trained_family(family: ModelFamily, folder: Path) -> None:
     Args:
         family: of the model.
         folder: Hugging Face folder of a tiny model, such as `random_model` writes.
+        like: the `model_type` of transformers' class that computes the model, where the model's own has none.
 
     Raises:
         ContractError: says which promise is broken, and by how much.
@@ -78,18 +79,18 @@ def check_trained_family(family: ModelFamily, folder: Path) -> None:
 
     world = World(MegatronSection(), seed=1)
     try:
-        _check(family, folder)
+        _check(family, folder, like)
     finally:
         world.close()
 
 
-def _check(family: ModelFamily, folder: Path) -> None:
+def _check(family: ModelFamily, folder: Path, like: str | None) -> None:
     from slime_megatron.hf.shard import global_weights
     from slime_megatron.model.lora import add_adapters
 
     where = f"family {family.model_type}"
     with answering(where, "a model"):
-        pair = _Pair(family, folder)
+        pair = _Pair(family, folder, like)
     pair.check_weights(where)
     sequences = pair.sequences()
     pair.check_logits(f"{where}: logits", sequences[:1])
@@ -105,15 +106,19 @@ def _check(family: ModelFamily, folder: Path) -> None:
                     parameter.copy_(0.02 * torch.randn(parameter.shape, generator=generator))
     before = pair.exported()
     with tempfile.TemporaryDirectory() as empty:
-        pair.reference = _reference(save_hf(Path(empty) / "hf", before.items(), config_from=folder))
+        pair.reference = _reference(save_hf(Path(empty) / "hf", before.items(), config_from=folder), like)
     changed = [name for name in before if not torch.equal(before[name], pair.stored[name])]
     require(bool(changed), f"{where}: adapters", found="the weights without them", wanted="other weights")
     pair.check_logits(f"{where}: logits with adapters", sequences, relative=True)
 
 
-def _reference(folder: Path) -> Any:
-    """Return transformers' model of a folder."""
-    model: Any = _class_of(read_config(folder)).from_pretrained(folder, dtype=torch.float32)
+def _reference(folder: Path, like: str | None) -> Any:
+    """Return transformers' model of a folder, that of the `model_type` `like` where it is given."""
+    from transformers import AutoConfig
+
+    config = read_config(folder)
+    own: Any = {} if like is None else {"config": AutoConfig.for_model(**config | {"model_type": like})}
+    model: Any = _class_of(config).from_pretrained(folder, dtype=torch.float32, **own)
     return model.eval()
 
 
@@ -127,7 +132,7 @@ def _class_of(config: Mapping[str, Any]) -> Any:
 class _Pair:
     """transformers' model of a folder and the trainer's."""
 
-    def __init__(self, family: ModelFamily, folder: Path) -> None:
+    def __init__(self, family: ModelFamily, folder: Path, like: str | None) -> None:
         from slime_megatron.hf.load_weights import load_weights
         from slime_megatron.importing import quiet
         from slime_megatron.model.family_layers import layers_of
@@ -136,7 +141,7 @@ class _Pair:
         self.family, self.stored = family, HfCheckpoint(folder)
         self.architecture = family.architecture(read_config(folder))
         self.layers = layers_of(family, self.architecture)
-        self.reference = _reference(folder)
+        self.reference = _reference(folder, like)
         with quiet():
             self.model = build_model(
                 self.architecture, MegatronSection(), dtype=torch.float32, device="cpu", layers=self.layers

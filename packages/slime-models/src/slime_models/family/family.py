@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -56,6 +56,9 @@ class ModelFamily:
     carried: tuple[str, ...] = ()
     """Prefixes of the names of tensors that folders may have and the model has not, such as those of a vision tower or of MTP
     layers that cannot be trained. They are copied unchanged into folders that are written."""
+    stacked: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """End of the name of a tensor in which some folders hold those of all experts, [experts, rows, columns] -> what an expert's
+    parts of the rows are called in the rules: `{"mlp.experts.down_proj": ["down_proj.weight"]}`. Folders are written by the rules."""
     copies: Mapping[str, str] = field(default_factory=dict)
     """Tensors that an MTP layer has in folders and not in the model: suffix of the name -> the tensor that it is a copy of."""
     layers: str | None = None

@@ -53,7 +53,7 @@ def quantize_folder(
         raise CheckpointError(
             f"{source}: its config.json has {FIELD}; wanted weights that are not quantised yet"
         )
-    hf, architecture = HfCheckpoint(source), family.architecture(config)
+    hf, architecture = open_weights(source, stacked=family.stacked), family.architecture(config)
     family.check_weights(hf, architecture)
     ignore = [part.strip(".") for part in ignore]
     kept = _kept(hf, family, family.hf_shapes(architecture).keys(), ignore)

@@ -11,13 +11,18 @@ from torch import Tensor
 
 from slime_models.hf.config import read_config
 from slime_models.hf.folder import HfCheckpoint
+from slime_models.hf.stacked import Stacked, UnstackedCheckpoint
 from slime_models.quantization.config import read_quantization
 from slime_models.quantization.scheme import WEIGHT, Quantization
 from slime_models.tensor_spec import Shape
 
 
-def open_weights(folder: Path | str) -> HfCheckpoint:
+def open_weights(folder: Path | str, *, stacked: Stacked | None = None) -> HfCheckpoint:
     """Return the weights of a folder; those that are quantised are dequantised when they are asked for.
+
+    Args:
+        folder: Hugging Face folder.
+        stacked: tensors that hold those of all experts, where each is to be named by itself: the family's (`ModelFamily.stacked`).
 
     Raises:
         CheckpointError: a file is missing or corrupt, or a quantised matrix has no scales; names it.
@@ -26,7 +31,7 @@ def open_weights(folder: Path | str) -> HfCheckpoint:
     config = read_config(Path(folder))
     quantization = read_quantization(config)
     if quantization is None:
-        return HfCheckpoint(folder)
+        return UnstackedCheckpoint(folder, stacked) if stacked else HfCheckpoint(folder)
     dtype = getattr(torch, str(config.get("dtype") or config.get("torch_dtype") or "bfloat16"))
     return DequantizedCheckpoint(folder, quantization, dtype=dtype)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +15,13 @@ from torch import Tensor
 
 from slime_models.family.architecture import Architecture
 from slime_models.family.family import ModelFamily
+from slime_models.hf.config import read_config
+from slime_models.hf.folder import HfCheckpoint, write_weights
+from slime_models.quantization.config import read_quantization
+from slime_models.quantization.folder import quantize_folder
+
+#: Largest magnitude over the largest error of float8: 28 (half of 32 in 448), but for scales of bfloat16.
+_HALF_STEP = 27.5
 
 
 def check_family(family: ModelFamily, config: Mapping[str, Any], *, seed: int = 0) -> None:
@@ -46,6 +55,54 @@ def check_family(family: ModelFamily, config: Mapping[str, Any], *, seed: int = 
     trained = set(family.parameter_names(architecture))
     unknown = sorted(trained - shapes.keys())
     require(not unknown, where, found=f"the parameters {unknown[:3]}", wanted="names of Megatron tensors")
+
+
+def check_quantized_family(
+    family: ModelFamily, config: Mapping[str, Any], folder: Path, *, seed: int = 0
+) -> frozenset[str]:
+    """Check that a folder of a family, quantised in blocks of fp8, holds its matrices within half a step, and all else as it was.
+
+    Args:
+        family: of the model.
+        config: a parsed config.json, of a tiny model.
+        folder: an empty one, for the two folders that are made.
+        seed: of the weights.
+
+    Returns:
+        The Hugging Face names of the matrices that are quantised.
+
+    Raises:
+        ContractError: says which promise is broken.
+    """
+    where = f"family {family.model_type}: quantised"
+    generator = torch.Generator().manual_seed(seed)
+    with answering(where, "a quantised folder"):
+        shapes = family.hf_shapes(family.architecture(config))
+        plain, target = folder / "plain", folder / "quantised"
+        plain.mkdir()
+        (plain / "config.json").write_text(json.dumps(config))
+        drawn = ((name, torch.randn(shape, generator=generator)) for name, shape in shapes.items())
+        write_weights(plain, drawn, max_file_bytes=10**9)
+        quantize_folder(plain, target, family, method="fp8-block", group_size=32, max_file_bytes=10**9)
+    before, after = HfCheckpoint(plain), HfCheckpoint(target)
+    quantization = read_quantization(read_config(target))
+    assert quantization is not None
+    covered = frozenset(name for name, shape in shapes.items() if quantization.covers(name, shape))
+    require(bool(covered), where, found="no tensor", wanted="the matrices of linear layers")
+    for name in shapes:
+        if name not in covered:
+            same = torch.equal(after[name], before[name])
+            require(same, f"{where}: {name}", found="other numbers", wanted="those that it had")
+            continue
+        error = float((quantization.dequantized(name, after) - before[name]).abs().max())
+        bound = float(before[name].abs().max()) / _HALF_STEP
+        require(
+            0 < error <= bound,
+            f"{where}: {name}",
+            found=f"an error of {error:.1e}",
+            wanted=f"up to {bound:.1e}",
+        )
+    return covered
 
 
 #: Sizes of a config.json; heads are hidden_size / num_attention_heads wide.

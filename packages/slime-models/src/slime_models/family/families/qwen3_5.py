@@ -91,5 +91,13 @@ def _families(model_type: str, mlp: tuple[Rule, ...], text: _Read) -> tuple[Mode
     return published, alone
 
 
+#: Published folders hold the experts of a layer in two tensors; transformers reads these, and writes each expert by itself.
+_STACKED = {
+    "mlp.experts.gate_up_proj": ("gate_proj.weight", "up_proj.weight"),
+    "mlp.experts.down_proj": ("down_proj.weight",),
+}
 QWEN3_5, QWEN3_5_TEXT = _families("qwen3_5", (GATE_UP, DOWN), _dense)
-QWEN3_5_MOE, QWEN3_5_MOE_TEXT = _families("qwen3_5_moe", EXPERTS, _with_experts)
+QWEN3_5_MOE, QWEN3_5_MOE_TEXT = (
+    dataclasses.replace(family, stacked=_STACKED)
+    for family in _families("qwen3_5_moe", EXPERTS, _with_experts)
+)

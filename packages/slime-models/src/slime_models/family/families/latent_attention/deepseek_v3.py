@@ -1,8 +1,10 @@
-"""DeepSeek-V3 and R1, Moonlight, Kimi-K2: latent attention, dense layers first, then experts in groups beside a shared one."""
+"""DeepSeek-V3 and R1, Moonlight, and Kimi-K2 under a name of its own: latent attention, dense layers first, then experts in groups beside a shared one."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from slime_models.family.architecture import Architecture, ConfigReader
@@ -25,11 +27,11 @@ DEFAULTS: Mapping[str, int] = {
 }  # fmt: skip
 
 
-def read_architecture(config: Mapping[str, Any]) -> Architecture:
+def read_architecture(config: Mapping[str, Any], *, model_type: str = "deepseek_v3") -> Architecture:
     """Read a DeepSeek-V3 config.json, of transformers or of DeepSeek's own code."""
     read = ConfigReader(config)
     require_deepseek_router(read)
-    common = latent_architecture(config, model_type="deepseek_v3", defaults=DEFAULTS)
+    common = latent_architecture(config, model_type=model_type, defaults=DEFAULTS)
     return with_shared_experts(
         common,
         read,
@@ -54,4 +56,9 @@ DEEPSEEK_V3 = ModelFamily(
     },
     mtp_prefix="model.layers.{layer}.",
     copies={"embed_tokens.weight": EMBEDDING_WEIGHT, "shared_head.head.weight": OUTPUT_WEIGHT},
+)
+
+#: Kimi-K2's folders have another `model_type`, and DeepSeek-V3's class as their architecture; transformers 5.19 knows neither name.
+KIMI_K2 = dataclasses.replace(
+    DEEPSEEK_V3, model_type="kimi_k2", architecture=partial(read_architecture, model_type="kimi_k2")
 )

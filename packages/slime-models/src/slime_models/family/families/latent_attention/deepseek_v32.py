@@ -9,6 +9,7 @@ from slime_models.family.architecture import Architecture
 from slime_models.family.families.latent_attention import deepseek_v3
 from slime_models.family.families.latent_attention.rules import DECODER
 from slime_models.family.families.latent_attention.sparse import (
+    COPIES,
     LAYERS,
     MEMORY,
     NOT_SERVED,
@@ -30,7 +31,6 @@ def read_architecture(config: Mapping[str, Any]) -> Architecture:
     )
 
 
-#: Its MTP layers are copied from folder to folder, and not trained.
 DEEPSEEK_V32 = ModelFamily(
     model_type="deepseek_v32",
     rules=RULES,
@@ -39,5 +39,6 @@ DEEPSEEK_V32 = ModelFamily(
     memory=MEMORY,
     decoder=DECODER,
     mtp_prefix="model.layers.{layer}.",
+    copies=COPIES,
     not_served_on_cpu=NOT_SERVED,
 )

@@ -8,6 +8,7 @@ from typing import Any
 from slime_models.family.architecture import Architecture, ConfigReader
 from slime_models.family.families.latent_attention.rules import DECODER
 from slime_models.family.families.latent_attention.sparse import (
+    COPIES,
     LAYERS,
     MEMORY,
     NOT_SERVED,
@@ -41,7 +42,6 @@ def read_architecture(config: Mapping[str, Any]) -> Architecture:
     )
 
 
-#: Its MTP layers are copied from folder to folder, and not trained.
 GLM_MOE_DSA = ModelFamily(
     model_type="glm_moe_dsa",
     rules=RULES,
@@ -50,5 +50,6 @@ GLM_MOE_DSA = ModelFamily(
     memory=MEMORY,
     decoder=DECODER,
     mtp_prefix="model.layers.{layer}.",
+    copies=COPIES,
     not_served_on_cpu=NOT_SERVED,
 )

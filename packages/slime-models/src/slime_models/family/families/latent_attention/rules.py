@@ -37,7 +37,7 @@ _MEGATRON, _HF = "decoder.layers.{layer}.self_attention.", "model.layers.{layer}
 #: `FamilyLayers` of the trainer.
 LAYERS = "slime_megatron.families.latent_layers:LAYERS"
 #: `FamilyMemory` of the trainer.
-MEMORY = "slime_megatron.families.latent_memory:MEMORY"
+MEMORY = "slime_megatron.memory.families.latent:MEMORY"
 #: `FamilyDecoder` of the engine `torch`.
 DECODER = "slime_torch.model.latent_decoder:DECODER"
 #: Epsilon of the norms of latent vectors: transformers and DeepSeek's own code do not take that of the other norms.

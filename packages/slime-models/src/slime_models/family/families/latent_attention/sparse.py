@@ -19,13 +19,14 @@ from slime_models.family.families.latent_attention.rules import (
     latent_rules,
     require_deepseek_router,
 )
-from slime_models.family.rules import Dims, Rule, rename
+from slime_models.family.family import EMBEDDING_WEIGHT, OUTPUT_WEIGHT
+from slime_models.family.rules import Dims, Rule, mtp_rules, rename
 
 _MEGATRON, _HF = "decoder.layers.{layer}.self_attention.indexer.", "model.layers.{layer}.self_attn.indexer."
 #: `FamilyLayers` of the trainer.
 LAYERS = "slime_megatron.families.sparse_layers:LAYERS"
 #: `FamilyMemory` of the trainer.
-MEMORY = "slime_megatron.families.sparse_memory:MEMORY"
+MEMORY = "slime_megatron.memory.families.sparse:MEMORY"
 NOT_SERVED = {
     "sglang": "SGLang 0.5.23 has the indexer's kernels for GPUs alone, where nobody has tried it",
 }
@@ -62,13 +63,16 @@ def _indexer(name: str, dims: Dims) -> Rule:
     return rename(_MEGATRON + name, _HF + name, dims, frozen=True)
 
 
-RULES = latent_rules(
+_DECODER = latent_rules(
     _indexer("wq_b.weight", ("index_query_size", "q_lora_rank")),
     _indexer("wk.weight", ("index_head_dim", "hidden_size")),
     _indexer("k_norm.weight", ("index_head_dim",)),
     _indexer("k_norm.bias", ("index_head_dim",)),
     _indexer("weights_proj.weight", ("index_n_heads", "hidden_size")),
 )
+#: MTP layers are numbered after the decoder's, and have an indexer of their own.
+RULES = (*_DECODER, *mtp_rules(_DECODER))
+COPIES = {"embed_tokens.weight": EMBEDDING_WEIGHT, "shared_head.head.weight": OUTPUT_WEIGHT}
 
 
 def sparse_architecture(

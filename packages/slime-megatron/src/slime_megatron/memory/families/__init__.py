@@ -1,0 +1,1 @@
+"""What the layers of families keep for the backward pass: a module each with a `MEMORY`, which imports no torch."""
