@@ -23,6 +23,9 @@ from slime_core.rundir.claim import folder_problems
 from slime_core.runtime.processes.ports import is_local_address
 from slime_core.weights.sync import wanted_transport
 
+#: How settings name the loop that trains nothing.
+_WITHOUT_TRAINER = ("rollout-only", "slime-core/rollout-only")
+
 
 def check_settings(settings: Settings, registry: Registry) -> list[Problem]:
     """Return everything that is wrong and can be known without starting anything, and without what takes long to import.
@@ -79,8 +82,17 @@ def _learns(settings: Settings, registry: Registry) -> bool:
 
 
 def _trainer(settings: Settings, registry: Registry) -> Iterator[Problem]:
-    if not _learns(settings, registry):
-        yield Problem("train.train_backend", "none", "a trainer", "slime eval does without one")
+    learns, only_rolls_out = _learns(settings, registry), settings.run.loop in _WITHOUT_TRAINER
+    if not learns and not only_rolls_out:
+        yield Problem(
+            "train.train_backend", "none", "a trainer", "slime eval does without one, and --loop rollout-only"
+        )
+    if learns and only_rolls_out:
+        yield Problem(
+            "run.loop", f"{settings.run.loop} with a trainer", "--train-backend none: it would train nothing"
+        )
+    elif only_rolls_out and settings.checkpoint.save_last:
+        yield Problem("checkpoint.save_last", "true where nothing is trained", "false: --no-save-last")
 
 
 def _between_stages(stages: Sequence[Stage]) -> Iterator[Problem]:

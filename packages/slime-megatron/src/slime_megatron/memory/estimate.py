@@ -97,7 +97,7 @@ def static_parts(parameters: Parameters, rank: RankSettings, layout: Layout) -> 
 def trainer_memory(question: MemoryQuestion) -> Sequence[MemoryEstimate]:
     """Return what a rank of each pipeline stage takes at its peak; stages that take as much are one entry.
 
-    Empty where flags of Megatron's own change sizes, and where an indexer's masks of all pairs of tokens would have to be reckoned
+    Empty where flags of Megatron's own change sizes, where stages have layers of their own number, and where an indexer's masks of all pairs of tokens would have to be reckoned
     with.
 
     Raises:
@@ -106,7 +106,8 @@ def trainer_memory(question: MemoryQuestion) -> Sequence[MemoryEstimate]:
     """
     family, config = family_of(question)
     section = question.section(MegatronSection)
-    if _CHANGES_SIZES & section.megatron_args.keys():
+    uneven = section.decoder_first_pipeline_num_layers or section.decoder_last_pipeline_num_layers
+    if uneven or _CHANGES_SIZES & section.megatron_args.keys():
         return []
     layout = Layout.of(section, num_ranks(question.settings))
     architecture = family.architecture(config).with_padded_vocab(layout.tensor)

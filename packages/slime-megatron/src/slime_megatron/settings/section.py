@@ -21,6 +21,10 @@ class MegatronSection(SectionModel):
     """Ranks that share each layer's matrices."""
     pipeline_model_parallel_size: Count = 1
     """Ranks that share the layers."""
+    decoder_first_pipeline_num_layers: Count | None = None
+    """Layers of the first pipeline stage; an equal share when not given."""
+    decoder_last_pipeline_num_layers: Count | None = None
+    """Layers of the last pipeline stage; an equal share when not given."""
     context_parallel_size: Count = 1
     """Ranks that share the tokens of a sequence."""
     expert_model_parallel_size: Count = 1
