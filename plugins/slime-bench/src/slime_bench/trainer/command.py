@@ -33,20 +33,20 @@ _GIB = 2**30
 #: Name -> seconds since some moment: of time, or that the process has used of all processors.
 _CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 _NOTES = """\
-slime: log-probs, gradients, AdamW; transformers: forward and backward alone. tokens/s: of the
-samples, padding not counted. spread: slowest to fastest step. of peak (MFU): operations that the
-samples need, forward and twice that backward, without padding, logits of prompts, or what is
-computed twice. padding: share of computed tokens, slime's in attention alone. held: memory that a
-side has between steps. peak: the most in a step. alone: slime, every sample by itself. With
---clock cpu seconds are those of all threads of the process, which other work on the machine does
-not add to as it does to time."""
+Both: log-probs of the responses, gradients, their norm clipped, AdamW with float32 master weights.
+tokens/s: of the samples, padding not counted. spread: slowest to fastest step. of peak (MFU):
+operations that the samples need, forward and twice that backward, without padding, logits of
+prompts, or what is computed twice. padding: share of computed tokens, slime's in attention alone.
+held: memory that a side has between steps. peak: the most in a step. alone: slime, every sample by
+itself. With --clock cpu seconds are those of all threads of the process, which other work on the
+machine does not add to as it does to time."""
 
 
 def trainer(argv: list[str]) -> int:
     """Measure whole optimizer steps of ours: tokens a second, share of peak, padding, memory.
 
-    transformers' forward and backward over the same samples, without an optimizer, stand beside them; both compute in
-    bfloat16 and take turns in one run. transformers' micro-batches hold at most as many tokens as ours before they are
+    Beside them those of transformers' model and torch's AdamW over the same samples; both compute in bfloat16 with float32
+    master weights, and take turns in one run. transformers' micro-batches hold at most as many tokens as ours before they are
     padded to their longest sample.
     """
     options = _parse(argv)
@@ -78,6 +78,9 @@ class _Side:
     """The most bytes that it had in a step."""
     padding: float = 0.0
     seconds: list[float] = field(default_factory=list)
+    """Of each measured step."""
+    update_seconds: list[float] = field(default_factory=list)
+    """Of its optimizer's part."""
 
 
 def _measure(options: argparse.Namespace, folder: Path, registry: Registry) -> dict[str, Any]:
@@ -146,7 +149,7 @@ def _take_turns(sides: list[_Side], peak: Peak, clock: Callable[[], float], *, r
     """Time the sides in turn, so that all meet one machine; a step of each before that tells its memory."""
     for side in sides:
         before = bytes_in_use(peak.device)
-        side.padding = side.run()
+        side.padding = side.run().padding
         after = peak_bytes(peak.device)
         if side.held is not None and before is not None and after is not None:
             side.peak = side.held + after - before
@@ -155,15 +158,17 @@ def _take_turns(sides: list[_Side], peak: Peak, clock: Callable[[], float], *, r
         for side in sides:
             finish(peak.device)
             start = clock()
-            side.run()
+            done = side.run()
             finish(peak.device)
             side.seconds.append(clock() - start)
+            side.update_seconds.append(done.update_s)
 
 
 def _figures(side: _Side, tokens: int, flops: int) -> dict[str, Any]:
     median = statistics.median(side.seconds)
     return {
         "seconds": side.seconds,
+        "update_seconds": side.update_seconds,
         "tokens_per_s": tokens / median,
         "slowest_tokens_per_s": tokens / max(side.seconds),
         "fastest_tokens_per_s": tokens / min(side.seconds),
@@ -193,7 +198,7 @@ def _table(report: dict[str, Any]) -> str:
             for i, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         lines.append("  ".join(cells).rstrip())
-    lines += [line for work in report["work"] for line in _ratio(work)]
+    lines += [line for work in report["work"] for line in _ratio(work, report["clock"])]
     return "\n".join([*lines, "", _NOTES])
 
 
@@ -214,17 +219,28 @@ def _rows(work: dict[str, Any]) -> Iterator[tuple[str, ...]]:
         )
 
 
-def _ratio(work: dict[str, Any]) -> list[str]:
+def _ratio(work: dict[str, Any], clock: str) -> list[str]:
     """Return the lines that compare, with each other side: of each turn, then their median."""
     (_, ours), *others = work["sides"].items()
-    lines = []
+    lines, indent = [], " " * len(work["samples"])
     for name, side in others:
-        ratios = [b / a for a, b in zip(ours["seconds"], side["seconds"], strict=True)]
-        lines.append(
-            f"{work['samples']}: slime {statistics.median(ratios):.2f} times as fast as {name} "
-            f"(turn by turn {min(ratios):.2f} to {max(ratios):.2f})"
-        )
+        lines.append(f"{work['samples']}: slime {_times(ours['seconds'], side['seconds'], name)}")
+        if clock == "wall":  # by which the optimizer's part is measured
+            without = [
+                [a - b for a, b in zip(each["seconds"], each["update_seconds"], strict=True)]
+                for each in (ours, side)
+            ]
+            lines.append(f"{indent}  without the optimizer: {_times(*without, name)}")
     return lines
+
+
+def _times(ours: list[float], theirs: list[float], name: str) -> str:
+    """Return how many times as fast ours is."""
+    ratios = [b / a for a, b in zip(ours, theirs, strict=True)]
+    return (
+        f"{statistics.median(ratios):.2f} times as fast as {name} "
+        f"(turn by turn {min(ratios):.2f} to {max(ratios):.2f})"
+    )
 
 
 def _count(text: str) -> int:
