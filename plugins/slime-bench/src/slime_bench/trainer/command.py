@@ -198,7 +198,8 @@ def _table(report: dict[str, Any]) -> str:
             for i, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         lines.append("  ".join(cells).rstrip())
-    lines += [line for work in report["work"] for line in _ratio(work, report["clock"])]
+    is_wall = report["clock"] == "wall"  # by which the optimizer's part is timed
+    lines += [line for work in report["work"] for line in _ratio(work, is_wall=is_wall)]
     return "\n".join([*lines, "", _NOTES])
 
 
@@ -219,28 +220,26 @@ def _rows(work: dict[str, Any]) -> Iterator[tuple[str, ...]]:
         )
 
 
-def _ratio(work: dict[str, Any], clock: str) -> list[str]:
-    """Return the lines that compare, with each other side: of each turn, then their median."""
+def _ratio(work: dict[str, Any], *, is_wall: bool) -> list[str]:
+    """Return the lines that compare with each other side: of each turn, then their median."""
     (_, ours), *others = work["sides"].items()
-    lines, indent = [], " " * len(work["samples"])
+    lines = []
     for name, side in others:
         lines.append(f"{work['samples']}: slime {_times(ours['seconds'], side['seconds'], name)}")
-        if clock == "wall":  # by which the optimizer's part is measured
+        if name != "alone" and is_wall:
             without = [
                 [a - b for a, b in zip(each["seconds"], each["update_seconds"], strict=True)]
                 for each in (ours, side)
             ]
-            lines.append(f"{indent}  without the optimizer: {_times(*without, name)}")
+            lines.append(f"{' ' * len(work['samples'])}  without the optimizer: {_times(*without, name)}")
     return lines
 
 
 def _times(ours: list[float], theirs: list[float], name: str) -> str:
-    """Return how many times as fast ours is."""
+    """Say how many times as fast as the other side ours is."""
     ratios = [b / a for a, b in zip(ours, theirs, strict=True)]
-    return (
-        f"{statistics.median(ratios):.2f} times as fast as {name} "
-        f"(turn by turn {min(ratios):.2f} to {max(ratios):.2f})"
-    )
+    turns = f"turn by turn {min(ratios):.2f} to {max(ratios):.2f}"
+    return f"{statistics.median(ratios):.2f} times as fast as {name} ({turns})"
 
 
 def _count(text: str) -> int:
