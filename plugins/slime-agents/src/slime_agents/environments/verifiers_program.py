@@ -12,6 +12,7 @@ the policy is asked, the task on standard input or in `SLIME_TASK` which one is 
 from __future__ import annotations
 
 import asyncio
+import importlib
 import itertools
 import json
 import os
@@ -23,11 +24,10 @@ from typing import Any
 
 async def play(told: Mapping[str, Any], base_url: str) -> Any:
     """Return the episode of a task."""
-    from verifiers.v1.clients import ModelContext
-    from verifiers.v1.configs.cli.eval import EvalConfig
-    from verifiers.v1.utils.loaders import load_environment
-
-    config = EvalConfig.model_validate(
+    clients: Any = importlib.import_module("verifiers.v1.clients")
+    evaluation: Any = importlib.import_module("verifiers.v1.configs.cli.eval")
+    loaders: Any = importlib.import_module("verifiers.v1.utils.loaders")
+    config = evaluation.EvalConfig.model_validate(
         {
             "env": told["env"],
             "model": "policy",
@@ -35,12 +35,12 @@ async def play(told: Mapping[str, Any], base_url: str) -> Any:
             "sampling": told.get("sampling", {}),
         }
     )
-    env = load_environment(config.env)
+    env = loaders.load_environment(config.env)
     number = int(told.get("task", 0))
     task = next(itertools.islice(iter(env.taskset), number, None), None)
     if task is None:
         raise ValueError(f"task {number}: the taskset has fewer")
-    context = ModelContext(client=config.client, model=config.model, sampling=config.sampling)
+    context = clients.ModelContext(client=config.client, model=config.model, sampling=config.sampling)
     async with env.serving():
         return await env.run_episode(task, context)
 

@@ -227,11 +227,11 @@ def _ratio(work: dict[str, Any], *, is_wall: bool) -> list[str]:
     for name, side in others:
         lines.append(f"{work['samples']}: slime {_times(ours['seconds'], side['seconds'], name)}")
         if name != "alone" and is_wall:
-            without = [
+            mine, its = (
                 [a - b for a, b in zip(each["seconds"], each["update_seconds"], strict=True)]
                 for each in (ours, side)
-            ]
-            lines.append(f"{' ' * len(work['samples'])}  without the optimizer: {_times(*without, name)}")
+            )
+            lines.append(f"{' ' * len(work['samples'])}  without the optimizer: {_times(mine, its, name)}")
     return lines
 
 
