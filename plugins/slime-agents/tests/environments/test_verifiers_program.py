@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 import subprocess
 from pathlib import Path
 
 import pytest
-from aiohttp import web
+from slime_agents.endpoints.agent import Agent
 from slime_agents.environments import verifiers_program
+from slime_agents.section import AgentsSection
+from slime_core.protocols import GenerateContext, SamplingParams
+from slime_core.samples import Sample, Status
+
+from ..byte_chat import ByteChat, SayingEngine
+from ..endpoints.running import check_tape, no_plugins
 
 HERE = Path(__file__).parent
 #: `[env]` of verifiers: the taskset beside this file, its agent a plain chat on this machine.
@@ -32,74 +36,36 @@ def python(tmp_path_factory):
 
 
 async def played(python, *tasks):
-    """Return what the program posts for each task, and how it ends; the policy says `It is 5.` whatever it is asked."""
-    told = []
-
-    async def chat(request):
-        body = await request.json()
-        told.append((body["messages"][-1]["content"], request.headers["Authorization"]))
-        out = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await out.prepare(request)
-        for delta, reason in (({"role": "assistant", "content": "It is 5."}, None), ({}, "stop")):
-            choice = {"index": 0, "delta": delta, "finish_reason": reason}
-            piece = {
-                "id": "1",
-                "object": "chat.completion.chunk",
-                "created": 1,
-                "model": "policy",
-                "choices": [choice],
-            }
-            await out.write(b"data: " + json.dumps(piece).encode() + b"\n\n")
-        await out.write(b"data: [DONE]\n\n")
-        return out
-
-    async def reward(request):
-        told.append((await request.json(), request.headers["Authorization"]))
-        return web.json_response({})
-
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", chat)
-    app.router.add_post("/v1/reward", reward)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    url = f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}/v1"
-    ended = []
+    """Return the sample of each task, played through the run's own endpoint; the policy says `It is 5.` whatever it is asked."""
+    settings = AgentsSection(
+        program=[str(python), verifiers_program.__file__], reward="http", timeout_s=120, max_turns=3
+    )
+    engine = SayingEngine(lambda text: "It is 5.")
+    agent = Agent(settings=settings, resolve=no_plugins)
+    ctx, params = GenerateContext(engine=engine, tokenizer=ByteChat()), SamplingParams(max_new_tokens=200)
+    samples = []
     try:
-        for task in tasks:
-            variables = {
-                "SLIME_BASE_URL": url,
-                "SLIME_API_KEY": "k",
-                "PYTHONPATH": str(HERE),
-                "SLIME_TASK": json.dumps(task),
-            }
-            process = await asyncio.create_subprocess_exec(
-                str(python),
-                verifiers_program.__file__,
-                env={**os.environ, **variables},
-                stderr=subprocess.PIPE,
-            )
-            _, said = await asyncio.wait_for(process.communicate(), 120)
-            ended.append((process.returncode, said.decode()))
+        for index, task in enumerate(tasks):
+            told = {"verifiers": {"env": ENV, "task": task}}
+            prompt = [{"role": "user", "content": "as verifiers says"}]
+            sample = Sample(index=index, group_index=0, prompt=prompt, metadata=told)
+            samples.append(await agent(ctx, sample, params))
     finally:
-        await runner.cleanup()
-    return told, ended
+        await agent.close()
+    return samples, engine
 
 
 @pytest.mark.slow
 @pytest.mark.faults
-def test_a_task_is_played_by_verifiers_and_its_reward_comes_back(python):
-    tasks = [{"metadata": {"verifiers": {"env": ENV, "task": number}}} for number in (3, 1, 9)]
-    told, ended = asyncio.run(played(python, *tasks))
-    assert told == [
-        ("What is 3 + 2?", "Bearer k"),
-        ({"reward": 1.0}, "Bearer k"),
-        ("What is 1 + 2?", "Bearer k"),
-        ({"reward": 0.0}, "Bearer k"),
-    ]
-    assert [status for status, _ in ended] == [0, 0, 2]
-    assert "task 9: the taskset has fewer" in ended[2][1]
+def test_a_task_is_played_by_verifiers_and_trained_token_for_token(python, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(HERE))  # where the taskset is
+    (right, wrong, none), engine = asyncio.run(played(python, 3, 1, 9))
+    assert (right.reward, wrong.reward) == (1.0, 0.0)
+    assert right.metadata["agent"]["ended_by"] == "exit"
+    prompts = [ByteChat().decode(tokens, skip_special_tokens=False) for tokens, _, _ in engine.requests]
+    assert ["What is 3 + 2?" in prompts[0], "What is 1 + 2?" in prompts[1], len(prompts)] == [True, True, 2]
+    check_tape([right, wrong], engine)
+    assert none.status is Status.FAILED and "task 9: the taskset has fewer" in none.failure
 
 
 def test_a_task_that_is_none_ends_with_status_2(monkeypatch, capsys):
