@@ -231,15 +231,15 @@ def _ratio(work: dict[str, Any], *, is_wall: bool) -> list[str]:
                 [a - b for a, b in zip(each["seconds"], each["update_seconds"], strict=True)]
                 for each in (ours, side)
             )
-            lines.append(f"{' ' * len(work['samples'])}  without the optimizer: {_times(mine, its, name)}")
+            lines.append(f"{' ' * len(work['samples'])}  without the optimizer: {_times(mine, its)}")
     return lines
 
 
-def _times(ours: list[float], theirs: list[float], name: str) -> str:
+def _times(ours: list[float], theirs: list[float], name: str | None = None) -> str:
     """Say how many times as fast as the other side ours is."""
     ratios = [b / a for a, b in zip(ours, theirs, strict=True)]
     turns = f"turn by turn {min(ratios):.2f} to {max(ratios):.2f}"
-    return f"{statistics.median(ratios):.2f} times as fast as {name} ({turns})"
+    return f"{statistics.median(ratios):.2f} times{f' as fast as {name}' if name else ''} ({turns})"
 
 
 def _count(text: str) -> int:
