@@ -133,9 +133,8 @@ def _response_tokens(
     places = np.flatnonzero(rows >= 0)
     mask = source.sampling_mask
     rows, targets, repeats = rows[places], batch.tokens[host.targets[places]].astype(np.int64), None
-    if (
-        context is None and mask is None
-    ):  # samples that share a token may have been given other ids to draw it from
+    shares = any(shared for tree in host.trees for shared in tree.shared)
+    if shares and mask is None:  # masks may differ where tokens are shared: only one sample drew them
         rows, targets, repeats = _each_once(rows, targets)
     return ResponseTokens(
         rows=upload(rows, device),

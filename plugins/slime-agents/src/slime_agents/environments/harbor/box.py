@@ -12,7 +12,7 @@ from typing import Protocol
 
 from slime_rm.code.sandbox.running import Limits, Ran, run
 
-from slime_agents.environments.harbor.dockerfile import Layout, layout_of
+from slime_agents.environments.harbor.dockerfile import ContainerFiles, layout_of
 from slime_agents.environments.harbor.task import HarborTask
 
 
@@ -85,7 +85,7 @@ class SubprocessBox:
 
     def __init__(self, task: HarborTask, *, disk_bytes: int = 1 << 24, output_bytes: int = 1 << 16) -> None:
         self._task, self._disk, self._output = task, disk_bytes, output_bytes
-        self._layout: Layout = layout_of(task.environment)
+        self._layout: ContainerFiles = layout_of(task.environment)
         self._tree = base64.b64encode(self._layout.archive()).decode()
         tops = {"/" + target.strip("/").split("/")[0] for _, target in self._layout.files}
         work = "/" + self._layout.workdir.strip("/").split("/")[0]
@@ -164,7 +164,7 @@ def _read(ran: Ran) -> tuple[Said, str | None, Mapping[str, str]]:
 
 def _packed(folder: Path) -> str:
     """Return a folder's files as an archive of `/tests`."""
-    layout = Layout(
+    layout = ContainerFiles(
         files=[
             (path, f"{_TESTS}/{path.relative_to(folder).as_posix()}")
             for path in sorted(folder.rglob("*"))

@@ -15,7 +15,7 @@ _DEFAULT_FOLDER = "/app"
 
 
 @dataclass
-class Layout:
+class ContainerFiles:
     """What a container begins as, without its image."""
 
     workdir: str = _DEFAULT_FOLDER
@@ -32,14 +32,14 @@ class Layout:
         return packed.getvalue()
 
 
-def layout_of(environment: Path) -> Layout:
+def layout_of(environment: Path) -> ContainerFiles:
     """Read `environment/Dockerfile`; without one the folder's files are those of the working folder.
 
     Raises:
         DataError: it needs an image built, or services: an instruction other than FROM, WORKDIR, COPY, ADD of local files, ENV,
             USER, LABEL, EXPOSE, CMD and ENTRYPOINT, or a compose file.
     """
-    found = Layout()
+    found = ContainerFiles()
     for name in ("docker-compose.yaml", "docker-compose.yml"):
         if (environment / name).exists():
             raise DataError(f"{environment / name}: services need Docker; wanted a box that has it")
@@ -83,7 +83,7 @@ def _variables(rest: str, where: str) -> dict[str, str]:
     return dict(word.split("=", 1) for word in words)
 
 
-def _add(layout: Layout, environment: Path, rest: str, where: str) -> None:
+def _add(layout: ContainerFiles, environment: Path, rest: str, where: str) -> None:
     """Take the files of a COPY."""
     words = shlex.split(rest)
     if len(words) < 2 or any(word.startswith("--") or "://" in word for word in words):
@@ -103,7 +103,7 @@ def _add(layout: Layout, environment: Path, rest: str, where: str) -> None:
             )
 
 
-def _copy(layout: Layout, folder: Path, environment: Path, target: str) -> None:
+def _copy(layout: ContainerFiles, folder: Path, environment: Path, target: str) -> None:
     """Take all files of a folder, but for what builds the container."""
     for path in sorted(folder.rglob("*")):
         if path.is_file() and path != environment / "Dockerfile":
