@@ -220,6 +220,7 @@ def _create_trainer(build: BuildContext) -> MegatronTrainer:
                 build.settings,
                 **{name: getattr(section, setting) for name, setting in SETTINGS.items()},
             ),
+            actor_path=folder(roles.actor_load),
             ref_path=folder(roles.ref_load),
             teacher_path=folder(roles.opd_teacher_load),
             critic_path=folder(roles.critic_load),

@@ -61,6 +61,9 @@ class ModelFamily:
     layers: str | None = None
     """`module:attribute` of the layers that the trainer builds, where `Architecture` does not say all of them: a
     `slime_megatron.model.family_layers.FamilyLayers`, imported when a model is built."""
+    memory: str | None = None
+    """`module:attribute` of what these layers keep for the backward pass, where it is not what `Architecture` says: a
+    `slime_megatron.memory.family_memory.FamilyMemory`, imported without torch when memory is predicted."""
     decoder: str | None = None
     """`module:attribute` of the decoder that the engine `torch` builds, where `Architecture` does not say all of it: a
     `slime_torch.model.family_decoder.FamilyDecoder`, imported when an engine is built or asked whether it serves the model."""

@@ -191,6 +191,7 @@ GPT_OSS = ModelFamily(
     rules=dense_rules(QKV_BIAS, SINKS, OUTPUT_BIAS, mlp=(ROUTER, ROUTER_BIAS, *EXPERTS)),
     architecture=read_architecture,
     layers="slime_megatron.families.gpt_oss:LAYERS",
+    memory="slime_megatron.families.gpt_oss_memory:MEMORY",
     not_parallel={
         "expert_tensor": "Megatron 0.19.2 adds an expert's bias on each of the ranks that the expert is cut for"
     },
