@@ -15,16 +15,10 @@ import pytest
 import torch
 from slime_core.errors import WeightSyncError
 from slime_models.tensor_spec import Spec
-from slime_models.transfer.broadcast import (
-    Broadcast,
-    BroadcastChannel,
-    call_off,
-    open_store,
-    own_address,
-    receive_broadcast,
-)
+from slime_models.transfer.broadcast import Broadcast, receive_broadcast
 from slime_models.transfer.fingerprint import fingerprint
 from slime_models.transfer.manifest import check_manifest
+from slime_models.transfer.meeting import BroadcastChannel, call_off, open_store, own_address
 from slime_models.transfer.staging import StagedTensors, StagingFolder
 
 from .updates import SHAPES, bits, plan_of, tensors

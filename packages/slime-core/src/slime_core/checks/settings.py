@@ -149,12 +149,16 @@ def _saving(settings: Settings) -> Iterator[Problem]:
         yield Problem("checkpoint.save_hf", "it where nothing is saved", "checkpoint.save_interval")
 
 
+#: Transports whose halves meet at an address.
+_MET = ("distributed", "distributed-delta")
+
+
 def _weight_folder(settings: Settings) -> Iterator[Problem]:
     section = settings.train
     folder, where = section.update_weight_disk_dir, "train.update_weight_disk_dir"
     if folder is None:
         return
-    if wanted_transport(section) in (None, "memory", "distributed"):
+    if wanted_transport(section) in (None, "memory", *_MET):
         yield Problem(where, f"{folder}, with nothing that goes there", "--update-weight-transport disk")
     if os.path.exists(folder) and not os.path.isdir(folder):
         yield Problem(where, f"{folder}, which is a file", "a folder")
@@ -163,7 +167,7 @@ def _weight_folder(settings: Settings) -> Iterator[Problem]:
 def _weight_host(settings: Settings) -> Iterator[Problem]:
     """Refuse an address that is not of this machine or that nobody meets at, and ranks elsewhere that cannot reach it."""
     section, where = settings.train, "train.update_weight_host"
-    host, is_met = section.update_weight_host, wanted_transport(section) == "distributed"
+    host, is_met = section.update_weight_host, wanted_transport(section) in _MET
     is_loopback = host.startswith("127.")
     if not is_met and host != type(section)().update_weight_host:
         yield Problem(where, f"{host}, with nobody to meet there", "--update-weight-transport distributed")

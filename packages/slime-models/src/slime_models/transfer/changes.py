@@ -45,7 +45,9 @@ def encode_changes(old: Tensor, new: Tensor, encoding: Encoding) -> tuple[bytes,
     return _zstandard().ZstdCompressor(level=_LEVEL, write_checksum=True).compress(body), len(places)
 
 
-def apply_changes(tensor: Tensor, changes: bytes, *, n_changed: int, encoding: Encoding, name: str) -> None:
+def apply_changes(
+    tensor: Tensor, changes: bytes | memoryview, *, n_changed: int, encoding: Encoding, name: str
+) -> None:
     """Apply encoded changes in place to a contiguous tensor on the CPU.
 
     Raises:

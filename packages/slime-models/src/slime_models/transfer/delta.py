@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -33,7 +34,7 @@ class DeltaChannel:
 
 
 class LastSent:
-    """A copy, in the sender's host memory, of the weights that `disk-delta` sent last."""
+    """A copy, in the sender's host memory, of the weights that were sent last."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
@@ -44,58 +45,77 @@ class LastSent:
         self.tensors, self.digest = {}, None
 
 
+class Changes:
+    """What changed since the last update, or all weights where the receiver's are not those sent last.
+
+    Args:
+        last: what was sent last, which is not known to be anything from here to `end`.
+        base: `UpdateManifest.digest` of the receiver's weights; None if it has none.
+        encoding: of changes.
+        version: of the update.
+    """
+
+    def __init__(self, last: LastSent, *, base: str | None, encoding: Encoding, version: str) -> None:
+        self._last, self._encoding, self._version = last, encoding, version
+        self._entries: list[Entry] = []
+        self._end = 0
+        self.base = last.digest if last.digest == base else None
+        """Digest of the weights that the changes are to; None where all weights are sent."""
+        if self.base is None:
+            last.forget()
+        last.digest = None
+
+    def encode(self, bucket: Bucket, fingerprints: Fingerprint) -> Iterator[tuple[Entry, bytes | memoryview]]:
+        """Yield the entry of each tensor, and its bytes: changes, or all of it."""
+        for (name, tensor), entry in zip(bucket, entries_of(bucket, fingerprints), strict=True):
+            new = tensor.detach().to("cpu").contiguous()
+            old = self._last.tensors.get(name)
+            encoding, n_changed = "whole", None
+            data: bytes | memoryview
+            if self.base is not None and old is not None and (old.shape, old.dtype) == (new.shape, new.dtype):
+                encoding = self._encoding
+                data, n_changed = encode_changes(old, new, self._encoding)
+                old.copy_(new)
+            else:
+                self._last.tensors[name] = new.clone()
+                data = memoryview(new.reshape(-1).view(torch.uint8).numpy())
+            sent = dataclasses.replace(
+                entry, offset=self._end, n_bytes=len(data), encoding=encoding, n_changed=n_changed
+            )
+            self._entries.append(sent)
+            self._end += len(data)
+            yield sent, data
+
+    def end(self) -> UpdateManifest:
+        """Return the manifest: these weights are now the base of the next update."""
+        manifest = UpdateManifest(version=self._version, entries=self._entries, base=self.base)
+        self._last.digest = manifest.digest
+        return manifest
+
+
 class DeltaWriter:
-    """Writes what changed since the last update, or all weights where the receiver's are not those sent last. A context manager."""
+    """Writes `Changes` into a folder. A context manager."""
 
     def __init__(self, plan: TransferPlan, last: LastSent) -> None:
         self._channel: DeltaChannel = plan.channel
-        self._version, self._entries, self._last = plan.version, list[Entry](), last
-        self._base = last.digest if last.digest == self._channel.base else None
+        self._version, self._last = plan.version, last
         self._exit = contextlib.ExitStack()
-        self._end = 0
 
     def __enter__(self) -> DeltaWriter:
         """Make the folder under a temporary name."""
-        if self._base is None:
-            self._last.forget()
-        self._last.digest = None  # until the update is complete
+        base, encoding = self._channel.base, self._channel.encoding
+        self._changes = Changes(self._last, base=base, encoding=encoding, version=self._version)
         self.folder = self._exit.enter_context(new_folder(self._channel.folder))
         self._file: IO[bytes] = self._exit.enter_context((self.folder / CHANGES).open("wb"))
         return self
 
     def put(self, bucket: Bucket, fingerprints: Fingerprint) -> int:
         """Write a bucket's changes."""
-        begin = self._end
-        for (name, tensor), entry in zip(bucket, entries_of(bucket, fingerprints), strict=True):
-            new = tensor.detach().to("cpu").contiguous()
-            old = self._last.tensors.get(name)
-            n_changed: int | None = None
-            if (
-                self._base is not None
-                and old is not None
-                and (old.shape, old.dtype) == (new.shape, new.dtype)
-            ):
-                encoding: str = self._channel.encoding
-                data: bytes | memoryview
-                data, n_changed = encode_changes(old, new, self._channel.encoding)
-                old.copy_(new)
-            else:
-                encoding, data = "whole", memoryview(new.reshape(-1).view(torch.uint8).numpy())
-                self._last.tensors[name] = new.clone()
-            self._file.write(data)
-            self._entries.append(
-                dataclasses.replace(
-                    entry, offset=self._end, n_bytes=len(data), encoding=encoding, n_changed=n_changed
-                )
-            )
-            self._end += len(data)
-        return self._end - begin
+        return sum(self._file.write(data) for _, data in self._changes.encode(bucket, fingerprints))
 
     def end(self) -> None:
         """Write the manifest; these weights are now the base of the next update."""
-        manifest = UpdateManifest(version=self._version, entries=self._entries, base=self._base)
-        manifest.write(self.folder)
-        self._last.digest = manifest.digest
+        self._changes.end().write(self.folder)
 
     def __exit__(self, *error: object) -> None:
         """Rename the finished folder to its final name, or remove it after an error."""

@@ -131,19 +131,29 @@ class StagingFolder:
         """
         manifest = read_manifest(folder)
         check_manifest(manifest, self._specs, version=version)
-        if manifest.base is not None and manifest.base != self.digest:
-            raise DeltaBaseError(
-                f"update to version {version}: its changes are to the weights {manifest.base}; the engine keeps "
-                f"{self.digest or 'none'}"
-            )
-        self.begin(version)
+        self.begin_changes(manifest.base, version)
         with (folder / CHANGES).open("rb") as file:
             for entry in manifest.entries:
                 file.seek(entry.offset)
-                self._take(entry, file.read(entry.n_bytes))
-                self._check.see(entry.name, entry.shape, entry.dtype)
-                self._note(entry.name, entry.fingerprint)
+                self.take(entry, file.read(entry.n_bytes))
         return self.seal()
+
+    def begin_changes(self, base: str | None, version: str) -> None:
+        """Begin an update of tensors and changes, which `take` takes one by one.
+
+        Args:
+            base: `digest` of the weights that the changes are to; None where none is to any.
+            version: of the update.
+
+        Raises:
+            DeltaBaseError: other weights are here, which are not touched.
+        """
+        if base is not None and base != self.digest:
+            raise DeltaBaseError(
+                f"update to version {version}: its changes are to the weights {base}; the engine keeps "
+                f"{self.digest or 'none'}"
+            )
+        self.begin(version)
 
     def adopt(self, manifest: UpdateManifest, version: str) -> StagedUpdate:
         """Return what was written to each tensor's `room` as an update, and write its manifest.
@@ -173,7 +183,17 @@ class StagingFolder:
         for old in self.folder.glob("*.json"):
             old.unlink()
 
-    def _take(self, entry: Entry, data: bytes) -> None:
+    def take(self, entry: Entry, data: bytes | memoryview) -> None:
+        """Apply the changes of a tensor, or copy it in.
+
+        Raises:
+            WeightSyncError: the model has no such tensor, it came before, or it is damaged; names it.
+        """
+        self._check.see(entry.name, entry.shape, entry.dtype)
+        self._apply(entry, data)
+        self._note(entry.name, entry.fingerprint)
+
+    def _apply(self, entry: Entry, data: bytes | memoryview) -> None:
         where = f"update to version {self._version}: {entry.name}"
         if len(data) != entry.n_bytes:
             raise WeightSyncError(f"{where}: {len(data)} of {entry.n_bytes} bytes arrived; update again")

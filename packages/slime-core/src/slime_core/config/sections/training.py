@@ -118,7 +118,7 @@ class TrainSection(SectionModel):
     """Address of the driver's machine at which `distributed` meets ranks, IPv4: one that their machines reach. Whoever reaches
     it can read what is sent."""
     update_weight_mode: Literal["full", "delta"] = "full"
-    """Send all weights, or, by way of the disk, the changes since the last update."""
+    """Send all weights, or the changes since the last update: by way of the disk, or of `distributed` where that is the transport."""
     update_weight_disk_dir: str | None = None
     """Folder that the trainer writes weights to and the engine reads them from; `weights` in the run's folder when not
     given."""

@@ -1,0 +1,139 @@
+"""The process group of one update by `distributed`: where sender and receivers meet, and how each proves who it is.
+
+It is a bare `ProcessGroupGloo` that forms through a TCP store, so that it neither needs nor touches torch's default group. The
+store listens on the channel's host only, and each member on the address by which its machine reaches that one. Whoever reaches
+these addresses (any user of the machine, where they are loopback ones) can connect and read the store, so each member proves to
+the others that it knows the channel's secret before anything is sent. What is sent is not encrypted.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import socket
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed
+from torch import Tensor
+
+from slime_models.transfer.same_host import MemoryAddress
+
+#: Its type stubs lack stores and bare groups.
+dist: Any = torch.distributed
+#: Key that the sender sets when it waits for the receivers.
+SENDER = "sender"
+#: Key that the receiving side sets to cancel an update that has not begun.
+OFF = "off"
+#: Bytes of each member's random challenge; also of the HMAC that answers all of them.
+_PROOF_BYTES = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class BroadcastChannel:
+    """Transport `distributed`: a process group of the sender, rank 0, and the receivers, made for one update."""
+
+    host: str
+    """IPv4 address of the receiver's machine."""
+    port: int
+    """Of the store where the group meets."""
+    key: str
+    """Prefix of this update's keys in the store."""
+    secret: str = field(repr=False)
+    """Of this update: each side proves to the others that it knows it, before anything is sent."""
+    n_receivers: int
+    timeout_s: float
+    """Deadline of meeting, and of each broadcast."""
+    memory: MemoryAddress | None = None
+    """Memory of the only receiver; None where all bytes are to go through the group."""
+
+
+def open_store(host: str, timeout_s: float) -> Any:
+    """Open a store where groups meet, on a free port of `host`; it lives as long as the object."""
+    listener = socket.socket()
+    listener.bind((host, 0))  # by itself a store listens on all addresses
+    return dist.TCPStore(
+        host,
+        listener.getsockname()[1],
+        is_master=True,
+        timeout=timedelta(seconds=timeout_s),
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )
+
+
+def own_address(channel: BroadcastChannel) -> str:
+    """Return the address of this machine by which it reaches the channel's host."""
+    with socket.socket(type=socket.SOCK_DGRAM) as probe:
+        probe.connect((channel.host, channel.port))  # looks for a way, and sends nothing
+        address: str = probe.getsockname()[0]
+    return address
+
+
+def sender_is_there(store: Any, channel: BroadcastChannel) -> bool:
+    """Return whether the sender waits for the receivers."""
+    return bool(dist.PrefixStore(channel.key, store).check([SENDER]))
+
+
+def call_off(store: Any, channel: BroadcastChannel) -> None:
+    """Tell a sender that waits for receivers that none will come."""
+    dist.PrefixStore(channel.key, store).set(OFF, "1")
+
+
+def broadcast_all(group: Any, tensors: Iterable[Tensor]) -> None:
+    """Broadcast tensors from rank 0, all of them in flight at once. Collective over the group."""
+    for work in [group.broadcast(tensor, 0) for tensor in tensors]:
+        work.wait()
+
+
+def client_of(channel: BroadcastChannel) -> Any:
+    """Return a member's view of the store where the group meets, which has the keys of this update alone."""
+    store = dist.TCPStore(
+        channel.host,
+        channel.port,
+        is_master=False,
+        timeout=timedelta(seconds=channel.timeout_s),
+        wait_for_workers=False,
+    )
+    return dist.PrefixStore(channel.key, store)
+
+
+def form_group(store: Any, rank: int, channel: BroadcastChannel) -> Any:
+    """Form the group.
+
+    Raises:
+        StrangerError: a member does not know the secret.
+    """
+    options = dist.ProcessGroupGloo._Options()
+    options._timeout = timedelta(seconds=channel.timeout_s)
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=own_address(channel))]
+    size = channel.n_receivers + 1
+    group = dist.ProcessGroupGloo(store, rank, size, options)
+    draws = [_told(group, each, secrets.token_bytes(_PROOF_BYTES)) for each in range(size)]
+    proofs = [  # each by its rank, as none is to repeat another's
+        hmac.digest(channel.secret.encode(), bytes([each]) + b"".join(draws), "sha256")
+        for each in range(size)
+    ]
+    told = [_told(group, each, proofs[rank]) for each in range(size)]  # all, so that nobody is left waiting
+    if not hmac.compare_digest(b"".join(told), b"".join(proofs)):
+        raise StrangerError("a member of the group does not know its secret, and is none of this run")
+    return group
+
+
+def _told(group: Any, root: int, own: bytes) -> bytes:
+    """Broadcast `own` from the rank `root`; returns what that rank sent. Collective over the group."""
+    said = torch.frombuffer(bytearray(own), dtype=torch.uint8)
+    group.broadcast(said, root).wait()
+    return said.numpy().tobytes()
+
+
+class StrangerError(RuntimeError):
+    """A member of the group does not know the channel's secret."""
+
+
+def receiver_key(rank: int) -> str:
+    """Return the key that a receiver sets when it is there."""
+    return f"receiver-{rank}"
