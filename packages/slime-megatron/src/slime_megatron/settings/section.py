@@ -21,6 +21,10 @@ class MegatronSection(SectionModel):
     """Ranks that share each layer's matrices."""
     pipeline_model_parallel_size: Count = 1
     """Ranks that share the layers."""
+    decoder_first_pipeline_num_layers: Count | None = None
+    """Layers of the first pipeline stage; an equal share when not given."""
+    decoder_last_pipeline_num_layers: Count | None = None
+    """Layers of the last pipeline stage; an equal share when not given."""
     context_parallel_size: Count = 1
     """Ranks that share the tokens of a sequence."""
     expert_model_parallel_size: Count = 1
@@ -41,7 +45,7 @@ class MegatronSection(SectionModel):
     recompute_granularity: Literal["full", "selective"] | None = None
     """What is computed again in the backward pass instead of being kept: whole layers, or attention alone."""
     share_prefix: bool = True
-    """Forward the prompt that samples of a group share once for all of them; not done under context parallelism."""
+    """Forward once what samples of a group begin with alike: prompts, turns, forks; not done under context parallelism."""
     log_probs_chunk_size: Count = 4096
     """Response tokens whose logits are held at once; in training, logits of the tokens beyond are computed twice."""
     update_weight_buffer_size: Count = 512 * 1024**2
@@ -73,5 +77,7 @@ class MegatronSection(SectionModel):
     """Function that is called before each pass for log-probs."""
     rollout_data_postprocess_path: str | None = None
     """Function that sees the data of a step once its advantages are there, and may change them and mask tokens."""
+    custom_update_weight_post_write_path: str | None = None
+    """Function that gets the folder of each weight update that goes by the disk, before the engine reads it."""
     custom_megatron_before_train_step_hook_path: str | None = None
     """Function that is called before each optimizer step."""
