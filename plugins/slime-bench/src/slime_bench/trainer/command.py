@@ -231,7 +231,7 @@ def _ratio(work: dict[str, Any], *, is_wall: bool) -> list[str]:
                 [a - b for a, b in zip(each["seconds"], each["update_seconds"], strict=True)]
                 for each in (ours, side)
             ]
-            lines.append(f"{' ' * len(work['samples'])}  without the optimizer: {_times(*without, name)}")
+            lines.append(f"{' ' * len(work['samples'])}  without the optimizer: {_times(without[0], without[1], name)}")
     return lines
 
 
