@@ -30,6 +30,7 @@ _ONE_SERVER = tuple(
 #: Files of few tests that take long, the longest first: last they would keep one process busy alone.
 _LONGEST = (
     "tests/servers/test_ray_sglang.py",
+    "tests/repository/test_gpu_proof.py",
     "tests/install/test_install.py",
     "tests/failures/test_resume.py",
     "tests/servers/test_ray_placement.py",

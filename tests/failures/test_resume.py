@@ -18,7 +18,7 @@ from slime_core.errors import CheckpointError
 from slime_core.rundir.checkpoint import latest
 from slime_core.rundir.records import read_records
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 def steps(run: Path) -> list[dict[str, float]]:

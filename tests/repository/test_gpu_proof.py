@@ -25,6 +25,7 @@ def proof(root, tmp_path):
     return run
 
 
+@pytest.mark.faults
 @pytest.mark.slow
 def test_a_dry_run_passes_every_stage_and_says_that_nothing_was_proven(proof, tmp_path):
     done = proof("--dry-run")

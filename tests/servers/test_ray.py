@@ -67,6 +67,7 @@ def steps(run: Path) -> list[dict[str, float]]:
     return [{k: v for k, v in row.items() if not k.startswith("perf/")} for row in rows]
 
 
+@pytest.mark.faults
 def test_error_of_a_rank_names_it_and_the_resumed_run_learns_what_one_process_learns(
     cluster, train, tmp_path
 ):
@@ -103,6 +104,7 @@ def test_bench_of_batches_says_how_fast_every_rank_has_one(cluster, capsys):
     assert [row.split("  ")[0] for row in rows[1:]] == list(WAYS)
 
 
+@pytest.mark.faults
 def test_rank_that_hangs_is_named_when_the_deadline_has_passed_and_killed(cluster, train, tmp_path):
     with pytest.raises(DeadlineError, match=r"step 3: training: not done after 10 s") as caught:
         train("--train-env-vars", '{"TROUBLE": "stop"}', "--train-timeout-s", "10")
@@ -121,6 +123,7 @@ def test_rank_that_hangs_is_named_when_the_deadline_has_passed_and_killed(cluste
     assert writers_below(tmp_path) == []
 
 
+@pytest.mark.faults
 def test_driver_that_is_killed_leaves_no_rank_on_a_cluster_that_goes_on(
     cluster, train, letters, kill_after, monkeypatch, root, tmp_path
 ):
@@ -227,6 +230,7 @@ def test_layout_that_the_model_does_not_allow_is_found_before_anything_starts(ro
     ]
 
 
+@pytest.mark.faults
 def test_megatron_on_two_ranks_equals_one_process_until_a_rank_dies_in_a_collective(
     cluster, slime, root, tiny_llama, tmp_path
 ):

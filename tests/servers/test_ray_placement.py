@@ -209,6 +209,7 @@ def test_a_driver_in_a_job_runs_where_its_cluster_and_folder_are(two_nodes, lett
     assert [each["job"] for each in ranks + servers] == ["1", "1"]  # they have the job's runtime environment
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("joins", [False, True])
 def test_servers_go_with_a_driver_that_is_killed(request, letters, root, tmp_path, joins):
     """On a cluster that it started itself, and on one that goes on."""

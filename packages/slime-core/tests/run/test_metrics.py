@@ -1,6 +1,11 @@
 """Metrics of samples, by numbers worked out by hand."""
 
-from slime_core.run.metrics import request_metrics
+from collections import Counter
+
+import numpy as np
+import pytest
+from slime_core.protocols import MULTI_TURN
+from slime_core.run.metrics import has_repetition, request_metrics, rollout_metrics
 from slime_core.samples import Sample
 
 
@@ -39,3 +44,46 @@ def test_request_metrics_are_tokens_a_second_and_what_requests_took():
         "perf/request/queue_time/max": 1.5,
     }
     assert request_metrics([[sample(5)]], rollout_s=4.0) == {}
+
+
+def scored(reward: float, *, response: str = "", n_tokens: int = 1, **fields) -> Sample:
+    return Sample(
+        tokens=[1] * (n_tokens + 1), response_length=n_tokens, reward=reward, response=response, **fields
+    )
+
+
+def test_pass_rates_of_training_are_means_over_groups_of_the_unbiased_estimate():
+    """Of 4 samples 1 and 3 are right: pass@1 1/4 and 3/4; pass@2 1 - 3/6 and 1 - 0/6; pass@4 1 and 1. 0.9 is not right."""
+    groups = [[scored(r) for r in rewards] for rewards in ((1, 0, 0.9, 0), (1, 1, 0, 1))]
+    found = rollout_metrics(groups, reward_key=None, drops=Counter())
+    rates = {name: value for name, value in found.items() if name.startswith("passrate/")}
+    assert rates == pytest.approx({"passrate/pass@1": 0.5, "passrate/pass@2": 0.75, "passrate/pass@4": 1.0})
+
+
+def test_a_long_end_that_compresses_to_less_than_a_tenth_is_repetition():
+    drawn = "".join(map(chr, np.random.default_rng(0).integers(32, 127, 10_000)))
+    assert has_repetition(drawn + "abc" * 4000)
+    assert not has_repetition("abc" * 4000 + drawn)
+    assert not has_repetition("a" * 9_999)
+    groups = [[scored(0, response="a" * 10_000), scored(0, response="a")]]
+    found = rollout_metrics(groups, reward_key=None, drops=Counter())
+    assert found["rollout/repetition_frac"] == 0.5
+
+
+def test_lengths_of_conversations_are_told_with_and_without_what_was_put_in():
+    """5 tokens of which 2 were put in, in 2 turns; 2 tokens in 1 turn; and a sample that is no conversation."""
+    record = {"environment_tokens": 2, "ended_by": "done"}
+    long = scored(1, n_tokens=5, environment_spans=[[1, 3]], metadata={MULTI_TURN: record | {"turns": 2}})
+    short = scored(0, n_tokens=2, metadata={MULTI_TURN: record | {"turns": 1, "environment_tokens": 0}})
+    found = rollout_metrics([[long, short], [scored(0, n_tokens=9)]], reward_key=None, drops=Counter())
+    assert {name: value for name, value in found.items() if name.startswith("multi_turn/")} == {
+        "multi_turn/raw_response_length/response_length_mean": 3.5,
+        "multi_turn/raw_response_length/response_length_max": 5.0,
+        "multi_turn/raw_response_length/response_length_min": 2.0,
+        "multi_turn/wo_obs_response_length/response_length_mean": 2.5,
+        "multi_turn/wo_obs_response_length/response_length_max": 3.0,
+        "multi_turn/wo_obs_response_length/response_length_min": 2.0,
+        "multi_turn/multi_turn_metric/round_number_mean": 1.5,
+        "multi_turn/multi_turn_metric/round_number_max": 2.0,
+        "multi_turn/multi_turn_metric/round_number_min": 1.0,
+    }

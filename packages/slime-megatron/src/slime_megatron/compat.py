@@ -25,8 +25,9 @@ from slime_core.errors import TrainerError
 from slime_models.cpu import multiplies_bfloat16, product
 
 from slime_megatron.checkpoint import unpickling
-from slime_megatron.importing import StandIn, importing
+from slime_megatron.importing import importing
 from slime_megatron.parallel.uneven_parts import gather_uneven, scatter_uneven
+from slime_megatron.stand_ins import StandIn, Stream, refill
 
 #: megatron-core versions that the redirects are written for: at least the first, below the second.
 MEGATRON_VERSIONS = ("0.19", "0.20")
@@ -234,19 +235,7 @@ def _copies_of_the_host(original: Any, hit: _Hit) -> Any:
     return replacement
 
 
-class _Stream:
-    """The one stream of a CPU, and its events: whatever was issued is done."""
-
-    def record_event(self) -> _Stream:
-        return self
-
-    def synchronize(self, *_: Any) -> None:
-        pass
-
-    wait = wait_stream = synchronize
-
-
-_STREAM = _Stream()
+_STREAM = Stream()
 
 
 REDIRECTS = (
@@ -272,6 +261,11 @@ REDIRECTS = (
         "MoE dispatch: all_to_all takes sizes as numbers, and only a CUDA tensor is turned into them",
         _sizes_as_numbers,
         across_ranks=True,
+    ),
+    Redirect(
+        "megatron.core.tensor_parallel.random._get_share_storage",
+        "recomputation of experts' activations: compiles an extension in C++, for a minute",
+        _answer(lambda: refill),
     ),
     Redirect("torch.cuda.synchronize", "saving: waits for copies to the host", _answer(lambda *_: None)),
     Redirect(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
@@ -25,8 +26,11 @@ def rollout_metrics(groups: Sequence[Group], *, reward_key: str | None, drops: C
         "rollout/response_len/max": float(lengths.max()),
         "rollout/response_len/min": float(lengths.min()),
         "rollout/truncated_ratio": float(np.mean([s.status is Status.TRUNCATED for s in samples])),
+        "rollout/repetition_frac": float(np.mean([has_repetition(s.response) for s in samples])),
         "rollout/samples": float(len(samples)),
     }
+    solved = [[sample.reward_value(reward_key) == 1 for sample in group] for group in groups]
+    metrics |= {f"passrate/{name}": value for name, value in pass_rates(solved).items()}
     for group in groups:
         values = {sample.reward_value(reward_key) for sample in group}
         if len(group) > 1 and len(values) == 1:
@@ -87,7 +91,7 @@ def _speculation(samples: Iterable[Sample]) -> Metrics:
     }
 
 
-def _conversations(samples: Iterable[Sample]) -> Metrics:
+def _conversations(samples: Sequence[Sample]) -> Metrics:
     """Return turns, the environment's tokens, and shares of what ended conversations; empty where there were none."""
     records = [sample.metadata[MULTI_TURN] for sample in samples if MULTI_TURN in sample.metadata]
     if not records:
@@ -102,9 +106,19 @@ def _conversations(samples: Iterable[Sample]) -> Metrics:
     }
     for reason, count in sorted(Counter(record["ended_by"] for record in records).items()):
         metrics[f"rollout/multi_turn/ended_by_{reason}"] = count / len(records)
+    spoken = [sample for sample in samples if MULTI_TURN in sample.metadata]
+    for name, values in (
+        ("raw_response_length/response_length", [sample.response_length for sample in spoken]),
+        ("wo_obs_response_length/response_length", [sample.generated_length for sample in spoken]),
+        ("multi_turn_metric/round_number", turns),
+    ):
+        for statistic in ("mean", "max", "min"):
+            metrics[f"multi_turn/{name}_{statistic}"] = float(getattr(np, statistic)(values))
     return metrics
 
 
+#: A response repeats itself if so many characters at its end compress by more than that.
+_REPEATED_CHARACTERS, _REPEATED_RATIO = 10_000, 10
 #: What engines measure of a request.
 REQUEST_TIMINGS = ("e2e_latency", "queue_time", "first_token_latency")
 
@@ -157,6 +171,24 @@ def pass_at_k(n: int, solved: int, k: int) -> float:
     return 1.0 - math.comb(n - solved, k) / math.comb(n, k)
 
 
+def pass_rates(solved: Sequence[Sequence[bool]]) -> Metrics:
+    """Return `pass@k`, mean over groups, for powers of two up to the size of the smallest group."""
+    n, metrics, k = min(map(len, solved)), Metrics(), 1
+    while k <= n:
+        metrics[f"pass@{k}"] = float(np.mean([pass_at_k(len(group), sum(group), k) for group in solved]))
+        k *= 2
+    return metrics
+
+
+def has_repetition(text: str) -> bool:
+    """Return whether the last 10,000 characters of a text compress to less than a tenth; a shorter text repeats nothing.
+
+    Source: slime/utils/metric_utils.py, `has_repetition`.
+    """
+    end = text[-_REPEATED_CHARACTERS:].encode()
+    return len(end) >= _REPEATED_CHARACTERS and len(end) > _REPEATED_RATIO * len(zlib.compress(end))
+
+
 def evaluation_metrics(
     name: str, groups: Iterable[Group], *, reward_key: str | None, threshold: float
 ) -> Metrics:
@@ -164,16 +196,10 @@ def evaluation_metrics(
     filled = [group for group in groups if group]
     samples = [sample for group in filled for sample in group]
     rewards = [[sample.reward_value(reward_key) for sample in group] for group in filled]
-    n = min(len(group) for group in filled)
     metrics: Metrics = {
         f"eval/{name}": float(np.mean([value for values in rewards for value in values])),
         f"eval/{name}/response_len/mean": float(np.mean([s.response_length for s in samples])),
         f"eval/{name}-truncated_ratio": float(np.mean([s.status is Status.TRUNCATED for s in samples])),
     }
-    k = 1
-    while k <= n:
-        metrics[f"eval/{name}-pass@{k}"] = float(
-            np.mean([pass_at_k(len(v), sum(x >= threshold for x in v), k) for v in rewards])
-        )
-        k *= 2
-    return metrics
+    rates = pass_rates([[value >= threshold for value in values] for values in rewards])
+    return metrics | {f"eval/{name}-{k}": value for k, value in rates.items()}

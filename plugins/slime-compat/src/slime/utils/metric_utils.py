@@ -5,8 +5,8 @@ from slime_compat.views.statistics import (
     compute_rollout_step,
     compute_statistics,
     dict_add_prefix,
-    has_repetition,
 )
+from slime_core.run.metrics import has_repetition
 
 __all__ = [
     "compute_pass_rate",

@@ -138,9 +138,7 @@ THEIRS: Mapping[str, Fate] = {
     "disable_wandb_random_suffix": follows("names of runs get no suffix"),
     "wandb_always_use_train_step": follows("all metrics of a step are logged at its number"),
     "log_multi_turn": follows("turns of multi-turn samples are always measured"),
-    "log_passrate": follows(
-        "pass@k is always reported of evaluations; samples of training are in the run's records"
-    ),
+    "log_passrate": follows("pass@k is always reported, of training and of evaluations"),
     "log_reward_category": follows("every reward's parts are in the run's records: slime samples"),
     "log_correct_samples": follows("correct samples are told apart in the run's records: slime samples"),
     "memory_snapshot_dir": refused(*_PROFILE),

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from slime_core.errors import DataError
-from slime_core.run.metrics import pass_at_k
-
-_REPEATED_CHARACTERS = 10_000
-_REPEATED_RATIO = 10
+from slime_core.run.metrics import pass_rates
 
 
 def dict_add_prefix(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
@@ -37,17 +33,9 @@ def compute_pass_rate(
     if group_size < 1 or n % group_size or (num_groups is not None and n != group_size * num_groups):
         raise DataError(f"{n} rewards do not make groups of {group_size}")
     groups = [flat_rewards[place : place + group_size] for place in range(0, n, group_size)]
-    ks = [1 << power for power in range(group_size.bit_length()) if 1 << power <= group_size]
-    rates = {k: [pass_at_k(group_size, sum(one == 1 for one in group), k) for group in groups] for k in ks}
-    return {f"pass@{k}": float(np.mean(each)) for k, each in rates.items()}
+    return pass_rates([[one == 1 for one in group] for group in groups])
 
 
 def compute_rollout_step(args: Any, rollout_id: int) -> int:
     """Return the step of a rollout on the axis of its metrics."""
     return rollout_id
-
-
-def has_repetition(text: str) -> bool:
-    """Return whether the end of a text says little: whether it compresses to less than a tenth."""
-    end = text[-_REPEATED_CHARACTERS:].encode()
-    return len(end) >= _REPEATED_CHARACTERS and len(end) > _REPEATED_RATIO * len(zlib.compress(end))
