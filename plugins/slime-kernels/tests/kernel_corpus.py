@@ -38,3 +38,24 @@ def written() -> dict[str, tuple[KernelProblem, str, list[dict[str, Any]]]]:
             wrong.append({**one, "source": kernel.replace(before, after)})
         found[entry["name"]] = (problem, kernel, wrong)
     return found
+
+
+RELU = '''
+@triton.jit
+def relu_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + at, mask=at < n)
+    tl.store(y_ptr + at, tl.maximum(x, 0.0), mask=at < n)
+
+def launch(x, y):
+    relu_kernel[(triton.cdiv(x.numel(), 256),)](x, y, x.numel(), 256)
+
+'''
+
+
+def candidates(name: str) -> dict[str, tuple[KernelProblem, str]]:
+    """Return name -> (problem, source) of the cheats, or of the honest."""
+    problems = {key: problem for key, (problem, _, _) in written().items()}
+    return {
+        one["name"]: (problems[one["problem"]], KERNEL_IMPORTS + RELU + one["kernel"]) for one in read(name)
+    }

@@ -97,12 +97,13 @@ def interpret(header: dict[str, Any], buffers: Sequence[bytes]) -> tuple[dict[st
             assert model is not None
             for ours, new in zip(tensors_of(inputs), tensors_of(fresh), strict=True):
                 ours.copy_(new)
+        before_call = [] if interpreted.samples else _bytes(inputs)
         with torch.no_grad(), interpreted.recording() as launches, Watch(interpreted) as watch:
             torch.manual_seed(trial["seed"])
             result = model(*inputs)
         seen: dict[str, Any] = {"launches": launches, "delegated": watch.delegated}
         if not interpreted.samples:
-            seen["mutated"] = _bytes(inputs) != _bytes(fresh)
+            seen["mutated"] = _bytes(inputs) != before_call
             seen["outputs"] = watch.outputs(result)
             seen["answer"] = encode(result, out)
         trials.append(seen)

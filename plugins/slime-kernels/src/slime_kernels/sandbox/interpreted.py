@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
+from triton import language
 from triton.runtime import interpreter
 
 from slime_kernels.sandbox.launch_memory import LaunchMemory, RaceError
@@ -124,7 +125,7 @@ class Interpreted:
 
         def counted_dot(a: Any, b: Any, *rest: Any) -> Any:
             self._products += 2 * a.data.size * b.data.shape[-1]
-            return dot(a, b, *rest)
+            return dot(_widened(builder, a), _widened(builder, b), *rest)
 
         builder.create_masked_load, builder.create_masked_store = masked_load, masked_store
         builder.create_atomic_rmw, builder.create_atomic_cas = atomic_rmw, atomic_cas
@@ -153,6 +154,11 @@ def _tensors(value: Any) -> list[Tensor]:
     """Return the tensors of a kernel's argument, those in a tensor descriptor among them."""
     base = getattr(value, "base", None)
     return tensors_of(value) or ([base] if isinstance(base, Tensor) else [])
+
+
+def _widened(builder: Any, factor: Any) -> Any:
+    """Return a factor of a product, in float32 where it is bfloat16: the interpreter would multiply its bits (triton 3.8)."""
+    return builder.cast_impl(factor, language.float32) if factor.dtype.scalar is language.bfloat16 else factor
 
 
 def _size(ptrs: Any) -> int:
