@@ -89,6 +89,8 @@ class _Visitor(ast.NodeVisitor):
         self._names, self._findings = names, findings
         self._functions: list[str] = []
         self._in_kernel = False
+        self._locals: set[str] = set()
+        """Names that a function around has given a meaning of their own."""
 
     def _find(self, rule: str, node: ast.AST, text: str) -> None:
         self._findings.append(Finding(rule, line_of(node), text))
@@ -110,11 +112,12 @@ class _Visitor(ast.NodeVisitor):
         for part in (*node.decorator_list, node.args, *([node.returns] if node.returns else [])):
             self.visit(part)
         was, self._in_kernel = self._in_kernel, self._in_kernel or node.name in self._names.kernels
+        outer, self._locals = self._locals, self._locals | _stored(node)
         self._functions.append(node.name)
         for statement in node.body:
             self.visit(statement)
         self._functions.pop()
-        self._in_kernel = was
+        self._in_kernel, self._locals = was, outer
 
     def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
         self._find("forbidden", node, "is asynchronous")
@@ -130,14 +133,18 @@ class _Visitor(ast.NodeVisitor):
             self._find("forbidden", node, "deletes an attribute")
         self.generic_visit(node)
 
+    def visit_Expr(self, node: ast.Expr) -> None:
+        if not isinstance(node.value, ast.Constant):  # a docstring may say what it likes
+            self.visit(node.value)
+
     def visit_Constant(self, node: ast.Constant) -> None:
-        if isinstance(node.value, str) and "__" in node.value and not _is_docstring(node.value):
+        if isinstance(node.value, str) and "__" in node.value:
             self._find("forbidden", node, "has text with the name of a special attribute")
 
     def visit_Name(self, node: ast.Name) -> None:
         if node.id in BUILTINS or (_is_special(node.id) and node.id != "__name__"):
             self._find("forbidden", node, f"uses {node.id}")
-        path = self._names.modules.get(node.id)
+        path = None if node.id in self._locals else self._names.modules.get(node.id)
         if isinstance(node.ctx, ast.Store | ast.Del) and path is not None:
             self._find("forbidden", node, f"gives {node.id} another meaning")
         elif path is not None and "." in path:
@@ -158,7 +165,7 @@ class _Visitor(ast.NodeVisitor):
         if isinstance(node.ctx, ast.Store) and path_of(node.value) not in ("self", "ctx"):
             self._find("forbidden", node, f"sets the attribute {node.attr} of what is not self")
         path = self._names.path(node)
-        if path is None:
+        if path is None or str(path_of(node)).partition(".")[0] in self._locals:
             if node.attr in _METHODS_REFUSED and path_of(node.value) != "self":
                 self._find("forbidden", node, f"uses {node.attr}")
             self.visit(node.value)
@@ -240,6 +247,10 @@ def _calls_super(node: ast.Attribute) -> bool:
     )
 
 
-def _is_docstring(text: str) -> bool:
-    """Return whether a text is prose, in which the name of a special method may stand, and no format or name."""
-    return "{" not in text and "." not in text.split("__")[0][-1:] and len(text.split()) > 3
+def _stored(function: ast.FunctionDef) -> set[str]:
+    """Return the names that are assigned somewhere in a function: there they are its own."""
+    return {
+        node.id
+        for node in ast.walk(function)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store | ast.Del)
+    }

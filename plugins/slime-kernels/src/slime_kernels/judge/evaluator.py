@@ -174,8 +174,8 @@ class Evaluator:
             raise _Ended(status, "compiles", f"{kind}: {text}")
         if not said["launches"]:
             raise _Ended(EvalStatus.REJECTED, "honest", "launches no kernel")
-        kernels: list[dict[str, Any]] = said["kernels"]
-        return kernels
+        used = sorted({launch["kernel"] for launch in said["launches"]})
+        return [said["kernels"][number] for number in used]
 
     def _correct(self, problem: KernelProblem, source: str, code: str, facts: dict[str, Any]) -> None:
         settings = self.settings

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,10 +25,13 @@ class Interpreted:
 
     Args:
         sampled_programs: of each launch, how many are run, for their cost; all where None, with a search for races.
+        counts: whether a launch is the candidate's own, and to be taken down.
     """
 
-    def __init__(self, sampled_programs: int | None = None) -> None:
-        self.samples = sampled_programs
+    def __init__(
+        self, sampled_programs: int | None = None, *, counts: Callable[[], bool] = lambda: True
+    ) -> None:
+        self.samples, self._counts = sampled_programs, counts
         self.inside = False
         """A launch is running: what torch does now is the interpreter's."""
         self.written: dict[int, NDArray[np.bool_]] = {}
@@ -90,6 +93,8 @@ class Interpreted:
             executor.fn(**bound)
         if memory.race and not memory.atomics:
             raise RaceError(f"{executor.fn.__name__}: {memory.race}")
+        if not self._counts():
+            return
         self._launches.append(
             {
                 "name": executor.fn.__name__,

@@ -48,8 +48,10 @@ class OfflineDriver(DriverBase):  # type: ignore[misc]  # triton has no types
         self._target, shared_bytes = TARGETS[target]
         self.name, self.utils = target, _Utils(shared_bytes)
         self.launches: list[dict[str, Any]] = []
-        self.sources: list[tuple[Any, Any, int]] = []
-        """(source, metadata, its launches) of each kernel that was compiled."""
+        self.sources: list[tuple[Any, Any]] = []
+        """(source, metadata) of each kernel that was compiled."""
+        self.timing = False
+        """Autotuning tries a configuration; its launches are not the candidate's."""
 
     @classmethod
     def is_active(cls) -> bool:
@@ -87,7 +89,11 @@ class OfflineDriver(DriverBase):  # type: ignore[misc]  # triton has no types
         """Return what autotuning times launches with: each is launched once, and all take as long."""
 
         def bench(call: Callable[[], Any], *, quantiles: Sequence[float] = (0.5,), **_: Any) -> list[float]:
-            call()
+            self.timing = True
+            try:
+                call()
+            finally:
+                self.timing = False
             return [1.0] * len(quantiles)
 
         return bench
@@ -102,10 +108,11 @@ class OfflineDriver(DriverBase):  # type: ignore[misc]  # triton has no types
     def launcher_cls(self, source: Any, metadata: Any) -> Callable[..., None]:
         """Return what stands in the place of a launch."""
         number = len(self.sources)
-        self.sources.append((source, metadata, 0))
+        self.sources.append((source, metadata))
 
         def launch(x: int, y: int, z: int, *_: Any) -> None:
-            self.launches.append({"kernel": number, "grid": [int(x), int(y), int(z)]})
+            if not self.timing:
+                self.launches.append({"kernel": number, "grid": [int(x), int(y), int(z)]})
 
         return launch
 
