@@ -40,7 +40,7 @@ def written() -> dict[str, tuple[KernelProblem, str, list[dict[str, Any]]]]:
     return found
 
 
-RELU = '''
+RELU = """
 @triton.jit
 def relu_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -50,7 +50,7 @@ def relu_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
 def launch(x, y):
     relu_kernel[(triton.cdiv(x.numel(), 256),)](x, y, x.numel(), 256)
 
-'''
+"""
 
 
 def candidates(name: str) -> dict[str, tuple[KernelProblem, str]]:

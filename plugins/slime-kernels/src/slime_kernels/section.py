@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 from pydantic import field_validator
-from slime_core.config.base import Amount, Count, Index, SectionModel, Seconds, Seed, Text
+from slime_core.config.base import Amount, Count, Index, Seconds, SectionModel, Seed, Text
 
 CODE = "{code}"
 #: What a prompt says where nothing else is set; `problems.prompt` fills it in.

@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
-_TYPING = frozenset("Any Callable Dict Iterable List Literal NamedTuple Optional Sequence Tuple Union".split())
+_TYPING = frozenset(
+    [
+        "Any",
+        "Callable",
+        "Dict",
+        "Iterable",
+        "List",
+        "Literal",
+        "NamedTuple",
+        "Optional",
+        "Sequence",
+        "Tuple",
+        "Union",
+    ]
+)
 #: Module -> names of it that may be used; None for all that have no leading underscore.
 MODULES: dict[str, frozenset[str] | None] = {
     "math": None,
@@ -23,25 +37,74 @@ unbind movedim swapaxes t numel"""
 _ASKING = """is_tensor is_floating_point is_contiguous finfo iinfo promote_types result_type dtype device Size Tensor
 memory_format contiguous_format channels_last strided get_default_dtype"""
 #: Names of torch that host code may use anywhere: those that make, view or describe tensors.
-TORCH = frozenset(f"{_DTYPES} {_MAKING} {_MOVING} {_ASKING} no_grad inference_mode nn autograd cuda pi inf nan e".split())
+TORCH = frozenset(
+    f"{_DTYPES} {_MAKING} {_MOVING} {_ASKING} no_grad inference_mode nn autograd cuda pi inf nan e".split()
+)
 #: Names of torch that make weights, in constructors alone.
-TORCH_IN_CONSTRUCTOR = TORCH | frozenset("randn rand randn_like rand_like randint normal eye linspace sqrt Generator".split())
+TORCH_IN_CONSTRUCTOR = TORCH | frozenset(
+    ["randn", "rand", "randn_like", "rand_like", "randint", "normal", "eye", "linspace", "sqrt", "Generator"]
+)
 #: `torch.cuda.NAME`; each is put for a CPU by `portable`.
-TORCH_CUDA = frozenset("current_device device is_available device_count get_device_properties".split())
+TORCH_CUDA = frozenset(["current_device", "device", "is_available", "device_count", "get_device_properties"])
 #: `torch.nn.NAME` outside of constructors.
 TORCH_NN = frozenset({"Module", "Parameter"})
-TRITON = frozenset("jit autotune heuristics Config cdiv next_power_of_2 language constexpr_function".split())
+TRITON = frozenset(
+    ["jit", "autotune", "heuristics", "Config", "cdiv", "next_power_of_2", "language", "constexpr_function"]
+)
 #: Names of triton.language that are refused: code of other languages, and the inside of the compiler.
 NOT_IN_LANGUAGE = frozenset(
-    "inline_asm_elementwise core semantic extra math_impl dispatch target_info builtin tensor_descriptor_base".split()
+    [
+        "inline_asm_elementwise",
+        "core",
+        "semantic",
+        "extra",
+        "math_impl",
+        "dispatch",
+        "target_info",
+        "builtin",
+        "tensor_descriptor_base",
+    ]
 )
 #: Builtins that reach what a candidate has no business with.
 BUILTINS = frozenset(
-    """eval exec compile open input globals locals vars dir getattr setattr delattr breakpoint memoryview help exit quit
-    id type __import__ __builtins__ __build_class__ __loader__ __spec__""".split()
+    [
+        "eval",
+        "exec",
+        "compile",
+        "open",
+        "input",
+        "globals",
+        "locals",
+        "vars",
+        "dir",
+        "getattr",
+        "setattr",
+        "delattr",
+        "breakpoint",
+        "memoryview",
+        "help",
+        "exit",
+        "quit",
+        "id",
+        "type",
+        "__import__",
+        "__builtins__",
+        "__build_class__",
+        "__loader__",
+        "__spec__",
+    ]
 )
 #: Special methods that a class of a candidate may define.
 METHODS = frozenset({"__init__", "__call__", "__repr__", "__post_init__"})
 BASES = frozenset(
-    "nn.Module torch.nn.Module object torch.autograd.Function autograd.Function Function NamedTuple Module".split()
+    [
+        "nn.Module",
+        "torch.nn.Module",
+        "object",
+        "torch.autograd.Function",
+        "autograd.Function",
+        "Function",
+        "NamedTuple",
+        "Module",
+    ]
 )

@@ -49,12 +49,16 @@ def read_names(tree: ast.Module) -> Names:
         elif isinstance(node, ast.ImportFrom):
             for alias in node.names:
                 if node.level or alias.name == "*":
-                    names.findings.append(Finding("import", node.lineno, "imports by name, and absolute, only"))
+                    names.findings.append(
+                        Finding("import", node.lineno, "imports by name, and absolute, only")
+                    )
                 else:
                     _import_from(names, node, str(node.module), alias)
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
-            paths = [names.path(one.func if isinstance(one, ast.Call) else one) for one in node.decorator_list]
+            paths = [
+                names.path(one.func if isinstance(one, ast.Call) else one) for one in node.decorator_list
+            ]
             if JIT in paths:
                 names.kernels[node.name] = node
     return names
@@ -76,7 +80,7 @@ def _import_from(names: Names, node: ast.AST, module: str, alias: ast.alias) -> 
     allowed = module in MODULES and (known is None or alias.name in known) and not alias.name.startswith("_")
     if module.partition(".")[0] in _ROOTS:
         allowed = path in _IMPORTABLE or (module in _IMPORTABLE and not alias.name.startswith("_"))
-        if module == "triton" and alias.name not in TRITON or alias.name in NOT_IN_LANGUAGE:
+        if (module == "triton" and alias.name not in TRITON) or alias.name in NOT_IN_LANGUAGE:
             allowed = False
     if not allowed:
         names.findings.append(Finding("import", line_of(node), f"imports {path}, which is not allowed"))

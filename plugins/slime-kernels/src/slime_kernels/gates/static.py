@@ -160,7 +160,11 @@ class _Visitor(ast.NodeVisitor):
     def visit_Attribute(self, node: ast.Attribute) -> None:
         if _is_special(node.attr) and not _calls_super(node):
             self._find("forbidden", node, f"uses the attribute {node.attr}")
-        elif node.attr.startswith("_") and path_of(node.value) not in ("self", "cls") and not _calls_super(node):
+        elif (
+            node.attr.startswith("_")
+            and path_of(node.value) not in ("self", "cls")
+            and not _calls_super(node)
+        ):
             self._find("forbidden", node, f"uses the private attribute {node.attr}")
         if isinstance(node.ctx, ast.Store) and path_of(node.value) not in ("self", "ctx"):
             self._find("forbidden", node, f"sets the attribute {node.attr} of what is not self")
@@ -190,9 +194,11 @@ class _Visitor(ast.NodeVisitor):
         elif root == "torch":
             self._torch(node, path, first, more)
         elif root == "triton":
-            if first not in TRITON or (first == "language" and set(more.split(".")) & NOT_IN_LANGUAGE):
-                self._find("forbidden", node, f"uses {path}")
-            elif first != "language" and more:
+            if (
+                first not in TRITON
+                or (first == "language" and set(more.split(".")) & NOT_IN_LANGUAGE)
+                or (first != "language" and more)
+            ):
                 self._find("forbidden", node, f"uses {path}")
         else:
             module, _, name = path.rpartition(".")
@@ -221,14 +227,62 @@ class _Visitor(ast.NodeVisitor):
 
 #: Parts of torch that are no computation: said so, whatever else they are.
 _TORCH_REFUSED = frozenset(
-    """ops compile jit library utils overrides multiprocessing load save hub fx backends set_default_dtype manual_seed
-    set_default_device get_rng_state set_rng_state classes package profiler""".split()
+    [
+        "ops",
+        "compile",
+        "jit",
+        "library",
+        "utils",
+        "overrides",
+        "multiprocessing",
+        "load",
+        "save",
+        "hub",
+        "fx",
+        "backends",
+        "set_default_dtype",
+        "manual_seed",
+        "set_default_device",
+        "get_rng_state",
+        "set_rng_state",
+        "classes",
+        "package",
+        "profiler",
+    ]
 )
 #: Attributes of any object by which code, other memory or other launches would be reached.
 _METHODS_REFUSED = frozenset(
-    """data_ptr untyped_storage storage set_ share_memory_ register_hook register_forward_hook register_forward_pre_hook
-    run fn src warmup add_pre_run_hook pre_run_hooks cache_hook f_globals f_back f_locals gi_frame cr_frame tb_frame
-    func_globals mro register_buffer_hook as_subclass apply_ map_ numpy tolist""".split()
+    [
+        "data_ptr",
+        "untyped_storage",
+        "storage",
+        "set_",
+        "share_memory_",
+        "register_hook",
+        "register_forward_hook",
+        "register_forward_pre_hook",
+        "run",
+        "fn",
+        "src",
+        "warmup",
+        "add_pre_run_hook",
+        "pre_run_hooks",
+        "cache_hook",
+        "f_globals",
+        "f_back",
+        "f_locals",
+        "gi_frame",
+        "cr_frame",
+        "tb_frame",
+        "func_globals",
+        "mro",
+        "register_buffer_hook",
+        "as_subclass",
+        "apply_",
+        "map_",
+        "numpy",
+        "tolist",
+    ]
 )
 
 

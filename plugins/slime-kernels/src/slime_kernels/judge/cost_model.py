@@ -29,6 +29,8 @@ class Device:
     registers: int = 65536
     shared_bytes: int = 167_936
     warps: int = 64
+    lanes: int = 32
+    """Threads of a warp."""
 
 
 DEVICES: Mapping[str, Device] = {
@@ -58,6 +60,8 @@ DEVICES: Mapping[str, Device] = {
         multiprocessors=304,
         registers=131_072,
         shared_bytes=65_536,
+        warps=32,
+        lanes=64,
     ),
 }
 #: Warps of a multiprocessor that hide its memory's latency; fewer leave bandwidth unused.
@@ -77,7 +81,7 @@ def candidate_us(
         target: the device.
     """
     parts = [_launch(one, kernels.get(one["name"]), target) for one in launches]
-    return sum(part["us"] for part in parts), parts
+    return float(sum(part["us"] for part in parts)), parts
 
 
 def _launch(launch: Mapping[str, Any], kernel: Mapping[str, Any] | None, target: str) -> dict[str, Any]:
@@ -88,7 +92,7 @@ def _launch(launch: Mapping[str, Any], kernel: Mapping[str, Any] | None, target:
     share, spilled = 1.0, 0.0
     if kernel is not None:
         about = kernel["targets"][target]
-        threads = 32 * kernel["warps"]
+        threads = device.lanes * kernel["warps"]
         blocks = min(
             device.registers // max(1, about["registers"] * threads),
             device.shared_bytes // max(1, about["shared_bytes"]),
@@ -115,16 +119,12 @@ def _launch(launch: Mapping[str, Any], kernel: Mapping[str, Any] | None, target:
 def eager_us(operations: Sequence[Mapping[str, Any]], target: str) -> float:
     """Return the time of PyTorch's operations, one launch each, microseconds."""
     device = DEVICES[target]
-    return sum(
-        device.launch_us
-        + _EAGER_US
-        + max(
-            one["bytes"] / device.memory_bytes_per_us,
-            one["flops"]
-            / (_PRODUCT_SHARE * device.products_per_us if one["products"] else device.flops_per_us),
-        )
-        for one in operations
-    )
+    total = 0.0
+    for one in operations:
+        rate = _PRODUCT_SHARE * device.products_per_us if one["products"] else device.flops_per_us
+        slowest = max(one["bytes"] / device.memory_bytes_per_us, one["flops"] / rate)
+        total += device.launch_us + _EAGER_US + slowest
+    return total
 
 
 def least_us(least_bytes: int, target: str) -> float:

@@ -27,18 +27,26 @@ _MOST_FACTS = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
+class Options:
+    """What one evaluation may have otherwise than others of its evaluator."""
+
+    n_trials: int = 5
+    seed: int = 42
+    measure: bool = True
+    """Estimate the time of what is correct."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class EvaluatorSettings:
     """How candidates are tried."""
 
     targets: Sequence[str] = ("sm_90",)
     """Architectures to compile for; the first is the one whose time is estimated."""
-    n_trials: int = 5
-    seed: int = 42
+    options: Options = field(default_factory=Options)
+    """Of evaluations that bring none."""
     timeout_s: float = 60.0
     """Of each process."""
     memory_bytes: int = 4 << 30
-    measure: bool = True
-    """Estimate the time of what is correct."""
     scale: RewardScale = field(default_factory=RewardScale)
 
     @property
@@ -75,7 +83,9 @@ class Evaluator:
         self.settings, self._server = settings, server
         self._facts: dict[str, dict[str, Any]] = {}
 
-    def evaluate(self, problem: KernelProblem, source: str, *, backend: str = "triton") -> Verdict:
+    def evaluate(
+        self, problem: KernelProblem, source: str, *, backend: str = "triton", options: Options | None = None
+    ) -> Verdict:
         """Return what becomes of a candidate; blocks until it is known.
 
         Nothing that a candidate does raises here.
@@ -83,6 +93,7 @@ class Evaluator:
         Raises:
             SandboxError: this machine cannot isolate a process; nothing was run.
         """
+        options = options or self.settings.options
         reached = {"compiled": False, "correct": False}
         kernels: list[dict[str, Any]] = []
         timing = None
@@ -92,10 +103,10 @@ class Evaluator:
             code = portable(tree)
             kernels += self._compile(code, facts)
             reached["compiled"] = True
-            self._correct(problem, source, code, facts)
+            self._correct(problem, source, code, facts, options)
             reached["correct"] = True
             ended = _Ended(EvalStatus.CORRECT, "correct", "")
-            if self.settings.measure:
+            if options.measure:
                 timing = self._time(code, facts, kernels)
                 ended = _Ended(EvalStatus.CORRECT, "fast", "")
         except _Ended as error:
@@ -140,7 +151,9 @@ class Evaluator:
         answer = self._server.call("interpret", job, header, buffers, limits=self.settings.limits)
         if answer.header is None or "error" in answer.header:
             why = answer.header["error"] if answer.header else f"ended by {answer.ending} {answer.log[-300:]}"
-            raise _Ended(EvalStatus.SERVER_ERROR, "problem", f"the problem's own module fails in {job}: {why}")
+            raise _Ended(
+                EvalStatus.SERVER_ERROR, "problem", f"the problem's own module fails in {job}: {why}"
+            )
         return answer
 
     def _untrusted(
@@ -153,9 +166,7 @@ class Evaluator:
         """
         answer = self._server.call(kind, kind, header, buffers, limits=self.settings.limits)
         if answer.forged:
-            raise _Ended(
-                EvalStatus.REJECTED, "honest", "wrote where only the evaluator writes"
-            )
+            raise _Ended(EvalStatus.REJECTED, "honest", "wrote where only the evaluator writes")
         if answer.header is not None:
             return answer.header, answer.buffers
         if answer.ending == "time":
@@ -177,9 +188,10 @@ class Evaluator:
         used = sorted({launch["kernel"] for launch in said["launches"]})
         return [said["kernels"][number] for number in used]
 
-    def _correct(self, problem: KernelProblem, source: str, code: str, facts: dict[str, Any]) -> None:
-        settings = self.settings
-        trials = trials_of(problem, source, facts, n_trials=settings.n_trials, seed=settings.seed)
+    def _correct(
+        self, problem: KernelProblem, source: str, code: str, facts: dict[str, Any], options: Options
+    ) -> None:
+        trials = trials_of(problem, source, facts, n_trials=options.n_trials, seed=options.seed)
         made = self._trusted("inputs", {"code": problem.code, "trials": trials})
         assert made.header is not None
         trials = batches(made.header["trials"], trials)
@@ -192,9 +204,7 @@ class Evaluator:
                 raise _Ended(EvalStatus.REJECTED, "honest", told)
         wanted = self._trusted("answer", {"code": problem.code, "trials": trials}, made.buffers)
         assert wanted.header is not None
-        for number, (trial, answer) in enumerate(
-            zip(said["trials"], wanted.header["answers"], strict=True)
-        ):
+        for number, (trial, answer) in enumerate(zip(said["trials"], wanted.header["answers"], strict=True)):
             why = difference(trial["answer"], answer, found, wanted.buffers)
             if why is None and trial["mutated"]:
                 why = "the inputs were changed"
@@ -238,7 +248,14 @@ class Evaluator:
 
 #: Errors of Triton's compiler, and of the tools that it calls.
 _COMPILER_ERRORS = frozenset(
-    "CompilationError UnsupportedLanguageConstruct CompileTimeAssertionFailure OutOfResources PTXASError RuntimeError".split()
+    [
+        "CompilationError",
+        "UnsupportedLanguageConstruct",
+        "CompileTimeAssertionFailure",
+        "OutOfResources",
+        "PTXASError",
+        "RuntimeError",
+    ]
 )
 #: Errors of what the interpreter checks, under which a kernel is wrong and does not merely fail.
 _WRONG = ("BoundsError", "RaceError")
@@ -255,4 +272,3 @@ def _failure(error: dict[str, str]) -> _Ended:
 
 def _with_reward(verdict: Verdict, scale: RewardScale) -> Verdict:
     return replace(verdict, reward=scale.reward(verdict))
-

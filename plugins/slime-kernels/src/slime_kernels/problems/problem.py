@@ -12,6 +12,8 @@ from slime_core.errors import DataError
 
 #: Key of `Sample.metadata` under which a problem travels to generator and reward; its source is the label.
 PROBLEM_KEY = "kernel_problem"
+#: Key of `Sample.metadata`: how the problem's prompt was made (`text`, `chat`, `template_kwargs`).
+PROMPT_KEY = "kernel_prompt"
 LEVELS = range(1, 5)
 
 

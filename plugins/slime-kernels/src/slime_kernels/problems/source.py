@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from slime_core.config.build import BuildContext
 from slime_core.data.prompt_source import PromptSource, source_of
@@ -11,7 +12,7 @@ from slime_core.errors import ConfigError, DataError, Problem
 from slime_core.samples import Sample
 
 from slime_kernels.problems.generated import generated_problems
-from slime_kernels.problems.problem import PROBLEM_KEY, KernelProblem, problem_of
+from slime_kernels.problems.problem import PROBLEM_KEY, PROMPT_KEY, KernelProblem, problem_of
 from slime_kernels.section import CODE, KernelsSection
 
 
@@ -64,11 +65,16 @@ def _source(
     data, tokenizer = build.settings.data, build.tokenizer
     prototypes = []
     for problem in problems:
-        text = template.replace(CODE, problem.code.rstrip())
+        text = said = template.replace(CODE, problem.code.rstrip())
         if data.apply_chat_template:
             messages = [{"role": "user", "content": text}]
             text = tokenizer.apply_chat_template(messages, **data.apply_chat_template_kwargs)
-        metadata = {PROBLEM_KEY: problem.identity()}
+        made = {
+            "text": said,
+            "chat": data.apply_chat_template,
+            "template_kwargs": dict(data.apply_chat_template_kwargs),
+        }
+        metadata: dict[str, Any] = {PROBLEM_KEY: problem.identity(), PROMPT_KEY: made}
         if build.evaluation:
             metadata["source_name"] = f"level{problem.level}"
         prototypes.append(

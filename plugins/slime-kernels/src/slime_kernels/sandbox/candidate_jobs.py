@@ -125,8 +125,23 @@ def _bytes(value: Any) -> list[bytes]:
 
 def _surroundings() -> dict[str, dict[str, int]]:
     """Return the identities of everything in the modules and classes that a candidate could change for its good."""
-    owners: list[Any] = [torch, torch.nn, torch.nn.functional, torch.Tensor, torch.nn.Module, torch.cuda, time]
-    owners += [builtins, triton, language, interpreter, interpreter.GridExecutor, interpreter.InterpretedFunction]
+    owners: list[Any] = [
+        torch,
+        torch.nn,
+        torch.nn.functional,
+        torch.Tensor,
+        torch.nn.Module,
+        torch.cuda,
+        time,
+    ]
+    owners += [
+        builtins,
+        triton,
+        language,
+        interpreter,
+        interpreter.GridExecutor,
+        interpreter.InterpretedFunction,
+    ]
     return {owner.__name__: {name: id(one) for name, one in vars(owner).items()} for owner in owners}
 
 

@@ -15,7 +15,7 @@ class EagerCost(TorchDispatchMode):
     """Counts the bytes and operations of each kernel that PyTorch would launch."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch has no types there
         self.operations: list[dict[str, Any]] = []
 
     def __torch_dispatch__(

@@ -43,7 +43,9 @@ class Interpreted:
     def install(self) -> None:
         """Put this in the interpreter's place, for good."""
         self._wrap(interpreter.interpreter_builder)
-        interpreter.GridExecutor.__call__ = lambda executor, *args, **kwargs: self._launch(executor, args, kwargs)
+        interpreter.GridExecutor.__call__ = lambda executor, *args, **kwargs: self._launch(
+            executor, args, kwargs
+        )
 
     @contextmanager
     def recording(self) -> Iterator[list[dict[str, Any]]]:
@@ -168,4 +170,4 @@ def _widened(builder: Any, factor: Any) -> Any:
 
 def _size(ptrs: Any) -> int:
     """Return the bytes of what pointers point to."""
-    return max(1, ptrs.get_element_ty().primitive_bitwidth // 8)
+    return max(1, int(ptrs.get_element_ty().primitive_bitwidth) // 8)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from typing import Any
-
-import ctypes
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,7 +44,8 @@ class LaunchMemory:
         self.n_stored = 0
         self._written = written
         self._seeks = seeks_races
-        self._moved = {"loaded": 0, "stored": 0, "touched": {}}
+        self._moved = {"loaded": 0, "stored": 0}
+        self._touched: dict[int, int] = {}
         if seeks_races:
             for base, size in storages.items():
                 if base not in written:
@@ -102,11 +102,14 @@ class LaunchMemory:
 
     def traffic(self) -> dict[str, Any]:
         """Return bytes that were loaded and stored, in sectors, and for each storage (its size, bytes of sectors)."""
-        touched = [[int(self._sizes[i]), moved] for i, moved in self._moved["touched"].items()]
+        touched = [[int(self._sizes[i]), moved] for i, moved in self._touched.items()]
         return {"loaded": self._moved["loaded"], "stored": self._moved["stored"], "touched": touched}
 
     def _flat(self, addresses: NDArray[Any], mask: NDArray[Any]) -> NDArray[np.int64]:
-        return addresses[np.broadcast_to(mask, addresses.shape)].reshape(-1).astype(np.int64)
+        flat: NDArray[np.int64] = (
+            addresses[np.broadcast_to(mask, addresses.shape)].reshape(-1).astype(np.int64)
+        )
+        return flat
 
     def _found(
         self, addresses: NDArray[Any], mask: NDArray[Any], size: int, what: str, kind: str
@@ -130,8 +133,7 @@ class LaunchMemory:
             mine = at[place == number]
             moved = _SECTOR * np.unique(np.concatenate([mine, mine + size - 1]) // _SECTOR).size
             self._moved[kind] += moved
-            touched = self._moved["touched"]
-            touched[int(number)] = touched.get(int(number), 0) + moved
+            self._touched[int(number)] = self._touched.get(int(number), 0) + moved
             found.append((int(self._bases[number]), mine - int(self._bases[number])))
         return found
 

@@ -34,7 +34,9 @@ class _Utils:
             "warpSize": 32,
         }
 
-    def load_binary(self, name: str, kernel: bytes, shared: int, device: int) -> tuple[int, int, int, int, int]:
+    def load_binary(
+        self, name: str, kernel: bytes, shared: int, device: int
+    ) -> tuple[int, int, int, int, int]:
         return 1, 1, 0, 0, 1024
 
     def unload_module(self, module: int) -> None:

@@ -34,7 +34,11 @@ def load(code: str, constants: Mapping[str, int]) -> dict[str, Any]:
 
 def _names(node: ast.stmt) -> Iterator[str]:
     """Yield the names to which a statement assigns a whole number."""
-    if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and type(node.value.value) is int:
+    if (
+        isinstance(node, ast.Assign)
+        and isinstance(node.value, ast.Constant)
+        and type(node.value.value) is int
+    ):
         yield from (target.id for target in node.targets if isinstance(target, ast.Name))
 
 

@@ -15,13 +15,34 @@ from slime_kernels.sandbox.values import tensors_of
 
 #: Operations that make tensors out of nothing.
 _FACTORIES = frozenset(
-    """empty empty_like empty_strided empty_permuted new_empty new_empty_strided zeros zeros_like new_zeros ones ones_like
-    new_ones full full_like new_full arange scalar_tensor zero_ fill_ lift_fresh lift_fresh_copy""".split()
+    [
+        "empty",
+        "empty_like",
+        "empty_strided",
+        "empty_permuted",
+        "new_empty",
+        "new_empty_strided",
+        "zeros",
+        "zeros_like",
+        "new_zeros",
+        "ones",
+        "ones_like",
+        "new_ones",
+        "full",
+        "full_like",
+        "new_full",
+        "arange",
+        "scalar_tensor",
+        "zero_",
+        "fill_",
+        "lift_fresh",
+        "lift_fresh_copy",
+    ]
 )
 #: Operations that move numbers and change none, other than views.
-_MOVES = frozenset("clone _to_copy copy_ contiguous cat stack constant_pad_nd repeat".split())
+_MOVES = frozenset(["clone", "_to_copy", "copy_", "contiguous", "cat", "stack", "constant_pad_nd", "repeat"])
 #: Operations that answer with what is no tensor.
-_QUESTIONS = frozenset("_local_scalar_dense is_same_size item equal".split())
+_QUESTIONS = frozenset(["_local_scalar_dense", "is_same_size", "item", "equal"])
 #: Numbers that may be read out of tensors in a call.
 _MOST_READ = 16
 _POISONED = frozenset(name for name in _FACTORIES if "empty" in name)
@@ -35,7 +56,7 @@ class Watch(TorchDispatchMode):
     """
 
     def __init__(self, interpreted: Interpreted) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch has no types there
         self._interpreted = interpreted
         self._alive: list[Tensor] = []
         self._n_read = 0

@@ -89,8 +89,8 @@ def _confined(order: dict[str, Any], descriptors: list[int], baseline: tuple[int
     for number in signal.SIGINT, signal.SIGTERM, signal.SIGUSR1:
         signal.signal(number, signal.SIG_DFL)
     away = [fcntl.fcntl(each, fcntl.F_DUPFD, _AWAY) for each in descriptors]
-    for each, number in zip(away, (0, 1, 2, REPORT, _ANSWER), strict=True):
-        os.dup2(each, number)
+    for each, place in zip(away, (0, 1, 2, REPORT, _ANSWER), strict=True):
+        os.dup2(each, place)
     os.closerange(3, REPORT)
     os.closerange(_ANSWER + 1, 1024)
     order["limits"]["RLIMIT_AS"] = order["memory_bytes"] + baseline[1]
