@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from slime_core.config.base import Unset
 from slime_core.config.derive import reward_group, trackers
+from slime_core.config.eval_sets import eval_sets
 from slime_core.config.sections import CORE_SECTIONS
 from slime_core.config.settings import Settings
-from slime_core.errors import PluginError, Problem
+from slime_core.errors import ConfigError, PluginError, Problem
 from slime_core.files.json_text import shown
 from slime_core.plugins.contract import breach
 from slime_core.plugins.registry import Plugin, Registry
@@ -34,7 +35,9 @@ _BY_ONE = (
     ("train", "train_backend", "slime.trainers"),
     ("train", "update_weight_transport", "slime.transports"),
     ("algorithm", "value_loss_type", "slime.losses"),
+    ("algorithm", "custom_tis_function_path", "slime.corrections"),
     ("eval", "eval_data_source_path", "slime.sources"),
+    ("eval", "eval_function_path", "slime.eval_functions"),
 )
 
 
@@ -44,6 +47,7 @@ ROLLOUT_HOOKS = (
     "rollout_sample_hook_path",
     "rollout_sample_filter_path",
     "rollout_all_samples_process_path",
+    "custom_convert_samples_to_train_data_path",
     "custom_rollout_log_function_path",
     "custom_eval_rollout_log_function_path",
 )
@@ -71,6 +75,8 @@ def chosen(settings: Settings, registry: Registry) -> Iterator[Choice]:
     with contextlib.suppress(Unset):
         for tracker in trackers(settings.run):
             yield Choice("run.tracker", "slime.trackers", tracker)
+    with contextlib.suppress(Unset, ConfigError):  # what is wrong with the file is said by `input_files`
+        yield from _evaluation_sets(settings, registry)
     for several in (_rewards, _algorithm, _rollout_hooks):
         with contextlib.suppress(Unset):
             yield from several(settings)
@@ -92,6 +98,15 @@ def _rewards(settings: Settings) -> Iterator[Choice]:
         for reference in references:
             if reference is not None:
                 yield Choice(setting, group, reference)
+
+
+def _evaluation_sets(settings: Settings, registry: Registry) -> Iterator[Choice]:
+    """Yield what evaluation sets choose for themselves."""
+    for name, one in eval_sets(settings, registry).items():
+        if one.reward is not None:
+            yield Choice(f"eval.eval_config: {name}", reward_group(settings.reward), one.reward)
+        if one.custom_generate_function_path is not None:
+            yield Choice(f"eval.eval_config: {name}", "slime.generators", one.custom_generate_function_path)
 
 
 def _algorithm(settings: Settings) -> Iterator[Choice]:
@@ -167,7 +182,7 @@ def plugin_problems(
 
 def _misfit(settings: Settings, choice: Choice, plugin: Plugin, registry: Registry) -> Iterator[Problem]:
     try:
-        value = registry.imported(plugin)
+        value = registry.usable(plugin, flag=choice.flag)
     except PluginError as error:
         yield Problem(_where(settings, choice), shown(choice.reference), str(error))
         return

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from slime_core.errors import SampleError
 from slime_core.protocols.capabilities import EngineCapabilities
@@ -32,6 +32,8 @@ class GenerateContext:
     evaluation: bool = False
     max_context_len: int | None = None
     """Most tokens of prompt and response; None where only the engine's own limit holds."""
+    services: dict[str, Any] = field(default_factory=dict)
+    """What plugins started for the run and share, by a name of theirs; closed with it (`close`)."""
 
     async def turn(self, sample: Sample, params: SamplingParams) -> str:
         """Generate one turn, or what is missing of one that was aborted, and append it to the sample with its bookkeeping.
@@ -122,6 +124,18 @@ class GenerateFn(Protocol):
         """Generate. `sample.tokens` holds the prompt ids, and earlier response ids when it is resumed."""
 
 
+def rendering_prompt[F: Callable[..., Any]](generator: F) -> F:
+    """Mark a generator, a function or a class, that renders prompts itself: the prompt ids that a sample comes with are not
+    those that it comes back with."""
+    generator.renders_prompt = True  # type: ignore[attr-defined]  # functions and classes take attributes
+    return generator
+
+
+def renders_prompt(generator: Callable[..., Any]) -> bool:
+    """Return whether a generator is marked as one that renders prompts itself."""
+    return bool(getattr(generator, "renders_prompt", False))
+
+
 class WeakReason(str):
     """A reason to drop a group as long as enough others are left: one that would have to be replaced by sampling again is
     kept. The reference system calls it `keep_when_insufficient`."""
@@ -129,5 +143,7 @@ class WeakReason(str):
     __slots__ = ()
 
 
+#: Async `(run, step, source) -> groups by the name of their evaluation set`, or that and metrics: a whole evaluation.
+EvalFn = Callable[..., Awaitable[Any]]
 #: (group) -> None to keep it, or the reason to drop it: text, or a `WeakReason`
 GroupFilter = Callable[..., str | None]

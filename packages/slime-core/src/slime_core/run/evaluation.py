@@ -7,8 +7,9 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from slime_core.errors import RewardError
-from slime_core.protocols import DataSource, Metrics, SamplingParams
+from slime_core.config.eval_sets import EvalSet, eval_sets
+from slime_core.errors import DataError, RewardError, SampleError
+from slime_core.protocols import DataSource, EvalFn, Metrics, SamplingParams
 from slime_core.rollout.context import RolloutRun
 from slime_core.rollout.group import run_group
 from slime_core.run.metrics import evaluation_metrics
@@ -17,69 +18,148 @@ from slime_core.samples import Group, Sample
 
 async def evaluate_groups(
     run: RolloutRun,
-    source: DataSource,
+    source: DataSource | None,
     *,
     step: int,
     start: Mapping[str, Any],
     write: Callable[[Sequence[Group]], None],
+    function: EvalFn | None = None,
 ) -> tuple[Metrics, float]:
-    """Generate and score all held-out prompts, from the first on.
+    """Have all held-out prompts generated and scored, from the first on.
 
     Args:
         run: whose engine generates.
-        source: of the held-out prompts.
+        source: of the held-out prompts; None where the function has its own.
         step: after which it is evaluated, 0 before the first.
         start: position of the first of them.
         write: given the scored groups, before anything is asked of them.
+        function: that has them generated, a user's; `evaluate` when not given.
 
     Returns:
         `eval/*` metrics by evaluation set, and the share of samples of all sets that reach
         `eval_pass_threshold`, between 0 and 1.
+
+    Raises:
+        SampleError: the function returned something else than groups of samples by the name of their set.
+        RewardError: a sample has no reward because that failed.
     """
-    section = run.settings.eval
-    source.restore(start)
+    threshold = run.settings.eval.eval_pass_threshold
+    if source is not None:
+        source.restore(start)
+    answer = await (function or evaluate)(run, step, source)
+    by_name, more = answer if isinstance(answer, tuple) else (answer, {})
+    _check(by_name, more, step)
+    finished = [group for groups in by_name.values() for group in groups]
+    write(finished)
+    key = run.settings.reward.eval_reward_key or run.settings.reward.reward_key
+    for sample in (sample for group in finished for sample in group):
+        if sample.failure is not None:
+            raise RewardError(f"{sample.name} (evaluation): {sample.failure}")
+    metrics: Metrics = {}
+    for name, members in by_name.items():
+        metrics |= evaluation_metrics(name, members, reward_key=key, threshold=threshold)
+    metrics |= more
+    shown = dict(metrics)
+    takes_over = run.user_hooks.logs_evaluation(step, by_name, shown, reward_key=key)
+    added = {name: value for name, value in shown.items() if name not in metrics}
+    metrics = added if takes_over else metrics | added
+    return metrics, _accuracy(run, by_name, key)
+
+
+def _accuracy(run: RolloutRun, by_name: Mapping[str, Sequence[Group]], key: str | None) -> float:
+    """Return the share of samples that are solved: of all, or where sets have weights the weighted mean of the sets'."""
+    threshold = run.settings.eval.eval_pass_threshold
+    rates, sizes = {}, {}
+    for name, groups in by_name.items():
+        solved = [sample.reward_value(key) >= threshold for group in groups for sample in group]
+        rates[name], sizes[name] = sum(solved) / len(solved), len(solved)
+    sets = {} if run.settings.eval.eval_config is None else eval_sets(run.settings, run.registry)
+    given = {name: sets[name].weight if name in sets else 1.0 for name in rates}
+    weights = given if any(weight != 1.0 for weight in given.values()) else sizes
+    return sum(weights[name] * rate for name, rate in rates.items()) / sum(weights.values())
+
+
+async def evaluate(run: RolloutRun, step: int, source: DataSource | None) -> dict[str, list[Group]]:
+    """Generate and score all prompts of a source, each as the settings of its evaluation set say.
+
+    Args:
+        run: whose engine generates.
+        step: after which it is evaluated, 0 before the first.
+        source: of the held-out prompts.
+
+    Returns:
+        Evaluation set -> its groups.
+
+    Raises:
+        DataError: there are no held-out prompts.
+    """
+    if source is None:
+        raise DataError("eval.eval_prompt_data: found nothing; wanted held-out prompts (--eval-prompt-data)")
     n = len(source)
     groups = source.take(n)
+    sets = {} if run.settings.eval.eval_config is None else eval_sets(run.settings, run.registry)
     done = 0
 
     async def one(group: Group) -> Group:
         nonlocal done
         result = await run_group(
-            run, group, params_of=lambda sample: eval_params(run, sample), evaluation=True
+            run, group, params_of=lambda sample: eval_params(run, sample, sets), evaluation=True
         )
         done += 1
         run.report("eval", done, n)
         return result
 
-    finished = list(await asyncio.gather(*(one(group) for group in groups)))
-    write(finished)
-    key = run.settings.reward.eval_reward_key or run.settings.reward.reward_key
     by_name: dict[str, list[Group]] = defaultdict(list)
-    for group in finished:
-        for sample in group:
-            if sample.failure is not None:
-                raise RewardError(f"{sample.name} (evaluation): {sample.failure}")
+    for group in await asyncio.gather(*(one(group) for group in groups)):
         by_name[str(group[0].metadata.get("source_name", "eval"))].append(group)
-    metrics: Metrics = {}
-    for name, members in by_name.items():
-        metrics |= evaluation_metrics(name, members, reward_key=key, threshold=section.eval_pass_threshold)
-    samples = [sample for group in finished for sample in group]
-    if run.user_hooks.logs_evaluation(step, by_name, dict(metrics), reward_key=key):
-        metrics = {}
-    solved = sum(sample.reward_value(key) >= section.eval_pass_threshold for sample in samples)
-    return metrics, solved / len(samples)
+    return dict(by_name)
 
 
-def eval_params(run: RolloutRun, sample: Sample) -> SamplingParams:
-    """Return how an evaluation sample is drawn."""
-    section, rollout = run.settings.eval, run.settings.rollout
-    return SamplingParams(
-        max_new_tokens=section.eval_max_response_len or rollout.rollout_max_response_len,
-        temperature=section.eval_temperature,
-        top_p=section.eval_top_p,
-        top_k=section.eval_top_k,
-        stop=tuple(rollout.rollout_stop),
-        stop_token_ids=tuple(rollout.rollout_stop_token_ids),
-        seed=(rollout.rollout_seed << 40) + (1 << 39) + (sample.index or 0),
-        skip_special_tokens=rollout.rollout_skip_special_tokens,
+def _check(by_name: Any, metrics: Any, step: int) -> None:
+    """Refuse what an evaluation function returned if it is not what one returns."""
+    who = f"evaluation after step {step}: the function of --eval-function-path"
+    wanted = "a dict of groups of Samples by the name of their set, or that and a dict of metrics"
+    is_dict = (
+        isinstance(by_name, dict) and by_name and all(isinstance(groups, list) for groups in by_name.values())
     )
+    groups = [group for groups in by_name.values() for group in groups] if is_dict else []
+    for group in groups:
+        if not isinstance(group, list) or not group or not all(isinstance(one, Sample) for one in group):
+            raise SampleError(f"{who} returned {type(group).__name__} for a group; wanted {wanted}")
+    if not groups or not isinstance(metrics, dict):
+        raise SampleError(f"{who} returned {str(by_name)[:60]}; wanted {wanted}, and at least one group")
+
+
+def eval_params(run: RolloutRun, sample: Sample, sets: Mapping[str, EvalSet] | None = None) -> SamplingParams:
+    """Return how an evaluation sample is drawn: as its set says, else the section `eval`, else `rollout`.
+
+    Raises:
+        SampleError: its prompt leaves no room in the context.
+    """
+    section, rollout = run.settings.eval, run.settings.rollout
+    own = (sets or {}).get(str(sample.metadata.get("source_name")), EvalSet(path="-"))
+    longest = _given(own.max_response_len, section.eval_max_response_len, rollout.rollout_max_response_len)
+    context = _given(own.max_context_len, section.eval_max_context_len, None)
+    if context is not None:
+        longest = min(longest, context - sample.prompt_length)
+        if longest < 1:
+            raise SampleError(
+                f"{sample.name} (evaluation): its prompt of {sample.prompt_length} tokens leaves no room in "
+                f"eval_max_context_len, {context}; drop such prompts (--eval-max-prompt-len), or raise it"
+            )
+    return SamplingParams(
+        max_new_tokens=longest,
+        min_new_tokens=_given(own.min_new_tokens, section.eval_min_new_tokens),
+        temperature=_given(own.temperature, section.eval_temperature),
+        top_p=_given(own.top_p, section.eval_top_p),
+        top_k=_given(own.top_k, section.eval_top_k),
+        stop=tuple(_given(own.stop, rollout.rollout_stop)),
+        stop_token_ids=tuple(_given(own.stop_token_ids, rollout.rollout_stop_token_ids)),
+        seed=(rollout.rollout_seed << 40) + (1 << 39) + (sample.index or 0),
+        skip_special_tokens=_given(own.skip_special_tokens, rollout.rollout_skip_special_tokens),
+    )
+
+
+def _given(*values: Any) -> Any:
+    """Return the first value that is given."""
+    return next((value for value in values if value is not None), None)

@@ -131,9 +131,13 @@ class Run(GeneratingHalf):
         check_staleness(groups, step=step, bound=self.dispatcher.admission.max_staleness)
         metrics |= staleness_metrics(groups, step=step) | self.dispatcher.depth()
         metrics |= self.concurrency.take_metrics()
-        if self.user_hooks.logs_rollout(step, groups, dict(metrics), metrics["perf/rollout_time"]):
+        shown = dict(metrics)
+        takes_over = self.user_hooks.logs_rollout(step, groups, shown, metrics["perf/rollout_time"])
+        added = {name: value for name, value in shown.items() if name not in metrics}
+        if takes_over:
             for name in [name for name in metrics if name.startswith("rollout/")]:
                 del metrics[name]
+        metrics |= added
         with record.timed("dump", self.events):
             self.run_dir.write_samples(step, groups)
             self.run_dir.write_dropped(step, record.dropped)
@@ -243,7 +247,7 @@ class Run(GeneratingHalf):
 
     async def evaluate(self, step: int) -> Metrics:
         """Evaluate on the held-out prompts after `step`, 0 before the first; returns `eval/*` metrics, remembers the accuracy."""
-        if self.eval_source is None:
+        if self.settings.eval.eval_interval is None:
             return {}
         await self.ready_engine()
         self.events.hand_over()
@@ -252,7 +256,14 @@ class Run(GeneratingHalf):
         metrics, accuracy = await within(
             self.settings.rollout.rollout_timeout_s,
             f"evaluation after step {step} (--rollout-timeout-s)",
-            evaluate_groups(self, self.eval_source, step=step, start=self.eval_start, write=write),
+            evaluate_groups(
+                self,
+                self.eval_source,
+                step=step,
+                start=self.eval_start,
+                write=write,
+                function=self.eval_fn,
+            ),
         )
         self.eval_after, self.evaluated_at = accuracy, step
         seconds = now() - begin
@@ -308,7 +319,7 @@ class Run(GeneratingHalf):
             yield
 
     async def close(self) -> None:
-        """Stop engine, trainer and reward workers, and unlock the run folder. May be called twice.
+        """Stop generator, engine, trainer and reward workers, and unlock the run folder. May be called twice.
 
         What fails is logged, and keeps nothing else open. A checkpoint that a run which fails is still writing is completed.
         """
@@ -321,7 +332,9 @@ class Run(GeneratingHalf):
                 self.events.close()
         finally:
             detach(self.registry, self.trackers)
-            parts = (self.engine, self.trainer, self.scorer)
+            generator = self.generate if hasattr(self.generate, "close") else None  # one that is an object
+            own = (generator, *self.services.values())
+            parts = (*own, self.engine, self.trainer, self.scorer, self.user_hooks)
             await close_all([part for part in parts if part is not None])
             self.run_dir.release()
             collect_as_usual()

@@ -1,0 +1,74 @@
+"""The tool kind `code`: runs the Python programs that the model writes, in the sandbox of slime-rm (extra `code`)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+from slime_core.errors import PluginError
+from slime_core.runtime.daemon_thread import DaemonThread
+
+from slime_agents.tools.schema import checked
+from slime_agents.tools.tool import Limits, Tool
+
+_DESCRIPTION = "Runs a Python program, without network or files, and returns what it prints."
+_PARAMETERS = {
+    "type": "object",
+    "properties": {"code": {"type": "string", "description": "the program"}},
+    "required": ["code"],
+    "additionalProperties": False,
+}
+
+
+class CodeTool:
+    """Runs programs in Linux namespaces of their own, each under limits of time, memory, processes and output."""
+
+    def __init__(self, schema: Mapping[str, Any], limits: Limits, *, memory_mb: int) -> None:
+        self.schema, self.limits = schema, limits
+        self._memory_bytes = memory_mb << 20
+
+    async def open(self) -> Sequence[Tool]:
+        """Return the tool."""
+        return [self]
+
+    async def call(self, arguments: Mapping[str, Any]) -> str:
+        """Return what the program prints, and how it ended if not by itself."""
+        from slime_rm.code.sandbox.running import Limits as Bounds
+        from slime_rm.code.sandbox.running import run
+
+        seconds = max(0.1, self.limits.timeout_s - 1)  # it is to be ended before the call is given up
+        bounds = Bounds(wall_s=seconds, cpu_s=max(1, int(seconds)), memory_bytes=self._memory_bytes)
+        thread = DaemonThread("sandbox")
+        running = thread.submit(run, {"main.py": arguments["code"]}, "main.py", limits=bounds)
+        thread.shutdown(wait=False)
+        ran = await asyncio.wrap_future(running)
+        told = {
+            "time": f"stopped after {seconds:g} s",
+            "memory": "stopped for its memory",
+            "output": "stopped for its output",
+        }
+        ending = told.get(ran.ending) or (f"ended by {ran.ending} {ran.code}" if ran.code else "")
+        return "\n".join(part for part in (ran.stdout.rstrip("\n"), ran.stderr.rstrip("\n"), ending) if part)
+
+    async def close(self) -> None:
+        """Nothing to do."""
+
+
+def code(name: str, limits: Limits, *, description: str = _DESCRIPTION, memory_mb: int = 512) -> CodeTool:
+    """Return a tool that runs Python programs where they can reach nothing.
+
+    Args:
+        name: of the tool.
+        limits: of a call.
+        description: what the model reads.
+        memory_mb: of one program, megabytes.
+
+    Raises:
+        PluginError: slime-rm, whose sandbox it is, is not installed.
+    """
+    if find_spec("slime_rm") is None:
+        raise PluginError(f"the tool {name!r}: slime-rm is not installed; install slime-agents[code]")
+    schema = checked({"name": name, "description": description, "parameters": _PARAMETERS})
+    return CodeTool(schema, limits, memory_mb=memory_mb)

@@ -1,0 +1,147 @@
+"""The tool kind `mcp`: the tools of a server of the Model Context Protocol, by the official package (extra `mcp`)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+from slime_core.errors import PluginError
+from slime_core.runtime.deadline import within
+
+from slime_agents.tools.schema import checked
+from slime_agents.tools.tool import Limits, Tool
+
+#: Seconds that a server has to start and list its tools, and to end.
+START_S, END_S = 60.0, 10.0
+
+
+class McpTool:
+    """One tool of a server."""
+
+    def __init__(self, server: McpTools, schema: Mapping[str, Any], limits: Limits) -> None:
+        self._server, self.schema, self.limits = server, schema, limits
+
+    async def call(self, arguments: Mapping[str, Any]) -> str:
+        """Return the text of the result; raises what the server says is wrong."""
+        result = await self._server.client.call_tool(self.schema["name"], dict(arguments))
+        text = "\n".join(
+            part.text if part.type == "text" else f"[{part.type}, which is not shown]"
+            for part in result.content
+        )
+        if result.is_error:
+            raise RuntimeError(text)
+        return text
+
+
+class McpTools:
+    """The tools of one server, which is started, or connected to, once for all sessions.
+
+    Args:
+        name: of the server.
+        limits: of a call.
+        connect: returns the client, an asynchronous context manager.
+        only: names of the tools that are offered; None for all.
+    """
+
+    def __init__(
+        self, name: str, limits: Limits, *, connect: Callable[[], Any], only: Sequence[str] | None
+    ) -> None:
+        self._name, self._limits, self._connect, self._only = name, limits, connect, only
+        self.client: Any = None
+        self._task: asyncio.Task[None] | None = None
+        self._done = asyncio.Event()
+
+    async def open(self) -> Sequence[Tool]:
+        """Connect, and return the server's tools."""
+        ready: asyncio.Future[list[Tool]] = asyncio.get_running_loop().create_future()
+        # A task of its own: the connection is to be closed by the one that opened it.
+        self._task = asyncio.create_task(self._serve(ready), name=f"mcp {self._name}")
+        try:
+            return await within(START_S, f"the MCP server {self._name}", ready, waits_for_others=True)
+        except PluginError:
+            raise
+        except Exception as error:
+            told = f"the MCP server {self._name!r}: {type(error).__name__}: {error}"
+            raise PluginError(told) from error
+
+    async def close(self) -> None:
+        """Disconnect, and end the server if it was started."""
+        self._done.set()
+        if self._task is not None:
+            await asyncio.wait({self._task}, timeout=END_S)
+            self._task.cancel()
+
+    async def _serve(self, ready: asyncio.Future[list[Tool]]) -> None:
+        try:
+            async with self._connect() as self.client:
+                ready.set_result(await self._listed())
+                await self._done.wait()
+        except Exception as error:
+            if not ready.done():
+                ready.set_exception(error)
+        finally:
+            with contextlib.suppress(asyncio.InvalidStateError):
+                ready.cancel()
+
+    async def _listed(self) -> list[Tool]:
+        found: list[Any] = []
+        cursor = None
+        while True:
+            page = await self.client.list_tools(cursor=cursor)
+            found += page.tools
+            cursor = page.next_cursor
+            if cursor is None:
+                break
+        names = {tool.name for tool in found}
+        if self._only is not None and (missing := set(self._only) - names):
+            raise PluginError(
+                f"the MCP server {self._name!r} has no tools {sorted(missing)}; it has {sorted(names)}"
+            )
+        wanted = [tool for tool in found if self._only is None or tool.name in self._only]
+        schemas = [
+            checked(
+                {"name": tool.name, "description": tool.description or "", "parameters": tool.input_schema}
+            )
+            for tool in wanted
+        ]
+        return [McpTool(self, schema, self._limits) for schema in schemas]
+
+
+def mcp(
+    name: str,
+    limits: Limits,
+    *,
+    command: list[str] | None = None,
+    url: str | None = None,
+    only: list[str] | None = None,
+) -> McpTools:
+    """Return the tools of an MCP server: one that is started as a child, or one that is there already.
+
+    Args:
+        name: of the server; its tools have the names that it gives them.
+        limits: of a call.
+        command: command line of a server that speaks over its standard input and output.
+        url: of a server over HTTP.
+        only: names of the tools that are offered; all when not given.
+
+    Raises:
+        PluginError: not one of `command` and `url` is given, or the package `mcp` is not installed.
+    """
+    if (command is None) == (url is None):
+        raise PluginError(
+            f"the tool {name!r}: found {'neither' if command is None else 'both'}; wanted command or url"
+        )
+    if find_spec("mcp") is None:
+        raise PluginError(f"the tool {name!r}: the package mcp is not installed; install slime-agents[mcp]")
+
+    def connect() -> Any:
+        from mcp import Client, StdioServerParameters
+
+        if command is None:
+            return Client(str(url))
+        return Client(StdioServerParameters(command=command[0], args=command[1:]))
+
+    return McpTools(name, limits, connect=connect, only=only)
