@@ -14,8 +14,8 @@ TOOLS = Group(
 TOOL_FORMATS = Group(
     "slime.tool_formats",
     ("--agents-tool-format",),
-    "ToolFormat",
+    "(*, options) -> ToolFormat",
     "how a model writes calls of tools",
-    has=("describe", "write", "read"),
+    Call((), takes_options=True),
 )
 """Ways to write calls; see `slime_agents.formats.calls.ToolFormat`."""

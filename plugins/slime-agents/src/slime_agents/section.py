@@ -16,8 +16,12 @@ class AgentsSection(SectionModel):
     options of that kind, and `timeout_s` and `max_chars` where they are not the ones of all."""
     tool_format: str | None = None
     """How the model writes calls; the one that its chat template writes when not given, or `json`."""
+    chat_template_kwargs: dict[str, Any] = {}
+    """Variables of the chat template."""
     system_prompt: str | None = None
     """What the system says first in a `tool-loop`, where a prompt has no such message of its own."""
+    examples: list[dict[str, Any]] = []
+    """Messages that come before each prompt of a `tool-loop`, calls and results among them, as OpenAI's Chat Completions has them."""
     max_turns: Count = 8
     """Most turns of the policy in one session; one that wants more is cut off."""
     max_tool_tokens: Count = 4096
@@ -29,7 +33,8 @@ class AgentsSection(SectionModel):
     max_tool_chars: Count = 8000
     """Most characters of one result; what is longer is cut."""
     program: list[str] = []
-    """Command line of the program that is run for each sample under the generator `agent`."""
+    """Command line of the program that is run for each sample under the generator `agent`; `{python}` stands for this
+    interpreter."""
     function: str | None = None
     """Function that is called in place of a program, `module:function`: `async (base_url, api_key, task)`."""
     reward: Literal["program", "http", "plugin"] = "plugin"

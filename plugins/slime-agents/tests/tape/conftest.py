@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 
 import pytest
-from slime_agents.formats.glm import glm
-from slime_agents.formats.hermes import hermes
-from slime_agents.formats.llama import llama
+from slime_agents.formats.glm import Glm
+from slime_agents.formats.hermes import Hermes
+from slime_agents.formats.llama import Llama
 
 from .chat_templates import TEMPLATES
 
-FORMATS = {"json": hermes, "xml": glm, "llama": llama}
+FORMATS = {"json": Hermes(), "xml": Glm(), "llama": Llama()}
 
 
 @pytest.fixture(scope="session")

@@ -57,7 +57,7 @@ def a_turn(rng, tokenizer, tool_format, ends, *, with_tools):
     text = "".join(rng.choices(WORDS, k=rng.randint(0, 6)))
     if kind == "noise":
         ids = [rng.randrange(17, 49152) for _ in range(rng.randint(1, 12))]
-        return ids + [rng.choice(ends)], "stop"
+        return [*ids, rng.choice(ends)], "stop"
     if kind == "nothing":
         return [rng.choice(ends)], "stop"
     if kind == "thought":
@@ -72,7 +72,7 @@ def a_turn(rng, tokenizer, tool_format, ends, *, with_tools):
     if kind == "cut":
         ids = ids[: rng.randint(0, len(ids))]
         return (ids, "length") if ids else ([rng.choice(ends)], "stop")
-    return ids + [rng.choice(ends)], "stop"
+    return [*ids, rng.choice(ends)], "stop"
 
 
 def a_call(rng):

@@ -347,8 +347,8 @@ def _evaluation(settings: Settings) -> Iterator[Problem]:
 
 def _reward(settings: Settings) -> Iterator[Problem]:
     reward = settings.reward
-    environment = settings.environment.environment  # which may give rewards itself
-    scored = reward.rm_type or reward.custom_rm_path or reward.rm_weights or environment
+    own = not is_single_turn(settings)  # such a generator, or its environment, may give rewards itself
+    scored = reward.rm_type or reward.custom_rm_path or reward.rm_weights or own
     if settings.algorithm.loss_type != "sft_loss" and not scored:
         yield Problem(
             "reward.rm_type", "nothing", "a reward", "give --rm-type, --custom-rm-path or --rm-weights"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from pydantic import field_validator
 
 from slime_core.config.functions import Resolve
@@ -43,6 +45,38 @@ async def multi_turn(
     Raises:
         EnvironmentFailure: the environment raised, hung, or answered something unusable; names it and the sample.
     """
+    return await converse(
+        ctx,
+        sample,
+        params,
+        settings=settings,
+        name=str(settings.environment),
+        create=lambda one: _built(one, settings, resolve),
+    )
+
+
+async def converse(
+    ctx: GenerateContext,
+    sample: Sample,
+    params: SamplingParams,
+    *,
+    settings: EnvironmentSection,
+    name: str,
+    create: Callable[[Sample], Environment],
+) -> Sample | list[Sample]:
+    """Let the policy and an environment take turns; what `multi-turn` does, for generators with an environment of their own.
+
+    Args:
+        ctx: of the generator.
+        sample: pending, or aborted.
+        params: of the whole response.
+        settings: budgets and the deadline of the environment.
+        name: how messages call the environment.
+        create: makes the environment of a sample.
+
+    Raises:
+        EnvironmentFailure: the environment raised, hung, or answered something unusable; names it and the sample.
+    """
     record = sample.metadata.get(MULTI_TURN) if sample.response_length else None
     if sample.response_length and (record is None or record.get("state") is None):
         record, sample = None, _anew(sample)
@@ -51,8 +85,8 @@ async def multi_turn(
         sample=sample,
         params=params,
         settings=settings,
-        name=str(settings.environment),
-        environment=_built(sample, settings, resolve),
+        name=name,
+        environment=create(sample),
     )
     try:
         await dialogue.play(record)

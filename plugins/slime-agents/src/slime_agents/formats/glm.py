@@ -76,7 +76,3 @@ def _read(body: str) -> Call | Malformed:
             f"after {named[1]} comes {rest[:60]!r}; wanted pairs of <arg_key> and <arg_value>, each closed",
         )
     return Call(named[1], arguments)
-
-
-#: Entry point.
-glm = Glm()

@@ -47,7 +47,3 @@ def _read(body: str) -> Call | Malformed:
         return call_of(parse_json(body.strip()), body)
     except ValueError as error:
         return Malformed(body, f"what is between {_OPEN} and {_CLOSE} is no JSON ({error})")
-
-
-#: Entry point.
-hermes = Hermes()

@@ -66,7 +66,3 @@ def _values(body: str) -> list[Any]:
     if not found:
         raise ValueError("it is empty")
     return found
-
-
-#: Entry point.
-llama = Llama()

@@ -61,7 +61,8 @@ class Tape:
         self._ends = {one for one in (ctx.tokenizer.eos_token_id, *params.stop_token_ids) if one is not None}
         self.branches: list[Branch] = []
         self.forks: list[Fork] = []
-        self._n_begun = 0
+        self.n_begun = 0
+        """Turns that began."""
 
     @property
     def turns(self) -> list[Turn]:
@@ -74,6 +75,16 @@ class Tape:
     def n_sampled(self) -> int:
         """Tokens that were sampled, of all branches."""
         return sum(turn.n_sampled for turn in self.turns)
+
+    def count(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> int:
+        """Return how many tokens a history has where nothing of it was sampled."""
+        return len(self._template.opening(list(messages), tools))
+
+    def history(self, turn: Turn) -> list[Message]:
+        """Return what was said up to a turn, the turn included."""
+        branch = self.branches[turn.branch]
+        n = next(mark.n_messages for mark, one in branch.asked if one is turn)
+        return branch.messages[: n + 1]
 
     async def turn(
         self,
@@ -184,11 +195,11 @@ class Tape:
     async def _speak(
         self, branch: Branch, wanted: list[Message], max_tokens: int | None, stop: tuple[str, ...]
     ) -> Turn:
-        sample, number = branch.sample, self._n_begun
+        sample, number = branch.sample, self.n_begun
         left = self._params.max_new_tokens - self.n_sampled
         if left < 1:
             raise TapeFull(f"the session has sampled its {self._params.max_new_tokens} tokens")
-        self._n_begun += 1
+        self.n_begun += 1
         if sample.status is Status.TRUNCATED:  # a turn that was cut off is history like any other
             sample.status = Status.COMPLETED
         asked_at = Mark(len(wanted), len(sample.tokens), len(branch.ends))

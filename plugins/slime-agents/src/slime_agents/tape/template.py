@@ -15,7 +15,7 @@ from slime_core.errors import DataError
 from slime_core.protocols import Tokenizer
 
 from slime_agents.formats.calls import Call, ToolFormat
-from slime_agents.formats.hermes import hermes
+from slime_agents.formats.hermes import Hermes
 from slime_agents.tape.messages import Message
 
 _PROBE: Message = {"role": "user", "content": "a question"}
@@ -59,7 +59,7 @@ class ChatTemplate:
         variables: Mapping[str, Any] | None = None,
         *,
         tool_format: ToolFormat | None = None,
-        known: Sequence[ToolFormat] = (hermes,),
+        known: Sequence[ToolFormat] = (Hermes(),),
     ) -> None:
         self._tokenizer, self._variables = tokenizer, dict(variables or {})
         self._shows_calls = "probed_tool" in self._probe([_PROBE, _PROBE_CALL])

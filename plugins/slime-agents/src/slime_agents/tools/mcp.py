@@ -77,7 +77,10 @@ class McpTools:
     async def _serve(self, ready: asyncio.Future[list[Tool]]) -> None:
         try:
             async with self._connect() as self.client:
-                ready.set_result(await self._listed())
+                try:
+                    ready.set_result(await self._listed())
+                except PluginError as error:  # here: on its way out it would become a group of errors
+                    ready.set_exception(error)
                 await self._done.wait()
         except Exception as error:
             if not ready.done():

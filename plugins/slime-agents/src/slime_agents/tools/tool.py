@@ -68,7 +68,7 @@ async def answer(tool: Tool, call: Call) -> Answer:
     if why := wrong_arguments(tool.schema, call.arguments):
         return Answer(text=f"error: {name}: {why}", is_error=True)
     try:
-        result = await within(limits.timeout_s, f"the tool {name}", tool.call(call.arguments))
+        result = await within(limits.timeout_s, f"the tool {name}", _called(tool, call))
     except DeadlineError:
         return Answer(text=f"error: {name} gave no answer within {limits.timeout_s:g} s", is_error=True)
     except asyncio.CancelledError:
@@ -82,6 +82,14 @@ async def answer(tool: Tool, call: Call) -> Answer:
         logger.debug("the tool %s raised", name, exc_info=True)
         return Answer(text=cut(f"error: {name}: {_told(error)}", limits.max_chars), is_error=True)
     return Answer(text=cut(_written(result), limits.max_chars))
+
+
+async def _called(tool: Tool, call: Call) -> Any:
+    """Call a tool; one that would end the process (`sys.exit`) raises what an event loop does not heed."""
+    try:
+        return await tool.call(call.arguments)
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise RuntimeError(_told(error)) from error
 
 
 def wrong_arguments(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> str | None:

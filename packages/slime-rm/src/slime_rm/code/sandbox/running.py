@@ -65,7 +65,14 @@ class SandboxError(RewardError):
     """This machine cannot isolate a program as the sandbox must; the program was not run."""
 
 
-def run(files: Mapping[str, str], main: str, *, stdin: str = "", limits: Limits | None = None) -> Ran:
+def run(
+    files: Mapping[str, str],
+    main: str,
+    *,
+    stdin: str = "",
+    limits: Limits | None = None,
+    folders: Sequence[str] = (),
+) -> Ran:
     """Run a Python file where it can reach nothing: no file but the interpreter's, no network, no other process.
 
     It runs in Linux namespaces of its own (users, files, network, processes, shared memory), on a file system that is
@@ -77,6 +84,7 @@ def run(files: Mapping[str, str], main: str, *, stdin: str = "", limits: Limits 
         main: the one of them that is run.
         stdin: standard input.
         limits: what it may use.
+        folders: absolute paths, as `/app`, of further folders that it may write to, which are empty; parts of the same memory.
 
     Raises:
         SandboxError: a part of the isolation is not to be had here. Nothing is run without it.
@@ -91,7 +99,7 @@ def run(files: Mapping[str, str], main: str, *, stdin: str = "", limits: Limits 
         try:
             os.close(ordered)
             os.close(report)
-            _write_order(ordering, order(root, files, main, limits))
+            _write_order(ordering, order(root, files, main, limits, folders=folders))
             assert process.stdin is not None and process.stdout is not None and process.stderr is not None
             out, err = process.stdout.fileno(), process.stderr.fileno()
             with process.stdin as feed:
@@ -138,6 +146,7 @@ def order(
     main: str,
     limits: Limits,
     *,
+    folders: Sequence[str] = (),
     visible: Sequence[str] = (),
     address_space_bytes: int | None = None,
 ) -> dict[str, Any]:
@@ -148,6 +157,7 @@ def order(
         files: name -> text, laid out in the program's working folder.
         main: the one of them that is run.
         limits: what the program may use.
+        folders: that it may write to, too.
         visible: folders that it sees besides those of the interpreter and the system.
         address_space_bytes: of each process; the memory of all where not given.
     """
@@ -156,6 +166,7 @@ def order(
         "root": root,
         "visible": [*(path for path in _SYSTEM if os.path.isdir(path)), sys.base_prefix, *visible],
         "files": dict(files),
+        "folders": list(folders),
         "disk_bytes": limits.disk_bytes,
         "memory_bytes": limits.memory_bytes,
         "argv": [interpreter, "-I", "-B", f"/box/{main}"],

@@ -1,0 +1,1 @@
+"""Endpoints that agent programs ask, and the generator `agent`, which runs such programs."""

@@ -1,0 +1,162 @@
+"""Running an agent program: a command line, or a function of the user's own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import math
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from slime_core.errors import DeadlineError
+from slime_core.runtime.deadline import within
+
+#: A word of a command line that stands for the interpreter of this process.
+PYTHON = "{python}"
+#: Characters of a program's output that are kept, the last ones.
+TAIL = 2000
+#: Seconds that a program has to end by itself once it is told to.
+GRACE_S = 2.0
+
+#: `async (base_url, api_key, task)`: returns a reward, or nothing.
+AgentFunction = Callable[[str, str, Mapping[str, Any]], Awaitable[Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a program ended."""
+
+    ended_by: str
+    """`exit`, `timeout`, `error` where a function raised, or `stopped` where nothing more could come of its session."""
+    reward: float | None = None
+    """1.0 or 0.0 by its exit status, or what a function returned."""
+    status: int | None = None
+    """Exit status of a program; negative: the signal that ended it."""
+    output: str = ""
+    """The end of what a program wrote, or the error of a function."""
+
+
+async def run_program(
+    command: Sequence[str],
+    base_url: str,
+    api_key: str,
+    task: Mapping[str, Any],
+    *,
+    timeout_s: float,
+    over: asyncio.Event,
+) -> Outcome:
+    """Run a command line, and kill it with all that it started at the deadline, or when its session is over.
+
+    The addresses and the key are in the variables that the official packages read, the task is JSON on its standard input and in
+    `SLIME_TASK`.
+    """
+    written = json.dumps(task, ensure_ascii=False, default=str)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable if word == PYTHON else word for word in command),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        start_new_session=True,
+        env={**os.environ, **_variables(base_url, api_key), "SLIME_TASK": written},
+    )
+    kept = bytearray()
+    reading = asyncio.create_task(_follow(process, written.encode(), kept))
+    stopped = asyncio.create_task(over.wait())
+    try:
+        await asyncio.wait({reading, stopped}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        ended_by = "exit" if reading.done() else "stopped" if stopped.done() else "timeout"
+    finally:
+        stopped.cancel()
+        await _end(process, reading)
+    status = process.returncode
+    reward = float(status == 0) if ended_by == "exit" else 0.0
+    return Outcome(
+        ended_by=ended_by, reward=reward, status=status, output=kept.decode(errors="replace")[-TAIL:]
+    )
+
+
+async def run_function(
+    function: AgentFunction,
+    base_url: str,
+    api_key: str,
+    task: Mapping[str, Any],
+    *,
+    timeout_s: float,
+    over: asyncio.Event,
+) -> Outcome:
+    """Call a function, under the deadline, until its session is over."""
+
+    async def call() -> Outcome:
+        try:
+            returned = await function(base_url, api_key, task)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # the edge of the run: an agent is somebody else's program
+            return Outcome(ended_by="error", reward=0.0, output=f"{type(error).__name__}: {error}"[-TAIL:])
+        is_number = isinstance(returned, int | float) and math.isfinite(returned)
+        return Outcome(ended_by="exit", reward=float(returned) if is_number else None)
+
+    running = asyncio.create_task(within(timeout_s, "the agent", call()))
+    stopped = asyncio.create_task(over.wait())
+    try:
+        await asyncio.wait({running, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if not running.done():
+            return Outcome(ended_by="stopped", reward=0.0)
+        return await running
+    except DeadlineError:
+        return Outcome(ended_by="timeout", reward=0.0)
+    finally:
+        stopped.cancel()
+        if not running.done():
+            running.cancel()
+            with contextlib.suppress(BaseException):
+                await running
+
+
+def _variables(base_url: str, api_key: str) -> dict[str, str]:
+    return {
+        "OPENAI_BASE_URL": base_url,
+        "OPENAI_API_KEY": api_key,
+        "ANTHROPIC_BASE_URL": base_url.removesuffix("/v1"),
+        "ANTHROPIC_API_KEY": api_key,
+        "SLIME_BASE_URL": base_url,
+        "SLIME_API_KEY": api_key,
+    }
+
+
+async def _follow(process: asyncio.subprocess.Process, task: bytes, kept: bytearray) -> None:
+    """Give a program its task, keep the end of its output, and wait for its end."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with contextlib.suppress(OSError):  # it need not read it
+        process.stdin.write(task)
+        await process.stdin.drain()
+    process.stdin.close()
+    while piece := await process.stdout.read(65536):
+        kept += piece
+        del kept[: -4 * TAIL]
+    await process.wait()
+
+
+async def _end(process: asyncio.subprocess.Process, reading: asyncio.Task[None]) -> None:
+    """End a program and all that it started."""
+    for number, seconds in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, GRACE_S)):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, number)
+        if reading.done() and process.returncode is not None:
+            # What a program leaves behind has lost nothing: it is killed at once.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            break
+        await asyncio.wait({reading}, timeout=seconds)
+    reading.cancel()
+    with contextlib.suppress(BaseException):
+        await reading
+    if process.returncode is None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), GRACE_S)

@@ -1,0 +1,136 @@
+"""`Session`: one agent at work: its tape, its key, its limits, and how it goes on when a client drops off."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from slime_core.errors import DataError, SlimeError
+
+from slime_agents.endpoints.asking import Ask, Refused
+from slime_agents.tape.messages import Message
+from slime_agents.tape.tape import Tape, TapeAborted, TapeFull
+from slime_agents.tape.turn import Turn
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionLimits:
+    """What one session may take."""
+
+    max_turns: int = 8
+    """Turns of the policy, of all branches."""
+    max_requests_at_once: int = 8
+    """Requests in flight."""
+    max_refusals: int = 100
+    """Refused requests, after which it is ended."""
+
+
+@dataclass(kw_only=True)
+class Session:
+    """One agent at work."""
+
+    id: str
+    """Which stands in its address, and in the ids of all that it is answered."""
+    tape: Tape
+    limits: SessionLimits
+    key: str = field(default_factory=lambda: secrets.token_urlsafe(32))
+    """By which its requests are known: a secret of its own."""
+    reward: float | None = None
+    """What the program posted."""
+    refusals: Counter[str] = field(default_factory=Counter)
+    """Refused requests, by why."""
+    hit: str | None = None
+    """The limit that it reached, if it did."""
+    is_closed: bool = False
+    is_over: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when nothing more can come of it, before its program has ended."""
+    failure: BaseException | None = None
+    """What the engine or the tape raised."""
+    earlier: dict[str, Sequence[Message]] = field(default_factory=dict)
+    """Histories by the ids of answers that they end with."""
+    _turns: set[asyncio.Task[Turn]] = field(default_factory=set)
+
+    @property
+    def is_aborted(self) -> bool:
+        """Whether the rollout had all that it needed."""
+        return isinstance(self.failure, TapeAborted)
+
+    async def ask(self, ask: Ask) -> Turn:
+        """Let the policy speak. A client that drops off meanwhile gets the same turn when it asks again.
+
+        Raises:
+            Refused: a limit is reached, the request cannot be rendered, or the session is over.
+        """
+        self._check()
+        turn = asyncio.create_task(
+            self.tape.turn(ask.messages, ask.tools, max_tokens=ask.max_tokens, stop=ask.stop),
+            name=f"turn {self.id}",
+        )
+        self._turns.add(turn)
+        turn.add_done_callback(self._turns.discard)
+        try:
+            return await asyncio.shield(turn)
+        except DataError as error:
+            raise Refused(400, "invalid_request", str(error)) from error
+        except TapeFull as error:
+            self.hit = self.hit or "tokens"
+            raise Refused(400, "context_length_exceeded", str(error)) from error
+        except TapeAborted as error:
+            self._end(error)
+            raise Refused(503, "aborted", str(error)) from error
+        except SlimeError as error:
+            self._end(error)
+            raise Refused(500, "engine", str(error)) from error
+
+    def delivered(self, turn: Turn, answer_id: str) -> None:
+        """Say that a client has its answer."""
+        turn.is_delivered = True
+        self.earlier[answer_id] = self.tape.history(turn)
+
+    def refused(self, kind: str) -> None:
+        """Count a refusal; a session that only ever gets refusals is ended."""
+        self.refusals[kind] += 1
+        if self.refusals.total() > self.limits.max_refusals:
+            self.hit = self.hit or "refusals"
+            self.is_over.set()
+
+    async def close(self) -> None:
+        """Answer nothing more, and end what is being generated."""
+        self.is_closed = True
+        turns = list(self._turns)
+        for turn in turns:
+            turn.cancel()
+        for turn in turns:
+            with contextlib.suppress(BaseException):
+                await turn
+
+    def record(self) -> dict[str, Any]:
+        """Return what there is to say of it, for the metadata of its samples."""
+        return {
+            "session": self.id,
+            "refused": dict(self.refusals),
+            "forks": [fork.to_json() for fork in self.tape.forks],
+        }
+
+    def _check(self) -> None:
+        if self.is_closed or self.failure is not None:
+            raise Refused(401, "session_over", f"session {self.id} is over; it is answered no more")
+        if len(self._turns) >= self.limits.max_requests_at_once:
+            most = self.limits.max_requests_at_once
+            raise Refused(
+                429,
+                "too_many_at_once",
+                f"session {self.id} has {most} requests in flight, the most there may be",
+            )
+        if self.tape.n_begun >= self.limits.max_turns:
+            self.hit = self.hit or "max_turns"
+            raise Refused(429, "max_turns", f"session {self.id} has had its {self.limits.max_turns} turns")
+
+    def _end(self, error: BaseException) -> None:
+        self.failure = self.failure or error
+        self.is_over.set()

@@ -1,0 +1,68 @@
+"""Hooks of slime-agents: its section of settings, and checks of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+
+from slime_core.config.functions import resolve_function
+from slime_core.config.settings import Settings
+from slime_core.errors import ConfigError, PluginError, Problem, SlimeError
+from slime_core.plugins.hooks import Section, hookimpl
+from slime_core.plugins.registry import Registry
+
+from slime_agents.section import AgentsSection
+
+
+@hookimpl
+def slime_config_sections() -> Iterable[Section]:
+    """Add `[agents]`."""
+    return [Section("agents", AgentsSection)]
+
+
+@hookimpl
+def slime_check_config(settings: Settings, registry: Registry) -> Iterable[Problem]:
+    """Refuse tools and agents that cannot be built, before anything starts."""
+    try:
+        chosen = registry.find("slime.generators", settings.rollout.custom_generate_function_path)
+    except PluginError:  # core says so
+        return []
+    if chosen.distribution != "slime-agents" or chosen.name not in ("tool-loop", "agent"):
+        return []
+    problems: list[Problem] = []
+    if settings.data.apply_chat_template:
+        told = f"the generator {chosen.name} renders the chat template itself, with tools and all turns"
+        problems.append(Problem("data.apply_chat_template", "true", "false", told))
+    section = settings.section(AgentsSection)
+    check = _wrong_tools if chosen.name == "tool-loop" else _wrong_agent
+    try:
+        problems += check(section, settings, registry)
+    except ConfigError as error:
+        problems += error.problems
+    except SlimeError as error:
+        problems.append(Problem("agents", "settings that cannot be used", str(error)))
+    return problems
+
+
+def _wrong_tools(section: AgentsSection, settings: Settings, registry: Registry) -> list[Problem]:
+    from slime_agents.tools.loop import ToolLoop
+
+    if not section.tools:
+        return [Problem("agents.tools", "none", "a table for each tool: [agents.tools.NAME]")]
+    ToolLoop(settings=section, resolve=partial(resolve_function, settings, registry))
+    return []
+
+
+def _wrong_agent(section: AgentsSection, settings: Settings, registry: Registry) -> list[Problem]:
+    from slime_agents.endpoints.agent import Agent
+
+    Agent(settings=section, resolve=partial(resolve_function, settings, registry))
+    reward = settings.reward
+    chosen = reward.custom_rm_path or reward.rm_type or ", ".join(reward.rm_weights)
+    if section.reward != "plugin" and chosen:
+        told = "a session has one reward; leave one of the two out"
+        return [Problem("agents.reward", f"{section.reward!r}, and the reward {chosen}", "one of them", told)]
+    if section.reward == "plugin" and not chosen:
+        todo = "choose one by --rm-type, or set agents.reward to program or http"
+        return [Problem("agents.reward", "'plugin', and no reward", "a reward of the run", todo)]
+    return []

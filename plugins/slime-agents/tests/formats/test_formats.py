@@ -1,0 +1,66 @@
+"""What a format writes it reads again, over all values that JSON has; what is no call is text, or malformed, and never raises."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from slime_agents.formats.calls import Call, Malformed
+from slime_agents.formats.glm import Glm
+from slime_agents.formats.hermes import Hermes
+from slime_agents.formats.llama import Llama
+
+FORMATS = [Hermes(), Glm(), Llama()]
+# Tags within values are the model's own mistake: no format escapes them.
+TEXT = st.text(st.characters(codec="utf-8", exclude_characters="<>|"), max_size=12)
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**9), 10**9)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=5,
+)
+KEYS = st.text("abc_", min_size=1, max_size=5)
+CALLS = st.lists(
+    st.builds(Call, st.sampled_from(["look", "run-code", "x"]), st.dictionaries(KEYS, VALUES, max_size=3)),
+    min_size=1,
+    max_size=3,
+)
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=lambda form: type(form).__name__)
+@given(calls=CALLS)
+@settings(max_examples=100, deadline=None)
+def test_a_format_reads_what_it_writes(form, calls):
+    assert list(form.read(form.write(calls)).calls) == calls
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=lambda form: type(form).__name__)
+@given(pieces=st.lists(st.sampled_from(["<tool_call>", "</tool_call>", '{"name": ', '"x"', "<arg_key>", "</arg_key>", "<arg_value>", "}", "[", "\n", "look", "<|python_tag|>", "\x00", "é"]), max_size=12))  # fmt: skip
+@settings(max_examples=100, deadline=None)
+def test_nothing_that_a_model_writes_makes_a_format_raise(form, pieces):
+    for call in form.read("".join(pieces)).calls:
+        assert isinstance(call, Call) or call.why
+
+
+def test_text_beside_calls_is_what_is_said():
+    spoken = Hermes().read('I look.\n<tool_call>{"name": "look", "arguments": {}}</tool_call>\nDone.')
+    assert spoken.content == "I look.\n\nDone."
+    assert Hermes().read("  no call ").content == "  no call "
+    assert Llama().read('{"answer": 42}').calls == ()
+    assert Llama().read('Well: <|python_tag|>{"name": "look", "parameters": {"a": 1}}').content == "Well:"
+
+
+def test_values_of_xml_are_json_where_they_are_and_text_over_lines_else():
+    text = "<tool_call>run\n<arg_key>code</arg_key>\n<arg_value>a = 1\n\n  b</arg_value>\n<arg_key>n</arg_key>\n<arg_value>7</arg_value>\n</tool_call>"
+    assert Glm().read(text).calls == (Call("run", {"code": "a = 1\n\n  b", "n": 7}),)
+    (twice,) = (
+        Glm()
+        .read(
+            "<tool_call>run<arg_key>a</arg_key><arg_value>1</arg_value><arg_key>a</arg_key><arg_value>2</arg_value></tool_call>"
+        )
+        .calls
+    )
+    assert isinstance(twice, Malformed)

@@ -1,0 +1,83 @@
+"""Tools and agents that cannot be used are refused by `slime check`, before anything starts, each by its name."""
+
+from __future__ import annotations
+
+import pytest
+from slime_agents.hooks import slime_check_config
+from slime_core.config.load import load_settings
+from slime_core.plugins.registry import Registry
+
+from .test_tool_loop import HERE
+
+
+@pytest.fixture(scope="module")
+def registry():
+    return Registry()
+
+
+def problems(registry, tmp_path, text, *flags, generator="tool-loop"):
+    recipe = tmp_path / "r.toml"
+    recipe.write_text(text)
+    words = [*SIZES, "--custom-generate-function-path", generator, *flags]
+    settings = load_settings([recipe], words, registry=registry)
+    return [str(problem) for problem in slime_check_config(settings, registry)]
+
+
+SIZES = ("--hf-checkpoint", "x", "--rollout-batch-size", "1", "--rollout-max-response-len", "1")
+RIGHT = f'[agents.tools.multiply]\nkind = "python"\nfunction = "{HERE}:multiply"\n'
+
+
+@pytest.mark.parametrize(
+    ("table", "told"),
+    [
+        ('function = "x:y"', "found no kind; wanted kind = NAME"),
+        ('kind = "carrier-pigeon"', "carrier-pigeon"),
+        ('kind = "python"\nfunction = "no_such_module:f"', "does not import"),
+        (f'kind = "python"\nfunction = "{HERE}:untyped"', "the parameter a has no type; annotate it"),
+        (f'kind = "python"\nfunction = "{HERE}:positional"', "the parameter a cannot be given by name"),
+        (f'kind = "python"\nfunction = "{HERE}:not_a_function"', "wanted a function"),
+        (f'kind = "python"\nfunction = "{HERE}:multiply"\ntimeout_s = 0', "timeout_s: found 0; wanted a number above 0"),
+        (f'kind = "python"\nfunction = "{HERE}:multiply"\nspeed = 3', "found the key 'speed'"),
+        ('kind = "http"\nurl = "http://x"\nparameters = {type = "string"}', "no JSON Schema of an object"),
+        ('kind = "http"\nurl = "http://x"\nparameters = {type = "object", properties = {a = {type = "integr"}}}', "parameters.properties.a.type: 'integr'"),
+        ('kind = "http"\nurl = "http://x"\nparameters = {type = "object", required = ["b"]}', "it requires ['b']"),
+        ('kind = "http"\nurl = "http://x"', "needs the option 'parameters'"),
+        ('kind = "mcp"', "wanted command or url"),
+    ],
+)  # fmt: skip
+def test_a_wrong_tool_is_refused_by_name(registry, tmp_path, table, told):
+    (problem,) = problems(registry, tmp_path, f"[agents.tools.broken]\n{table}\n")
+    assert "agents.tools.broken" in problem
+    assert told in problem
+
+
+def test_right_tools_have_no_problems_and_other_generators_are_not_asked(registry, tmp_path):
+    assert problems(registry, tmp_path, RIGHT) == []
+    assert problems(registry, tmp_path, "[agents]\nmax_turns = 1\n", generator="single-turn") == []
+
+
+def test_a_tool_loop_without_tools_or_with_rendered_prompts_is_refused(registry, tmp_path):
+    assert "agents.tools: found none" in problems(registry, tmp_path, "")[0]
+    (problem,) = problems(registry, tmp_path, RIGHT, "--apply-chat-template")
+    assert "renders the chat template itself" in problem
+    (problem,) = problems(registry, tmp_path, RIGHT, "--agents-tool-format", "yaml")
+    assert "yaml" in problem
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "agents.program, agents.function: found neither"),
+        ('[agents]\nprogram = ["x"]\nfunction = "asyncio:sleep"', "found both"),
+        ('[agents]\nfunction = "no_such:f"', "does not import"),
+        ('[agents]\nfunction = "json:loads"', "is not async"),
+        ('[agents]\nprogram = ["x"]', "found 'plugin', and no reward"),
+        (
+            '[agents]\nprogram = ["x"]\nreward = "program"\n[reward]\nrm_type = "exact"',
+            "a session has one reward",
+        ),
+    ],
+)
+def test_a_wrong_agent_is_refused_by_name(registry, tmp_path, text, told):
+    (problem,) = problems(registry, tmp_path, text, generator="agent")
+    assert told in problem

@@ -1,0 +1,112 @@
+"""Kinds of tools: HTTP services, MCP servers and the sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from slime_agents.formats.calls import Call
+from slime_agents.tools.code import code
+from slime_agents.tools.http import http
+from slime_agents.tools.mcp import mcp
+from slime_agents.tools.tool import Limits, answer
+from slime_core.errors import PluginError
+
+SERVER = str(Path(__file__).with_name("mcp_server.py"))
+QUERY = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
+
+
+def answered(toolset, *calls):
+    """Return the names of a toolset's tools, and the text that each call is answered by."""
+
+    async def play():
+        try:
+            tools = {tool.schema["name"]: tool for tool in await toolset.open()}
+            texts = [(await answer(tools[call.name], call)).text for call in calls]
+            return sorted(tools), texts
+        finally:
+            await toolset.close()
+
+    return asyncio.run(play())
+
+
+def test_an_http_tool_posts_arguments_and_gives_the_body_of_the_answer():
+    async def serve(request):
+        body = await request.json()
+        if body["query"] == "fail":
+            return web.Response(status=500, text="out of order")
+        if body["query"] == "hang":
+            await asyncio.sleep(30)
+        return web.Response(text=f"{request.headers['X-Key']}: {body['query']}" + "!" * 500)
+
+    async def play():
+        app = web.Application()
+        app.router.add_post("/search", serve)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}/search"
+        limits = Limits(timeout_s=0.5, max_chars=20)
+        toolset = http("search", limits, url=url, parameters=QUERY, headers={"X-Key": "k"})
+        (tool,) = await toolset.open()
+        texts = [
+            (await answer(tool, Call("search", {"query": query}))).text for query in ("日本", "fail", "hang")
+        ]
+        await toolset.close()
+        await runner.cleanup()
+        gone = http("search", limits, url=url, parameters=QUERY)
+        (tool,) = await gone.open()
+        texts.append((await answer(tool, Call("search", {"query": "x"}))).text)
+        await gone.close()
+        return texts
+
+    found, failed, hung, gone = asyncio.run(play())
+    assert found.startswith("k: 日本!!!")
+    assert "[cut: 20 of" in found
+    assert failed.startswith("error: search: Runti")
+    assert hung == "error: search gave no answer within 0.5 s"
+    assert gone.startswith("error: search: Clien")
+
+
+@pytest.mark.slow
+def test_the_tools_of_an_mcp_server_are_called_and_the_server_ends_with_them():
+    toolset = mcp("server", Limits(timeout_s=60), command=[sys.executable, SERVER])
+    names, texts = answered(
+        toolset, Call("add", {"a": 2, "b": 40}), Call("fail", {}), Call("add", {"a": "x", "b": 1})
+    )
+    assert names == ["add", "fail"]
+    assert texts[0] == "42"
+    assert texts[1].startswith("error: fail: ")
+    assert texts[2] == "error: add: arguments.a: 'x' is not of type 'integer'"
+
+
+@pytest.mark.slow
+def test_an_mcp_server_that_lacks_a_tool_or_does_not_start_is_refused_by_name():
+    lacking = mcp("server", Limits(), command=[sys.executable, SERVER], only=["divide"])
+    with pytest.raises(PluginError, match=r"'server' has no tools \['divide'\]; it has \['add', 'fail'\]"):
+        answered(lacking)
+    with pytest.raises(PluginError, match="the MCP server 'gone'"):
+        answered(mcp("gone", Limits(), command=["/no/such/program"]))
+    with pytest.raises(PluginError, match="neither; wanted command or url"):
+        mcp("server", Limits())
+
+
+def test_programs_run_in_the_sandbox_with_what_they_print_and_how_they_end():
+    toolset = code("python", Limits(timeout_s=20))
+    programs = [
+        "print(6 * 7)",
+        "raise ValueError('no')",
+        "import socket; socket.create_connection(('1.1.1.1', 80))",
+    ]
+    _, texts = answered(toolset, *(Call("python", {"code": program}) for program in programs))
+    assert texts[0] == "42"
+    assert "ValueError: no" in texts[1]
+    assert "ended by exit 1" in texts[1]
+    assert "Error" in texts[2]
+    _, (stopped,) = answered(
+        code("python", Limits(timeout_s=2)), Call("python", {"code": "while True: pass"})
+    )
+    assert "stopped after 1 s" in stopped or "ended by signal" in stopped
