@@ -1,6 +1,6 @@
 """The inside of the sandbox: confines this process, then becomes the program. Imports the standard library only.
 
-Descriptor 3 gives the order as JSON; on descriptor 4 goes one JSON object a line: `{"ready": true}` right before the
+Descriptor 3 gives `main` the order as JSON; on descriptor 4 goes one JSON object a line: `{"ready": true}` right before the
 program starts, `{"status": N}` with its wait status when it has ended, `{"memory": true}` when it was killed for its
 memory, or `{"error": "..."}` when something that the confinement needs is not to be had. Nothing of the program runs
 before all of it stands.
@@ -18,6 +18,7 @@ import os
 import resource
 import signal
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -35,12 +36,25 @@ _READ_ONLY_NO_SETUID = 0x1 | 0x2
 #: Without `zero`, which can be mapped as memory that `watch` does not see.
 _DEVICES = ("null", "urandom", "random")
 
+#: Becomes the program: closes the descriptor that it gets when it begins, or writes there why it cannot.
+Program = Callable[[int, dict[str, Any]], NoReturn]
+
 libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main() -> NoReturn:
     """Confine, run the program, report, and exit."""
-    order = json.loads(_read_all(ORDER))
+    confine(json.loads(_read_all(ORDER)), _execute)
+
+
+def confine(order: dict[str, Any], program: Program, *, kept: tuple[int, ...] = ()) -> NoReturn:
+    """Confine this process, which must have one thread, run a program in it, report, and exit.
+
+    Args:
+        order: `running.order`.
+        program: what is run when everything stands.
+        kept: descriptors that the program has besides standard input, output and error, which process 1 has not.
+    """
     try:
         _new_namespaces()
     except OSError as error:
@@ -49,7 +63,7 @@ def main() -> NoReturn:
     os.chdir("/proc")  # before process 1 puts another root in the place of this one
     first = os.fork()
     if first == 0:
-        _be_first(order)
+        _be_first(order, program, kept)
     if watch(first, order["memory_bytes"], "/box"):
         _report({"memory": True})
     os._exit(0)
@@ -87,7 +101,7 @@ def _map_users(process: int, user: int, group: int) -> None:
     Path(f"/proc/{process}/gid_map").write_text(f"{group} {group} 1{extra}")
 
 
-def _be_first(order: dict[str, Any]) -> NoReturn:
+def _be_first(order: dict[str, Any], become: Program, kept: tuple[int, ...]) -> NoReturn:
     """Be process 1: build the file system, start the program, report its end."""
     try:
         _check(libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl(PR_SET_PDEATHSIG)")
@@ -96,14 +110,14 @@ def _be_first(order: dict[str, Any]) -> NoReturn:
         program = os.fork()
         if program == 0:
             os.close(started)
-            _become(order, starting)
+            _become(order, starting, become, kept)
         os.close(starting)
         error = _read_all(started)
         if error:
             _report({"error": error})
             os._exit(1)
         _report({"ready": True})
-        for descriptor in (0, 1, 2):
+        for descriptor in (0, 1, 2, *kept):
             os.close(descriptor)  # so that the end of the output is the end of the program's processes
         while (ended := os.waitpid(-1, 0))[0] != program:
             pass
@@ -155,8 +169,8 @@ def _build_root(order: dict[str, Any]) -> None:
     _seal("/", recursive=False)
 
 
-def _become(order: dict[str, Any], starting: int) -> NoReturn:
-    """Give up what is left of power, take on the limits, and execute the program."""
+def _become(order: dict[str, Any], starting: int, become: Program, kept: tuple[int, ...]) -> NoReturn:
+    """Give up what is left of power, take on the limits, and become the program."""
     try:
         os.setsid()
         for name, value in order["limits"].items():
@@ -170,14 +184,21 @@ def _become(order: dict[str, Any], starting: int) -> NoReturn:
             os.setresgid(NOBODY, NOBODY, NOBODY)
             os.setresuid(NOBODY, NOBODY, NOBODY)  # with which all capabilities go
         os.set_inheritable(starting, False)
-        os.closerange(3, starting)
-        os.closerange(starting + 1, 1024)
+        first = 3
+        for last in sorted({starting, *kept}):
+            os.closerange(first, last)
+            first = last + 1
+        os.closerange(first, 1024)
         forbid()
-        os.execve(order["argv"][0], order["argv"], order["environment"])
+        become(starting, order)
     except BaseException as error:
         os.write(starting, str(error).encode())
     finally:
         os._exit(1)
+
+
+def _execute(_: int, order: dict[str, Any]) -> NoReturn:
+    os.execve(order["argv"][0], order["argv"], order["environment"])
 
 
 def _bind(source: str, target: str) -> None:

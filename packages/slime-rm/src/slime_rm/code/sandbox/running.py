@@ -11,10 +11,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 from slime_core.errors import RewardError
 
@@ -22,6 +22,7 @@ _PACKAGES = str(Path(__file__).parents[3])
 #: What the interpreter and its libraries need of the machine; what does not exist is left out.
 _SYSTEM = ("/usr", "/bin", "/lib", "/lib64", "/lib32", "/etc/ld.so.cache")
 _START_S = 20.0
+_REPORT_BYTES = 1 << 16
 
 Ending = Literal["exit", "signal", "time", "output", "memory"]
 
@@ -92,14 +93,26 @@ def run(
         raise SandboxError(f"the sandbox needs Linux namespaces; this is {sys.platform}")
     limits = limits or Limits()
     with tempfile.TemporaryDirectory(prefix="slime-sandbox-") as root:
-        ordered, order = os.pipe()
+        ordered, ordering = os.pipe()
         reported, report = os.pipe()
         process = _start(ordered, report)
         try:
             os.close(ordered)
             os.close(report)
-            _write_order(order, _order(root, files, main, limits, folders))
-            return _follow(process, reported, stdin.encode(), limits)
+            _write_order(ordering, order(root, files, main, limits, folders=folders))
+            assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+            out, err = process.stdout.fileno(), process.stderr.fileno()
+            with process.stdin as feed:
+                followed = follow(
+                    process.kill,
+                    reported,
+                    {out: limits.output_bytes, err: limits.output_bytes},
+                    feed=feed,
+                    stdin=stdin.encode(),
+                    wall_s=limits.wall_s,
+                )
+            texts = [followed.output[stream].decode(errors="replace") for stream in (out, err)]
+            return Ran(ending=followed.ending, code=followed.code, stdout=texts[0], stderr=texts[1])
         finally:
             process.kill()  # with which process 1 of the namespace dies, and with that everything in it
             process.wait()
@@ -127,13 +140,31 @@ def _start(order: int, report: int) -> subprocess.Popen[bytes]:
     )
 
 
-def _order(
-    root: str, files: Mapping[str, str], main: str, limits: Limits, folders: Sequence[str]
+def order(
+    root: str,
+    files: Mapping[str, str],
+    main: str,
+    limits: Limits,
+    *,
+    folders: Sequence[str] = (),
+    visible: Sequence[str] = (),
+    address_space_bytes: int | None = None,
 ) -> dict[str, Any]:
+    """Return what `confine` is to do.
+
+    Args:
+        root: an empty folder, in whose place the program's file system comes.
+        files: name -> text, laid out in the program's working folder.
+        main: the one of them that is run.
+        limits: what the program may use.
+        folders: that it may write to, too.
+        visible: folders that it sees besides those of the interpreter and the system.
+        address_space_bytes: of each process; the memory of all where not given.
+    """
     interpreter = os.path.realpath(sys.executable)
     return {
         "root": root,
-        "visible": [*(path for path in _SYSTEM if os.path.isdir(path)), sys.base_prefix],
+        "visible": [*(path for path in _SYSTEM if os.path.isdir(path)), sys.base_prefix, *visible],
         "files": dict(files),
         "folders": list(folders),
         "disk_bytes": limits.disk_bytes,
@@ -141,7 +172,7 @@ def _order(
         "argv": [interpreter, "-I", "-B", f"/box/{main}"],
         "environment": {"PATH": "/usr/bin:/bin", "HOME": "/box", "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1"},
         "limits": {
-            "RLIMIT_AS": limits.memory_bytes,
+            "RLIMIT_AS": address_space_bytes or limits.memory_bytes,
             "RLIMIT_CPU": limits.cpu_s,
             "RLIMIT_NPROC": limits.processes,
             "RLIMIT_NOFILE": limits.open_files,
@@ -162,20 +193,47 @@ def _write_order(descriptor: int, order: Mapping[str, Any]) -> None:
         stream.write(json.dumps(order).encode())
 
 
-def _follow(process: subprocess.Popen[bytes], reported: int, stdin: bytes, limits: Limits) -> Ran:
-    """Feed and read the program until it ends or goes too far."""
-    assert process.stdin is not None and process.stdout is not None and process.stderr is not None
-    streams = {
-        process.stdout.fileno(): bytearray(),
-        process.stderr.fileno(): bytearray(),
-        reported: bytearray(),
-    }
+@dataclass(frozen=True, kw_only=True)
+class Followed:
+    """How a program ended, and what it wrote."""
+
+    ending: Ending
+    code: int
+    """Exit status, or the number of the signal."""
+    output: Mapping[int, bytes]
+    """Of each descriptor that was read, at most the bytes that it was allowed."""
+
+
+def follow(
+    kill: Callable[[], None],
+    reported: int,
+    outputs: Mapping[int, int],
+    *,
+    feed: IO[bytes],
+    stdin: bytes,
+    wall_s: float,
+) -> Followed:
+    """Feed and read a confined program until it ends or goes too far.
+
+    Args:
+        kill: ends the process that `confine` confined, and with it all of the program's.
+        reported: where `confine` reports.
+        outputs: descriptors to read, and the bytes that the program may write to each.
+        feed: its standard input.
+        stdin: what is written there.
+        wall_s: time of day that it has, seconds.
+
+    Raises:
+        SandboxError: the confinement could not be built; nothing was run.
+    """
+    streams = {descriptor: bytearray() for descriptor in (*outputs, reported)}
     poll = select.poll()
     for descriptor in streams:
         poll.register(descriptor, select.POLLIN)
-    feed, left = process.stdin.fileno(), memoryview(stdin)
-    os.set_blocking(feed, False)
-    poll.register(feed, select.POLLOUT)
+    left = memoryview(stdin)
+    os.set_blocking(feed.fileno(), False)
+    feeding = feed.fileno()
+    poll.register(feeding, select.POLLOUT)
     deadline, open_streams, ready = time.monotonic() + _START_S, set(streams), False
     ending: Ending | None = None
     while reported in open_streams and ending is None:
@@ -184,63 +242,60 @@ def _follow(process: subprocess.Popen[bytes], reported: int, stdin: bytes, limit
         if not events and wait_s <= 0:
             ending = "time"
         for descriptor, _ in events:
-            if descriptor == feed:
-                left = _feed(process, poll, left)
+            if descriptor == feeding:
+                left = _feed(feed, poll, left)
                 continue
             chunk = os.read(descriptor, 1 << 16)
             streams[descriptor] += chunk
             if not chunk:
                 poll.unregister(descriptor)
                 open_streams.discard(descriptor)
-            if descriptor != reported and len(streams[descriptor]) > limits.output_bytes:
+            if len(streams[descriptor]) > outputs.get(descriptor, _REPORT_BYTES):
                 ending = "output"
         if not ready and b'{"ready": true}' in streams[reported]:
-            ready, deadline = True, time.monotonic() + limits.wall_s
-    process.kill()
-    _drain(streams, open_streams - {reported}, limits)
-    texts = [
-        bytes(streams[stream.fileno()][: limits.output_bytes]).decode(errors="replace")
-        for stream in (process.stdout, process.stderr)
-    ]
-    return _ran(bytes(streams[reported]), ending, ready, *texts)
+            ready, deadline = True, time.monotonic() + wall_s
+    kill()
+    _drain(streams, open_streams - {reported}, outputs)
+    output = {descriptor: bytes(streams[descriptor][:most]) for descriptor, most in outputs.items()}
+    return _followed(bytes(streams[reported]), ending, ready, output)
 
 
-def _feed(process: subprocess.Popen[bytes], poll: select.poll, left: memoryview) -> memoryview:
+def _feed(feed: IO[bytes], poll: select.poll, left: memoryview) -> memoryview:
     """Write some of the input; close it behind the last of it, or when nobody reads."""
-    assert process.stdin is not None
     try:
-        left = left[os.write(process.stdin.fileno(), left) :] if left else left
+        left = left[os.write(feed.fileno(), left) :] if left else left
     except BlockingIOError:
         return left
     except BrokenPipeError:
         left = left[:0]
     if not left:
-        poll.unregister(process.stdin.fileno())
-        process.stdin.close()
+        poll.unregister(feed.fileno())
+        feed.close()
     return left
 
 
-def _drain(streams: Mapping[int, bytearray], open_streams: set[int], limits: Limits) -> None:
+def _drain(streams: Mapping[int, bytearray], open_streams: set[int], outputs: Mapping[int, int]) -> None:
     """Read what the program wrote before it ended; process 1 is dead, so each pipe ends."""
     for descriptor in open_streams:
-        while len(streams[descriptor]) <= limits.output_bytes:
+        while len(streams[descriptor]) <= outputs[descriptor]:
             chunk = os.read(descriptor, 1 << 16)
             if not chunk:
                 break
             streams[descriptor].extend(chunk)
 
 
-def _ran(report: bytes, ending: Ending | None, ready: bool, stdout: str, stderr: str) -> Ran:
+def _followed(report: bytes, ending: Ending | None, ready: bool, output: dict[int, bytes]) -> Followed:
     lines = [json.loads(line) for line in report.splitlines() if line.endswith(b"}")]
     said = {key: value for line in lines for key, value in line.items()}
     if "error" in said or not ready:
-        why = said.get("error") or stderr.strip()[-300:] or "it did not start in time"
+        told = b"".join(output.values()).decode(errors="replace").strip()[-300:]
+        why = said.get("error") or told or "it did not start in time"
         raise SandboxError(f"the sandbox cannot isolate a program here ({why}); nothing was run")
     if "memory" in said:
         ending = "memory"
     if ending is not None:
-        return Ran(ending=ending, code=signal.SIGKILL, stdout=stdout, stderr=stderr)
+        return Followed(ending=ending, code=signal.SIGKILL, output=output)
     if "status" not in said:  # process 1 was killed from outside
-        return Ran(ending="signal", code=signal.SIGKILL, stdout=stdout, stderr=stderr)
+        return Followed(ending="signal", code=signal.SIGKILL, output=output)
     code = os.waitstatus_to_exitcode(said["status"])
-    return Ran(ending="exit" if code >= 0 else "signal", code=abs(code), stdout=stdout, stderr=stderr)
+    return Followed(ending="exit" if code >= 0 else "signal", code=abs(code), output=output)

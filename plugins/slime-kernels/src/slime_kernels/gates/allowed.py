@@ -1,0 +1,110 @@
+"""What a candidate may name: modules, and names of them. Everything else is refused."""
+
+from __future__ import annotations
+
+_TYPING = frozenset(
+    [
+        "Any",
+        "Callable",
+        "Dict",
+        "Iterable",
+        "List",
+        "Literal",
+        "NamedTuple",
+        "Optional",
+        "Sequence",
+        "Tuple",
+        "Union",
+    ]
+)
+#: Module -> names of it that may be used; None for all that have no leading underscore.
+MODULES: dict[str, frozenset[str] | None] = {
+    "math": None,
+    "typing": _TYPING,
+    "collections.abc": frozenset({"Callable", "Iterable", "Sequence"}),
+    "dataclasses": frozenset({"dataclass", "field"}),
+    "functools": frozenset({"cache", "lru_cache", "partial", "reduce"}),
+    "itertools": frozenset({"chain", "product", "accumulate"}),
+    "__future__": frozenset({"annotations"}),
+}
+
+_DTYPES = """float16 float32 float64 bfloat16 half float double int8 int16 int32 int64 uint8 uint16 uint32 uint64 int long
+short bool float8_e4m3fn float8_e5m2"""
+_MAKING = """empty empty_like empty_strided zeros zeros_like ones ones_like full full_like arange tensor as_tensor
+scalar_tensor"""
+_MOVING = """reshape transpose permute flatten unsqueeze squeeze broadcast_shapes broadcast_tensors cat concat stack split chunk
+unbind movedim swapaxes t numel"""
+_ASKING = """is_tensor is_floating_point is_contiguous finfo iinfo promote_types result_type dtype device Size Tensor
+memory_format contiguous_format channels_last strided get_default_dtype"""
+#: Names of torch that host code may use anywhere: those that make, view or describe tensors.
+TORCH = frozenset(
+    f"{_DTYPES} {_MAKING} {_MOVING} {_ASKING} no_grad inference_mode nn autograd cuda pi inf nan e".split()
+)
+#: Names of torch that make weights, in constructors alone.
+TORCH_IN_CONSTRUCTOR = TORCH | frozenset(
+    ["randn", "rand", "randn_like", "rand_like", "randint", "normal", "eye", "linspace", "sqrt", "Generator"]
+)
+#: `torch.cuda.NAME`; each is put for a CPU by `portable`.
+TORCH_CUDA = frozenset(["current_device", "device", "is_available", "device_count", "get_device_properties"])
+#: `torch.nn.NAME` outside of constructors.
+TORCH_NN = frozenset({"Module", "Parameter"})
+TRITON = frozenset(
+    ["jit", "autotune", "heuristics", "Config", "cdiv", "next_power_of_2", "language", "constexpr_function"]
+)
+#: Names of triton.language that are refused: code of other languages, and the inside of the compiler.
+NOT_IN_LANGUAGE = frozenset(
+    [
+        "inline_asm_elementwise",
+        "core",
+        "semantic",
+        "extra",
+        "math_impl",
+        "dispatch",
+        "target_info",
+        "builtin",
+        "tensor_descriptor_base",
+    ]
+)
+#: Builtins that reach what a candidate has no business with.
+BUILTINS = frozenset(
+    [
+        "eval",
+        "exec",
+        "compile",
+        "open",
+        "input",
+        "globals",
+        "locals",
+        "vars",
+        "dir",
+        "getattr",
+        "setattr",
+        "delattr",
+        "breakpoint",
+        "memoryview",
+        "help",
+        "exit",
+        "quit",
+        "id",
+        "type",
+        "__import__",
+        "__builtins__",
+        "__build_class__",
+        "__loader__",
+        "__spec__",
+    ]
+)
+#: Special methods that a class of a candidate may define.
+METHODS = frozenset({"__init__", "__call__", "__repr__", "__post_init__"})
+BASES = frozenset(
+    [
+        "nn.Module",
+        "torch.nn.Module",
+        "object",
+        "torch.autograd.Function",
+        "autograd.Function",
+        "Function",
+        "NamedTuple",
+        "Module",
+    ]
+)

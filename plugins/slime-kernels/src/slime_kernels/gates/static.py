@@ -1,0 +1,310 @@
+"""The static gate: a candidate's source is read, and nothing of it runs.
+
+It goes by what is allowed (`allowed`), not by what is known to cheat, and by the syntax tree, not by substrings. It is strict as what it
+lets pass runs in the same process as what watches it.
+"""
+
+from __future__ import annotations
+
+import ast
+
+from slime_kernels.gates.allowed import (
+    BASES,
+    BUILTINS,
+    METHODS,
+    MODULES,
+    NOT_IN_LANGUAGE,
+    TORCH,
+    TORCH_CUDA,
+    TORCH_IN_CONSTRUCTOR,
+    TORCH_NN,
+    TRITON,
+)
+from slime_kernels.gates.findings import Finding, line_of, path_of
+from slime_kernels.gates.names import Names, read_names
+
+ENTRY = "ModelNew"
+_MOST_CHARACTERS = 100_000
+_MOST_DEPTH = 100
+
+
+def parse(source: str) -> ast.Module | Finding:
+    """Return a candidate's syntax tree, or why it has none."""
+    if len(source) > _MOST_CHARACTERS:
+        return Finding("syntax", 0, f"{len(source)} characters; wanted at most {_MOST_CHARACTERS}")
+    try:
+        tree = ast.parse(source)
+        if _depth(tree) > _MOST_DEPTH:
+            return Finding("syntax", 0, f"expressions nested more than {_MOST_DEPTH} deep")
+        return tree
+    except SyntaxError as error:
+        return Finding("syntax", error.lineno or 0, error.msg)
+    except (ValueError, RecursionError, MemoryError) as error:
+        return Finding("syntax", 0, str(error) or type(error).__name__)
+
+
+def check(tree: ast.Module) -> list[Finding]:
+    """Return what is wrong with a candidate, in the order of its lines; nothing where it may run."""
+    names = read_names(tree)
+    findings = [*names.findings, *_structure(tree, names)]
+    _Visitor(names, findings).visit(tree)
+    return sorted(findings, key=lambda one: one.line)
+
+
+def _depth(tree: ast.AST) -> int:
+    depth, level = 0, [tree]
+    while level and depth <= _MOST_DEPTH:
+        level = [child for node in level for child in ast.iter_child_nodes(node)]
+        depth += 1
+    return depth
+
+
+def _structure(tree: ast.Module, names: Names) -> list[Finding]:
+    """Check that there is an entry, a kernel that loads and stores, and a launch of it."""
+    found = []
+    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    entry = classes.get(ENTRY)
+    if entry is None:
+        found.append(Finding("structure", 0, f"has no class {ENTRY}"))
+    elif not any(isinstance(node, ast.FunctionDef) and node.name == "forward" for node in entry.body):
+        found.append(Finding("structure", entry.lineno, f"{ENTRY} has no forward"))
+    launched = {
+        node.func.value.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Subscript)
+        and isinstance(node.func.value, ast.Name)
+    }
+    if not names.kernels:
+        found.append(Finding("structure", 0, "has no function under @triton.jit"))
+    elif not launched & set(names.kernels):
+        found.append(Finding("structure", 0, "launches none of its kernels: kernel[grid](...)"))
+    return found
+
+
+class _Visitor(ast.NodeVisitor):
+    """Looks at every node once; knows in which function it is."""
+
+    def __init__(self, names: Names, findings: list[Finding]) -> None:
+        self._names, self._findings = names, findings
+        self._functions: list[str] = []
+        self._in_kernel = False
+        self._locals: set[str] = set()
+        """Names that a function around has given a meaning of their own."""
+
+    def _find(self, rule: str, node: ast.AST, text: str) -> None:
+        self._findings.append(Finding(rule, line_of(node), text))
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        for base in node.bases:
+            path = path_of(base)
+            if path not in BASES and self._names.path(base) not in BASES:
+                self._find("forbidden", node, f"class {node.name} is derived from {path or 'an expression'}")
+        if node.keywords:
+            self._find("forbidden", node, f"class {node.name} has a metaclass")
+        self.generic_visit(node)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        if _is_special(node.name) and node.name not in METHODS:
+            self._find("forbidden", node, f"defines {node.name}")
+        if node.name in self._names.modules:
+            self._find("forbidden", node, f"takes the name of the import {node.name}")
+        for part in (*node.decorator_list, node.args, *([node.returns] if node.returns else [])):
+            self.visit(part)
+        was, self._in_kernel = self._in_kernel, self._in_kernel or node.name in self._names.kernels
+        outer, self._locals = self._locals, self._locals | _stored(node)
+        self._functions.append(node.name)
+        for statement in node.body:
+            self.visit(statement)
+        self._functions.pop()
+        self._in_kernel, self._locals = was, outer
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
+        self._find("forbidden", node, "is asynchronous")
+
+    def visit_Global(self, node: ast.Global) -> None:
+        self._find("forbidden", node, "keeps state in a global variable")
+
+    def visit_Nonlocal(self, node: ast.Nonlocal) -> None:
+        self._find("forbidden", node, "keeps state in a variable of another function")
+
+    def visit_Delete(self, node: ast.Delete) -> None:
+        if any(isinstance(target, ast.Attribute) for target in node.targets):
+            self._find("forbidden", node, "deletes an attribute")
+        self.generic_visit(node)
+
+    def visit_Expr(self, node: ast.Expr) -> None:
+        if not isinstance(node.value, ast.Constant):  # a docstring may say what it likes
+            self.visit(node.value)
+
+    def visit_Constant(self, node: ast.Constant) -> None:
+        if isinstance(node.value, str) and "__" in node.value:
+            self._find("forbidden", node, "has text with the name of a special attribute")
+
+    def visit_Name(self, node: ast.Name) -> None:
+        if node.id in BUILTINS or (_is_special(node.id) and node.id != "__name__"):
+            self._find("forbidden", node, f"uses {node.id}")
+        path = None if node.id in self._locals else self._names.modules.get(node.id)
+        if isinstance(node.ctx, ast.Store | ast.Del) and path is not None:
+            self._find("forbidden", node, f"gives {node.id} another meaning")
+        elif path is not None and "." in path:
+            self._path(node, path)
+        elif path in {"torch", "triton"} and isinstance(node.ctx, ast.Load):
+            self._find("forbidden", node, f"uses the module {node.id} as a value")
+
+    def visit_arg(self, node: ast.arg) -> None:
+        if node.arg in self._names.modules:
+            self._find("forbidden", node, f"gives {node.arg} another meaning")
+        self.generic_visit(node)
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        if _is_special(node.attr) and not _calls_super(node):
+            self._find("forbidden", node, f"uses the attribute {node.attr}")
+        elif (
+            node.attr.startswith("_")
+            and path_of(node.value) not in ("self", "cls")
+            and not _calls_super(node)
+        ):
+            self._find("forbidden", node, f"uses the private attribute {node.attr}")
+        if isinstance(node.ctx, ast.Store) and path_of(node.value) not in ("self", "ctx"):
+            self._find("forbidden", node, f"sets the attribute {node.attr} of what is not self")
+        path = self._names.path(node)
+        if path is None or str(path_of(node)).partition(".")[0] in self._locals:
+            if node.attr in _METHODS_REFUSED and path_of(node.value) != "self":
+                self._find("forbidden", node, f"uses {node.attr}")
+            self.visit(node.value)
+        else:
+            self._path(node, path)
+
+    def visit_BinOp(self, node: ast.BinOp) -> None:
+        if isinstance(node.op, ast.MatMult) and not self._in_kernel and not self._in_constructor:
+            self._find("delegation", node, "multiplies matrices by @ outside of a kernel")
+        self.generic_visit(node)
+
+    @property
+    def _in_constructor(self) -> bool:
+        return "__init__" in self._functions
+
+    def _path(self, node: ast.AST, path: str) -> None:
+        """Check a dotted path into a module."""
+        root, _, rest = path.partition(".")
+        first, _, more = rest.partition(".")
+        if any(part.startswith("_") for part in rest.split(".")):
+            self._find("forbidden", node, f"uses {path}")
+        elif root == "torch":
+            self._torch(node, path, first, more)
+        elif root == "triton":
+            if (
+                first not in TRITON
+                or (first == "language" and set(more.split(".")) & NOT_IN_LANGUAGE)
+                or (first != "language" and more)
+            ):
+                self._find("forbidden", node, f"uses {path}")
+        else:
+            module, _, name = path.rpartition(".")
+            known = MODULES.get(module, frozenset())
+            if module not in MODULES or (known is not None and name not in known):
+                self._find("forbidden", node, f"uses {path}")
+
+    def _torch(self, node: ast.AST, path: str, first: str, more: str) -> None:
+        if self._in_kernel and first not in ("float32",):
+            self._find("delegation", node, f"uses {path} in a kernel")
+        elif first == "cuda":
+            if more.partition(".")[0] not in TORCH_CUDA:
+                self._find("forbidden", node, f"uses {path}")
+        elif first == "autograd":
+            if more != "Function":
+                self._find("forbidden", node, f"uses {path}")
+        elif first == "nn":
+            if not self._in_constructor and more.partition(".")[0] not in TORCH_NN:
+                self._find("delegation", node, f"computes by {path}")
+        elif first not in (TORCH_IN_CONSTRUCTOR if self._in_constructor else TORCH) or (
+            more and first not in ("Tensor", "Size")
+        ):
+            rule = "forbidden" if first in _TORCH_REFUSED else "delegation"
+            self._find(rule, node, f"uses {path}, which is not for allocating or reshaping")
+
+
+#: Parts of torch that are no computation: said so, whatever else they are.
+_TORCH_REFUSED = frozenset(
+    [
+        "ops",
+        "compile",
+        "jit",
+        "library",
+        "utils",
+        "overrides",
+        "multiprocessing",
+        "load",
+        "save",
+        "hub",
+        "fx",
+        "backends",
+        "set_default_dtype",
+        "manual_seed",
+        "set_default_device",
+        "get_rng_state",
+        "set_rng_state",
+        "classes",
+        "package",
+        "profiler",
+    ]
+)
+#: Attributes of any object by which code, other memory or other launches would be reached.
+_METHODS_REFUSED = frozenset(
+    [
+        "data_ptr",
+        "untyped_storage",
+        "storage",
+        "set_",
+        "share_memory_",
+        "register_hook",
+        "register_forward_hook",
+        "register_forward_pre_hook",
+        "run",
+        "fn",
+        "src",
+        "warmup",
+        "add_pre_run_hook",
+        "pre_run_hooks",
+        "cache_hook",
+        "f_globals",
+        "f_back",
+        "f_locals",
+        "gi_frame",
+        "cr_frame",
+        "tb_frame",
+        "func_globals",
+        "mro",
+        "register_buffer_hook",
+        "as_subclass",
+        "apply_",
+        "map_",
+        "numpy",
+        "tolist",
+    ]
+)
+
+
+def _is_special(name: str) -> bool:
+    return name.startswith("__") and name.endswith("__")
+
+
+def _calls_super(node: ast.Attribute) -> bool:
+    """Return whether this is `super().__init__`."""
+    inner = node.value
+    return (
+        node.attr == "__init__"
+        and isinstance(inner, ast.Call)
+        and isinstance(inner.func, ast.Name)
+        and inner.func.id == "super"
+    )
+
+
+def _stored(function: ast.FunctionDef) -> set[str]:
+    """Return the names that are assigned somewhere in a function: there they are its own."""
+    return {
+        node.id
+        for node in ast.walk(function)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store | ast.Del)
+    }

@@ -1,0 +1,83 @@
+"""Comparing a candidate's answers with the reference's, from their bytes alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+#: Type of an answer -> (relative, absolute) tolerance.
+TOLERANCES = {
+    "float64": (1e-6, 1e-7),
+    "float32": (1e-4, 1e-5),
+    "float16": (1e-2, 1e-3),
+    "bfloat16": (2e-2, 1e-2),
+}
+
+
+def difference(
+    found: Any, wanted: Any, found_bytes: Sequence[bytes], wanted_bytes: Sequence[bytes]
+) -> str | None:
+    """Return how an answer differs from the reference's; None where it does not.
+
+    Args:
+        found: the candidate's answer, as `values.encode` writes it.
+        wanted: the reference's.
+        found_bytes: buffers of the former.
+        wanted_bytes: buffers of the latter.
+    """
+    ours, theirs = list(_leaves(found)), list(_leaves(wanted))
+    if len(ours) != len(theirs):
+        return f"{len(ours)} results; wanted {len(theirs)}"
+    for one, other in zip(ours, theirs, strict=True):
+        if "value" in one or "value" in other:
+            if one.get("value", one) != other.get("value", other):
+                return "another value than a tensor; wanted what Model returns"
+            continue
+        for what in ("shape", "dtype"):
+            if one[what] != other[what]:
+                return f"{what} {one[what]}; wanted {other[what]}"
+        why = _differs(found_bytes[one["buffer"]], wanted_bytes[other["buffer"]], one["dtype"])
+        if why is not None:
+            return why
+    return None
+
+
+def _leaves(form: Any) -> Any:
+    for kind in ("list", "tuple"):
+        if kind in form:
+            for one in form[kind]:
+                yield from _leaves(one)
+            return
+    yield form
+
+
+def _differs(found: bytes, wanted: bytes, dtype: str) -> str | None:
+    if len(found) != len(wanted):
+        return f"{len(found)} bytes; wanted {len(wanted)}"
+    if dtype not in TOLERANCES:
+        n = int((np.frombuffer(found, np.uint8) != np.frombuffer(wanted, np.uint8)).sum())
+        return f"values of {dtype} that are not those of Model" if n else None
+    ours, theirs = _floats(found, dtype), _floats(wanted, dtype)
+    relative, absolute = TOLERANCES[dtype]
+    with np.errstate(invalid="ignore", over="ignore"):
+        finite = np.isfinite(theirs)
+        close = np.abs(ours - theirs) <= absolute + relative * np.abs(theirs)
+        same = np.where(finite, close, (ours == theirs) | (np.isnan(ours) & np.isnan(theirs)))
+    if same.all():
+        return None
+    n = int((~same).sum())
+    first = int(np.flatnonzero(~same)[0])
+    return (
+        f"{n} of {same.size} numbers are not those of Model, the first at {first}: "
+        f"{ours[first]:.6g}; wanted {theirs[first]:.6g}"
+    )
+
+
+def _floats(content: bytes, dtype: str) -> NDArray[np.float64]:
+    if dtype == "bfloat16":
+        upper = np.frombuffer(content, np.uint16).astype(np.uint32) << 16
+        return upper.view(np.float32).astype(np.float64)
+    return np.frombuffer(content, np.dtype(dtype)).astype(np.float64)

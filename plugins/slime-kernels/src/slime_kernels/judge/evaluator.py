@@ -1,0 +1,274 @@
+"""`Evaluator`: one candidate through all gates, each in a fresh process."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from slime_rm.code.sandbox.running import Limits
+
+from slime_kernels.gates.findings import Finding
+from slime_kernels.gates.portable import portable
+from slime_kernels.gates.static import check, parse
+from slime_kernels.judge.compare import difference
+from slime_kernels.judge.cost_model import SOURCE, candidate_us, eager_us, least_us
+from slime_kernels.judge.reward import RewardScale
+from slime_kernels.judge.trials import batches, trials_of, whole_trial
+from slime_kernels.judge.verdict import EvalStatus, Timing, Verdict
+from slime_kernels.problems.problem import KernelProblem
+from slime_kernels.sandbox.fork_server import Answer, ForkServer, Kind
+
+BACKENDS = ("triton",)
+_SAMPLED_PROGRAMS = 4
+_MOST_FINDINGS = 3
+_MOST_FACTS = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What one evaluation may have otherwise than others of its evaluator."""
+
+    n_trials: int = 5
+    seed: int = 42
+    measure: bool = True
+    """Estimate the time of what is correct."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluatorSettings:
+    """How candidates are tried."""
+
+    targets: Sequence[str] = ("sm_90",)
+    """Architectures to compile for; the first is the one whose time is estimated."""
+    options: Options = field(default_factory=Options)
+    """Of evaluations that bring none."""
+    timeout_s: float = 60.0
+    """Of each process."""
+    memory_bytes: int = 4 << 30
+    scale: RewardScale = field(default_factory=RewardScale)
+
+    @property
+    def limits(self) -> Limits:
+        """What each process may use."""
+        return Limits(
+            wall_s=self.timeout_s,
+            cpu_s=int(self.timeout_s) + 1,
+            memory_bytes=self.memory_bytes,
+            processes=64,
+            output_bytes=256 << 20,
+            disk_bytes=64 << 20,
+            open_files=256,
+        )
+
+
+class _Ended(Exception):
+    """A gate has decided."""
+
+    def __init__(self, status: EvalStatus, gate: str, message: str) -> None:
+        super().__init__(message)
+        self.status, self.gate, self.message = status, gate, message
+
+
+class Evaluator:
+    """Judges candidates. Threads may use one side by side.
+
+    Args:
+        settings: how.
+        server: makes the processes.
+    """
+
+    def __init__(self, settings: EvaluatorSettings, server: ForkServer) -> None:
+        self.settings, self._server = settings, server
+        self._facts: dict[str, dict[str, Any]] = {}
+
+    def evaluate(
+        self, problem: KernelProblem, source: str, *, backend: str = "triton", options: Options | None = None
+    ) -> Verdict:
+        """Return what becomes of a candidate; blocks until it is known.
+
+        Nothing that a candidate does raises here.
+
+        Raises:
+            SandboxError: this machine cannot isolate a process; nothing was run.
+        """
+        options = options or self.settings.options
+        reached = {"compiled": False, "correct": False}
+        kernels: list[dict[str, Any]] = []
+        timing = None
+        try:
+            tree = self._static(source, backend)
+            facts = self._facts_of(problem)
+            code = portable(tree)
+            kernels += self._compile(code, facts)
+            reached["compiled"] = True
+            self._correct(problem, source, code, facts, options)
+            reached["correct"] = True
+            ended = _Ended(EvalStatus.CORRECT, "correct", "")
+            if options.measure:
+                timing = self._time(code, facts, kernels)
+                ended = _Ended(EvalStatus.CORRECT, "fast", "")
+        except _Ended as error:
+            ended = error
+            if ended.status in (EvalStatus.REJECTED, EvalStatus.SERVER_ERROR):
+                reached = {"compiled": False, "correct": False}
+        verdict = Verdict(
+            status=EvalStatus.CORRECT if reached["correct"] else ended.status,
+            gate=ended.gate,
+            message=ended.message,
+            timing=timing,
+            kernels=kernels,
+            **reached,
+        )
+        return _with_reward(verdict, self.settings.scale)
+
+    def _static(self, source: str, backend: str) -> ast.Module:
+        if backend not in BACKENDS:
+            wanted = f"backend {backend[:40]!r}; wanted {', '.join(BACKENDS)}"
+            raise _Ended(EvalStatus.REJECTED, "static", wanted)
+        tree = parse(source)
+        if isinstance(tree, Finding):
+            raise _Ended(EvalStatus.COMPILE_ERROR, "static", str(tree))
+        if findings := check(tree):
+            told = "; ".join(map(str, findings[:_MOST_FINDINGS]))
+            raise _Ended(EvalStatus.REJECTED, "static", told)
+        return tree
+
+    def _facts_of(self, problem: KernelProblem) -> dict[str, Any]:
+        found = self._facts.get(problem.code)
+        if found is None:
+            header = {"code": problem.code, "shapes": [dict(shape) for shape in problem.shapes]}
+            found = self._trusted("facts", header).header
+            assert found is not None
+            if len(self._facts) >= _MOST_FACTS:
+                self._facts.clear()
+            self._facts[problem.code] = found
+        return found
+
+    def _trusted(self, job: str, header: dict[str, Any], buffers: Sequence[bytes] = ()) -> Answer:
+        """Do a job on a problem's own module; what fails there is nobody's fault who answered it."""
+        answer = self._server.call("interpret", job, header, buffers, limits=self.settings.limits)
+        if answer.header is None or "error" in answer.header:
+            why = answer.header["error"] if answer.header else f"ended by {answer.ending} {answer.log[-300:]}"
+            raise _Ended(
+                EvalStatus.SERVER_ERROR, "problem", f"the problem's own module fails in {job}: {why}"
+            )
+        return answer
+
+    def _untrusted(
+        self, kind: Kind, header: dict[str, Any], buffers: Sequence[bytes], gate: str
+    ) -> tuple[dict[str, Any], Sequence[bytes]]:
+        """Do a job on a candidate.
+
+        Raises:
+            _Ended: it did not answer, or not by itself.
+        """
+        answer = self._server.call(kind, kind, header, buffers, limits=self.settings.limits)
+        if answer.forged:
+            raise _Ended(EvalStatus.REJECTED, "honest", "wrote where only the evaluator writes")
+        if answer.header is not None:
+            return answer.header, answer.buffers
+        if answer.ending == "time":
+            raise _Ended(EvalStatus.TIMEOUT, gate, f"not done within {self.settings.timeout_s:g} s")
+        why = {"memory": "out of memory", "output": "too much output"}.get(
+            answer.ending, "its process ended before it answered"
+        )
+        raise _Ended(EvalStatus.RUNTIME_ERROR, gate, f"{why} {answer.log[-300:]}".strip())
+
+    def _compile(self, code: str, facts: dict[str, Any]) -> list[dict[str, Any]]:
+        header = {"code": code, "targets": list(self.settings.targets), "trial": whole_trial(facts)}
+        said, _ = self._untrusted("compile", header, (), "compiles")
+        if "error" in said:
+            kind, text = said["error"]["kind"], said["error"]["text"]
+            status = EvalStatus.COMPILE_ERROR if kind in _COMPILER_ERRORS else EvalStatus.RUNTIME_ERROR
+            raise _Ended(status, "compiles", f"{kind}: {text}")
+        if not said["launches"]:
+            raise _Ended(EvalStatus.REJECTED, "honest", "launches no kernel")
+        used = sorted({launch["kernel"] for launch in said["launches"]})
+        return [said["kernels"][number] for number in used]
+
+    def _correct(
+        self, problem: KernelProblem, source: str, code: str, facts: dict[str, Any], options: Options
+    ) -> None:
+        trials = trials_of(problem, source, facts, n_trials=options.n_trials, seed=options.seed)
+        made = self._trusted("inputs", {"code": problem.code, "trials": trials})
+        assert made.header is not None
+        trials = batches(made.header["trials"], trials)
+        said, found = self._untrusted("interpret", {"code": code, "trials": trials}, made.buffers, "correct")
+        if "error" in said:
+            raise _failure(said["error"])
+        for trial in said["trials"]:
+            if trial["delegated"]:
+                told = f"has PyTorch compute: {', '.join(sorted(set(trial['delegated'])))}"
+                raise _Ended(EvalStatus.REJECTED, "honest", told)
+        wanted = self._trusted("answer", {"code": problem.code, "trials": trials}, made.buffers)
+        assert wanted.header is not None
+        for number, (trial, answer) in enumerate(zip(said["trials"], wanted.header["answers"], strict=True)):
+            why = difference(trial["answer"], answer, found, wanted.buffers)
+            if why is None and trial["mutated"]:
+                why = "the inputs were changed"
+            if why is not None:
+                where = f"trial {number} with {trials[number]['constants']}, {trials[number]['dtype']}"
+                raise _Ended(EvalStatus.INCORRECT, "correct", f"{where}: {why}")
+            for output in trial["outputs"]:
+                if not output["plain"] or output["unwritten"]:
+                    told = (
+                        f"{output['unwritten']} numbers of the answer were written by no kernel in trial {number}"
+                        if output["plain"]
+                        else "returns something that only looks like a tensor"
+                    )
+                    raise _Ended(EvalStatus.REJECTED, "honest", told)
+
+    def _time(self, code: str, facts: dict[str, Any], kernels: list[dict[str, Any]]) -> Timing | None:
+        """Estimate the time of a correct candidate at the problem's own size; None where that takes too long here.
+
+        Raises:
+            _Ended: it does other things there than in the trials; `compiled` and `correct` stand.
+        """
+        header = {"code": code, "trials": [whole_trial(facts)], "sampled_programs": _SAMPLED_PROGRAMS}
+        said, _ = self._untrusted("interpret", header, (), "fast")
+        if "error" in said:
+            raise _Ended(EvalStatus.CORRECT, "fast", f"not timed: {said['error']['text'][:300]}")
+        seen, target = said["trials"][0], self.settings.targets[0]
+        if seen["delegated"] or not seen["launches"]:
+            raise _Ended(EvalStatus.REJECTED, "honest", "does other things at full size than in the trials")
+        by_name = {kernel["name"]: kernel for kernel in kernels}
+        runtime, parts = candidate_us(seen["launches"], by_name, target)
+        baseline, least = eager_us(facts["eager"], target), least_us(facts["least_bytes"], target)
+        return Timing(
+            source=SOURCE,
+            target=target,
+            runtime_us=runtime,
+            baseline_us=baseline,
+            speedup=baseline / max(runtime, least),
+            parts={"launches": parts, "least_us": least, "implausible": runtime < least},
+        )
+
+
+#: Errors of Triton's compiler, and of the tools that it calls.
+_COMPILER_ERRORS = frozenset(
+    [
+        "CompilationError",
+        "UnsupportedLanguageConstruct",
+        "CompileTimeAssertionFailure",
+        "OutOfResources",
+        "PTXASError",
+        "RuntimeError",
+    ]
+)
+#: Errors of what the interpreter checks, under which a kernel is wrong and does not merely fail.
+_WRONG = ("BoundsError", "RaceError")
+
+
+def _failure(error: dict[str, str]) -> _Ended:
+    kind, text = error["kind"], error["text"]
+    if kind == "TamperError":
+        return _Ended(EvalStatus.REJECTED, "honest", text)
+    if kind in _WRONG or any(f"{one}(" in text for one in _WRONG):
+        return _Ended(EvalStatus.INCORRECT, "correct", f"{kind}: {text}")
+    return _Ended(EvalStatus.RUNTIME_ERROR, "correct", f"{kind}: {text}")
+
+
+def _with_reward(verdict: Verdict, scale: RewardScale) -> Verdict:
+    return replace(verdict, reward=scale.reward(verdict))

@@ -1,0 +1,115 @@
+"""`Judge`: evaluations for many who ask at once, each candidate evaluated once."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import hashlib
+from collections import OrderedDict
+from typing import Protocol
+
+from slime_kernels.judge.evaluator import Evaluator, EvaluatorSettings, Options
+from slime_kernels.judge.reward import RewardScale
+from slime_kernels.judge.verdict import EvalStatus, Verdict
+from slime_kernels.problems.problem import KernelProblem
+from slime_kernels.sandbox.fork_server import ForkServer
+from slime_kernels.section import KernelsSection
+
+_MOST_KEPT = 4096
+
+
+class Judges(Protocol):
+    """Whoever judges candidates: this process, or a service."""
+
+    async def judge(
+        self, problem: KernelProblem, source: str, *, backend: str = "triton", options: Options | None = None
+    ) -> Verdict:
+        """Return what becomes of a candidate."""
+
+
+class Judge:
+    """Judges in processes of this machine, so many at once.
+
+    Who asks for what is being evaluated waits for that; verdicts are kept, but for those of a machine that failed or was slow.
+
+    Args:
+        evaluator: that decides.
+        concurrency: evaluations at once.
+    """
+
+    def __init__(self, evaluator: Evaluator, *, concurrency: int) -> None:
+        self._evaluator, self._concurrency = evaluator, concurrency
+        self._free: dict[int, asyncio.Semaphore] = {}
+        self._running: dict[tuple[int, str], asyncio.Task[Verdict]] = {}
+        self._kept: OrderedDict[str, Verdict] = OrderedDict()
+        self.n_evaluated = 0
+        """Evaluations that were begun."""
+
+    async def judge(
+        self, problem: KernelProblem, source: str, *, backend: str = "triton", options: Options | None = None
+    ) -> Verdict:
+        """Return what becomes of a candidate; several who wait for one share its evaluation.
+
+        Raises:
+            SandboxError: this machine cannot isolate a process; nothing was run.
+        """
+        text = "\0".join([repr(problem), repr(options), backend, source])
+        key = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+        if key in self._kept:
+            self._kept.move_to_end(key)
+            return self._kept[key]
+        place = (id(asyncio.get_running_loop()), key)
+        task = self._running.get(place)
+        if task is None:
+            task = asyncio.create_task(self._evaluate(problem, source, backend, options))
+            self._running[place] = task
+            task.add_done_callback(lambda _: self._running.pop(place, None))
+        verdict = await asyncio.shield(task)
+        if verdict.status not in (EvalStatus.TIMEOUT, EvalStatus.SERVER_ERROR):
+            self._kept[key] = verdict
+            if len(self._kept) > _MOST_KEPT:
+                self._kept.popitem(last=False)
+        return verdict
+
+    async def _evaluate(
+        self, problem: KernelProblem, source: str, backend: str, options: Options | None
+    ) -> Verdict:
+        loop = id(asyncio.get_running_loop())
+        free = self._free.setdefault(loop, asyncio.Semaphore(self._concurrency))
+        async with free:
+            self.n_evaluated += 1
+            return await asyncio.to_thread(
+                self._evaluator.evaluate, problem, source, backend=backend, options=options
+            )
+
+
+def evaluator_settings(section: KernelsSection) -> EvaluatorSettings:
+    """Return how the settings want candidates to be tried."""
+    return EvaluatorSettings(
+        targets=tuple(section.targets),
+        options=Options(n_trials=section.correct_trials),
+        timeout_s=section.eval_timeout_s,
+        memory_bytes=section.memory_mb << 20,
+        scale=RewardScale(
+            compiled=section.compiled_reward, correct=section.correct_reward, most_bonus=section.most_bonus
+        ),
+    )
+
+
+def judge_of(section: KernelsSection) -> Judges:
+    """Return the judge of these settings, the same one each time in a process: what it forks from takes seconds to start."""
+    return _judge_of(
+        KernelsSection.model_validate(
+            section.model_dump(include=set(KernelsSection.model_fields))
+        ).model_dump_json()
+    )
+
+
+@functools.lru_cache(maxsize=8)
+def _judge_of(settings: str) -> Judges:
+    section = KernelsSection.model_validate_json(settings)
+    if section.service is not None:
+        from slime_kernels.service.client import ServiceClient
+
+        return ServiceClient(section)
+    return Judge(Evaluator(evaluator_settings(section), ForkServer()), concurrency=section.concurrency)

@@ -1,0 +1,23 @@
+"""The reward of a verdict."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from slime_kernels.judge.verdict import Verdict
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardScale:
+    """What each gate is worth. Source: the fork's first revision; 1.0 for `correct` is its second's."""
+
+    compiled: float = 0.1
+    correct: float = 0.3
+    most_bonus: float = 2.0
+
+    def reward(self, verdict: Verdict) -> float:
+        """Return nothing, `compiled`, or `correct` and min(max(speedup - 1, 0), most_bonus)."""
+        if verdict.correct:
+            speedup = verdict.timing.speedup if verdict.timing is not None else 0.0
+            return self.correct + min(max(speedup - 1.0, 0.0), self.most_bonus)
+        return self.compiled if verdict.compiled else 0.0

@@ -1,0 +1,1 @@
+"""Problems: KernelBench's format, generated ones, and the data sources over both."""

@@ -1,0 +1,122 @@
+"""`KernelProblem`: a PyTorch module to be rewritten, in the format of KernelBench."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from slime_core.data.rows.record import Record
+from slime_core.errors import DataError
+
+#: Key of `Sample.metadata` under which a problem travels to generator and reward; its source is the label.
+PROBLEM_KEY = "kernel_problem"
+#: Key of `Sample.metadata`: how the problem's prompt was made (`text`, `chat`, `template_kwargs`).
+PROMPT_KEY = "kernel_prompt"
+LEVELS = range(1, 5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelProblem:
+    """A module `Model` and what it is called with."""
+
+    level: int
+    """1 single operators, 2 short sequences of them, 3 whole networks, 4 published ones."""
+    problem_id: int
+    name: str
+    code: str
+    """Source with `class Model`, `get_inputs()` and `get_init_inputs()`."""
+    shapes: tuple[Mapping[str, int], ...] = ()
+    """Values of the source's module-level integers with which it is small enough to be tried without a GPU, one a shape.
+    Empty: they are found."""
+    dtypes: tuple[str, ...] = ("float32",)
+    """Types of the floating-point inputs with which it is tried."""
+
+    @property
+    def title(self) -> str:
+        """How messages name it: `level 1 problem 19 (19_ReLU)`."""
+        return f"level {self.level} problem {self.problem_id} ({self.name})"
+
+    def identity(self) -> dict[str, Any]:
+        """Return all but the source, as JSON values."""
+        return {key: value for key, value in asdict(self).items() if key != "code"} | {
+            "shapes": [dict(shape) for shape in self.shapes],
+            "dtypes": list(self.dtypes),
+        }
+
+
+def problem_of(record: Record) -> KernelProblem:
+    """Read a row of KernelBench (`level`, `problem_id`, `name`, `code`), or of the fork's data.
+
+    The latter has the source in `label`, and `level`, `problem_id` and `problem_name` in `extra_info`. Either may have
+    `shapes`, a list of {module-level integer: value}, and `dtypes`.
+
+    Raises:
+        DataError: a field is missing or is not what it must be; names the row and the field.
+    """
+    row = dict(record.values)
+    extra = row.get("extra_info")
+    if isinstance(extra, Mapping):
+        row = {"code": row.get("label"), "name": extra.get("problem_name"), **extra, **row}
+    kinds = {"level": int, "problem_id": int, "name": str, "code": str}
+    for field, kind in kinds.items():
+        if type(row.get(field)) is not kind:
+            found = f"{type(row[field]).__name__} {str(row[field])[:40]!r}" if field in row else "nothing"
+            raise DataError(
+                f"{record.where}: found {found} in {field!r}; wanted {kind.__name__}, as KernelBench has it"
+            )
+    if row["level"] not in LEVELS:
+        raise DataError(f"{record.where}: found the level {row['level']}; wanted 1 to 4")
+    check_source(row["code"], record.where)
+    return KernelProblem(
+        **{field: row[field] for field in kinds},
+        shapes=_shapes(row.get("shapes"), record.where),
+        dtypes=_dtypes(row.get("dtypes"), record.where),
+    )
+
+
+def problem_from(metadata: Mapping[str, Any], code: str) -> KernelProblem:
+    """Return the problem that `identity` and its source tell of.
+
+    Raises:
+        DataError: it is none.
+    """
+    record = Record("metadata", {**metadata, "code": code})
+    return problem_of(record)
+
+
+def check_source(code: str, where: str) -> None:
+    """Check that a problem's source has `class Model`, `get_inputs` and `get_init_inputs`; raises DataError."""
+    try:
+        tree = ast.parse(code)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise DataError(f"{where}: found code that is not Python ({error}); wanted a module") from error
+    found = {node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+    missing = [name for name in ("Model", "get_inputs", "get_init_inputs") if name not in found]
+    if missing:
+        raise DataError(
+            f"{where}: found code without {', '.join(missing)}; wanted class Model, get_inputs() and get_init_inputs()"
+        )
+
+
+def _shapes(value: Any, where: str) -> tuple[Mapping[str, int], ...]:
+    if value is None:
+        return ()
+    if isinstance(value, list | tuple) and all(
+        isinstance(one, Mapping) and all(type(size) is int and size > 0 for size in one.values())
+        for one in value
+    ):
+        return tuple(dict(one) for one in value)
+    raise DataError(
+        f"{where}: found {str(value)[:60]!r} in 'shapes'; wanted a list of {{name: whole number above 0}}"
+    )
+
+
+def _dtypes(value: Any, where: str) -> tuple[str, ...]:
+    known = ("float32", "float16", "bfloat16")
+    if value is None:
+        return known[:1]
+    if isinstance(value, list | tuple) and value and all(one in known for one in value):
+        return tuple(value)
+    raise DataError(f"{where}: found {str(value)[:60]!r} in 'dtypes'; wanted a list of {', '.join(known)}")

@@ -1,0 +1,115 @@
+"""The processes that evaluations are forked from: torch and Triton are imported here, once, and nothing else ever runs here.
+
+Two of them, as whether Triton's functions are interpreted is decided when it is imported: the compiling one, and its child,
+the interpreting one. Each forks on request; a fork confines itself (`slime_rm.code.sandbox.confine`) before it reads what
+it is to do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, NoReturn
+
+_PR_SET_PDEATHSIG = 1
+_ANSWER = 5
+_N_STREAMS = 5
+_AWAY = 300
+
+
+def main() -> NoReturn:
+    """Import, and serve the sockets that the command line gives."""
+    parent, compiling, interpreting = map(int, sys.argv[1:4])
+    _end_with(parent)
+    import torch  # before the fork: most of the memory is then shared
+
+    torch.set_num_threads(1)
+    me = os.getpid()
+    if os.fork() == 0:
+        _end_with(me)
+        os.environ["TRITON_INTERPRET"] = "1"
+        os.close(compiling)
+        _serve(interpreting)
+    os.close(interpreting)
+    _serve(compiling)
+
+
+def _end_with(parent: int) -> None:
+    """Have this process killed when its parent ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(0)
+
+
+def _serve(descriptor: int) -> NoReturn:
+    from slime_kernels.sandbox import jobs
+
+    jobs.warm()
+    control = socket.socket(fileno=descriptor)
+    if (n := len(os.listdir("/proc/self/task"))) != 1:
+        print(f"slime-kernels: the process to fork from has {n} threads; wanted 1", file=sys.stderr)
+        os._exit(1)
+    baseline = _status("VmRSS"), _status("VmSize")
+    control.send(b"ready")
+    poll = select.poll()
+    poll.register(control, select.POLLIN)
+    while True:
+        ready = poll.poll(500)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        if not ready:
+            continue
+        request, descriptors, _, _ = socket.recv_fds(control, 1 << 16, _N_STREAMS)
+        if not request:
+            os._exit(0)
+        child = os.fork()
+        if child == 0:
+            _confined(json.loads(request), descriptors, baseline)
+        for each in descriptors:
+            os.close(each)
+        handle = os.pidfd_open(child)
+        socket.send_fds(control, [b"forked"], [handle])
+        os.close(handle)
+
+
+def _confined(order: dict[str, Any], descriptors: list[int], baseline: tuple[int, int]) -> NoReturn:
+    """Confine this fork and do the job that standard input gives. What it shares with others does not count as its memory."""
+    from slime_rm.code.sandbox.confine import REPORT, confine
+
+    for number in signal.SIGINT, signal.SIGTERM, signal.SIGUSR1:
+        signal.signal(number, signal.SIG_DFL)
+    away = [fcntl.fcntl(each, fcntl.F_DUPFD, _AWAY) for each in descriptors]
+    for each, place in zip(away, (0, 1, 2, REPORT, _ANSWER), strict=True):
+        os.dup2(each, place)
+    os.closerange(3, REPORT)
+    os.closerange(_ANSWER + 1, 1024)
+    order["limits"]["RLIMIT_AS"] = order["memory_bytes"] + baseline[1]
+    order["memory_bytes"] += baseline[0]
+    confine(order, _work, kept=(_ANSWER,))
+
+
+def _work(starting: int, order: dict[str, Any]) -> NoReturn:
+    os.close(starting)
+    os.environ |= {"HOME": "/box", "TMPDIR": "/box", "TRITON_CACHE_DIR": "/box/cache"}
+    tempfile.tempdir = "/box"
+    os.chdir("/box")
+    from slime_kernels.sandbox import jobs
+
+    jobs.work(_ANSWER)
+    os._exit(0)
+
+
+def _status(field: str) -> int:
+    """Return the bytes that a line of this process's status tells."""
+    lines = (line.partition(":") for line in Path("/proc/self/status").read_text().splitlines())
+    return next(int(value.split()[0]) << 10 for name, _, value in lines if name == field)

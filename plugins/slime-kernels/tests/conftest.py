@@ -1,0 +1,21 @@
+"""Fixtures of this package's tests: one server to fork from, as it takes seconds to start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from slime_kernels.judge.evaluator import Evaluator, EvaluatorSettings, Options
+from slime_kernels.sandbox.fork_server import ForkServer
+
+
+@pytest.fixture(scope="session")
+def fork_server() -> Iterator[ForkServer]:
+    server = ForkServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def evaluator(fork_server: ForkServer) -> Evaluator:
+    return Evaluator(EvaluatorSettings(options=Options(n_trials=3)), fork_server)

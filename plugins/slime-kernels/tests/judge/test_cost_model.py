@@ -1,0 +1,71 @@
+"""The cost model by hand: one launch on numbers of the data sheet, and variants whose order is plain."""
+
+from __future__ import annotations
+
+import pytest
+from slime_kernels.judge.cost_model import candidate_us, eager_us, least_us
+
+MB = 1 << 20
+
+
+def launch(**changes):
+    given = {
+        "name": "k",
+        "programs": 4096,
+        "run": 4096,
+        "flops": 0,
+        "products": 0,
+        "loaded": 32 * MB,
+        "stored": 32 * MB,
+    }
+    given["touched"] = [[32 * MB, 32 * MB], [32 * MB, 32 * MB]]
+    return {**given, **changes}
+
+
+def kernel(registers=32, spilled=0, shared=0, warps=4):
+    target = {"registers": registers, "spilled_bytes": spilled, "shared_bytes": shared}
+    return {"k": {"warps": warps, "targets": {"sm_80": target, "sm_90": target, "gfx942": target}}}
+
+
+def cost(launches, kernels=None, target="sm_90"):
+    return candidate_us(launches, kernels or kernel(), target)[0]
+
+
+def test_a_copy_by_hand():
+    # 64 MiB over 3.35 TB/s = 20.03 us; over the cache 8.4 us; the launch 2.5 us
+    assert cost([launch()]) == pytest.approx(2.5 + 64 * MB / 3.35e6)
+
+
+def test_eager_by_hand():
+    operation = {"bytes": 3_350_000, "flops": 1000, "products": False}
+    assert eager_us([operation], "sm_90") == pytest.approx(2.5 + 2.0 + 1.0)
+    assert least_us(3_350_000, "sm_90") == pytest.approx(3.5)
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90", "gfx942"])
+@pytest.mark.parametrize(
+    ("better", "worse"),
+    [
+        (([launch()],), ([launch(), launch()],)),  # fused, and not
+        (
+            ([launch()],),
+            ([launch(loaded=256 * MB, touched=[[32 * MB, 256 * MB], [32 * MB, 32 * MB]])],),
+        ),  # coalesced
+        (([launch()],), ([launch()], kernel(spilled=4096))),  # spills
+        (([launch()],), ([launch()], kernel(registers=255, warps=8))),  # occupancy
+        (([launch()],), ([launch(programs=8, run=8)],)),  # too few programs to fill the device
+        (([launch()],), ([launch()], kernel(shared=60_000, warps=2))),  # shared memory
+        (([launch()],), ([launch(flops=10**11)],)),  # arithmetic
+        (([launch(products=10**11)],), ([launch(flops=10**11)],)),  # tensor cores, and not
+        (([launch()],), ([launch(touched=[[32 * MB, 32 * MB]] * 3)],)),  # an intermediate tensor
+        (([launch(loaded=64 * MB)],), ([launch(loaded=1024 * MB)],)),  # blocks that share what they read
+    ],
+)
+def test_variants_whose_order_is_plain(better, worse, target):
+    assert cost(*better, target=target) < cost(*worse, target=target)
+
+
+def test_a_sample_of_programs_stands_for_all():
+    part = launch(run=4, loaded=32 * MB // 1024, stored=32 * MB // 1024)
+    part["touched"] = [[32 * MB, 32 * MB // 1024]] * 2
+    assert cost([part]) == pytest.approx(cost([launch()]))

@@ -1,0 +1,130 @@
+"""Candidates through all gates, in real processes: a few of the corpus, and what must be a status and never a crash."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from ..kernel_corpus import KERNEL_IMPORTS, RELU, candidates, written
+
+PROBLEM, KERNEL, _ = written()["relu"]
+
+
+def new_model(body):
+    return KERNEL_IMPORTS + RELU + "class ModelNew(nn.Module):\n    def forward(self, x):\n        " + body
+
+
+def test_a_right_kernel_passes_all_gates(evaluator):
+    verdict = evaluator.evaluate(PROBLEM, KERNEL)
+    assert (verdict.status, verdict.gate, verdict.compiled, verdict.correct) == (
+        "correct",
+        "fast",
+        True,
+        True,
+    )
+    assert verdict.timing.source == "cost-model"
+    assert verdict.kernels[0]["targets"]["sm_90"]["registers"] > 0
+    assert verdict.reward == pytest.approx(0.3 + verdict.timing.speedup - 1.0)
+    assert evaluator.evaluate(PROBLEM, KERNEL) == verdict
+
+
+@pytest.mark.parametrize(
+    ("source", "status", "gate", "said"),
+    [
+        ("def f(:", "compile_error", "static", "syntax: line 1"),
+        ("import os", "rejected", "static", "imports os"),
+        (new_model("raise SystemExit(0)"), "runtime_error", "compiles", "ended before it answered"),
+        (new_model("launch(x, x.gone)\n"), "runtime_error", "compiles", "AttributeError"),
+        (
+            new_model("launch(x, torch.empty_like(x))\n        return {1}"),
+            "runtime_error",
+            "correct",
+            "a set",
+        ),
+        (new_model("launch(x, x)\n        return x"), "incorrect", "correct", "the inputs were changed"),
+    ],
+)
+def test_a_bad_candidate_is_a_status(evaluator, source, status, gate, said):
+    verdict = evaluator.evaluate(PROBLEM, source)
+    assert (verdict.status, verdict.gate) == (status, gate), verdict.message
+    assert said in verdict.message
+
+
+def test_an_unknown_backend_is_a_status(evaluator):
+    verdict = evaluator.evaluate(PROBLEM, KERNEL, backend="cuda")
+    assert (verdict.status, verdict.reward) == ("rejected", 0.0)
+    assert "backend 'cuda'" in verdict.message
+
+
+@pytest.mark.parametrize("name", ["cache_on_self", "torch_with_decoy_kernel", "torch_at_full_size"])
+def test_a_cheat_that_only_running_shows_is_caught(evaluator, name):
+    problem, source = candidates("cheats")[name]
+    assert not evaluator.evaluate(problem, source).correct
+
+
+def test_a_race_is_seen(evaluator):
+    problem, _, wrong = written()["mse_loss"]
+    verdict = evaluator.evaluate(problem, wrong[1]["source"])
+    assert verdict.status == "incorrect"
+    assert "nothing orders them" in verdict.message
+
+
+@pytest.mark.slow
+@pytest.mark.faults
+def test_every_cheat_of_the_corpus_is_caught(evaluator):
+    found = {name: evaluator.evaluate(*one) for name, one in candidates("cheats").items()}
+    assert len(found) >= 40
+    assert [name for name, verdict in found.items() if verdict.correct] == []
+
+
+@pytest.mark.slow
+@pytest.mark.faults
+def test_no_honest_lookalike_is_refused(evaluator):
+    found = {name: evaluator.evaluate(*one) for name, one in candidates("honest").items()}
+    assert len(found) >= 40
+    assert {name: one.message for name, one in found.items() if not one.correct} == {}
+
+
+@pytest.mark.slow
+@pytest.mark.faults
+@pytest.mark.parametrize("name", written())
+def test_a_written_problem_passes_right_and_fails_wrong_at_the_right_gate(evaluator, name):
+    problem, kernel, wrong = written()[name]
+    right = evaluator.evaluate(problem, kernel)
+    assert right.status == "correct", right.message
+    assert right.timing is not None
+    for one in wrong:
+        verdict = evaluator.evaluate(problem, one["source"])
+        assert verdict.status == one["status"], (one["what"], verdict.message)
+
+
+BAD = {
+    "hangs": "while True: pass",
+    "crashes": "launch(x, x[:1])\n        return x.view(-1)[: 10**9]",
+    "floods": "while True: print('x' * 10000)",
+    "eats": "y = [x]\n        while True: y.append(torch.zeros(10**7) + 1)",
+    "fails": "raise ValueError('no')",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.faults
+def test_a_flood_of_bad_candidates_leaves_nothing_behind(evaluator):
+    from concurrent.futures import ThreadPoolExecutor
+    from dataclasses import replace
+
+    from slime_kernels.judge.evaluator import Evaluator
+
+    n = int(os.environ.get("SLIME_KERNELS_EVALUATIONS", "20"))
+    quick = Evaluator(replace(evaluator.settings, timeout_s=8.0, memory_bytes=1 << 30), evaluator._server)
+    before = set(os.listdir("/tmp"))
+    sources = [[*BAD.values(), None][i % (len(BAD) + 1)] for i in range(n)]
+    with ThreadPoolExecutor(2) as pool:
+        verdicts = list(
+            pool.map(lambda one: quick.evaluate(PROBLEM, KERNEL if one is None else new_model(one)), sources)
+        )
+    for source, verdict in zip(sources, verdicts, strict=True):
+        assert verdict.correct == (source is None), (source, verdict)
+        assert verdict.status != "server_error"
+    assert not {name for name in set(os.listdir("/tmp")) - before if name.startswith("slime-kernels-")}

@@ -1,0 +1,139 @@
+"""The service over HTTP: the fork's request and answer, the limit, one evaluation for the same question, and a kill."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+from slime_kernels.judge.judging import Judge
+from slime_kernels.judge.verdict import EvalStatus, Verdict
+from slime_kernels.section import KernelsSection
+from slime_kernels.service.client import ServiceClient
+from slime_kernels.service.requests import request_of
+from slime_kernels.service.server import serve
+
+from ..kernel_corpus import written
+
+PROBLEM, KERNEL, _ = written()["relu"]
+
+
+class Counting:
+    """An evaluator that takes a moment, and counts how many it does at once."""
+
+    def __init__(self, seconds=0.01):
+        self.lock, self.now, self.most, self.n, self.seconds = threading.Lock(), 0, 0, 0, seconds
+
+    def evaluate(self, problem, source, *, backend="triton", options=None):
+        with self.lock:
+            self.now, self.n = self.now + 1, self.n + 1
+            self.most = max(self.most, self.now)
+        time.sleep(self.seconds)
+        with self.lock:
+            self.now -= 1
+        return Verdict(status=EvalStatus.COMPILE_ERROR, gate="static", message=source)
+
+
+def free_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+@asynccontextmanager
+async def serving(judge, port):
+    ready = asyncio.Event()
+    task = asyncio.create_task(serve(judge, host="127.0.0.1", port=port, ready=ready))
+    await asyncio.wait_for(ready.wait(), 10)
+    try:
+        yield f"http://127.0.0.1:{port}/eval"
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def test_two_hundred_at_once_are_all_answered_within_the_limit():
+    async def ask():
+        counting = Counting()
+        async with serving(Judge(counting, concurrency=4), free_port()) as url:
+            client = ServiceClient(KernelsSection(service=url))
+            verdicts = await asyncio.gather(*(client.judge(PROBLEM, f"x = {i}") for i in range(200)))
+        return counting, verdicts
+
+    counting, verdicts = asyncio.run(ask())
+    assert [verdict.message for verdict in verdicts] == [f"x = {i}" for i in range(200)]
+    assert (counting.n, counting.most) == (200, 4)
+
+
+def test_the_same_question_is_evaluated_once():
+    async def ask():
+        counting = Counting()
+        judge = Judge(counting, concurrency=4)
+        await asyncio.gather(*(judge.judge(PROBLEM, "x") for _ in range(20)))
+        await judge.judge(PROBLEM, "x")
+        return counting.n
+
+    assert asyncio.run(ask()) == 1
+
+
+def test_a_service_that_is_killed_and_comes_back_loses_nothing():
+    async def ask():
+        port, counting = free_port(), Counting(seconds=0.05)
+        client = ServiceClient(KernelsSection(service=f"http://127.0.0.1:{port}/eval"))
+        async with serving(Judge(counting, concurrency=2), port):
+            asked = [asyncio.create_task(client.judge(PROBLEM, f"x = {i}")) for i in range(30)]
+            await asyncio.sleep(0.3)
+            assert not all(task.done() for task in asked)
+        async with serving(Judge(counting, concurrency=8), port):
+            return await asyncio.gather(*asked)
+
+    assert [verdict.message for verdict in asyncio.run(ask())] == [f"x = {i}" for i in range(30)]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"num_correct_trials": 0}, "num_correct_trials"),
+        ({"custom_model_src": 3}, "custom_model_src"),
+        ({"what": 1}, "what"),
+        ({"original_model_src": "x"}, "original_model_src: found code without Model"),
+    ],
+)
+def test_a_request_that_is_none_is_refused_with_the_field(change, said):
+    async def ask():
+        async with (
+            serving(Judge(Counting(), concurrency=1), free_port()) as url,
+            httpx.AsyncClient() as client,
+        ):
+            answers = await client.post(url, json=request_of(PROBLEM, "x") | change)
+            broken = await client.post(url, content=b"{")
+            return answers, broken
+
+    answer, broken = asyncio.run(ask())
+    assert (answer.status_code, broken.status_code) == (400, 400)
+    assert said in answer.json()["error"]
+
+
+def test_the_answer_has_the_form_of_the_fork(evaluator):
+    async def ask():
+        async with (
+            serving(Judge(evaluator, concurrency=2), free_port()) as url,
+            httpx.AsyncClient() as client,
+        ):
+            asked = request_of(
+                PROBLEM, KERNEL, num_correct_trials=2, num_perf_trials=100, seed=42, verbose=True
+            )
+            return (await client.post(url, json=asked, timeout=120)).json()
+
+    answer = asyncio.run(ask())
+    assert answer["eval_status"] == "completed"
+    result = answer["exec_result"]
+    assert (result["compiled"], result["correctness"]) == (True, True)
+    assert result["runtime"] > 0
+    assert result["runtime_stats"]["source"] == "cost-model"
+    assert answer["reward"] > 0.3
+    assert answer["completed_at"]
