@@ -77,3 +77,19 @@ def equal_is_weak(group, *, weak: bool = True):
 
     reason = "odd" if group[0].group_index % 2 else None
     return WeakReason(reason) if weak and reason else reason
+
+
+class Counts:
+    """A sample hook with an option, that is closed when the run is over."""
+
+    def __init__(self, *, file: str) -> None:
+        self._file, self._seen = Path(file), 0
+
+    async def __call__(self, args, sample, *, rollout_id, evaluation):
+        """Count."""
+        self._seen += not evaluation
+
+    async def aclose(self) -> None:
+        """Tell."""
+        with self._file.open("a") as file:
+            file.write(f"{self._seen}\n")

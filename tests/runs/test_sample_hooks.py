@@ -57,6 +57,24 @@ def test_sample_hooks_see_each_sample_once_before_it_is_scored(letters, tmp_path
     assert held_out == {'[[null, true, null], "again"]'}
 
 
+def test_a_sample_hook_that_is_a_class_gets_its_options_and_is_closed_once(letters, tmp_path):
+    args = {"sample_hooks:Counts": {"file": str(tmp_path / "seen")}}
+    flags = ["--rollout-sample-hook-path", "sample_hooks:Counts", "--num-rollout", "2"]
+    train(letters, *flags, "--hook-args", json.dumps(args))
+    assert (tmp_path / "seen").read_text() == f"{2 * 4 * 16}\n"
+
+
+def test_the_teacher_wants_its_server_before_anything_is_generated(letters, capsys):
+    assert main.run(["train", str(letters), "--rollout-sample-hook-path", "teacher"]) == 2
+    assert "rm.opd_teacher_url: found nothing" in capsys.readouterr().err
+
+
+def test_options_of_a_sample_hook_that_is_a_function_are_refused(letters, capsys):
+    flags = ["--rollout-sample-hook-path", "sample_hooks:mark", "--hook-args", '{"sample_hooks:mark": {"n": 1}}']
+    assert main.run(["train", str(letters), *flags]) == 2
+    assert "rollout.hook_args.sample_hooks:mark" in capsys.readouterr().err
+
+
 def test_a_sample_filter_keeps_samples_from_training_and_the_reason_is_recorded(letters, tmp_path):
     train(letters, "--rollout-sample-filter-path", "sample_hooks:no_evens", "--num-rollout", "2")
     run = tmp_path / "runs/letters"

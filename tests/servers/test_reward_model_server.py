@@ -22,6 +22,7 @@ from slime_core.samples import Sample
 from slime_core.weights.sync import sync_weights
 from slime_models.transfer.fingerprint import fingerprint
 from slime_models.transfer.sender import WeightSender
+from slime_rm.remote.teacher import ServedTeacher, TeacherSettings
 from slime_sglang import hooks
 from slime_sglang.factory import create_engine
 from slime_sglang.http.client import SglangClient
@@ -230,6 +231,30 @@ def test_updates_reach_the_policy_alone(run, model, tokenizer, samples):
         logits = causal(seed)(torch.tensor([[1, 2, 3, *answer.tokens]])).logits[0, 2:-1]
         assert answer.tokens == logits.argmax(-1).tolist()
         assert score == pytest.approx(wanted(model, text)[1].item(), abs=1e-5)
+
+
+@torch.no_grad()
+def test_a_teacher_that_sglang_serves_gives_the_log_probs_of_transformers(run, tmp_path):
+    build, engine, await_beside = run
+    (tmp_path / "key").write_text(key_of("served:scores", build.run_dir))
+    asked = {"opd_teacher_url": engine._replicas[0].engine.url, "api_key_file": str(tmp_path / "key")}
+    taught = [Sample(index=i, tokens=[7, 3, 9][: i + 1]) for i in range(3)]
+    for sample in taught:
+        sample.append_response([5, 1, 88, 2], text="", log_probs=[0.0] * 4)
+
+    async def main():
+        teacher = ServedTeacher(settings=TeacherSettings(**asked))
+        for sample in taught:
+            await teacher(build.settings, sample, rollout_id=0, evaluation=False)
+        await teacher.aclose()
+
+    asyncio.run(main())
+    answer = await_beside(engine.generate([1], SamplingParams(max_new_tokens=1)))
+    model = causal(1 if answer.weight_version == "1" else 0)  # which weights it has: see the test before
+    for sample in taught:
+        logits = model(torch.tensor([sample.tokens])).logits[0, -5:-1].log_softmax(-1)
+        expected = logits.gather(-1, torch.tensor(sample.tokens[-4:])[:, None])[:, 0]
+        assert list(sample.teacher_log_probs) == pytest.approx(expected.tolist(), abs=1e-5)
 
 
 def test_a_group_starts_its_servers_with_arguments_of_its_own(run, url):

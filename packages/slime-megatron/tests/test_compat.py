@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import pytest
@@ -66,3 +67,21 @@ def test_another_version_of_megatron_is_refused(megatron, monkeypatch):
         TrainerError, match=r"megatron-core 0\.21\.0 is installed; wanted at least 0\.19 and below 0\.20"
     ):
         compat.install.__wrapped__()
+
+
+@no_cuda
+def test_a_process_alone_has_one_group_and_its_threads_for_all_roles(megatron, make_learner):
+    """It was one of three threads for each of some twenty roles."""
+    from megatron.core import parallel_state
+
+    def threads() -> int:
+        return len(os.listdir("/proc/self/task"))
+
+    before = threads()
+    make_learner()
+    assert threads() - before <= 6  # the world's own group, and that of the roles
+    groups = {
+        id(getattr(parallel_state, f"get_{role}_group")())
+        for role in ("tensor_model_parallel", "pipeline_model_parallel", "context_parallel", "data_parallel")
+    }
+    assert len(groups) == 1

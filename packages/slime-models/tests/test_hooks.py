@@ -17,9 +17,9 @@ from slime_models.hf.folder import save_hf
 from .conftest import tiny_config
 
 
-def problems(folder, registry=None):
+def problems(folder, registry=None, *flags):
     settings = load_settings(
-        [], ["--hf-checkpoint", str(folder), "--rollout-batch-size", "2", "--rollout-max-response-len", "8"],
+        [], ["--hf-checkpoint", str(folder), "--rollout-batch-size", "2", "--rollout-max-response-len", "8", *flags],
         registry=Registry(),
     )  # fmt: skip
     build = BuildContext(
@@ -66,6 +66,14 @@ def test_an_engine_that_does_not_serve_the_family_is_refused_with_its_reason(tmp
         f"rollout.rollout_engine: found torch with {tmp_path}, a llama model; wanted an engine that serves it; "
         "it has no windows"
     ]
+
+
+def test_an_engine_that_needs_a_gpu_for_the_family_is_refused_on_a_cpu_of_this_machine_alone(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(tiny_config("llama", tie_word_embeddings=True)))
+    families = Families(dataclasses.replace(LLAMA, not_served_on_cpu={"torch": "its kernels are for GPUs"}))
+    (problem,) = problems(tmp_path, families)
+    assert problem.endswith("an engine that serves it; its kernels are for GPUs")
+    assert problems(tmp_path, families, "--launcher", "elsewhere") == []
 
 
 class Families(Registry):

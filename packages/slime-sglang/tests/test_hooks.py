@@ -54,7 +54,7 @@ def test_an_argument_that_sglang_has_not_is_refused_with_the_nearest_name(tmp_pa
     assert "wanted nothing: the run makes a key for its servers" in problem
     assert "a-secret" not in problem
     (problem,) = problems_of(*REQUIRED, "--sglang-dp-size", "2")
-    assert "sglang.server_args.dp_size: found 2; wanted 1; weights that arrive are proven for" in problem
+    assert "sglang.server_args.dp_size: found 2; wanted enable_dp_attention beside it, or 1" in problem
     assert problems_of(*REQUIRED, "--sglang-dp-size", "1") == []
 
 

@@ -16,7 +16,9 @@ from slime_core.plugins.hooks import Section, hookspec
 if TYPE_CHECKING:
     from slime_core.config.build import BuildContext
     from slime_core.config.settings import Settings
+    from slime_core.config.translation import Translation
     from slime_core.errors import Problem
+    from slime_core.plugins.adapter import Adapter
     from slime_core.plugins.registry import Registry
     from slime_core.run.run import Run
     from slime_core.samples import Group
@@ -25,6 +27,11 @@ if TYPE_CHECKING:
 @hookspec
 def slime_config_sections() -> Iterable[Section]:  # type: ignore[empty-body]  # a hook specification has no body
     """Return the sections that this plugin adds."""
+
+
+@hookspec(firstresult=True)
+def slime_translate(words: Sequence[str], registry: Registry) -> Translation | None:
+    """Return what a command line means that was written for another program; None if it is none that you know."""
 
 
 @hookspec
@@ -41,6 +48,12 @@ def slime_check_build(build: BuildContext) -> Iterable[Problem]:  # type: ignore
 @hookspec
 def slime_placement(build: BuildContext) -> Iterable[str]:  # type: ignore[empty-body]  # as above
     """Return who is on which machine and GPUs, a line each, where the run is started by your launcher; for `check`."""
+
+
+@hookspec(firstresult=True)
+def slime_adapt_plugin(group: str, flag: str | None, reference: str, value: Any) -> Adapter | None:
+    """Return what calls a user's own function, `value`, as its group is called, if it was written for a system that you know;
+    None if it was not. It was chosen by `reference`, `module:attribute`, and by `flag` where a group's flags call otherwise."""
 
 
 @hookspec

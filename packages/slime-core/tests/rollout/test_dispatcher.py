@@ -66,6 +66,7 @@ class Prompts:
         )
         self.settings = Settings({"rollout": self.rollout, "reward": RewardSection()}, {}, {})
         self.events, self.user_hooks, self.generating_step = EventLog(), RolloutHooks(), 1
+        self.services: dict[str, object] = {}
         self.concurrency = ConcurrencyLimit(self.rollout.rollout_concurrency, self.engine, self.events)
         self.taken, self.buffer, self.dropped, self.drops = 0, [], [], drops
 

@@ -15,7 +15,6 @@ import logging
 import pkgutil
 import queue
 import sys
-import types
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +25,8 @@ from slime_core.errors import TrainerError
 from slime_models.cpu import multiplies_bfloat16, product
 
 from slime_megatron.checkpoint import unpickling
-from slime_megatron.importing import importing
+from slime_megatron.importing import StandIn, importing
+from slime_megatron.parallel.uneven_parts import gather_uneven, scatter_uneven
 
 #: megatron-core versions that the redirects are written for: at least the first, below the second.
 MEGATRON_VERSIONS = ("0.19", "0.20")
@@ -180,38 +180,43 @@ def _through_float32(original: Any, hit: _Hit) -> Any:
     return replacement
 
 
-def _gather_uneven(original: Any, hit: _Hit) -> Any:
-    """Let ranks gather parts of different sizes over gloo, padded to the largest."""
+def _where_uneven(uneven: Callable[[torch.Tensor, Any, Sequence[int]], torch.Tensor]) -> Any:
+    """Return a `replace` that calls `uneven` where ranks have parts of different sizes."""
+
+    def replace(original: Any, hit: _Hit) -> Any:
+        @functools.wraps(original)
+        def replacement(tensor: torch.Tensor, group: Any, sizes: Any = None, *args: Any) -> Any:
+            if sizes is None:
+                return original(tensor, group, sizes, *args)
+            hit()
+            return uneven(tensor, group, sizes)
+
+        return replacement
+
+    return replace
+
+
+def _one_group_for_the_same_ranks(original: Any, hit: _Hit) -> Any:
+    """Let all roles that the same ranks have together share a group; every rank asks for the same ones in the same order."""
+    owner = sys.modules[original.__module__]
 
     @functools.wraps(original)
-    def replacement(
-        part: torch.Tensor, group: Any, output_split_sizes: Sequence[int] | None = None, *args: Any
-    ) -> Any:
-        if output_split_sizes is None:
-            return original(part, group, output_split_sizes, *args)
-        hit()
-        padded = part.new_zeros(max(output_split_sizes), *part.shape[1:])
-        padded[: len(part)] = part
-        parts = [torch.empty_like(padded) for _ in output_split_sizes]
-        torch.distributed.all_gather(parts, padded, group=group)
-        return torch.cat([each[:n] for each, n in zip(parts, output_split_sizes, strict=True)])
+    def replacement(*args: Any, **kwargs: Any) -> Any:
+        make, made = owner.create_group, {}
 
-    return replacement
+        def create(ranks: Sequence[int], **options: Any) -> Any:
+            role = (tuple(ranks), options.get("backend"))
+            if role in made:
+                hit()
+            else:
+                made[role] = make(ranks, **options)
+            return made[role]
 
-
-def _scatter_uneven(original: Any, hit: _Hit) -> Any:
-    """Let ranks reduce-scatter parts of different sizes over gloo: reduce all, and take the own part."""
-
-    @functools.wraps(original)
-    def replacement(
-        whole: torch.Tensor, group: Any, input_split_sizes: Sequence[int] | None = None, *args: Any
-    ) -> Any:
-        if input_split_sizes is None:
-            return original(whole, group, input_split_sizes, *args)
-        hit()
-        reduced = whole.clone()
-        torch.distributed.all_reduce(reduced, group=group)
-        return reduced.split(list(map(int, input_split_sizes)))[group.rank()].clone()
+        owner.create_group = create
+        try:
+            return original(*args, **kwargs)
+        finally:
+            owner.create_group = make
 
     return replacement
 
@@ -245,6 +250,11 @@ _STREAM = _Stream()
 
 
 REDIRECTS = (
+    Redirect(
+        "megatron.core.parallel_state.initialize_model_parallel",
+        "a group of gloo has three threads, one of which wakes 100 times a second; of its own each role would have one",
+        _one_group_for_the_same_ranks,
+    ),
     Redirect("torch.zeros", "schedules, gradient norm: scalars with device='cuda'", _on_cpu),
     Redirect("torch.tensor", "optimizers: scalars with device='cuda'", _on_cpu),
     Redirect("torch.cuda.current_device", "buffers: is only passed on as device=", _answer(lambda: _CPU)),
@@ -286,13 +296,13 @@ REDIRECTS = (
     Redirect(
         "megatron.core.tensor_parallel.mappings._gather_along_first_dim",
         "expert tensor parallelism: ranks have different numbers of tokens, which gloo refuses",
-        _gather_uneven,
+        _where_uneven(gather_uneven),
         across_ranks=True,
     ),
     Redirect(
         "megatron.core.tensor_parallel.mappings._reduce_scatter_along_first_dim",
         "its backward pass",
-        _scatter_uneven,
+        _where_uneven(scatter_uneven),
         across_ranks=True,
     ),
     Redirect(
@@ -369,7 +379,7 @@ def wanted_redirects() -> list[Redirect]:
 
 
 def _apply(redirects: list[Redirect], hits: Counter[str]) -> None:
-    stand_in, stand_in_cuda = _StandIn(torch), _StandIn(torch.cuda)
+    stand_in, stand_in_cuda = StandIn(torch), StandIn(torch.cuda)
     stand_in.__dict__["cuda"] = stand_in_cuda
     owners = {"torch": stand_in, "torch.cuda": stand_in_cuda, "torch.Tensor": torch.Tensor}
     for redirect in redirects:
@@ -382,18 +392,6 @@ def _apply(redirects: list[Redirect], hits: Counter[str]) -> None:
     for name, module in list(sys.modules.items()):
         if name.startswith("megatron.core") and getattr(module, "torch", None) is torch:
             module.__dict__["torch"] = stand_in
-
-
-class _StandIn(types.ModuleType):
-    """A module that has what `original` has, until an attribute is set."""
-
-    def __init__(self, original: types.ModuleType) -> None:
-        super().__init__(original.__name__)
-        self.__dict__.update(original.__dict__)
-        self.__dict__["_original"] = original
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._original, name)
 
 
 def _parts(version: str) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ MEGATRON_HOOKS = Group(
         "--custom-megatron-before-log-prob-hook-path",
         "--custom-megatron-before-train-step-hook-path",
         "--rollout-data-postprocess-path",
+        "--custom-update-weight-post-write-path",
     ),
     "see `slime_megatron.settings.user_hooks.MegatronHooks`",
     "functions of a user's own inside the Megatron trainer",
@@ -18,6 +19,7 @@ MEGATRON_HOOKS = Group(
         "--custom-model-provider-path": Call(("config", "architecture"), ("pre_process", "post_process")),
         "--custom-megatron-before-log-prob-hook-path": Call(("model", "role")),
         "--rollout-data-postprocess-path": Call(("args", "rollout_id", "rollout_data")),
+        "--custom-update-weight-post-write-path": Call(("args", "version_dir", "rollout_engines")),
         "--custom-megatron-before-train-step-hook-path": Call(
             ("step", "optimizer_step", "model", "optimizer", "scheduler")
         ),

@@ -81,6 +81,7 @@ def slime_check_build(build: BuildContext) -> list[Problem]:
     family, config = family_of(build)
     section, architecture = build.section(MegatronSection), family.architecture(config)
     found = list(parallel_checks.model_problems(section, architecture, family))
+    found += checks.role_problems(build.section(RolesSection), family, architecture)
     save_hf, lora = build.settings.checkpoint.save_hf, build.section(LoraSection)
     found += checks.adapter_problems(save_hf, lora, family, architecture)
     if section.enable_mtp_training and architecture.mtp_num_layers:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
+import types
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -57,3 +58,16 @@ def quiet() -> Iterator[None]:
             yield
         finally:
             loud.setLevel(level)
+
+
+class StandIn(types.ModuleType):
+    """A module that has what `original` has, until an attribute is set."""
+
+    def __init__(self, original: types.ModuleType) -> None:
+        super().__init__(original.__name__)
+        self.__dict__.update(original.__dict__)
+        self.__dict__["_original"] = original
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what was added to the original since."""
+        return getattr(self._original, name)

@@ -29,7 +29,7 @@ from slime_megatron.settings.checkpoint_size import checkpoint_bytes
 from slime_megatron.settings.learner_settings import LearnerSettings, family_of
 from slime_megatron.settings.section import CAPABILITIES, MegatronSection
 from slime_megatron.settings.section_roles import LoraSection, RolesSection
-from slime_megatron.settings.user_hooks import resolve_hooks
+from slime_megatron.settings.user_hooks import SETTINGS, resolve_hooks
 
 if TYPE_CHECKING:
     from slime_models.transfer.sender import WeightSender
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 #: Optional fields of `TokenView` that this trainer can fill.
 FILLED = frozenset(
     {"entropy", "group_ids", "old_log_probs", "rollout_log_probs", "ref_log_probs", "teacher_log_probs"}
-    | {"reward_parts", "staleness", "sum_pi_squared", "values"}
+    | {"reward_parts", "staleness", "sum_pi_squared", "total_lengths", "values"}
 )
 
 
@@ -104,6 +104,7 @@ class MegatronTrainer:
         await self._on_thread(self._started.mark_sent, plan.version)
         if self._sender is None:
             self._sender = await self._on_thread(_make_sender, self._on_thread, self._registry)
+            self._sender.written = self._post_write
         return await self._sender.send(plan, self._buckets(plan.dtype))
 
     async def save(self, path: Path, in_background: bool = False) -> None:
@@ -161,6 +162,12 @@ class MegatronTrainer:
         finally:
             self._thread.shutdown(wait=False)
 
+    @property
+    def _post_write(self) -> Callable[[Path], None] | None:
+        """What is called with the folder of an update that is written."""
+        function = self._settings.hooks.post_write
+        return None if function is None else lambda folder: function(self._settings, str(folder), [])
+
     async def _buckets(self, dtype: str) -> AsyncIterator[tuple[Bucket, Fingerprint]]:
         buckets = self._started.weights(dtype)
         while (found := await self._on_thread(_next_bucket, buckets)) is not None:
@@ -210,12 +217,10 @@ def _create_trainer(build: BuildContext) -> MegatronTrainer:
             lora=build.section(LoraSection),
             hooks=resolve_hooks(
                 build.registry,
-                init=section.custom_megatron_init_path,
-                model_provider=section.custom_model_provider_path,
-                rollout_data=section.rollout_data_postprocess_path,
-                before_log_prob=section.custom_megatron_before_log_prob_hook_path,
-                before_train_step=section.custom_megatron_before_train_step_hook_path,
+                build.settings,
+                **{name: getattr(section, setting) for name, setting in SETTINGS.items()},
             ),
+            actor_path=folder(roles.actor_load),
             ref_path=folder(roles.ref_load),
             teacher_path=folder(roles.opd_teacher_load),
             critic_path=folder(roles.critic_load),

@@ -100,7 +100,7 @@ def test_flops_of_a_delta_net_do_not_grow_with_what_came_before():
 
 
 def test_memory_is_reckoned_by_the_chunks_that_are_computed():
-    from slime_megatron.memory import delta_net
+    from slime_megatron.families import delta_net_memory
     from slime_models import delta_rule
 
-    assert delta_net.CHUNK == delta_rule.CHUNK
+    assert delta_net_memory.CHUNK == delta_rule.CHUNK

@@ -9,14 +9,10 @@ import pytest
 import torch
 from slime_core.testing.memory import TINY_QWEN3
 from slime_megatron.batch.bin_packing import pack_micro_batches
-from slime_megatron.memory.activations import (
-    MicroBatchShape,
-    activations_of_stage,
-    in_flight,
-    layer_bytes,
-    micro_batch_tokens,
-)
+from slime_megatron.memory.activations import activations_of_stage, in_flight, layer_bytes
+from slime_megatron.memory.family_memory import memory_of
 from slime_megatron.memory.layout import Layout
+from slime_megatron.memory.micro_batch import MicroBatchShape, micro_batch_tokens
 from slime_megatron.settings.section import MegatronSection
 from slime_models.cpu import attends_in_bfloat16
 from slime_models.family.families.qwen3 import QWEN3
@@ -61,11 +57,11 @@ def test_sequence_parallelism_cuts_what_tensor_parallelism_leaves_whole():
 def test_a_layer_with_experts_on_cuda_by_hand():
     """A token passes 2 of 4 experts, each 4 wide."""
     mlp = 2 * (2 * 16 + 16 + 16 + 16)
-    routes = (
-        2 * (8 + 4 + 8 + 4) + 4 * 8
-    )  # chosen experts, their gates, where rows go; and a mark for each expert
-    # The row, and inside the expert: gate and up, silu of the gate, the product, and that times the gate of the route.
-    each = 2 * 8 + 2 * (2 * 4 + 4 + 4 + 4)
+    routes = 2 * (
+        8 + 4 + 2 * 8 + 4
+    )  # chosen experts, their gates, where rows go and which gate they have, the gates of rows
+    # The row, and inside the expert: gate and up, and their product with the gate of the route.
+    each = 2 * 8 + 2 * (2 * 4 + 4)
     dense = layer_bytes(DENSE, ONE, shape(), layer=0)
     assert layer_bytes(MOE, ONE, shape(), layer=0) == dense - mlp + routes + 2 * each
 
@@ -110,51 +106,83 @@ def test_no_micro_batch_exceeds_the_tokens_that_are_reckoned_with(lengths, budge
     assert max(sum(lengths[i] for i in each) for each in pack_micro_batches(lengths, budget)) <= reckoned
 
 
+SIZES = {"num_hidden_layers": 2, "max_position_embeddings": 1024, "tie_word_embeddings": False}
+MODELS = {
+    "qwen3": {"head_dim": 32},
+    "glm4": {"head_dim": 32},
+    "deepseek_v3": {**DEEPSEEK, "num_hidden_layers": 3, "first_k_dense_replace": 2},
+    "qwen3_moe": {
+        "head_dim": 32, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "norm_topk_prob": True,
+    },
+    "qwen2_moe": {
+        "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "shared_expert_intermediate_size": 80,
+    },
+    "gpt_oss": {
+        "head_dim": 32, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 1024,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    },
+    "qwen3_5_text": {
+        "head_dim": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 24,
+        "linear_value_head_dim": 20,
+    },
+}  # fmt: skip
+
+
+def kept(make_hf, make_learner, model, length, *, bf16, flags=None, **changes):
+    """Return what is reckoned of the second layer of a model, and what it saves, of two samples of one length."""
+    _, folder = make_hf(model, **SIZES | MODELS[model] | changes)
+    learner = make_learner(folder=folder, megatron=MegatronSection(**flags or {}), bf16=bf16)
+    saved = _saved_bytes(learner, make_batch(lengths=((5, length - 4),) * 2))
+    wanted = MicroBatchShape(
+        tokens=2 * length,
+        dtype_bytes=2 if bf16 else 4,
+        device="cpu",
+        attends_in_float32=bf16 and (length < 512 or not attends_in_bfloat16()),
+        recompute=(flags or {}).get("recompute_granularity"),
+    )
+    memory = memory_of(learner._settings.family)
+    return layer_bytes(learner._architecture, ONE, wanted, layer=1, memory=memory), saved
+
+
 @pytest.mark.parametrize(
-    ("model", "train", "flags"),
+    ("model", "bf16", "flags"),
     [
-        ("qwen3", {"bf16": False}, {}),
-        ("qwen3", {"bf16": True}, {}),
-        ("qwen3", {"bf16": True}, {"recompute_granularity": "selective"}),
-        ("qwen3_moe", {"bf16": True}, {}),
-        ("glm4", {"bf16": False}, {}),
-        ("glm4", {"bf16": True}, {}),
-        ("qwen2_moe", {"bf16": True}, {}),
-        ("deepseek_v3", {"bf16": False}, {}),
-        ("deepseek_v3", {"bf16": True}, {}),
-        ("deepseek_v3", {"bf16": True}, {"recompute_granularity": "selective"}),
+        ("qwen3", False, {}),
+        ("qwen3", True, {}),
+        ("qwen3", True, {"recompute_granularity": "selective"}),
+        ("glm4", False, {}),
+        ("glm4", True, {}),
+        ("deepseek_v3", False, {}),
+        ("deepseek_v3", True, {}),
+        ("deepseek_v3", True, {"recompute_granularity": "selective"}),
     ],
 )
 @pytest.mark.parametrize("length", [40, 600])
-def test_a_layer_keeps_the_bytes_that_autograd_saves(make_hf, make_learner, model, train, flags, length):
-    """Two samples of one length: the storages that the second layer saves for its backward pass, each counted once."""
-    experts = {
-        "num_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 48,
-        "norm_topk_prob": True,
-    }
-    if model == "qwen2_moe":
-        experts["shared_expert_intermediate_size"] = 80
-    changes = {"num_hidden_layers": 2, "head_dim": 32, "max_position_embeddings": 1024}
-    if model == "deepseek_v3":
-        del changes["head_dim"]
-        changes |= DEEPSEEK
-    _, folder = make_hf(
-        model, **changes, **(experts if model.endswith("moe") else {}), tie_word_embeddings=False
-    )
-    learner = make_learner(folder=folder, megatron=MegatronSection(**flags), **train)
-    saved = _saved_bytes(learner, make_batch(lengths=((5, length - 4),) * 2))
-    held = 2 if train["bf16"] else 4
-    wanted = MicroBatchShape(
-        tokens=2 * length,
-        dtype_bytes=held,
-        device="cpu",
-        attends_in_float32=held == 2 and (length < 512 or not attends_in_bfloat16()),
-        recompute=flags.get("recompute_granularity"),
-    )
-    predicted = layer_bytes(learner._architecture, ONE, wanted, layer=1)
+def test_a_layer_keeps_the_bytes_that_autograd_saves(make_hf, make_learner, model, bf16, flags, length):
+    """The storages that the second layer saves for its backward pass, each counted once."""
+    predicted, saved = kept(make_hf, make_learner, model, length, bf16=bf16, flags=flags)
     assert predicted == pytest.approx(saved, abs=64)  # numbers of calls, such as a mask's kind
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize(
+    ("model", "changes"),
+    [
+        ("qwen3_moe", {}),
+        ("qwen2_moe", {}),
+        ("deepseek_v3", {"first_k_dense_replace": 1}),
+        ("gpt_oss", {}),
+        ("qwen3_5_text", {"layer_types": ["full_attention", "linear_attention"]}),
+        ("qwen3_5_text", {"layer_types": ["full_attention", "full_attention"]}),
+    ],
+)
+def test_layers_of_experts_or_delta_nets_keep_about_what_is_reckoned(
+    make_hf, make_learner, model, bf16, changes
+):
+    """Within a twentieth, of two samples of 600 tokens: how experts' rows are filled up depends on their number, as a delta net's
+    last chunk does on the length."""
+    predicted, saved = kept(make_hf, make_learner, model, 600, bf16=bf16, **changes)
+    assert predicted == pytest.approx(saved, rel=0.05)
 
 
 def _saved_bytes(learner: Any, batch: Any) -> int:
@@ -181,31 +209,3 @@ def _saved_bytes(learner: Any, batch: Any) -> int:
     for hook in hooks:
         hook.remove()
     return found[1]
-
-
-@pytest.mark.parametrize("bf16", [False, True])
-@pytest.mark.parametrize("layer", ["linear_attention", "full_attention"])
-def test_layers_beside_delta_nets_keep_about_what_is_reckoned(make_hf, make_learner, bf16, layer):
-    """Within a twentieth, of two samples of 600 tokens; a last chunk that is not full is padded, and masks are not counted."""
-    _, folder = make_hf(
-        "qwen3_5_text",
-        num_hidden_layers=2,
-        head_dim=32,
-        max_position_embeddings=1024,
-        tie_word_embeddings=False,
-        linear_num_key_heads=2,
-        linear_num_value_heads=4,
-        linear_key_head_dim=24,
-        linear_value_head_dim=20,
-        layer_types=["full_attention", layer],
-    )
-    learner = make_learner(folder=folder, bf16=bf16)
-    saved = _saved_bytes(learner, make_batch(lengths=((5, 596),) * 2))
-    wanted = MicroBatchShape(
-        tokens=1200,
-        dtype_bytes=2 if bf16 else 4,
-        device="cpu",
-        attends_in_float32=bf16 and not attends_in_bfloat16(),
-    )
-    predicted = layer_bytes(learner._architecture, ONE, wanted, layer=1)
-    assert predicted == pytest.approx(saved, rel=0.05)

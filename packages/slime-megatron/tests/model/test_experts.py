@@ -118,3 +118,44 @@ def test_a_layers_experts_launch_so_much_on_the_device_and_wait_for_nothing(grou
     assert not counted.waits
     assert counted.operations.count("_grouped_mm") == (6 if adapters else 2)
     assert len(counted.operations) <= (30 if adapters else 10)
+
+
+def test_sizes_on_a_cpu_are_few_and_at_most_an_eighth_more():
+    from slime_megatron.model.local_experts import whole_sizes
+
+    counts = torch.arange(5000)
+    sizes = whole_sizes(counts)
+    assert sizes[:17].equal(counts[:17]) and sizes[[17, 33, 1000]].tolist() == [18, 36, 1024]
+    assert (sizes >= counts).all() and (8 * (sizes - counts) <= counts).all()
+    assert len(sizes.unique()) <= 8 * 13
+
+
+@pytest.mark.parametrize("n_tokens", [1, 40])
+def test_the_way_to_local_experts_and_back_is_that_of_megatrons_dispatcher(
+    make_learner, cut_models, n_tokens
+):
+    """Outputs and gradients, of the router too; 40 tokens of which several experts get more than 16."""
+    from megatron.core.transformer.moe.moe_utils import get_default_pg_collection
+    from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher
+    from slime_megatron.model.local_experts import LocalDispatcher
+
+    layer = make_learner(folder=cut_models["qwen3_moe"]).model.decoder.layers[0].mlp
+    assert type(layer.token_dispatcher) is LocalDispatcher
+    tokens, gradient = (drawn(n_tokens, 1, 64, seed=seed) for seed in (1, 2))
+    theirs = MoEAlltoAllTokenDispatcher(
+        layer.num_local_experts,
+        layer.local_expert_indices,
+        config=layer.config,
+        pg_collection=get_default_pg_collection(),
+    )
+    found = []
+    for dispatcher in (layer.token_dispatcher, theirs):
+        layer.token_dispatcher, given = dispatcher, tokens.clone().requires_grad_()
+        for parameter in layer.parameters():
+            parameter.main_grad.zero_()
+        output, bias = layer(given)
+        output.backward(gradient)
+        assert bias is None
+        found.append([output, given.grad, *(each.main_grad.clone() for each in layer.parameters())])
+    for mine, wanted in zip(*found, strict=True):
+        assert (mine - wanted).abs().max() <= 1e-6 * wanted.abs().max().clamp(min=1)

@@ -93,7 +93,9 @@ def test_a_model_with_other_routers_is_refused_where_they_would_do_otherwise(mak
 def test_a_reference_that_is_no_function_is_refused():
     from slime_megatron.model.gpt import provide_model
 
-    hooks = resolve_hooks(Registry(), init="slime_megatron.model.gpt:provide_model", model_provider=None)
-    assert hooks == MegatronHooks(init=provide_model)
+    hooks = resolve_hooks(
+        Registry(), None, model_provider="slime_megatron.model.gpt:provide_model", init=None
+    )
+    assert hooks == MegatronHooks(model_provider=provide_model)
     with pytest.raises(PluginError, match="which is str; wanted a function"):
-        resolve_hooks(Registry(), before_log_prob="slime_megatron.settings.user_hooks:GROUP")
+        resolve_hooks(Registry(), None, before_log_prob="slime_megatron.settings.user_hooks:GROUP")

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from slime_core.config.derive import is_local
 from slime_core.errors import CheckpointError, DataError, PluginError, Problem
 from slime_core.plugins.hooks import hookimpl
 
@@ -37,13 +38,26 @@ def _engine_problems(build: BuildContext) -> Iterator[Problem]:
         family = build.registry.resolve("slime.models", str(name))
     except (DataError, PluginError):
         return  # no family of ours: whoever needs one says so
-    if why := family.not_served.get(engine.rpartition("/")[2]):
+    name = engine.rpartition("/")[2]
+    why = family.not_served.get(name)
+    if why is None and name in family.not_served_on_cpu and _is_on_cpu(build):
+        why = family.not_served_on_cpu[name]
+    if why is not None:
         yield Problem(
             "rollout.rollout_engine",
             f"{engine} with {build.model_path}, a {family.model_type} model",
             "an engine that serves it",
             why,
         )
+
+
+def _is_on_cpu(build: BuildContext) -> bool:
+    """Return whether an engine would compute on the CPU of this machine. What machines of a launcher have is known at the start."""
+    if not is_local(build.settings.run):
+        return False
+    import torch
+
+    return not torch.cuda.is_available()
 
 
 def _weight_problems(build: BuildContext) -> list[Problem]:

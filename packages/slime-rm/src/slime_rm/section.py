@@ -8,7 +8,7 @@ from slime_core.config.base import Count, Index, SectionModel
 
 
 class RmSection(SectionModel):
-    """Servers that rewards ask."""
+    """Servers that rewards and the sample hook `teacher` ask."""
 
     rm_url: str | None = None
     """Where the reward `remote_rm` posts samples."""
@@ -20,6 +20,9 @@ class RmSection(SectionModel):
     `served:NAME/v1` for a model that the run itself serves."""
     judge_model: str | None = None
     """Model that the reward `judge` asks for."""
+    opd_teacher_url: str | None = None
+    """SGLang server of the teacher whose log-probs the sample hook `teacher` asks for, such as `http://localhost:30000`;
+    `served:NAME` is a model that the run itself serves."""
 
 
 class VerifiersSection(SectionModel):

@@ -31,7 +31,7 @@ from slime_sglang.server.placed import PlacedServer
 from slime_sglang.server.prometheus import PrometheusTargets
 from slime_sglang.settings.section import CAPABILITIES
 from slime_sglang.settings.server import ServerSettings
-from slime_sglang.weights.apply import checked_ranks, finish_or_end, load_update
+from slime_sglang.weights.apply import Ranks, checked_ranks, finish_or_end, load_update
 from slime_sglang.weights.protocol import NONE_SENT
 
 #: Seconds between two looks at a server that is starting.
@@ -51,6 +51,7 @@ class SglangEngine:
     def __init__(self, settings: ServerSettings, *, receiver: UpdateReceiver | None = None) -> None:
         self._settings, self._section, self._receiver = settings, settings.section, receiver
         self.name, self.role, self.n_ranks = settings.name, settings.role, settings.n_ranks
+        self._ranks = Ranks(self.n_ranks, self.n_ranks)
         self._placeholder: int | None = read_config(settings.model_path).get(PLACEHOLDER)
         self._ports = ReservedPort(), ReservedPort()
         self.bootstrap_port = self._ports[1].number
@@ -130,7 +131,8 @@ class SglangEngine:
                     self._check_usable()
                     await asyncio.sleep(_POLL_S)
                 info = await self._client.get("/server_info", timeout_s=section.control_timeout_s)
-            self.n_ranks = checked_ranks(info, None if self.is_external else self.n_ranks)
+            self._ranks = checked_ranks(info, None if self.is_external else self.n_ranks)
+            self.n_ranks = self._ranks.count
             if self.is_external:
                 check_external({**info, **await self.model_info()}, self._address, self._settings)
             self.experts_format = routed_experts_format(read_config(self._settings.model_path), info)
@@ -350,7 +352,7 @@ class SglangEngine:
     async def _load(self, update: StagedUpdate) -> Fingerprint:
         folder = self._settings.folder.absolute()
         folder.mkdir(parents=True, exist_ok=True)
-        return await load_update(self, update, n_ranks=self.n_ranks, answers=folder)
+        return await load_update(self, update, ranks=self._ranks, answers=folder)
 
     async def loaded(self, version: str) -> None:
         """Say that the server has loaded an update; it is still paused."""

@@ -25,11 +25,18 @@ from slime_sglang.fleet.router import Router
 from slime_sglang.fleet.supervisor import EngineSupervisor
 from slime_sglang.http.api_key import new_key, read_key
 from slime_sglang.server.command import gpu_arguments, visible_device
+from slime_sglang.server.spanned import SpannedPlace
 from slime_sglang.settings.memory import engine_memory, engine_remedies
 from slime_sglang.settings.model_family import model_family
 from slime_sglang.settings.section import ROUTED_EXPERTS, FleetSection, SglangSection
 from slime_sglang.settings.server import ServerSettings, crosses_hosts
-from slime_sglang.settings.topology import EnginePlacement, ServedModel, ServingTopology, serving_topology
+from slime_sglang.settings.topology import (
+    EnginePlacement,
+    ServedModel,
+    ServingTopology,
+    gpus_of,
+    serving_topology,
+)
 from slime_sglang.weights.receiver import create_receiver
 
 
@@ -45,6 +52,7 @@ def _create_engine(build: BuildContext) -> RolloutEngine:
         _check_gpus(topology)
     places = build.places
     own_key, external_key = new_key(), external_key_of(fleet)
+    is_updated = trainer_factory(train, build.registry).capabilities.learns
     common = ServerSettings(
         model_path=section.model_path or build.model_path,
         dtype=section.dtype if section.dtype != "auto" else compute_dtype(train),
@@ -55,7 +63,8 @@ def _create_engine(build: BuildContext) -> RolloutEngine:
         releases_memory=build.settings.cluster.offloads_rollout,
         returns_routed_experts=ROUTED_EXPERTS in build.engine_needs,
         keeps_cache=train.update_weights_in_flight == "keep",
-        is_updated=trainer_factory(train, build.registry).capabilities.learns,
+        is_updated=is_updated,
+        why_not_on_cpu=model_family(build).not_served_on_cpu.get("sglang") if is_updated else None,
         n_ranks_in_all=topology.num_ranks,
     )
     receiver = _receiver(build, common)
@@ -97,7 +106,7 @@ def gpus_of_servers(build: BuildContext) -> EngineGpus:
     """Return the GPUs of all servers that the run starts, of models that are not trained, too."""
     if build.section(FleetSection).rollout_external_engine_addrs:
         return EngineGpus()
-    return serving_topology(build.settings).gpus
+    return gpus_of(build.settings)
 
 
 #: The entry point `sglang` of `slime.engines`.
@@ -147,7 +156,9 @@ def _placed(
         place, first = None, placement.first_gpu
         gpus = gpu_arguments(settings.section.server_args, first=first, count=placement.num_gpus)
     else:
-        place = places[placement.first_gpu]
+        last = placement.first_gpu + placement.num_gpus
+        own = [places[first] for first in sorted(places) if placement.first_gpu <= first < last]
+        place = own[0] if len(own) == 1 else SpannedPlace(own)
         gpus = {"tp_size": placement.num_gpus} if placement.num_gpus > 1 else {}
     return replace(
         settings,

@@ -112,3 +112,36 @@ def held_of_one(shapes):
         module_of(mlp__gate_up_proj__weight=numbered(12)), shapes, rank=0, n_ranks=1
     )
     return name, index
+
+
+def test_ranks_of_dp_attention_hold_the_same_heads_in_each_group():
+    """Four ranks, two groups of two: queries of 8 rows and keys and values of 4 each; an output of 8 columns; a dense matrix whole."""
+    shapes = {
+        "self_attn.q_proj.weight": (8, 2), "self_attn.k_proj.weight": (4, 2), "self_attn.v_proj.weight": (4, 2),
+        "o_proj.weight": (2, 8), "gate.weight": (6, 2),
+    }  # fmt: skip
+    model = module_of(
+        self_attn__qkv_proj__weight=numbered(8), o_proj__weight=numbered(2, 4), gate__weight=numbered(6)
+    )
+    parts = [
+        {
+            name: index
+            for name, _, index in held_tensors(model, shapes, rank=rank, n_ranks=4, attention_ranks=2)
+        }
+        for rank in range(4)
+    ]
+    assert parts[0] == parts[2] and parts[1] == parts[3]
+    assert parts[1] == {
+        "self_attn.q_proj.weight": (slice(4, 8),), "self_attn.k_proj.weight": (slice(2, 4),),
+        "self_attn.v_proj.weight": (slice(2, 4),), "o_proj.weight": (slice(None), slice(4, 8)), "gate.weight": WHOLE,
+    }  # fmt: skip
+
+
+def test_a_rank_has_the_experts_of_its_group():
+    """Four ranks, experts divided between two groups: rank 2 has the upper half of experts 2 and 3."""
+    shapes = {f"mlp.experts.{expert}.down_proj.weight": (2, 8) for expert in range(4)}
+    model = module_of(mlp__experts__w2_weight=torch.zeros(2, 2, 4))
+    found = {name: index for name, _, index in held_tensors(model, shapes, rank=3, n_ranks=4)}
+    assert found == {
+        f"mlp.experts.{expert}.down_proj.weight": (slice(0, 2), slice(4, 8)) for expert in (2, 3)
+    }

@@ -12,6 +12,7 @@ from slime_core.protocols import Site
 from slime_core.runtime.processes.server_process import ServerProcess
 from slime_sglang.server.managed import command_line, create_server
 from slime_sglang.server.placed import PlacedServer
+from slime_sglang.server.spanned import SpannedPlace
 from slime_sglang.settings.section import SglangSection
 from slime_sglang.settings.server import ServerSettings
 
@@ -44,6 +45,24 @@ class HerePlace:
 
     async def kill(self) -> None:
         await self.process.kill()
+
+
+def test_a_server_that_spans_two_machines_is_a_process_on_each_and_ends_with_either(tmp_path):
+    async def main():
+        places = [HerePlace("127.0.0.1"), HerePlace("127.0.0.2")]
+        place = SpannedPlace(places)
+        assert (await place.site()).host == "127.0.0.1"
+        script = 'echo $CUDA_VISIBLE_DEVICES "$@"; [ "$4" = 1 ] && exit 5; sleep 60'
+        await place.start(["/bin/sh", "-c", script, "server"], {}, tmp_path / "server.log")
+        assert await place.wait() == 5
+        return places[0].process
+
+    first = asyncio.run(main())
+    assert first.failure is not None
+    for name, rank in (("server.log", 0), ("server-node-1.log", 1)):
+        assert (
+            tmp_path / name
+        ).read_text().strip() == f"4,5 --nnodes 2 --node-rank {rank} --dist-init-addr 127.0.0.1:32"
 
 
 def placed(place: HerePlace, folder: Path, script: str, **reach: bool) -> PlacedServer:

@@ -34,7 +34,9 @@ _BY_ONE = (
     ("train", "train_backend", "slime.trainers"),
     ("train", "update_weight_transport", "slime.transports"),
     ("algorithm", "value_loss_type", "slime.losses"),
+    ("algorithm", "custom_tis_function_path", "slime.corrections"),
     ("eval", "eval_data_source_path", "slime.sources"),
+    ("eval", "eval_function_path", "slime.eval_functions"),
 )
 
 
@@ -44,6 +46,7 @@ ROLLOUT_HOOKS = (
     "rollout_sample_hook_path",
     "rollout_sample_filter_path",
     "rollout_all_samples_process_path",
+    "custom_convert_samples_to_train_data_path",
     "custom_rollout_log_function_path",
     "custom_eval_rollout_log_function_path",
 )
@@ -167,7 +170,7 @@ def plugin_problems(
 
 def _misfit(settings: Settings, choice: Choice, plugin: Plugin, registry: Registry) -> Iterator[Problem]:
     try:
-        value = registry.imported(plugin)
+        value = registry.usable(plugin, flag=choice.flag)
     except PluginError as error:
         yield Problem(_where(settings, choice), shown(choice.reference), str(error))
         return

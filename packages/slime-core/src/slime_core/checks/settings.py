@@ -23,6 +23,9 @@ from slime_core.rundir.claim import folder_problems
 from slime_core.runtime.processes.ports import is_local_address
 from slime_core.weights.sync import wanted_transport
 
+#: How settings name the loop that trains nothing.
+_WITHOUT_TRAINER = ("rollout-only", "slime-core/rollout-only")
+
 
 def check_settings(settings: Settings, registry: Registry) -> list[Problem]:
     """Return everything that is wrong and can be known without starting anything, and without what takes long to import.
@@ -79,8 +82,17 @@ def _learns(settings: Settings, registry: Registry) -> bool:
 
 
 def _trainer(settings: Settings, registry: Registry) -> Iterator[Problem]:
-    if not _learns(settings, registry):
-        yield Problem("train.train_backend", "none", "a trainer", "slime eval does without one")
+    learns, only_rolls_out = _learns(settings, registry), settings.run.loop in _WITHOUT_TRAINER
+    if not learns and not only_rolls_out:
+        yield Problem(
+            "train.train_backend", "none", "a trainer", "slime eval does without one, and --loop rollout-only"
+        )
+    if learns and only_rolls_out:
+        yield Problem(
+            "run.loop", f"{settings.run.loop} with a trainer", "--train-backend none: it would train nothing"
+        )
+    elif only_rolls_out and settings.checkpoint.save_last:
+        yield Problem("checkpoint.save_last", "true where nothing is trained", "false: --no-save-last")
 
 
 def _between_stages(stages: Sequence[Stage]) -> Iterator[Problem]:
@@ -206,9 +218,10 @@ def _filter(settings: Settings) -> Iterator[Problem]:
 
 
 def _hook_args(settings: Settings) -> Iterator[Problem]:
-    """Refuse options of functions that are not chosen, and of sample hooks, which take none."""
+    """Refuse options of functions that are not chosen."""
     section = settings.rollout
     chosen = {getattr(section, field) for field in ROLLOUT_HOOKS if field != "rollout_sample_hook_path"}
+    chosen.update(section.rollout_sample_hook_path)
     for name in section.hook_args:
         if name not in chosen:
             there = ", ".join(sorted(filter(None, chosen))) or "none is chosen"
@@ -309,10 +322,19 @@ def _without_prompts(settings: Settings) -> Iterator[Problem]:
         )
 
 
+#: How settings name the rollout, and the evaluation, that nobody replaced.
+_DEFAULT = ("default", "slime-core/default")
+
+
 def _evaluation(settings: Settings) -> Iterator[Problem]:
     evaluation = settings.eval
     files = evaluation.eval_prompt_data
-    if evaluation.eval_interval is not None and not files and evaluation.eval_data_source_path is None:
+    is_own = (
+        evaluation.eval_function_path not in _DEFAULT
+        or settings.rollout.rollout_function_path not in _DEFAULT
+    )
+    has_none = not files and evaluation.eval_data_source_path is None
+    if evaluation.eval_interval is not None and has_none and not is_own:
         yield Problem(
             "eval.eval_interval", "no evaluation set", "eval.eval_prompt_data or eval.eval_data_source_path"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from slime_core.config.stages import Stage
+    from slime_core.config.translation import Translation
     from slime_core.plugins.registry import Registry
 
 
@@ -55,8 +57,8 @@ def read_stages(argv: Sequence[str], registry: Registry) -> list[Stage]:
     """
     from slime_core.config.load import load_stages
 
-    recipes, flags = _words(argv, registry)
-    return load_stages(recipes, flags, registry=registry)
+    recipes, flags, translation = _words(argv, registry)
+    return load_stages(recipes, flags, registry=registry, translation=translation)
 
 
 def read_checked(argv: Sequence[str], registry: Registry, *, to_train: bool = False) -> list[Stage]:
@@ -73,19 +75,36 @@ def read_checked(argv: Sequence[str], registry: Registry, *, to_train: bool = Fa
     from slime_core.checks.settings import check_stages
     from slime_core.config.load import read_runs
 
-    recipes, flags = _words(argv, registry)
-    stages, problems = read_runs(recipes, flags, registry=registry)
+    recipes, flags, translation = _words(argv, registry)
+    stages, problems = read_runs(recipes, flags, registry=registry, translation=translation)
     problems += check_stages(stages, registry, to_train=to_train)
     if problems:
         raise ConfigError(dict.fromkeys(problems))
     return stages
 
 
-def _words(argv: Sequence[str], registry: Registry) -> tuple[list[str], list[str]]:
-    """Return recipes and flags; hook modules that are left out are named on standard error."""
+def translation_of(argv: Sequence[str], registry: Registry) -> Translation | None:
+    """Return what an installed plugin makes of a command line that was written for another program; None for one of slime's own."""
+    found: Translation | None = registry.hooks.slime_translate(words=argv, registry=registry)
+    return found
+
+
+def _words(argv: Sequence[str], registry: Registry) -> tuple[list[str], list[str], Translation | None]:
+    """Return recipes and flags, and what they were translated from; hook modules that are left out are named on standard error.
+
+    Variables of the environment that the command line gives are set.
+    """
     for distribution, why in registry.broken_hooks.items():
         print(f"warning: the hooks of {distribution} are left out: {why}", file=sys.stderr)
-    return split(argv)
+    translation = translation_of(argv, registry)
+    if translation is None:
+        return *split(argv), None
+    for warning in translation.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    for name, value in translation.environment.items():
+        os.environ.setdefault(name, value)
+    recipes, flags = split([*translation.recipes, *translation.flags])
+    return recipes, flags, translation
 
 
 def no_run(command: str, folder: Path, *, lacks: str) -> Problem:

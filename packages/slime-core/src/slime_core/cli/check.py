@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from slime_core.cli.arguments import read_checked, wants_help
+from slime_core.cli.arguments import read_checked, translation_of, wants_help
 from slime_core.cli.memory import DEVICE_MEMORY, lines, predicted, said, taken
 from slime_core.config.derive import batch_sizes
 from slime_core.config.settings import Settings
@@ -48,6 +48,10 @@ def main(argv: list[str]) -> int:
     argv, memory_gb = taken(argv, DEVICE_MEMORY)
     registry = Registry.from_environment()
     stages = read_checked(argv, registry)
+    if (translation := translation_of(argv, registry)) is not None:
+        console.print(
+            f"[green]ok[/green]  read by {translation.origin}; {len(translation.notes)} notes on flags: slime config show"
+        )
     console.print("[green]ok[/green]  settings, names and files")
     for stage in stages:
         if stage.name:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.markup import escape
 from rich.table import Table
 
-from slime_core.cli.arguments import read_stages, wants_help, wide_console
+from slime_core.cli.arguments import read_stages, translation_of, wants_help, wide_console
 from slime_core.config.schema import build_schema
 from slime_core.config.settings import Settings
 from slime_core.errors import ConfigError, Problem
@@ -38,6 +38,10 @@ def _show(registry: Registry, argv: list[str]) -> None:
         if stage.name:
             wide_console().print(f"\n[bold]stage {stage.name}[/bold]")
         _show_settings(stage.settings)
+    if (translation := translation_of(argv, registry)) is not None:
+        wide_console().print(f"\n[bold]what became of other flags[/bold]  {translation.origin}")
+        for note in translation.notes:
+            wide_console().print(f"  {note}", markup=False)
 
 
 def _show_settings(settings: Settings) -> None:

@@ -85,11 +85,14 @@ def taken(argv: Sequence[str], flag: str) -> tuple[list[str], float | None]:
 def device_of(settings: Settings, memory_gb: float | None) -> Device:
     """Return what a run would compute on: GPUs of so many GiB, or what this machine has.
 
-    Other machines, those of a Ray cluster that is up, may have other memory: it is not known then.
+    Other machines, those of a Ray cluster that is up, may have other memory: it is not known then. Nor is it where the settings say
+    how many GPUs a machine has and this one has none: the run is not for it.
     """
     if memory_gb is not None:
         return Device(kind="cuda", memory_bytes=int(memory_gb * _GIB))
     found = device()
+    if found.kind == "cpu" and settings.cluster.num_gpus_per_node is not None:
+        return Device(kind="cuda", memory_bytes=None)
     elsewhere = os.environ.get("RAY_ADDRESS", "local") != "local" or settings.cluster.actor_num_nodes > 1
     return replace(found, memory_bytes=None) if elsewhere and settings.run.launcher != "local" else found
 

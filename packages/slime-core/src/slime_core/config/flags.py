@@ -42,6 +42,11 @@ def merge_flags(draft: Draft, arguments: Sequence[str], *, stage: str, stages: C
             draft.unset.add((flag.table, flag.field))
 
 
+def is_known(name: str, schema: Schema) -> bool:
+    """Return whether there is a flag of this name (underscores), slime's own or one of a program that a plugin drives."""
+    return _lookup(f"--{name}", schema)[0] is not None or schema.find_foreign(name) is not None
+
+
 def _split_flags(arguments: Sequence[str], problems: list[Problem]) -> Iterable[tuple[str, list[str]]]:
     """Group the words into (flag, its values)."""
     grouped: list[tuple[str, list[str]]] = []

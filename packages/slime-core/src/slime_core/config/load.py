@@ -1,4 +1,4 @@
-"""Reading settings: defaults < numerics < recipes < flags. All problems are reported at once, each with where it stands.
+"""Reading settings: defaults < translation < numerics < recipes < flags. All problems are reported at once, each with where it stands.
 
 In a recipe with stages a stage's own tables stand between the shared ones and the flags.
 """
@@ -15,6 +15,7 @@ from slime_core.config.recipes import merge_tables, read_recipe, stage_tables
 from slime_core.config.schema import Schema, build_schema
 from slime_core.config.settings import Settings
 from slime_core.config.stages import STAGE, Stage, chain
+from slime_core.config.translation import Translation
 from slime_core.config.validation import validated
 from slime_core.errors import ConfigError, PluginError, Problem
 from slime_core.files.json_text import shown
@@ -43,23 +44,36 @@ def load_settings(
 
 
 def load_stages(
-    recipes: Sequence[str], arguments: Sequence[str], *, registry: Registry, schema: Schema | None = None
+    recipes: Sequence[str],
+    arguments: Sequence[str],
+    *,
+    registry: Registry,
+    schema: Schema | None = None,
+    translation: Translation | None = None,
 ) -> list[Stage]:
     """Read recipes and flags into the runs of a recipe: one without a name if it has no stages.
 
-    Args are those of `load_settings`. A flag holds for every stage; `--set stage.NAME.section.key=value` for one.
+    Args are those of `load_settings`, and `translation`: of the command line that recipes and flags are taken from, whose defaults
+    then hold, and whose problems are told. A flag holds for every stage; `--set stage.NAME.section.key=value` for one.
 
     Raises:
         ConfigError: carries every problem found.
     """
-    stages, problems = read_runs(recipes, arguments, registry=registry, schema=schema)
+    stages, problems = read_runs(
+        recipes, arguments, registry=registry, schema=schema, translation=translation
+    )
     if problems:
         raise ConfigError(problems)
     return stages
 
 
 def read_runs(
-    recipes: Sequence[str], arguments: Sequence[str], *, registry: Registry, schema: Schema | None = None
+    recipes: Sequence[str],
+    arguments: Sequence[str],
+    *,
+    registry: Registry,
+    schema: Schema | None = None,
+    translation: Translation | None = None,
 ) -> tuple[list[Stage], list[Problem]]:
     """Return the runs of recipes and flags, and every problem in how they are written.
 
@@ -69,6 +83,7 @@ def read_runs(
     """
     draft = Draft(schema or build_schema(registry), [], {})
     draft.values.update({name: {} for name in draft.schema.models})
+    draft.problems += translation.problems if translation is not None else ()
     own_tables: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
     for recipe in recipes:
         tables = read_recipe(recipe, draft.problems)
@@ -85,6 +100,8 @@ def read_runs(
         merge_flags(branch, arguments, stage=name, stages=own_tables)
         branch.put_out()
         _merge_numerics(branch, registry)
+        if translation is not None:
+            _fill(branch, translation.defaults, origin=translation.origin)
         found[name] = validated(branch)
     problems = list(dict.fromkeys(draft.problems))  # stages share most, and what is wrong with it
     try:
@@ -106,14 +123,19 @@ def _merge_numerics(draft: Draft, registry: Registry) -> None:
     except PluginError as error:
         draft.problems.append(Problem(draft.origins["algorithm", "numerics"], repr(name), str(error)))
         return
-    for table, fields in conventions.items():
+    _fill(draft, conventions, origin=f"numerics {name}")
+
+
+def _fill(draft: Draft, values: Mapping[str, Any], *, origin: str) -> None:
+    """Give settings that have no value yet those of a table of sections."""
+    for table, fields in values.items():
         if not isinstance(fields, Mapping):
             wanted = "a table of settings and their values"
-            draft.problems.append(Problem(f"numerics {name}: {table}", shown(fields), wanted))
+            draft.problems.append(Problem(f"{origin}: {table}", shown(fields), wanted))
             continue
         for key, value in fields.items():
             if table not in draft.schema.models or key not in draft.schema.models[table].model_fields:
-                where = f"numerics {name}: {table}.{key}"
+                where = f"{origin}: {table}.{key}"
                 draft.problems.append(Problem(where, "an unknown setting", "a known one"))
             elif key not in draft.values[table]:
-                draft.put(table, key, value, origin=f"numerics {name}")
+                draft.put(table, key, value, origin=origin)

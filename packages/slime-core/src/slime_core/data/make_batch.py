@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from slime_core.data.conversion import Converted
 from slime_core.errors import SampleError
 from slime_core.protocols import ReductionView
-from slime_core.samples import Columns, Group, TrainBatch, columns
+from slime_core.samples import Columns, Group, Sample, TrainBatch, columns
 from slime_core.samples.reused_memory import ReusedMemory
 
 
@@ -25,6 +27,7 @@ def make_batch(
     reward_parts: Sequence[str] = (),
     shaping: Callable[[NDArray[np.int64]], NDArray[np.float64]] | None = None,
     memory: ReusedMemory | None = None,
+    convert: Callable[[Sequence[Sample]], Converted] | None = None,
 ) -> TrainBatch:
     """Lay out a step's groups for the trainer.
 
@@ -33,12 +36,13 @@ def make_batch(
         groups: finished groups.
         global_batch_size: executions of an optimizer step; must divide the number of executions.
         temperature: rollout temperature.
-        transform: reward transform, its options bound.
+        transform: reward transform, its options bound; one whose attribute `takes_samples` is True gets the option `samples`, too.
         reducer: loss reducer, its options bound.
         reward_key: entry of a reward dict that is the score.
         reward_parts: entries of reward dicts that the estimator reads; each is transformed by itself.
         shaping: from response lengths to what they add to the rewards, before `transform`.
         memory: of the arrays; new memory when not given.
+        convert: a user's conversion of the samples; see `data.conversion`.
 
     Raises:
         SampleError: a sample cannot be trained on, or the executions do not fill the optimizer steps.
@@ -46,6 +50,11 @@ def make_batch(
     samples = [sample for group in groups for sample in group]
     if not samples:
         raise SampleError(f"step {step}: the rollout returned no samples")
+    converted = None if convert is None else convert(samples)
+    if converted is not None:
+        samples = converted.samples
+    if getattr(transform, "takes_samples", False):
+        transform = functools.partial(transform, samples=samples)
     c = columns(samples, reward_key=reward_key, reward_parts=reward_parts, memory=memory)
     scored = c.raw_rewards.astype(np.float64)
     if shaping is not None:
@@ -59,14 +68,24 @@ def make_batch(
         loss_mask=c.loss_mask,
         rollout_log_probs=c.rollout_log_probs,
         teacher_log_probs=c.teacher_log_probs,
-        rewards=_credited(scored, c, transform),
+        rewards=_credited(scored, c, transform)
+        if converted is None or converted.rewards is None
+        else converted.rewards,
         raw_rewards=c.raw_rewards,
         sample_ids=c.sample_ids,
         group_ids=c.group_ids,
         rollout_ids=c.rollout_ids,
         truncated=c.truncated,
         optimizer_steps=steps,
-        weights=token_weights(steps, c.response_offsets, c.loss_mask, c.rollout_ids, reducer, memory=memory),
+        weights=token_weights(
+            steps,
+            c.response_offsets,
+            c.loss_mask,
+            c.rollout_ids,
+            reducer,
+            total_lengths=np.diff(c.offsets),
+            memory=memory,
+        ),
         temperature=temperature,
         weight_versions=c.weight_versions,
         reward_parts={name: _credited(values, c, transform) for name, values in c.reward_parts.items()},
@@ -107,6 +126,7 @@ def token_weights(
     rollout_ids: NDArray[np.int64],
     reducer: Callable[[ReductionView], NDArray[np.float64]],
     *,
+    total_lengths: NDArray[np.int64] | None = None,
     memory: ReusedMemory | None = None,
 ) -> NDArray[np.float32]:
     """Return the share of each response token in the loss of its optimizer step [T].
@@ -117,6 +137,7 @@ def token_weights(
         loss_mask: [T] 1 where a token is trained on.
         rollout_ids: [N] execution of each sample.
         reducer: loss reducer, its options bound.
+        total_lengths: [N] tokens of each sample, its prompt's included.
         memory: of the arrays; new memory when not given.
     """
     memory = memory or ReusedMemory()
@@ -129,6 +150,7 @@ def token_weights(
                 loss_mask=_float64(loss_mask[tokens], memory),
                 response_lengths=lengths[positions],
                 rollout_ids=rollout_ids[positions],
+                total_lengths=None if total_lengths is None else total_lengths[positions],
             )
         )
     return weights

@@ -45,6 +45,8 @@ def make_eval_source(build: BuildContext) -> DataSource | None:
     section = build.settings.eval
     if section.eval_interval is None:
         return None
+    if not section.eval_prompt_data and section.eval_data_source_path is None:
+        return None  # the function of `eval_function_path`, or of the rollout, has its own; `checks.settings` refuses others
     logger.info("reading held-out prompts", extra=ON_TERMINAL)
     held_out = dataclasses.replace(build, evaluation=True)
     name = section.eval_data_source_path or "file"

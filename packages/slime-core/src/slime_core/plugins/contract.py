@@ -40,7 +40,7 @@ def breach(about: Group, value: Any, *, flag: str | None = None) -> Breach | Non
         method = next((vars(base)["__call__"] for base in value.__mro__ if "__call__" in vars(base)), None)
         if method is None:
             return Breach("a class whose objects cannot be called", f"a method __call__, called as {call}")
-        return _misfit(method, Call(("self", *call.by_position)), shown=call)
+        return _misfit(method, Call(("self", *call.by_position), call.by_name), shown=call)
     return _misfit(value, call, shown=call) or _of_other_kind(value, call)
 
 

@@ -93,6 +93,14 @@ GROUPS: tuple[Group, ...] = (
         Call(("run", "step"), is_async=True, takes_options=True),
     ),
     Group(
+        "slime.eval_functions",
+        ("--eval-function-path",),
+        "async (run: RolloutRun, step: int, source: DataSource | None, *, options) -> dict[str, list[Group]] | "
+        "tuple[that, metrics]",
+        "one whole evaluation",
+        Call(("run", "step", "source"), is_async=True, takes_options=True),
+    ),
+    Group(
         "slime.loss_masks",
         ("--loss-mask-type",),
         "(conversation: Conversation) -> list[TrainedText]",
@@ -149,6 +157,7 @@ GROUPS: tuple[Group, ...] = (
             "--rollout-sample-hook-path",
             "--rollout-sample-filter-path",
             "--rollout-all-samples-process-path",
+            "--custom-convert-samples-to-train-data-path",
             "--custom-rollout-log-function-path",
             "--custom-eval-rollout-log-function-path",
         ),
@@ -157,12 +166,13 @@ GROUPS: tuple[Group, ...] = (
         call_of={
             "--buffer-filter-path": Call(("args", "rollout_id", "buffer", "num_samples"), takes_options=True),
             "--rollout-sample-hook-path": Call(
-                ("args", "sample"), ("rollout_id", "evaluation"), is_async=None
+                ("args", "sample"), ("rollout_id", "evaluation"), is_async=None, or_class=True
             ),
             "--rollout-sample-filter-path": Call(("args", "groups"), takes_options=True),
             "--rollout-all-samples-process-path": Call(
                 ("args", "all_groups", "get_samples"), takes_options=True
             ),
+            "--custom-convert-samples-to-train-data-path": Call(("args", "samples"), takes_options=True),
             "--custom-rollout-log-function-path": Call(
                 ("rollout_id", "args", "samples", "metrics", "rollout_time"), takes_options=True
             ),
@@ -176,6 +186,13 @@ GROUPS: tuple[Group, ...] = (
         ("--advantage-estimator", "--custom-advantage-function-path"),
         "(view: TokenView, *, options) -> (advantages_T, returns_T[, metrics])",
         "rewards to advantages",
+        Call(("view",), takes_options=True),
+    ),
+    Group(
+        "slime.corrections",
+        ("--custom-tis-function-path",),
+        "(view: TokenView, *, options) -> Correction | (Correction, metrics)",
+        "importance weights and rejected tokens where the engine's policy is not the trainer's",
         Call(("view",), takes_options=True),
     ),
     Group(

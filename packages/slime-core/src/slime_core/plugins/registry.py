@@ -18,6 +18,7 @@ import pluggy
 from slime_core.errors import PluginError
 from slime_core.files.json_text import shown
 from slime_core.plugins import index
+from slime_core.plugins.adapter import Adapter
 from slime_core.plugins.contract import breach
 from slime_core.plugins.groups import GROUPS, Group
 from slime_core.plugins.importing import IMPORT_FAILURES, import_object
@@ -120,10 +121,37 @@ class Registry:
         Raises:
             PluginError: the import fails, the attribute is missing, or the object is not what its group wants.
         """
-        value = self.imported(plugin)
+        value = self.usable(plugin, flag=flag)
         if plugin.group not in _NOT_CHOSEN and (why := breach(self.groups[plugin.group], value, flag=flag)):
             raise PluginError(f"{plugin.group} {plugin.qualified!r}: found {why.found}; wanted {why.wanted}")
         return value
+
+    def usable(self, plugin: Plugin, *, flag: str | None = None) -> Any:
+        """Import the plugin and return its object, or what calls it in its place where it was written for another system.
+
+        Raises:
+            PluginError: the import fails, the attribute is missing, or it cannot be called as that other system does.
+        """
+        adapter = self.adapter(plugin, flag=flag)
+        return self.imported(plugin) if adapter is None else adapter.build()
+
+    def adapter(self, plugin: Plugin, *, flag: str | None = None) -> Adapter | None:
+        """Return what makes a user's own function callable as ours, if it was written for a system that some plugin knows.
+
+        Args:
+            plugin: as it was found; what is installed by name is ours.
+            flag: by which it was chosen, where a group's flags call otherwise.
+
+        Raises:
+            PluginError: the import fails, or the attribute is missing.
+        """
+        if plugin.distribution or plugin.group in _NOT_CHOSEN:
+            return None
+        value = self.imported(plugin)
+        found: Adapter | None = self.hooks.slime_adapt_plugin(
+            group=plugin.group, flag=flag, reference=plugin.value, value=value
+        )
+        return found
 
     def imported(self, plugin: Plugin) -> Any:
         """Import the plugin and return its object, whatever it is.

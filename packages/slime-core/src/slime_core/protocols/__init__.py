@@ -29,7 +29,7 @@ from slime_core.protocols.engine import (
 from slime_core.protocols.environment import MULTI_TURN, Environment, Observation
 from slime_core.protocols.placement import EngineGpus, GpuRange, Place, Site
 from slime_core.protocols.rewards import GroupRewardFn, RewardFn, RewardTransform
-from slime_core.protocols.rollout import GenerateContext, GenerateFn, GroupFilter, WeakReason
+from slime_core.protocols.rollout import EvalFn, GenerateContext, GenerateFn, GroupFilter, WeakReason
 from slime_core.protocols.tokenizer import Tokenizer
 from slime_core.protocols.trainer import Metrics, Trainer
 from slime_core.protocols.transfer import Fingerprint, TransferPlan
@@ -46,6 +46,7 @@ __all__ = [
     "EngineGpus",
     "EngineLoad",
     "Environment",
+    "EvalFn",
     "Fingerprint",
     "GenerateContext",
     "GenerateFn",

@@ -25,6 +25,8 @@ class ReductionView:
     """[N] tokens of each sample, which follow one another."""
     rollout_ids: NDArray[np.int64]
     """[N] execution of each sample."""
+    total_lengths: NDArray[np.int64] | None = None
+    """[N] tokens of each sample, its prompt's included; None where nobody says."""
 
     @functools.cached_property
     def sample_of_token(self) -> NDArray[np.int64]:
@@ -82,6 +84,8 @@ class TokenView:
     staleness: Any = None
     """int64 [T]: steps between the weights that generated each token and those that the step trains; see
     `TrainBatch.staleness`."""
+    total_lengths: Any = None
+    """int64 [N]: tokens of each sample, its prompt's included."""
     importance: Any = None
     """float32 [T]: what each token's policy loss is multiplied by, see `correction.Correction`; None for 1."""
 

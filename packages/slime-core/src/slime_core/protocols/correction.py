@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +33,47 @@ class Correction:
         """
         if self.importance is not None:
             _check_weighs(loss)
+
+
+#: Optional fields of `TokenView` that a function of `--custom-tis-function-path` reads.
+_READ = frozenset({"old_log_probs", "rollout_log_probs"})
+
+
+def with_correction(
+    estimator: Callable[..., tuple[Any, ...]], correct: Callable[..., Any], *, name: str
+) -> Callable[..., tuple[Any, ...]]:
+    """Return the estimator with the correction of a function of its own (`--custom-tis-function-path`).
+
+    Args:
+        estimator: its options bound.
+        correct: called with the view as the group `slime.corrections` says, its options bound.
+        name: of that function, for messages.
+    """
+    options = dict(getattr(estimator, "keywords", {}))
+
+    @functools.wraps(estimator)
+    def corrected(view: Any, **given: Any) -> tuple[Any, ...]:
+        advantages, returns, *more = estimator(view, **given)
+        metrics, state, own = (*more, *({}, {}, Correction())[len(more) :])
+        if own.importance is not None or own.kept is not None:
+            raise PluginError(
+                f"{name}: the estimator corrects, too (--use-tis, --use-rs); wanted one of the two"
+            )
+        answer = correct(view)
+        correction, found = answer if isinstance(answer, tuple) else (answer, {})
+        if not isinstance(correction, Correction) or not isinstance(found, Mapping):
+            raise PluginError(
+                f"{name}: returned {type(answer).__name__}; wanted a Correction, or that and a dict of metrics"
+            )
+        return advantages, returns, {**metrics, **found}, state, correction
+
+    made: Any = corrected
+    own_needs = getattr(estimator, "needs", None)
+    also = frozenset(getattr(correct, "needs", lambda _: ())({}))
+    made.needs = lambda _: _READ | also | (frozenset() if own_needs is None else own_needs(options))
+    made.gives_importance = lambda _: True
+    made.keywords = options
+    return corrected
 
 
 def check_importance(estimator: Any, loss: Any) -> None:

@@ -32,6 +32,8 @@ class GenerateContext:
     evaluation: bool = False
     max_context_len: int | None = None
     """Most tokens of prompt and response; None where only the engine's own limit holds."""
+    services: dict[str, Any] = field(default_factory=dict)
+    """What plugins started for the run and share, by a name of theirs; closed with it (`close`)."""
 
     async def turn(self, sample: Sample, params: SamplingParams) -> str:
         """Generate one turn, or what is missing of one that was aborted, and append it to the sample with its bookkeeping.
@@ -141,5 +143,7 @@ class WeakReason(str):
     __slots__ = ()
 
 
+#: Async `(run, step, source) -> groups by the name of their evaluation set`, or that and metrics: a whole evaluation.
+EvalFn = Callable[..., Awaitable[Any]]
 #: (group) -> None to keep it, or the reason to drop it: text, or a `WeakReason`
 GroupFilter = Callable[..., str | None]

@@ -41,7 +41,8 @@ class RewardPool:
 
     A reward is a function of the sample, or a class that is built once a process from the options and whose
     objects are called with the sample; one on the event loop may have a method `async aclose()` for the end.
-    It is given a copy of the sample, and what it writes there is lost. A call may be repeated.
+    It is given a copy of the sample, and what it writes there is lost; but one on the event loop whose attribute `writes` is
+    True gets the sample itself. A call may be repeated.
 
     Args:
         reference: the reward, `module:attr`; imported in the workers.
@@ -173,7 +174,7 @@ class RewardPool:
 
         async def call() -> list[Outcome]:
             try:
-                returned = await score(_copy(subject))
+                returned = await score(subject if getattr(score, "writes", False) else _copy(subject))
                 return group_values(returned, count) if isinstance(subject, list) else [plain_value(returned)]
             except asyncio.CancelledError:
                 raise

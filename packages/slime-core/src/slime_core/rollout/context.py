@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from slime_core.config.derive import BatchSizes
 from slime_core.config.settings import Settings
 from slime_core.plugins.registry import Registry
-from slime_core.protocols import GenerateFn, RolloutEngine, SamplingParams, Tokenizer
+from slime_core.protocols import GenerateFn, Metrics, RolloutEngine, SamplingParams, Tokenizer
 from slime_core.rewards.scorer import Scorer
 from slime_core.rollout.concurrency import ConcurrencyLimit
 from slime_core.rollout.user_hooks import RolloutHooks
@@ -34,6 +34,8 @@ class RolloutRun(Protocol):
     """Takes down what happens and when."""
     user_hooks: RolloutHooks
     """Functions of a user's own that see samples and groups."""
+    services: dict[str, Any]
+    """What plugins started for the run and share, by a name of theirs; closed with it (`close`)."""
 
     @property
     def concurrency(self) -> ConcurrencyLimit:
@@ -60,6 +62,12 @@ class RolloutRun(Protocol):
 
     async def score(self, samples: Sequence[Sample], *, evaluation: bool = False) -> None:
         """Score samples in place, if there is a reward; events say whether it is an evaluation."""
+
+    def add_metrics(self, metrics: Metrics) -> None:
+        """Add metrics to those of the step that is generated."""
+
+    def put(self, groups: Sequence[Group]) -> None:
+        """Put groups into the buffer as they are."""
 
     def record_drop(self, group: Group, reason: str) -> None:
         """Record a scored group that the step does not train on, and why."""

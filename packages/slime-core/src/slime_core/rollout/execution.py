@@ -28,6 +28,9 @@ class Generator:
     """Token ids must be below it; None if it is not known."""
     max_context_len: int | None
     """Most tokens of prompt and response."""
+    is_free: bool = False
+    """Whether it may bring a prompt of its own, bounds its own length, and scores what it wants: the attribute `is_free` of a
+    generator, True on what calls a function of another system whose generators do so."""
 
     async def execute(self, context: GenerateContext, sample: Sample, params: SamplingParams) -> list[Sample]:
         """Run the generator on one sample, and check the samples that it returns, but for `check_numbers`.
@@ -36,13 +39,14 @@ class Generator:
             SampleError: it raised something that is no error of slime's, or returned something that cannot be used; names
                 the sample, the generator and the field. What it raised is the cause.
         """
-        name, given = sample.name, _given(sample)
-        prompt_ids = None if renders_prompt(self.function) else sample.tokens[: sample.prompt_length]
+        name, given = sample.name, _given(sample, prompt=not self.is_free)
+        renders = self.is_free or renders_prompt(self.function)
+        prompt_ids = None if renders else sample.tokens[: sample.prompt_length]
         result = await self._call(name, context, sample, params)
         samples = [result] if isinstance(result, Sample) else _several(self._who(name), result)
         try:
             for one in samples:
-                self._check(name, one, given, prompt_ids if len(samples) == 1 else None)
+                self._check(name, one, given, prompt_ids if len(samples) == 1 and not self.is_free else None)
                 self._check_length(one, params, evaluation=context is not None and context.evaluation)
             check_siblings(samples)
         except SampleError as error:
@@ -135,21 +139,21 @@ class Generator:
             raise SampleError(
                 f"{sample.name}: came back with {n} tokens; wanted at most rollout_max_context_len, {most}"
             )
-        if sample.generated_length > params.max_new_tokens:
+        if not self.is_free and sample.generated_length > params.max_new_tokens:
             raise SampleError(
                 f"{sample.name}: came back with a response of {sample.generated_length} tokens; wanted at most "
                 f"{params.max_new_tokens}, its max_new_tokens; those of an environment are not counted"
             )
 
 
-def _given(sample: Sample) -> list[tuple[str, Any]]:
-    """Return the fields that no generator changes, as they are now."""
+def _given(sample: Sample, *, prompt: bool) -> list[tuple[str, Any]]:
+    """Return the fields that a generator may not change, as they are now: its numbers and, if it says so, its `prompt`."""
     fixed: list[tuple[str, Any]] = [("index", sample.index), ("group_index", sample.group_index)]
-    if (
+    if prompt and (
         sample.prompt or sample.tokens
     ):  # a sample without a prompt waits for one (`--disable-rollout-global-dataset`)
-        prompt = sample.prompt
-        fixed.append(("prompt", copy.deepcopy(prompt) if isinstance(prompt, list) else prompt))
+        text = sample.prompt
+        fixed.append(("prompt", copy.deepcopy(text) if isinstance(text, list) else text))
         fixed.append(("label", sample.label))
     return fixed
 

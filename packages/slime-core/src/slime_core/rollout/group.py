@@ -49,6 +49,7 @@ async def run_group(
         tokenizer=run.tokenizer,
         capabilities=run.engine.capabilities,
         evaluation=evaluation,
+        services=run.services,
     )
     generator = run_generator(run)
     executions = await results(
@@ -60,7 +61,11 @@ async def run_group(
     if any(sample.status is Status.ABORTED for sample in samples):
         return samples
     if run.scorer is not None:
-        await run.score(samples, evaluation=evaluation)
+        unscored = [
+            one for one in samples if one.reward is None or not generator_of(run, one, generator).is_free
+        ]
+        if unscored:
+            await run.score(samples if run.settings.reward.group_rm else unscored, evaluation=evaluation)
     return samples
 
 
@@ -80,8 +85,7 @@ async def run_sample(
         return [sample]
     if sample.session_id is None:
         sample.session_id = _session_id(run.settings.rollout.rollout_seed, sample.index or 0)
-    if sample.generate_function_path is not None:
-        generator = _own_generator(run, sample)
+    generator = generator_of(run, sample, generator)
     if run.events.is_on:
         recorded = RecordedEngine(context.engine, run.events, sample, evaluation=context.evaluation)
         context = replaced(context, engine=recorded)
@@ -119,12 +123,18 @@ def run_generator(run: RolloutRun) -> Generator:
     return _checked(run, run.settings.rollout.custom_generate_function_path, run.generate)
 
 
+def generator_of(run: RolloutRun, sample: Sample, default: Generator) -> Generator:
+    """Return the generator of a sample: its own if it names one, else the run's."""
+    return default if sample.generate_function_path is None else _own_generator(run, sample)
+
+
 def _checked(run: RolloutRun, name: str, function: Callable[..., Any]) -> Generator:
     return Generator(
         name=name,
         function=function,
         vocab_size=run.vocab_size,
         max_context_len=run.settings.rollout.rollout_max_context_len,
+        is_free=getattr(function, "is_free", False),
     )
 
 

@@ -21,7 +21,9 @@ class RecordedEngine:
     """
 
     def __init__(self, engine: Generates, events: EventLog, sample: Sample, *, evaluation: bool) -> None:
-        self._engine, self._events, self._n = engine, events, 0
+        self.engine = engine
+        """What answers."""
+        self._events, self._n = events, 0
         self._sample, self._group, self._evaluation = sample.index, sample.group_index, evaluation
 
     async def generate(
@@ -38,9 +40,9 @@ class RecordedEngine:
         number, n_before = self._n, len(tokens)
         try:
             if images:  # an engine that sees none need not take them
-                answer = await self._engine.generate(tokens, params, session_id=session_id, images=images)
+                answer = await self.engine.generate(tokens, params, session_id=session_id, images=images)
             else:
-                answer = await self._engine.generate(tokens, params, session_id=session_id)
+                answer = await self.engine.generate(tokens, params, session_id=session_id)
             return answer
         finally:
             metadata = {} if answer is None else answer.metadata

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slime_core.config.functions import resolve_function
+from slime_core.config.functions import resolve_function, resolve_plain
 from slime_core.config.settings import Settings
-from slime_core.errors import SampleError, SlimeError
+from slime_core.errors import PluginError, SampleError, SlimeError
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import Metrics
 from slime_core.samples import Group, Sample, Status
@@ -37,11 +37,14 @@ class RolloutHooks:
     buffer_filter: Callable[..., list[Group]] | None = None
     """`(args, rollout_id, buffer, num_samples) -> groups`: which groups that wait are generated next."""
     sample_hooks: Sequence[tuple[str, Callable[..., Any]]] = ()
-    """(How messages call it, `(args, sample, *, rollout_id, evaluation) -> Sample | None`), one after the other."""
+    """(How messages call it, `(args, sample, *, rollout_id, evaluation) -> Sample | None`), one after the other. One that is
+    a class is built from its options, and called."""
     sample_filter: Callable[..., None] | None = None
     """`(args, groups) -> None`: sets `remove_sample`."""
     all_samples: Callable[..., None] | None = None
     """`(args, all_groups, get_samples) -> None`: sees kept and dropped groups."""
+    convert: Callable[..., Any] | None = None
+    """`(args, samples) -> dict of lists`: makes the training data; see `data.conversion.converted`."""
     rollout_log: Callable[..., bool] | None = None
     """`(rollout_id, args, samples, metrics, rollout_time) -> bool`."""
     eval_log: Callable[..., bool] | None = None
@@ -100,6 +103,12 @@ class RolloutHooks:
                         f"{who}: {field} was {before} and came back as {now}; leave it as it is"
                     )
         return sample
+
+    async def close(self) -> None:
+        """Close the sample hooks that have connections or files open: those with a method `async aclose()`."""
+        for _, hook in self.sample_hooks:
+            if hasattr(hook, "aclose"):
+                await hook.aclose()
 
     def filter_samples(self, groups: list[Group]) -> None:
         """Let the sample filter choose samples of a step that are not trained on, and note why in their metadata.
@@ -176,18 +185,34 @@ def resolve_rollout_hooks(settings: Settings, registry: Registry) -> RolloutHook
     def resolve(reference: str | None, flag: str) -> Callable[..., Any] | None:
         if reference is None:
             return None
-        registry.resolve(GROUP, reference, flag=flag)
+        return with_options(reference, flag)
+
+    def with_options(reference: str, flag: str) -> Callable[..., Any]:
         explicit, where = section.hook_args.get(reference, {}), f"rollout.hook_args.{reference}"
-        return resolve_function(settings, registry, GROUP, reference, where=where, explicit=explicit)
+        return resolve_function(
+            settings, registry, GROUP, reference, where=where, explicit=explicit, flag=flag
+        )
+
+    def sample_hook(name: str) -> Callable[..., Any]:
+        flag = "--rollout-sample-hook-path"
+        found = resolve_plain(settings, registry, GROUP, name, flag=flag)
+        if inspect.isclass(found):
+            built: Callable[..., Any] = with_options(name, flag)()
+            return built
+        if name in section.hook_args:
+            raise PluginError(
+                f"rollout.hook_args.{name}: found options; a sample hook that is a function takes none, only a class does"
+            )
+        return found
 
     return RolloutHooks(
         settings=settings,
         buffer_filter=resolve(section.buffer_filter_path, "--buffer-filter-path"),
-        sample_hooks=[
-            (name, registry.resolve(GROUP, name, flag="--rollout-sample-hook-path"))
-            for name in section.rollout_sample_hook_path
-        ],
+        sample_hooks=[(name, sample_hook(name)) for name in section.rollout_sample_hook_path],
         sample_filter=resolve(section.rollout_sample_filter_path, "--rollout-sample-filter-path"),
+        convert=resolve(
+            section.custom_convert_samples_to_train_data_path, "--custom-convert-samples-to-train-data-path"
+        ),
         all_samples=resolve(section.rollout_all_samples_process_path, "--rollout-all-samples-process-path"),
         rollout_log=resolve(section.custom_rollout_log_function_path, "--custom-rollout-log-function-path"),
         eval_log=resolve(

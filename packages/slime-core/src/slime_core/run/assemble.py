@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 from slime_core.checks.settings import check_settings
 from slime_core.config.build import BuildContext
 from slime_core.config.derive import batch_sizes, choices, run_folder, trackers
-from slime_core.config.functions import resolve_function
+from slime_core.config.functions import refuse_options, resolve_function, run_args
 from slime_core.config.settings import Settings
+from slime_core.data.conversion import converted
 from slime_core.data.make_batch import make_batch
 from slime_core.data.make_source import make_eval_source, make_source, prompts_of
 from slime_core.errors import ConfigError, PluginError, Problem
 from slime_core.files.json_text import shown
 from slime_core.plugins.bind import choose_options
 from slime_core.plugins.registry import Registry
-from slime_core.protocols import DataSource, Place, ReductionView, TokenView, Trainer, needs_of
-from slime_core.protocols.correction import check_importance
+from slime_core.protocols import DataSource, EvalFn, Place, ReductionView, TokenView, Trainer, needs_of
+from slime_core.protocols.correction import check_importance, with_correction
 from slime_core.rewards.overlong import overlong_penalty
 from slime_core.rewards.pool import RewardPool
 from slime_core.rewards.reward_keys import check_reward_keys
@@ -151,14 +152,18 @@ def reward_pool(
     section, picked = settings.reward, choices(settings)
     plugin = registry.find(picked.reward_group, reference)
     main = not section.rm_weights and reference in picked.rewards
-    options = choose_options(
-        registry.load(plugin),
-        where="reward.rm_args" if main else f"reward.rm_args_of.{reference}",
-        explicit=(section.rm_args if main else {}) | section.rm_args_of.get(reference, {}),
-        section={"run_dir": str(run_folder(settings))} | settings.section_of(plugin.distribution),
-    )
+    explicit = (section.rm_args if main else {}) | section.rm_args_of.get(reference, {})
+    where = "reward.rm_args" if main else f"reward.rm_args_of.{reference}"
+    loaded, adapter = registry.load(plugin), registry.adapter(plugin)
+    options: dict[str, Any]
+    if adapter is not None:
+        refuse_options(reference, explicit, where=where)
+        options = {**adapter.options, "run_args": run_args(settings)}
+    else:
+        given = {"run_dir": str(run_folder(settings))} | settings.section_of(plugin.distribution)
+        options = choose_options(loaded, where=where, explicit=explicit, section=given)
     return RewardPool(
-        plugin.value,
+        plugin.value if adapter is None else adapter.reference,
         options,
         workers=section.reward_workers,
         timeout_s=section.reward_timeout_s,
@@ -208,6 +213,14 @@ def algorithm(settings: Settings, registry: Registry) -> Algorithm:
         where="algorithm.loss_args",
         explicit=section.loss_args,
     )
+    if section.custom_tis_function_path is not None:
+        correct = resolve(
+            "slime.corrections",
+            section.custom_tis_function_path,
+            where="algorithm.tis_args",
+            explicit=section.tis_args,
+        )
+        estimator = with_correction(estimator, correct, name=section.custom_tis_function_path)
     check_importance(estimator, loss)
     needs = [needs_of(function, getattr(function, "keywords", {})) for function in (estimator, loss)]
     if not hasattr(estimator, "reward_transform"):
@@ -244,6 +257,7 @@ def resolve_functions(settings: Settings, registry: Registry) -> dict[str, Any]:
         where="algorithm.reward_transform_args",
         explicit=section.reward_transform_args,
     )
+    hooks = resolve_rollout_hooks(settings, registry)
     return {
         "rollout_fn": resolve(
             "slime.rollouts",
@@ -257,8 +271,9 @@ def resolve_functions(settings: Settings, registry: Registry) -> dict[str, Any]:
             where="rollout.custom_generate_function_args",
             explicit=rollout.custom_generate_function_args,
         ),
+        "eval_fn": resolve_eval_function(settings, registry),
         "drop_reason": dropping_filter(settings, registry),
-        "user_hooks": resolve_rollout_hooks(settings, registry),
+        "user_hooks": hooks,
         "make_batch": functools.partial(
             make_batch,
             global_batch_size=batch_sizes(settings).global_batch_size,
@@ -269,8 +284,40 @@ def resolve_functions(settings: Settings, registry: Registry) -> dict[str, Any]:
             reward_parts=chosen.reward_parts,
             shaping=_shaping(settings),
             memory=ReusedMemory(),
+            convert=None if hooks.convert is None else functools.partial(converted, hooks.convert, settings),
         ),
     }
+
+
+def resolve_eval_function(settings: Settings, registry: Registry) -> EvalFn:
+    """Return the function of evaluations, options bound; raises as `algorithm` does.
+
+    Where none is chosen, it is the one that goes with the rollout function, its attribute `evaluates`, if that has one.
+    """
+    section, rollout = settings.eval, settings.rollout
+    if section.eval_function_path in ("default", "slime-core/default"):
+        goes_with_it: EvalFn | None = getattr(
+            resolve_function(
+                settings,
+                registry,
+                "slime.rollouts",
+                rollout.rollout_function_path,
+                where="rollout.rollout_function_args",
+                explicit=rollout.rollout_function_args,
+            ),
+            "evaluates",
+            None,
+        )
+        if goes_with_it is not None:
+            return goes_with_it
+    return resolve_function(
+        settings,
+        registry,
+        "slime.eval_functions",
+        section.eval_function_path,
+        where="eval.eval_function_args",
+        explicit=section.eval_function_args,
+    )
 
 
 def _shaping(settings: Settings) -> Callable[[NDArray[np.int64]], NDArray[np.float64]] | None:

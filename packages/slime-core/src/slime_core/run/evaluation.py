@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from slime_core.errors import RewardError
-from slime_core.protocols import DataSource, Metrics, SamplingParams
+from slime_core.errors import DataError, RewardError, SampleError
+from slime_core.protocols import DataSource, EvalFn, Metrics, SamplingParams
 from slime_core.rollout.context import RolloutRun
 from slime_core.rollout.group import run_group
 from slime_core.run.metrics import evaluation_metrics
@@ -17,27 +17,70 @@ from slime_core.samples import Group, Sample
 
 async def evaluate_groups(
     run: RolloutRun,
-    source: DataSource,
+    source: DataSource | None,
     *,
     step: int,
     start: Mapping[str, Any],
     write: Callable[[Sequence[Group]], None],
+    function: EvalFn | None = None,
 ) -> tuple[Metrics, float]:
-    """Generate and score all held-out prompts, from the first on.
+    """Have all held-out prompts generated and scored, from the first on.
 
     Args:
         run: whose engine generates.
-        source: of the held-out prompts.
+        source: of the held-out prompts; None where the function has its own.
         step: after which it is evaluated, 0 before the first.
         start: position of the first of them.
         write: given the scored groups, before anything is asked of them.
+        function: that has them generated, a user's; `evaluate` when not given.
 
     Returns:
         `eval/*` metrics by evaluation set, and the share of samples of all sets that reach
         `eval_pass_threshold`, between 0 and 1.
+
+    Raises:
+        SampleError: the function returned something else than groups of samples by the name of their set.
+        RewardError: a sample has no reward because that failed.
     """
     section = run.settings.eval
-    source.restore(start)
+    if source is not None:
+        source.restore(start)
+    answer = await (function or evaluate)(run, step, source)
+    by_name, more = answer if isinstance(answer, tuple) else (answer, {})
+    _check(by_name, more, step)
+    finished = [group for groups in by_name.values() for group in groups]
+    write(finished)
+    key = run.settings.reward.eval_reward_key or run.settings.reward.reward_key
+    for sample in (sample for group in finished for sample in group):
+        if sample.failure is not None:
+            raise RewardError(f"{sample.name} (evaluation): {sample.failure}")
+    metrics: Metrics = {}
+    for name, members in by_name.items():
+        metrics |= evaluation_metrics(name, members, reward_key=key, threshold=section.eval_pass_threshold)
+    metrics |= more
+    samples = [sample for group in finished for sample in group]
+    if run.user_hooks.logs_evaluation(step, by_name, dict(metrics), reward_key=key):
+        metrics = {}
+    solved = sum(sample.reward_value(key) >= section.eval_pass_threshold for sample in samples)
+    return metrics, solved / len(samples)
+
+
+async def evaluate(run: RolloutRun, step: int, source: DataSource | None) -> dict[str, list[Group]]:
+    """Generate and score all prompts of a source, each as the settings of its evaluation set say.
+
+    Args:
+        run: whose engine generates.
+        step: after which it is evaluated, 0 before the first.
+        source: of the held-out prompts.
+
+    Returns:
+        Evaluation set -> its groups.
+
+    Raises:
+        DataError: there are no held-out prompts.
+    """
+    if source is None:
+        raise DataError("eval.eval_prompt_data: found nothing; wanted held-out prompts (--eval-prompt-data)")
     n = len(source)
     groups = source.take(n)
     done = 0
@@ -51,23 +94,25 @@ async def evaluate_groups(
         run.report("eval", done, n)
         return result
 
-    finished = list(await asyncio.gather(*(one(group) for group in groups)))
-    write(finished)
-    key = run.settings.reward.eval_reward_key or run.settings.reward.reward_key
     by_name: dict[str, list[Group]] = defaultdict(list)
-    for group in finished:
-        for sample in group:
-            if sample.failure is not None:
-                raise RewardError(f"{sample.name} (evaluation): {sample.failure}")
+    for group in await asyncio.gather(*(one(group) for group in groups)):
         by_name[str(group[0].metadata.get("source_name", "eval"))].append(group)
-    metrics: Metrics = {}
-    for name, members in by_name.items():
-        metrics |= evaluation_metrics(name, members, reward_key=key, threshold=section.eval_pass_threshold)
-    samples = [sample for group in finished for sample in group]
-    if run.user_hooks.logs_evaluation(step, by_name, dict(metrics), reward_key=key):
-        metrics = {}
-    solved = sum(sample.reward_value(key) >= section.eval_pass_threshold for sample in samples)
-    return metrics, solved / len(samples)
+    return dict(by_name)
+
+
+def _check(by_name: Any, metrics: Any, step: int) -> None:
+    """Refuse what an evaluation function returned if it is not what one returns."""
+    who = f"evaluation after step {step}: the function of --eval-function-path"
+    wanted = "a dict of groups of Samples by the name of their set, or that and a dict of metrics"
+    is_dict = (
+        isinstance(by_name, dict) and by_name and all(isinstance(groups, list) for groups in by_name.values())
+    )
+    groups = [group for groups in by_name.values() for group in groups] if is_dict else []
+    for group in groups:
+        if not isinstance(group, list) or not group or not all(isinstance(one, Sample) for one in group):
+            raise SampleError(f"{who} returned {type(group).__name__} for a group; wanted {wanted}")
+    if not groups or not isinstance(metrics, dict):
+        raise SampleError(f"{who} returned {str(by_name)[:60]}; wanted {wanted}, and at least one group")
 
 
 def eval_params(run: RolloutRun, sample: Sample) -> SamplingParams:

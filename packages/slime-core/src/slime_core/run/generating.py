@@ -14,7 +14,16 @@ from slime_core.config.derive import BatchSizes
 from slime_core.config.settings import Settings
 from slime_core.errors import ConfigError, Problem
 from slime_core.plugins.registry import Registry
-from slime_core.protocols import Buffer, DataSource, GenerateFn, RolloutEngine, SamplingParams, Tokenizer
+from slime_core.protocols import (
+    Buffer,
+    DataSource,
+    EvalFn,
+    GenerateFn,
+    Metrics,
+    RolloutEngine,
+    SamplingParams,
+    Tokenizer,
+)
 from slime_core.rewards.scorer import Scorer
 from slime_core.rollout.admission import Bounded
 from slime_core.rollout.concurrency import ConcurrencyLimit
@@ -49,6 +58,8 @@ class GeneratingHalf(ABC):
     num_steps: int
     rollout_fn: RolloutFn
     """The whole rollout of a step."""
+    eval_fn: EvalFn | None = None
+    """The whole evaluation, where a user has a function of his own."""
     drop_reason: Callable[[Group], str | None]
     """The dynamic sampling filter, its options bound."""
     events: EventLog = field(default_factory=EventLog)
@@ -57,6 +68,8 @@ class GeneratingHalf(ABC):
     """Token ids of samples must be below it; None if it is not known."""
     user_hooks: RolloutHooks = field(default_factory=RolloutHooks)
     """Functions of a user's own that see the buffer, samples and groups."""
+    services: dict[str, Any] = field(default_factory=dict)
+    """What plugins started for the run and share, by a name of theirs; closed with it."""
     ahead: dict[int, tuple[StepRecord, list[Group]]] = field(default_factory=dict)
     """Groups that were generated before their step, by step."""
     _generating: StepRecord = field(default_factory=lambda: StepRecord(step=1))
@@ -236,6 +249,10 @@ class GeneratingHalf(ABC):
         """Put surplus and aborted groups into the buffer; see `rollout.group.leftovers`."""
         self.buffer.put(leftovers(groups, self.settings.rollout, step=self._generating.step))
 
+    def put(self, groups: Sequence[Group]) -> None:
+        """Put groups into the buffer as they are."""
+        self.buffer.put(groups)
+
     def sampling_params(self, sample: Sample) -> SamplingParams:
         """Return how a training sample is drawn; its seed depends on the run's seed and the sample's index alone."""
         return training_params(sample, self.settings.rollout, self._common_params)
@@ -249,6 +266,10 @@ class GeneratingHalf(ABC):
         if self.scorer is not None:
             section = self.settings.reward
             await score(samples, self.scorer, section, events=self.events, evaluation=evaluation)
+
+    def add_metrics(self, metrics: Metrics) -> None:
+        """Add metrics to those of the step that is generated."""
+        self._generating.metrics |= metrics
 
     def record_drop(self, group: Group, reason: str) -> None:
         """Record a group that the step does not train on, and why."""

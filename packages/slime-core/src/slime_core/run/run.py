@@ -243,7 +243,7 @@ class Run(GeneratingHalf):
 
     async def evaluate(self, step: int) -> Metrics:
         """Evaluate on the held-out prompts after `step`, 0 before the first; returns `eval/*` metrics, remembers the accuracy."""
-        if self.eval_source is None:
+        if self.settings.eval.eval_interval is None:
             return {}
         await self.ready_engine()
         self.events.hand_over()
@@ -252,7 +252,14 @@ class Run(GeneratingHalf):
         metrics, accuracy = await within(
             self.settings.rollout.rollout_timeout_s,
             f"evaluation after step {step} (--rollout-timeout-s)",
-            evaluate_groups(self, self.eval_source, step=step, start=self.eval_start, write=write),
+            evaluate_groups(
+                self,
+                self.eval_source,
+                step=step,
+                start=self.eval_start,
+                write=write,
+                function=self.eval_fn,
+            ),
         )
         self.eval_after, self.evaluated_at = accuracy, step
         seconds = now() - begin
@@ -322,7 +329,8 @@ class Run(GeneratingHalf):
         finally:
             detach(self.registry, self.trackers)
             generator = self.generate if hasattr(self.generate, "close") else None  # one that is an object
-            parts = (generator, self.engine, self.trainer, self.scorer)
+            own = (generator, *self.services.values())
+            parts = (*own, self.engine, self.trainer, self.scorer, self.user_hooks)
             await close_all([part for part in parts if part is not None])
             self.run_dir.release()
             collect_as_usual()

@@ -42,6 +42,8 @@ class TokenColumns:
     importance: Tensor | None = None
     staleness: Tensor | None = None
     """int64 [T]."""
+    total_lengths: Tensor | None = None
+    """int64 [N]."""
 
     @classmethod
     def of(cls, batch: TrainBatch, device: torch.device, *, needs: Collection[str] = ()) -> TokenColumns:
@@ -69,6 +71,7 @@ class TokenColumns:
             teacher_log_probs=None if teacher is None else column(teacher),
             train_metadata=batch.extra.get("train_metadata"),
             staleness=upload(batch.staleness, device) if "staleness" in needs else None,
+            total_lengths=upload(batch.lengths, device) if "total_lengths" in needs else None,
         )
 
     def whole(self, batch: TrainBatch) -> TokenView:
@@ -90,6 +93,7 @@ class TokenColumns:
             group_ids=upload(batch.group_ids, device),
             train_metadata=self.train_metadata,
             staleness=self.staleness,
+            total_lengths=self.total_lengths,
         )
 
     def corrected(self, batch: TrainBatch, correction: Correction, algorithm: Algorithm) -> TokenColumns:
@@ -116,7 +120,14 @@ class TokenColumns:
                 "estimator: rejected tokens do not count, and the trainer has no reducer; wanted `Algorithm.reducer`"
             )
         steps, offsets = batch.optimizer_steps, batch.response_offsets
-        weights = token_weights(steps, offsets, mask.cpu().numpy(), batch.rollout_ids, algorithm.reducer)
+        weights = token_weights(
+            steps,
+            offsets,
+            mask.cpu().numpy(),
+            batch.rollout_ids,
+            algorithm.reducer,
+            total_lengths=batch.lengths,
+        )
         return replace(columns, loss_mask=mask, weights=upload(weights, mask.device))
 
     def view(
@@ -144,4 +155,5 @@ class TokenColumns:
             importance=pick(self.importance),
             staleness=pick(self.staleness),
             train_metadata=given and [given[i] for i in micro.members],
+            total_lengths=None if self.total_lengths is None else self.total_lengths[micro.samples],
         )

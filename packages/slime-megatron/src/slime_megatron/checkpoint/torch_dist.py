@@ -130,26 +130,17 @@ class StoredWeights:
         """Whether it has MTP layers."""
         return any(name.startswith(MTP) for name in self._metadata.state_dict_metadata)
 
+    def check(self, name: str, shape: tuple[int, ...]) -> None:
+        """Check that the tensor `name` of the whole model is there, with this shape, without reading it; raises as `read` does."""
+        self._found(name, shape)
+
     def read(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """Return the tensor `name` of the whole model, in the dtype that it was saved in.
 
         Raises:
             CheckpointError: it is not there, or has another shape; names it.
         """
-        key = CheckpointKey.of(name, self._architecture)
-        stored = self._metadata.state_dict_metadata.get(key.name)
-        if not isinstance(stored, TensorStorageMetadata):
-            raise CheckpointError(
-                f"{self._folder}: has no {key.name}; wanted the weights of a {self._architecture.model_type} model, "
-                "by config.json"
-            )
-        sizes = (*key.counts, *shape)
-        found = tuple(stored.size)
-        fits = found[1:] == sizes[1:] and found[0] >= sizes[0] if name in _OF_IDS else found == sizes
-        if not fits:
-            raise CheckpointError(
-                f"{self._folder}: {key.name} has shape {found}; wanted {sizes}, by config.json"
-            )
+        key, stored = self._found(name, shape)
         whole = torch.empty(shape, dtype=stored.properties.dtype)
         part = ChunkStorageMetadata(
             offsets=torch.Size((*key.indices, *(0 for _ in shape))),
@@ -165,6 +156,23 @@ class StoredWeights:
                 f"{self._folder}: {key.name} cannot be read: {first_line(error)}"
             ) from error
         return whole
+
+    def _found(self, name: str, shape: tuple[int, ...]) -> tuple[CheckpointKey, TensorStorageMetadata]:
+        key = CheckpointKey.of(name, self._architecture)
+        stored = self._metadata.state_dict_metadata.get(key.name)
+        if not isinstance(stored, TensorStorageMetadata):
+            raise CheckpointError(
+                f"{self._folder}: has no {key.name}; wanted the weights of a {self._architecture.model_type} model, "
+                "by config.json"
+            )
+        sizes = (*key.counts, *shape)
+        found = tuple(stored.size)
+        fits = found[1:] == sizes[1:] and found[0] >= sizes[0] if name in _OF_IDS else found == sizes
+        if not fits:
+            raise CheckpointError(
+                f"{self._folder}: {key.name} has shape {found}; wanted {sizes}, by config.json"
+            )
+        return key, stored
 
     def merged(self, name: str, weight: Tensor, *, rank: int, scale: float) -> Tensor:
         """Return a weight with its adapter of that rank merged in, itself where it has none."""

@@ -13,14 +13,13 @@ from slime_core.config.sections import TrainSection
 from slime_core.protocols import Metrics
 from slime_core.runtime.phase_times import PhaseTimes
 from slime_models.family.architecture import Architecture
-from slime_models.hf.folder import HfCheckpoint
-from slime_models.quantization.reading import open_weights
 from torch import Tensor
 
 from slime_megatron.batch.micro_batch import MicroBatch, MicroBatches
 from slime_megatron.batch.response_tokens import ResponseTokens
 from slime_megatron.batch.token_columns import TokenColumns
 from slime_megatron.checkpoint.state import TrainerState
+from slime_megatron.checkpoint.stored_as_hf import weights_of
 from slime_megatron.hf.load_weights import load_weights
 from slime_megatron.model.family_layers import layers_of
 from slime_megatron.model.gpt import build_model, gather_response_tokens, response_rows
@@ -82,7 +81,7 @@ class Critic:
         )
         if model.post_process:
             model.output_layer = ValueHead(model.config)
-        hf = open_weights(folder)
+        hf = weights_of(folder, settings.family, architecture)
         unread = settings.family.weight(_HEAD, untied).hf
         load_weights(model, _Trunk(hf, unread), settings.family, untied, skip={_HEAD})
         if model.post_process and _HF_HEAD in hf:
@@ -151,7 +150,7 @@ def critic_train_section(train: TrainSection, roles: RolesSection) -> TrainSecti
 class _Trunk(Mapping[str, Tensor]):
     """A folder's weights without a classifier's head, and as if it had an output layer, which nobody reads."""
 
-    def __init__(self, hf: HfCheckpoint, unread: Collection[str]) -> None:
+    def __init__(self, hf: Mapping[str, Tensor], unread: Collection[str]) -> None:
         self._hf = hf
         self._names = (set(hf) - {_HF_HEAD}) | set(unread)
 

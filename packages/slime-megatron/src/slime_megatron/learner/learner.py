@@ -20,8 +20,6 @@ from slime_core.runtime.phase_times import PhaseTimes
 from slime_core.samples import TrainBatch
 from slime_models.family.architecture import Architecture
 from slime_models.hf.config import read_config
-from slime_models.hf.folder import HfCheckpoint
-from slime_models.quantization.reading import open_weights
 from torch import Tensor
 
 from slime_megatron.batch.micro_batch import MicroBatch, MicroBatches
@@ -30,6 +28,7 @@ from slime_megatron.batch.sampling_mask import sampling_mask_of
 from slime_megatron.batch.step_batches import pack_steps
 from slime_megatron.batch.token_columns import TokenColumns
 from slime_megatron.checkpoint import state
+from slime_megatron.checkpoint.stored_as_hf import weights_of
 from slime_megatron.checkpoint.writer import CheckpointWriter
 from slime_megatron.hf.export import hf_buckets
 from slime_megatron.hf.load_weights import load_weights
@@ -251,7 +250,8 @@ class Learner:
         settings, section = self._settings, self._settings.megatron
         on: dict[str, Any] = {"dtype": self._dtype, "device": self._device, "layers": self._layers}
         model = build_model(self._held, section, provider=settings.hooks.model_provider, **on)
-        load_weights(model, self._weights_of(settings.model_path, self._held), settings.family, self._held)
+        start = self._weights_of(settings.actor_path or settings.model_path, self._held)
+        load_weights(model, start, settings.family, self._held)
         if settings.lora.rank is not None:
             names = global_weights(model, self._architecture)
             add_adapters(model, names, settings.lora, seed=settings.seed)
@@ -285,9 +285,9 @@ class Learner:
 
         self._weight_sets.load(role, write)
 
-    def _weights_of(self, folder: Path, architecture: Architecture) -> HfCheckpoint:
-        """Return the weights of a folder, found to be what its config.json describes."""
-        weights = open_weights(folder)
+    def _weights_of(self, folder: Path, architecture: Architecture) -> Mapping[str, Tensor]:
+        """Return the weights of a folder, found to be those of the model."""
+        weights = weights_of(folder, self._settings.family, architecture)
         self._settings.family.check_weights(weights, architecture)
         return weights
 

@@ -11,15 +11,11 @@ from slime_core.config.build import MemoryQuestion
 from slime_core.config.derive import batch_sizes, compute_dtype, num_ranks
 from slime_core.protocols.memory import MemoryEstimate
 from slime_core.run.assemble import algorithm
-from slime_models.family.families.latent_attention.sparse import SparseArchitecture
 
-from slime_megatron.memory.activations import (
-    MicroBatchShape,
-    activations_of_stage,
-    in_flight,
-    micro_batch_tokens,
-)
+from slime_megatron.memory.activations import activations_of_stage, in_flight
+from slime_megatron.memory.family_memory import memory_of
 from slime_megatron.memory.layout import Layout
+from slime_megatron.memory.micro_batch import MicroBatchShape, micro_batch_tokens
 from slime_megatron.memory.parameters import Parameters, parameters_of_stages
 from slime_megatron.settings.derive import shares_optimizer
 from slime_megatron.settings.learner_settings import family_of
@@ -97,8 +93,8 @@ def static_parts(parameters: Parameters, rank: RankSettings, layout: Layout) -> 
 def trainer_memory(question: MemoryQuestion) -> Sequence[MemoryEstimate]:
     """Return what a rank of each pipeline stage takes at its peak; stages that take as much are one entry.
 
-    Empty where flags of Megatron's own change sizes, and where an indexer's masks of all pairs of tokens would have to be reckoned
-    with.
+    Empty where flags of Megatron's own change sizes, where stages have layers of their own number, and where the family says that
+    nothing is predicted.
 
     Raises:
         PluginError: no installed family has the model's model_type; names it.
@@ -106,11 +102,13 @@ def trainer_memory(question: MemoryQuestion) -> Sequence[MemoryEstimate]:
     """
     family, config = family_of(question)
     section = question.section(MegatronSection)
-    if _CHANGES_SIZES & section.megatron_args.keys():
+    uneven = section.decoder_first_pipeline_num_layers or section.decoder_last_pipeline_num_layers
+    if uneven or _CHANGES_SIZES & section.megatron_args.keys():
         return []
     layout = Layout.of(section, num_ranks(question.settings))
     architecture = family.architecture(config).with_padded_vocab(layout.tensor)
-    if isinstance(architecture, SparseArchitecture):
+    memory = memory_of(family)
+    if memory.unknown is not None:
         return []
     held = architecture.with_mtp(section.enable_mtp_training)
     shape, rank = _micro_batch(question, layout), _rank_settings(question)
@@ -123,7 +121,7 @@ def trainer_memory(question: MemoryQuestion) -> Sequence[MemoryEstimate]:
         if critic is not None:
             parts = {name: size + static_parts(critic, rank, layout)[name] for name, size in parts.items()}
         own = activations_of_stage(
-            architecture, layout, shape, stage=stage, in_flight=in_flight(layout, stage)
+            architecture, layout, shape, stage=stage, in_flight=in_flight(layout, stage), memory=memory
         )
         parts |= {
             ACTIVATIONS: own.kept,

@@ -19,6 +19,7 @@ from slime_models.family.architecture import Architecture
 
 from slime_megatron.model.attention import PackedAttention
 from slime_megatron.model.experts import with_grouped_experts
+from slime_megatron.model.local_experts import with_local_experts
 from slime_megatron.model.norm import RMSNorm
 from slime_megatron.model.router import RoutedLayer, with_router
 from slime_megatron.model.sandwich import SandwichLayer
@@ -52,7 +53,7 @@ def layer_spec(config: TransformerConfig, architecture: Architecture, layer: int
             f"{architecture.model_type}: layer {layer} has experts and norms after attention and MLP; wanted one of them: "
             "both are not implemented"
         )
-    submodules.mlp = with_router(submodules.mlp)
+    submodules.mlp = with_local_experts(with_router(submodules.mlp))
     if config.moe_grouped_gemm:
         submodules.mlp = with_grouped_experts(submodules.mlp)
     return ModuleSpec(module=RoutedLayer, submodules=submodules)

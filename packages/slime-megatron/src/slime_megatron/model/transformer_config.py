@@ -96,6 +96,8 @@ def transformer_config(
         recompute_num_layers=1 if section.recompute_granularity == "full" else None,
         tensor_model_parallel_size=section.tensor_model_parallel_size,
         pipeline_model_parallel_size=section.pipeline_model_parallel_size,
+        num_layers_in_first_pipeline_stage=section.decoder_first_pipeline_num_layers,
+        num_layers_in_last_pipeline_stage=section.decoder_last_pipeline_num_layers,
         context_parallel_size=section.context_parallel_size,
         expert_model_parallel_size=section.expert_model_parallel_size,
         expert_tensor_parallel_size=section.expert_tensor_parallel_size,

@@ -16,6 +16,7 @@ from slime_models.hf.config import read_config
 from torch import Tensor
 from torch.nn import Module, Parameter
 
+from slime_megatron.checkpoint.stored_as_hf import is_stored
 from slime_megatron.model.parameters import MTP, named_weights
 
 #: What the weights of two roles may differ in.
@@ -136,11 +137,13 @@ class WeightSets:
 
 
 def check_same_model(folder: Path, family: ModelFamily, wanted: Architecture, *, role: str) -> None:
-    """Check that a Hugging Face folder's weights fit the policy's model.
+    """Check that a folder's weights fit the policy's model; one of Megatron says nothing of it but the weights themselves.
 
     Raises:
         CheckpointError: names the first field of the architecture that differs.
     """
+    if is_stored(folder):
+        return
     found, wanted = family.architecture(read_config(folder)), wanted.with_padded_vocab(1)
     for field in dataclasses.fields(wanted):
         mine, theirs = getattr(wanted, field.name), getattr(found, field.name)

@@ -24,7 +24,7 @@ class LearnerSettings:
     """What a learner is built from; picklable if the functions of `algorithm` are."""
 
     model_path: Path
-    """Hugging Face folder of the initial weights."""
+    """Hugging Face folder of config and tokenizer, and of the initial weights where nothing else is given."""
     family: ModelFamily
     """Of that folder's model_type."""
     train: TrainSection
@@ -45,16 +45,18 @@ class LearnerSettings:
     """Of adapters."""
     hooks: MegatronHooks = field(default_factory=MegatronHooks)
     """A user's own functions."""
+    actor_path: Path | None = None
+    """Folder of the initial weights: of Hugging Face, or of Megatron (see `checkpoint.stored_as_hf`); `model_path` when None."""
     ref_path: Path | None = None
-    """Hugging Face folder of the reference; the initial weights when None."""
+    """Folder of the reference; the initial weights when None."""
     teacher_path: Path | None = None
-    """Hugging Face folder of the teacher; samples carry its log-probs when None."""
+    """Folder of the teacher; samples carry its log-probs when None."""
     rank: Rank = field(default_factory=Rank)
     """Which of the trainer's processes this is."""
     restricted: bool = False
     """Whether tokens are drawn from what top-p or top-k keep; batches then say from which ids."""
     critic_path: Path | None = None
-    """Hugging Face folder that the critic starts from; `model_path` when None."""
+    """Folder that the critic starts from; `model_path` when None."""
 
 
 def family_of(build: BuildContext | MemoryQuestion) -> tuple[ModelFamily, dict[str, Any]]:

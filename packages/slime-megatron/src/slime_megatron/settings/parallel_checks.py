@@ -92,17 +92,10 @@ def model_problems(
     tensor, experts = section.tensor_model_parallel_size, architecture.num_moe_experts
     yield from _router_problems(section, architecture)
     yield from _mtp_problems(section, architecture)
+    yield from _stages(section, architecture)
     divided = [
-        (
-            "pipeline_model_parallel_size",
-            section.pipeline_model_parallel_size,
-            "layers",
-            architecture.num_layers,
-        ),
-        *(
-            ("tensor_model_parallel_size", tensor, what, number)
-            for what, number in architecture.tensor_parts.items()
-        ),
+        ("tensor_model_parallel_size", tensor, what, number)
+        for what, number in architecture.tensor_parts.items()
     ]
     if len(architecture.moe_layers) < architecture.num_layers:
         divided.append(("tensor_model_parallel_size", tensor, "MLP columns", architecture.ffn_hidden_size))
@@ -130,6 +123,32 @@ def model_problems(
     for name, size, what, number in divided:
         if number % size:
             yield Problem(f"megatron.{name}", str(size), f"a divisor of {number}, the model's {what}")
+
+
+def _stages(section: MegatronSection, architecture: Architecture) -> Iterator[Problem]:
+    """Yield that layers cannot be divided into the pipeline's stages."""
+    size, layers = section.pipeline_model_parallel_size, architecture.num_layers
+    own = {
+        name: count
+        for name in ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers")
+        if (count := getattr(section, name)) is not None
+    }
+    if own and size < 2:
+        yield Problem(
+            f"megatron.{min(own)}", f"it with pipeline_model_parallel_size {size}", "2 stages or more"
+        )
+        return
+    left, stages = layers - sum(own.values()), size - len(own)
+    if not own and layers % size:
+        wanted = f"a divisor of {layers}, the model's layers"
+        todo = "or say how many the first or last stage has: --decoder-last-pipeline-num-layers"
+        yield Problem("megatron.pipeline_model_parallel_size", str(size), wanted, todo)
+    elif own and (left < stages or (stages and left % stages) or (not stages and left)):
+        found = " and ".join(f"{name} {count}" for name, count in own.items())
+        wanted = (
+            f"numbers that leave the same number of its {layers} layers to each of the other {stages} stages"
+        )
+        yield Problem("megatron.pipeline_model_parallel_size", f"{size} with {found}", wanted)
 
 
 def _family_problems(section: MegatronSection, family: ModelFamily) -> Iterator[Problem]:

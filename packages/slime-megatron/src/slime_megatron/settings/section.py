@@ -21,6 +21,10 @@ class MegatronSection(SectionModel):
     """Ranks that share each layer's matrices."""
     pipeline_model_parallel_size: Count = 1
     """Ranks that share the layers."""
+    decoder_first_pipeline_num_layers: Count | None = None
+    """Layers of the first pipeline stage; an equal share when not given."""
+    decoder_last_pipeline_num_layers: Count | None = None
+    """Layers of the last pipeline stage; an equal share when not given."""
     context_parallel_size: Count = 1
     """Ranks that share the tokens of a sequence."""
     expert_model_parallel_size: Count = 1
@@ -73,5 +77,7 @@ class MegatronSection(SectionModel):
     """Function that is called before each pass for log-probs."""
     rollout_data_postprocess_path: str | None = None
     """Function that sees the data of a step once its advantages are there, and may change them and mask tokens."""
+    custom_update_weight_post_write_path: str | None = None
+    """Function that gets the folder of each weight update that goes by the disk, before the engine reads it."""
     custom_megatron_before_train_step_hook_path: str | None = None
     """Function that is called before each optimizer step."""

@@ -22,8 +22,14 @@ LINEAR_LAYERS: tuple[str, ...] = get_args(LoraTarget)
 
 
 class RolesSection(SectionModel):
-    """Reference, teacher, earlier policies and critic. Each is there only when an estimator or a loss reads it."""
+    """Reference, teacher, earlier policies and critic. Each is there only when an estimator or a loss reads it.
 
+    A folder of weights is one of Hugging Face, or of Megatron in the format torch_dist of a model of the policy's architecture.
+    """
+
+    actor_load: str | None = None
+    """Model (folder or name) whose weights the policy starts from; `hf_checkpoint`, of which config and tokenizer always are, when
+    not given."""
     ref_load: str | None = None
     """Model (folder or name) of the reference; the initial weights when not given."""
     ref_update_interval: Count | None = None

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
+from slime_core.config.functions import resolve_plain
+from slime_core.config.settings import Settings
 from slime_core.plugins.registry import Registry
 
 #: Entry-point group of the functions.
 GROUP = "slime.megatron_hooks"
+#: Field of `MegatronHooks` -> the setting that chooses it.
+SETTINGS = {
+    "init": "custom_megatron_init_path",
+    "model_provider": "custom_model_provider_path",
+    "before_log_prob": "custom_megatron_before_log_prob_hook_path",
+    "rollout_data": "rollout_data_postprocess_path",
+    "before_train_step": "custom_megatron_before_train_step_hook_path",
+    "post_write": "custom_update_weight_post_write_path",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,22 +37,30 @@ class MegatronHooks:
     rollout_data: Callable[..., None] | None = None
     """`(args: LearnerSettings, rollout_id: int, rollout_data: dict)`: advantages are there, and may be changed as loss masks
     may; see `learner.postprocess`."""
+    post_write: Callable[..., None] | None = None
+    """`(args: LearnerSettings, version_dir: str, rollout_engines: list)`: an update of weights by the disk is written whole, and
+    still has a temporary name; the engine sees it when this returns. The list is empty: trainers do not know engines."""
     before_train_step: Callable[..., None] | None = None
     """`(step: int, optimizer_step: int, model, optimizer, scheduler)`: the policy is about to take an optimizer
     step, the `optimizer_step`-th (from 0) of `step` (from 1)."""
 
 
-def resolve_hooks(registry: Registry, **references: str | None) -> MegatronHooks:
+def resolve_hooks(registry: Registry, settings: Settings | None, **references: str | None) -> MegatronHooks:
     """Return the functions that the references mean: a name of the group, or `module:attribute`.
+
+    Args:
+        registry: the installed plugins.
+        settings: of the run, for functions that were written for another system.
+        references: field of `MegatronHooks` -> what chooses it.
 
     Raises:
         PluginError: one is not found, or is no function.
     """
-    assert references.keys() <= {field.name for field in fields(MegatronHooks)}
-    return MegatronHooks(
-        **{
-            name: registry.resolve(GROUP, reference)
-            for name, reference in references.items()
-            if reference is not None
-        }
-    )
+    chosen: dict[str, Callable[..., Any]] = {}
+    for name, reference in references.items():
+        flag = "--" + SETTINGS[name].replace("_", "-")
+        if reference is not None and settings is None:
+            chosen[name] = registry.resolve(GROUP, reference, flag=flag)
+        elif reference is not None and settings is not None:
+            chosen[name] = resolve_plain(settings, registry, GROUP, reference, flag=flag)
+    return MegatronHooks(**chosen)

@@ -61,11 +61,16 @@ class ModelFamily:
     layers: str | None = None
     """`module:attribute` of the layers that the trainer builds, where `Architecture` does not say all of them: a
     `slime_megatron.model.family_layers.FamilyLayers`, imported when a model is built."""
+    memory: str | None = None
+    """`module:attribute` of what these layers keep for the backward pass, where it is not what `Architecture` says: a
+    `slime_megatron.memory.family_memory.FamilyMemory`, imported without torch when memory is predicted."""
     decoder: str | None = None
     """`module:attribute` of the decoder that the engine `torch` builds, where `Architecture` does not say all of it: a
     `slime_torch.model.family_decoder.FamilyDecoder`, imported when an engine is built or asked whether it serves the model."""
     not_served: Mapping[str, str] = field(default_factory=dict)
     """Engine, by its entry point's name -> why it does not serve models of this family."""
+    not_served_on_cpu: Mapping[str, str] = field(default_factory=dict)
+    """The same of an engine that is refused where it would compute on a CPU alone."""
     not_parallel: Mapping[str, str] = field(default_factory=dict)
     """Kind of parallelism (`tensor`, `sequence`, `pipeline`, `context`, `expert`, `expert_tensor`) -> why models of this family do not have it."""
 

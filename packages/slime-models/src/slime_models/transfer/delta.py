@@ -59,8 +59,8 @@ class DeltaWriter:
         if self._base is None:
             self._last.forget()
         self._last.digest = None  # until the update is complete
-        self._folder = self._exit.enter_context(new_folder(self._channel.folder))
-        self._file: IO[bytes] = self._exit.enter_context((self._folder / CHANGES).open("wb"))
+        self.folder = self._exit.enter_context(new_folder(self._channel.folder))
+        self._file: IO[bytes] = self._exit.enter_context((self.folder / CHANGES).open("wb"))
         return self
 
     def put(self, bucket: Bucket, fingerprints: Fingerprint) -> int:
@@ -94,7 +94,7 @@ class DeltaWriter:
     def end(self) -> None:
         """Write the manifest; these weights are now the base of the next update."""
         manifest = UpdateManifest(version=self._version, entries=self._entries, base=self._base)
-        manifest.write(self._folder)
+        manifest.write(self.folder)
         self._last.digest = manifest.digest
 
     def __exit__(self, *error: object) -> None:

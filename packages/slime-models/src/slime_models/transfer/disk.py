@@ -44,8 +44,8 @@ class DiskWriter:
 
     def __enter__(self) -> DiskWriter:
         """Make the folder under a temporary name."""
-        self._folder = self._exit.enter_context(new_folder(self._channel.folder))
-        self._files = WeightFiles(self._folder)
+        self.folder = self._exit.enter_context(new_folder(self._channel.folder))
+        self._files = WeightFiles(self.folder)
         return self
 
     def put(self, bucket: Bucket, fingerprints: Fingerprint) -> int:
@@ -56,9 +56,9 @@ class DiskWriter:
 
     def end(self) -> None:
         """Copy the other files, write the index and the manifest."""
-        copy_other_files(self._channel.config_from, self._folder)
+        copy_other_files(self._channel.config_from, self.folder)
         self._files.finish()
-        UpdateManifest(version=self._version, entries=self._entries).write(self._folder)
+        UpdateManifest(version=self._version, entries=self._entries).write(self.folder)
 
     def __exit__(self, *error: object) -> None:
         """Rename the finished folder to its final name, or remove it after an error."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
+from slime_core.errors import WeightSyncError
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import Fingerprint, TransferPlan
 from slime_core.weights.sync import Bucket
@@ -32,6 +34,8 @@ class WeightSender:
         self._senders: dict[str, TransportSender] = {}
         self.last_bytes = 0
         """Bytes of weights or changes that the last update sent."""
+        self.written: Callable[[Path], None] | None = None
+        """Called with the folder of an update that goes by the disk, once it is complete; the engine sees it afterwards."""
 
     async def send(
         self, plan: TransferPlan, buckets: AsyncIterator[tuple[Bucket, Fingerprint]]
@@ -65,7 +69,24 @@ class WeightSender:
                     on_its_way.cancel()
                     await asyncio.wait({on_its_way})
             await update.end()
+            folder: Path | None = getattr(update, "folder", None)
+            if self.written is not None and folder is not None:
+                await self._on_thread(self._publish, folder)
         return sent
+
+    def _publish(self, folder: Path) -> None:
+        """Call the function that gets folders of updates.
+
+        Raises:
+            WeightSyncError: it raised.
+        """
+        assert self.written is not None
+        try:
+            self.written(folder)
+        except Exception as error:
+            raise WeightSyncError(
+                f"the function of --custom-update-weight-post-write-path raised {type(error).__name__}: {error}"
+            ) from error
 
     async def _quantized(
         self, buckets: AsyncIterator[tuple[Bucket, Fingerprint]], quantization: Quantization

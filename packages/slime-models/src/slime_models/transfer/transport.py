@@ -6,6 +6,7 @@ import asyncio
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -132,6 +133,11 @@ class UpdateOnThread:
             await self.__aexit__(*sys.exc_info())
             raise
         return self
+
+    @property
+    def folder(self) -> Path | None:
+        """Folder that the update is written to, complete after `end`, and under a temporary name; None where there is none."""
+        return getattr(self._update, "folder", None)
 
     async def put(self, bucket: Bucket, fingerprints: Fingerprint) -> int:
         """Send a bucket; returns the number of bytes that it took."""

@@ -47,7 +47,7 @@ def model_problems(build: BuildContext) -> Iterator[Problem]:
             continue
         if any(placement.num_gpus > 1 for placement in topology.placements(model)):
             yield from rank_problems(topology, model, read_config(path), on_cpu=on_cpu)
-            if topology.is_policy(model) and build.section(SglangSection).model_path is not None:
+            if on_cpu and topology.is_policy(model) and build.section(SglangSection).model_path is not None:
                 yield Problem(
                     "sglang.model_path",
                     f"it with several GPUs an engine of {model.name!r}",

@@ -70,7 +70,11 @@ def _held(model: Any, staged: StagedTensors, request: LoaderRequest) -> dict[str
     held = [
         (name, _as_sent(tensor, staged.entries[name].dtype), index)
         for name, tensor, index in held_tensors(
-            model, _shapes(staged), rank=request.rank, n_ranks=request.n_ranks
+            model,
+            _shapes(staged),
+            rank=request.rank,
+            n_ranks=request.n_ranks,
+            attention_ranks=request.attention_ranks,
         )
         if name in staged.entries
     ]
@@ -92,7 +96,13 @@ def _damaged(staged: StagedTensors, request: LoaderRequest) -> str | None:
 
 def _missing(model: Any, staged: StagedTensors, request: LoaderRequest) -> str | None:
     """Name the parameters that an update has no tensor for: SGLang gives some models an output layer that theirs lack."""
-    held = held_tensors(model, _shapes(staged), rank=request.rank, n_ranks=request.n_ranks)
+    held = held_tensors(
+        model,
+        _shapes(staged),
+        rank=request.rank,
+        n_ranks=request.n_ranks,
+        attention_ranks=request.attention_ranks,
+    )
     left = [name for name, *_ in held if name not in staged.entries]
     return f"{listed(left)}: the server's model has it, and no tensor is for it" if left else None
 

@@ -11,12 +11,22 @@ from slime_models.tensor_spec import Shape
 from torch import Tensor
 
 #: SGLang's modules that stack several Hugging Face matrices: leaf name -> leaf names, top to bottom.
-STACKED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+STACKED = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+    "fused_qkv_a_proj_with_mqa": (
+        "q_a_proj",
+        "kv_a_proj_with_mqa",
+    ),  # of latent attention, whole on each rank
+}
 #: Its parameters of all experts, [experts, rows, columns]: how the name begins -> an expert's Hugging Face matrices, top to
 #: bottom. The rest of the name is that of the matrix or of its scales.
 _EXPERTS = {"w13": ("gate_proj", "up_proj"), "w2": ("down_proj",)}
 #: A packed matrix, and the two numbers that are kept beside it.
 _PACKED, _SHAPE = "weight_packed", "weight_shape"
+
+#: No model has more experts in a layer.
+_MOST_EXPERTS = 4096
 
 #: What of a whole tensor, for each axis that is cut: a slice, or the numbers of rows; empty for all of it. All ranks' shards make
 #: up the tensor.
@@ -25,12 +35,26 @@ WHOLE: Index = ()
 
 
 def held_tensors(
-    model: Any, shapes: Mapping[str, Shape], *, rank: int = 0, n_ranks: int = 1
+    model: Any,
+    shapes: Mapping[str, Shape],
+    *,
+    rank: int = 0,
+    n_ranks: int = 1,
+    attention_ranks: int | None = None,
 ) -> Iterator[tuple[str, Tensor, Index]]:
     """Yield what a rank holds: Hugging Face name, the parameter or a view of it, and the slices of the whole tensor that it is.
 
-    Stacked matrices are cut at the rows that `shapes` gives; rows that pad a vocabulary are left out.
+    Stacked matrices are cut at the rows that `shapes` gives; rows that pad a vocabulary are left out. Where ranks have experts of
+    their own, that is seen by how many there are.
+
+    Args:
+        model: of the rank.
+        shapes: of whole tensors, by Hugging Face name.
+        rank: of the server's.
+        n_ranks: that share matrices.
+        attention_ranks: in a row, that share attention, whose other groups of ranks hold the same (DP attention); `n_ranks` when None.
     """
+    attention = attention_ranks or n_ranks
     for name, parameter in model.named_parameters():
         module, _, kind = name.rpartition(".")
         stack, _, part_kind = kind.partition("_")
@@ -48,13 +72,23 @@ def held_tensors(
             yield name, parameter, _gated_rows(len(parameter), shapes[name][0], rank=rank, n_ranks=n_ranks)
             continue
         if not names:
-            yield name, *_part(parameter, shapes.get(name), rank=rank, n_ranks=n_ranks)
+            count = _sharing(parameter, shapes.get(name), attention, n_ranks)
+            yield name, *_part(parameter, shapes.get(name), rank=rank % count, n_ranks=count)
             continue
         start = 0
-        for part, rows, copies in _stack(names, len(parameter), shapes, n_ranks):
+        count = attention if leaf == "qkv_proj" else n_ranks
+        for part, rows, copies in _stack(names, len(parameter), shapes, count):
             view = parameter[start : start + rows]
-            yield part, *_part(view, shapes.get(part), rank=rank // copies, n_ranks=n_ranks // copies)
+            yield part, *_part(view, shapes.get(part), rank=rank % count // copies, n_ranks=count // copies)
             start += rows
+
+
+def _sharing(held: Tensor, whole: Shape | None, attention: int, n_ranks: int) -> int:
+    """Return how many ranks share a tensor: those of attention, where shards of this size make it up between them, or all."""
+    if whole is None or held.dim() != len(whole):
+        return n_ranks
+    enough = all(attention * part >= size for part, size in zip(held.shape, whole, strict=True))
+    return attention if enough else n_ranks
 
 
 def _stack(
@@ -64,6 +98,9 @@ def _stack(
     whole = [shapes[name][0] if name in shapes else 0 for name in names]
     if len(set(whole)) == 1:  # equal shares, each with what pads it
         yield from ((name, total // len(names), 1) for name in names)
+        return
+    if total == sum(whole) and all(whole):  # each rank has all of it
+        yield from zip(names, whole, [1] * len(names), strict=True)
         return
     if n_ranks == 1 and total >= sum(whole):
         yield from zip(names, (rows or total for rows in whole), [1] * len(names), strict=True)
@@ -126,11 +163,16 @@ def _expert_tensors(
 ) -> Iterator[tuple[str, Tensor, Index]]:
     """Yield each expert's matrices, which have equal shares of the rows; padding is left out.
 
-    Ranks shard the rows of gate and up, and the columns of down.
+    Ranks shard the rows of gate and up, and the columns of down. Where a rank has fewer experts than the model, they are divided
+    among groups of ranks in a row, of which each shards its own.
     """
     share = parameter.shape[1] // len(parts)
+    total = sum(f"{module}.{expert}.{parts[0]}.{kind}" in shapes for expert in range(_MOST_EXPERTS))
+    groups = max(1, total // len(parameter))
+    n_ranks = max(1, n_ranks // groups)
+    first_expert, rank = rank // n_ranks * len(parameter) if groups > 1 else 0, rank % n_ranks
     cut = 1 if parts == ("down_proj",) else 0
-    for expert, matrix in enumerate(parameter):
+    for expert, matrix in enumerate(parameter, start=first_expert):
         for number, part in enumerate(parts):
             name = f"{module}.{expert}.{part}.{kind}"
             size = list(shapes.get(name, (share, matrix.shape[1])))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from slime_core.errors import EngineError
 from slime_core.protocols import Site
 from slime_core.runtime.processes.server_process import ServerProcess
 
@@ -78,6 +79,14 @@ def command_line(settings: ServerSettings, site: Site, *, key: str, device: Devi
 
 
 def _placed_line(settings: ServerSettings, site: Site, key: str) -> CommandLine:
-    """Return what is started at a place: on the GPUs that are its own there, and on the CPU only where it has none."""
+    """Return what is started at a place: on the GPUs that are its own there, and on the CPU only where it has none.
+
+    Raises:
+        EngineError: it has none, and no CPU serves the model.
+    """
+    if not site.gpus and settings.why_not_on_cpu is not None:
+        raise EngineError(
+            f"the SGLang server on {site.host}: found no GPU there; wanted one for {settings.model_path}: {settings.why_not_on_cpu}"
+        )
     command, environment = command_line(settings, site, key=key, device="cuda" if site.gpus else "cpu")
     return command, {**environment, "CUDA_VISIBLE_DEVICES": ",".join(site.gpus)}

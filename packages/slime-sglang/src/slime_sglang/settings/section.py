@@ -46,7 +46,7 @@ DERIVED = {
     "disaggregation_mode": "fleet.prefill_num_servers, or groups of fleet.sglang_config",
     "disaggregation_bootstrap_port": "nothing: a free one is taken",
     **dict.fromkeys(
-        ("nnodes", "node_rank", "dist_init_addr"), "nothing: an engine is a process of this run, on its host"
+        ("nnodes", "node_rank", "dist_init_addr"), "nothing: they follow from where the launcher has room"
     ),
     **dict.fromkeys(
         ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "ssl_keyfile_password"),
@@ -55,10 +55,10 @@ DERIVED = {
 }
 #: Arguments of engines that only encode images, or leave that to others.
 _ENCODER_ARGUMENTS = ("encoder_only", "language_only")
-#: Arguments that give a server ranks that are not tensor-parallel.
-_OTHER_RANKS = (
-    "pp_size", "pipeline_parallel_size", "dp_size", "data_parallel_size", "ep_size", "expert_parallel_size", "ep",
-)  # fmt: skip
+#: Arguments that give a server ranks that hold other layers than others.
+_OTHER_RANKS = ("pp_size", "pipeline_parallel_size")
+#: Arguments that make servers within a server, but with the one that divides attention among its ranks instead.
+_REPLICAS, _DIVIDED = ("dp_size", "data_parallel_size"), "enable_dp_attention"
 
 #: Arguments that bypass the API key of a server, and the values that do not.
 _KEY_BYPASSES = {
@@ -166,8 +166,13 @@ def argument_problems(arguments: Mapping[str, Any], *, where: str) -> Iterator[P
             why = "decode engines would generate from a cache that nobody filled"
             yield Problem(f"{where}.{name}", "fake", "one that moves something: mooncake, for example", why)
         elif name in _OTHER_RANKS and str(value) != "1":
-            why = "weights that arrive are proven for tensor-parallel ranks only"
+            why = "weights that arrive are proven for ranks that share matrices or experts"
             yield Problem(f"{where}.{name}", str(value), "1", why)
+        elif name in _REPLICAS and str(value) != "1" and not arguments.get(_DIVIDED):
+            wanted = f"{_DIVIDED} beside it, or 1"
+            yield Problem(
+                f"{where}.{name}", str(value), wanted, "more servers are --rollout-num-gpus of more GPUs"
+            )
         elif name in _KEY_BYPASSES and value and str(value) != _KEY_BYPASSES[name]:
             why = "it opens a way into the server that does not ask for the run's key"
             yield Problem(f"{where}.{name}", str(value), _KEY_BYPASSES[name], why)

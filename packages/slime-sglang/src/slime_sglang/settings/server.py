@@ -52,6 +52,8 @@ class ServerSettings:
     """Whether completions must say which experts each token was routed to."""
     keeps_cache: bool = False
     """Whether requests in flight keep their KV cache at a weight update, instead of recomputing it."""
+    why_not_on_cpu: str | None = None
+    """Why it cannot compute on a CPU, by the model's family; None where it can."""
     is_updated: bool = True
     """Whether the run sends weights; where it does not, a server that is joined must have the right ones."""
 

@@ -163,6 +163,30 @@ def serving_topology(settings: Settings) -> ServingTopology:
     return ServingTopology(models, settings.model.hf_checkpoint, fleet.rollout_num_gpus_per_engine)
 
 
+def gpus_of(settings: Settings) -> EngineGpus:
+    """Return the GPUs of all engines' processes; an engine larger than a machine has a process on each of several."""
+    found = serving_topology(settings).gpus
+    processes = [
+        GpuRange(
+            first,
+            count,
+            f"{process.name} on node {number}" if number or count < process.count else process.name,
+        )
+        for process in found.processes
+        for number, (first, count) in enumerate(pieces(process.first, process.count, settings))
+    ]
+    return EngineGpus(found.total, tuple(processes))
+
+
+def pieces(first: int, count: int, settings: Settings) -> list[tuple[int, int]]:
+    """Return (first, count) of the GPUs of an engine on each machine: one piece, unless it takes several whole machines."""
+    cluster = settings.cluster
+    size = cluster.actor_num_gpus_per_node if cluster.colocate else cluster.num_gpus_per_node or count
+    if is_local(settings.run) or count <= size or count % size:
+        return [(first, count)]
+    return [(start, size) for start in range(first, first + count, size)]
+
+
 def all_gpus(settings: Settings) -> int:
     """Return the GPUs of all engines of a run without a file: those that are given; the trainer's, where a launcher places
     both on the same ones; or one engine's."""

@@ -7,8 +7,10 @@ import base64
 import logging
 import pickle
 import secrets
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,6 +20,9 @@ from slime_core.protocols import Fingerprint
 from slime_models.transfer.staging import StagedUpdate
 
 from slime_sglang.weights.protocol import CHECK, LOAD, LoaderRequest, LoaderResult, read_result
+
+#: In the names of all tensors of experts.
+EXPERTS = ".experts."
 
 logger = logging.getLogger(__name__)
 
@@ -53,14 +58,14 @@ class UpdatableServer(Protocol):
 
 
 async def load_update(
-    server: UpdatableServer, update: StagedUpdate, *, n_ranks: int, answers: Path
+    server: UpdatableServer, update: StagedUpdate, *, ranks: Ranks, answers: Path
 ) -> Fingerprint:
     """Have a server check an update and load it; returns the fingerprints of what it then holds.
 
     Args:
         server: whose host sees the update's folder.
         update: must not change meanwhile.
-        n_ranks: of the server.
+        ranks: of the server.
         answers: folder for the results of its ranks, which the server's host must see, too.
 
     Raises:
@@ -79,10 +84,11 @@ async def load_update(
                 folder=str(update.folder),
                 answer=f"{once}-{rank}.json",
                 rank=rank,
-                n_ranks=n_ranks,
+                n_ranks=ranks.count,
+                attention_ranks=ranks.attention,
                 keeps=not server.is_external,
             )
-            for rank in range(n_ranks)
+            for rank in range(ranks.count)
         ]
 
     async with server.paused():
@@ -100,7 +106,8 @@ async def load_update(
                 f"the update to version {version} broke off, and its weights may be a mixture: {error}"
             )
             raise
-    return merged_fingerprints([result.held or {} for result in results], update.fingerprint)
+    held = [result.held or {} for result in results]
+    return merged_fingerprints(held, update.fingerprint, expert_groups=ranks.expert_groups)
 
 
 async def finish_or_end[T](work: Coroutine[Any, Any, T], end: Callable[[], Awaitable[None]]) -> T:
@@ -131,31 +138,51 @@ def check_version(info: Mapping[str, Any], version: str) -> None:
         )
 
 
-def merged_fingerprints(held: Sequence[Mapping[str, int]], sent: Fingerprint) -> Fingerprint:
-    """Return the fingerprints of tensors that all ranks hold: the first that differs from `sent`, if any does."""
-    names = set(held[0]).intersection(*held[1:])
+def merged_fingerprints(
+    held: Sequence[Mapping[str, int]], sent: Fingerprint, *, expert_groups: int = 1
+) -> Fingerprint:
+    """Return the fingerprints of tensors that all ranks hold: the first that differs from `sent`, if any does.
+
+    Of an expert it is enough that the ranks hold it that have experts: one group of so many.
+    """
+    counts = Counter(name for part in held for name in part)
+    of_group = len(held) // expert_groups
+    names = [name for name, n in counts.items() if n == len(held) or (n == of_group and EXPERTS in name)]
     return {
-        name: next((part[name] for part in held if part[name] != sent.get(name)), held[0][name])
+        name: next((part[name] for part in having if part[name] != sent.get(name)), having[0][name])
         for name in names
+        if (having := [part for part in held if name in part])
     }
 
 
-def checked_ranks(info: Mapping[str, Any], wanted: int | None) -> int:
-    """Return how many tensor-parallel ranks a server has; `wanted`, where that is not None.
+@dataclass(frozen=True)
+class Ranks:
+    """Ranks of a server: how they share a model."""
+
+    count: int = 1
+    """All, which share matrices (tensor parallelism)."""
+    attention: int = 1
+    """That share attention; groups of so many in a row each have all of it (DP attention)."""
+    expert_groups: int = 1
+    """Groups of ranks in a row among which experts are divided (expert parallelism)."""
+
+
+def checked_ranks(info: Mapping[str, Any], wanted: int | None) -> Ranks:
+    """Return the ranks of a server; `wanted` of them, where that is not None.
 
     Raises:
         EngineError: it has another number, or ranks of another kind, whose weights cannot be proven.
     """
     sizes = {name: int(info.get(name) or 1) for name in ("tp_size", "pp_size", "dp_size", "ep_size")}
-    n_ranks = sizes.pop("tp_size")
-    if any(size != 1 for size in sizes.values()):
+    count, groups = sizes["tp_size"], sizes["dp_size"]
+    if sizes["pp_size"] != 1 or (groups != 1 and not info.get("enable_dp_attention")):
         raise EngineError(
-            f"the SGLang server has {sizes}; weights that arrive are proven for tensor-parallel ranks only: leave all "
-            "three at 1"
+            f"the SGLang server has {sizes}; weights that arrive are proven for ranks that share matrices or experts: leave "
+            "pp_size at 1, and give enable_dp_attention with dp_size"
         )
-    if wanted not in (None, n_ranks):
-        raise EngineError(f"the SGLang server has {n_ranks} tensor-parallel ranks; wanted {wanted}")
-    return n_ranks
+    if wanted not in (None, count):
+        raise EngineError(f"the SGLang server has {count} tensor-parallel ranks; wanted {wanted}")
+    return Ranks(count, max(1, count // groups), sizes["ep_size"])
 
 
 async def _call(

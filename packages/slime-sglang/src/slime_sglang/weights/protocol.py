@@ -29,6 +29,8 @@ class LoaderRequest:
     """Which of the server's tensor-parallel ranks this is."""
     n_ranks: int = 1
     """How many it has."""
+    attention_ranks: int | None = None
+    """How many of them, in a row, share attention; all when None."""
     keeps: bool = False
     """Whether the server keeps the update's memory mapped for the next one; for a server that ends with the run."""
 

@@ -31,18 +31,18 @@ from slime_bench.trainer.work import (
 
 _GIB = 2**30
 _NOTES = """\
-slime: log-probs, gradients, AdamW; transformers: forward and backward alone. tokens/s: of the
-samples, padding not counted. spread: slowest to fastest step. of peak (MFU): operations that the
-samples need, forward and twice that backward, without padding, logits of prompts, or what is
-computed twice. padding: share of computed tokens, slime's in attention alone. held: memory that a
-side has between steps. peak: the most in a step."""
+Both: log-probs of the responses, gradients, their norm clipped, AdamW with float32 master weights.
+tokens/s: of the samples, padding not counted. spread: slowest to fastest step. of peak (MFU):
+operations that the samples need, forward and twice that backward, without padding, logits of
+prompts, or what is computed twice. padding: share of computed tokens, slime's in attention alone.
+held: memory that a side has between steps. peak: the most in a step."""
 
 
 def trainer(argv: list[str]) -> int:
     """Measure whole optimizer steps of ours: tokens a second, share of peak, padding, memory.
 
-    transformers' forward and backward over the same samples, without an optimizer, stand beside them; both compute in
-    bfloat16 and take turns in one run. transformers' micro-batches hold at most as many tokens as ours before they are
+    Beside them those of transformers' model and torch's AdamW over the same samples; both compute in bfloat16 with float32
+    master weights, and take turns in one run. transformers' micro-batches hold at most as many tokens as ours before they are
     padded to their longest sample.
     """
     options = _parse(argv)
@@ -74,6 +74,9 @@ class _Side:
     """The most bytes that it had in a step."""
     padding: float = 0.0
     seconds: list[float] = field(default_factory=list)
+    """Of each measured step."""
+    update_seconds: list[float] = field(default_factory=list)
+    """Of its optimizer's part."""
 
 
 def _measure(options: argparse.Namespace, folder: Path, registry: Registry) -> dict[str, Any]:
@@ -138,7 +141,7 @@ def _take_turns(sides: list[_Side], peak: Peak, *, repeats: int) -> None:
     """Time the sides in turn, so that all meet one machine; a step of each before that tells its memory."""
     for side in sides:
         before = bytes_in_use(peak.device)
-        side.padding = side.run()
+        side.padding = side.run().padding
         after = peak_bytes(peak.device)
         if side.held is not None and before is not None and after is not None:
             side.peak = side.held + after - before
@@ -147,15 +150,17 @@ def _take_turns(sides: list[_Side], peak: Peak, *, repeats: int) -> None:
         for side in sides:
             finish(peak.device)
             start = time.perf_counter()
-            side.run()
+            done = side.run()
             finish(peak.device)
             side.seconds.append(time.perf_counter() - start)
+            side.update_seconds.append(done.update_s)
 
 
 def _figures(side: _Side, tokens: int, flops: int) -> dict[str, Any]:
     median = statistics.median(side.seconds)
     return {
         "seconds": side.seconds,
+        "update_seconds": side.update_seconds,
         "tokens_per_s": tokens / median,
         "slowest_tokens_per_s": tokens / max(side.seconds),
         "fastest_tokens_per_s": tokens / min(side.seconds),
@@ -206,15 +211,26 @@ def _rows(work: dict[str, Any]) -> Iterator[tuple[str, ...]]:
 
 
 def _ratio(work: dict[str, Any]) -> list[str]:
-    """Return the line that compares: of each turn, then their median."""
+    """Return the lines that compare: of each turn, then their median."""
     if len(work["sides"]) == 1:
         return []
-    ours, theirs = (side["seconds"] for side in work["sides"].values())
-    ratios = [b / a for a, b in zip(ours, theirs, strict=True)]
-    return [
-        f"{work['samples']}: slime {statistics.median(ratios):.2f} times as fast "
-        f"(turn by turn {min(ratios):.2f} to {max(ratios):.2f})"
+    sides = list(work["sides"].values())
+    whole = [side["seconds"] for side in sides]
+    without = [
+        [a - b for a, b in zip(side["seconds"], side["update_seconds"], strict=True)] for side in sides
     ]
+    return [
+        f"{work['samples']}: slime {_times(*whole)}",
+        f"{' ' * len(work['samples'])}  without the optimizer: {_times(*without)}",
+    ]
+
+
+def _times(ours: list[float], theirs: list[float]) -> str:
+    """Return how many times as fast ours is."""
+    ratios = [b / a for a, b in zip(ours, theirs, strict=True)]
+    return (
+        f"{statistics.median(ratios):.2f} times as fast (turn by turn {min(ratios):.2f} to {max(ratios):.2f})"
+    )
 
 
 def _count(text: str) -> int:

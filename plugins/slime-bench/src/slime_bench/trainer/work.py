@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +19,14 @@ from slime_megatron.settings.learner_settings import LearnerSettings
 from slime_megatron.settings.section import MegatronSection
 from slime_models.hf.config import read_config
 
+from slime_bench.trainer.peak import finish
+
 if TYPE_CHECKING:
     from slime_megatron.learner.learner import Learner
     from slime_models.family.architecture import Architecture
 
+#: Of both sides.
+_LR, _CLIP_GRAD = 1e-6, 1.0
 #: Name -> config.json of which a folder with random weights is made: of a published model, or of a small one of its kind.
 SHAPES: dict[str, dict[str, Any]] = {
     "0.6b": {  # Qwen/Qwen3-0.6B
@@ -62,8 +68,20 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
 }
-#: Runs one step; returns the share of its token slots that are padding.
-Step = Callable[[], float]
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a step says of itself."""
+
+    padding: float
+    """Share of its token slots that are padding."""
+    update_s: float
+    """Seconds of the optimizer's part: clipping, AdamW, weights in bfloat16."""
+
+
+#: Runs one step.
+Step = Callable[[], Done]
 
 
 def needed_flops(architecture: Architecture, batch: TrainBatch) -> int:
@@ -88,7 +106,7 @@ class Ours:
             LearnerSettings(
                 model_path=folder,
                 family=family,
-                train=TrainSection(max_tokens_per_gpu=max_tokens),
+                train=TrainSection(max_tokens_per_gpu=max_tokens, lr=_LR, clip_grad=_CLIP_GRAD),
                 megatron=MegatronSection(),
                 algorithm=Algorithm(_estimator, _loss, frozenset(), "raw"),
                 seed=0,
@@ -102,7 +120,12 @@ class Ours:
 
     def step(self, batch: TrainBatch) -> Step:
         """Return a whole optimizer step over the batch; padding is that of attention, nothing else has any."""
-        return lambda: self._learner.train(batch)["perf/padding_frac"]
+
+        def run() -> Done:
+            padding = self._learner.train(batch)["perf/padding_frac"]
+            return Done(padding, self._learner.times.total_s("optimizer_update"))
+
+        return run
 
     def close(self) -> None:
         """End the process groups."""
@@ -119,7 +142,7 @@ def _loss(view: Any, advantages: Any) -> tuple[Any, dict[str, Any]]:
 
 
 class Transformers:
-    """transformers' own model: forward and backward, no optimizer."""
+    """transformers' own model, and torch's AdamW over float32 master weights: what ours does, as its users do it."""
 
     name = "transformers"
 
@@ -130,20 +153,45 @@ class Transformers:
         disable_progress_bar()  # type: ignore[no-untyped-call]  # as above
         model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
         self._model, self._device, self._max_tokens = model.to(device).train(), device, max_tokens
+        self._weights: list[torch.Tensor] = list(self._model.parameters())
+        self._masters = [weight.detach().float() for weight in self._weights]
+        defaults = TrainSection()
+        self._optimizer = torch.optim.AdamW(
+            self._masters,
+            lr=_LR,
+            betas=(defaults.adam_beta1, defaults.adam_beta2),
+            eps=defaults.adam_eps,
+            weight_decay=defaults.weight_decay,
+            fused=True,
+        )
 
     def step(self, batch: TrainBatch) -> Step:
-        """Return forward and backward over the batch, in micro-batches padded on the right to their longest sample."""
+        """Return an optimizer step over the batch, in micro-batches padded on the right to their longest sample."""
         cut = pack_micro_batches(batch.lengths.tolist(), self._max_tokens)
         padded = [self._padded(batch, samples) for samples in cut]
         computed = sum(tokens.numel() for tokens, _, _ in padded)
 
-        def run() -> float:
-            self._model.zero_grad()
+        def run() -> Done:
             for tokens, mask, labels in padded:
                 self._model(input_ids=tokens, attention_mask=mask, labels=labels).loss.backward()
-            return 1 - len(batch.tokens) / computed
+            finish(self._device)
+            start = time.perf_counter()
+            self._update()
+            finish(self._device)
+            return Done(1 - len(batch.tokens) / computed, time.perf_counter() - start)
 
         return run
+
+    @torch.no_grad()
+    def _update(self) -> None:
+        for weight, master in zip(self._weights, self._masters, strict=True):
+            master.grad = None if weight.grad is None else weight.grad.float()
+            weight.grad = None
+        torch.nn.utils.clip_grad_norm_(self._masters, _CLIP_GRAD)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        for weight, master in zip(self._weights, self._masters, strict=True):
+            weight.copy_(master)
 
     def _padded(self, batch: TrainBatch, samples: Sequence[int]) -> list[torch.Tensor]:
         """Return ids, attention mask, and labels without prompts."""

@@ -123,6 +123,8 @@ class RolloutSection(SectionModel):
     """Function that sets `remove_sample` on samples of a step: they count in their group's statistics, and are not trained on."""
     rollout_all_samples_process_path: str | None = None
     """Function that sees all groups of a step, also those that the filter dropped."""
+    custom_convert_samples_to_train_data_path: str | None = None
+    """Function that makes the training data of a step's samples."""
     custom_rollout_log_function_path: str | None = None
     """Function that sees a step's samples and metrics; where it returns True, no tracker gets the metrics `rollout/...`."""
     custom_eval_rollout_log_function_path: str | None = None
@@ -218,6 +220,10 @@ class EvalSection(SectionModel):
     """Do not evaluate at the start."""
     eval_prompt_data: list[str] = []
     """Alternating names and files of evaluation sets."""
+    eval_function_path: str = "default"
+    """Function that runs a whole evaluation."""
+    eval_function_args: dict[str, Any] = {}
+    """Options of that function."""
     eval_data_source_path: str | None = None
     """Data source of the evaluation set, when it is not a file."""
     eval_num_prompts: Count | None = None

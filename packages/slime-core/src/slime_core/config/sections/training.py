@@ -35,6 +35,9 @@ class AlgorithmSection(SectionModel):
     """Loss, by `module:function`; takes the place of `loss_type`."""
     custom_pg_loss_reducer_function_path: str | None = None
     """Reducer, by `module:function`; takes the place of `loss_reducer`."""
+    custom_tis_function_path: str | None = None
+    """Function that weighs and rejects tokens by the log-probs of engine and trainer, in the place of the estimator's own
+    `use_tis` and `use_rs`."""
     calculate_per_token_loss: bool = False
     """Same as `--loss-reducer token-mean`."""
     disable_rewards_normalization: bool = False
@@ -55,6 +58,8 @@ class AlgorithmSection(SectionModel):
     """Options of the loss, before those of its section."""
     value_loss_args: dict[str, Any] = {}
     """Options of the critic's loss, before those of its section."""
+    tis_args: dict[str, Any] = {}
+    """Options of `custom_tis_function_path`."""
     reducer_args: dict[str, Any] = {}
     """Options of the reducer, before those of its section."""
     reward_transform_args: dict[str, Any] = {}

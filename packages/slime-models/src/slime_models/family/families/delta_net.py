@@ -31,6 +31,8 @@ _LINEAR, _FULL = "linear_attention", "full_attention"
 DECODER = "slime_torch.families.delta_net:DECODER"
 #: The trainer's layers.
 LAYERS = "slime_megatron.families.delta_net_layers:LAYERS"
+#: `FamilyMemory` of the trainer.
+MEMORY = "slime_megatron.families.delta_net_memory:MEMORY"
 #: What a model of these families cannot be cut into.
 NOT_PARALLEL = {
     "context": "the state of a delta net goes from token to token, and context-parallel ranks have pieces of sequences"

@@ -191,11 +191,12 @@ GPT_OSS = ModelFamily(
     rules=dense_rules(QKV_BIAS, SINKS, OUTPUT_BIAS, mlp=(ROUTER, ROUTER_BIAS, *EXPERTS)),
     architecture=read_architecture,
     layers="slime_megatron.families.gpt_oss:LAYERS",
+    memory="slime_megatron.families.gpt_oss_memory:MEMORY",
     not_parallel={
         "expert_tensor": "Megatron 0.19.2 adds an expert's bias on each of the ranks that the expert is cut for"
     },
     decoder="slime_torch.families.gpt_oss:DECODER",
-    not_served={
+    not_served_on_cpu={
         "sglang": "SGLang 0.5.23 wants an attention backend with sinks, of which a CPU has none; nobody has tried it on a GPU"
     },
 )

@@ -101,7 +101,7 @@ MINIMAX_M2 = ModelFamily(
     architecture=read_architecture,
     layers="slime_megatron.families.minimax_m2:LAYERS",
     decoder="slime_torch.families.minimax_m2:DECODER",
-    not_served={
+    not_served_on_cpu={
         "sglang": "SGLang 0.5.23 computes norms over all heads of two ranks by a kernel for GPUs alone, where nobody has tried it"
     },
 )

@@ -54,7 +54,7 @@ QWEN2_MOE = ModelFamily(
         mlp=(GATE_UP, DOWN, ROUTER, SHARED_GATE, SHARED_GATE_UP, SHARED_DOWN, EXPERT_GATE_UP, EXPERT_DOWN),
     ),
     architecture=read_architecture,
-    not_served={
+    not_served_on_cpu={
         "sglang": "SGLang 0.5.23 computes the shared expert's gate by a kernel for GPUs alone, where nobody has tried it"
     },
 )

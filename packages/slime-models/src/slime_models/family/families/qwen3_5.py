@@ -11,6 +11,7 @@ from slime_models.family.architecture import Architecture, ConfigReader
 from slime_models.family.families.delta_net import (
     DECODER,
     LAYERS,
+    MEMORY,
     NOT_PARALLEL,
     NOT_SERVED,
     SEPARATE_PROJECTION,
@@ -75,8 +76,9 @@ def _families(model_type: str, mlp: tuple[Rule, ...], text: _Read) -> tuple[Mode
         architecture=partial(text, model_type=f"{model_type}_text"),
         carried=("mtp.",),
         layers=LAYERS,
+        memory=MEMORY,
         decoder=DECODER,
-        not_served=NOT_SERVED,
+        not_served_on_cpu=NOT_SERVED,
         not_parallel=NOT_PARALLEL,
     )
     published = dataclasses.replace(

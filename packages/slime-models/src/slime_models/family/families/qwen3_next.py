@@ -11,6 +11,7 @@ from slime_models.family.families.delta_net import (
     DECODER,
     GROUPED_PROJECTION,
     LAYERS,
+    MEMORY,
     NOT_PARALLEL,
     NOT_SERVED,
     delta_net_architecture,
@@ -43,7 +44,8 @@ QWEN3_NEXT = ModelFamily(
     architecture=read_architecture,
     carried=("mtp.",),
     layers=LAYERS,
+    memory=MEMORY,
     decoder=DECODER,
-    not_served=NOT_SERVED,
+    not_served_on_cpu=NOT_SERVED,
     not_parallel=NOT_PARALLEL,
 )

@@ -10,6 +10,7 @@ from slime_models.family.families.glm4_moe import first_layers, with_shared_expe
 from slime_models.family.families.latent_attention.rules import (
     DECODER,
     LAYERS,
+    MEMORY,
     latent_architecture,
     latent_rules,
     require_deepseek_router,
@@ -46,8 +47,9 @@ DEEPSEEK_V3 = ModelFamily(
     rules=(*_DECODER, *mtp_rules(_DECODER)),
     architecture=read_architecture,
     layers=LAYERS,
+    memory=MEMORY,
     decoder=DECODER,
-    not_served={
+    not_served_on_cpu={
         "sglang": "SGLang 0.5.23 has no latent attention on a CPU, and nobody has tried it on a GPU with weights that a trainer sends"
     },
     mtp_prefix="model.layers.{layer}.",

@@ -10,6 +10,7 @@ from slime_models.family.families.latent_attention import deepseek_v3
 from slime_models.family.families.latent_attention.rules import DECODER
 from slime_models.family.families.latent_attention.sparse import (
     LAYERS,
+    MEMORY,
     NOT_SERVED,
     RULES,
     sparse_architecture,
@@ -35,7 +36,8 @@ DEEPSEEK_V32 = ModelFamily(
     rules=RULES,
     architecture=read_architecture,
     layers=LAYERS,
+    memory=MEMORY,
     decoder=DECODER,
     mtp_prefix="model.layers.{layer}.",
-    not_served=NOT_SERVED,
+    not_served_on_cpu=NOT_SERVED,
 )

@@ -10,6 +10,7 @@ from slime_models.family.families.glm4_moe import with_shared_experts
 from slime_models.family.families.latent_attention.rules import (
     DECODER,
     LAYERS,
+    MEMORY,
     dense_layers,
     latent_architecture,
     latent_rules,
@@ -48,8 +49,9 @@ GLM4_MOE_LITE = ModelFamily(
     rules=(*_DECODER, *mtp_rules(_DECODER)),
     architecture=read_architecture,
     layers=LAYERS,
+    memory=MEMORY,
     decoder=DECODER,
-    not_served={
+    not_served_on_cpu={
         "sglang": "SGLang 0.5.23 computes rotary angles of latent attention on a CPU with yarn alone, and nobody has tried it on a GPU"
     },
     mtp_prefix="model.layers.{layer}.",

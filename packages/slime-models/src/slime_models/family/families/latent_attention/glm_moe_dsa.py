@@ -9,6 +9,7 @@ from slime_models.family.architecture import Architecture, ConfigReader
 from slime_models.family.families.latent_attention.rules import DECODER
 from slime_models.family.families.latent_attention.sparse import (
     LAYERS,
+    MEMORY,
     NOT_SERVED,
     RULES,
     sparse_architecture,
@@ -46,7 +47,8 @@ GLM_MOE_DSA = ModelFamily(
     rules=RULES,
     architecture=read_architecture,
     layers=LAYERS,
+    memory=MEMORY,
     decoder=DECODER,
     mtp_prefix="model.layers.{layer}.",
-    not_served=NOT_SERVED,
+    not_served_on_cpu=NOT_SERVED,
 )

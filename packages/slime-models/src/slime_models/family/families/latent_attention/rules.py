@@ -36,6 +36,8 @@ from slime_models.family.rules import Dims, Rule, Shard, rename
 _MEGATRON, _HF = "decoder.layers.{layer}.self_attention.", "model.layers.{layer}.self_attn."
 #: `FamilyLayers` of the trainer.
 LAYERS = "slime_megatron.families.latent_layers:LAYERS"
+#: `FamilyMemory` of the trainer.
+MEMORY = "slime_megatron.families.latent_memory:MEMORY"
 #: `FamilyDecoder` of the engine `torch`.
 DECODER = "slime_torch.model.latent_decoder:DECODER"
 #: Epsilon of the norms of latent vectors: transformers and DeepSeek's own code do not take that of the other norms.

@@ -24,6 +24,8 @@ from slime_models.family.rules import Dims, Rule, rename
 _MEGATRON, _HF = "decoder.layers.{layer}.self_attention.indexer.", "model.layers.{layer}.self_attn.indexer."
 #: `FamilyLayers` of the trainer.
 LAYERS = "slime_megatron.families.sparse_layers:LAYERS"
+#: `FamilyMemory` of the trainer.
+MEMORY = "slime_megatron.families.sparse_memory:MEMORY"
 NOT_SERVED = {
     "sglang": "SGLang 0.5.23 has the indexer's kernels for GPUs alone, where nobody has tried it",
 }

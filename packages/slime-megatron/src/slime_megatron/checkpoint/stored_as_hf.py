@@ -1,0 +1,96 @@
+"""`weights_of`: the weights of a folder by their Hugging Face names, also of one of Megatron's `torch_dist` folders.
+
+Imports torch, and not megatron.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from slime_models.family.architecture import Architecture
+from slime_models.family.family import ModelFamily
+from slime_models.quantization.reading import open_weights
+from slime_models.tensor_spec import Shape
+from torch import Tensor
+
+from slime_megatron.checkpoint.convert import find
+from slime_megatron.checkpoint.torch_dist import StoredWeights
+
+#: What a Hugging Face folder has and one of Megatron has not.
+_CONFIG = "config.json"
+
+
+def is_stored(folder: Path) -> bool:
+    """Return whether a folder of weights is not one of Hugging Face."""
+    return not (folder / _CONFIG).is_file()
+
+
+def weights_of(folder: Path, family: ModelFamily, architecture: Architecture) -> Mapping[str, Tensor]:
+    """Return the weights of a folder, each read when it is asked for.
+
+    Args:
+        folder: of Hugging Face, dequantised where it is quantised; of Megatron in the format torch_dist, written under any layout; a
+            run of slime, or one of its checkpoints.
+        family: of the model.
+        architecture: of the model; of a folder of Megatron nothing else says it.
+
+    Raises:
+        CheckpointError: it is none of these, or damaged.
+        DataError: its config.json asks for a quantisation that is not supported.
+    """
+    if not is_stored(folder):
+        return open_weights(folder)
+    return StoredAsHf(find(folder).weights, family, architecture)
+
+
+class StoredAsHf(Mapping[str, Tensor]):
+    """The weights of a `torch_dist` folder under the names that a Hugging Face folder of the model has.
+
+    Tensors that one of Megatron's holds, such as those of queries, keys and values, are unpacked together, and kept until others are
+    asked for.
+
+    Args:
+        folder: with `.metadata` and the files that it lists.
+        family: of the model.
+        architecture: of the model.
+
+    Raises:
+        CheckpointError: it is no such folder, lacks a tensor of the model, or has one of another shape; names it.
+    """
+
+    def __init__(self, folder: Path, family: ModelFamily, architecture: Architecture) -> None:
+        self.folder = folder
+        self._family, self._architecture = family, architecture.with_padded_vocab(1)
+        self._stored = StoredWeights(folder, self._architecture)
+        self._shapes = family.hf_shapes(self._architecture)
+        self._parts: dict[str, list[str]] = {}
+        for name, weight in family.weights(self._architecture).items():
+            self._stored.check(name, weight.shape)
+            for hf_name in weight.hf:
+                self._parts.setdefault(hf_name, []).append(name)
+        self._kept: dict[str, Tensor] = {}
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Return one tensor, in the dtype that it was saved in."""
+        if name not in self._kept:
+            weights = self._family.weights(self._architecture)
+            read = ((part, self._stored.read(part, weights[part].shape)) for part in self._parts[name])
+            self._kept = dict(self._family.hf_tensors(read, self._architecture))
+        return self._kept[name]
+
+    def __contains__(self, name: object) -> bool:
+        """Return whether the model has the tensor, without reading it."""
+        return name in self._parts
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the names."""
+        return iter(self._parts)
+
+    def __len__(self) -> int:
+        """Return the number of tensors."""
+        return len(self._parts)
+
+    def shape(self, name: str) -> Shape:
+        """Return the shape of one tensor, without reading it."""
+        return self._shapes[name]

@@ -1,0 +1,5 @@
+"""What rollout and evaluation functions return."""
+
+from slime_compat.views.outputs import RolloutFnEvalOutput, RolloutFnTrainOutput, call_rollout_fn
+
+__all__ = ["RolloutFnEvalOutput", "RolloutFnTrainOutput", "call_rollout_fn"]

@@ -1,0 +1,5 @@
+"""Filters of groups whose rewards say nothing."""
+
+from slime_compat.views.filters import check_reward_nonzero_std, check_reward_nonzero_std_with_fallback
+
+__all__ = ["check_reward_nonzero_std", "check_reward_nonzero_std_with_fallback"]

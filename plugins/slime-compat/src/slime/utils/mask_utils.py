@@ -1,0 +1,5 @@
+"""Loss masks of conversations."""
+
+from slime_compat.views.loss_masks import MultiTurnLossMaskGenerator
+
+__all__ = ["MultiTurnLossMaskGenerator"]

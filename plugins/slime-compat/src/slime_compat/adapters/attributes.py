@@ -1,0 +1,85 @@
+"""Which attributes of `args` a function reads, found in its source before it is called."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable, Iterator
+from typing import Any
+
+
+def unknown_attributes(function: Callable[..., Any], known: frozenset[str]) -> dict[str, str]:
+    """Return attributes of `args` that a function reads and that are not known: name -> file and line, the first one.
+
+    Looked at are the function and those of its module that it passes `args` to. `getattr(args, name, default)` and `hasattr` ask
+    first, and are no trouble; nor is what the module itself sets, or asks for by `hasattr`. A function whose source is not there says nothing.
+    """
+    found: dict[str, str] = {}
+    module = inspect.getmodule(function)
+    given = _given_elsewhere(module)
+    seen: set[str] = set()
+    waiting: list[Any] = [function]
+    while waiting:
+        one = inspect.unwrap(waiting.pop())
+        name = getattr(one, "__qualname__", "")
+        if name in seen or inspect.getmodule(one) is not module:
+            continue
+        seen.add(name)
+        for node, where in _nodes(one):
+            if _is_read(node) and node.attr not in known | given:  # type: ignore[attr-defined]  # an ast.Attribute
+                found.setdefault(node.attr, where)  # type: ignore[attr-defined]  # as above
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and _passes_args(node):
+                called = getattr(module, node.func.id, None)
+                if inspect.isfunction(called):
+                    waiting.append(called)
+    return found
+
+
+def _nodes(function: Any) -> Iterator[tuple[ast.AST, str]]:
+    """Yield the nodes of a function's source, and where each stands."""
+    try:
+        lines, first = inspect.getsourcelines(function)
+        tree = ast.parse(textwrap.dedent("".join(lines)))
+    except (OSError, TypeError, SyntaxError):
+        return
+    file = inspect.getsourcefile(function)
+    for node in ast.walk(tree):
+        yield node, f"{file}:{first + getattr(node, 'lineno', 1) - 1}"
+
+
+def _given_elsewhere(module: Any) -> frozenset[str]:
+    """Return the attributes of `args` that a module sets, or looks for before it reads them."""
+    try:
+        tree = ast.parse(inspect.getsource(module))
+    except (OSError, TypeError, SyntaxError):
+        return frozenset()
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and _is_args(node.value) and isinstance(node.ctx, ast.Store):
+            names.add(node.attr)
+        is_asked = (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id in ("hasattr", "setattr")
+        )
+        if (
+            is_asked
+            and len(node.args) > 1
+            and _is_args(node.args[0])
+            and isinstance(node.args[1], ast.Constant)
+        ):  # type: ignore[attr-defined]  # an ast.Call
+            names.add(str(node.args[1].value))  # type: ignore[attr-defined]  # as above
+    return frozenset(names)
+
+
+def _is_read(node: ast.AST) -> bool:
+    return isinstance(node, ast.Attribute) and _is_args(node.value) and isinstance(node.ctx, ast.Load)
+
+
+def _passes_args(node: ast.Call) -> bool:
+    return any(_is_args(one) for one in [*node.args, *(keyword.value for keyword in node.keywords)])
+
+
+def _is_args(node: ast.AST) -> bool:
+    return isinstance(node, ast.Name) and node.id == "args"

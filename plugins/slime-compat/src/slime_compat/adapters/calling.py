@@ -1,0 +1,65 @@
+"""`Theirs`: a user's function of the reference system, with its `args`, and errors that say whose they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from slime_core.errors import PluginError
+from slime_core.plugins.importing import IMPORT_FAILURES, import_object
+
+from slime_compat.adapters.attributes import unknown_attributes
+from slime_compat.adapters.table import FORMS, Form, fit
+from slime_compat.views.namespace import Args, known_names
+
+
+class Theirs:
+    """What adapters share: the function, how it is called, and `args`.
+
+    Args:
+        group: of ours that it was chosen from.
+        flag: that chose it, where a group's flags call otherwise.
+        path: `module:attribute`.
+        run_args: settings of the run; None where only the signature is looked at.
+
+    Raises:
+        PluginError: it cannot be called as the reference system does, or reads what `args` does not have here.
+    """
+
+    def __init__(
+        self, group: str, path: str, run_args: Mapping[str, Any] | None, *, flag: str | None = None
+    ) -> None:
+        self.form: Form = FORMS[group, flag]
+        self.path = path
+        try:
+            self.function: Callable[..., Any] = import_object(path)
+        except IMPORT_FAILURES as error:
+            raise PluginError(f"{path}: does not import: {type(error).__name__}: {error}") from error
+        if why := fit(self.form, self.function):
+            raise PluginError(
+                f"{self.form.flag} {path}: found {why}; wanted one that can be called as the reference system does: {self.form}"
+            )
+        self.args = Args(run_args)
+        if run_args is not None:
+            self._check_attributes(run_args)
+
+    def _check_attributes(self, run_args: Mapping[str, Any]) -> None:
+        """Refuse a function that reads attributes of `args` that are not there."""
+        unknown = unknown_attributes(self.function, frozenset(known_names(run_args)))
+        if unknown:
+            name, where = next(iter(unknown.items()))
+            raise PluginError(
+                f"{self.form.flag} {self.path}: reads args.{name} ({where}), which is no setting here; "
+                f"read it by getattr(args, {name!r}, ...) with what it is by default, or give it in --custom-config-path"
+            )
+
+    @property
+    def who(self) -> str:
+        """How messages call it."""
+        return f"{self.form.flag} {self.path}"
+
+    def refuse(self, found: Any) -> PluginError:
+        """Return the error of a function that returned something else than it should."""
+        return PluginError(
+            f"{self.who}: returned {type(found).__name__} {str(found)[:60]!r}; wanted {self.form.returns}"
+        )

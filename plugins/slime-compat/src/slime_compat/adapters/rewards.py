@@ -1,0 +1,125 @@
+"""Rewards and their post-processing as the reference system calls them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from slime_core.errors import PluginError
+from slime_core.samples import Group, Sample
+
+from slime_compat.adapters.calling import Theirs
+from slime_compat.views.sample import viewed
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+class ReferenceReward:
+    """Calls `async fn(args, sample)` on the event loop; it is given the sample itself, as there, and may write to it.
+
+    Args:
+        path: `module:attribute`.
+        run_args: settings of the run.
+    """
+
+    #: What it writes to the sample stays.
+    writes = True
+
+    def __init__(self, *, path: str, run_args: Mapping[str, Any] | None = None) -> None:
+        self._theirs = Theirs("slime.rewards", path, run_args)
+        _refuse_plural(self._theirs)
+
+    async def __call__(self, sample: Sample) -> Any:
+        """Score one sample."""
+        return await self._theirs.function(self._theirs.args, viewed(sample))
+
+
+class ReferenceRewardSync:
+    """Calls `fn(args, sample)`, which is not async, in a worker process. Args as `ReferenceReward`."""
+
+    def __init__(self, *, path: str, run_args: Mapping[str, Any] | None = None) -> None:
+        self._theirs = Theirs("slime.rewards", path, run_args)
+        _refuse_plural(self._theirs)
+
+    def __call__(self, sample: Sample) -> Any:
+        """Score one sample."""
+        return self._theirs.function(self._theirs.args, viewed(sample))
+
+
+class ReferenceGroupReward:
+    """Calls `async fn(args, samples)` on the event loop. Args as `ReferenceReward`."""
+
+    #: What it writes to the samples stays.
+    writes = True
+
+    def __init__(self, *, path: str, run_args: Mapping[str, Any] | None = None) -> None:
+        self._theirs = Theirs("slime.group_rewards", path, run_args)
+
+    async def __call__(self, group: Group) -> Any:
+        """Score a group, in order."""
+        return await self._theirs.function(self._theirs.args, [viewed(sample) for sample in group])
+
+
+class ReferenceGroupRewardSync:
+    """Calls `fn(args, samples)`, which is not async, in a worker process. Args as `ReferenceReward`."""
+
+    def __init__(self, *, path: str, run_args: Mapping[str, Any] | None = None) -> None:
+        self._theirs = Theirs("slime.group_rewards", path, run_args)
+
+    def __call__(self, group: Group) -> Any:
+        """Score a group, in order."""
+        return self._theirs.function(self._theirs.args, [viewed(sample) for sample in group])
+
+
+class ReferencePostProcess:
+    """Calls `fn(args, samples) -> (raw_rewards, rewards)` as a reward transform; `rewards` are credited.
+
+    Raw rewards stay those that were scored.
+
+    Args:
+        path: `module:attribute`.
+        run_args: settings of the run.
+    """
+
+    #: It is given the samples of the step besides.
+    takes_samples = True
+
+    def __init__(self, *, path: str, run_args: Mapping[str, Any] | None = None) -> None:
+        self._theirs = Theirs("slime.reward_transforms", path, run_args)
+
+    def __call__(
+        self,
+        raw_rewards_N: NDArray[np.float64],
+        group_ids_N: NDArray[np.int64],
+        *,
+        samples: Sequence[Sample] = (),
+    ) -> NDArray[np.float64]:
+        """Return the credited rewards.
+
+        Raises:
+            PluginError: the function returned something else than two lists of a number for each sample.
+        """
+        import numpy as np
+
+        answer = self._theirs.function(self._theirs.args, [viewed(sample) for sample in samples])
+        if not isinstance(answer, tuple | list) or len(answer) != 2:
+            raise self._theirs.refuse(answer)
+        try:
+            return np.asarray([float(one) for one in answer[1]], dtype=np.float64)
+        except (TypeError, ValueError) as error:
+            raise self._theirs.refuse(answer[1]) from error
+
+
+def _refuse_plural(theirs: Theirs) -> None:
+    """Refuse a function for whole groups where single samples are scored.
+
+    Raises:
+        PluginError: its second parameter is called `samples`.
+    """
+    if list(inspect.signature(theirs.function).parameters)[1:2] == ["samples"]:
+        raise PluginError(
+            f"{theirs.who}: takes a list of samples; wanted --group-rm, which scores groups at once, or a function (args, sample)"
+        )

@@ -1,0 +1,1 @@
+"""The reference system's flags, and what becomes of each here."""

@@ -1,0 +1,41 @@
+"""What a folder that a launch script names for weights is: a run of slime, a folder of Megatron, of Hugging Face, or nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Literal
+
+Kind = Literal["run", "megatron", "hugging_face", "nothing", "other"]
+
+#: Megatron's own file beside the folders of iterations.
+_TRACKER = "latest_checkpointed_iteration.txt"
+
+
+def kind_of(folder: Path) -> Kind:
+    """Return what a folder is; `nothing` also for an empty one."""
+    if not folder.is_dir() or not any(folder.iterdir()):
+        return "nothing"
+    if any(folder.glob("checkpoints/step_*")) or any(folder.glob("step_*/state.json")):
+        return "run"
+    if (folder / _TRACKER).is_file() or (folder / ".metadata").is_file():
+        return "megatron"
+    if (folder / "config.json").is_file():
+        return "hugging_face"
+    if (folder / "config.toml").is_file():
+        return "nothing"  # a run that ended before its first checkpoint
+    return "other"
+
+
+def at_iteration(folder: Path, step: str | None) -> Path:
+    """Return the folder of one iteration within a folder of Megatron; itself where none is asked for."""
+    return folder if step is None else folder / f"iter_{int(step):07d}"
+
+
+def config_of(folder: Path) -> dict[str, object]:
+    """Return config.json of a Hugging Face folder; empty where there is none that can be read: who needs it says so."""
+    try:
+        found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

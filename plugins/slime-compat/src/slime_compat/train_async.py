@@ -1,0 +1,11 @@
+"""`python -m slime_compat.train_async ARGUMENTS`: the reference system's `train_async.py`, by `slime train`."""
+
+from __future__ import annotations
+
+import sys
+
+from slime_core.cli.main import main
+
+if __name__ == "__main__":
+    sys.argv = ["slime", "train", "train_async.py", *sys.argv[1:]]
+    main()

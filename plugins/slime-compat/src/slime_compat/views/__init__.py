@@ -1,0 +1,1 @@
+"""Views: our samples and settings under the names that the reference system has for them."""

@@ -1,0 +1,103 @@
+"""`Runtime`: what a function of the reference system reaches of its run by module-level names there: engine, tokenizer, event loop.
+
+There such things are singletons of a process. Here they belong to the call: a context variable, which tasks and threads that
+the function starts inherit, and which says clearly where there is no run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from slime_core.errors import PluginError
+from slime_core.protocols import GenerateContext, SamplingParams
+from slime_core.rollout.context import RolloutRun
+
+from slime_compat.views.namespace import Args
+
+if TYPE_CHECKING:
+    from slime_compat.engine.server import EngineServer
+    from slime_compat.views.generate_state import GenerateState
+
+
+@dataclass(kw_only=True)
+class Runtime:
+    """The run as the function that is called now sees it."""
+
+    args: Args
+    context: GenerateContext
+    """Its engine and tokenizer."""
+    server: EngineServer
+    """Answers the engine's requests over HTTP."""
+    loop: asyncio.AbstractEventLoop
+    """Of the run."""
+    run: RolloutRun | None = None
+    """The run, in rollout and evaluation functions."""
+    step: int = 0
+    """The step that is generated, from 1."""
+    params: SamplingParams | None = None
+    """How the sample is drawn, in generate functions."""
+    n_requests: int = 0
+    """Requests of the sample so far: each is drawn anew."""
+    own_version: str | None = None
+    """Weights that answered the newest request of this call."""
+    state: GenerateState | None = field(default=None, repr=False)
+    """What `GenerateState` returned."""
+
+    @property
+    def version(self) -> str | None:
+        """Weights that answered the newest request of the call, or else of anybody; None before the first."""
+        return self.own_version or self.server.version
+
+
+_CURRENT: contextvars.ContextVar[Runtime] = contextvars.ContextVar("slime_compat_runtime")
+
+
+def current(what: str) -> Runtime:
+    """Return the runtime of the call that is made now.
+
+    Raises:
+        PluginError: there is none; names what needs it.
+    """
+    runtime = _CURRENT.get(None)
+    if runtime is None:
+        raise PluginError(
+            f"{what} needs a run: call it inside a generate, rollout or evaluation function that slime called; rewards and "
+            "functions of the trainer have no engine"
+        )
+    return runtime
+
+
+def running() -> Runtime | None:
+    """Return the runtime of the call that is made now, None where there is no run."""
+    return _CURRENT.get(None)
+
+
+@contextlib.contextmanager
+def using(runtime: Runtime) -> Iterator[Runtime]:
+    """Let what is called in the block find this runtime."""
+    token = _CURRENT.set(runtime)
+    try:
+        yield runtime
+    finally:
+        _CURRENT.reset(token)
+
+
+def params_dict(params: SamplingParams) -> dict[str, Any]:
+    """Return sampling parameters as a request to SGLang has them; without the seed, which each request draws for itself."""
+    return {
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "top_k": params.top_k,
+        "max_new_tokens": params.max_new_tokens,
+        "min_new_tokens": params.min_new_tokens,
+        "stop": list(params.stop) or None,
+        "stop_token_ids": list(params.stop_token_ids) or None,
+        "skip_special_tokens": params.skip_special_tokens,
+        "no_stop_trim": True,
+        "spaces_between_special_tokens": False,
+    }

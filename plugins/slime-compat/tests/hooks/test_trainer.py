@@ -1,0 +1,104 @@
+"""Functions inside the trainer: in runs of Megatron's trainer over a tiny random model, and the numbers that they give."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from slime_compat.adapters.training import ReferenceCorrection, ReferenceReducer
+from slime_core.errors import PluginError
+from slime_core.protocols import ReductionView, TokenView
+
+TORCH = ("--rollout-engine", "torch", "--train-backend", "megatron", "--no-bf16", "--lr", "1e-3")
+ALGOS = ("--advantage-estimator", "grpo", "--loss-type", "policy_loss", "--loss-reducer", "sample-mean")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    """A random qwen3 over letters."""
+    import torch
+    from slime_core.testing.tabular import EOS, VOCAB
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+    folder = tmp_path_factory.mktemp("letters-qwen3")
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=VOCAB, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, head_dim=16, max_position_embeddings=64, initializer_range=0.3,
+        tie_word_embeddings=False, bos_token_id=None, eos_token_id=EOS, dtype="float32",
+    )  # fmt: skip
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    words = WordLevel({chr(97 + i): i for i in range(EOS)} | {"end": EOS}, unk_token="a")
+    PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words), eos_token="end").save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def with_megatron(train, model):
+    """Train by Megatron's trainer and the engine torch."""
+
+    def run(*flags: str):
+        first = ("--hf-checkpoint", str(model), "--tokenizer", "hf", *TORCH, *ALGOS, "--num-rollout", "1")
+        return train(*first, "--logprob-diff-limit", "5", *flags)
+
+    return run
+
+
+def test_every_hook_of_the_trainer_is_called_as_there(with_megatron):
+    flags = ["--custom-megatron-init-path", "trainer_hooks.init"]
+    flags += ["--custom-megatron-before-log-prob-hook-path", "trainer_hooks.before_log_prob"]
+    flags += ["--custom-megatron-before-train-step-hook-path", "trainer_hooks.before_train_step"]
+    flags += ["--rollout-data-postprocess-path", "trainer_hooks.postprocess"]
+    flags += ["--custom-pg-loss-reducer-function-path", "trainer_hooks.dr_grpo_reducer"]
+    flags += ["--custom-tis-function-path", "trainer_hooks.mis"]
+    flags += ["--custom-advantage-function-path", "trainer_hooks.advantages"]
+    flags += ["--custom-update-weight-post-write-path", "trainer_hooks.post_write"]
+    run = with_megatron(*flags, "--update-weight-transport", "disk", "--num-steps-per-rollout", "2")
+    seen = sys.modules["trainer_hooks"].SEEN
+    assert seen[0] == ("init", 0, 1, 1e-3)
+    assert ("log_prob", 1, "") in seen
+    assert [one for one in seen if one[0] == "train_step"] == [("train_step", 0, i, True) for i in range(2)]
+    assert ("postprocess", 0, 16) in seen
+    written = [one for one in seen if one[0] == "post_write"]
+    assert len(written) == 2 and "config.json" in written[0][1] and written[0][2] == []
+    assert run.rows[-1]["train/mis_ratio"] == pytest.approx(1.0, abs=1e-3)
+
+
+def test_a_custom_loss_takes_log_probs_in_the_place_of_logits(with_megatron):
+    run = with_megatron("--custom-loss-function-path", "trainer_hooks.reinforce")
+    row = run.rows[-1]
+    assert row["train/own_loss"] == pytest.approx(row["train/loss"], rel=1e-5)
+
+
+def test_a_custom_loss_that_asks_for_logits_is_told_what_there_is(with_megatron):
+    with pytest.raises(PluginError, match=r"asks for logits.float: here a loss is given log-probs"):
+        with_megatron("--custom-loss-function-path", "trainer_hooks.loss_of_logits")
+
+
+def test_the_weights_of_a_reducer_are_what_it_multiplies_losses_with():
+    reducer = ReferenceReducer(path="trainer_hooks:dr_grpo_reducer", run_args=None)
+    reducer._theirs.args.calculate_per_token_loss = False
+    mask = np.array([1.0, 0.0, 1.0, 1.0, 1.0])
+    view = ReductionView(loss_mask=mask, response_lengths=np.array([2, 3]), rollout_ids=np.array([0, 1]))
+    assert reducer(view).tolist() == (mask / 10.0 / 2).tolist()
+
+
+def test_a_correction_weighs_and_rejects():
+    import torch
+
+    old = torch.tensor([-1.0, -1.0, -1.0, -1.0])
+    rollout = torch.tensor([-1.0, -1.5, -3.0, -3.0])
+    view = TokenView(
+        offsets=torch.tensor([0, 2, 4]), sample_of_token=torch.tensor([0, 0, 1, 1]), loss_mask=torch.ones(4),
+        weights=torch.ones(4), rewards=torch.zeros(2), old_log_probs=old, rollout_log_probs=rollout,
+    )  # fmt: skip
+    correction, metrics = ReferenceCorrection(path="trainer_hooks:mis")(view)
+    assert correction.importance.tolist() == pytest.approx([1.0, np.exp(0.5), 2.0, 2.0])
+    assert correction.kept.tolist() == [True, True, False, False]
+    assert float(metrics["mis_ratio"]) == pytest.approx((1 + np.exp(0.5) + 4) / 4)
+    with pytest.raises(PluginError, match="twice the loss did not come back as twice the result"):
+        ReferenceCorrection(path="trainer_hooks:adds")(view)
