@@ -73,7 +73,9 @@ class _Talk(Agent):
 
     def __init__(self, n_turns: int) -> None:
         super().__init__(
-            settings=AgentsSection(function="asyncio:sleep", reward="program", max_turns=n_turns, timeout_s=3600),
+            settings=AgentsSection(
+                function="asyncio:sleep", reward="program", max_turns=n_turns, timeout_s=3600
+            ),
             resolve=_no_plugins,
         )
         self._client: aiohttp.ClientSession | None = None
@@ -93,10 +95,15 @@ class _Talk(Agent):
         for _ in range(self._n_turns):
             body = {"model": "policy", "messages": messages}
             headers = {"Authorization": f"Bearer {api_key}"}
-            async with self._client.post(f"{base_url}/chat/completions", json=body, headers=headers) as answer:
+            async with self._client.post(
+                f"{base_url}/chat/completions", json=body, headers=headers
+            ) as answer:
                 message = (await answer.json())["choices"][0]["message"]
             own += message["content"].startswith(f"answer to {task['index']}.")
-            messages += [{"role": "assistant", "content": message["content"]}, {"role": "user", "content": "on"}]
+            messages += [
+                {"role": "assistant", "content": message["content"]},
+                {"role": "user", "content": "on"},
+            ]
         return own / self._n_turns
 
 
@@ -122,7 +129,11 @@ async def measure(n_sessions: int, n_turns: int, *, rounds: int = 1) -> dict[str
     async def one(index: int) -> tuple[float, bool]:
         done = await agent(ctx, Sample(index=index, prompt=[{"role": "user", "content": "x"}]), params)
         assert isinstance(done, Sample)
-        said = [message["content"] for message in done.metadata[TAPE]["messages"] if message["role"] == "assistant"]
+        said = [
+            message["content"]
+            for message in done.metadata[TAPE]["messages"]
+            if message["role"] == "assistant"
+        ]
         name = f"answer to {index}."
         in_place = done.generated_length == N_TOKENS * n_turns and all(text.startswith(name) for text in said)
         return float(done.reward) if isinstance(done.reward, float) else 0.0, in_place
