@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import importlib_metadata
+from slime_compat.flags.pages import flags_page as flags_of_slime_page
+from slime_compat.flags.pages import migration_page
 from slime_core import hookspecs
 from slime_core.config.schema import Schema, build_schema
 from slime_core.plugins.registry import Registry
@@ -163,6 +165,8 @@ def pages() -> dict[Path, str]:
     return {
         DOCS / "plugins.md": plugins_page(registry),
         DOCS / "flags.md": flags_page(schema),
+        DOCS / "flags-of-slime.md": flags_of_slime_page(schema),
+        DOCS / "migrate-from-verl.md": migration_page(),
         DOCS / "map.md": map_page(),
         DOCS / "model-support.md": support_page(registry),
         INDEX: index(registry, schema),

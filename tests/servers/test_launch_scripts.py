@@ -26,8 +26,10 @@ SIZES = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
     "head_dim": 16,
 }  # fmt: skip
-MODEL = "--num-layers 2 --hidden-size 64 --ffn-hidden-size 96 --num-attention-heads 4 --num-query-groups 2 --kv-channels 16 "
+MODEL = (
+    "--num-layers 2 --hidden-size 64 --ffn-hidden-size 96 --num-attention-heads 4 --num-query-groups 2 --kv-channels 16 "
     "--vocab-size 49152"
+)
 #: Less of everything, on two processes of this machine.
 LESS = (
     "--actor-num-gpus-per-node 2 --tensor-model-parallel-size 2 --context-parallel-size 1 --num-rollout 2 --save-interval 1 "

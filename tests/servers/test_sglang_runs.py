@@ -100,3 +100,18 @@ def test_a_run_that_loses_both_servers_in_turn_ends_with_every_sample_once(sglan
     )
     assert "engine 0 serves again, with weights of version 2" in log
     assert "it failed its health check" in log[log.index("engine 1 is lost") :]
+
+
+def test_generate_functions_of_the_reference_system_ask_the_server(sglang_run, tmp_path, root, monkeypatch):
+    """The tool's tokens are masked, the others' log-probs are the server's, and the trainer agrees with them."""
+    files = root / "plugins/slime-compat/tests/hooks/files"
+    monkeypatch.setenv("PYTHONPATH", str(files))
+    flags = ["--run-name", "tools", "--num-rollout", "2", "--eval-interval", "none"]
+    finish(sglang_run, *flags, "--custom-generate-function-path", "tool_generate.generate")
+    run = tmp_path / "runs/tools"
+    for row in metrics(run)[-2:]:
+        assert row["train/train_rollout_logprob_abs_diff"] < 1e-3
+    for step in (1, 2):
+        for sample in samples(run, step):
+            assert sample["weight_versions"] == [str(step - 1)]
+            assert sample["loss_mask"].count(0) >= 1

@@ -38,3 +38,21 @@ def shared_prompts():
             batch.offsets[first] : batch.offsets[first] + n
         ]
     return replace(batch, tokens=tokens, group_ids=groups)
+
+
+def conversations():
+    """Return a group of a conversation's turns and forks, one of samples that share a prompt, and a sample alone.
+
+    Positions 0 to 4 share the ids of one conversation of 70: its first turn; its second, whose history is response, too; a fork
+    after 40 tokens; one of the second turn after 58; one after 20, with a prompt of its own.
+    """
+    prefixes = ((32, 32), (70, 70), (40, 55), (58, 64), (20, 35))  # (tokens of the conversation, all tokens)
+    prompts = (10, 10, 38, 45, 25)
+    lengths = [(prompt, total - prompt) for prompt, (_, total) in zip(prompts, prefixes, strict=True)]
+    batch = make_batch(lengths=(*lengths, (6, 9), (6, 4), (5, 3)))
+    tokens = batch.tokens.copy()
+    whole = tokens[batch.offsets[1] : batch.offsets[2]]
+    for i, (n, _) in enumerate(prefixes):
+        tokens[batch.offsets[i] : batch.offsets[i] + n] = whole[:n]
+    tokens[batch.offsets[6] : batch.offsets[6] + 6] = tokens[batch.offsets[5] : batch.offsets[5] + 6]
+    return replace(batch, tokens=tokens, group_ids=np.array([0, 0, 0, 0, 0, 1, 1, 2]))

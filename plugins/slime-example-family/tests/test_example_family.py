@@ -132,13 +132,17 @@ def test_flops_leave_out_what_windows_hide():
     """A sequence of 10 tokens under windows of 8: the last two see 1 and 2 tokens less, in 2 layers of 64 query columns."""
     from slime_example_family.layers import gemma3_flops
     from slime_megatron.batch.flops import forward_flops
-    from slime_megatron.batch.prompt_groups import PromptGroup
+    from slime_megatron.batch.token_tree import TokenTree
 
     architecture = GEMMA3.architecture(TINY)
-    for group, hidden in ((PromptGroup(10, ()), 3), (PromptGroup(8, ()), 0), (PromptGroup(4, (6, 5)), 3 + 1)):
+    for group, hidden in (
+        (TokenTree.of_prompt(10, ()), 3),
+        (TokenTree.of_prompt(8, ()), 0),
+        (TokenTree.of_prompt(4, (6, 5)), 3 + 1),
+    ):
         found = forward_flops(architecture, group) - gemma3_flops(architecture, group)
         assert found == 2 * 2 * 64 * hidden * 2
-    assert gemma3_flops(architecture, PromptGroup(8, ())) > 0
+    assert gemma3_flops(architecture, TokenTree.of_prompt(8, ())) > 0
 
 
 @pytest.mark.parametrize(

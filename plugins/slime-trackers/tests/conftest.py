@@ -22,24 +22,50 @@ SIZES = {
 }  # fmt: skip
 
 
-@pytest.fixture
-def train(tmp_path: Path) -> Callable[..., Path]:
-    """Train so many steps, or go on to them, with flags; returns the folder of the run `letters`."""
-    (tmp_path / "model").mkdir()
-    rows = tmp_path / "letters.jsonl"
+def flags_of(folder: Path) -> list[str]:
+    """Make a model and data in a folder, and return the flags of a run on them."""
+    (folder / "model").mkdir()
+    rows = folder / "letters.jsonl"
     rows.write_text("".join(f'{{"input": "{letter}", "label": "x"}}\n' for letter in "abcdefghij"))
-    files = {"hf-checkpoint": tmp_path / "model", "prompt-data": rows, "output-dir": tmp_path / "runs"}
+    files = {"hf-checkpoint": folder / "model", "prompt-data": rows, "output-dir": folder / "runs"}
     given = SIZES | files | {name: f"{TABULAR}{part}" for name, part in PARTS.items()}
+    words = [str(word) for name, value in given.items() for word in (f"--{name}", value)]
+    return [*words, "--eval-prompt-data", "letters", str(rows), "--run-name", "letters"]
+
+
+def trainer_in(folder: Path) -> Callable[..., Path]:
+    """Return a function that trains in this process."""
+    words = flags_of(folder)
 
     def run(num_rollout: int, *flags: str) -> Path:
-        words = [str(word) for name, value in given.items() for word in (f"--{name}", value)]
-        words += ["--eval-prompt-data", "letters", str(rows), "--run-name", "letters"]
         registry = Registry()
         settings = load_settings([], [*words, "--num-rollout", str(num_rollout), *flags], registry=registry)
         launch(settings, registry, drive)
-        return tmp_path / "runs/letters"
+        return folder / "runs/letters"
 
     return run
+
+
+@pytest.fixture
+def train(tmp_path: Path) -> Callable[..., Path]:
+    """Train so many steps, or go on to them, with flags; returns the folder of the run `letters`."""
+    return trainer_in(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def module_train(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Do so in a folder that the tests of a module share."""
+    return trainer_in(tmp_path_factory.mktemp("letters"))
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> Callable[..., tuple[list[str], Path]]:
+    """Return the words of a command that does so, and the run's folder."""
+    words = flags_of(tmp_path)
+    return lambda num_rollout, *flags: (
+        [*words, "--num-rollout", str(num_rollout), *flags],
+        tmp_path / "runs/letters",
+    )
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,16 +51,19 @@ def test_each_step_of_a_resumed_run_is_shown_once(train, rows_of):
     check_same(found, rows_of(run))
 
 
-def test_the_configuration_is_beside_the_metrics(train):
-    run = train(1, "--use-tensorboard")
-    texts = [
-        bytes(value.tensor.string_val[0]).decode()
-        for event in events(run / "tensorboard")
-        for value in event.summary.value
-        if value.HasField("tensor")
-    ]
-    assert len(texts) == 1
-    assert "    n_samples_per_prompt = 4\n" in texts[0]
+def test_the_configuration_and_samples_are_beside_the_metrics(train):
+    run = train(2, "--use-tensorboard", "--log-samples", "3")
+    texts: dict[str, dict[int, str]] = {}
+    for event in events(run / "tensorboard"):
+        for value in event.summary.value:
+            if value.HasField("tensor"):
+                text = bytes(value.tensor.string_val[0]).decode()
+                texts.setdefault(value.tag.partition("/")[0], {})[event.step] = text
+    assert "    n_samples_per_prompt = 4\n" in texts["config"][0]
+    assert {step: len(text.splitlines()) for step, text in texts["samples"].items()} == {1: 5, 2: 5}
+    first = json.loads((run / "rollouts/step_000002.jsonl").read_text().splitlines()[0])
+    row = texts["samples"][2].splitlines()[2]
+    assert row.startswith(f"| 2 | {first['group_index']} | {first['index']} | {first['prompt']} |")
 
 
 @pytest.mark.parametrize(("flags", "name"), [((), "letters"), (("--tb-experiment-name", "mine"), "mine")])

@@ -43,7 +43,7 @@ def history(folder: Path) -> dict[int, dict[str, float]]:
     for record in records(folder, "history"):
         items = {item.nested_key[0]: json.loads(item.value_json) for item in record.item}
         step = items.pop("step")
-        found[step] = {key: value for key, value in items.items() if not key.startswith("_")}
+        found[step] = {key: value for key, value in items.items() if not key.startswith(("_", "samples"))}
     return found
 
 
@@ -54,6 +54,9 @@ def test_every_metric_is_there_and_a_resumed_run_is_the_same_run(train, rows_of)
     ids = {(record.run_id, record.project) for record in records(run / "wandb", "run")}
     assert ids == {((run / "wandb_id").read_text().strip(), "letters")}
     assert history(run / "wandb") == {step: pytest.approx(metrics) for step, metrics in rows_of(run).items()}
+    tables = [json.loads(file.read_text()) for file in (run / "wandb").rglob("media/table/samples_*.json")]
+    assert sorted({row[0] for table in tables for row in table["data"]}) == list(range(1, 13))
+    assert {len(table["data"]) for table in tables} == {8}
 
 
 @pytest.mark.slow

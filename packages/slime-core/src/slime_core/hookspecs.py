@@ -56,6 +56,11 @@ def slime_adapt_plugin(group: str, flag: str | None, reference: str, value: Any)
     None if it was not. It was chosen by `reference`, `module:attribute`, and by `flag` where a group's flags call otherwise."""
 
 
+@hookspec(firstresult=True)
+def slime_read_file(path: Path) -> Any:
+    """Return what a file of settings holds, tables as dicts, if it is of a kind that you read; None if it is not."""
+
+
 @hookspec
 def slime_engine_needs(settings: Settings) -> Iterable[str]:  # type: ignore[empty-body]  # as above
     """Return what this plugin's part of the run needs of the engine's completions and not every engine offers: names of

@@ -14,8 +14,6 @@ from slime_models.testing.cuda_without_device import CUDA, cuda_without_device
 from ..conftest import make_batch
 from ..layouts import with_shared_prompts
 
-GROUPS = [[0, 1], [2], [3, 4], [5], [6]]
-
 
 def tensors(value: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
     """Yield all tensors of a dataclass and of what it holds, by name."""
@@ -34,6 +32,7 @@ def test_all_of_it_is_on_the_device_and_nothing_waits(kind):
     from slime_megatron.batch.micro_batch import BatchOnDevice, make_micro_batch
     from slime_megatron.batch.routing import StepRouting
     from slime_megatron.batch.sampling_mask import SamplingMask
+    from slime_megatron.batch.sharing import token_trees
     from slime_megatron.batch.token_columns import TokenColumns
     from slime_megatron.parallel.token_split import TokenSplit
 
@@ -49,7 +48,8 @@ def test_all_of_it_is_on_the_device_and_nothing_waits(kind):
         )
         columns = TokenColumns.of(batch, CUDA)
         before = len(counted.operations)
-        micro = make_micro_batch(source, GROUPS, routing=routing, mtp_routing=(routing,) if routing else ())
+        trees = token_trees(batch, range(7), max_tokens=1000, share=True)
+        micro = make_micro_batch(source, trees, routing=routing, mtp_routing=(routing,) if routing else ())
         launched = counted.operations[before:]
         view = columns.view(micro, torch.empty(n, device=CUDA))
     assert not counted.waits
@@ -70,11 +70,11 @@ def test_all_of_it_is_on_the_device_and_nothing_waits(kind):
 def test_a_batch_that_needs_no_padding_has_no_map():
     """Two samples of one length: attention reads the row as it is."""
     from slime_megatron.batch.packing import pack
-    from slime_megatron.batch.prompt_groups import PromptGroup
+    from slime_megatron.batch.token_tree import TokenTree
 
     with cuda_without_device() as counted:
         rotary = torch.empty(64, 8, device=CUDA), torch.empty(64, 8, device=CUDA)
-        packed = pack([PromptGroup(9, ()), PromptGroup(4, (5,))], rotary)
+        packed = pack([TokenTree.of_prompt(9, ()), TokenTree.of_prompt(4, (5,))], rotary)
     assert (packed.padding_map, counted.waits) == (None, [])
 
 

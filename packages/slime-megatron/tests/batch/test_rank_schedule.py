@@ -21,6 +21,10 @@ def rank_schedule(megatron):
     return rank_schedule
 
 
+def members_of(micro):
+    return [tree.members for tree in micro.trees]
+
+
 def test_the_differencing_method_finds_the_known_partition(rank_schedule):
     """Pairs (8, 7) (6, 5) (4, 3): differences 1, 1, 1; 8 + 5 | 7 + 6 is even, then 4 | 3 stays: 17 | 16."""
     found = rank_schedule.balance([8, 7, 6, 5, 4, 3], 2)
@@ -74,10 +78,10 @@ def test_counted_micro_batches_cover_every_sample_once_and_ranks_have_as_many(
     )
     assert len({len(rank) for rank in found}) == 1
     micros = [micro for rank in found for micro in rank]
-    counted = [i for micro in micros if micro.counted for group in micro.groups for i in group]
+    counted = [i for micro in micros if micro.counted for tree in micro.trees for i in tree.members]
     assert sorted(counted) == [0, 1, 2, 3, 4, 5]
     if n_ranks == 8:  # six samples: two ranks get the shortest one, number 3 of 7 + 1 tokens, uncounted
-        assert [micro.groups for micro in micros if not micro.counted] == [[[3]], [[3]]]
+        assert [members_of(micro) for micro in micros if not micro.counted] == [[(3,)], [(3,)]]
 
 
 def test_samples_that_share_a_prompt_are_parted_for_ranks_that_have_none(rank_schedule):
@@ -87,12 +91,12 @@ def test_samples_that_share_a_prompt_are_parted_for_ranks_that_have_none(rank_sc
     found = rank_schedule.rank_schedule(
         batch, range(4), n_ranks=2, max_tokens=1000, share=True, cost=lambda f: f.n_tokens
     )
-    assert [[micro.groups for micro in rank] for rank in found] == [[[[0, 1]]], [[[2, 3]]]]
+    assert [[members_of(micro) for micro in rank] for rank in found] == [[[(0, 1)]], [[(2, 3)]]]
 
 
-def test_flops_of_a_prompt_group_are_those_counted_by_hand(megatron):
+def test_flops_of_a_tree_are_those_counted_by_hand(megatron):
     from slime_megatron.batch.flops import forward_flops
-    from slime_megatron.batch.prompt_groups import PromptGroup
+    from slime_megatron.batch.token_tree import TokenTree
 
     architecture = Architecture(
         model_type="qwen3",
@@ -110,7 +114,9 @@ def test_flops_of_a_prompt_group_are_those_counted_by_hand(megatron):
     )
     # A token passes 4 x 12 (qkv), 6 x 4 (output) and 3 x 4 x 5 (MLP) weights a layer: 132. Prompt 2 with continuations
     # of 1 and 2: 5 tokens; pairs 1 + 2, then 3, then 3 + 4: 13, each 2 x 6 products. Responses of 2 and 3 tokens.
-    assert forward_flops(architecture, PromptGroup(2, (1, 2))) == 2 * (2 * (132 * 5 + 12 * 13) + 4 * 7 * 5)
+    assert forward_flops(architecture, TokenTree.of_prompt(2, (1, 2))) == 2 * (
+        2 * (132 * 5 + 12 * 13) + 4 * 7 * 5
+    )
     experts = replace(architecture, num_moe_experts=8, moe_ffn_hidden_size=2, moe_router_topk=3)
     # The MLP is 3 of 8 experts, 3 x 4 x 2 each, and the router's 4 x 8: 104 in the place of 60.
-    assert forward_flops(experts, PromptGroup(2, ())) == 2 * (2 * ((132 + 44) * 2 + 12 * 3))
+    assert forward_flops(experts, TokenTree.of_prompt(2, ())) == 2 * (2 * ((132 + 44) * 2 + 12 * 3))

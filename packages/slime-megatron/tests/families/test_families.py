@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from slime_megatron.batch.prompt_groups import PromptGroup
+from slime_megatron.batch.token_tree import TokenTree
 from slime_megatron.testing import check_trained_family, random_model
 from slime_models.family.families.qwen3_5 import QWEN3_5, QWEN3_5_MOE, QWEN3_5_MOE_TEXT, QWEN3_5_TEXT
 from slime_models.family.families.qwen3_next import QWEN3_NEXT
@@ -87,15 +87,15 @@ def test_flops_of_a_delta_net_do_not_grow_with_what_came_before():
 
     architecture = QWEN3_NEXT.architecture({"model_type": "qwen3_next"} | MODELS[QWEN3_NEXT])
     (near, far) = (
-        delta_net_flops(architecture, PromptGroup(n + 1, ()))
-        - delta_net_flops(architecture, PromptGroup(n, ()))
+        delta_net_flops(architecture, TokenTree.of_prompt(n + 1, ()))
+        - delta_net_flops(architecture, TokenTree.of_prompt(n, ()))
         for n in (10, 1000)
     )
     queries = 4 * 16
     assert far - near == 2 * 2 * queries * 990
-    shared = delta_net_flops(architecture, PromptGroup(100, (10, 20)))
-    alone = [delta_net_flops(architecture, PromptGroup(100, (n,))) for n in (10, 20)]
-    assert sum(alone) - shared == delta_net_flops(architecture, PromptGroup(100, ()))
+    shared = delta_net_flops(architecture, TokenTree.of_prompt(100, (10, 20)))
+    alone = [delta_net_flops(architecture, TokenTree.of_prompt(100, (n,))) for n in (10, 20)]
+    assert sum(alone) - shared == delta_net_flops(architecture, TokenTree.of_prompt(100, ()))
     assert math.isfinite(shared)
 
 

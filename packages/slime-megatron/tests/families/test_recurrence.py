@@ -1,20 +1,24 @@
-"""States of packed sequences: reset between sequences, carried from a shared prefix into each of its suffixes."""
+"""States of packed sequences: reset between sequences, carried from what they share into what follows in each."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from slime_megatron.batch.prompt_groups import PromptGroup
+from slime_megatron.batch.token_tree import TokenTree
 
-#: Groups of several lengths, which are padded to several batches; prefixes shorter than the two inputs that are remembered.
+#: Trees of several lengths, which are padded to several batches; prompts shorter than the two inputs that are remembered.
 ROWS = {
-    "one": [PromptGroup(5, ())],
-    "alike": [PromptGroup(5, ()), PromptGroup(5, ())],
+    "one": [TokenTree.of_prompt(5, ())],
+    "alike": [TokenTree.of_prompt(5, ()), TokenTree.of_prompt(5, ())],
     "mixed": [
-        PromptGroup(5, (3, 7, 2)),
-        PromptGroup(9, ()),
-        PromptGroup(1, (4, 4)),
-        PromptGroup(6, (3, 0, 1)),
+        TokenTree.of_prompt(5, (3, 7, 2)),
+        TokenTree.of_prompt(9, ()),
+        TokenTree.of_prompt(1, (4, 4)),
+        TokenTree.of_prompt(6, (3, 0, 1)),
+    ],
+    "three levels": [
+        TokenTree((9, 6, 9, 4, 8, 7), (0, 6, 5, 4, 2, 1), (1,) * 6),
+        TokenTree.of_prompt(9, (1, 2)),
     ],
 }
 
@@ -39,24 +43,20 @@ def running_sums(inputs, real, before):
 
 def one_by_one(groups, x):
     """Return the same by a loop over the tokens of each sequence."""
-    rows, tokens = [], iter(x)
-
-    def go_on(before, total, n):
-        for _ in range(n):
-            before, total = [*before, next(tokens)], 0.5 * total
-            total = total + before[-1]
-            rows.append(torch.cat((total, before[-3] if len(before) > 2 else torch.zeros_like(total))))
-        return before, total
-
-    for group in groups:
-        prefix = go_on([], torch.zeros(1, dtype=x.dtype), group.prefix)
-        for n in group.suffixes:
-            go_on(*prefix, n)
+    rows, seen = [], 0
+    for tree in groups:
+        for path, (shared, _) in zip(tree.paths(), tree.spans, strict=True):
+            before, total = x[seen + path], torch.zeros(1, dtype=x.dtype)
+            for n, token in enumerate(before):
+                total = 0.5 * total + token
+                if n >= shared:
+                    rows.append(torch.cat((total, before[n - 2] if n > 1 else torch.zeros_like(total))))
+        seen += tree.n_tokens
     return torch.stack(rows)
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_no_state_passes_between_sequences_and_suffixes_go_on_from_their_prefix(row):
+def test_no_state_passes_between_sequences_and_each_goes_on_from_what_it_shares(row):
     from slime_megatron.batch.packing import pack
     from slime_megatron.families.recurrence import recur
 

@@ -54,15 +54,18 @@ def looped(
 @pytest.mark.parametrize("name", GROUPS)
 def test_it_is_attention_of_padded_batches_and_so_are_its_gradients(name, window):
     from slime_megatron.batch.packing import pack
-    from slime_megatron.batch.prompt_groups import PromptGroup
+    from slime_megatron.batch.segments import row_segments
+    from slime_megatron.batch.token_tree import TokenTree
     from slime_megatron.batch.variable_lengths import VariableLengths
     from slime_megatron.model.attention import PackedAttention
 
-    groups = [PromptGroup(*group) for group in GROUPS[name]]
+    groups = [TokenTree.of_prompt(*group) for group in GROUPS[name]]
     angles = torch.arange(130)[:, None] * torch.tensor([1.0, 0.3, 0.1, 0.03, 1.0, 0.3, 0.1, 0.03])
     packed = pack(groups, (angles.cos().bfloat16(), angles.sin().bfloat16()))
     assert packed.lengths is None
-    at_once = dataclasses.replace(packed, lengths=VariableLengths.of(groups, torch.device("cpu")))
+    at_once = dataclasses.replace(
+        packed, lengths=VariableLengths.of(row_segments(groups), torch.device("cpu"))
+    )
     config = SimpleNamespace(attention_dropout=0.0, window_size=None, rotary_interleaved=False)
     attention = PackedAttention(config, 0.4, window=window)
     generator = torch.Generator().manual_seed(1)
@@ -83,7 +86,7 @@ def test_it_is_attention_of_padded_batches_and_so_are_its_gradients(name, window
 @pytest.mark.parametrize("name", GROUPS)
 def test_a_layer_makes_one_call_on_the_device_and_waits_for_nothing(name, kv_heads):
     from slime_megatron.batch.packing import pack
-    from slime_megatron.batch.prompt_groups import PromptGroup
+    from slime_megatron.batch.token_tree import TokenTree
     from slime_megatron.model.attention import PackedAttention
 
     attention = PackedAttention(
@@ -91,7 +94,7 @@ def test_a_layer_makes_one_call_on_the_device_and_waits_for_nothing(name, kv_hea
     )
     with cuda_without_device() as counted:
         tables = on_cuda(torch.empty(130, 8, dtype=torch.bfloat16))
-        packed = pack([PromptGroup(*group) for group in GROUPS[name]], (tables, tables))
+        packed = pack([TokenTree.of_prompt(*group) for group in GROUPS[name]], (tables, tables))
         # Positions and ends; where each token is in padded batches; ends of queries, and of keys and which they are.
         assert counted.operations.count("_to_copy") == 2 + 2 * (name != "one") + {"shared prompts": 3}.get(
             name, 1
@@ -114,14 +117,17 @@ def test_a_layer_makes_one_call_on_the_device_and_waits_for_nothing(name, kv_hea
 
 def test_sinks_which_its_kernel_does_not_know_are_computed_all_the_same():
     from slime_megatron.batch.packing import pack
-    from slime_megatron.batch.prompt_groups import PromptGroup
+    from slime_megatron.batch.segments import row_segments
+    from slime_megatron.batch.token_tree import TokenTree
     from slime_megatron.batch.variable_lengths import VariableLengths
     from slime_megatron.families.gpt_oss import SinkAttention
 
-    groups = [PromptGroup(*group) for group in GROUPS["shared prompts"]]
+    groups = [TokenTree.of_prompt(*group) for group in GROUPS["shared prompts"]]
     ones = torch.ones(40, 8)
     packed = pack(groups, (ones.bfloat16(), torch.zeros(40, 8).bfloat16()))
-    at_once = dataclasses.replace(packed, lengths=VariableLengths.of(groups, torch.device("cpu")))
+    at_once = dataclasses.replace(
+        packed, lengths=VariableLengths.of(row_segments(groups), torch.device("cpu"))
+    )
     config = SimpleNamespace(
         attention_dropout=0.0,
         window_size=None,

@@ -23,17 +23,21 @@ def micro_batch(architecture, routing=None):
     """Return a micro-batch of whole sequences on the device."""
     from slime_megatron.batch.micro_batch import BatchOnDevice, make_micro_batch
     from slime_megatron.batch.rope import rotary_tables
+    from slime_megatron.batch.token_tree import TokenTree
     from slime_megatron.parallel.token_split import TokenSplit
 
     rotary = tuple(on_cuda(table) for table in rotary_tables(architecture, 32, dtype=torch.bfloat16))
+    batch = make_batch(lengths=LENGTHS)
     source = BatchOnDevice(
-        batch=make_batch(lengths=LENGTHS),
+        batch=batch,
         rotary=rotary,
         vocab_size=architecture.vocab_size,
         split=TokenSplit(),
         with_entropy=True,
     )
-    return make_micro_batch(source, [[i] for i in range(len(LENGTHS))], routing=routing)
+    return make_micro_batch(
+        source, [TokenTree.of_sample(batch, i) for i in range(len(LENGTHS))], routing=routing
+    )
 
 
 def operations_of(learner):

@@ -83,12 +83,13 @@ def pair(request, make_hf):
 def logits_of(model, architecture, sequences):
     """Return our logits [t, vocab] of packed sequences."""
     from slime_megatron.batch.packing import pack
-    from slime_megatron.batch.prompt_groups import PromptGroup
     from slime_megatron.batch.rope import rotary_tables
+    from slime_megatron.batch.token_tree import TokenTree
 
     lengths = [len(s) for s in sequences]
     packed = pack(
-        [PromptGroup(n, ()) for n in lengths], rotary_tables(architecture, max(lengths), dtype=torch.float32)
+        [TokenTree.of_prompt(n, ()) for n in lengths],
+        rotary_tables(architecture, max(lengths), dtype=torch.float32),
     )
     return model(torch.cat(sequences)[None], None, None, packed_seq_params=packed)[0]
 

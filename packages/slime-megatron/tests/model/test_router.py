@@ -136,7 +136,7 @@ def test_losses_of_routers_are_those_of_their_definition(ranks, cut_models, refe
         )
         counted = [[m if m.counted else None for m in micros] for micros in cut]
         rounds = [
-            [[i for group in m.groups for i in group] for m in micros if m is not None]
+            [[i for tree in m.trees for i in tree.members] for m in micros if m is not None]
             for micros in zip(*counted, strict=True)
         ]
         logits = router_logits(reference, batch)

@@ -11,6 +11,7 @@ from slime_megatron import compat
 from slime_models.hf.folder import HfCheckpoint
 from torch.distributed.checkpoint import FileSystemReader, load
 
+from ..comparison import conversations
 from ..conftest import DEEPSEEK, DELTA_NET, INDEXER, VOCAB, make_batch
 from ..layouts import (
     ALIKE,
@@ -148,6 +149,23 @@ def test_later_steps_know_the_log_probs_from_before_the_first(ranks, cut_models,
         assert found[0]["train/loss"] == pytest.approx(one[0]["train/loss"], abs=1e-6)
         mismatch = "train/train_rollout_logprob_abs_diff"
         assert found[0][mismatch] == pytest.approx(one[0][mismatch], abs=1e-5)
+        assert largest_difference(found[1], one[1], relative=True) <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("kind", "layouts"), [("qwen3", ["TP2", "PP2", "CP2"]), ("qwen3_moe", ["TP2xEP2xSP", "PP2xEP2"])]
+)
+def test_shared_turns_and_forks_train_alike_in_every_layout(ranks, cut_models, kind, layouts):
+    """Against each sample by itself in one process; context-parallel ranks share nothing, and forward all tokens."""
+    batch = conversations()
+    common = {"folder": cut_models[kind], "batch": batch, "train": {"max_tokens_per_gpu": 90}}
+    one = ranks.run("train", 1, megatron={"share_prefix": False}, **common)[0]
+    for layout in layouts:
+        n, megatron = settings_of(kind, layout)
+        found = ranks.run("train", n, megatron=megatron, **common)[0]
+        shares = found[0]["perf/forwarded_tokens"] < one[0]["perf/forwarded_tokens"]
+        assert shares == ("CP2" not in layout)
+        assert found[0]["train/loss"] == pytest.approx(one[0]["train/loss"], abs=1e-6)
         assert largest_difference(found[1], one[1], relative=True) <= 1e-5
 
 

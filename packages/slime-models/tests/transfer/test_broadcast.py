@@ -25,6 +25,7 @@ from slime_models.transfer.broadcast import (
 )
 from slime_models.transfer.fingerprint import fingerprint
 from slime_models.transfer.manifest import check_manifest
+from slime_models.transfer.staging import StagedTensors, StagingFolder
 
 from .updates import SHAPES, bits, plan_of, tensors
 
@@ -188,3 +189,60 @@ def test_an_update_that_is_called_off_frees_the_sender(meeting):
     call_off(store, channel)
     with pytest.raises(WeightSyncError, match="version 7: the receiving side called it off"):
         Broadcast(plan_of("distributed", channel)).__enter__()
+
+
+@pytest.fixture
+def staging(tmp_path):
+    """A receiver's memory for the tensors of these tests."""
+    return StagingFolder(
+        tmp_path, specs={name: Spec(shape=shape, dtype="float32") for name, shape in SHAPES.items()}
+    )
+
+
+def sent_with(channel, values):
+    """Send values in one bucket; returns (manifest, names of tensors whose bytes came through the group)."""
+    asked = []
+
+    def work(sender):
+        sender.put(list(values.items()), {name: fingerprint(tensor) for name, tensor in values.items()})
+        sender.end()
+
+    sent, received = broadcast(channel, work, lambda name, n_bytes: asked.append(name))
+    sent.result()
+    return received.result(), asked
+
+
+def test_a_sender_on_the_receiver_s_machine_writes_to_its_memory_and_the_group_carries_no_weights(
+    meeting, staging
+):
+    values = tensors(1)
+    values["a"] = values["a"].T.contiguous().T  # not contiguous
+    channel = pickle.loads(pickle.dumps(dataclasses.replace(meeting[1], memory=staging.address)))
+    manifest, asked = sent_with(channel, values | {"more": torch.ones(3), "c ": torch.ones(130)})
+    assert asked == []
+    assert [entry.name for entry in manifest.entries] == [
+        *values,
+        "more",
+        "c ",
+    ]  # refused by the receiver's check
+    kept = dataclasses.replace(manifest, entries=[e for e in manifest.entries if e.name in SHAPES])
+    staging.adopt(kept, "7")
+    staged = StagedTensors(staging.folder)
+    assert staged.damaged() == []
+    assert all(staged.tensor(name).equal(tensor) for name, tensor in values.items())
+
+
+@pytest.mark.parametrize("other", [{"machine": "another"}, {"file": (1, 1)}, {"path": Path("/no/such/file")}])
+def test_a_sender_that_does_not_see_the_receiver_s_memory_sends_through_the_group(meeting, staging, other):
+    address = dataclasses.replace(staging.address, **other)
+    _, asked = sent_with(dataclasses.replace(meeting[1], memory=address), tensors(1))
+    assert asked == ["a", "c"]  # b is empty
+    assert not staging.room("a", 60).any()
+
+
+def test_a_tensor_of_another_size_is_not_written_over_its_neighbours(meeting, staging):
+    before = {name: torch.full(shape, 3.0) for name, shape in SHAPES.items()}
+    staging.begin("6")
+    staging.put(list(before.items()), {})
+    sent_with(dataclasses.replace(meeting[1], memory=staging.address), {"a": torch.zeros(16)})
+    assert all(staging.room(name, 4 * t.numel()).equal(bits(t)) for name, t in before.items())

@@ -23,6 +23,8 @@ class Lengths:
     """Of each sample."""
     name: str
     """How a table calls them."""
+    common: NDArray[np.int64] | None = None
+    """First tokens that each has in common with the one before it; none where None."""
 
     @classmethod
     def drawn(cls, n: int, *, prompt: int, response: int) -> Lengths:
@@ -36,16 +38,45 @@ class Lengths:
         """Return samples of `length` tokens, of which all but the first are trained: full fine-tuning."""
         return cls(np.full(n, 1), np.full(n, length - 1), f"{n} of {length}")
 
+    @classmethod
+    def forked(cls, n: int, *, prompt: int, response: int, shared: float) -> Lengths:
+        """Return conversations of eight samples each: one that forks in two, each of which forks again, and once more.
+
+        From one fork to the next, and from the last one to the end, it is as many tokens.
+
+        Args:
+            n: samples, a multiple of eight.
+            prompt: tokens of each prompt.
+            response: tokens of each response.
+            shared: the share of all tokens that are those of a sample before, above 10 in 24 and below 7 in 8.
+        """
+        own = 8 * (
+            1 - shared
+        )  # in samples: the tokens of a conversation that differ; before the first fork, root / step of them
+        step = round((prompt + response) / ((14 - 3 * own) / (own - 1) + 3))
+        root = prompt + response - 3 * step
+        common = np.tile([0, *(root + step * k for k in (2, 1, 2, 0, 2, 1, 2))], n // 8)
+        return cls(
+            np.full(n, prompt),
+            np.full(n, response),
+            f"{n} of {prompt} + {response}, {common.sum() / n / (prompt + response):.0%} shared",
+            common,
+        )
+
 
 def random_batch(lengths: Lengths, *, vocab_size: int) -> TrainBatch:
-    """Return samples of random ids and rewards, no two of which share a prompt."""
+    """Return samples of random ids and rewards, which share nothing but what `lengths` says."""
     draw = np.random.default_rng(1)
     n, responses = len(lengths.prompts), lengths.responses
     offsets = np.concatenate([[0], np.cumsum(responses + lengths.prompts)])
     response_offsets = np.concatenate([[0], np.cumsum(responses)])
+    tokens = draw.integers(0, vocab_size, offsets[-1]).astype(np.int32)
+    common = np.zeros(n, dtype=np.int64) if lengths.common is None else lengths.common
+    for i in np.flatnonzero(common):
+        tokens[offsets[i] : offsets[i] + common[i]] = tokens[offsets[i - 1] : offsets[i - 1] + common[i]]
     return TrainBatch(
         step=1,
-        tokens=draw.integers(0, vocab_size, offsets[-1]).astype(np.int32),
+        tokens=tokens,
         offsets=offsets,
         response_offsets=response_offsets,
         loss_mask=np.ones(response_offsets[-1], dtype=np.float32),
@@ -54,7 +85,7 @@ def random_batch(lengths: Lengths, *, vocab_size: int) -> TrainBatch:
         rewards=draw.standard_normal(n).astype(np.float32),
         raw_rewards=np.zeros(n, dtype=np.float32),
         sample_ids=np.arange(n),
-        group_ids=np.arange(n),
+        group_ids=np.cumsum(common == 0) - 1,
         rollout_ids=np.arange(n),
         truncated=np.zeros(n, dtype=np.bool_),
         optimizer_steps=(np.arange(n),),

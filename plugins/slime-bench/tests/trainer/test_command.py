@@ -82,6 +82,19 @@ def test_a_shape_without_weights_is_measured_at_each_length(shape, tmp_path, cap
     assert "products of two 2048 x 2048 matrices" in capsys.readouterr().out or torch.cuda.is_available()
 
 
+def test_conversations_are_measured_beside_their_samples_each_by_itself(shape, tmp_path, capsys):
+    report = measured(
+        tmp_path, "--shape", str(shape), "--shared", "75", "--samples", "8", "--prompt", "10", "--response", "34",
+        "--peer", "none", "--repeats", "1", "--clock", "cpu",
+    )  # fmt: skip
+    (work,) = report["work"]
+    assert (list(work["sides"]), work["samples"]) == (["slime", "alone"], "8 of 10 + 34, 75% shared")
+    printed = capsys.readouterr().out
+    assert "median of 1 steps by CPU time" in printed and re.search(
+        r"slime \d+\.\d\d times as fast as alone", printed
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -90,6 +103,8 @@ def test_a_shape_without_weights_is_measured_at_each_length(shape, tmp_path, cap
         (["--sequence", "4096,many"], "--sequence 4096,many: .*; wanted numbers of tokens as in 4096,16384"),
         (["--sequence", "0"], "--sequence 0: 0; wanted at least 1"),
         (["--sequence", "1"], "wanted at least 2 tokens"),
+        (["--shared", "90"], "--shared 90: wanted 45 to 85"),
+        (["--shared", "75", "--samples", "12"], r"that eight divides \(not 12\)"),
         (["--repeats", "0"], "argument --repeats: 0; wanted at least 1"),
         (["--peak-tflops", "0"], "--peak-tflops 0.0; wanted more than 0"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -49,3 +50,14 @@ def test_the_published_shape_has_the_published_parameters():
     assert round(sum(count.values()) / 1e9, 1) == 0.6
     without = sum(n for name, n in count.items() if "embedding" not in name)
     assert round(without / 1e9, 2) == 0.44
+
+
+def test_forked_conversations_have_the_share_in_common():
+    """44 tokens: 32 before the first fork, 4 to the next, 4 to the last, 4 of their own: 88 of 352 differ."""
+    lengths = Lengths.forked(16, prompt=10, response=34, shared=0.75)
+    assert lengths.common.tolist() == [0, 40, 36, 40, 32, 40, 36, 40] * 2
+    batch = random_batch(lengths, vocab_size=10**6)
+    rows = batch.tokens.reshape(16, 44)
+    alike = [int((one == other).cumprod().sum()) for one, other in pairwise(rows)]
+    assert alike == lengths.common.tolist()[1:]
+    assert batch.group_ids.tolist() == [0] * 8 + [1] * 8

@@ -1,16 +1,82 @@
-"""Hooks of slime-compat: it tells functions that were written for the reference system, and brings what calls them."""
+"""Hooks of slime-compat: functions, arguments and files that were written for the reference system. Imports neither torch nor megatron."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from slime_core.config.schema import build_schema
+from slime_core.config.translation import Translation
 from slime_core.plugins.adapter import Adapter
-from slime_core.plugins.hooks import hookimpl
+from slime_core.plugins.hooks import Section, hookimpl
 
 from slime_compat.adapters.table import adapter_of
+from slime_compat.launch.section import CompatSection
+from slime_compat.launch.translate import translate
+
+if TYPE_CHECKING:
+    from slime_core.config.build import BuildContext
+    from slime_core.errors import Problem
+    from slime_core.plugins.registry import Registry
+    from slime_core.run.run import Run
+    from slime_core.samples import Group
 
 
 @hookimpl
 def slime_adapt_plugin(group: str, flag: str | None, reference: str, value: Any) -> Adapter | None:
     """Return the adapter of a function with the reference system's signature."""
     return adapter_of(group, flag, reference, value)
+
+
+@hookimpl
+def slime_read_file(path: Path) -> Any:
+    """Read YAML.
+
+    Raises:
+        ValueError: it is none; says where.
+    """
+    if path.suffix not in (".yaml", ".yml"):
+        return None
+    import yaml
+
+    try:
+        return yaml.safe_load(path.read_text())
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())) from error
+
+
+@hookimpl
+def slime_config_sections() -> Iterable[Section]:
+    """Return the section `compat`."""
+    return [Section("compat", CompatSection)]
+
+
+@hookimpl
+def slime_translate(words: Sequence[str], registry: Registry) -> Translation | None:
+    """Return what the arguments of the reference's launch scripts mean here."""
+    return translate(words, build_schema(registry))
+
+
+@hookimpl
+def slime_check_build(build: BuildContext) -> Iterable[Problem]:
+    """Hold arguments that describe the model against its config.json."""
+    given = build.section(CompatSection).model_args
+    if not given:
+        return
+    from slime_compat.launch.folders import config_of
+    from slime_compat.launch.model_args import contradictions
+
+    config = config_of(build.model_path)
+    name = build.settings.model.model_name or str(config.get("model_type", ""))
+    yield from contradictions(given, build.registry.resolve("slime.models", name).architecture(config))
+
+
+@hookimpl
+def slime_rollout_end(run: Run, step: int, groups: Sequence[Group]) -> None:
+    """Write the dump of a step, where one is asked for."""
+    template = run.settings.section(CompatSection).save_debug_rollout_data
+    if template is not None:
+        from slime_compat.launch.dumps import write_dump
+
+        write_dump(template, step, groups)

@@ -13,8 +13,8 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
 from slime_megatron.batch.flops import forward_flops as all_pairs_flops
 from slime_megatron.batch.flops import pairs_before_window
-from slime_megatron.batch.prompt_groups import PromptGroup
 from slime_megatron.batch.rope import tables_of
+from slime_megatron.batch.token_tree import TokenTree
 from slime_megatron.model.attention import PackedAttention
 from slime_megatron.model.family_layers import FamilyLayers
 from slime_megatron.model.layer_spec import layer_spec
@@ -66,11 +66,11 @@ def gemma3_tables(
     return torch.cat(cos, dim=-1), torch.cat(sin, dim=-1)
 
 
-def gemma3_flops(architecture: Gemma3Architecture, group: PromptGroup) -> int:
-    """Return the FLOPs of a prompt group's forward pass, without what windows hide."""
-    hidden = pairs_before_window(group, architecture.sliding_window)
+def gemma3_flops(architecture: Gemma3Architecture, tree: TokenTree) -> int:
+    """Return the FLOPs of a tree's forward pass, without what windows hide."""
+    hidden = pairs_before_window(tree, architecture.sliding_window)
     each = 4 * architecture.query_size * len(architecture.sliding_layers)
-    return all_pairs_flops(architecture, group) - each * hidden
+    return all_pairs_flops(architecture, tree) - each * hidden
 
 
 LAYERS = FamilyLayers(

@@ -1,1 +1,1 @@
-"""Trackers of other programs: Weights & Biases, TensorBoard."""
+"""Trackers of other programs: Weights & Biases, TensorBoard, MLflow, SwanLab, trackio."""

@@ -10,19 +10,38 @@ from slime_core.config.derive import trackers
 from slime_core.errors import Problem
 from slime_core.plugins.hooks import Section, hookimpl
 
-from slime_trackers.section import TensorboardSection, WandbSection
+from slime_trackers.section import (
+    MlflowSection,
+    SwanlabSection,
+    TensorboardSection,
+    TrackioSection,
+    WandbSection,
+)
 
 if TYPE_CHECKING:
     from slime_core.config.settings import Settings
 
 #: Tracker -> the module that it needs.
-_NEEDS = {"wandb": "wandb", "tensorboard": "tensorboardX"}
+_NEEDS = {
+    "wandb": "wandb",
+    "tensorboard": "tensorboardX",
+    "mlflow": "mlflow",
+    "swanlab": "swanlab",
+    "trackio": "trackio",
+}
+_SECTIONS = {
+    "wandb": WandbSection,
+    "tb": TensorboardSection,
+    "mlflow": MlflowSection,
+    "swanlab": SwanlabSection,
+    "trackio": TrackioSection,
+}
 
 
 @hookimpl
 def slime_config_sections() -> Iterable[Section]:
-    """Add `[wandb]` and `[tb]`."""
-    return [Section("wandb", WandbSection), Section("tb", TensorboardSection)]
+    """Add a section for each tracker."""
+    return [Section(name, section) for name, section in _SECTIONS.items()]
 
 
 @hookimpl

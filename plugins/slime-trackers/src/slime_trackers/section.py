@@ -34,3 +34,44 @@ class TensorboardSection(SectionModel):
     are in the run's folder."""
     experiment_name: str | None = None
     """Folder of the run's events under the project; the run's name when not given."""
+
+
+class MlflowSection(SectionModel):
+    """MLflow. Credentials are not settings: MLflow's own variables hold them."""
+
+    tracking_uri: str | None = None
+    """Server or folder of MLflow; MLFLOW_TRACKING_URI when not given, and without that `mlflow` in the run's folder."""
+    experiment_name: str = "slime"
+    """Experiment that the run is part of; made where there is none of this name."""
+    run_id: str | None = None
+    """Id of an MLflow run to go on with; a resumed run finds its own."""
+
+
+class SwanlabSection(SectionModel):
+    """SwanLab. The key is not a setting: `swanlab login` or SWANLAB_API_KEY."""
+
+    project: str = "slime"
+    """Project of the experiment at SwanLab."""
+    workspace: str | None = None
+    """User or organisation that the project belongs to."""
+    group: str | None = None
+    """Group of the experiment."""
+    run_id: str | None = None
+    """Id of an experiment to go on with; a resumed run finds its own."""
+    mode: Literal["online", "local", "offline", "disabled"] | None = None
+    """`offline` writes files for `swanlab sync`, `local` those for its dashboard; when not given, SWANLAB_MODE decides."""
+    log_dir: str | None = None
+    """Folder for SwanLab's files; `swanlab` in the run's folder when not given."""
+
+
+class TrackioSection(SectionModel):
+    """trackio. What is kept here is in the folder that TRACKIO_DIR names, where `trackio show` looks for it."""
+
+    project: str = "slime"
+    """Project of the run."""
+    group: str | None = None
+    """Group of the run."""
+    space_id: str | None = None
+    """Hugging Face Space to send metrics to, as `name/space`; kept here alone when not given."""
+    server_url: str | None = None
+    """Address of a trackio server of your own, to send metrics to."""

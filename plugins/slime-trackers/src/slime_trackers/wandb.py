@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import secrets
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from slime_core.config.build import BuildContext
 from slime_core.plugins.hooks import hookimpl
-from slime_core.rundir.rundir import RunDir
+from slime_core.samples import Group
 
+from slime_trackers.remembered_id import remember_id, remembered_id
+from slime_trackers.sample_table import COLUMNS, SampleTable
 from slime_trackers.section import WandbSection
 
 if TYPE_CHECKING:
@@ -23,8 +25,8 @@ _AXIS = "step"
 class WandbTracker:
     """One W&B run for a slime run, resumed with it; all metrics over `step`."""
 
-    def __init__(self, section: WandbSection) -> None:
-        self._section = section
+    def __init__(self, section: WandbSection, table: SampleTable) -> None:
+        self._section, self._table = section, table
         self._run: Any = None
 
     @hookimpl
@@ -33,12 +35,14 @@ class WandbTracker:
         import wandb
 
         section = self._section
+        known = section.run_id or remembered_id(run.run_dir, _ID_FILE) or secrets.token_hex(4)
+        remember_id(run.run_dir, _ID_FILE, known)
         self._run = wandb.init(
             project=section.project,
             entity=section.team,
             group=section.group,
             name=run.settings.run.run_name,
-            id=_run_id(run.run_dir, section.run_id),
+            id=known,
             resume="allow",
             mode=section.mode,
             dir=section.dir or str(run.run_dir.path),
@@ -49,9 +53,19 @@ class WandbTracker:
         self._run.define_metric("*", step_metric=_AXIS)
 
     @hookimpl
+    def slime_rollout_end(self, step: int, groups: Sequence[Group]) -> None:
+        """Keep some samples for the step's table."""
+        self._table.take(step, groups)
+
+    @hookimpl
     def slime_step_end(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Send a step's metrics."""
-        self._run.log({_AXIS: step, **metrics})
+        """Send a step's metrics, and its samples as the table `samples`."""
+        import wandb
+
+        shown: dict[str, Any] = {_AXIS: step, **metrics}
+        if rows := self._table.give(step):
+            shown["samples"] = wandb.Table(columns=list(COLUMNS), data=[list(each) for each in rows])
+        self._run.log(shown)
 
     @hookimpl
     def slime_run_end(self, summary: Mapping[str, Any]) -> None:
@@ -63,14 +77,4 @@ class WandbTracker:
 
 def create_tracker(build: BuildContext) -> WandbTracker:
     """Return the tracker for a run."""
-    return WandbTracker(build.section(WandbSection))
-
-
-def _run_id(run_dir: RunDir, wanted: str | None) -> str:
-    """Return the id that was asked for, that of the run's earlier processes, or a new one; and remember it."""
-    file = run_dir.path / _ID_FILE
-    if wanted is None and file.exists():
-        return file.read_text(encoding="utf-8").strip()
-    found = wanted or secrets.token_hex(4)
-    run_dir.write_text(_ID_FILE, found + "\n")
-    return found
+    return WandbTracker(build.section(WandbSection), SampleTable.of(build.settings))

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from slime_core.config.base import Unset
 from slime_core.config.derive import reward_group, trackers
+from slime_core.config.eval_sets import eval_sets
 from slime_core.config.sections import CORE_SECTIONS
 from slime_core.config.settings import Settings
-from slime_core.errors import PluginError, Problem
+from slime_core.errors import ConfigError, PluginError, Problem
 from slime_core.files.json_text import shown
 from slime_core.plugins.contract import breach
 from slime_core.plugins.registry import Plugin, Registry
@@ -74,6 +75,8 @@ def chosen(settings: Settings, registry: Registry) -> Iterator[Choice]:
     with contextlib.suppress(Unset):
         for tracker in trackers(settings.run):
             yield Choice("run.tracker", "slime.trackers", tracker)
+    with contextlib.suppress(Unset, ConfigError):  # what is wrong with the file is said by `input_files`
+        yield from _evaluation_sets(settings, registry)
     for several in (_rewards, _algorithm, _rollout_hooks):
         with contextlib.suppress(Unset):
             yield from several(settings)
@@ -95,6 +98,15 @@ def _rewards(settings: Settings) -> Iterator[Choice]:
         for reference in references:
             if reference is not None:
                 yield Choice(setting, group, reference)
+
+
+def _evaluation_sets(settings: Settings, registry: Registry) -> Iterator[Choice]:
+    """Yield what evaluation sets choose for themselves."""
+    for name, one in eval_sets(settings, registry).items():
+        if one.reward is not None:
+            yield Choice(f"eval.eval_config: {name}", reward_group(settings.reward), one.reward)
+        if one.custom_generate_function_path is not None:
+            yield Choice(f"eval.eval_config: {name}", "slime.generators", one.custom_generate_function_path)
 
 
 def _algorithm(settings: Settings) -> Iterator[Choice]:

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from slime_core.config.base import Unset
 from slime_core.config.derive import run_folder
+from slime_core.config.eval_sets import eval_sets
 from slime_core.config.settings import Settings
 from slime_core.data.rows.open_rows import file_problem
 from slime_core.errors import Problem
@@ -22,9 +23,11 @@ _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
 
 def missing_files(settings: Settings, registry: Registry) -> Iterator[Problem]:
     """Yield a problem for each file or folder that is named and does not exist."""
-    for check in (_data, _held_out, _checkpoint):
+    for check in (_data, _checkpoint):
         with contextlib.suppress(Unset):
             yield from check(settings)
+    with contextlib.suppress(Unset):
+        yield from _held_out(settings, registry)
     with contextlib.suppress(Unset):
         yield from model_problems(settings.model.hf_checkpoint, registry)
 
@@ -53,7 +56,7 @@ def _data(settings: Settings) -> Iterator[Problem]:
             yield from _unreadable("data.prompt_data", spec)
 
 
-def _held_out(settings: Settings) -> Iterator[Problem]:
+def _held_out(settings: Settings, registry: Registry) -> Iterator[Problem]:
     evaluation = settings.eval
     if evaluation.eval_interval is None or evaluation.eval_data_source_path not in (None, "file"):
         return
@@ -62,6 +65,11 @@ def _held_out(settings: Settings) -> Iterator[Problem]:
         yield Problem("eval.eval_prompt_data", f"the names {names}", "each name once: gsm8k test.jsonl")
     for spec in files:
         yield from _unreadable("eval.eval_prompt_data", spec)
+    if evaluation.eval_config is None:
+        return
+    for name, one in eval_sets(settings, registry).items():
+        if one.path not in files:
+            yield from _unreadable(f"eval.eval_config ({evaluation.eval_config}): {name}.path", one.path)
 
 
 def _checkpoint(settings: Settings) -> Iterator[Problem]:

@@ -12,6 +12,7 @@ from slime_core.checks.chosen_plugins import ROLLOUT_HOOKS, name_problems
 from slime_core.checks.input_files import missing_files
 from slime_core.config.base import Unset
 from slime_core.config.derive import batch_sizes, choices, is_local, is_single_turn, sends_images
+from slime_core.config.eval_sets import has_sets
 from slime_core.config.factories import trainer_factory
 from slime_core.config.settings import Settings
 from slime_core.config.stages import STAGE, Stage
@@ -333,10 +334,12 @@ def _evaluation(settings: Settings) -> Iterator[Problem]:
         evaluation.eval_function_path not in _DEFAULT
         or settings.rollout.rollout_function_path not in _DEFAULT
     )
-    has_none = not files and evaluation.eval_data_source_path is None
+    has_none = not has_sets(evaluation) and evaluation.eval_data_source_path is None
     if evaluation.eval_interval is not None and has_none and not is_own:
         yield Problem(
-            "eval.eval_interval", "no evaluation set", "eval.eval_prompt_data or eval.eval_data_source_path"
+            "eval.eval_interval",
+            "no evaluation set",
+            "eval.eval_prompt_data, eval.eval_config or eval.eval_data_source_path",
         )
     if len(files) % 2:
         yield Problem("eval.eval_prompt_data", f"{len(files)} words", "name path [name path ...]")

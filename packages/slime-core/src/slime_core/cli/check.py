@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
+from slime_core.checks.chosen_plugins import chosen
 from slime_core.cli.arguments import read_checked, translation_of, wants_help
 from slime_core.cli.memory import DEVICE_MEMORY, lines, predicted, said, taken
 from slime_core.config.derive import batch_sizes
@@ -70,6 +71,12 @@ def _check(console: Console, settings: Settings, registry: Registry, memory_gb: 
     resolve_functions(settings, registry)
     make_scorer(settings, registry)
     console.print("[green]ok[/green]  every plugin imports, its signature and its options fit")
+    for choice in chosen(settings, registry):
+        adapter = registry.adapter(registry.find(choice.group, choice.reference), flag=choice.flag)
+        if adapter is not None:
+            console.print(
+                f"[green]ok[/green]  {choice.setting} {choice.reference}: written for another system, called by {adapter.reference}"
+            )
     console.print("[green]ok[/green]  the engine runs the model")
     sizes = batch_sizes(settings)
     console.print(

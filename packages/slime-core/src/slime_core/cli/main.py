@@ -22,6 +22,8 @@ COMMANDS = {
     "samples": ("slime_core.cli.samples", "print samples of a run: prompt, response, reward, and why"),
     "top": ("slime_core.cli.top", "show what a run is doing, live, from the files of its folder"),
     "trace": ("slime_core.cli.trace", "write the timeline of a run as a file for Perfetto"),
+    "replay": ("slime_core.cli.replay", "train a recorded step again, and compare its metrics bit for bit"),
+    "diff": ("slime_core.cli.diff", "say in which step, sample and token two runs first differ"),
     "check": ("slime_core.cli.check", "check a recipe and its data without starting anything"),
     "plugins": ("slime_core.cli.plugins", "list, show and check installed plugins"),
     "rm": ("slime_core.cli.rm", "list rewards; score one response with one, and say why"),

@@ -19,7 +19,13 @@ _SINGLE_TURN = ("single-turn", "slime-core/single-turn")
 
 def trackers(run: RunSection) -> list[str]:
     """Return the names of the trackers, each once."""
-    added = {"wandb": run.use_wandb, "tensorboard": run.use_tensorboard}
+    added = {
+        "wandb": run.use_wandb,
+        "tensorboard": run.use_tensorboard,
+        "mlflow": run.use_mlflow,
+        "swanlab": run.use_swanlab,
+        "trackio": run.use_trackio,
+    }
     return list(dict.fromkeys([*run.tracker, *(name for name, wanted in added.items() if wanted)]))
 
 

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 from slime_core.config.build import BuildContext
+from slime_core.config.eval_sets import EvalSet, eval_sets, has_sets
 from slime_core.config.sections import DataSection, EvalSection
 from slime_core.data.mixed_source import MixedSource, named_files
 from slime_core.data.prompt_source import PromptSource, source_of
 from slime_core.data.prompts import PromptFormat, RowPrompts, build_prompts
 from slime_core.data.rows.open_rows import open_rows, read_rows
 from slime_core.errors import DataError
-from slime_core.protocols import Tokenizer
 from slime_core.samples import Sample
 
 
 def create_source(build: BuildContext) -> PromptSource | MixedSource:
     """Build the data source `file`: prompts from JSONL and Parquet files.
 
-    For training, the rows of `prompt_data`: of one file, or of several by their weights. For evaluation, those of every set in `eval_prompt_data`, one set
-    after the other, the first `eval_num_prompts` of each, none dropped for its length and never shuffled; the
-    set's name is in `metadata["source_name"]`.
+    For training, the rows of `prompt_data`: of one file, or of several by their weights. For evaluation, those of every set of `eval_prompt_data` and
+    `eval_config`, one set after the other, the first `eval_num_prompts` of each, none dropped but for `eval_max_prompt_len` and
+    never shuffled; the set's name is in `metadata["source_name"]`.
     """
     data = build.settings.data
     prompt_format = PromptFormat(
@@ -34,8 +35,8 @@ def create_source(build: BuildContext) -> PromptSource | MixedSource:
         apply_chat_template_kwargs=data.apply_chat_template_kwargs,
     )
     if build.evaluation:
-        prototypes, places = _held_out(build.settings.eval, build.tokenizer, prompt_format)
-        return source_of(prototypes, build, place=places.__getitem__)
+        prototypes, places, counts = _held_out(build, prompt_format)
+        return source_of(prototypes, build, place=places.__getitem__, n_samples=counts)
     if not data.prompt_data:
         raise DataError(
             "data.prompt_data: found nothing; wanted a .jsonl or .parquet file for --data-source-path file"
@@ -72,22 +73,49 @@ def _media_root(data: DataSection) -> Path | None:
     raise DataError(f"data.media_root: found {data.media_root}; wanted a folder")
 
 
-def _held_out(
-    section: EvalSection, tokenizer: Tokenizer, prompt_format: PromptFormat
-) -> tuple[list[Sample], list[str]]:
+def _held_out(build: BuildContext, prompt_format: PromptFormat) -> tuple[list[Sample], list[str], list[int]]:
+    """Return the prompts of all evaluation sets, where each stands, and how many samples each gets."""
+    section = build.settings.eval
+    _check_pairs(section)
+    prototypes: list[Sample] = []
+    places: list[str] = []
+    counts: list[int] = []
+    for name, one in eval_sets(build.settings, build.registry).items():
+        records = read_rows(one.path, most=section.eval_num_prompts)
+        samples, where = build_prompts(
+            records, build.tokenizer, prompt_format=_format_of(one, section, prompt_format)
+        )
+        most = section.eval_max_prompt_len
+        for sample, place in zip(samples, where, strict=True):
+            if most is not None and len(sample.tokens) > most:
+                continue
+            sample.metadata = {**sample.metadata, **(one.metadata_overrides or {}), "source_name": name}
+            sample.custom_rm_path = one.reward
+            sample.generate_function_path = one.custom_generate_function_path
+            prototypes.append(sample)
+            places.append(place)
+            counts.append(one.n_samples_per_eval_prompt or section.n_samples_per_eval_prompt)
+    return prototypes, places, counts
+
+
+def _check_pairs(section: EvalSection) -> None:
     names, files = section.eval_prompt_data[::2], section.eval_prompt_data[1::2]
-    if not names or len(names) != len(files) or len(set(names)) != len(names):
+    if not has_sets(section) or len(names) != len(files) or len(set(names)) != len(names):
         raise DataError(
             f"eval.eval_prompt_data: found {section.eval_prompt_data}; "
             "wanted names and files in turn, each name once: gsm8k test.jsonl"
         )
-    prototypes: list[Sample] = []
-    places: list[str] = []
-    for name, spec in zip(names, files, strict=True):
-        records = read_rows(spec, most=section.eval_num_prompts)
-        samples, where = build_prompts(records, tokenizer, prompt_format=prompt_format)
-        for sample in samples:
-            sample.metadata["source_name"] = name
-        prototypes += samples
-        places += where
-    return prototypes, places
+
+
+def _format_of(one: EvalSet, section: EvalSection, common: PromptFormat) -> PromptFormat:
+    """Return the format of an evaluation set: its own columns, else those of all sets, else those of training."""
+    own = {
+        "input_key": one.input_key or section.eval_input_key,
+        "label_key": one.label_key or section.eval_label_key,
+        "tool_key": one.tool_key or section.eval_tool_key,
+        "metadata_key": one.metadata_key,
+        "multimodal_keys": one.multimodal_keys,
+        "apply_chat_template": one.apply_chat_template,
+        "apply_chat_template_kwargs": one.apply_chat_template_kwargs,
+    }
+    return dataclasses.replace(common, **{name: value for name, value in own.items() if value is not None})

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from slime_core.config.build import BuildContext
 from slime_core.config.derive import choices
+from slime_core.config.eval_sets import eval_sets, has_sets
 from slime_core.config.model_fit import context_limit
 from slime_core.data.mixed_source import MixedSource
 from slime_core.data.prompt_source import PromptSource
@@ -45,7 +46,7 @@ def make_eval_source(build: BuildContext) -> DataSource | None:
     section = build.settings.eval
     if section.eval_interval is None:
         return None
-    if not section.eval_prompt_data and section.eval_data_source_path is None:
+    if not has_sets(section) and section.eval_data_source_path is None:
         return None  # the function of `eval_function_path`, or of the rollout, has its own; `checks.settings` refuses others
     logger.info("reading held-out prompts", extra=ON_TERMINAL)
     held_out = dataclasses.replace(build, evaluation=True)
@@ -121,6 +122,8 @@ def _longest_prompt(build: BuildContext) -> tuple[int | None, str]:
     context, engine = rollout.rollout_max_context_len, context_limit(build)
     if build.evaluation:
         longest = evaluation.eval_max_response_len or rollout.rollout_max_response_len
+        own = (one.max_response_len for one in eval_sets(build.settings, build.registry).values())
+        longest = max([longest, *(length for length in own if length is not None)])
         return (
             (None, "") if engine is None else (engine - longest, f"the engine's context of {engine} tokens")
         )

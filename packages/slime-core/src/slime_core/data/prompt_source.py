@@ -45,7 +45,7 @@ class PromptSource:
 
     Args:
         prototypes: one picklable sample per prompt, which may be built when it is asked for; not changed by anybody.
-        n_samples_per_prompt: samples of a group, at least 1.
+        n_samples_per_prompt: samples of a group, at least 1; or those of each prompt.
         shuffle: visit the prompts in another order each epoch.
         seed: of the order.
         place: where a prompt stands, `train.jsonl:17`, for messages; its number when not given.
@@ -58,7 +58,7 @@ class PromptSource:
         self,
         prototypes: Sequence[Sample],
         *,
-        n_samples_per_prompt: int,
+        n_samples_per_prompt: int | Sequence[int],
         shuffle: bool = False,
         seed: int = 0,
         place: Callable[[int], str] = "prompt {}".format,
@@ -67,8 +67,9 @@ class PromptSource:
     ) -> None:
         if not len(prototypes):
             raise DataError("the data set has no prompt; wanted at least one")
-        if n_samples_per_prompt < 1:
-            raise DataError(f"n_samples_per_prompt is {n_samples_per_prompt}; wanted at least 1")
+        fewest = n_samples_per_prompt if isinstance(n_samples_per_prompt, int) else min(n_samples_per_prompt)
+        if fewest < 1:
+            raise DataError(f"n_samples_per_prompt is {fewest}; wanted at least 1")
         self._prototypes, self._place, self._digest = prototypes, place, digest
         self._max_prompt_len, self._n_passed_over = max_prompt_len, 0
         self._n_samples = n_samples_per_prompt
@@ -168,16 +169,18 @@ class PromptSource:
         self._order = self._order_of(self._epoch)
 
     def _next_group(self) -> Group:
-        copied = _copier(self._next_prototype())
-        group = [copied() for _ in range(self._n_samples)]
+        number, prototype = self._next_prototype()
+        copied = _copier(prototype)
+        n = self._n_samples if isinstance(self._n_samples, int) else self._n_samples[number]
+        group = [copied() for _ in range(n)]
         for sample in group:
             sample.group_index, sample.index = self._group_index, self._index
             self._index += 1
         self._group_index += 1
         return group
 
-    def _next_prototype(self) -> Sample:
-        """Return the next prompt that is short enough."""
+    def _next_prototype(self) -> tuple[int, Sample]:
+        """Return the next prompt that is short enough, and its number."""
         shortest: int | None = None
         for _ in range(len(self)):
             number = int(self._order[self._offset])
@@ -186,7 +189,7 @@ class PromptSource:
             self._n_passed_over += not is_short
             self._advance()
             if is_short:
-                return sample
+                return number, sample
             shortest = min(len(sample.tokens), shortest or len(sample.tokens))
         raise self._all_too_long(shortest)
 
@@ -291,6 +294,7 @@ def source_of(
     place: Callable[[int], str] = "prompt {}".format,
     digest: Callable[[], str] | None = None,
     seed_offset: int = 0,
+    n_samples: Sequence[int] | None = None,
 ) -> PromptSource:
     """Return the source over these prompts that a run is to have: held-out ones in order, others as it shuffles.
 
@@ -300,10 +304,11 @@ def source_of(
         place: where a prompt stands, for messages.
         digest: see `PromptSource`.
         seed_offset: which of the sources of one run that are shuffled side by side.
+        n_samples: of each held-out prompt; as settings say when not given.
     """
     if build.evaluation:
-        n_samples = build.settings.eval.n_samples_per_eval_prompt
-        return PromptSource(prototypes, n_samples_per_prompt=n_samples, place=place)
+        each = n_samples or build.settings.eval.n_samples_per_eval_prompt
+        return PromptSource(prototypes, n_samples_per_prompt=each, place=place)
     rollout = build.settings.rollout
     return PromptSource(
         prototypes,

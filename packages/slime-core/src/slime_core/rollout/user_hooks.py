@@ -46,9 +46,9 @@ class RolloutHooks:
     convert: Callable[..., Any] | None = None
     """`(args, samples) -> dict of lists`: makes the training data; see `data.conversion.converted`."""
     rollout_log: Callable[..., bool] | None = None
-    """`(rollout_id, args, samples, metrics, rollout_time) -> bool`."""
+    """`(rollout_id, args, samples, metrics, rollout_time) -> bool`; what it adds to `metrics` is logged in any case."""
     eval_log: Callable[..., bool] | None = None
-    """`(rollout_id, args, data, metrics) -> bool`."""
+    """`(rollout_id, args, data, metrics) -> bool`; what it adds to `metrics` is logged in any case."""
 
     def chosen_from(
         self, waiting: list[Group], n_groups: int

@@ -154,14 +154,14 @@ def reward_pool(
     main = not section.rm_weights and reference in picked.rewards
     explicit = (section.rm_args if main else {}) | section.rm_args_of.get(reference, {})
     where = "reward.rm_args" if main else f"reward.rm_args_of.{reference}"
-    loaded, adapter = registry.load(plugin), registry.adapter(plugin)
-    options: dict[str, Any]
+    adapter, options = registry.adapter(plugin), dict[str, Any]()
     if adapter is not None:
         refuse_options(reference, explicit, where=where)
         options = {**adapter.options, "run_args": run_args(settings)}
+        adapter.build(options["run_args"])  # which workers do again; here it is told before anything starts
     else:
         given = {"run_dir": str(run_folder(settings))} | settings.section_of(plugin.distribution)
-        options = choose_options(loaded, where=where, explicit=explicit, section=given)
+        options = choose_options(registry.load(plugin), where=where, explicit=explicit, section=given)
     return RewardPool(
         plugin.value if adapter is None else adapter.reference,
         options,

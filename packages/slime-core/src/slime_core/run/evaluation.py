@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from slime_core.config.eval_sets import EvalSet, eval_sets
 from slime_core.errors import DataError, RewardError, SampleError
 from slime_core.protocols import DataSource, EvalFn, Metrics, SamplingParams
 from slime_core.rollout.context import RolloutRun
@@ -42,7 +43,7 @@ async def evaluate_groups(
         SampleError: the function returned something else than groups of samples by the name of their set.
         RewardError: a sample has no reward because that failed.
     """
-    section = run.settings.eval
+    threshold = run.settings.eval.eval_pass_threshold
     if source is not None:
         source.restore(start)
     answer = await (function or evaluate)(run, step, source)
@@ -56,13 +57,26 @@ async def evaluate_groups(
             raise RewardError(f"{sample.name} (evaluation): {sample.failure}")
     metrics: Metrics = {}
     for name, members in by_name.items():
-        metrics |= evaluation_metrics(name, members, reward_key=key, threshold=section.eval_pass_threshold)
+        metrics |= evaluation_metrics(name, members, reward_key=key, threshold=threshold)
     metrics |= more
-    samples = [sample for group in finished for sample in group]
-    if run.user_hooks.logs_evaluation(step, by_name, dict(metrics), reward_key=key):
-        metrics = {}
-    solved = sum(sample.reward_value(key) >= section.eval_pass_threshold for sample in samples)
-    return metrics, solved / len(samples)
+    shown = dict(metrics)
+    takes_over = run.user_hooks.logs_evaluation(step, by_name, shown, reward_key=key)
+    added = {name: value for name, value in shown.items() if name not in metrics}
+    metrics = added if takes_over else metrics | added
+    return metrics, _accuracy(run, by_name, key)
+
+
+def _accuracy(run: RolloutRun, by_name: Mapping[str, Sequence[Group]], key: str | None) -> float:
+    """Return the share of samples that are solved: of all, or where sets have weights the weighted mean of the sets'."""
+    threshold = run.settings.eval.eval_pass_threshold
+    rates, sizes = {}, {}
+    for name, groups in by_name.items():
+        solved = [sample.reward_value(key) >= threshold for group in groups for sample in group]
+        rates[name], sizes[name] = sum(solved) / len(solved), len(solved)
+    sets = {} if run.settings.eval.eval_config is None else eval_sets(run.settings, run.registry)
+    given = {name: sets[name].weight if name in sets else 1.0 for name in rates}
+    weights = given if any(weight != 1.0 for weight in given.values()) else sizes
+    return sum(weights[name] * rate for name, rate in rates.items()) / sum(weights.values())
 
 
 async def evaluate(run: RolloutRun, step: int, source: DataSource | None) -> dict[str, list[Group]]:
@@ -83,12 +97,13 @@ async def evaluate(run: RolloutRun, step: int, source: DataSource | None) -> dic
         raise DataError("eval.eval_prompt_data: found nothing; wanted held-out prompts (--eval-prompt-data)")
     n = len(source)
     groups = source.take(n)
+    sets = {} if run.settings.eval.eval_config is None else eval_sets(run.settings, run.registry)
     done = 0
 
     async def one(group: Group) -> Group:
         nonlocal done
         result = await run_group(
-            run, group, params_of=lambda sample: eval_params(run, sample), evaluation=True
+            run, group, params_of=lambda sample: eval_params(run, sample, sets), evaluation=True
         )
         done += 1
         run.report("eval", done, n)
@@ -115,16 +130,36 @@ def _check(by_name: Any, metrics: Any, step: int) -> None:
         raise SampleError(f"{who} returned {str(by_name)[:60]}; wanted {wanted}, and at least one group")
 
 
-def eval_params(run: RolloutRun, sample: Sample) -> SamplingParams:
-    """Return how an evaluation sample is drawn."""
+def eval_params(run: RolloutRun, sample: Sample, sets: Mapping[str, EvalSet] | None = None) -> SamplingParams:
+    """Return how an evaluation sample is drawn: as its set says, else the section `eval`, else `rollout`.
+
+    Raises:
+        SampleError: its prompt leaves no room in the context.
+    """
     section, rollout = run.settings.eval, run.settings.rollout
+    own = (sets or {}).get(str(sample.metadata.get("source_name")), EvalSet(path="-"))
+    longest = _given(own.max_response_len, section.eval_max_response_len, rollout.rollout_max_response_len)
+    context = _given(own.max_context_len, section.eval_max_context_len, None)
+    if context is not None:
+        longest = min(longest, context - sample.prompt_length)
+        if longest < 1:
+            raise SampleError(
+                f"{sample.name} (evaluation): its prompt of {sample.prompt_length} tokens leaves no room in "
+                f"eval_max_context_len, {context}; drop such prompts (--eval-max-prompt-len), or raise it"
+            )
     return SamplingParams(
-        max_new_tokens=section.eval_max_response_len or rollout.rollout_max_response_len,
-        temperature=section.eval_temperature,
-        top_p=section.eval_top_p,
-        top_k=section.eval_top_k,
-        stop=tuple(rollout.rollout_stop),
-        stop_token_ids=tuple(rollout.rollout_stop_token_ids),
+        max_new_tokens=longest,
+        min_new_tokens=_given(own.min_new_tokens, section.eval_min_new_tokens),
+        temperature=_given(own.temperature, section.eval_temperature),
+        top_p=_given(own.top_p, section.eval_top_p),
+        top_k=_given(own.top_k, section.eval_top_k),
+        stop=tuple(_given(own.stop, rollout.rollout_stop)),
+        stop_token_ids=tuple(_given(own.stop_token_ids, rollout.rollout_stop_token_ids)),
         seed=(rollout.rollout_seed << 40) + (1 << 39) + (sample.index or 0),
-        skip_special_tokens=rollout.rollout_skip_special_tokens,
+        skip_special_tokens=_given(own.skip_special_tokens, rollout.rollout_skip_special_tokens),
     )
+
+
+def _given(*values: Any) -> Any:
+    """Return the first value that is given."""
+    return next((value for value in values if value is not None), None)

@@ -131,9 +131,13 @@ class Run(GeneratingHalf):
         check_staleness(groups, step=step, bound=self.dispatcher.admission.max_staleness)
         metrics |= staleness_metrics(groups, step=step) | self.dispatcher.depth()
         metrics |= self.concurrency.take_metrics()
-        if self.user_hooks.logs_rollout(step, groups, dict(metrics), metrics["perf/rollout_time"]):
+        shown = dict(metrics)
+        takes_over = self.user_hooks.logs_rollout(step, groups, shown, metrics["perf/rollout_time"])
+        added = {name: value for name, value in shown.items() if name not in metrics}
+        if takes_over:
             for name in [name for name in metrics if name.startswith("rollout/")]:
                 del metrics[name]
+        metrics |= added
         with record.timed("dump", self.events):
             self.run_dir.write_samples(step, groups)
             self.run_dir.write_dropped(step, record.dropped)

@@ -1,14 +1,14 @@
-"""FLOPs of a prompt group's forward pass, counted from the architecture."""
+"""FLOPs of a tree's forward pass, counted from the architecture."""
 
 from __future__ import annotations
 
 from slime_models.family.architecture import Architecture
 
-from slime_megatron.batch.prompt_groups import PromptGroup
+from slime_megatron.batch.token_tree import TokenTree
 
 
-def forward_flops(architecture: Architecture, group: PromptGroup) -> int:
-    """Return the FLOPs of the model's matrix products over a prompt group, forward; backward is twice as many.
+def forward_flops(architecture: Architecture, tree: TokenTree) -> int:
+    """Return the FLOPs of the model's matrix products over a tree of samples, forward; backward is twice as many.
 
     A product of an [m, k] and a [k, n] matrix counts 2 m k n, and attention what a causal mask leaves. A token that
     predicts a response token passes the output layer.
@@ -19,18 +19,17 @@ def forward_flops(architecture: Architecture, group: PromptGroup) -> int:
     n_moe, routers = len(a.moe_layers), (a.num_moe_experts or 0) + a.moe_shared_expert_gate
     mlps = 3 * a.ffn_hidden_size * (a.num_layers - n_moe) + n_moe * (3 * experts + routers)
     layers = a.num_layers * a.attention_size + a.hidden_size * mlps
-    pairs = seen_pairs(group)
-    responses = sum(n + 1 for n in group.suffixes)
+    pairs = seen_pairs(tree)
     return 2 * (
-        layers * group.n_tokens
+        layers * tree.n_tokens
         + a.num_layers * (a.query_size + a.value_size) * pairs
-        + a.hidden_size * a.vocab_size * responses
+        + a.hidden_size * a.vocab_size * tree.n_predicted
     )
 
 
-def seen_pairs(group: PromptGroup) -> int:
-    """Return how many pairs of a token and one that it sees a prompt group has, under a causal mask."""
-    return _seen(group.prefix, 0) + sum(_seen(n, group.prefix) for n in group.suffixes)
+def seen_pairs(tree: TokenTree) -> int:
+    """Return how many pairs of a token and one that it sees a tree has, under a causal mask."""
+    return sum(_seen(stop - start, start) for start, stop in tree.spans)
 
 
 def _seen(n: int, before: int) -> int:
@@ -38,10 +37,9 @@ def _seen(n: int, before: int) -> int:
     return n * before + n * (n + 1) // 2
 
 
-def pairs_before_window(group: PromptGroup, window: int) -> int:
-    """Return how many of a prompt group's causal (query, key) pairs a window of so many tokens, the query among them, hides."""
-    spans = [(0, group.prefix), *((group.prefix, group.prefix + n) for n in group.suffixes)]
-    return sum(_beyond(end - window) - _beyond(start - window) for start, end in spans)
+def pairs_before_window(tree: TokenTree, window: int) -> int:
+    """Return how many of a tree's causal (query, key) pairs a window of so many tokens, the query among them, hides."""
+    return sum(_beyond(stop - window) - _beyond(start - window) for start, stop in tree.spans)
 
 
 def _beyond(n: int) -> int:

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from slime_megatron.batch.mtp_inputs import HostMicroBatch, MtpRow, mtp_chunks, mtp_rows
 from slime_megatron.batch.packing import PackedSequences, pack, pack_zigzag
-from slime_megatron.batch.prompt_groups import PromptGroup, group_tokens, predicting_rows, prompt_group
 from slime_megatron.batch.response_tokens import ResponseTokens
 from slime_megatron.batch.routing import StepRouting, routed_tokens
 from slime_megatron.batch.sampling_mask import SamplingMask
+from slime_megatron.batch.token_tree import TokenTree, predicting_rows
 from slime_megatron.parallel.context_parallel import ZigZag
 from slime_megatron.parallel.token_split import TokenSplit
 
@@ -28,9 +28,9 @@ class MicroBatch:
     """Packed samples, and the indices of their response tokens in the columns of the batch."""
 
     tokens: Tensor
-    """int64 [1, t] ids of all samples, one prompt group after another; this rank's part of them."""
+    """int64 [1, t] ids of all samples, one tree after another; this rank's part of them."""
     packed: PackedSequences
-    """Where each prompt group begins and ends."""
+    """Where each tree begins and ends."""
     responses: ResponseTokens
     """The R response tokens, sample after sample."""
     samples: Tensor
@@ -63,7 +63,7 @@ class BatchOnDevice:
     vocab_size: int
     """Ids of the model."""
     split: TokenSplit
-    """How ranks share a row; with context parallelism each prompt group is one sample."""
+    """How ranks share a row; with context parallelism each tree is one sample."""
     with_entropy: bool = False
     """Whether the model returns entropies, too."""
     with_sum_pi_squared: bool = False
@@ -79,34 +79,33 @@ class BatchOnDevice:
 
 def make_micro_batch(
     source: BatchOnDevice,
-    groups: Sequence[Sequence[int]],
+    trees: Sequence[TokenTree],
     *,
     counted: bool = True,
     routing: StepRouting | None = None,
     mtp_routing: Sequence[StepRouting] = (),
 ) -> MicroBatch:
-    """Pack the samples of some prompt groups, those with the longest sample first.
+    """Pack some trees of samples, those with the longest sample first.
 
     Args:
         source: the batch, and how the model takes it.
-        groups: positions in the batch of the samples of each group.
+        trees: the samples.
         counted: whether it counts for the loss.
         routing: the optimizer step, as routers see it; None for a model without experts.
         mtp_routing: the same for each MTP layer that is trained.
     """
     batch, split, device = source.batch, source.split, source.device
-    ordered = sorted(groups, key=lambda members: (-max(batch.lengths[i] for i in members), members[0]))
-    shapes = [prompt_group(batch, members) for members in ordered]
-    order = np.array([i for members in ordered for i in members], dtype=np.int64)
-    tokens = np.concatenate([group_tokens(batch, members) for members in ordered])
+    ordered = sorted(trees, key=lambda tree: (-max(tree.lengths), tree.members[0]))
+    order = np.array([i for tree in ordered for i in tree.members], dtype=np.int64)
+    tokens = np.concatenate([tree.ids(batch) for tree in ordered])
     lengths = batch.response_lengths[order]
     targets = _ranges(batch.offsets[order + 1] - lengths, batch.offsets[order + 1])
-    row = (_whole_row if split.context is None else _context_row)(len(tokens), shapes, source.rotary, split)
+    row = (_whole_row if split.context is None else _context_row)(ordered, source.rotary, split)
     places, packed, _ = row
     if routing is not None:
         own = split.own_part(places)
-        packed.routed = routed_tokens(shapes, ordered, own, routing, counted=counted, device=device)
-    host = HostMicroBatch(batch, ordered, shapes, targets, counted)
+        packed.routed = routed_tokens(ordered, own, routing, counted=counted, device=device)
+    host = HostMicroBatch(batch, ordered, targets, counted)
     columns = _ranges(batch.response_offsets[order], batch.response_offsets[order + 1])
     return MicroBatch(
         tokens=upload(np.where(places < 0, 0, tokens[places]).astype(np.int64)[None], device),
@@ -130,12 +129,18 @@ def _response_tokens(
 ) -> ResponseTokens:
     """Return the response tokens whose log-probs this rank's part of the row predicts."""
     batch, context, device = source.batch, source.split.context, source.device
-    rows = row[2][predicting_rows(host.shapes)]
+    rows = row[2][predicting_rows(host.trees)]
     places = np.flatnonzero(rows >= 0)
     mask = source.sampling_mask
+    rows, targets, repeats = rows[places], batch.tokens[host.targets[places]].astype(np.int64), None
+    if (
+        context is None and mask is None
+    ):  # samples that share a token may have been given other ids to draw it from
+        rows, targets, repeats = _each_once(rows, targets)
     return ResponseTokens(
-        rows=upload(rows[places], device),
-        targets=upload(batch.tokens[host.targets[places]].astype(np.int64), device),
+        rows=upload(rows, device),
+        targets=upload(targets, device),
+        repeats=None if repeats is None else upload(repeats, device),
         temperature=batch.temperature,
         with_entropy=source.with_entropy,
         with_sum_pi_squared=source.with_sum_pi_squared,
@@ -146,6 +151,20 @@ def _response_tokens(
         sampling_mask=mask and mask.select(columns[places], device),
         mtp_rows=_mtp_rows(host, mtp_routing, row, source.rotary, source.split),
     )
+
+
+def _each_once(
+    rows: NDArray[np.int64], targets: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64] | None]:
+    """Return rows and targets without what several samples share, and which of them each was; None where nothing is."""
+    order = np.lexsort((targets, rows))
+    ordered = np.stack((rows[order], targets[order]))
+    is_new = np.append(True, (ordered[:, 1:] != ordered[:, :-1]).any(axis=0))
+    if is_new.all():
+        return rows, targets, None
+    repeats = np.empty(len(order), dtype=np.int64)
+    repeats[order] = np.cumsum(is_new) - 1
+    return ordered[0, is_new], ordered[1, is_new], repeats
 
 
 def _mtp_rows(
@@ -167,22 +186,20 @@ def _mtp_rows(
 _Row = tuple[NDArray[np.int64], PackedSequences, NDArray[np.int64]]
 
 
-def _whole_row(
-    n_tokens: int, shapes: list[PromptGroup], rotary: tuple[Tensor, Tensor], split: TokenSplit
-) -> _Row:
+def _whole_row(trees: Sequence[TokenTree], rotary: tuple[Tensor, Tensor], split: TokenSplit) -> _Row:
     """Return the whole row, padded at its end to a multiple of `split.multiple` tokens by one more sequence."""
+    n_tokens = sum(tree.n_tokens for tree in trees)
     padding = -n_tokens % split.multiple
     source = np.concatenate([np.arange(n_tokens), np.full(padding, -1)])
-    packed = pack([*shapes, PromptGroup(padding, ())] if padding else shapes, rotary)
+    packed = pack([*trees, TokenTree.of_prompt(padding)] if padding else trees, rotary)
     return source, packed, np.arange(n_tokens)
 
 
-def _context_row(
-    n_tokens: int, shapes: list[PromptGroup], rotary: tuple[Tensor, Tensor], split: TokenSplit
-) -> _Row:
+def _context_row(trees: Sequence[TokenTree], rotary: tuple[Tensor, Tensor], split: TokenSplit) -> _Row:
     """Return this context-parallel rank's chunks of each sequence, and of a sequence of padding if one is needed."""
     assert split.context is not None
-    lengths = [shape.n_tokens for shape in shapes]
+    lengths = [tree.n_tokens for tree in trees]
+    n_tokens = sum(lengths)
     unpadded = sum(2 * chunk for chunk in ZigZag.of(lengths, split.context).chunks)
     padding = -unpadded % math.lcm(2, split.multiple) * split.context.size()
     zigzag = ZigZag.of([*lengths, padding] if padding else lengths, split.context)

@@ -7,12 +7,12 @@ position T - k - 2.
 
 Source: arXiv 2412.19437, equations 21 to 25.
 
-A shared prefix is in the row once, without its last k tokens: the inputs at those positions include response tokens, which
-differ from sample to sample, so each sample has its own copy of them. With a prefix of m - k tokens in place of m, the row of
-a depth is packed like the decoder's: same suffixes, and predictions at the same positions within them. A sample whose prompt
-has k tokens or fewer is left out at depth k, because no position there predicts its first response token.
+Tokens that samples share are in the row once, without the last k of them: the inputs at those positions include tokens in
+which the samples differ, so each has its own copy of them. The row of a depth is that of a tree of samples without their last
+k tokens, which share k tokens less, and predictions are at the same distance from their ends. A sample whose prompt has k
+tokens or fewer is left out at depth k, because no position there predicts its first response token.
 
-Under context parallelism no prefix is shared and every depth uses the decoder's row; positions after a sample's last
+Under context parallelism nothing is shared and every depth uses the decoder's row; positions after a sample's last
 prediction are computed, but nothing reads them.
 """
 
@@ -21,6 +21,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -30,8 +31,8 @@ from slime_models.upload import upload
 from torch import Tensor
 
 from slime_megatron.batch.packing import PackedSequences, pack
-from slime_megatron.batch.prompt_groups import PromptGroup, group_tokens, predicting_rows, prompt_length
 from slime_megatron.batch.routing import StepRouting, routed_tokens
+from slime_megatron.batch.token_tree import TokenTree, predicting_rows, prompt_length
 from slime_megatron.parallel.token_split import TokenSplit
 
 
@@ -44,7 +45,7 @@ class MtpRow:
     tokens: Tensor
     """int64 [1, t]: ids of the tokens k positions ahead, whose embeddings the layer takes."""
     packed: PackedSequences
-    """Where each group begins and ends."""
+    """Where each tree begins and ends."""
     predicting: Tensor
     """int64 [r]: positions in the row at which response tokens are predicted."""
     targets: Tensor
@@ -55,13 +56,11 @@ class MtpRow:
 
 @dataclass(frozen=True)
 class HostMicroBatch:
-    """A micro-batch on the host: its prompt groups in the order of the packed row."""
+    """A micro-batch on the host."""
 
     batch: TrainBatch
-    groups: Sequence[Sequence[int]]
-    """Positions in the batch of the samples of each group."""
-    shapes: Sequence[PromptGroup]
-    """Lengths of each group in the decoder's row."""
+    trees: Sequence[TokenTree]
+    """Its samples, in the order of the packed row."""
     targets: NDArray[np.int64]
     """[R]: index of each response token in the batch's tokens."""
     counted: bool
@@ -71,8 +70,8 @@ class HostMicroBatch:
         """Return [R]: whether each response token is of a sample whose prompt is long enough for this depth."""
         own = [
             (prompt_length(self.batch, i) > depth, int(self.batch.response_lengths[i]))
-            for members in self.groups
-            for i in members
+            for tree in self.trees
+            for i in tree.members
         ]
         return np.repeat([part for part, _ in own], [n for _, n in own])
 
@@ -92,38 +91,30 @@ def mtp_rows(
         split: how tensor-parallel ranks share a row (sequence parallelism).
     """
     batch, device = host.batch, rotary[0].device
-    before = list(zip(host.groups, host.shapes, strict=True))
+    before = list(host.trees)
     found = []
     for depth, step in enumerate(routing, start=1):
         rows = [np.zeros(0, dtype=np.int64)]
         own, ids, start = [], [np.zeros(0, dtype=np.int32)], 0
-        for group, shape in before:
-            if shape.prefix > 1:
-                rows.append(_rows_of_depth_before(shape, start))
-                own.append((group, dataclasses.replace(shape, prefix=shape.prefix - 1)))
-                ids.append(group_tokens(batch, group)[depth:])
-            start += shape.n_tokens
-        n_tokens = sum(shape.n_tokens for _, shape in own)
+        for tree in before:
+            if (behind := one_behind(tree)) is not None:
+                rows += [start + part for part in _rows_of_depth_before(tree, behind)]
+                own.append(behind)
+                ids.append(behind.ids(batch, ahead=depth))
+            start += tree.n_tokens
+        n_tokens = sum(tree.n_tokens for tree in own)
         padding = -n_tokens % split.multiple if own else split.multiple
-        shapes = [shape for _, shape in own]
-        packed_shapes = [*shapes, PromptGroup(padding, ())] if padding else shapes
         filled = np.zeros(padding, dtype=np.int64)
-        packed = pack(packed_shapes, rotary)
-        packed.routed = routed_tokens(
-            packed_shapes,
-            [group for group, _ in own],
-            split.own_part(np.arange(n_tokens + padding)),
-            step,
-            counted=host.counted,
-            device=device,
-        )
+        packed = pack([*own, TokenTree.of_prompt(padding)] if padding else own, rotary)
+        source = np.concatenate([np.arange(n_tokens), np.full(padding, -1)])
+        packed.routed = routed_tokens(own, split.own_part(source), step, counted=host.counted, device=device)
         places = np.flatnonzero(host.is_predicted(depth))
         found.append(
             MtpRow(
                 rows=upload(np.concatenate([*rows, filled]), device),
                 tokens=upload(np.concatenate([*ids, filled]).astype(np.int64)[None], device),
                 packed=packed,
-                predicting=upload(predicting_rows(shapes), device),
+                predicting=upload(predicting_rows(own), device),
                 targets=_ids(batch, host.targets[places], device),
                 places=upload(places, device),
             )
@@ -145,7 +136,7 @@ def mtp_chunks(
     """Return the row of each depth on a context-parallel rank: its zigzag chunks of the decoder's row.
 
     Args:
-        host: the micro-batch; each group is one sample.
+        host: the micro-batch; each tree is one sample.
         routing: the optimizer step, as the routers of each depth see it.
         packed: the decoder's.
         split: how ranks share a row.
@@ -154,7 +145,7 @@ def mtp_chunks(
         device: of the model.
     """
     batch = host.batch
-    predicting = predicting_rows(host.shapes)
+    predicting = predicting_rows(host.trees)
     found = []
     for depth, step in enumerate(routing, start=1):
         ids, seen = _ahead(host, depth)
@@ -162,9 +153,7 @@ def mtp_chunks(
         rows = np.where(part, own_row[np.where(part, predicting - depth, 0)], -1)
         places = np.flatnonzero(rows >= 0)
         own_source = split.own_part(np.where(seen[source], source, -1))
-        routed = routed_tokens(
-            host.shapes, host.groups, own_source, step, counted=host.counted, device=device
-        )
+        routed = routed_tokens(host.trees, own_source, step, counted=host.counted, device=device)
         found.append(
             MtpRow(
                 rows=None,
@@ -178,26 +167,30 @@ def mtp_chunks(
     return tuple(found)
 
 
-def _rows_of_depth_before(shape: PromptGroup, start: int) -> NDArray[np.int64]:
-    """Return the indices, in the row of the depth before, of the tokens of a group that begins there at `start`.
+def one_behind(tree: TokenTree) -> TokenTree | None:
+    """Return the tree of the samples without their last tokens, those with a prompt of one token left out; None without any."""
+    kept = [k for k, prompt in enumerate(tree.prompts) if prompt > 1]
+    if not kept:
+        return None
+    common = [min(tree.shared[one + 1 : other + 1]) for one, other in pairwise(kept)]
+    return TokenTree(
+        tuple(tree.lengths[k] - 1 for k in kept),
+        (0, *(max(0, shared - 1) for shared in common)),
+        tuple(tree.prompts[k] - 1 for k in kept),
+        tuple(tree.members[k] for k in kept),
+    )
 
-    They are the prefix without its last token; then, for each suffix, that token and the suffix without its last one.
-    """
-    last = start + shape.prefix - 1
-    starts = last + 1 + np.cumsum([0, *shape.suffixes])[:-1]
-    suffixes = [
-        np.concatenate([[last], np.arange(first, first + n - 1)])
-        for first, n in zip(starts, shape.suffixes, strict=True)
-        if n
-    ]
-    rows: NDArray[np.int64] = np.concatenate([np.arange(start, last), *suffixes]).astype(np.int64)
-    return rows
+
+def _rows_of_depth_before(tree: TokenTree, behind: TokenTree) -> list[NDArray[np.int64]]:
+    """Return the indices, in the row of the depth before, of the tokens of each sample, without what it shares."""
+    paths = [path for path, prompt in zip(tree.paths(), tree.prompts, strict=True) if prompt > 1]
+    return [path[start:stop] for path, (start, stop) in zip(paths, behind.spans, strict=True)]
 
 
 def _ahead(host: HostMicroBatch, depth: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Return the id `depth` positions ahead of each token of the decoder's row, and whether the position is used."""
     batch, ids, seen = host.batch, [], []
-    for i in (i for group in host.groups for i in group):
+    for i in (i for tree in host.trees for i in tree.members):
         n = int(batch.lengths[i]) - 1
         tokens = batch.tokens[batch.offsets[i] + depth : batch.offsets[i + 1]][:n]
         ids.append(np.pad(tokens.astype(np.int64), (0, n - len(tokens))))

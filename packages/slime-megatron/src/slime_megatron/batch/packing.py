@@ -1,4 +1,4 @@
-"""`PackedSequences`: prompt groups packed into one row of tokens, and the padded batches in which attention sees them."""
+"""`PackedSequences`: trees of samples packed into one row of tokens, and the padded batches in which attention sees them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from itertools import groupby
 import numpy as np
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
-from numpy.typing import NDArray
 from slime_models.upload import upload
 from torch import Tensor
 
-from slime_megatron.batch.prompt_groups import PromptGroup
 from slime_megatron.batch.routing import RoutedTokens
+from slime_megatron.batch.segments import Segment, row_segments
+from slime_megatron.batch.token_tree import TokenTree
 from slime_megatron.batch.variable_lengths import VariableLengths
 from slime_megatron.parallel.context_parallel import ZigZag
 
@@ -23,44 +23,35 @@ _LEAST_FILL = 0.75
 
 
 @dataclass(frozen=True)
-class PaddedPrefixes:
-    """Prefixes, and whole sequences that share nothing, of similar length, padded on the right to one batch."""
+class PaddedSegments:
+    """Segments of similar length that follow as many tokens each, padded on the right to one batch.
 
-    size: int
-    """Number of sequences."""
-    length: int
-    """Tokens of the longest."""
-
-    @property
-    def n_slots(self) -> int:
-        """Slots of the batch."""
-        return self.size * self.length
-
-
-@dataclass(frozen=True)
-class PaddedSuffixes:
-    """Suffixes of similar length, whose prefixes have one length, padded on the right to one batch.
-
-    The prefixes are consecutive rows of one batch of `PackedSequences.prefixes`, and each has as many suffixes here.
+    What they follow are consecutive rows of one batch, and each of these has as many segments here; or nothing, where sequences
+    begin.
     """
 
-    batch: int
-    """Index of that batch of prefixes."""
-    first: int
-    """Row of the first prefix in it."""
-    n_prefixes: int
-    """Number of prefixes."""
-    prefix_length: int
-    """Tokens of each prefix."""
     size: int
-    """Suffixes of each prefix."""
+    """Segments for each row that they follow."""
     length: int
-    """Tokens of the longest suffix."""
+    """Tokens of the longest."""
+    parent: int | None = None
+    """Index of the batch that they follow; None where sequences begin."""
+    first: int = 0
+    """The first row of that batch that has segments here."""
+    n_parents: int = 1
+    """Number of such rows; 1 where sequences begin."""
+    before: int = 0
+    """Tokens before each: those of the row that it follows, and what that one follows."""
+
+    @property
+    def n_rows(self) -> int:
+        """Segments in the batch."""
+        return self.n_parents * self.size
 
     @property
     def n_slots(self) -> int:
         """Slots of the batch."""
-        return self.n_prefixes * self.size * self.length
+        return self.n_rows * self.length
 
 
 @dataclass(frozen=True)
@@ -77,10 +68,8 @@ class PaddingMap:
 class PackedSequences(PackedSeqParams):
     """Megatron's parameters of a thd batch, with what our attention reads besides (see `attention`)."""
 
-    prefixes: tuple[PaddedPrefixes, ...] = ()
-    """Batches of prefixes and of whole sequences, longest first."""
-    suffixes: tuple[PaddedSuffixes, ...] = ()
-    """Batches of the suffixes of shared prefixes; their slots come after those of `prefixes`."""
+    batches: tuple[PaddedSegments, ...] = ()
+    """Batches of segments: first those that sequences begin with, longest first, then what follows them, and so on."""
     padding_map: PaddingMap | None = None
     """None where the padded batches, one after another, are the packed row itself."""
     zigzag: ZigZag | None = None
@@ -97,11 +86,6 @@ class PackedSequences(PackedSeqParams):
     """What routers read; None for a model without experts."""
 
     @property
-    def batches(self) -> tuple[PaddedPrefixes | PaddedSuffixes, ...]:
-        """All padded batches, in the order of their slots."""
-        return (*self.prefixes, *self.suffixes)
-
-    @property
     def n_slots(self) -> int:
         """Slots of all padded batches, or this rank's tokens under context parallelism."""
         if self.zigzag is not None:
@@ -109,30 +93,31 @@ class PackedSequences(PackedSeqParams):
         return sum(batch.n_slots for batch in self.batches)
 
 
-def pack(groups: Sequence[PromptGroup], cos_sin: tuple[Tensor, Tensor]) -> PackedSequences:
-    """Describe prompt groups that follow one another in a packed row.
+def pack(trees: Sequence[TokenTree], cos_sin: tuple[Tensor, Tensor]) -> PackedSequences:
+    """Describe trees of samples that follow one another in a packed row.
 
     Args:
-        groups: at least one.
+        trees: at least one.
         cos_sin: [n, rotary_dim] each: cosine and sine of the rotary angles of positions 0 to n - 1, on the
             device of the model; n is at least the longest sequence.
     """
     cos, sin = cos_sin
     device = cos.device
-    positions = upload(np.concatenate([_positions(group) for group in groups]), device)
-    ends = _ends([group.n_tokens for group in groups], device)
-    longest = max(group.prefix + max(group.suffixes, default=0) for group in groups)
-    prefixes, suffixes, tokens = _batches(_parts(groups))
+    spans = [span for tree in trees for span in tree.spans]
+    positions = upload(np.concatenate([np.arange(*span) for span in spans]), device)
+    ends = _ends([tree.n_tokens for tree in trees], device)
+    longest = max(stop for _, stop in spans)
+    segments = row_segments(trees)
+    batches, tokens = _batches(segments)
     return PackedSequences(
         qkv_format="thd",
         cu_seqlens_q=ends,
         cu_seqlens_kv=ends,
         max_seqlen_q=longest,
         max_seqlen_kv=longest,
-        prefixes=prefixes,
-        suffixes=suffixes,
+        batches=batches,
         padding_map=_map_tokens(tokens, len(positions), device),
-        lengths=VariableLengths.of(groups, device) if device.type == "cuda" and cos.itemsize == 2 else None,
+        lengths=VariableLengths.of(segments, device) if device.type == "cuda" and cos.itemsize == 2 else None,
         n_tokens=len(positions),
         cos=cos[positions][:, None],
         sin=sin[positions][:, None],
@@ -163,42 +148,6 @@ def _ends(lengths: Sequence[int], device: torch.device) -> Tensor:
     return upload(np.cumsum([0, *lengths], dtype=np.int32), device)
 
 
-def _positions(group: PromptGroup) -> NDArray[np.int64]:
-    """Return the position of each packed token of a group in its own sequence."""
-    suffixes = [np.arange(group.prefix, group.prefix + n) for n in group.suffixes]
-    return np.concatenate([np.arange(group.prefix), *suffixes])
-
-
-@dataclass(frozen=True)
-class _Part:
-    """A group as ranges of packed tokens: a prefix, and runs of suffixes of similar length."""
-
-    prefix: range
-    runs: tuple[tuple[range, ...], ...]
-
-    @property
-    def order(self) -> tuple[int, ...]:
-        """Sort key: longest first, groups of the same shape together."""
-        return (-len(self.prefix), *(-len(run) for run in self.runs))
-
-
-def _parts(groups: Iterable[PromptGroup]) -> list[_Part]:
-    """Divide each group into its prefix and its suffixes; a prompt that is not shared is one sequence with its response."""
-    parts = []
-    start = 0
-    for group in groups:
-        prefix = range(start, start := start + group.prefix)
-        suffixes = []
-        for n in group.suffixes:
-            suffixes.append(range(start, start := start + n))
-        suffixes = sorted((suffix for suffix in suffixes if suffix), key=lambda suffix: -len(suffix))
-        if len(suffixes) == 1 and suffixes[0].start == prefix.stop:
-            prefix, suffixes = range(prefix.start, suffixes[0].stop), []
-        lengths = [len(prefix) + len(suffix) for suffix in suffixes]
-        parts.append(_Part(prefix, tuple(tuple(suffixes[i] for i in run) for run in _alike(lengths))))
-    return sorted(parts, key=lambda part: part.order)
-
-
 def _alike(lengths: Sequence[int]) -> list[range]:
     """Divide descending lengths into runs of similar length."""
     runs: list[range] = []
@@ -210,29 +159,40 @@ def _alike(lengths: Sequence[int]) -> list[range]:
     return runs
 
 
-def _batches(
-    parts: Sequence[_Part],
-) -> tuple[tuple[PaddedPrefixes, ...], tuple[PaddedSuffixes, ...], list[int]]:
-    """Return the batches of prefixes and suffixes, and the packed token of each slot, -1 for padding."""
-    prefixes: list[PaddedPrefixes] = []
-    suffixes: list[PaddedSuffixes] = []
-    prefix_tokens: list[int] = []
-    suffix_tokens: list[int] = []
-    for rows in _alike([len(part.prefix) for part in parts]):
-        batch = [parts[i] for i in rows]
-        prefix_tokens += _padded([part.prefix for part in batch], length=len(batch[0].prefix))
-        prefixes.append(PaddedPrefixes(len(batch), len(batch[0].prefix)))
+def _batches(segments: Sequence[Segment]) -> tuple[tuple[PaddedSegments, ...], list[int]]:
+    """Return the batches of segments, given by rows, and the packed token of each slot, -1 for padding."""
+    followed: dict[Segment, list[list[Segment]]] = {}
+
+    def order(segment: Segment) -> tuple[int, ...]:
+        """Return a sort key: longest first, those whose children are divided alike together."""
+        return (-len(segment.rows), *(-len(run) for run in followed[segment]))
+
+    def runs_of(siblings: Iterable[Segment]) -> list[list[Segment]]:
+        """Divide segments that follow as many tokens into runs of similar length, of all the tokens up to their ends."""
+        ordered = sorted(siblings, key=order)
+        return [[ordered[i] for i in run] for run in _alike([segment.end for segment in ordered])]
+
+    for segment in reversed(segments):  # children before what they follow
+        followed[segment] = runs_of(segment.children)
+    rows = runs_of(segment for segment in segments if segment.parent is None)
+    batches = [PaddedSegments(len(batch), len(batch[0].rows)) for batch in rows]
+    for number, batch in enumerate(rows):  # which grows by what follows
         first = 0
-        for order, alike in groupby(batch, key=lambda part: part.order):
-            members = list(alike)
-            for runs in zip(*(part.runs for part in members), strict=True):
-                longest = max(len(run[0]) for run in runs)
-                suffix_tokens += _padded([suffix for run in runs for suffix in run], length=longest)
-                suffixes.append(
-                    PaddedSuffixes(len(prefixes) - 1, first, len(members), -order[0], len(runs[0]), longest)
+        for _, same in groupby(batch, key=order):
+            parents = list(same)
+            for runs in zip(*(followed[parent] for parent in parents), strict=True):
+                longest = max(len(run[0].rows) for run in runs)
+                batches.append(
+                    PaddedSegments(len(runs[0]), longest, number, first, len(parents), parents[0].end)
                 )
-            first += len(members)
-    return tuple(prefixes), tuple(suffixes), prefix_tokens + suffix_tokens
+                rows.append([segment for run in runs for segment in run])
+            first += len(parents)
+    slots = [
+        token
+        for shape, batch in zip(batches, rows, strict=True)
+        for token in _padded((segment.rows for segment in batch), length=shape.length)
+    ]
+    return tuple(batches), slots
 
 
 def _padded(ranges: Iterable[range], *, length: int) -> list[int]:

@@ -9,15 +9,16 @@ from dataclasses import dataclass
 from slime_core.samples import TrainBatch
 
 from slime_megatron.batch.bin_packing import pack_micro_batches
-from slime_megatron.batch.prompt_groups import PromptGroup, Routes, group_by_prompt, prompt_groups
+from slime_megatron.batch.sharing import Routes, token_trees
+from slime_megatron.batch.token_tree import TokenTree
 
 
 @dataclass(frozen=True)
 class MicroBatchPlan:
     """Which samples are in a micro-batch."""
 
-    groups: list[list[int]]
-    """Positions in the batch of the samples of each prompt group."""
+    trees: list[TokenTree]
+    """The samples, by what they share."""
     counted: bool = True
     """Whether it counts for the loss; one that does not only gives all data-parallel ranks as many micro-batches."""
 
@@ -29,7 +30,7 @@ def rank_schedule(
     n_ranks: int,
     max_tokens: int,
     share: bool,
-    cost: Callable[[PromptGroup], int] | None,
+    cost: Callable[[TokenTree], int] | None,
     routes: Sequence[Routes] | None = None,
 ) -> list[list[MicroBatchPlan]]:
     """Divide the samples of an optimizer step into micro-batches, the same number for each data-parallel rank.
@@ -42,23 +43,20 @@ def rank_schedule(
         samples: positions in it of those of the optimizer step.
         n_ranks: data-parallel ranks.
         max_tokens: most tokens of a micro-batch.
-        share: whether samples share prompts.
-        cost: FLOPs of a prompt group, by which ranks are balanced; None gives micro-batches to ranks in turn.
-        routes: see `group_by_prompt`.
+        share: whether samples share tokens.
+        cost: FLOPs of a tree of samples, by which ranks are balanced; None gives micro-batches to ranks in turn.
+        routes: see `token_trees`.
 
     Returns:
         The micro-batches of each rank; together the counted ones cover every sample once.
     """
-    groups = group_by_prompt(
-        batch, samples, max_tokens=max_tokens, share=share, at_least=n_ranks, routes=routes
-    )
-    shapes = prompt_groups(batch, groups)
-    cut = pack_micro_batches([shape.n_tokens for shape in shapes], max_tokens, multiple_of=n_ranks)
-    micro_batches = [MicroBatchPlan([groups[k] for k in members]) for members in cut]
-    costs = [0 if cost is None else sum(cost(shapes[k]) for k in members) for members in cut]
+    trees = token_trees(batch, samples, max_tokens=max_tokens, share=share, at_least=n_ranks, routes=routes)
+    cut = pack_micro_batches([tree.n_tokens for tree in trees], max_tokens, multiple_of=n_ranks)
+    micro_batches = [MicroBatchPlan([trees[k] for k in members]) for members in cut]
+    costs = [0 if cost is None else sum(cost(trees[k]) for k in members) for members in cut]
     if missing := -len(micro_batches) % n_ranks:
         shortest = min(samples, key=lambda i: (batch.lengths[i], i))
-        micro_batches += [MicroBatchPlan([[shortest]], counted=False)] * missing
+        micro_batches += [MicroBatchPlan([TokenTree.of_sample(batch, shortest)], counted=False)] * missing
         costs += [0] * missing
     if cost is None:
         return [micro_batches[rank::n_ranks] for rank in range(n_ranks)]

@@ -13,7 +13,10 @@ from slime_megatron.batch.sampling_mask import SamplingMask
 
 @dataclass(frozen=True)
 class ResponseTokens:
-    """The R tokens whose log-probs the model is to return, of which each context-parallel rank has r."""
+    """The R tokens whose log-probs the model is to return, of which each context-parallel rank has r.
+
+    Without context parallelism r are those that differ: a token that samples share is predicted once.
+    """
 
     rows: Tensor
     """int64 [r]: packed position whose hidden state predicts each token, that is the position before it."""
@@ -31,6 +34,8 @@ class ResponseTokens:
     """R."""
     places: Tensor | None = None
     """int64 [r]: indices of this rank's tokens among the R; None where it has all."""
+    repeats: Tensor | None = None
+    """int64 [R]: which of the r each token is; None where each is one of its own."""
     context: dist.ProcessGroup | None = None
     """The context-parallel group, whose ranks have the others."""
     mtp_rows: tuple[MtpRow, ...] = ()

@@ -14,7 +14,9 @@ from slime_models.family.architecture import Architecture
 from slime_models.upload import upload
 from torch import Tensor
 
-from slime_megatron.batch.prompt_groups import PromptGroup, Routes
+from slime_megatron.batch.segments import segments_of
+from slime_megatron.batch.sharing import Routes
+from slime_megatron.batch.token_tree import TokenTree
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,7 @@ class StepRouting:
     """What routers read of the optimizer step that a micro-batch is a part of."""
 
     n_tokens: int
-    """Tokens that are forwarded, those of a shared prefix counted once for each sample."""
+    """Tokens that are forwarded, those that samples share counted once for each."""
     n_samples: int
     """Samples."""
     routes: Sequence[Routes] | None = None
@@ -53,10 +55,7 @@ class StepRouting:
 
 @dataclass(frozen=True)
 class RoutedTokens:
-    """The t tokens that this rank routes, of the n samples of a micro-batch.
-
-    Each sample is two segments of tokens: its prefix, which other samples may share, and its suffix.
-    """
+    """The t tokens that this rank routes, of the n samples of a micro-batch, each of which is a path of segments."""
 
     copies: Tensor
     """float32 [t]: number of samples that each token is part of; 0 for padding, and in a micro-batch that does not count."""
@@ -64,10 +63,12 @@ class RoutedTokens:
     """int64 [t]: the segment of each token; any segment where the token is padding."""
     n_segments: int
     """Number of segments."""
-    prefixes: Tensor
-    """int64 [n]: the segment of each sample's prefix."""
-    suffixes: Tensor
-    """int64 [n]: the segment of each sample's suffix."""
+    n_samples: int
+    """n."""
+    path_samples: Tensor
+    """int64 [pairs]: the sample of each pair of one and a segment of it."""
+    path_segments: Tensor
+    """int64 [pairs]: the segment of each."""
     step: StepRouting
     """What losses are averaged over."""
     routes: dict[int, Tensor] = field(default_factory=dict)
@@ -78,8 +79,7 @@ class RoutedTokens:
 
 
 def routed_tokens(
-    groups: Sequence[PromptGroup],
-    order: Sequence[Sequence[int]],
+    trees: Sequence[TokenTree],
     source: NDArray[np.int64],
     step: StepRouting,
     *,
@@ -89,51 +89,52 @@ def routed_tokens(
     """Describe the tokens that a rank routes.
 
     Args:
-        groups: of the packed row.
-        order: the positions in the batch of each group's samples.
+        trees: of the packed row, padding not among them.
         source: [t] index in the packed row of each of this rank's tokens, -1 for padding.
         step: of the whole optimizer step.
         counted: whether the micro-batch counts for the loss.
         device: of the model.
     """
     lengths: list[int] = []
-    copies: list[int] = []
-    prefixes: list[int] = []
-    suffixes: list[int] = []
-    for group in groups:
-        prefix = len(lengths)
-        lengths.append(group.prefix)
-        copies.append(len(group.suffixes))
-        for n in group.suffixes:
-            prefixes.append(prefix)
-            suffixes.append(len(lengths))
-            lengths.append(n)
-            copies.append(1)
-    segment = np.repeat(np.arange(len(lengths)), lengths)[source]
-    own_copies = np.array(copies, dtype=np.float32)[segment] * (source >= 0) * counted
+    paths, path_segments = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
+    n_samples, n_segments = 0, 0
+    for tree in trees:
+        segments, ends = segments_of(tree, at_ends=True)
+        number = {segment: n_segments + k for k, segment in enumerate(segments)}
+        lengths += [len(segment.rows) for segment in segments]
+        for end in ends:
+            path = [number[segment] for segment in end.path()]
+            paths.append(np.full(len(path), n_samples))
+            path_segments.append(np.array(path))
+            n_samples += 1
+        n_segments += len(segments)
+    n_segments = max(1, n_segments)  # padding is of the first one
+    pairs = np.concatenate(path_segments)
+    segment = np.append(np.repeat(np.arange(len(lengths)), lengths), 0)[source]
+    copies = np.bincount(pairs, minlength=n_segments)[segment] * (source >= 0) * counted
     return RoutedTokens(
-        copies=upload(own_copies.astype(np.float32), device),
+        copies=upload(copies.astype(np.float32), device),
         segment=upload(segment, device),
-        n_segments=len(lengths),
-        prefixes=upload(np.array(prefixes, dtype=np.int64), device),
-        suffixes=upload(np.array(suffixes, dtype=np.int64), device),
+        n_segments=n_segments,
+        n_samples=n_samples,
+        path_samples=upload(np.concatenate(paths), device),
+        path_segments=upload(pairs, device),
         step=step,
-        routes={} if step.routes is None else _own_routes(groups, order, source, step.routes),
+        routes={} if step.routes is None else _own_routes(trees, source, step.routes),
     )
 
 
 def _own_routes(
-    groups: Sequence[PromptGroup],
-    order: Sequence[Sequence[int]],
-    source: NDArray[np.int64],
-    routes: Sequence[Routes],
+    trees: Sequence[TokenTree], source: NDArray[np.int64], routes: Sequence[Routes]
 ) -> dict[int, Tensor]:
     """Return the experts of this rank's tokens in each layer; padding goes to experts 0 to topk - 1."""
-    parts: list[Routes] = []
-    for group, members in zip(groups, order, strict=True):
-        parts.append(routes[members[0]][: group.prefix])
-        parts += [routes[i][group.prefix :] for i in members]
-    row = np.concatenate(parts)
+    row = np.concatenate(
+        [
+            routes[i][start:stop]
+            for tree in trees
+            for i, (start, stop) in zip(tree.members, tree.spans, strict=True)
+        ]
+    )
     own = row[source]
     own[source < 0] = np.arange(row.shape[2], dtype=row.dtype)
     return {layer + 1: torch.from_numpy(own[:, layer].copy()) for layer in range(row.shape[1])}

@@ -15,11 +15,12 @@ from torch import Tensor
 
 from slime_megatron.batch.flops import forward_flops
 from slime_megatron.batch.micro_batch import BatchOnDevice, MicroBatches, make_micro_batch
-from slime_megatron.batch.prompt_groups import PromptGroup, Routes
 from slime_megatron.batch.rank_schedule import rank_schedule
 from slime_megatron.batch.rope import rotary_tables
 from slime_megatron.batch.routing import StepRouting
 from slime_megatron.batch.sampling_mask import SamplingMask
+from slime_megatron.batch.sharing import Routes
+from slime_megatron.batch.token_tree import TokenTree
 from slime_megatron.parallel.process_groups import World
 from slime_megatron.settings.section import MegatronSection
 
@@ -37,7 +38,7 @@ def pack_steps(
     dtype: torch.dtype,
     device: torch.device,
     rotary: Callable[..., tuple[Tensor, Tensor]] = rotary_tables,
-    flops: Callable[[Architecture, PromptGroup], int] = forward_flops,
+    flops: Callable[[Architecture, TokenTree], int] = forward_flops,
 ) -> list[MicroBatches]:
     """Return this rank's micro-batches of each optimizer step.
 
@@ -53,7 +54,7 @@ def pack_steps(
         dtype: of the model.
         device: of the model.
         rotary: makes the rotary tables.
-        flops: counts the FLOPs of a prompt group, which ranks share out.
+        flops: counts the FLOPs of a tree of samples, which ranks share out.
 
     Raises:
         TrainerError: a sample is longer than the model's context; names it.
@@ -91,7 +92,7 @@ def _pack_step(
     world: World,
     max_tokens: int,
     routes: Sequence[Routes] | None,
-    cost: Callable[[PromptGroup], int] | None,
+    cost: Callable[[TokenTree], int] | None,
 ) -> MicroBatches:
     """Return this rank's micro-batches of one optimizer step, of the samples at some positions in the batch."""
     batch = source.batch
@@ -110,7 +111,7 @@ def _pack_step(
     return [
         make_micro_batch(
             source,
-            plan.groups,
+            plan.trees,
             counted=plan.counted,
             routing=None if architecture.num_moe_experts is None else routing,
             mtp_routing=mtp_routing,

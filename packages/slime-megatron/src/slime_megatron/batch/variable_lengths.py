@@ -10,7 +10,7 @@ import torch
 from slime_models.upload import upload
 from torch import Tensor
 
-from slime_megatron.batch.prompt_groups import PromptGroup
+from slime_megatron.batch.segments import Segment
 
 
 @dataclass(frozen=True)
@@ -26,22 +26,13 @@ class VariableLengths:
     longest_key: int
     """Keys of the sequence that has most."""
     key_tokens: Tensor | None
-    """int64 [keys]: the row's tokens that are keys, those of a shared prompt once for each of its samples; None: each once."""
+    """int64 [keys]: the row's tokens that are keys, those that segments share once for each of these; None: each once."""
 
     @classmethod
-    def of(cls, groups: Sequence[PromptGroup], device: torch.device) -> VariableLengths:
-        """Return those of prompt groups that follow one another; see `pack`."""
-        queries: list[int] = []
-        keys: list[list[range]] = []
-        start = 0
-        for group in groups:
-            prefix = range(start, start := start + group.prefix)
-            suffixes = [range(start, start := start + n) for n in group.suffixes]
-            suffixes = [suffix for suffix in suffixes if suffix]
-            if len(suffixes) == 1:  # one sequence: its prompt is shared with no other
-                prefix, suffixes = range(prefix.start, suffixes[0].stop), []
-            queries += [len(prefix), *map(len, suffixes)]
-            keys += [[prefix], *([prefix, suffix] for suffix in suffixes)]
+    def of(cls, segments: Sequence[Segment], device: torch.device) -> VariableLengths:
+        """Return those of the segments of a packed row, by rows."""
+        queries = [len(segment.rows) for segment in segments]
+        keys = [[each.rows for each in segment.path()][::-1] for segment in segments]
         lengths = [sum(map(len, ranges)) for ranges in keys]
         is_shared = sum(lengths) > sum(queries)
         tokens = np.concatenate([np.arange(r.start, r.stop) for ranges in keys for r in ranges])

@@ -10,8 +10,8 @@ from slime_models.delta_rule import CHUNK
 from slime_models.family.architecture import Architecture
 from slime_models.family.families.delta_net import DeltaNetArchitecture
 
-from slime_megatron.batch.flops import forward_flops
-from slime_megatron.batch.prompt_groups import PromptGroup
+from slime_megatron.batch.flops import forward_flops, seen_pairs
+from slime_megatron.batch.token_tree import TokenTree
 from slime_megatron.families.delta_net import GatedDeltaNet
 from slime_megatron.model.family_layers import FamilyLayers
 from slime_megatron.model.layer_spec import layer_spec
@@ -40,25 +40,24 @@ def delta_net_config(architecture: Architecture) -> dict[str, Any]:
     }
 
 
-def delta_net_flops(architecture: Architecture, group: PromptGroup) -> int:
-    """Return the FLOPs of a prompt group's forward pass; those of a delta net are the same for each token."""
+def delta_net_flops(architecture: Architecture, tree: TokenTree) -> int:
+    """Return the FLOPs of a tree's forward pass; those of a delta net are the same for each token."""
     a = architecture
     assert isinstance(a, DeltaNetArchitecture)
     n_linear, n_full = len(a.linear_layers), len(a.full_layers)
-    spans = [(0, group.prefix), *((group.prefix, group.prefix + n) for n in group.suffixes)]
-    pairs = sum(end * (end + 1) // 2 - start * (start + 1) // 2 for start, end in spans)
+    pairs = seen_pairs(tree)
     as_if_full = (
         2
         * n_linear
-        * (a.hidden_size * (a.qkv_size + a.query_size) * group.n_tokens + 2 * a.query_size * pairs)
+        * (a.hidden_size * (a.qkv_size + a.query_size) * tree.n_tokens + 2 * a.query_size * pairs)
     )
-    gates = 2 * n_full * a.hidden_size * a.query_size * group.n_tokens
+    gates = 2 * n_full * a.hidden_size * a.query_size * tree.n_tokens
     projections = a.hidden_size * (a.linear_in_size + a.linear_value_size)
     key, value = a.linear_key_head_dim, a.linear_value_head_dim
     # Of each head and token: both triangles of a chunk, its system solved, three products with the state.
     head = CHUNK * key + CHUNK * (key + value) // 2 + CHUNK * value // 2 + 3 * key * value
     each = projections + a.linear_num_value_heads * head + a.linear_qkv_size * a.linear_conv_kernel_dim
-    return forward_flops(a, group) - as_if_full + gates + 2 * n_linear * each * group.n_tokens
+    return forward_flops(a, tree) - as_if_full + gates + 2 * n_linear * each * tree.n_tokens
 
 
 LAYERS = FamilyLayers(

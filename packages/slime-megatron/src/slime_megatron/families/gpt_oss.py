@@ -18,7 +18,7 @@ from torch import Tensor
 
 from slime_megatron.batch.flops import forward_flops as all_pairs_flops
 from slime_megatron.batch.flops import pairs_before_window
-from slime_megatron.batch.prompt_groups import PromptGroup
+from slime_megatron.batch.token_tree import TokenTree
 from slime_megatron.model.attention import PackedAttention
 from slime_megatron.model.family_layers import FamilyLayers
 from slime_megatron.model.layer_spec import layer_spec
@@ -88,13 +88,13 @@ def _add_bias(expert: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, 
     return output[0] + (inputs[1][:, None] * expert.linear_fc2.bias).type_as(output[0]), None
 
 
-def gpt_oss_flops(architecture: GptOssArchitecture, group: PromptGroup) -> int:
-    """Return the FLOPs of a prompt group's forward pass, without what windows hide."""
+def gpt_oss_flops(architecture: GptOssArchitecture, tree: TokenTree) -> int:
+    """Return the FLOPs of a tree's forward pass, without what windows hide."""
     if architecture.sliding_window is None:
-        return all_pairs_flops(architecture, group)
-    hidden = pairs_before_window(group, architecture.sliding_window)
+        return all_pairs_flops(architecture, tree)
+    hidden = pairs_before_window(tree, architecture.sliding_window)
     each = 4 * architecture.query_size * len(architecture.sliding_layers)
-    return all_pairs_flops(architecture, group) - each * hidden
+    return all_pairs_flops(architecture, tree) - each * hidden
 
 
 LAYERS = FamilyLayers(

@@ -65,7 +65,7 @@ class LatentAttentionSubmodules:
 class LatentAttention(MegatronModule):
     """Latent attention; its weights have the names of Megatron's `MLASelfAttention`.
 
-    That one is not used: it rotates by `cu_seqlens`, which is wrong where suffixes share a prefix, in a host loop over the
+    That one is not used: it rotates by `cu_seqlens`, which is wrong where samples share tokens, in a host loop over the
     sequences, and cuts the projections to latent vectors (see `ReplicatedLinear`).
 
     Args:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from slime_megatron.batch.packing import PackedSequences, PaddedSuffixes
+from slime_megatron.batch.packing import PackedSequences, PaddedSegments
 from slime_megatron.model.attention import PadTokens, UnpadTokens
 
 
@@ -21,10 +21,10 @@ class State:
     memory: Tensor
     """float32 [batch, heads, key width, value width]."""
 
-    def before(self, suffix: PaddedSuffixes) -> State:
-        """Return the states before suffixes: of their prefixes, which are rows of this batch, once for each suffix."""
-        rows = slice(suffix.first, suffix.first + suffix.n_prefixes)
-        inputs, memory = (x[rows].repeat_interleave(suffix.size, dim=0) for x in (self.inputs, self.memory))
+    def before(self, batch: PaddedSegments) -> State:
+        """Return the states before segments that follow rows of this batch: of each row, once for each of its segments."""
+        rows = slice(batch.first, batch.first + batch.n_parents)
+        inputs, memory = (x[rows].repeat_interleave(batch.size, dim=0) for x in (self.inputs, self.memory))
         return State(inputs, memory)
 
 
@@ -36,7 +36,7 @@ Recurrence = Callable[[Sequence[Tensor], Tensor, State | None], tuple[Tensor, St
 def recur(inputs: Sequence[Tensor], packed: PackedSequences, recurrence: Recurrence) -> Tensor:
     """Return the outputs [t, ...] of a recurrence over each packed sequence.
 
-    A shared prefix is computed once: each of its suffixes goes on from its state, in which the gradients of all of them add up.
+    What sequences share is computed once: each goes on from its state, in which the gradients of all of them add up.
 
     Args:
         inputs: [t, ...] each.
@@ -59,8 +59,9 @@ def recur(inputs: Sequence[Tensor], packed: PackedSequences, recurrence: Recurre
         return state
 
     outputs: list[Tensor] = []
-    states = [run(own, prefix.size, None) for prefix, own in zip(packed.prefixes, slots, strict=False)]
-    for suffix, own in zip(packed.suffixes, slots[len(states) :], strict=True):
-        run(own, suffix.n_prefixes * suffix.size, states[suffix.batch].before(suffix))
+    states: list[State] = []
+    for shape, own in zip(packed.batches, slots, strict=True):
+        before = None if shape.parent is None else states[shape.parent].before(shape)
+        states.append(run(own, shape.n_rows, before))
     flat = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
     return flat if padding_map is None else UnpadTokens.apply(flat, padding_map)

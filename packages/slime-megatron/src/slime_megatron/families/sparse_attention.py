@@ -66,7 +66,7 @@ class Indexer(torch.nn.Module):
 class SparseCoreAttention(PackedAttention):
     """`PackedAttention` to the tokens that an indexer chooses, of queries and keys that are rotated already.
 
-    What rates travels with queries and keys through padding, shared prompts and context parallelism, as columns after theirs.
+    What rates travels with queries and keys through padding, shared tokens and context parallelism, as columns after theirs.
     All pairs are computed, and those that were not chosen hidden.
     """
 

@@ -9,7 +9,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from slime_models.family.families.latent_attention.sparse import SparseArchitecture
 
 from slime_megatron.batch.flops import forward_flops, seen_pairs
-from slime_megatron.batch.prompt_groups import PromptGroup
+from slime_megatron.batch.token_tree import TokenTree
 from slime_megatron.families.latent_attention import LatentAttentionSubmodules
 from slime_megatron.families.latent_layers import latent_layer
 from slime_megatron.families.sparse_attention import SparseAttention, SparseCoreAttention
@@ -27,10 +27,10 @@ def sparse_layer(config: TransformerConfig, architecture: SparseArchitecture, nu
     return spec
 
 
-def sparse_flops(architecture: SparseArchitecture, group: PromptGroup) -> int:
-    """Return the FLOPs of a prompt group's forward pass: all pairs are computed, and rated by the indexer before."""
-    rated = 2 * architecture.num_layers * architecture.index_query_size * seen_pairs(group)
-    return forward_flops(architecture, group) + rated
+def sparse_flops(architecture: SparseArchitecture, tree: TokenTree) -> int:
+    """Return the FLOPs of a tree's forward pass: all pairs are computed, and rated by the indexer before."""
+    rated = 2 * architecture.num_layers * architecture.index_query_size * seen_pairs(tree)
+    return forward_flops(architecture, tree) + rated
 
 
 LAYERS = FamilyLayers(layer=sparse_layer, forward_flops=sparse_flops)

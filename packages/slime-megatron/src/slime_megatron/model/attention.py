@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.attention import varlen
 from torch.nn.attention.bias import causal_lower_right
 
-from slime_megatron.batch.packing import PackedSequences, PaddedSuffixes, PaddingMap
+from slime_megatron.batch.packing import PackedSequences, PaddedSegments, PaddingMap
 from slime_megatron.batch.variable_lengths import VariableLengths
 from slime_megatron.parallel.context_parallel import attend_zigzag
 
@@ -32,14 +32,14 @@ class PackedAttention(MegatronModule):
     """Megatron's `core_attention`: rotary embedding and causal attention within each packed sequence.
 
     On CUDA, in bfloat16 and float16, all sequences are attended to by one call of torch's flash kernel for variable lengths,
-    which is made for no shape in particular; samples of a shared prompt each have a copy of its keys and values there. What
+    which is made for no shape in particular; whatever follows shared tokens has a copy of their keys and values there. What
     follows is done on a CPU, in float32, and where that kernel does not take the heads or a subclass has an `attend` of its own.
 
     Sequences of like length are padded on the right to one batch. Causal attention never looks right, so no real
     token sees padding and no mask is needed; what padding itself computes is dropped. One call of
     `scaled_dot_product_attention` a batch instead of one a sequence is 2 to 4 times as fast on a CPU at 90 tokens,
-    and saves the host loop on CUDA. A prompt that several sequences share attends to itself once; the sequences'
-    own tokens then attend to its keys and values and to their own, aligned at the last token.
+    and saves the host loop on CUDA. Tokens that several sequences share attend to themselves once; what follows them in each
+    sequence then attends to their keys and values and to its own, aligned at the last token, and so on down the tree.
 
     The rotary embedding is applied here, and not by `GPTModel`, because Megatron 0.19.2 applies it to packed
     sequences in a host loop with a device sync for each sequence.
@@ -94,18 +94,14 @@ class PackedAttention(MegatronModule):
             query, key, value = (PadTokens.apply(x, padding_map) for x in (query, key, value))
         sizes = [batch.n_slots for batch in packed.batches]
         qkv = list(zip(query.split(sizes), key.split(sizes), value.split(sizes), strict=True))
-        prefixes = [
-            tuple(x.unflatten(0, (prefix.size, prefix.length)) for x in slots)
-            for prefix, slots in zip(packed.prefixes, qkv, strict=False)
-        ]
-        outputs = [self.attend(*prefix) for prefix in prefixes]
-        for suffix, slots in zip(packed.suffixes, qkv[len(prefixes) :], strict=True):
-            q, *own = (x.unflatten(0, (suffix.n_prefixes * suffix.size, suffix.length)) for x in slots)
-            k, v = (
-                _after_prompt(prefix, x, suffix)
-                for prefix, x in zip(prefixes[suffix.batch][1:], own, strict=True)
-            )
-            outputs.append(self.attend(q, k, v))
+        outputs: list[Tensor] = []
+        whole: list[list[Tensor]] = []  # keys and values of each batch, with those before
+        for batch, slots in zip(packed.batches, qkv, strict=True):
+            q, *own = (x.unflatten(0, (batch.n_rows, batch.length)) for x in slots)
+            if batch.parent is not None:
+                own = [_after(before, x, batch) for before, x in zip(whole[batch.parent], own, strict=True)]
+            whole.append(own)
+            outputs.append(self.attend(q, *own))
         flat = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
         return flat if padding_map is None else UnpadTokens.apply(flat, padding_map)
 
@@ -197,17 +193,17 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor
     return rotated if rest.size(-1) == 0 else torch.cat((rotated, rest), dim=-1)
 
 
-def _after_prompt(prefix: Tensor, own: Tensor, suffix: PaddedSuffixes) -> Tensor:
-    """Put the keys (or values) of prefixes before those of their suffixes: [b, prefix + l, groups, head_dim].
+def _after(before: Tensor, own: Tensor, batch: PaddedSegments) -> Tensor:
+    """Put the keys (or values) that segments follow before their own: [b, before + l, groups, head_dim].
 
     Args:
-        prefix: [rows, m, groups, head_dim], the batch that holds the prefixes.
-        own: [b, l, groups, head_dim], the suffixes of one prefix after those of another.
-        suffix: which prefixes they are.
+        before: [rows, m, groups, head_dim], of the batch that they follow.
+        own: [b, l, groups, head_dim], the segments of one row after those of another.
+        batch: which rows they are.
     """
-    prompts = prefix[suffix.first : suffix.first + suffix.n_prefixes, : suffix.prefix_length]
-    own = own.unflatten(0, (suffix.n_prefixes, suffix.size))
-    return torch.cat((prompts[:, None].expand(-1, suffix.size, -1, -1, -1), own), dim=2).flatten(0, 1)
+    shared = before[batch.first : batch.first + batch.n_parents, : batch.before]
+    own = own.unflatten(0, (batch.n_parents, batch.size))
+    return torch.cat((shared[:, None].expand(-1, batch.size, -1, -1, -1), own), dim=2).flatten(0, 1)
 
 
 class PadTokens(torch.autograd.Function):

@@ -19,8 +19,8 @@ from slime_models.family.family import ModelFamily
 from torch import Tensor
 
 from slime_megatron.batch.flops import forward_flops
-from slime_megatron.batch.prompt_groups import PromptGroup
 from slime_megatron.batch.rope import rotary_tables
+from slime_megatron.batch.token_tree import TokenTree
 from slime_megatron.model.layer_spec import layer_spec
 from slime_megatron.model.norm import RMSNorm
 
@@ -50,8 +50,8 @@ class FamilyLayers:
     the embedding, for example."""
     rotary_tables: Callable[..., tuple[Tensor, Tensor]] = rotary_tables
     """`(architecture, length, *, dtype)` -> cosine and sine [length, columns], of several kinds of layers side by side."""
-    forward_flops: Callable[[Any, PromptGroup], int] = forward_flops
-    """FLOPs of a prompt group's forward pass, by which data-parallel ranks get equal shares."""
+    forward_flops: Callable[[Any, TokenTree], int] = forward_flops
+    """FLOPs of a tree's forward pass, by which data-parallel ranks get equal shares."""
 
 
 def block_spec(

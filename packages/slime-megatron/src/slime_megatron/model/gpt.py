@@ -220,6 +220,8 @@ def response_rows(hidden_states: Tensor, context: ResponseTokens, config: Transf
 
 def gather_response_tokens(own: Tensor, context: ResponseTokens) -> Tensor:
     """Return values of all R response tokens from this rank's [r], gathered from context-parallel ranks."""
+    if context.repeats is not None:
+        return own.index_select(0, context.repeats)
     if context.places is None:
         return own
     whole: Tensor = GatherTokens.apply(own, context.places, context.n_tokens, context.context)

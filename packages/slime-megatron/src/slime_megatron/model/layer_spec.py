@@ -64,7 +64,7 @@ def _take_transformer_engine(
 ) -> None:
     """Put TransformerEngine's linear layers and norms in a layer; names and shapes of its weights stay.
 
-    Attention is ours, which knows of shared prompts, and experts stay Megatron's own.
+    Attention is ours, which knows of shared tokens, and experts stay Megatron's own.
     """
     if not (torch.cuda.is_available() and find_spec("transformer_engine")):
         raise TrainerError(

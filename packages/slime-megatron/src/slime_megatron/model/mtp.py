@@ -3,7 +3,7 @@
 They are trained on the policy's hidden states without changing the policy: hidden states, embedding and output layer reach
 them detached, and their gradient is clipped by a norm of its own. Their inputs are in `batch.mtp_inputs`.
 
-Megatron 0.19.2 shifts ids within `cu_seqlens`, which is wrong where suffixes that share a prefix follow one another, and its
+Megatron 0.19.2 shifts ids within `cu_seqlens`, which is wrong where samples that share tokens follow one another, and its
 loss (`process_mtp_loss`) takes the logits of all tokens at once, those of prompts included, weighted by micro-batch. So the
 layers are given their ids here, and the log-probs of their predictions are computed in `model.gpt`.
 """

@@ -9,7 +9,7 @@ a set of tokens (always by the scores alone, also where routes are replayed or t
     seq_aux_loss     coefficient * mean over samples of E * sum over experts of f * (mean of p); both of the sample
     z loss           coefficient / N * sum over tokens of logsumexp(logits) ** 2
 
-A token of a shared prefix counts once for each sample; padding and micro-batches that do not count for the loss never do.
+A token that samples share counts once for each; padding and micro-batches that do not count for the loss never do.
 Except for the f of the first two, nothing depends on how a step is divided into micro-batches. Megatron's own scaling
 assumes micro-batches of one size and a loss that is divided by tokens later.
 
@@ -134,7 +134,8 @@ class PackedRouter(TopKRouter):
         tokens = self.tokens
         real = values.float() * (tokens.copies > 0)[:, None]
         segments = real.new_zeros(tokens.n_segments, values.shape[1]).index_add(0, tokens.segment, real)
-        return segments[tokens.prefixes] + segments[tokens.suffixes]
+        samples = segments.new_zeros(tokens.n_samples, values.shape[1])
+        return samples.index_add(0, tokens.path_samples, segments[tokens.path_segments])
 
     def _attach(self, activation: Tensor, name: str, coefficient: float, loss: Tensor) -> Tensor:
         """Return `activation` with the gradient of a loss, of which this rank has a share, and report the share."""

@@ -45,7 +45,7 @@ class MegatronSection(SectionModel):
     recompute_granularity: Literal["full", "selective"] | None = None
     """What is computed again in the backward pass instead of being kept: whole layers, or attention alone."""
     share_prefix: bool = True
-    """Forward the prompt that samples of a group share once for all of them; not done under context parallelism."""
+    """Forward once what samples of a group begin with alike: prompts, turns, forks; not done under context parallelism."""
     log_probs_chunk_size: Count = 4096
     """Response tokens whose logits are held at once; in training, logits of the tokens beyond are computed twice."""
     update_weight_buffer_size: Count = 512 * 1024**2

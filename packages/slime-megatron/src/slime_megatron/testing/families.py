@@ -62,7 +62,7 @@ def random_model(
 def check_trained_family(family: ModelFamily, folder: Path) -> None:
     """Check what the trainer makes of a model of a family, in float32 and one process, against transformers.
 
-    Logits and gradients are those of transformers, also where sequences are packed into one row and share a prompt; weights come
+    Logits and gradients are those of transformers, also where sequences are packed into one row and share what they begin with; weights come
     out as they went in, under all names of the folder; and adapters that are merged compute what adapters beside them do. Where
     the family has windows, they must be shorter than 40 tokens, else the check does not see them.
 
@@ -144,20 +144,16 @@ class _Pair:
         load_weights(self.model, self.stored, family, self.architecture)
 
     def sequences(self) -> list[Tensor]:
-        """Return sequences of several lengths; the last two begin with the same 23 tokens."""
+        """Return sequences of several lengths; the last three begin with the same 23 tokens, and two of them with 37."""
         generator = torch.Generator().manual_seed(1)
 
         def drawn(n: int) -> Tensor:
             return torch.randint(0, self.architecture.vocab_size, (n,), generator=generator)
 
         shared = drawn(23)
-        return [
-            drawn(_LENGTH),
-            drawn(48),
-            drawn(19),
-            drawn(1),
-            *(torch.cat((shared, drawn(n))) for n in (31, 9)),
-        ]
+        alone = [drawn(n) for n in (_LENGTH, 48, 19, 1)]
+        longest, last = (torch.cat((shared, drawn(n))) for n in (31, 9))
+        return [*alone, longest, torch.cat((longest[:37], drawn(8))), last]
 
     def exported(self) -> dict[str, Tensor]:
         """Return Hugging Face name -> tensor, adapters merged."""
@@ -194,24 +190,17 @@ class _Pair:
         require(not changed, where, found=f"{changed[:3]} changed", wanted="the numbers of the folder")
 
     def logits(self, sequences: Sequence[Tensor]) -> list[Tensor]:
-        """Return the trainer's logits [tokens, vocab_size] of sequences packed into one row, the last two by a shared prefix."""
+        """Return the trainer's logits [tokens, vocab_size] of sequences packed into one row, the last three as one tree."""
         from slime_megatron.batch.packing import pack
-        from slime_megatron.batch.prompt_groups import PromptGroup
+        from slime_megatron.batch.token_tree import TokenTree
 
         tables = self.layers.rotary_tables(self.architecture, _LENGTH, dtype=torch.float32)
-        row, groups = list(sequences), [PromptGroup(len(each), ()) for each in sequences]
-        share = len(sequences) > 1
-        if share:
-            prefix, suffixes = sequences[-2][:23], [each[23:] for each in sequences[-2:]]
-            row = [*sequences[:-2], prefix, *suffixes]
-            groups = [*groups[:-2], PromptGroup(23, tuple(map(len, suffixes)))]
-        packed = pack(groups, tables)
-        out = self.model(torch.cat(row)[None], None, None, packed_seq_params=packed)[0]
-        parts = list(out.split([len(each) for each in row]))
-        if not share:
-            return parts
-        *alone, prefix_rows, first, second = parts
-        return [*alone, torch.cat((prefix_rows, first)), torch.cat((prefix_rows, second))]
+        shared = (0, 0, 0, 0, 0, 37, 23)[: len(sequences)]
+        lengths = tuple(map(len, sequences))
+        tree = TokenTree(lengths, shared, lengths)
+        row = torch.cat([each[n:] for each, n in zip(sequences, shared, strict=True)])
+        out = self.model(row[None], None, None, packed_seq_params=pack([tree], tables))[0]
+        return [out[torch.from_numpy(path)] for path in tree.paths()]
 
     def check_logits(self, where: str, sequences: Sequence[Tensor], *, relative: bool = False) -> None:
         """Check logits against transformers', a sequence at a time."""

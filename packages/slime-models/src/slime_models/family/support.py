@@ -12,7 +12,7 @@ from slime_models.family.family import ModelFamily
 
 #: Feature -> what has been shown where the table says yes. Features that are kinds of parallelism have Megatron's names.
 FEATURES: Mapping[str, str] = {
-    "train": "logits and gradients of the trainer equal transformers' to 1e-5 in float32, packed and with shared prompts too",
+    "train": "logits and gradients of the trainer equal transformers' to 1e-5 in float32, packed and with shared tokens too",
     "convert": "Hugging Face to Megatron and back, bit for bit",
     "lora": "LoRA adapters beside the layers compute what they compute merged",
     "mtp": "multi-token prediction layers are trained",

@@ -1,9 +1,11 @@
-"""Transport `distributed`: tensors broadcast over a gloo group of the sender and the receivers.
+"""Transport `distributed`: tensors broadcast over a gloo group of the sender and the receivers, or written to shared memory.
 
 The process group lives for one update. It forms through a TCP store, as a bare `ProcessGroupGloo`, so that it neither needs
 nor touches torch's default group. When a member's process ends, the other's call fails at once; a member that hangs is
 noticed after the channel's `timeout_s`. Each bucket is announced (names, shapes, dtypes, fingerprints), then all of its tensors
-follow at once, straight from the sender's memory to their places in the receiver's shared memory.
+follow at once, straight from the sender's memory to their places in the receiver's shared memory. A sender on the receiver's
+machine writes them there itself, before it announces them, and the group carries the announcements alone. One that was given
+up may still write the bucket that it has begun; fingerprints tell, as they are of what is there.
 
 The store listens on the channel's host only, and each member on the address by which its machine reaches that one. Whoever
 reaches these addresses (any user of the machine, where they are loopback ones) can connect and read the store, so each member
@@ -33,9 +35,11 @@ from torch import Tensor
 
 from slime_models.tensor_spec import Spec
 from slime_models.transfer.manifest import Entry, UpdateManifest, bytes_of, entries_of
+from slime_models.transfer.same_host import MemoryAddress, SharedWeights
 from slime_models.transfer.staging import StagedUpdate
 from slime_models.transfer.storage import UpdateStorage, pauses
-from slime_models.transfer.transport import ThreadSender, Transport
+from slime_models.transfer.threads import copy_all
+from slime_models.transfer.transport import OnThread, ThreadSender, Transport
 
 #: Its type stubs lack stores and bare groups.
 dist: Any = torch.distributed
@@ -63,6 +67,8 @@ class BroadcastChannel:
     n_receivers: int
     timeout_s: float
     """Deadline of meeting, and of each broadcast."""
+    memory: MemoryAddress | None = None
+    """Memory of the only receiver; None where all bytes are to go through the group."""
 
 
 def open_store(host: str, timeout_s: float) -> Any:
@@ -97,12 +103,31 @@ def call_off(store: Any, channel: BroadcastChannel) -> None:
     dist.PrefixStore(channel.key, store).set(_OFF, "1")
 
 
-class Broadcast:
-    """One update, being sent: rank 0 of an update's process group. A context manager."""
+class MappedMemory:
+    """The memory of a receiver on this machine, mapped for as long as updates go to it."""
 
-    def __init__(self, plan: TransferPlan) -> None:
+    def __init__(self) -> None:
+        self._last: SharedWeights | None = None
+
+    def open(self, address: MemoryAddress | None) -> SharedWeights | None:
+        """Return the memory at an address; None where there is none that this process sees."""
+        self._last = None if address is None else address.opened(self._last)
+        return self._last
+
+
+class Broadcast:
+    """One update, being sent: rank 0 of an update's process group. A context manager.
+
+    Args:
+        plan: of the update.
+        mapped: the receiver's memory, which it keeps for the sender's next update.
+    """
+
+    def __init__(self, plan: TransferPlan, mapped: MappedMemory | None = None) -> None:
         self._channel: BroadcastChannel = plan.channel
         self._version = plan.version
+        self._mapped = MappedMemory() if mapped is None else mapped
+        self._memory: SharedWeights | None = None
 
     def __enter__(self) -> Broadcast:
         """Form the group with the receivers.
@@ -131,12 +156,18 @@ class Broadcast:
             self._group: Any = _group(store, 0, channel)
         except RuntimeError as error:
             raise WeightSyncError(f"update to version {self._version}: no group formed: {error}") from error
+        self._memory = self._mapped.open(channel.memory)
         return self
 
     def put(self, bucket: Bucket, fingerprints: Fingerprint) -> int:
-        """Announce a bucket and broadcast its tensors."""
-        entries = entries_of(bucket, fingerprints)
-        self._announce({"version": self._version, "entries": [asdict(entry) for entry in entries]})
+        """Announce a bucket and broadcast its tensors, or write them to the receiver's memory and announce it."""
+        is_there = self._memory is not None
+        if self._memory is not None:
+            write_bucket(self._memory, bucket)
+        entries = [asdict(entry) for entry in entries_of(bucket, fingerprints)]
+        self._announce({"version": self._version, "entries": entries, "is_there": is_there})
+        if is_there:
+            return bytes_of(bucket)
         self._broadcast(
             tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
             for _, tensor in bucket
@@ -150,7 +181,7 @@ class Broadcast:
 
     def __exit__(self, *error: object) -> None:
         """Leave the group; receivers that wait for more then fail."""
-        self._group = None
+        self._group = self._memory = None
 
     def _announce(self, message: Mapping[str, Any]) -> None:
         text = torch.frombuffer(bytearray(json.dumps(message).encode()), dtype=torch.uint8)
@@ -164,6 +195,16 @@ class Broadcast:
             raise WeightSyncError(
                 f"update to version {self._version}: a receiver left or hung during the broadcast: {error}"
             ) from error
+
+
+def write_bucket(memory: SharedWeights, bucket: Bucket) -> None:
+    """Copy the tensors that the receiver's model has to their places; of others it learns by the announcement."""
+    pairs: list[tuple[Tensor, Tensor]] = []
+    for name, tensor in bucket:
+        room = memory.room(name, tensor.nbytes)
+        if room is not None and tensor.numel():
+            pairs.append((room.view(tensor.dtype).view(tensor.shape), tensor))
+    copy_all(pairs)
 
 
 def receive_broadcast(
@@ -190,7 +231,8 @@ def receive_broadcast(
         while message := _message(group):
             version = message["version"]
             new = [Entry(**values | {"shape": tuple(values["shape"])}) for values in message["entries"]]
-            _broadcast(group, _rooms(new, room))
+            if not message["is_there"]:
+                _broadcast(group, _rooms(new, room))
             entries += new
     except _StrangerError as error:
         raise WeightSyncError(str(error)) from error
@@ -285,6 +327,7 @@ class BroadcastReceiver:
             secret=secrets.token_hex(32),
             n_receivers=1,
             timeout_s=self._storage.timeout_s,
+            memory=self._storage.staging.address,
         )
 
     async def arrive(self, plan: TransferPlan) -> StagedUpdate:
@@ -310,9 +353,13 @@ class BroadcastReceiver:
         return open_store(self._storage.host, self._storage.timeout_s)
 
 
+def _create_sender(on_thread: OnThread) -> ThreadSender:
+    return ThreadSender(partial(Broadcast, mapped=MappedMemory()), on_thread)
+
+
 #: The entry point `distributed` of `slime.transports`.
 TRANSPORT = Transport(
     name="distributed",
-    create_sender=partial(ThreadSender, Broadcast),
+    create_sender=_create_sender,
     create_receiver=BroadcastReceiver,
 )

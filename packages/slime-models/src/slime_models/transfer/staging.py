@@ -30,6 +30,7 @@ from slime_models.transfer.manifest import (
     check_manifest,
     read_manifest,
 )
+from slime_models.transfer.same_host import MemoryAddress, SharedWeights, address_of
 from slime_models.transfer.threads import copy_all
 
 #: File of a staging folder with the bytes of all tensors.
@@ -78,6 +79,8 @@ class StagingFolder:
         folder.mkdir(parents=True, exist_ok=True)
         _reserve(folder / WEIGHTS, n_bytes=end)
         self._bytes = _mapped(folder / WEIGHTS, n_bytes=end)
+        self._places = {name: (self._offsets[name], spec.n_bytes) for name, spec in specs.items()}
+        self._shared = SharedWeights(self._bytes, self._places)
         self._sealed: UpdateManifest | None = None
 
     @property
@@ -157,10 +160,12 @@ class StagingFolder:
 
     def room(self, name: str, n_bytes: int) -> Tensor | None:
         """Return the memory of a tensor, [n_bytes] uint8; None where the model has none of this name and size."""
-        spec = self._specs.get(name)
-        if spec is None or spec.n_bytes != n_bytes:
-            return None
-        return self._bytes[self._offsets[name] : self._offsets[name] + n_bytes]
+        return self._shared.room(name, n_bytes)
+
+    @property
+    def address(self) -> MemoryAddress | None:
+        """Where a sender on this machine finds the `room` of each tensor."""
+        return address_of(self.folder / WEIGHTS, n_bytes=self.n_bytes, places=self._places)
 
     def forget(self) -> None:
         """Remove the manifests: what is there is no update any more."""

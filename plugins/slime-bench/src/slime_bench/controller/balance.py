@@ -53,10 +53,11 @@ def divisions(n_samples: int, n_ranks: int) -> list[Division]:
             n_ranks=n_ranks,
             max_tokens=MAX_TOKENS,
             share=False,
-            cost=lambda group: group.n_tokens,
+            cost=lambda tree: tree.n_tokens,
         )
         return [
-            [i for micro in rank if micro.counted for group in micro.groups for i in group] for rank in ranks
+            [i for micro in rank if micro.counted for tree in micro.trees for i in tree.members]
+            for rank in ranks
         ]
 
     found = [

@@ -7,8 +7,8 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -30,12 +30,16 @@ from slime_bench.trainer.work import (
 )
 
 _GIB = 2**30
+#: Name -> seconds since some moment: of time, or that the process has used of all processors.
+_CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 _NOTES = """\
 Both: log-probs of the responses, gradients, their norm clipped, AdamW with float32 master weights.
 tokens/s: of the samples, padding not counted. spread: slowest to fastest step. of peak (MFU):
 operations that the samples need, forward and twice that backward, without padding, logits of
 prompts, or what is computed twice. padding: share of computed tokens, slime's in attention alone.
-held: memory that a side has between steps. peak: the most in a step."""
+held: memory that a side has between steps. peak: the most in a step. alone: slime, every sample by
+itself. With --clock cpu seconds are those of all threads of the process, which other work on the
+machine does not add to as it does to time."""
 
 
 def trainer(argv: list[str]) -> int:
@@ -101,7 +105,10 @@ def _measure(options: argparse.Namespace, folder: Path, registry: Registry) -> d
     work = []
     for lengths, batch in zip(options.lengths, batches, strict=True):
         sides = [_Side(side.name, side.step(batch), held[side.name]) for side in (ours, *others)]
-        _take_turns(sides, peak, repeats=options.repeats)
+        if lengths.common is not None:
+            apart = replace(batch, group_ids=batch.sample_ids)  # samples of different groups share nothing
+            sides.insert(1, _Side("alone", ours.step(apart), held[ours.name]))
+        _take_turns(sides, peak, _CLOCKS[options.clock], repeats=options.repeats)
         flops = needed_flops(ours.architecture, batch)
         work.append(
             {
@@ -121,6 +128,7 @@ def _measure(options: argparse.Namespace, folder: Path, registry: Registry) -> d
         "dtype": "bfloat16",
         "device": device_name(device),
         "threads": torch.get_num_threads(),
+        "clock": options.clock,
         "versions": {name: version(name) for name in ("torch", "transformers", "megatron-core")},
         "repeats": options.repeats,
         "max_tokens": options.max_tokens,
@@ -137,7 +145,7 @@ def _held(step: Step, before: int | None, device: torch.device) -> int | None:
     return None if before is None or after is None else after - before
 
 
-def _take_turns(sides: list[_Side], peak: Peak, *, repeats: int) -> None:
+def _take_turns(sides: list[_Side], peak: Peak, clock: Callable[[], float], *, repeats: int) -> None:
     """Time the sides in turn, so that all meet one machine; a step of each before that tells its memory."""
     for side in sides:
         before = bytes_in_use(peak.device)
@@ -149,10 +157,10 @@ def _take_turns(sides: list[_Side], peak: Peak, *, repeats: int) -> None:
         peak.observe()
         for side in sides:
             finish(peak.device)
-            start = time.perf_counter()
+            start = clock()
             done = side.run()
             finish(peak.device)
-            side.seconds.append(time.perf_counter() - start)
+            side.seconds.append(clock() - start)
             side.update_seconds.append(done.update_s)
 
 
@@ -176,7 +184,8 @@ def _table(report: dict[str, Any]) -> str:
     threads = f", {report['threads']} threads" if report["device"] == "cpu" else ""
     lines = [
         f"{report['model']}, {report['parameters'] / 1e6:.1f} million parameters, {report['dtype']}; "
-        f"{report['device']}{threads}; median of {report['repeats']} steps",
+        f"{report['device']}{threads}; median of {report['repeats']} steps"
+        f"{' by CPU time' if report['clock'] == 'cpu' else ''}",
         f"peak {report['peak_flops_per_s'] / 1e12:.3g} TFLOP/s: {report['peak_source']}",
         "",
     ]
@@ -189,7 +198,8 @@ def _table(report: dict[str, Any]) -> str:
             for i, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         lines.append("  ".join(cells).rstrip())
-    lines += [line for work in report["work"] for line in _ratio(work)]
+    is_wall = report["clock"] == "wall"  # by which the optimizer's part is timed
+    lines += [line for work in report["work"] for line in _ratio(work, is_wall=is_wall)]
     return "\n".join([*lines, "", _NOTES])
 
 
@@ -210,27 +220,28 @@ def _rows(work: dict[str, Any]) -> Iterator[tuple[str, ...]]:
         )
 
 
-def _ratio(work: dict[str, Any]) -> list[str]:
-    """Return the lines that compare: of each turn, then their median."""
-    if len(work["sides"]) == 1:
-        return []
-    sides = list(work["sides"].values())
-    whole = [side["seconds"] for side in sides]
-    without = [
-        [a - b for a, b in zip(side["seconds"], side["update_seconds"], strict=True)] for side in sides
-    ]
-    return [
-        f"{work['samples']}: slime {_times(*whole)}",
-        f"{' ' * len(work['samples'])}  without the optimizer: {_times(*without)}",
-    ]
+def _ratio(work: dict[str, Any], *, is_wall: bool) -> list[str]:
+    """Return the lines that compare with each other side: of each turn, then their median."""
+    (_, ours), *others = work["sides"].items()
+    lines = []
+    for name, side in others:
+        lines.append(f"{work['samples']}: slime {_times(ours['seconds'], side['seconds'], name)}")
+        if name != "alone" and is_wall:
+            without = [
+                [a - b for a, b in zip(each["seconds"], each["update_seconds"], strict=True)]
+                for each in (ours, side)
+            ]
+            lines.append(
+                f"{' ' * len(work['samples'])}  without the optimizer: {_times(without[0], without[1], name)}"
+            )
+    return lines
 
 
-def _times(ours: list[float], theirs: list[float]) -> str:
-    """Return how many times as fast ours is."""
+def _times(ours: list[float], theirs: list[float], name: str) -> str:
+    """Say how many times as fast as the other side ours is."""
     ratios = [b / a for a, b in zip(ours, theirs, strict=True)]
-    return (
-        f"{statistics.median(ratios):.2f} times as fast (turn by turn {min(ratios):.2f} to {max(ratios):.2f})"
-    )
+    turns = f"turn by turn {min(ratios):.2f} to {max(ratios):.2f}"
+    return f"{statistics.median(ratios):.2f} times as fast as {name} ({turns})"
 
 
 def _count(text: str) -> int:
@@ -255,6 +266,15 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         "--sequence",
         help="full fine-tuning in the place of --prompt and --response: samples of so many tokens, and the next "
         "figures with so many, as in 4096,16384; as many samples as the longest has tokens for, if --samples is not given",
+    )
+    parser.add_argument(
+        "--shared",
+        type=float,
+        help="percentage of tokens that samples have in common, from 45 to 85: conversations of eight forks, beside the same "
+        "samples each by itself",
+    )
+    parser.add_argument(
+        "--clock", choices=list(_CLOCKS), default="wall", help="time, or CPU time where the machine is busy"
     )
     parser.add_argument(
         "--max-tokens", type=_count, help="tokens of a micro-batch (4096, or the longest --sequence)"
@@ -282,11 +302,18 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         parser.error(f"--peak-tflops {options.peak_tflops}; wanted more than 0")
     if options.shape and options.shape not in SHAPES and not Path(options.shape).is_dir():
         parser.error(f"--shape {options.shape}: wanted {', '.join(SHAPES)}, or a folder with a config.json")
-    if sequences:
+    n = options.samples or 64
+    if options.shared is not None:
+        if sequences or n % 8 or not 45 <= options.shared <= 85:
+            parser.error(
+                f"--shared {options.shared:g}: wanted 45 to 85, a number of --samples that eight divides (not {n}), and no "
+                "--sequence"
+            )
+        size = {"prompt": options.prompt, "response": options.response}
+        options.lengths = [Lengths.forked(n, **size, shared=options.shared / 100)]
+    elif sequences:
         options.lengths = [Lengths.equal(options.samples or max(sequences) // n, n) for n in sequences]
     else:
-        options.lengths = [
-            Lengths.drawn(options.samples or 64, prompt=options.prompt, response=options.response)
-        ]
+        options.lengths = [Lengths.drawn(n, prompt=options.prompt, response=options.response)]
     options.max_tokens = options.max_tokens or max(sequences, default=4096)
     return options

@@ -87,9 +87,9 @@ Step = Callable[[], Done]
 def needed_flops(architecture: Architecture, batch: TrainBatch) -> int:
     """Return the floating point operations that a step over the batch needs: forward, and twice that backward."""
     from slime_megatron.batch.flops import forward_flops  # imports Megatron
-    from slime_megatron.batch.prompt_groups import prompt_group
+    from slime_megatron.batch.token_tree import TokenTree
 
-    return 3 * sum(forward_flops(architecture, prompt_group(batch, [i])) for i in range(len(batch)))
+    return 3 * sum(forward_flops(architecture, TokenTree.of_sample(batch, i)) for i in range(len(batch)))
 
 
 class Ours:

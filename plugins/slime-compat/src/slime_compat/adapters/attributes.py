@@ -8,6 +8,11 @@ import textwrap
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from slime_core.config.settings import Settings
+
+#: What samples have there, and not here.
+_OF_SAMPLES = frozenset({"Status", "append_response_tokens", "get_reward_value", "loss_masks"})
+
 
 def unknown_attributes(function: Callable[..., Any], known: frozenset[str]) -> dict[str, str]:
     """Return attributes of `args` that a function reads and that are not known: name -> file and line, the first one.
@@ -34,6 +39,29 @@ def unknown_attributes(function: Callable[..., Any], known: frozenset[str]) -> d
                 if inspect.isfunction(called):
                     waiting.append(called)
     return found
+
+
+def is_foreign(function: Callable[..., Any], package: str) -> bool:
+    """Return whether a function that either system could call was written for the other one.
+
+    Args:
+        function: with a parameter `args`.
+        package: that files written for that system import.
+    """
+    try:
+        tree = ast.parse(inspect.getsource(inspect.getmodule(function)))  # type: ignore[arg-type]  # no module, no source
+    except (OSError, TypeError, SyntaxError):
+        return False
+    if any(_imports(node, package) for node in ast.walk(tree)):
+        return True
+    used = {node.attr for node, _ in _nodes(function) if isinstance(node, ast.Attribute)}
+    return bool(used & _OF_SAMPLES) or bool(unknown_attributes(function, frozenset(dir(Settings))))
+
+
+def _imports(node: ast.AST, package: str) -> bool:
+    if isinstance(node, ast.ImportFrom):
+        return (node.module or "").partition(".")[0] == package and not node.level
+    return isinstance(node, ast.Import) and any(one.name.partition(".")[0] == package for one in node.names)
 
 
 def _nodes(function: Any) -> Iterator[tuple[ast.AST, str]]:

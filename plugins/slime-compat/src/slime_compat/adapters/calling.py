@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from slime_core.config.settings import Settings
 from slime_core.errors import PluginError
 from slime_core.plugins.importing import IMPORT_FAILURES, import_object
 
 from slime_compat.adapters.attributes import unknown_attributes
-from slime_compat.adapters.table import FORMS, Form, fit
+from slime_compat.adapters.table import FORMS, fit
 from slime_compat.views.namespace import Args, known_names
+
+#: Group of functions whose `args`, where ours have some, is the trainer's own.
+_OF_TRAINER = "slime.megatron_hooks"
 
 
 class Theirs:
@@ -29,7 +33,7 @@ class Theirs:
     def __init__(
         self, group: str, path: str, run_args: Mapping[str, Any] | None, *, flag: str | None = None
     ) -> None:
-        self.form: Form = FORMS[group, flag]
+        self.group, self.form = group, FORMS[group, flag]
         self.path = path
         try:
             self.function: Callable[..., Any] = import_object(path)
@@ -45,7 +49,10 @@ class Theirs:
 
     def _check_attributes(self, run_args: Mapping[str, Any]) -> None:
         """Refuse a function that reads attributes of `args` that are not there."""
-        unknown = unknown_attributes(self.function, frozenset(known_names(run_args)))
+        if self.group == _OF_TRAINER and not self.form.ours:
+            return  # what ours gives such a function as `args` is the trainer's to say
+        known = {*known_names(run_args), *(dir(Settings) if not self.form.ours else ())}
+        unknown = unknown_attributes(self.function, frozenset(known))
         if unknown:
             name, where = next(iter(unknown.items()))
             raise PluginError(

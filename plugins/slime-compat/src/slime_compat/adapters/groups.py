@@ -11,6 +11,7 @@ from slime_core.samples import Group, Sample
 from slime_compat.adapters.calling import Theirs
 from slime_compat.views.outputs import DynamicFilterOutput
 from slime_compat.views.sample import viewed, viewed_groups
+from slime_compat.views.tracking import logging_to
 
 _GROUP = "slime.rollout_hooks"
 
@@ -61,7 +62,7 @@ class BufferFilter(_Hook):
     def __call__(self, args: Any, rollout_id: int | None, buffer: list[Group], num_samples: int) -> Any:
         """Return the groups to generate next."""
         viewed_groups(buffer)
-        return self._call(self._args, rollout_id, buffer, num_samples)
+        return self._call(self._args.before(args), rollout_id, buffer, num_samples)
 
 
 class SampleHook(_Hook):
@@ -73,7 +74,9 @@ class SampleHook(_Hook):
         self, args: Any, sample: Sample, *, rollout_id: int | None = None, evaluation: bool = False
     ) -> Any:
         """Show a sample that was generated and is not scored."""
-        return self._call(self._args, viewed(sample), rollout_id=rollout_id, evaluation=evaluation)
+        return self._call(
+            self._args.before(args), viewed(sample), rollout_id=rollout_id, evaluation=evaluation
+        )
 
 
 class SampleFilter(_Hook):
@@ -84,7 +87,7 @@ class SampleFilter(_Hook):
     def __call__(self, args: Any, groups: list[Group]) -> Any:
         """Show the groups of a step."""
         viewed_groups(groups)
-        return self._call(self._args, groups)
+        return self._call(self._args.before(args), groups)
 
 
 class AllSamples(_Hook):
@@ -101,7 +104,7 @@ class AllSamples(_Hook):
             viewed_groups(groups)
             return groups
 
-        return self._call(self._args, all_groups, taken)
+        return self._call(self._args.before(args), all_groups, taken)
 
 
 class Conversion(_Hook):
@@ -111,7 +114,7 @@ class Conversion(_Hook):
 
     def __call__(self, args: Any, samples: Sequence[Sample]) -> Any:
         """Return the columns."""
-        return self._call(self._args, [viewed(sample) for sample in samples])
+        return self._call(self._args.before(args), [viewed(sample) for sample in samples])
 
 
 class RolloutLog(_Hook):
@@ -123,7 +126,10 @@ class RolloutLog(_Hook):
         self, rollout_id: int, args: Any, samples: list[Sample], metrics: Any, rollout_time: float
     ) -> Any:
         """Show a step's samples and metrics."""
-        return self._call(rollout_id, self._args, [viewed(one) for one in samples], metrics, rollout_time)
+        with logging_to(metrics):
+            return self._call(
+                rollout_id, self._args.before(args), [viewed(one) for one in samples], metrics, rollout_time
+            )
 
 
 class EvaluationLog(_Hook):
@@ -136,4 +142,5 @@ class EvaluationLog(_Hook):
         for entry in data.values():
             for sample in entry["samples"]:
                 viewed(sample)
-        return self._call(rollout_id, self._args, data, metrics)
+        with logging_to(metrics):
+            return self._call(rollout_id, self._args.before(args), data, metrics)

@@ -38,7 +38,7 @@ class Init(_Hook):
     def __call__(self, settings: Any) -> None:
         """Show the settings, with the number of this rank and of all."""
         self._args.rank, self._args.world_size = settings.rank.number, settings.rank.count
-        self._call(self._args)
+        self._call(self._args.before(settings))
 
 
 class ModelProvider(_Hook):
@@ -90,7 +90,7 @@ class RolloutData(_Hook):
 
     def __call__(self, args: Any, rollout_id: int, rollout_data: Any) -> None:
         """Show the data of a step."""
-        self._call(self._args, rollout_id, rollout_data)
+        self._call(self._args.before(args), rollout_id, rollout_data)
 
 
 class PostWrite(_Hook):
@@ -100,4 +100,4 @@ class PostWrite(_Hook):
 
     def __call__(self, args: Any, version_dir: str, rollout_engines: Any) -> None:
         """Show the folder; the engines are none: trainers do not know them."""
-        self._call(self._args, version_dir, rollout_engines)
+        self._call(self._args.before(args), version_dir, rollout_engines)

@@ -12,6 +12,8 @@ from typing import Any
 
 from slime_core.plugins.adapter import Adapter
 
+from slime_compat.adapters.attributes import is_foreign
+
 #: Package with the reference system's import names, which slime-compat brings.
 THEIR_PACKAGE = "slime"
 
@@ -256,7 +258,9 @@ def is_theirs(form: Form, value: Any) -> bool:
 
     It was where its first parameter is called `args`, as in all of that system's documents, or in a log function the second;
     where it takes as many arguments as that passes, and ours of the kind takes others; or where its parameters by name are
-    those that it is called with there. A class is where it is built with `args`.
+    those that it is called with there. A class is where it is built with `args`. Where both systems call a function alike, it is
+    theirs if it has no options and its file says so: it imports `slime`, reads a setting from `args` itself, or uses what samples
+    have there alone.
     """
     if not callable(value) or inspect.isclass(value) != form.is_class:
         return False
@@ -265,6 +269,11 @@ def is_theirs(form: Form, value: Any) -> bool:
     except (TypeError, ValueError):  # what is written in C may not say
         return False
     names = [one.name for one in parameters]
+    if not form.ours:
+        options = [
+            one.name for one in parameters if one.kind is one.KEYWORD_ONLY and one.name not in form.by_name
+        ]
+        return not options and is_foreign(value, THEIR_PACKAGE)
     if "args" in form.by_position:
         place = form.by_position.index("args")
         if (

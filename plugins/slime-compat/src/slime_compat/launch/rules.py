@@ -233,8 +233,6 @@ def folders(made: Made) -> None:
     start = None if load is None else _start(made, load, step, save)
     if start is None and reference is not None and not _resumes(save):
         start = reference
-        if load is not None and load != save:
-            made.note("load", f"{load} holds nothing yet: --ref-load {reference}, as in the reference")
     if start is not None and start.resolve() != Path(script.value("hf_checkpoint") or "").resolve():
         made.put("roles", "actor_load", str(start))
 
@@ -261,8 +259,7 @@ def _start(made: Made, load: Path, step: str | None, save: Path | None) -> Path 
         made.note("load", f"{load}, a run of slime: it goes on from its newest checkpoint")
         return None
     if kind == "nothing":
-        if not made.script.has("ref_load"):
-            made.note("load", f"{load} holds nothing yet: the run starts from --hf-checkpoint")
+        made.note("load", f"{load} holds nothing yet: --ref-load, or without it --hf-checkpoint")
         return None
     if kind == "other":
         made.refuse(

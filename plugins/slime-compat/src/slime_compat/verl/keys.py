@@ -79,7 +79,9 @@ _KL = {
 #: verl's key -> what it becomes. Those that belong together, and the files, are in `verl.convert`.
 KEYS: Mapping[str, Key] = {
     "data.prompt_key": Key("data.input_key", _same),
-    "data.max_prompt_length": Key("data.rollout_max_prompt_len", _whole, "longer prompts are dropped, not cut"),
+    "data.max_prompt_length": Key(
+        "data.rollout_max_prompt_len", _whole, "longer prompts are dropped, not cut"
+    ),
     "data.max_response_length": Key("rollout.rollout_max_response_len", _whole),
     "data.train_batch_size": Key("rollout.rollout_batch_size", _whole),
     "data.gen_batch_size": Key("rollout.over_sampling_batch_size", _whole),
@@ -89,7 +91,9 @@ KEYS: Mapping[str, Key] = {
     "actor_rollout_ref.model.path": Key("model.hf_checkpoint", _same),
     "actor_rollout_ref.model.lora_rank": Key("lora.rank", _positive),
     "actor_rollout_ref.model.lora_alpha": Key("lora.alpha", _number, "only with a rank"),
-    "actor_rollout_ref.model.enable_gradient_checkpointing": Key("megatron.recompute_granularity", lambda value: "full" if value else None),
+    "actor_rollout_ref.model.enable_gradient_checkpointing": Key(
+        "megatron.recompute_granularity", lambda value: "full" if value else None
+    ),
     "actor_rollout_ref.hybrid_engine": Key("cluster.colocate", bool),
     f"{_A}.ppo_max_token_len_per_gpu": Key("train.max_tokens_per_gpu", _whole),
     f"{_A}.ppo_epochs": Key("", _only(1, "samples of a step are trained on once"), "must be 1"),
@@ -105,25 +109,37 @@ KEYS: Mapping[str, Key] = {
     f"{_A}.loss_agg_mode": Key("algorithm.loss_reducer", _named(_REDUCERS)),
     f"{_A}.policy_loss.loss_mode": Key("algorithm.loss_type", _named(_LOSSES)),
     f"{_A}.shuffle": Key("", _only(False, "optimizer steps take samples in their order"), "must be false"),
-    f"{_A}.ulysses_sequence_parallel_size": Key("megatron.context_parallel_size", _unless(1), "Megatron's context parallelism"),
+    f"{_A}.ulysses_sequence_parallel_size": Key(
+        "megatron.context_parallel_size", _unless(1), "Megatron's context parallelism"
+    ),
     f"{_A}.optim.lr": Key("train.lr", _number),
     f"{_A}.optim.weight_decay": Key("train.weight_decay", _number),
     f"{_A}.optim.lr_warmup_steps": Key("train.lr_warmup_iters", _positive),
-    f"{_A}.optim.warmup_style": Key("train.lr_decay_style", _named({"constant": "constant", "cosine": "cosine", None: None})),
-    f"{_A}.optim.lr_scheduler_type": Key("train.lr_decay_style", _named({"constant": "constant", "cosine": "cosine"})),
+    f"{_A}.optim.warmup_style": Key(
+        "train.lr_decay_style", _named({"constant": "constant", "cosine": "cosine", None: None})
+    ),
+    f"{_A}.optim.lr_scheduler_type": Key(
+        "train.lr_decay_style", _named({"constant": "constant", "cosine": "cosine"})
+    ),
     f"{_A}.megatron.tensor_model_parallel_size": Key("megatron.tensor_model_parallel_size", _whole),
     f"{_A}.megatron.pipeline_model_parallel_size": Key("megatron.pipeline_model_parallel_size", _whole),
     f"{_A}.megatron.context_parallel_size": Key("megatron.context_parallel_size", _whole),
     f"{_A}.megatron.expert_model_parallel_size": Key("megatron.expert_model_parallel_size", _whole),
     f"{_A}.megatron.expert_tensor_parallel_size": Key("megatron.expert_tensor_parallel_size", _same),
     f"{_A}.megatron.sequence_parallel": Key("megatron.sequence_parallel", bool),
-    f"{_R}.name": Key("rollout.rollout_engine", _named({"sglang": "sglang", "vllm": "sglang", "hf": "torch"}), "vllm becomes sglang"),
+    f"{_R}.name": Key(
+        "rollout.rollout_engine",
+        _named({"sglang": "sglang", "vllm": "sglang", "hf": "torch"}),
+        "vllm becomes sglang",
+    ),
     f"{_R}.n": Key("rollout.n_samples_per_prompt", _whole),
     f"{_R}.temperature": Key("rollout.rollout_temperature", _number),
     f"{_R}.top_p": Key("rollout.rollout_top_p", _number),
     f"{_R}.top_k": Key("rollout.rollout_top_k", lambda value: -1 if int(value) <= 0 else int(value)),
     f"{_R}.tensor_model_parallel_size": Key("fleet.rollout_num_gpus_per_engine", _whole),
-    f"{_R}.gpu_memory_utilization": Key("sglang.server_args.mem_fraction_static", _number, "a share of what is free, weights included"),
+    f"{_R}.gpu_memory_utilization": Key(
+        "sglang.server_args.mem_fraction_static", _number, "a share of what is free, weights included"
+    ),
     f"{_R}.max_model_len": Key("rollout.rollout_max_context_len", _same),
     f"{_R}.max_num_seqs": Key("sglang.server_args.max_running_requests", _whole),
     f"{_R}.val_kwargs.n": Key("eval.n_samples_per_eval_prompt", _whole),
@@ -137,9 +153,13 @@ KEYS: Mapping[str, Key] = {
     "algorithm.adv_estimator": Key("algorithm.advantage_estimator", _named(_ESTIMATORS)),
     "algorithm.gamma": Key("algos.gamma", _number),
     "algorithm.lam": Key("algos.lambd", _number),
-    "algorithm.norm_adv_by_std_in_grpo": Key("algorithm.disable_grpo_std_normalization", lambda value: None if value else True),
+    "algorithm.norm_adv_by_std_in_grpo": Key(
+        "algorithm.disable_grpo_std_normalization", lambda value: None if value else True
+    ),
     "reward_model.overlong_buffer.len": Key("reward.overlong_buffer_len", _whole, "where it is enabled"),
-    "reward_model.overlong_buffer.penalty_factor": Key("reward.overlong_penalty_factor", _number, "where it is enabled"),
+    "reward_model.overlong_buffer.penalty_factor": Key(
+        "reward.overlong_penalty_factor", _number, "where it is enabled"
+    ),
     "reward_model.num_workers": Key("reward.reward_workers", _whole),
     "trainer.total_epochs": Key("run.num_epoch", _whole),
     "trainer.total_training_steps": Key("run.num_rollout", _same),
@@ -154,7 +174,9 @@ KEYS: Mapping[str, Key] = {
     "trainer.critic_warmup": Key("roles.num_critic_only_steps", _whole),
     "trainer.balance_batch": Key("megatron.balance_data", bool),
     "trainer.max_actor_ckpt_to_keep": Key("checkpoint.keep_checkpoints", _same),
-    "trainer.ray_wait_register_center_timeout": Key("", lambda value: None, "every wait has a deadline of its own"),
+    "trainer.ray_wait_register_center_timeout": Key(
+        "", lambda value: None, "every wait has a deadline of its own"
+    ),
 }
 
 #: Keys that need nothing here, or the beginnings of theirs -> why.

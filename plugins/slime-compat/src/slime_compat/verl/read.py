@@ -43,7 +43,9 @@ def read_config(path: Path | None, overrides: Sequence[str]) -> dict[str, Any]:
         try:
             found |= dict(_flat(_value(match[3]), name))
         except yaml.YAMLError as error:
-            problems.append(Problem(f"override {name}", shown(match[3]), f"a value ({' '.join(str(error).split())})"))
+            problems.append(
+                Problem(f"override {name}", shown(match[3]), f"a value ({' '.join(str(error).split())})")
+            )
     resolved = {key: _resolved(key, value, found, problems) for key, value in found.items()}
     if problems:
         raise ConfigError(problems)
@@ -109,5 +111,7 @@ def _meant(text: str, found: Mapping[str, Any]) -> Any:
     if kind == "oc.select":
         return found[name.strip()] if name.strip() in found or not comma else _value(default.strip())
     if kind == "oc.env":
-        return os.environ[name.strip()] if name.strip() in os.environ or not comma else _value(default.strip())
+        return (
+            os.environ[name.strip()] if name.strip() in os.environ or not comma else _value(default.strip())
+        )
     raise KeyError(text)

@@ -70,6 +70,10 @@ DEFAULTS: Mapping[str, Any] = {
 }
 
 
+#: Attribute that holds what stands behind.
+_BEHIND = "_settings_of_ours"
+
+
 class Args(argparse.Namespace):
     """Settings by the names of their flags; a hook may set more, for itself.
 
@@ -82,14 +86,21 @@ class Args(argparse.Namespace):
         given = values or {}
         super().__init__(**{**DEFAULTS, **given, **_derived(given), **more})
 
+    def before(self, settings: Any) -> Args:
+        """Return this, with what ours gives as `args` behind it: functions of either system find theirs."""
+        vars(self)[_BEHIND] = settings
+        return self
+
     def __getattr__(self, name: str) -> Any:
-        """Say that there is no such setting.
+        """Return what stands behind, or say that there is no such setting.
 
         Raises:
-            AttributeError: always, so that `getattr(args, name, default)` and `hasattr` work.
+            AttributeError: there is none, so that `getattr(args, name, default)` and `hasattr` work.
         """
         if name.startswith("__"):
             raise AttributeError(name)
+        if _BEHIND in vars(self) and hasattr(vars(self)[_BEHIND], name):
+            return getattr(vars(self)[_BEHIND], name)
         why = "a setting of this run" if name not in ENGINE_NAMES else "there where functions generate"
         raise AttributeError(f"args has no {name!r}: it is not {why}; `slime config flags` lists settings")
 

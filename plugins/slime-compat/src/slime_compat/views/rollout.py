@@ -9,6 +9,7 @@ from slime_core.errors import PluginError, RewardError
 from slime_core.protocols import SamplingParams
 from slime_core.rollout.context import RolloutRun
 from slime_core.rollout.group import run_generator, run_group, run_sample
+from slime_core.rollout.sft import sft
 from slime_core.run.evaluation import evaluate
 from slime_core.samples import Group, Status
 
@@ -89,6 +90,21 @@ def generate_rollout(
     if evaluation:
         return run_coroutine(eval_rollout(args, rollout_id))[0]
     return run_coroutine(generate_rollout_async(args, rollout_id))[0]
+
+
+def sft_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> list[list[Sample]]:
+    """Make samples of the data's own answers; `slime.rollout.sft_rollout.generate_rollout`.
+
+    Raises:
+        PluginError: it is to evaluate.
+    """
+    if evaluation:
+        raise PluginError(
+            "sft_rollout: found evaluation=True; wanted an --eval-function-path of its own, or no evaluation"
+        )
+    runtime = current("sft_rollout")
+    groups = run_coroutine(sft(_run(runtime, "sft_rollout"), runtime.step))
+    return [[viewed(one) for one in group] for group in groups]
 
 
 async def abort(args: Any, rollout_id: int) -> list[Group]:

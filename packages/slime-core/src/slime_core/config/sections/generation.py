@@ -224,6 +224,15 @@ class EvalSection(SectionModel):
     """Function that runs a whole evaluation."""
     eval_function_args: dict[str, Any] = {}
     """Options of that function."""
+    eval_config: Text | None = None
+    """File (.toml, .json, or .yaml) with evaluation sets that have settings of their own, beside those of `eval_prompt_data`: a
+    table `eval` with `datasets`, and `defaults` of them."""
+    eval_input_key: str | None = None
+    """Column of the prompt in evaluation sets; `input_key` when not given."""
+    eval_label_key: str | None = None
+    """Column of the ground truth in evaluation sets; `label_key` when not given."""
+    eval_tool_key: str | None = None
+    """Column of tool schemas in evaluation sets; `tool_key` when not given."""
     eval_data_source_path: str | None = None
     """Data source of the evaluation set, when it is not a file."""
     eval_num_prompts: Count | None = None
@@ -238,5 +247,11 @@ class EvalSection(SectionModel):
     """Most likely tokens to sample from; -1 for all."""
     eval_max_response_len: Count | None = None
     """Most tokens of a response; `rollout_max_response_len` when not given."""
+    eval_min_new_tokens: Index = 0
+    """Fewest tokens of a response."""
+    eval_max_context_len: Count | None = None
+    """Most tokens of prompt and response; a longer response is cut. Only the engine's own limit holds when not given."""
+    eval_max_prompt_len: Count | None = None
+    """Drop evaluation prompts of more tokens than this."""
     eval_pass_threshold: Weight = 1.0
     """A sample with at least this reward counts as solved."""

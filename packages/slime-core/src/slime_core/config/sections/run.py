@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from slime_core.config.base import (
     Count,
+    Index,
     SectionModel,
     Seed,
 )
@@ -28,6 +29,14 @@ class RunSection(SectionModel):
     """Add the tracker `wandb`."""
     use_tensorboard: bool = False
     """Add the tracker `tensorboard`."""
+    use_mlflow: bool = False
+    """Add the tracker `mlflow`."""
+    use_swanlab: bool = False
+    """Add the tracker `swanlab`."""
+    use_trackio: bool = False
+    """Add the tracker `trackio`."""
+    log_samples: Index = 8
+    """Samples of each step in the tables of trackers that have such, one of each prompt first; 0 for no table."""
     events: bool = True
     """Write `events.jsonl`: what the run did and when, for `slime trace`."""
     seed: Seed = 1234

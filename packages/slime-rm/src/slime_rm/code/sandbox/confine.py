@@ -138,8 +138,14 @@ def _build_root(order: dict[str, Any]) -> None:
     _mount("tmpfs", str(box), "tmpfs", _MS_NOSUID | _MS_NODEV, size)
     for name, text in order["files"].items():
         (box / name).write_bytes(text.encode(errors="surrogatepass"))  # what is no text fails as a program
+    for path in order["folders"]:
+        own = Path(str(box) + path)
+        own.mkdir(parents=True, exist_ok=True)
+        Path(root + path).parent.mkdir(parents=True, exist_ok=True)
+        Path(root + path).symlink_to("/box" + path)
     if os.getuid() == 0:
-        os.chown(box, NOBODY, NOBODY)
+        for folder, _, _ in os.walk(box):
+            os.chown(folder, NOBODY, NOBODY)
     old = Path(root, "old")
     old.mkdir()
     _check(libc.syscall(_PIVOT_ROOT[os.uname().machine], root.encode(), str(old).encode()), "pivot_root")

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -64,7 +64,14 @@ class SandboxError(RewardError):
     """This machine cannot isolate a program as the sandbox must; the program was not run."""
 
 
-def run(files: Mapping[str, str], main: str, *, stdin: str = "", limits: Limits | None = None) -> Ran:
+def run(
+    files: Mapping[str, str],
+    main: str,
+    *,
+    stdin: str = "",
+    limits: Limits | None = None,
+    folders: Sequence[str] = (),
+) -> Ran:
     """Run a Python file where it can reach nothing: no file but the interpreter's, no network, no other process.
 
     It runs in Linux namespaces of its own (users, files, network, processes, shared memory), on a file system that is
@@ -76,6 +83,7 @@ def run(files: Mapping[str, str], main: str, *, stdin: str = "", limits: Limits 
         main: the one of them that is run.
         stdin: standard input.
         limits: what it may use.
+        folders: absolute paths, as `/app`, of further folders that it may write to, which are empty; parts of the same memory.
 
     Raises:
         SandboxError: a part of the isolation is not to be had here. Nothing is run without it.
@@ -90,7 +98,7 @@ def run(files: Mapping[str, str], main: str, *, stdin: str = "", limits: Limits 
         try:
             os.close(ordered)
             os.close(report)
-            _write_order(order, _order(root, files, main, limits))
+            _write_order(order, _order(root, files, main, limits, folders))
             return _follow(process, reported, stdin.encode(), limits)
         finally:
             process.kill()  # with which process 1 of the namespace dies, and with that everything in it
@@ -119,12 +127,15 @@ def _start(order: int, report: int) -> subprocess.Popen[bytes]:
     )
 
 
-def _order(root: str, files: Mapping[str, str], main: str, limits: Limits) -> dict[str, Any]:
+def _order(
+    root: str, files: Mapping[str, str], main: str, limits: Limits, folders: Sequence[str]
+) -> dict[str, Any]:
     interpreter = os.path.realpath(sys.executable)
     return {
         "root": root,
         "visible": [*(path for path in _SYSTEM if os.path.isdir(path)), sys.base_prefix],
         "files": dict(files),
+        "folders": list(folders),
         "disk_bytes": limits.disk_bytes,
         "memory_bytes": limits.memory_bytes,
         "argv": [interpreter, "-I", "-B", f"/box/{main}"],

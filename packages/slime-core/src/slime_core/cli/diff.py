@@ -1,0 +1,119 @@
+"""`slime diff RUN RUN`: the first step, sample and token in which two runs differ."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from slime_core.cli.arguments import no_run
+from slime_core.errors import ConfigError, DataError
+from slime_core.rundir.records import read_records
+from slime_core.rundir.rundir import RunDir
+
+#: What is compared of a sample, in the order in which it comes to be, and whether it is one number a token of the response.
+_FIELDS = (
+    ("prompt", False), ("tokens", False), ("rollout_log_probs", True), ("loss_mask", True), ("status", False), ("reward", False),
+    ("weight_versions", False), ("remove_sample", False), ("label", False),
+)  # fmt: skip
+#: Metrics that are the same where the same was trained.
+_TRAINED = "train/"
+
+
+def main(argv: list[str]) -> int:
+    """Run the subcommand: exit status 1 if the runs differ."""
+    parser = argparse.ArgumentParser(
+        prog="slime diff",
+        description="Compare two runs step by step: their samples, token by token, then the trainer's metrics. Says where they first "
+        "differ. Exit status 1 if they do.",
+    )
+    parser.add_argument("runs", type=Path, nargs=2, metavar="RUN", help="folder of a run")
+    runs = [RunDir(path) for path in parser.parse_args(argv).runs]
+    for run in runs:
+        if not (run.path / "rollouts").is_dir():
+            raise ConfigError([no_run("slime diff", run.path, lacks="rollouts")])
+    found = first_difference(*runs)
+    print(found if found is not None else f"no difference in {_n_steps(*runs)} steps")
+    return 0 if found is None else 1
+
+
+def first_difference(one: RunDir, other: RunDir) -> str | None:
+    """Return where two runs first differ, in words; None where all steps that both have are the same."""
+    metrics = [{row["step"]: row for row in run.read_metrics()} for run in (one, other)]
+    for step in itertools.count(1):
+        files = [run.rollout_file(step) for run in (one, other)]
+        if not all(file.is_file() for file in files):
+            break
+        for rows in itertools.zip_longest(*(read_records(file, tell=_refuse) for file in files)):
+            if found := _of_samples(*rows):
+                return f"step {step}, {found}"
+        if all(step in table for table in metrics) and (
+            found := _of_metrics(*(table[step] for table in metrics))
+        ):
+            return f"step {step}: the samples are the same, and {found}"
+    ended = [run.path for run, file in zip((one, other), files, strict=True) if not file.is_file()]
+    if len(ended) == 1:
+        return f"{ended[0]} ends after step {step - 1}, and the other goes on; so far they are the same"
+    return None
+
+
+def _n_steps(*runs: RunDir) -> int:
+    return next(n for n in itertools.count() if not all(run.rollout_file(n + 1).is_file() for run in runs))
+
+
+def _of_samples(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> str | None:
+    """Return how two samples differ."""
+    if one is None or other is None:
+        row = one or other or {}
+        return f"sample {row.get('index')}: only {'the first' if one else 'the second'} run has it"
+    if one.get("index") != other.get("index"):
+        return f"sample {one.get('index')}: in its place the second run has sample {other.get('index')}"
+    for name, is_of_response in _FIELDS:
+        first, second = one.get(name), other.get(name)
+        if first == second or (first != first and second != second):
+            continue
+        where = f"sample {one.get('index')}"
+        if (
+            not isinstance(first, list)
+            or not isinstance(second, list)
+            or name in ("prompt", "weight_versions")
+        ):
+            return f"{where}: {name} is {_shown(first)} in the first run, and {_shown(second)} in the second"
+        at = next(
+            i
+            for i, (a, b) in enumerate(itertools.zip_longest(first, second))
+            if a != b and (a == a or b == b)
+        )
+        n_prompt = len(one.get("tokens") or ()) - int(one.get("response_length") or 0)
+        return f"{where}, {_token(at if is_of_response else at - n_prompt, n_prompt)}: {name} is {_at(first, at)} in the first run, and {_at(second, at)} in the second"
+    return None
+
+
+def _token(position: int, n_prompt: int) -> str:
+    """Say which token: counted from 0 in the response, or in the prompt."""
+    return (
+        f"token {position} of the response" if position >= 0 else f"token {position + n_prompt} of the prompt"
+    )
+
+
+def _at(values: Sequence[Any], position: int) -> str:
+    return repr(values[position]) if position < len(values) else "not there any more"
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _of_metrics(one: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
+    for name in one:
+        first, second = one[name], other.get(name)
+        if name.startswith(_TRAINED) and first != second and (first == first or second == second):
+            return f"{name} is {first!r} in the first run, and {second!r} in the second"
+    return None
+
+
+def _refuse(text: str) -> None:
+    raise DataError(text)

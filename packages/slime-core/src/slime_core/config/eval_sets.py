@@ -1,0 +1,172 @@
+"""Evaluation sets: those of `--eval-prompt-data`, and of `--eval-config` with settings of their own."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge
+from pydantic import BeforeValidator, ValidationError
+
+from slime_core.config.base import Amount, Count, Index, Positive, SectionModel, Share, Text
+from slime_core.config.sections import EvalSection
+from slime_core.config.settings import Settings
+from slime_core.errors import ConfigError, Problem
+from slime_core.files.json_text import shown
+from slime_core.plugins.registry import Registry
+
+
+def _listed(value: Any) -> Any:
+    return [value] if isinstance(value, str | int) else value
+
+
+class EvalSet(SectionModel):
+    """One evaluation set. What it does not give is what the section `eval` says, and then `rollout` or `data`."""
+
+    path: Text
+    """File of its prompts."""
+    weight: Positive = 1.0
+    """Share of the set in the run's accuracy, among the sets; all samples count alike where no set has one."""
+    rm_type: str | None = None
+    """Reward, by name."""
+    custom_rm_path: str | None = None
+    """Reward, by `module:function`."""
+    custom_generate_function_path: str | None = None
+    """Generator."""
+    input_key: str | None = None
+    """Column of the prompt."""
+    label_key: str | None = None
+    """Column of the ground truth."""
+    tool_key: str | None = None
+    """Column of tool schemas."""
+    metadata_key: str | None = None
+    """Column of further data."""
+    multimodal_keys: dict[str, str] | None = None
+    """Media type -> column that holds it."""
+    apply_chat_template: bool | None = None
+    """Render prompts through the chat template."""
+    apply_chat_template_kwargs: dict[str, Any] | None = None
+    """Extra arguments of the chat template."""
+    metadata_overrides: dict[str, Any] | None = None
+    """What each row's metadata is given besides, and first."""
+    n_samples_per_eval_prompt: Count | None = None
+    """Samples of each prompt."""
+    temperature: Amount | None = None
+    """Temperature; 0 is greedy."""
+    top_p: Share | None = None
+    """Nucleus of the sampling distribution."""
+    top_k: Annotated[int, Ge(-1)] | None = None
+    """Most likely tokens to sample from; -1 for all."""
+    max_response_len: Count | None = None
+    """Most tokens of a response."""
+    min_new_tokens: Index | None = None
+    """Fewest tokens of a response."""
+    max_context_len: Count | None = None
+    """Most tokens of prompt and response."""
+    stop: Annotated[list[Text] | None, BeforeValidator(_listed)] = None
+    """Strings that end a response."""
+    stop_token_ids: Annotated[list[Index] | None, BeforeValidator(_listed)] = None
+    """Token ids that end a response."""
+    skip_special_tokens: bool | None = None
+    """Leave special tokens out of the decoded response."""
+    no_stop_trim: bool = True
+    """Leave the stop string in the response, which is what always happens."""
+    repetition_penalty: Literal[1.0, 1] = 1.0
+    """Penalty on tokens that came before, which no engine here has."""
+
+    @property
+    def reward(self) -> str | None:
+        """What chooses its reward; None for the run's."""
+        return self.custom_rm_path or self.rm_type
+
+
+def eval_sets(settings: Settings, registry: Registry) -> dict[str, EvalSet]:
+    """Return the evaluation sets by name, those of the file last.
+
+    Args:
+        settings: of the run.
+        registry: the installed plugins; some read further kinds of files.
+
+    Raises:
+        ConfigError: the file cannot be read, or an entry is not one; names it and the key.
+    """
+    section = settings.eval
+    pairs = zip(section.eval_prompt_data[::2], section.eval_prompt_data[1::2], strict=False)
+    sets = {name: EvalSet(path=path) for name, path in pairs}
+    if section.eval_config is None:
+        return sets
+    for name, entry in _entries(section.eval_config, _content(section.eval_config, registry)):
+        if name in sets:
+            raise _wrong(section.eval_config, f"the set {name!r} twice", "each name once")
+        sets[name] = _valid(section.eval_config, name, entry)
+    return sets
+
+
+def has_sets(section: EvalSection) -> bool:
+    """Return whether settings name evaluation sets in files."""
+    return bool(section.eval_prompt_data) or section.eval_config is not None
+
+
+def _content(path: str, registry: Registry) -> Any:
+    """Return what a file holds, by its ending."""
+    file = Path(path)
+    try:
+        if file.suffix == ".toml":
+            return tomllib.loads(file.read_text())
+        if file.suffix == ".json":
+            return json.loads(file.read_text())
+        found = registry.hooks.slime_read_file(path=file)
+    except (OSError, ValueError, RecursionError) as error:
+        raise _wrong(path, f"a file that cannot be read ({error})", "a table of evaluation sets") from error
+    if found is None:
+        raise _wrong(
+            path, f"a file *{file.suffix}", ".toml, .json, or .yaml with slime-compat, which reads it"
+        )
+    return found
+
+
+def _entries(path: str, content: Any) -> list[tuple[str, dict[str, Any]]]:
+    """Return (name, settings) of each set, the defaults beneath its own."""
+    table = content.get("eval") if isinstance(content, Mapping) else None
+    wanted = "a table `eval` with `datasets` and, if you like, `defaults`"
+    if not isinstance(table, Mapping) or not set(table) <= {"defaults", "datasets"}:
+        raise _wrong(path, shown(content), wanted)
+    defaults, datasets = table.get("defaults") or {}, table.get("datasets")
+    if not isinstance(defaults, Mapping) or not isinstance(datasets, Mapping | list) or not datasets:
+        raise _wrong(path, shown(table), wanted)
+    if isinstance(datasets, Mapping):
+        datasets = [{"name": name, **(entry or {})} for name, entry in datasets.items()]
+    found: list[tuple[str, dict[str, Any]]] = []
+    for entry in datasets:
+        if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str):
+            raise _wrong(path, shown(entry), "a data set with a name and a path")
+        merged = {**defaults, **entry}
+        name = merged.pop("name")
+        if any(name == other for other, _ in found):
+            raise _wrong(path, f"the set {name!r} twice", "each name once")
+        found.append((name, merged))
+    return found
+
+
+def _valid(path: str, name: str, entry: Mapping[str, Any]) -> EvalSet:
+    try:
+        return EvalSet.model_validate(entry)
+    except ValidationError as error:
+        known = ", ".join(EvalSet.model_fields)
+        raise ConfigError(
+            Problem(
+                f"eval.eval_config ({path}): {name}.{'.'.join(map(str, one['loc']))}",
+                shown(one["input"]),
+                f"one of {known}"
+                if one["type"] == "extra_forbidden"
+                else one["msg"].removeprefix("Input should be "),
+            )
+            for one in error.errors(include_url=False, include_context=False)
+        ) from error
+
+
+def _wrong(path: str, found: str, wanted: str) -> ConfigError:
+    return ConfigError([Problem(f"eval.eval_config ({path})", found, wanted)])

@@ -1,0 +1,144 @@
+"""`slime replay` and `slime diff` over runs of the tabular policy: recorded metrics come again, and what differs is named."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from slime_core.cli.diff import first_difference
+from slime_core.cli.main import run as slime
+from slime_core.rundir.records import read_records
+from slime_core.rundir.rundir import RunDir
+from slime_core.samples import Sample
+
+TABULAR = "slime_core.testing.tabular:"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    """The folder of a run of four steps, saved after the second and the fourth."""
+    folder = tmp_path_factory.mktemp("letters")
+    (folder / "model").mkdir()
+    (folder / "letters.jsonl").write_text(
+        "".join(f'{{"input": "{a}", "label": "x"}}\n' for a in "abcdefghij")
+    )
+    words = {
+        "run-name": "letters", "output-dir": folder / "runs", "num-rollout": 4, "tracker": "jsonl", "hf-checkpoint": folder / "model",
+        "tokenizer": f"{TABULAR}load_tokenizer", "prompt-data": folder / "letters.jsonl", "label-key": "label",
+        "rollout-engine": f"{TABULAR}create_engine", "rollout-batch-size": 4, "n-samples-per-prompt": 4,
+        "rollout-max-response-len": 3, "rm-type": f"{TABULAR}next_letter", "advantage-estimator": f"{TABULAR}credit",
+        "loss-type": f"{TABULAR}reinforce", "loss-reducer": f"{TABULAR}per_token", "train-backend": f"{TABULAR}create_trainer",
+        "lr": 40.0, "save-interval": 2,
+    }  # fmt: skip
+    assert (
+        slime(["train", *(str(word) for name, value in words.items() for word in (f"--{name}", value))]) == 0
+    )
+    return folder / "runs/letters"
+
+
+@pytest.fixture
+def copied(trained, tmp_path) -> Path:
+    shutil.copytree(trained, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def rewrite(run: Path, step: int, change) -> None:
+    """Change the samples of a step as they are recorded."""
+    path = RunDir(run).rollout_file(step)
+    samples = [Sample.from_dict(row) for row in read_records(path)]
+    change(samples)
+    RunDir(run).write_samples(step, [samples])
+    path.with_suffix(".npz").unlink()
+    path.write_text("".join(json.dumps(sample.to_dict(), default=list) + "\n" for sample in samples))
+
+
+@pytest.mark.parametrize(("step", "where"), [(1, "from the start"), (3, "from "), (4, "steps 3 to 4")])
+def test_a_recorded_step_gives_the_recorded_metrics_bit_for_bit(trained, capsys, step, where):
+    assert slime(["replay", str(trained), "--step", str(step)]) == 0
+    told = capsys.readouterr().out
+    assert where in told and "are the recorded ones, bit for bit" in told
+
+
+def test_a_replay_of_other_samples_names_the_metric_that_differs(copied, capsys):
+    def other(samples):
+        samples[5].reward = 1.0 - samples[5].reward
+
+    rewrite(copied, 3, other)
+    assert slime(["replay", str(copied), "--step", "3"]) == 1
+    assert "step 3: train/" in capsys.readouterr().out
+
+
+def test_a_replay_can_be_kept_as_a_run(trained, tmp_path):
+    assert slime(["replay", str(trained), "--step", "4", "--output", str(tmp_path / "again")]) == 0
+    assert (tmp_path / "again/checkpoints/step_000004/trainer").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--step", "9"], "a step whose samples and metrics are in"),
+        (["--step", "0"], "wanted a step, 1 or more"),
+        (["--step"], "expected one argument"),
+    ],
+)
+def test_a_step_that_was_not_recorded_is_refused(trained, capsys, words, message):
+    try:
+        status = slime(["replay", str(trained), *words])
+    except SystemExit as end:
+        status = end.code
+    assert status == 2 and message in capsys.readouterr().err
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path, capsys):
+    assert (
+        slime(["replay", str(tmp_path), "--step", "1"]) == slime(["diff", str(tmp_path), str(tmp_path)]) == 2
+    )
+    assert capsys.readouterr().err.count("wanted the folder of a run") == 2
+
+
+def test_runs_that_are_the_same_have_no_difference(trained, copied, capsys):
+    assert slime(["diff", str(trained), str(copied)]) == 0
+    assert capsys.readouterr().out == "no difference in 4 steps\n"
+
+
+def test_one_token_that_was_drawn_otherwise_is_named(trained, copied, capsys):
+    def other(samples):
+        samples[6].tokens[-2] += 1
+
+    rows = list(read_records(RunDir(trained).rollout_file(2)))
+    rewrite(copied, 2, other)
+    assert slime(["diff", str(trained), str(copied)]) == 1
+    was = rows[6]["tokens"][-2]
+    position = rows[6]["response_length"] - 2
+    assert capsys.readouterr().out == (
+        f"step 2, sample {rows[6]['index']}, token {position} of the response: tokens is {was} in the first run, and {was + 1} in "
+        "the second\n"
+    )
+
+
+def test_log_probs_rewards_samples_and_metrics_are_compared_in_this_order(trained, copied):
+    def log_prob(samples):
+        samples[0].rollout_log_probs = [
+            float(np.nextafter(samples[0].rollout_log_probs[0], 1)),
+            *samples[0].rollout_log_probs[1:],
+        ]
+        samples[0].reward = 7.0
+
+    rewrite(copied, 4, log_prob)
+    found = first_difference(RunDir(trained), RunDir(copied))
+    assert "step 4, sample" in found and "token 0 of the response: rollout_log_probs is" in found
+    rewrite(copied, 3, lambda samples: samples.pop())
+    assert "only the first run has it" in first_difference(RunDir(trained), RunDir(copied))
+    lines = (copied / "metrics.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    name = next(name for name in rows[0] if name.startswith("train/"))
+    rows[0][name] = -5.0
+    (copied / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = first_difference(RunDir(trained), RunDir(copied))
+    assert found.startswith(f"step 1: the samples are the same, and {name} is") and "-5.0" in found
+    for file in (copied / "rollouts").glob("step_000001.*"):
+        file.unlink()
+    assert "ends after step 0" in first_difference(RunDir(trained), RunDir(copied))

@@ -1,0 +1,5 @@
+"""Times of blocks, for the log."""
+
+from slime_compat.views.timing import Timer, timer
+
+__all__ = ["Timer", "timer"]

@@ -1,0 +1,42 @@
+"""Formulae of losses, under the names of `slime.utils.ppo_utils`: those of slime-algos. Imports torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from slime_algos.losses.policy import clipped_objective
+from slime_algos.terms.kl import KL_ESTIMATORS
+from slime_core.errors import PluginError
+
+
+def compute_approx_kl(
+    log_probs: torch.Tensor, log_probs_base: torch.Tensor, kl_loss_type: str, importance_ratio: Any = None
+) -> torch.Tensor:
+    """Return the estimate of the KL divergence at each token.
+
+    Raises:
+        PluginError: there is no estimator of the name.
+    """
+    if kl_loss_type not in KL_ESTIMATORS:
+        raise PluginError(f"kl_loss_type: found {kl_loss_type!r}; wanted one of {', '.join(KL_ESTIMATORS)}")
+    kl: torch.Tensor = KL_ESTIMATORS[kl_loss_type](log_probs.float() - log_probs_base.float())  # type: ignore[index]  # checked
+    return kl if importance_ratio is None else kl * importance_ratio
+
+
+def compute_policy_loss(
+    ppo_kl: torch.Tensor,
+    advantages: torch.Tensor,
+    eps_clip: float,
+    eps_clip_high: float,
+    eps_clip_c: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (loss, 1.0 where it is clipped) of each token; `ppo_kl` is old minus new log-probs. See `slime_algos.losses.policy`."""
+    loss, told = clipped_objective(
+        torch.exp(-ppo_kl),
+        advantages,
+        eps_clip=eps_clip,
+        eps_clip_high=eps_clip_high,
+        eps_clip_c=eps_clip_c,
+    )
+    return loss, told["pg_clipfrac"].float()

@@ -1,0 +1,45 @@
+"""The reference's scripts, and folders of the models that they name: config.json of the published sizes, and a tokenizer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).parent / "scripts"
+PUBLISHED = Path(__file__).parents[4] / "packages/slime-megatron/tests/settings/published_models.json"
+TOKENIZER = "slime_core.testing.tabular:load_tokenizer"
+#: Script -> (folder that it names, model of published_models.json).
+MODELS = {
+    "qwen3-4B": ("Qwen3-4B", "qwen3-4B"),
+    "glm4-9B": ("GLM-Z1-9B-0414", "glm4-9B"),
+    "qwen3-30B-A3B": ("Qwen3-30B-A3B", "qwen3-30B-A3B"),
+    "glm4.7-355B-A32B": ("GLM-4.7-355B-A32B", "glm4.5-355B-A32B"),
+    "deepseek-r1": ("DeepSeek-R1", "deepseek-v3"),
+    "moonlight-16B-A3B": ("Moonlight-16B-A3B", "moonlight"),
+}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> Path:
+    """The folder that stands for MODELS in the scripts."""
+    folder, published = tmp_path_factory.mktemp("models"), json.loads(PUBLISHED.read_text())
+    for name, model in MODELS.values():
+        (folder / name).mkdir()
+        (folder / name / "config.json").write_text(json.dumps(published[model]["config"]))
+    row = json.dumps({"prompt": "a", "label": "1"}) + "\n"
+    for name in ("dapo-math-17k/dapo-math-17k.jsonl", "aime-2024/aime-2024.jsonl", "rl_data/aime-2024.jsonl"):
+        (folder / name).parent.mkdir()
+        (folder / name).write_text(row * 4)
+    return folder
+
+
+@pytest.fixture
+def words(models):
+    """Return a function that returns the words of a script, and of what is said otherwise behind them."""
+
+    def words(name: str, *more: str) -> list[str]:
+        return [*(SCRIPTS / f"{name}.txt").read_text().replace("MODELS", str(models)).split(), *more]
+
+    return words

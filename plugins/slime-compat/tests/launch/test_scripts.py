@@ -1,0 +1,169 @@
+"""The reference's scripts as they stand: accepted, what their arguments mean here, and what is refused by name."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from slime_core.checks.settings import check_stages
+from slime_core.cli.arguments import read_stages, translation_of
+from slime_core.config.build import BuildContext
+from slime_core.config.load import read_runs
+from slime_core.config.model_fit import check_build
+from slime_core.plugins.registry import Registry
+from slime_core.testing.tabular import load_tokenizer
+
+from .conftest import MODELS
+
+
+@pytest.fixture(scope="module")
+def registry():
+    return Registry.from_environment()
+
+
+@pytest.fixture
+def problems(registry, capsys):
+    """Return a function that returns all that `slime check` finds wrong, before it reads prompts."""
+
+    def problems(words):
+        translation = translation_of(words, registry)
+        assert translation is not None
+        stages, found = read_runs(
+            list(translation.recipes), list(translation.flags), registry=registry, translation=translation
+        )
+        found = [*found, *check_stages(stages, registry, to_train=True)]
+        if not found:
+            settings = stages[0].settings
+            path = type(stages[0].folder)(settings.model.hf_checkpoint)
+            build = BuildContext(
+                settings=settings, registry=registry, load_tokenizer=lambda: load_tokenizer(path), model_path=path,
+                run_dir=stages[0].folder,
+            )  # fmt: skip
+            found = check_build(build)
+        return [str(problem) for problem in dict.fromkeys(found)]
+
+    return problems
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_script_is_accepted_as_it_stands(words, problems, name):
+    assert problems(words(name)) == []
+
+
+def test_what_the_script_of_qwen3_4b_means(words, registry, models):
+    settings = read_stages(words("qwen3-4B"), registry)[0].settings
+    sections = settings.sections
+    assert (settings.run.launcher, settings.run.loop, settings.rollout.rollout_engine) == (
+        "ray",
+        "sync",
+        "sglang",
+    )
+    assert (settings.run.output_dir, settings.run.run_name) == (str(models), "Qwen3-4B_slime")
+    assert settings.origin("run", "run_name") == "preset slime"
+    assert (
+        sections["megatron"].use_distributed_optimizer is True and settings.train.max_tokens_per_gpu == 9216
+    )
+    assert (settings.eval.eval_temperature, settings.eval.eval_max_response_len) == (1.0, 16384)
+    assert sections["roles"].actor_load is None and sections["roles"].ref_load is None
+    assert settings.cluster.colocate and sections["fleet"].rollout_num_gpus_per_engine == 2
+    lacking = read_stages(words("qwen3-4B", "--weight-decay", "0.5"), registry)[0].settings
+    assert lacking.train.weight_decay == 0.5
+
+
+def test_defaults_are_the_references_where_a_script_is_silent(words, registry):
+    silent = [word for word in words("qwen3-4B") if word not in ("--weight-decay", "0.1", "--adam-beta2", "0.98", "--use-dynamic-batch-size",
+                                                                   "--lr-decay-style", "constant", "--save")]  # fmt: skip
+    silent = [word for word in silent if not word.endswith("Qwen3-4B_slime/") and word != "--load"]
+    settings = read_stages(silent, registry)[0].settings
+    train = settings.train
+    assert (train.weight_decay, train.adam_beta2, train.lr_decay_style) == (0.01, 0.999, "linear")
+    assert train.max_tokens_per_gpu == 1  # one sample a micro-batch
+    assert settings.checkpoint.save_interval is None and not settings.checkpoint.save_last
+    assert read_stages(["train_async.py", *silent[1:]], registry)[0].settings.run.loop == "one-step-off"
+
+
+def test_a_command_line_of_slime_is_none_of_the_references(registry):
+    assert translation_of(["recipe.toml", "--num-layers", "2", "--hidden-size", "8"], registry) is None
+    assert translation_of(["--hf-checkpoint", "m", "--num-layers", "2"], registry) is None
+    model = ["--num-layers", "2", "--hidden-size", "8"]
+    assert translation_of(model, registry).origin == "preset slime"
+    assert translation_of([*model, "--preset", "none"], registry) is None
+    assert translation_of(["recipe.toml", "--preset", "slime"], registry).recipes == ("recipe.toml",)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--num-layers", "35"], "megatron.megatron_args.num_layers: found 35; wanted 36, by the model's config.json"),
+        (["--post-mlp-layernorm"], "--post-mlp-layernorm: found True; wanted False, by the model's config.json"),
+        (["--spec", "slime_plugins.models.glm4", "get_glm_spec"], "--spec: found slime_plugins.models.glm4; wanted the layers of a qwen3"),
+        (["--release-train"], "--release-train: found it; wanted nothing: ranks live as long as the run; use --offload-train"),
+        (["--rollout-buffer-url", "http://x"], "--rollout-buffer-url: found http://x; wanted nothing: slime has no server"),
+        (["--loss-type", "custom_loss"], "--loss-type: found custom_loss; wanted --custom-loss-function-path beside it"),
+        (["--ref-load", "other_torch_dist"], "--ref-load: found other_torch_dist: nothing; wanted a folder of Megatron"),
+        (["--distributed-backend", "mpi"], "--distributed-backend: found mpi; wanted nccl or gloo"),
+        (["--debug-rollout-only", "--debug-train-only"], "--debug-rollout-only: found it beside"),
+        (["--debug-train-only"], "--debug-train-only: found it without --load-debug-rollout-data"),
+        (["--custom-config-path", "nowhere.yaml"], "--custom-config-path: found nowhere.yaml"),
+        (["--max-tokenz-per-gpu", "9"], "--max-tokenz-per-gpu: found an unknown flag; wanted '--max-tokens-per-gpu'"),
+        (["--decoder-last-pipeline-num-layers", "3"], "decoder_last_pipeline_num_layers: found it with pipeline_model_parallel_size 1"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_followed_is_refused_by_name(words, problems, more, message):
+    assert any(message in problem for problem in problems(words("qwen3-4B", *more))), problems(
+        words("qwen3-4B", *more)
+    )
+
+
+def test_a_folder_of_another_layout_is_refused(words, problems, tmp_path):
+    (tmp_path / "model.pt").touch()
+    (problem,) = problems(words("qwen3-4B", "--load", str(tmp_path)))
+    assert f"--load: found {tmp_path}, in which there is no checkpoint that slime knows" in problem
+
+
+def test_keys_are_in_the_environment_and_nowhere_else(words, registry):
+    translation = translation_of(words("qwen3-4B", "--use-wandb", "--wandb-key", "secret-1"), registry)
+    assert translation.environment == {"WANDB_API_KEY": "secret-1"}
+    assert "secret-1" not in str((translation.flags, translation.defaults, translation.notes))
+
+
+def test_a_file_of_arguments_gives_flags_and_what_hooks_read(words, registry, tmp_path):
+    (tmp_path / "more.yaml").write_text(
+        "rollout_batch_size: 64\nglobal_batch_size: 512\nmy_own: {depth: 3}\nuse_tis: true\n"
+    )
+    settings = read_stages(words("qwen3-4B", "--custom-config-path", str(tmp_path / "more.yaml")), registry)[
+        0
+    ].settings
+    assert settings.rollout.rollout_batch_size == 64 and settings.sections["algos"].use_tis
+    assert settings.sections["compat"].custom_config == {"my_own": {"depth": 3}}
+
+
+def test_one_half_of_a_run_without_the_other(words, problems, registry, tmp_path):
+    only = words("qwen3-4B", "--debug-rollout-only", "--dump-details", str(tmp_path))
+    settings = read_stages(only, registry)[0].settings
+    assert (settings.run.loop, settings.train.train_backend, settings.run.launcher) == (
+        "rollout-only",
+        "none",
+        "local",
+    )
+    assert settings.sections["compat"].save_debug_rollout_data == f"{tmp_path}/rollout_data/{{rollout_id}}.pt"
+    assert problems(only) == []
+    only = words("qwen3-4B", "--load-debug-rollout-data", f"{tmp_path}/rollout_data/{{rollout_id}}.pt")
+    settings = read_stages(only, registry)[0].settings
+    assert (settings.rollout.rollout_function_path, settings.rollout.rollout_engine) == (
+        "recorded-dump",
+        "none",
+    )
+    assert problems(only) == []
+
+
+def test_an_older_run_and_a_hugging_face_folder_are_what_load_means(words, registry, models, tmp_path):
+    (tmp_path / "run/checkpoints/step_000004").mkdir(parents=True)
+    settings = read_stages(words("qwen3-4B", "--load", str(tmp_path / "run")), registry)[0].settings
+    assert settings.checkpoint.load == str(tmp_path / "run")
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf/config.json").write_text(json.dumps({}))
+    settings = read_stages(words("qwen3-4B", "--ref-load", str(tmp_path / "hf")), registry)[0].settings
+    assert (
+        settings.sections["roles"].actor_load == settings.sections["roles"].ref_load == str(tmp_path / "hf")
+    )
