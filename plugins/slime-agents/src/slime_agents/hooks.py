@@ -27,16 +27,15 @@ def slime_check_config(settings: Settings, registry: Registry) -> Iterable[Probl
         chosen = registry.find("slime.generators", settings.rollout.custom_generate_function_path)
     except PluginError:  # core says so
         return []
-    if chosen.distribution != "slime-agents" or chosen.name not in ("tool-loop", "agent"):
+    if chosen.distribution != "slime-agents" or chosen.name not in _CHECKS:
         return []
     problems: list[Problem] = []
     if settings.data.apply_chat_template:
         told = f"the generator {chosen.name} renders the chat template itself, with tools and all turns"
         problems.append(Problem("data.apply_chat_template", "true", "false", told))
     section = settings.section(AgentsSection)
-    check = _wrong_tools if chosen.name == "tool-loop" else _wrong_agent
     try:
-        problems += check(section, settings, registry)
+        problems += _CHECKS[chosen.name](section, settings, registry)
     except ConfigError as error:
         problems += error.problems
     except SlimeError as error:
@@ -66,3 +65,13 @@ def _wrong_agent(section: AgentsSection, settings: Settings, registry: Registry)
         todo = "choose one by --rm-type, or set agents.reward to program or http"
         return [Problem("agents.reward", "'plugin', and no reward", "a reward of the run", todo)]
     return []
+
+
+def _wrong_roles(section: AgentsSection, settings: Settings, registry: Registry) -> list[Problem]:
+    from slime_agents.roles.table import read_roles
+
+    read_roles(section.roles)
+    return []
+
+
+_CHECKS = {"tool-loop": _wrong_tools, "agent": _wrong_agent, "roles": _wrong_roles}

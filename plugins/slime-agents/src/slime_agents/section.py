@@ -52,3 +52,6 @@ class AgentsSection(SectionModel):
     """Most megabytes of one request."""
     max_refusals: Index = 100
     """Refused requests of one session after which it is ended."""
+    roles: list[dict[str, Any]] = []
+    """Roles of the generator `roles`, in the order in which they speak: tables with `name`, `prompt`, and where wanted
+    `system_prompt`, `reward` (its name) and `train`."""

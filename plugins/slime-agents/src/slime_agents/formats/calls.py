@@ -65,7 +65,7 @@ def call_of(value: Any, text: str, *, arguments: Sequence[str] = ("arguments",))
     """
     if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
         return Malformed(text, f"found {shown(value)}; wanted an object with name and {arguments[0]}")
-    given = next((value[key] for key in arguments if key in value), {})
+    given: Any = next((value[key] for key in arguments if key in value), {})
     if isinstance(given, str):  # some models write them as text
         try:
             given = parse_json(given)

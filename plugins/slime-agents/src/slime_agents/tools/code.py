@@ -1,14 +1,14 @@
-"""The tool kind `code`: runs the Python programs that the model writes, in the sandbox of slime-rm (extra `code`)."""
+"""The tool kind `code`: runs the Python programs that the model writes, in the sandbox of slime-rm."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from typing import Any
 
-from slime_core.errors import PluginError
 from slime_core.runtime.daemon_thread import DaemonThread
+from slime_rm.code.sandbox.running import Limits as Bounds
+from slime_rm.code.sandbox.running import run
 
 from slime_agents.tools.schema import checked
 from slime_agents.tools.tool import Limits, Tool
@@ -35,9 +35,6 @@ class CodeTool:
 
     async def call(self, arguments: Mapping[str, Any]) -> str:
         """Return what the program prints, and how it ended if not by itself."""
-        from slime_rm.code.sandbox.running import Limits as Bounds
-        from slime_rm.code.sandbox.running import run
-
         seconds = max(0.1, self.limits.timeout_s - 1)  # it is to be ended before the call is given up
         bounds = Bounds(wall_s=seconds, cpu_s=max(1, int(seconds)), memory_bytes=self._memory_bytes)
         thread = DaemonThread("sandbox")
@@ -64,11 +61,6 @@ def code(name: str, limits: Limits, *, description: str = _DESCRIPTION, memory_m
         limits: of a call.
         description: what the model reads.
         memory_mb: of one program, megabytes.
-
-    Raises:
-        PluginError: slime-rm, whose sandbox it is, is not installed.
     """
-    if find_spec("slime_rm") is None:
-        raise PluginError(f"the tool {name!r}: slime-rm is not installed; install slime-agents[code]")
     schema = checked({"name": name, "description": description, "parameters": _PARAMETERS})
     return CodeTool(schema, limits, memory_mb=memory_mb)

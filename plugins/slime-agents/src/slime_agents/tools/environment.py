@@ -67,6 +67,12 @@ class ToolEnvironment(Environment):
         content = self._template.between(results, self._toolbox.schemas, last_id=last_id)
         return Observation(content=content, info={"calls": record})
 
+    async def restore(self, sample: Sample, state: object) -> None:
+        """Go on; there is nothing to restore."""
+
+    async def close(self) -> None:
+        """Nothing to do: the tools are of the run."""
+
     def state(self) -> dict[str, int]:
         """Return nothing to remember: every turn is answered by itself."""
         return {}

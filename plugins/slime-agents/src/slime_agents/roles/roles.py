@@ -1,0 +1,73 @@
+"""The generator `roles`: one prompt fans out into roles, such as solver and checker, which share a `rollout_id`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from slime_core.config.functions import Resolve
+from slime_core.protocols import GenerateContext, SamplingParams
+from slime_core.protocols.rollout import rendering_prompt
+from slime_core.protocols.turn import text_after
+from slime_core.rollout.group import reset
+from slime_core.runtime.replaced import replaced
+from slime_core.samples import Sample, Status
+
+from slime_agents.roles.table import Role, read_roles
+from slime_agents.section import AgentsSection
+from slime_agents.tape.reading import read_turn
+from slime_agents.templates import Templates
+from slime_agents.tools.loop import opening_messages
+
+#: Key of `Sample.metadata` under which a sample says which role it is of, and what all roles said.
+ROLES = "roles"
+
+
+@rendering_prompt
+class Roles:
+    """Lets roles speak one after the other about a prompt; each becomes a sample, and all of them share a `rollout_id`.
+
+    A role's `prompt` is what it is asked: text in which `{task}` is the prompt of the sample, and `{NAME}` what the role of that name
+    said. Its `reward` is the name of the reward that scores it (`slime.rewards`); the run's own where it has none. All roles are the
+    policy, or some of it: a role with `train = false` is heard and not trained on. `metadata["roles"]` has the role of a sample and
+    what each role said.
+    """
+
+    def __init__(self, *, settings: AgentsSection, resolve: Resolve) -> None:
+        self._roles: list[Role] = read_roles(settings.roles)
+        self._system_prompt = settings.system_prompt
+        self._templates = Templates(settings, resolve)
+
+    async def __call__(
+        self, ctx: GenerateContext, sample: Sample, params: SamplingParams
+    ) -> Sample | list[Sample]:
+        """Generate the samples of all roles; an abort gives back the prompt alone, as nothing that was said is kept."""
+        template = self._templates.of(ctx.tokenizer, sample.apply_chat_template_kwargs)
+        task = opening_messages(sample, None)[-1]["content"]
+        said: dict[str, str] = {}
+        made: list[Sample] = []
+        for number, role in enumerate(self._roles):
+            one = reset(sample)
+            one.session_id, one.rollout_id = sample.session_id, sample.index
+            system = self._system_prompt if role.system_prompt is None else role.system_prompt
+            messages: list[dict[str, Any]] = [{"role": "user", "content": role.asked(task, said)}]
+            if system is not None:
+                messages.insert(0, {"role": "system", "content": system})
+            one.tokens = template.opening(messages)
+            # Roles whose prompts are of one length are not to draw the same numbers.
+            seed = None if params.seed is None else params.seed + (number << 32)
+            await ctx.turn(one, replaced(params, seed=seed))
+            if one.status is Status.ABORTED:
+                sample.status = Status.ABORTED
+                return sample
+            ids = list(one.response_tokens)
+            ended = bool(ids) and ids[-1] in {ctx.tokenizer.eos_token_id, *params.stop_token_ids}
+            text = text_after([], ids[:-1] if ended else ids, ctx.tokenizer, skip_special_tokens=True)
+            said[role.name] = read_turn(text, None).text.strip()
+            if role.reward is not None:
+                one.custom_rm_path = role.reward
+            if not role.train:
+                one.loss_mask = [0] * one.response_length
+            made.append(one)
+        for role, one in zip(self._roles, made, strict=True):
+            one.metadata = {**sample.metadata, ROLES: {"role": role.name, "said": said}}
+        return made if len(made) > 1 else made[0]
