@@ -7,6 +7,7 @@ from slime_core.config.sections import DataSection, EvalSection, RolloutSection
 from slime_core.config.settings import Settings
 from slime_core.data.file_source import create_source
 from slime_core.errors import DataError
+from slime_core.plugins.registry import Registry
 
 from ..byte_tokenizer import ByteTokenizer
 from .conftest import write_rows
@@ -23,7 +24,12 @@ def source_of(*, evaluation=False, rollout=None, **settings):
         "rollout": RolloutSection(rollout_batch_size=1, rollout_max_response_len=8, **(rollout or {})),
     }
     return create_source(
-        SimpleNamespace(settings=Settings(sections, {}, {}), tokenizer=ByteTokenizer(), evaluation=evaluation)
+        SimpleNamespace(
+            settings=Settings(sections, {}, {}),
+            registry=Registry([]),
+            tokenizer=ByteTokenizer(),
+            evaluation=evaluation,
+        )
     )
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from slime_compat.views.sample import Sample
+from slime_compat.views.sample import ReferenceSample as Sample
 
 #: Columns of a training batch by name.
 RolloutBatch = dict[str, list[Any]]

@@ -9,7 +9,8 @@ from slime_core.errors import SampleError
 from slime_core.rollout.context import RolloutRun
 
 from slime_compat.views.loop import on_loop
-from slime_compat.views.sample import Sample, viewed_groups
+from slime_compat.views.sample import ReferenceSample as Sample
+from slime_compat.views.sample import viewed_groups
 
 
 class DataSourceView:

@@ -14,7 +14,7 @@ from slime_core.plugins.registry import Registry
 from slime_core.rewards.results import Grade, plain_value
 
 from slime_compat.views.runtime import running
-from slime_compat.views.sample import Sample
+from slime_compat.views.sample import ReferenceSample as Sample
 
 
 def graded(name: str, response: str, label: Any, metadata: Mapping[str, Any] | None = None) -> Any:
@@ -68,10 +68,9 @@ async def batched_async_rm(args: Any, samples: Sequence[Sample], **kwargs: Any) 
     return list(await asyncio.gather(*(async_rm(args, sample, **kwargs) for sample in samples)))
 
 
-def _reward(name: str) -> Callable[[samples.Sample], Any]:
-    reward: Any = Registry().resolve("slime.rewards", name)
-    built: Callable[[samples.Sample], Any] = reward() if inspect.isclass(reward) else reward
-    return built
+def _reward(name: str) -> Any:
+    reward = Registry().resolve("slime.rewards", name)
+    return reward() if inspect.isclass(reward) else reward
 
 
 def _imported(path: str) -> Callable[..., Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from slime_compat.views.sample import Sample
+from slime_compat.views.sample import ReferenceSample as Sample
 
 
 @dataclass

@@ -18,7 +18,8 @@ from slime_compat.engine.requests import next_seed, sampling_params
 from slime_compat.views.loop import run as run_coroutine
 from slime_compat.views.outputs import RolloutFnEvalOutput, RolloutFnTrainOutput
 from slime_compat.views.runtime import Runtime, current
-from slime_compat.views.sample import Sample, viewed
+from slime_compat.views.sample import ReferenceSample as Sample
+from slime_compat.views.sample import viewed
 
 
 async def generate(args: Any, sample: Sample, sampling_params: Mapping[str, Any]) -> Sample:

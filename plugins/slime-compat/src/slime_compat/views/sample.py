@@ -1,4 +1,4 @@
-"""`Sample` as the reference system has it: ours, with its spellings of fields and methods.
+"""`ReferenceSample`: `Sample` as the reference system has it: ours, with its spellings of fields and methods.
 
 A view is no copy. `viewed` changes the class of a sample in place, so that a hook and the run look at one object, and what
 a hook makes itself is a sample of ours from the start.
@@ -20,7 +20,7 @@ from slime_core.samples import Status
 from slime_compat.views.counters import PrefixCacheInfo, SpecInfo
 
 
-class Sample(samples.Sample):
+class ReferenceSample(samples.Sample):
     """One trajectory; `slime.utils.types.Sample`."""
 
     Status: ClassVar[type[Status]] = Status
@@ -124,7 +124,7 @@ class Sample(samples.Sample):
         self.response = tokenizer.decode(list(self.response_tokens)) if self.response_length else ""
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Sample:
+    def from_dict(cls, values: Mapping[str, Any]) -> ReferenceSample:
         """Build a sample of `to_dict`'s output, ours or theirs; keys that are no fields become attributes."""
         known = {name: value for name, value in values.items() if name in cls.__dataclass_fields__}
         sample = viewed(samples.Sample.from_dict(known))
@@ -134,15 +134,15 @@ class Sample(samples.Sample):
         return sample
 
 
-Sample.SpecInfo = SpecInfo  # type: ignore[attr-defined]  # names of classes inside the class there, which fields' types hide
-Sample.PrefixCacheInfo = PrefixCacheInfo  # type: ignore[attr-defined]  # as above
+ReferenceSample.SpecInfo = SpecInfo  # type: ignore[attr-defined]  # names of classes inside the class there, which fields' types hide
+ReferenceSample.PrefixCacheInfo = PrefixCacheInfo  # type: ignore[attr-defined]  # as above
 
 
-def viewed(sample: samples.Sample) -> Sample:
+def viewed(sample: samples.Sample) -> ReferenceSample:
     """Give a sample the spellings of the reference system, in place; returns it."""
-    if not isinstance(sample, Sample):
-        sample.__class__ = Sample
-    assert isinstance(sample, Sample)
+    if not isinstance(sample, ReferenceSample):
+        sample.__class__ = ReferenceSample
+    assert isinstance(sample, ReferenceSample)
     return sample
 
 

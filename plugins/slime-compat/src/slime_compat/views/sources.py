@@ -16,10 +16,11 @@ from slime_core.errors import SampleError
 
 from slime_compat.views.building import building
 from slime_compat.views.dataset import Dataset
-from slime_compat.views.sample import Sample, viewed, viewed_groups
+from slime_compat.views.sample import ReferenceSample as Sample
+from slime_compat.views.sample import viewed, viewed_groups
 
 
-class DataSource(abc.ABC):
+class AbstractSource(abc.ABC):
     """Where prompts come from."""
 
     @abc.abstractmethod
@@ -43,7 +44,7 @@ class DataSource(abc.ABC):
         return 0
 
 
-class RolloutDataSource(DataSource):
+class RolloutDataSource(AbstractSource):
     """The prompts of `--prompt-data`, in the run's order; without a data set, empty samples.
 
     Args:
