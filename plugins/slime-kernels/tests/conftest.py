@@ -6,16 +6,16 @@ from collections.abc import Iterator
 
 import pytest
 from slime_kernels.judge.evaluator import Evaluator, EvaluatorSettings, Options
-from slime_kernels.sandbox.fork_server import ForkServer
+from slime_kernels.sandbox.fork_server import CandidateServer
 
 
 @pytest.fixture(scope="session")
-def fork_server() -> Iterator[ForkServer]:
-    server = ForkServer()
+def fork_server() -> Iterator[CandidateServer]:
+    server = CandidateServer()
     yield server
     server.close()
 
 
 @pytest.fixture(scope="session")
-def evaluator(fork_server: ForkServer) -> Evaluator:
+def evaluator(fork_server: CandidateServer) -> Evaluator:
     return Evaluator(EvaluatorSettings(options=Options(n_trials=3)), fork_server)

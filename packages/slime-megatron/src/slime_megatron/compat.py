@@ -199,7 +199,7 @@ def _where_uneven(uneven: Callable[[torch.Tensor, Any, Sequence[int]], torch.Ten
 
 def _one_group_for_the_same_ranks(original: Any, hit: _Hit) -> Any:
     """Let all roles that the same ranks have together share a group; every rank asks for the same ones in the same order."""
-    owner = sys.modules[original.__module__]
+    owner: Any = sys.modules[original.__module__]
 
     @functools.wraps(original)
     def replacement(*args: Any, **kwargs: Any) -> Any:

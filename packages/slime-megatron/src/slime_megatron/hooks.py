@@ -14,6 +14,7 @@ from slime_core.plugins.hooks import ForeignFlags, Section, hookimpl
 from slime_core.protocols import TOP_P_TOKENS
 from slime_core.weights.sync import transport_problems
 
+from slime_megatron.checkpoint.role_checks import role_problems
 from slime_megatron.settings import checks, megatron_flags, parallel_checks
 from slime_megatron.settings.megatron_flags import known_flags
 from slime_megatron.settings.section import CAPABILITIES, MegatronSection
@@ -81,7 +82,7 @@ def slime_check_build(build: BuildContext) -> list[Problem]:
     family, config = family_of(build)
     section, architecture = build.section(MegatronSection), family.architecture(config)
     found = list(parallel_checks.model_problems(section, architecture, family))
-    found += checks.role_problems(build.section(RolesSection), family, architecture)
+    found += role_problems(build.section(RolesSection), family, architecture)
     save_hf, lora = build.settings.checkpoint.save_hf, build.section(LoraSection)
     found += checks.adapter_problems(save_hf, lora, family, architecture)
     if section.enable_mtp_training and architecture.mtp_num_layers:

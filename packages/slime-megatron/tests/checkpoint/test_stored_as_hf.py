@@ -7,8 +7,8 @@ import torch
 from slime_core.errors import CheckpointError
 from slime_core.plugins.registry import Registry
 from slime_megatron.checkpoint.convert import to_megatron
+from slime_megatron.checkpoint.role_checks import role_problems
 from slime_megatron.checkpoint.stored_as_hf import weights_of
-from slime_megatron.settings.checks import role_problems
 from slime_megatron.settings.section_roles import RolesSection
 from slime_models.hf.config import read_config
 from slime_models.hf.folder import HfCheckpoint

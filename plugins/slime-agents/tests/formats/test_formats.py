@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from slime_agents.formats.calls import Call, Malformed
+from slime_agents.formats.calls import Malformed, ToolCall
 from slime_agents.formats.glm import Glm
 from slime_agents.formats.hermes import Hermes
 from slime_agents.formats.llama import Llama
@@ -24,7 +24,9 @@ VALUES = st.recursive(
 )
 KEYS = st.text("abc_", min_size=1, max_size=5)
 CALLS = st.lists(
-    st.builds(Call, st.sampled_from(["look", "run-code", "x"]), st.dictionaries(KEYS, VALUES, max_size=3)),
+    st.builds(
+        ToolCall, st.sampled_from(["look", "run-code", "x"]), st.dictionaries(KEYS, VALUES, max_size=3)
+    ),
     min_size=1,
     max_size=3,
 )
@@ -42,7 +44,7 @@ def test_a_format_reads_what_it_writes(form, calls):
 @settings(max_examples=100, deadline=None)
 def test_nothing_that_a_model_writes_makes_a_format_raise(form, pieces):
     for call in form.read("".join(pieces)).calls:
-        assert isinstance(call, Call) or call.why
+        assert isinstance(call, ToolCall) or call.why
 
 
 def test_text_beside_calls_is_what_is_said():
@@ -55,7 +57,7 @@ def test_text_beside_calls_is_what_is_said():
 
 def test_values_of_xml_are_json_where_they_are_and_text_over_lines_else():
     text = "<tool_call>run\n<arg_key>code</arg_key>\n<arg_value>a = 1\n\n  b</arg_value>\n<arg_key>n</arg_key>\n<arg_value>7</arg_value>\n</tool_call>"
-    assert Glm().read(text).calls == (Call("run", {"code": "a = 1\n\n  b", "n": 7}),)
+    assert Glm().read(text).calls == (ToolCall("run", {"code": "a = 1\n\n  b", "n": 7}),)
     (twice,) = (
         Glm()
         .read(

@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import json
 
-from slime_agents.formats.calls import Call
+from slime_agents.formats.calls import ToolCall
 from slime_core.protocols import Completion
 
 
@@ -78,7 +78,7 @@ def a_turn(rng, tokenizer, tool_format, ends, *, with_tools):
 def a_call(rng):
     name = rng.choice(["look", "run_code"])
     values = ["a\nb\n\n  c", "日本", '"quoted"', 7, 1.5, True, None, ["x", {"y": 2}], "7", ""]
-    return Call(
+    return ToolCall(
         name, {key: rng.choice(values) for key in rng.sample(["query", "code", "n"], k=rng.randint(0, 3))}
     )
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
-from slime_agents.formats.calls import Call
+from slime_agents.formats.calls import ToolCall
 from slime_agents.tools.code import code
 from slime_agents.tools.http import http
 from slime_agents.tools.mcp import mcp
-from slime_agents.tools.tool import Limits, answer
+from slime_agents.tools.tool import ToolLimits, answer
 from slime_core.errors import PluginError
 
 SERVER = str(Path(__file__).with_name("mcp_server.py"))
@@ -49,17 +49,18 @@ def test_an_http_tool_posts_arguments_and_gives_the_body_of_the_answer():
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         url = f"http://127.0.0.1:{runner.addresses[0][1]}/search"
-        limits = Limits(timeout_s=0.5, max_chars=20)
+        limits = ToolLimits(timeout_s=0.5, max_chars=20)
         toolset = http("search", limits, url=url, parameters=QUERY, headers={"X-Key": "k"})
         (tool,) = await toolset.open()
         texts = [
-            (await answer(tool, Call("search", {"query": query}))).text for query in ("日本", "fail", "hang")
+            (await answer(tool, ToolCall("search", {"query": query}))).text
+            for query in ("日本", "fail", "hang")
         ]
         await toolset.close()
         await runner.cleanup()
         gone = http("search", limits, url=url, parameters=QUERY)
         (tool,) = await gone.open()
-        texts.append((await answer(tool, Call("search", {"query": "x"}))).text)
+        texts.append((await answer(tool, ToolCall("search", {"query": "x"}))).text)
         await gone.close()
         return texts
 
@@ -73,9 +74,9 @@ def test_an_http_tool_posts_arguments_and_gives_the_body_of_the_answer():
 
 @pytest.mark.slow
 def test_the_tools_of_an_mcp_server_are_called_and_the_server_ends_with_them():
-    toolset = mcp("server", Limits(timeout_s=60), command=[sys.executable, SERVER])
+    toolset = mcp("server", ToolLimits(timeout_s=60), command=[sys.executable, SERVER])
     names, texts = answered(
-        toolset, Call("add", {"a": 2, "b": 40}), Call("fail", {}), Call("add", {"a": "x", "b": 1})
+        toolset, ToolCall("add", {"a": 2, "b": 40}), ToolCall("fail", {}), ToolCall("add", {"a": "x", "b": 1})
     )
     assert names == ["add", "fail"]
     assert texts[0] == "42"
@@ -85,28 +86,28 @@ def test_the_tools_of_an_mcp_server_are_called_and_the_server_ends_with_them():
 
 @pytest.mark.slow
 def test_an_mcp_server_that_lacks_a_tool_or_does_not_start_is_refused_by_name():
-    lacking = mcp("server", Limits(), command=[sys.executable, SERVER], only=["divide"])
+    lacking = mcp("server", ToolLimits(), command=[sys.executable, SERVER], only=["divide"])
     with pytest.raises(PluginError, match=r"'server' has no tools \['divide'\]; it has \['add', 'fail'\]"):
         answered(lacking)
     with pytest.raises(PluginError, match="the MCP server 'gone'"):
-        answered(mcp("gone", Limits(), command=["/no/such/program"]))
+        answered(mcp("gone", ToolLimits(), command=["/no/such/program"]))
     with pytest.raises(PluginError, match="neither; wanted command or url"):
-        mcp("server", Limits())
+        mcp("server", ToolLimits())
 
 
 def test_programs_run_in_the_sandbox_with_what_they_print_and_how_they_end():
-    toolset = code("python", Limits(timeout_s=20))
+    toolset = code("python", ToolLimits(timeout_s=20))
     programs = [
         "print(6 * 7)",
         "raise ValueError('no')",
         "import socket; socket.create_connection(('1.1.1.1', 80))",
     ]
-    _, texts = answered(toolset, *(Call("python", {"code": program}) for program in programs))
+    _, texts = answered(toolset, *(ToolCall("python", {"code": program}) for program in programs))
     assert texts[0] == "42"
     assert "ValueError: no" in texts[1]
     assert "ended by exit 1" in texts[1]
     assert "Error" in texts[2]
     _, (stopped,) = answered(
-        code("python", Limits(timeout_s=2)), Call("python", {"code": "while True: pass"})
+        code("python", ToolLimits(timeout_s=2)), ToolCall("python", {"code": "while True: pass"})
     )
     assert "stopped after 1 s" in stopped or "ended by signal" in stopped

@@ -6,7 +6,7 @@ import json
 import time
 
 import pytest
-from slime_agents.formats.calls import Call
+from slime_agents.formats.calls import ToolCall
 from slime_agents.formats.glm import Glm
 from slime_agents.formats.hermes import Hermes
 from slime_agents.formats.llama import Llama
@@ -30,7 +30,7 @@ def calls_then_tells(*calls, form=None):
         return (
             f"Told: {last_of(text, 'tool')}"
             if asked
-            else form.write([Call(name, given) for name, given in calls])
+            else form.write([ToolCall(name, given) for name, given in calls])
         )
 
     return say
@@ -122,7 +122,7 @@ def test_a_tool_that_hangs_is_given_up_at_its_deadline_and_the_others_answer():
 
 
 def test_bounds_cut_a_conversation_off():
-    say = lambda text: Hermes().write([Call("multiply", {"a": 1, "b": 1})])  # noqa: E731
+    say = lambda text: Hermes().write([ToolCall("multiply", {"a": 1, "b": 1})])  # noqa: E731
     (sample,), _ = played(say, tools={"multiply": tool("multiply")}, max_turns=3)
     assert (sample.status, sample.metadata["multi_turn"]["ended_by"]) == (Status.TRUNCATED, "max_turns")
     (sample,), _ = played(say, tools={"multiply": tool("multiply")}, max_tool_tokens=10)

@@ -11,7 +11,7 @@ from pathlib import Path
 from slime_core.data.rows.open_rows import read_rows
 from slime_core.errors import DataError, SlimeError
 
-from slime_kernels.judge.judging import Judge, evaluator_settings
+from slime_kernels.judge.judging import KernelJudge, evaluator_settings
 from slime_kernels.problems.problem import KernelProblem, check_source, problem_of
 from slime_kernels.section import KernelsSection
 
@@ -50,13 +50,13 @@ def main(argv: list[str]) -> int:
         return 2
 
 
-def _judge(section: KernelsSection) -> Judge:
+def _judge(section: KernelsSection) -> KernelJudge:
     from slime_kernels.judge.evaluator import Evaluator
-    from slime_kernels.sandbox.fork_server import ForkServer
+    from slime_kernels.sandbox.fork_server import CandidateServer
 
-    server = ForkServer()
+    server = CandidateServer()
     server.start()
-    return Judge(Evaluator(evaluator_settings(section), server), concurrency=section.concurrency)
+    return KernelJudge(Evaluator(evaluator_settings(section), server), concurrency=section.concurrency)
 
 
 def _serve(section: KernelsSection, host: str, port: int) -> int:

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 import httpx
 import pytest
-from slime_kernels.judge.judging import Judge
+from slime_kernels.judge.judging import KernelJudge
 from slime_kernels.judge.verdict import EvalStatus, Verdict
 from slime_kernels.section import KernelsSection
 from slime_kernels.service.client import ServiceClient
@@ -59,7 +59,7 @@ async def serving(judge, port):
 def test_two_hundred_at_once_are_all_answered_within_the_limit():
     async def ask():
         counting = Counting()
-        async with serving(Judge(counting, concurrency=4), free_port()) as url:
+        async with serving(KernelJudge(counting, concurrency=4), free_port()) as url:
             client = ServiceClient(KernelsSection(service=url))
             verdicts = await asyncio.gather(*(client.judge(PROBLEM, f"x = {i}") for i in range(200)))
         return counting, verdicts
@@ -72,7 +72,7 @@ def test_two_hundred_at_once_are_all_answered_within_the_limit():
 def test_the_same_question_is_evaluated_once():
     async def ask():
         counting = Counting()
-        judge = Judge(counting, concurrency=4)
+        judge = KernelJudge(counting, concurrency=4)
         await asyncio.gather(*(judge.judge(PROBLEM, "x") for _ in range(20)))
         await judge.judge(PROBLEM, "x")
         return counting.n
@@ -84,11 +84,11 @@ def test_a_service_that_is_killed_and_comes_back_loses_nothing():
     async def ask():
         port, counting = free_port(), Counting(seconds=0.05)
         client = ServiceClient(KernelsSection(service=f"http://127.0.0.1:{port}/eval"))
-        async with serving(Judge(counting, concurrency=2), port):
+        async with serving(KernelJudge(counting, concurrency=2), port):
             asked = [asyncio.create_task(client.judge(PROBLEM, f"x = {i}")) for i in range(30)]
             await asyncio.sleep(0.3)
             assert not all(task.done() for task in asked)
-        async with serving(Judge(counting, concurrency=8), port):
+        async with serving(KernelJudge(counting, concurrency=8), port):
             return await asyncio.gather(*asked)
 
     assert [verdict.message for verdict in asyncio.run(ask())] == [f"x = {i}" for i in range(30)]
@@ -106,7 +106,7 @@ def test_a_service_that_is_killed_and_comes_back_loses_nothing():
 def test_a_request_that_is_none_is_refused_with_the_field(change, said):
     async def ask():
         async with (
-            serving(Judge(Counting(), concurrency=1), free_port()) as url,
+            serving(KernelJudge(Counting(), concurrency=1), free_port()) as url,
             httpx.AsyncClient() as client,
         ):
             answers = await client.post(url, json=request_of(PROBLEM, "x") | change)
@@ -121,7 +121,7 @@ def test_a_request_that_is_none_is_refused_with_the_field(change, said):
 def test_the_answer_has_the_form_of_the_fork(evaluator):
     async def ask():
         async with (
-            serving(Judge(evaluator, concurrency=2), free_port()) as url,
+            serving(KernelJudge(evaluator, concurrency=2), free_port()) as url,
             httpx.AsyncClient() as client,
         ):
             asked = request_of(

@@ -6,7 +6,7 @@ import pytest
 from slime_kernels.judge.reward import RewardScale
 from slime_kernels.judge.verdict import EvalStatus, Timing, Verdict, verdict_of
 from slime_kernels.turns.extraction import candidate_of
-from slime_kernels.turns.history import Attempt, attempt_from, with_history
+from slime_kernels.turns.history import KernelAttempt, attempt_from, with_history
 from slime_kernels.turns.returns import ended_by, trajectory_return, turn_returns
 
 
@@ -81,7 +81,7 @@ def test_the_candidate_of_a_response(response, code):
 
 
 def test_an_attempt_survives_its_entry_and_a_verdict_its_envelope():
-    attempt = Attempt(turn=1, code="x", verdict=verdict(1.5, compiled=True, correct=True, reward=0.8))
+    attempt = KernelAttempt(turn=1, code="x", verdict=verdict(1.5, compiled=True, correct=True, reward=0.8))
     assert attempt_from(attempt.to_dict()) == attempt
     assert verdict_of(attempt.verdict.envelope()) == attempt.verdict
     entry = attempt.to_dict()
@@ -93,8 +93,8 @@ def test_a_prompt_with_history_has_each_attempt_and_what_to_do():
     text = with_history(
         "Do it.",
         [
-            Attempt(turn=0, code="a = 1", verdict=failed),
-            Attempt(turn=1, code="a = 2", verdict=verdict(1.5, compiled=True, correct=True)),
+            KernelAttempt(turn=0, code="a = 1", verdict=failed),
+            KernelAttempt(turn=1, code="a = 2", verdict=verdict(1.5, compiled=True, correct=True)),
         ],
     )
     assert (

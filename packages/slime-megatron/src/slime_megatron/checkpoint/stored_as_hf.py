@@ -17,14 +17,6 @@ from torch import Tensor
 from slime_megatron.checkpoint.convert import find
 from slime_megatron.checkpoint.torch_dist import StoredWeights
 
-#: What a Hugging Face folder has and one of Megatron has not.
-_CONFIG = "config.json"
-
-
-def is_stored(folder: Path) -> bool:
-    """Return whether a folder of weights is not one of Hugging Face."""
-    return not (folder / _CONFIG).is_file()
-
 
 def weights_of(folder: Path, family: ModelFamily, architecture: Architecture) -> Mapping[str, Tensor]:
     """Return the weights of a folder, each read when it is asked for.
@@ -39,7 +31,7 @@ def weights_of(folder: Path, family: ModelFamily, architecture: Architecture) ->
         CheckpointError: it is none of these, or damaged.
         DataError: its config.json asks for a quantisation that is not supported.
     """
-    if not is_stored(folder):
+    if (folder / "config.json").is_file():
         return open_weights(folder, stacked=family.stacked)
     return StoredAsHf(find(folder).weights, family, architecture)
 

@@ -34,4 +34,5 @@ def scatter_uneven(whole: Tensor, group: dist.ProcessGroup, sizes: Sequence[int]
     """
     reduced = whole.clone()
     dist.all_reduce(reduced, group=group)
-    return reduced.split(list(map(int, sizes)))[group.rank()].clone()
+    part: Tensor = reduced.split(list(map(int, sizes)))[group.rank()].clone()
+    return part

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slime_core.config.sections import RolloutSection, RunSection, TrainSection
-from slime_core.errors import CheckpointError, DataError, Problem
+from slime_core.errors import Problem
 
 from slime_megatron.settings import megatron_flags
 from slime_megatron.settings.derive import offloads_optimizer
@@ -65,21 +65,6 @@ def missing_mtp(folder: Path, family: ModelFamily, architecture: Architecture) -
             "all tensors of these layers, which transformers drops when it saves a model",
             "take the original folder, or drop the flag",
         )
-
-
-def role_problems(roles: RolesSection, family: ModelFamily, architecture: Architecture) -> Iterator[Problem]:
-    """Yield what is wrong with folders of Megatron that roles start from; of Hugging Face's their own weights tell at the start."""
-    for name in ("actor_load", "ref_load", "opd_teacher_load", "critic_load"):
-        given = getattr(roles, name)
-        folder = None if given is None else Path(given)
-        if folder is None or not folder.is_dir() or (folder / "config.json").is_file():
-            continue
-        from slime_megatron.checkpoint.stored_as_hf import weights_of  # imports torch
-
-        try:
-            weights_of(folder, family, architecture)
-        except (CheckpointError, DataError) as error:
-            yield Problem(f"roles.{name}", str(error), f"the weights of a {architecture.model_type} model")
 
 
 def adapter_problems(

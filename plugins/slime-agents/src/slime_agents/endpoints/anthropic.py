@@ -20,7 +20,7 @@ from slime_agents.endpoints.asking import (
     stops,
 )
 from slime_agents.tape.messages import Message, normal, text_of
-from slime_agents.tape.turn import Turn
+from slime_agents.tape.turn import TapeTurn
 
 _REFUSED: Mapping[str, Sequence[Any]] = {"container": (), "mcp_servers": ([],), "output_config": ({},)}
 _KINDS = {
@@ -58,7 +58,7 @@ def read(body: Mapping[str, Any], earlier: Mapping[str, Sequence[Message]]) -> A
     )
 
 
-def answer(ask: Ask, turn: Turn, answer_id: str) -> dict[str, Any]:
+def answer(ask: Ask, turn: TapeTurn, answer_id: str) -> dict[str, Any]:
     """Return the body of the answer."""
     return {
         **_head(ask, answer_id),
@@ -69,7 +69,7 @@ def answer(ask: Ask, turn: Turn, answer_id: str) -> dict[str, Any]:
     }
 
 
-def events(ask: Ask, turn: Turn, answer_id: str) -> Iterable[Event]:
+def events(ask: Ask, turn: TapeTurn, answer_id: str) -> Iterable[Event]:
     """Return the events of the answer."""
     whole = answer(ask, turn, answer_id)
     usage = {"input_tokens": turn.n_prompt, "output_tokens": 0}
@@ -112,7 +112,7 @@ def _head(ask: Ask, answer_id: str) -> dict[str, Any]:
     return {"id": f"msg_{answer_id}", "type": "message", "role": "assistant", "model": ask.model}
 
 
-def _reason(turn: Turn, ask: Ask) -> str:
+def _reason(turn: TapeTurn, ask: Ask) -> str:
     if turn.finish_reason == "tool_calls":
         return "tool_use"
     if turn.finish_reason == "length":
@@ -120,7 +120,7 @@ def _reason(turn: Turn, ask: Ask) -> str:
     return "stop_sequence" if turn.stop_string in ask.stop else "end_turn"
 
 
-def _blocks(ask: Ask, turn: Turn) -> list[dict[str, Any]]:
+def _blocks(ask: Ask, turn: TapeTurn) -> list[dict[str, Any]]:
     message = turn.message
     blocks: list[dict[str, Any]] = []
     if ask.extra["thinking"] and "reasoning_content" in message:

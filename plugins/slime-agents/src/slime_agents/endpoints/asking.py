@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from slime_core.errors import DataError
 
 from slime_agents.tape.messages import Message
-from slime_agents.tape.turn import Turn
+from slime_agents.tape.turn import TapeTurn
 
 #: An event of a stream: its name, where the API names events, and its data.
 Event = tuple[str | None, Mapping[str, Any] | str]
@@ -60,10 +60,10 @@ class Dialect(Protocol):
             DataError: says what of it is wrong, or is not offered here.
         """
 
-    def answer(self, ask: Ask, turn: Turn, answer_id: str) -> dict[str, Any]:
+    def answer(self, ask: Ask, turn: TapeTurn, answer_id: str) -> dict[str, Any]:
         """Return the body of the answer."""
 
-    def events(self, ask: Ask, turn: Turn, answer_id: str) -> Iterable[Event]:
+    def events(self, ask: Ask, turn: TapeTurn, answer_id: str) -> Iterable[Event]:
         """Return the events of the answer, streamed."""
 
     def error(self, refused: Refused) -> dict[str, Any]:

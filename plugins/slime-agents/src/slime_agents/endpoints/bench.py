@@ -49,7 +49,7 @@ class ByteTokenizer:
         raise ValueError("this tokenizer reads no images")
 
 
-class NullEngine:
+class SilentEngine:
     """Answers at once: the name of the task that stands in the prompt, filled up to `N_TOKENS`."""
 
     async def generate(
@@ -121,7 +121,7 @@ async def measure(n_sessions: int, n_turns: int, *, rounds: int = 1) -> dict[str
     """
     agent = _Talk(n_turns)
     tokenizer = ByteTokenizer()
-    ctx = GenerateContext(engine=NullEngine(), tokenizer=tokenizer)
+    ctx = GenerateContext(engine=SilentEngine(), tokenizer=tokenizer)
     params = SamplingParams(max_new_tokens=N_TOKENS * n_turns)
     own, exact, after_first = 0.0, 0, 0
     begin, cpu = time.perf_counter(), time.process_time()

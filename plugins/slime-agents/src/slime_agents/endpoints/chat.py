@@ -21,7 +21,7 @@ from slime_agents.endpoints.asking import (
     stops,
 )
 from slime_agents.tape.messages import Message, normal
-from slime_agents.tape.turn import Turn
+from slime_agents.tape.turn import TapeTurn
 
 _REFUSED: Mapping[str, Sequence[Any]] = {
     "n": (1,),
@@ -53,7 +53,7 @@ def read(body: Mapping[str, Any], earlier: Mapping[str, Sequence[Message]]) -> A
     )
 
 
-def answer(ask: Ask, turn: Turn, answer_id: str) -> dict[str, Any]:
+def answer(ask: Ask, turn: TapeTurn, answer_id: str) -> dict[str, Any]:
     """Return the body of the answer."""
     message = {"role": "assistant", "content": turn.message["content"], "refusal": None}
     if "reasoning_content" in turn.message:
@@ -65,7 +65,7 @@ def answer(ask: Ask, turn: Turn, answer_id: str) -> dict[str, Any]:
     return {**_head(ask, answer_id), "object": "chat.completion", "choices": [choice], "usage": _usage(turn)}
 
 
-def events(ask: Ask, turn: Turn, answer_id: str) -> Iterable[Event]:
+def events(ask: Ask, turn: TapeTurn, answer_id: str) -> Iterable[Event]:
     """Return the chunks of the answer."""
     head = {**_head(ask, answer_id), "object": "chat.completion.chunk"}
 
@@ -100,7 +100,7 @@ def _head(ask: Ask, answer_id: str) -> dict[str, Any]:
     return {"id": f"chatcmpl-{answer_id}", "created": int(time.time()), "model": ask.model}
 
 
-def _usage(turn: Turn) -> dict[str, int]:
+def _usage(turn: TapeTurn) -> dict[str, int]:
     total = turn.n_prompt + turn.n_sampled
     return {"prompt_tokens": turn.n_prompt, "completion_tokens": turn.n_sampled, "total_tokens": total}
 

@@ -21,7 +21,7 @@ from slime_agents.endpoints.asking import (
     refuse_fields,
 )
 from slime_agents.tape.messages import Message, normal, text_of
-from slime_agents.tape.turn import Turn
+from slime_agents.tape.turn import TapeTurn
 
 _REFUSED: Mapping[str, Sequence[Any]] = {
     "tool_choice": ("auto", "none"),
@@ -60,7 +60,7 @@ def read(body: Mapping[str, Any], earlier: Mapping[str, Sequence[Message]]) -> A
     )
 
 
-def answer(ask: Ask, turn: Turn, answer_id: str) -> dict[str, Any]:
+def answer(ask: Ask, turn: TapeTurn, answer_id: str) -> dict[str, Any]:
     """Return the body of the answer."""
     cut = turn.finish_reason == "length"
     total = turn.n_prompt + turn.n_sampled
@@ -79,7 +79,7 @@ def answer(ask: Ask, turn: Turn, answer_id: str) -> dict[str, Any]:
     }
 
 
-def events(ask: Ask, turn: Turn, answer_id: str) -> Iterable[Event]:
+def events(ask: Ask, turn: TapeTurn, answer_id: str) -> Iterable[Event]:
     """Return the events of the answer."""
     whole = answer(ask, turn, answer_id)
     begun = {
@@ -154,7 +154,7 @@ def _head(ask: Ask, answer_id: str) -> dict[str, Any]:
     }
 
 
-def _items(turn: Turn, answer_id: str) -> list[dict[str, Any]]:
+def _items(turn: TapeTurn, answer_id: str) -> list[dict[str, Any]]:
     message, calls = turn.message, turn.message.get("tool_calls", ())
     made: list[dict[str, Any]] = []
     if "reasoning_content" in message:

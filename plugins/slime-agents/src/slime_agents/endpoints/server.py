@@ -16,7 +16,7 @@ from slime_core.files.json_text import parse_json
 from slime_agents.endpoints import anthropic, chat, responses
 from slime_agents.endpoints.asking import Ask, Dialect, Refused
 from slime_agents.endpoints.session import Session
-from slime_agents.tape.turn import Turn
+from slime_agents.tape.turn import TapeTurn
 
 logger = logging.getLogger(__name__)
 
@@ -149,7 +149,7 @@ class Endpoint:
 
 
 async def _stream(
-    request: web.Request, session: Session, dialect: Dialect, ask: Ask, asked: asyncio.Future[Turn]
+    request: web.Request, session: Session, dialect: Dialect, ask: Ask, asked: asyncio.Future[TapeTurn]
 ) -> web.StreamResponse:
     """Send a turn as server-sent events. The engine gives it whole; lines that say nothing keep the connection until then."""
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})

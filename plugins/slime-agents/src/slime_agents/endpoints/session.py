@@ -15,7 +15,7 @@ from slime_core.errors import DataError, SlimeError
 from slime_agents.endpoints.asking import Ask, Refused
 from slime_agents.tape.messages import Message
 from slime_agents.tape.tape import Tape, TapeAborted, TapeFull
-from slime_agents.tape.turn import Turn
+from slime_agents.tape.turn import TapeTurn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,14 +53,14 @@ class Session:
     """What the engine or the tape raised."""
     earlier: dict[str, Sequence[Message]] = field(default_factory=dict)
     """Histories by the ids of answers that they end with."""
-    _turns: set[asyncio.Task[Turn]] = field(default_factory=set)
+    _turns: set[asyncio.Task[TapeTurn]] = field(default_factory=set)
 
     @property
     def is_aborted(self) -> bool:
         """Whether the rollout had all that it needed."""
         return isinstance(self.failure, TapeAborted)
 
-    async def ask(self, ask: Ask) -> Turn:
+    async def ask(self, ask: Ask) -> TapeTurn:
         """Let the policy speak. A client that drops off meanwhile gets the same turn when it asks again.
 
         Raises:
@@ -87,7 +87,7 @@ class Session:
             self._end(error)
             raise Refused(500, "engine", str(error)) from error
 
-    def delivered(self, turn: Turn, answer_id: str) -> None:
+    def delivered(self, turn: TapeTurn, answer_id: str) -> None:
         """Say that a client has its answer."""
         turn.is_delivered = True
         self.earlier[answer_id] = self.tape.history(turn)

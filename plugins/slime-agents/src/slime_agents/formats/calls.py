@@ -12,7 +12,7 @@ from slime_core.files.json_text import parse_json, shown
 
 
 @dataclass(frozen=True)
-class Call:
+class ToolCall:
     """A call of a tool."""
 
     name: str
@@ -34,7 +34,7 @@ class Spoken:
 
     content: str
     """What it says beside its calls."""
-    calls: tuple[Call | Malformed, ...] = field(default=())
+    calls: tuple[ToolCall | Malformed, ...] = field(default=())
     """In the order in which they are written."""
 
 
@@ -48,14 +48,14 @@ class ToolFormat(Protocol):
             tools: as OpenAI's Chat Completions has them: `{"type": "function", "function": {name, description, parameters}}`.
         """
 
-    def write(self, calls: Sequence[Call]) -> str:
+    def write(self, calls: Sequence[ToolCall]) -> str:
         """Return calls as the model writes them."""
 
     def read(self, text: str) -> Spoken:
         """Return what a turn says and calls. Never raises: what cannot be read is `Malformed`."""
 
 
-def call_of(value: Any, text: str, *, arguments: Sequence[str] = ("arguments",)) -> Call | Malformed:
+def call_of(value: Any, text: str, *, arguments: Sequence[str] = ("arguments",)) -> ToolCall | Malformed:
     """Return the call that a JSON value is.
 
     Args:
@@ -75,7 +75,7 @@ def call_of(value: Any, text: str, *, arguments: Sequence[str] = ("arguments",))
             )
     if not isinstance(given, dict):
         return Malformed(text, f"{arguments[0]} of {value['name']} is {shown(given)}; wanted an object")
-    return Call(value["name"], given)
+    return ToolCall(value["name"], given)
 
 
 def described(tools: Sequence[Mapping[str, Any]]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from slime_core.files.json_text import parse_json
 
-from slime_agents.formats.calls import Call, Malformed, Spoken, cut_out, described
+from slime_agents.formats.calls import Malformed, Spoken, ToolCall, cut_out, described
 
 _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|(?=<tool_call>)|\Z)", re.DOTALL)
 _PAIR = re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
@@ -28,7 +28,7 @@ class Glm:
             "<tool_call>NAME\n<arg_key>ARGUMENT</arg_key>\n<arg_value>VALUE</arg_value>\n</tool_call>"
         )
 
-    def write(self, calls: Sequence[Call]) -> str:
+    def write(self, calls: Sequence[ToolCall]) -> str:
         """Return calls as the model writes them."""
         return "\n".join(f"<tool_call>{call.name}{_pairs(call.arguments)}\n</tool_call>" for call in calls)
 
@@ -59,7 +59,7 @@ def _value(text: str) -> Any:
         return text
 
 
-def _read(body: str) -> Call | Malformed:
+def _read(body: str) -> ToolCall | Malformed:
     named = _NAME.match(body)
     if named is None:
         return Malformed(body, "found no name of a tool after <tool_call>")
@@ -75,4 +75,4 @@ def _read(body: str) -> Call | Malformed:
             body,
             f"after {named[1]} comes {rest[:60]!r}; wanted pairs of <arg_key> and <arg_value>, each closed",
         )
-    return Call(named[1], arguments)
+    return ToolCall(named[1], arguments)

@@ -9,7 +9,7 @@ from typing import Any
 
 from slime_core.files.json_text import parse_json
 
-from slime_agents.formats.calls import Call, Malformed, Spoken, call_of, cut_out, described
+from slime_agents.formats.calls import Malformed, Spoken, ToolCall, call_of, cut_out, described
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 #: The end of the text closes the last one: a stop string may have been taken off.
@@ -28,7 +28,7 @@ class Hermes:
             '<tool_call>\n{"name": "NAME", "arguments": {"ARGUMENT": "VALUE"}}\n</tool_call>'
         )
 
-    def write(self, calls: Sequence[Call]) -> str:
+    def write(self, calls: Sequence[ToolCall]) -> str:
         """Return calls as the model writes them."""
         written = (
             json.dumps({"name": call.name, "arguments": dict(call.arguments)}, ensure_ascii=False)
@@ -42,7 +42,7 @@ class Hermes:
         return Spoken(content.strip() if bodies else text, tuple(map(_read, bodies)))
 
 
-def _read(body: str) -> Call | Malformed:
+def _read(body: str) -> ToolCall | Malformed:
     try:
         return call_of(parse_json(body.strip()), body)
     except ValueError as error:

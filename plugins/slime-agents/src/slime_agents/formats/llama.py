@@ -9,7 +9,7 @@ from typing import Any
 
 from slime_core.files.json_text import parse_json
 
-from slime_agents.formats.calls import Call, Malformed, Spoken, call_of, described
+from slime_agents.formats.calls import Malformed, Spoken, ToolCall, call_of, described
 
 _TAG = "<|python_tag|>"
 #: How a turn that is a call begins; anything else is text.
@@ -27,7 +27,7 @@ class Llama:
             'To call one, answer with JSON alone: {"name": "NAME", "parameters": {"ARGUMENT": "VALUE"}}'
         )
 
-    def write(self, calls: Sequence[Call]) -> str:
+    def write(self, calls: Sequence[ToolCall]) -> str:
         """Return calls as the model writes them."""
         return "; ".join(
             json.dumps({"name": call.name, "parameters": dict(call.arguments)}, ensure_ascii=False)

@@ -12,7 +12,7 @@ from slime_core.rollout.group import reset
 from slime_core.runtime.replaced import replaced
 from slime_core.samples import Sample, Status
 
-from slime_agents.roles.table import Role, read_roles
+from slime_agents.roles.table import AgentRole, read_roles
 from slime_agents.section import AgentsSection
 from slime_agents.tape.reading import read_turn
 from slime_agents.templates import Templates
@@ -33,7 +33,7 @@ class Roles:
     """
 
     def __init__(self, *, settings: AgentsSection, resolve: Resolve) -> None:
-        self._roles: list[Role] = read_roles(settings.roles)
+        self._roles: list[AgentRole] = read_roles(settings.roles)
         self._system_prompt = settings.system_prompt
         self._templates = Templates(settings, resolve)
 

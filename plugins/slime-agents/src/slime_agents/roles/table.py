@@ -1,4 +1,4 @@
-"""`Role`: one entry of the setting `agents.roles`, and reading them."""
+"""`AgentRole`: one entry of the setting `agents.roles`, and reading them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FIELDS = {"name": str, "prompt": str, "system_prompt": str, "reward": str, "tra
 
 
 @dataclass(frozen=True, kw_only=True)
-class Role:
+class AgentRole:
     """Who speaks."""
 
     name: str
@@ -33,7 +33,7 @@ class Role:
         return "".join(before + (given[name] if name is not None else "") for before, name, _, _ in parts)
 
 
-def read_roles(entries: Sequence[Mapping[str, Any]]) -> list[Role]:
+def read_roles(entries: Sequence[Mapping[str, Any]]) -> list[AgentRole]:
     """Return the roles of the setting, in their order.
 
     Raises:
@@ -41,13 +41,13 @@ def read_roles(entries: Sequence[Mapping[str, Any]]) -> list[Role]:
     """
     if not entries:
         raise ConfigError([Problem("agents.roles", "none", "a table for each role: [[agents.roles]]")])
-    roles: list[Role] = []
+    roles: list[AgentRole] = []
     problems: list[Problem] = []
     for i, entry in enumerate(entries):
         where = f"agents.roles[{i}]"
         why = _wrong(entry, [role.name for role in roles])
         if why is None:
-            roles.append(Role(**entry))
+            roles.append(AgentRole(**entry))
         else:
             problems.append(Problem(where, *why))
     if problems:

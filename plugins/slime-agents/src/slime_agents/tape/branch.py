@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from slime_core.samples import Sample
 
 from slime_agents.tape.messages import Message, n_same
-from slime_agents.tape.turn import Mark, Turn
+from slime_agents.tape.turn import Mark, TapeTurn
 
 
 @dataclass(kw_only=True)
@@ -26,13 +26,13 @@ class Branch:
     """All that was said, its own last turn included."""
     ends: list[Mark] = field(default_factory=list)
     """Where turns end, those that it shares included."""
-    asked: list[tuple[Mark, Turn]] = field(default_factory=list)
+    asked: list[tuple[Mark, TapeTurn]] = field(default_factory=list)
     """Where the policy was asked, of its own turns, and what it answered."""
     is_busy: bool = False
     """Whether a turn is being generated."""
 
     @property
-    def turns(self) -> list[Turn]:
+    def turns(self) -> list[TapeTurn]:
         """Its own turns."""
         return [turn for _, turn in self.asked]
 
@@ -42,7 +42,7 @@ class Branch:
             return False
         return n_same(self.messages, messages) == len(self.messages)
 
-    def undelivered(self, messages: list[Message], tools: str) -> Turn | None:
+    def undelivered(self, messages: list[Message], tools: str) -> TapeTurn | None:
         """Return the answer to a request that has been asked already, and whose client never got it."""
         for mark, turn in reversed(self.asked):
             if turn.is_delivered or tools != self.tools or len(messages) != mark.n_messages:

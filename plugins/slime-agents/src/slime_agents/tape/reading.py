@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slime_agents.formats.calls import Call, Malformed, Spoken, ToolFormat
+from slime_agents.formats.calls import Malformed, Spoken, ToolCall, ToolFormat
 from slime_agents.tape.messages import Message
 
 _THINK, _THOUGHT = "<think>", "</think>"
@@ -22,7 +22,7 @@ class Reading:
     """The rest as it was written, calls included."""
 
     @property
-    def calls(self) -> tuple[Call | Malformed, ...]:
+    def calls(self) -> tuple[ToolCall | Malformed, ...]:
         """What it calls, or meant to."""
         return self.spoken.calls
 
@@ -32,7 +32,7 @@ class Reading:
         Args:
             call_ids: what ids of calls begin with.
         """
-        good = [call for call in self.calls if isinstance(call, Call)]
+        good = [call for call in self.calls if isinstance(call, ToolCall)]
         whole = len(good) == len(self.calls)
         made: Message = {"role": "assistant", "content": self.spoken.content if whole else self.text}
         if self.reasoning:

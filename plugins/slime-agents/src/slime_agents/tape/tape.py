@@ -22,7 +22,7 @@ from slime_agents.tape.branch import Branch
 from slime_agents.tape.messages import Message, difference
 from slime_agents.tape.reading import read_turn
 from slime_agents.tape.template import ChatTemplate
-from slime_agents.tape.turn import Fork, Mark, Turn
+from slime_agents.tape.turn import Fork, Mark, TapeTurn
 
 #: Key of `Sample.metadata` under which samples of a tape say where they come from.
 TAPE = "tape"
@@ -65,7 +65,7 @@ class Tape:
         """Turns that began."""
 
     @property
-    def turns(self) -> list[Turn]:
+    def turns(self) -> list[TapeTurn]:
         """All turns, in the order in which they began."""
         return sorted(
             (turn for branch in self.branches for turn in branch.turns), key=lambda turn: turn.number
@@ -80,7 +80,7 @@ class Tape:
         """Return how many tokens a history has where nothing of it was sampled."""
         return len(self._template.opening(list(messages), tools))
 
-    def history(self, turn: Turn) -> list[Message]:
+    def history(self, turn: TapeTurn) -> list[Message]:
         """Return what was said up to a turn, the turn included."""
         branch = self.branches[turn.branch]
         n = next(mark.n_messages for mark, one in branch.asked if one is turn)
@@ -93,7 +93,7 @@ class Tape:
         *,
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
-    ) -> Turn:
+    ) -> TapeTurn:
         """Let the policy speak.
 
         Args:
@@ -194,7 +194,7 @@ class Tape:
 
     async def _speak(
         self, branch: Branch, wanted: list[Message], max_tokens: int | None, stop: tuple[str, ...]
-    ) -> Turn:
+    ) -> TapeTurn:
         sample, number = branch.sample, self.n_begun
         left = self._params.max_new_tokens - self.n_sampled
         if left < 1:
@@ -232,7 +232,7 @@ class Tape:
         last_id: int | None,
         stop: tuple[str, ...],
         asked: Mark,
-    ) -> Turn:
+    ) -> TapeTurn:
         """Read what was sampled."""
         said = ids if last_id is None else ids[:-1]
         before = branch.sample.tokens[: asked.n_tokens][-_CONTEXT:]
@@ -243,7 +243,7 @@ class Tape:
         reading = read_turn(said_text, self._template.tool_format if branch.tools else None)
         message = reading.message(f"call_{self._name}_{number}_")
         reason = "length" if branch.sample.status is Status.TRUNCATED else "stop"
-        return Turn(
+        return TapeTurn(
             number=number,
             branch=branch.number,
             message=message,

@@ -14,7 +14,7 @@ from typing import Any
 from slime_core.errors import DataError
 from slime_core.protocols import Tokenizer
 
-from slime_agents.formats.calls import Call, ToolFormat
+from slime_agents.formats.calls import ToolCall, ToolFormat
 from slime_agents.formats.hermes import Hermes
 from slime_agents.tape.messages import Message
 
@@ -180,7 +180,8 @@ class ChatTemplate:
             for begin in _begins(after):
                 calls = one.read(after[begin:]).calls
                 if any(
-                    isinstance(call, Call) and call.name == "probed_tool" and call.arguments for call in calls
+                    isinstance(call, ToolCall) and call.name == "probed_tool" and call.arguments
+                    for call in calls
                 ):
                     return one
         return known[0]
@@ -205,7 +206,7 @@ def _begins(text: str) -> list[int]:
     return [0, *(i for i, letter in enumerate(text) if letter == "{")]
 
 
-def _as_call(call: Mapping[str, Any]) -> Call:
+def _as_call(call: Mapping[str, Any]) -> ToolCall:
     function = call["function"]
     arguments = function["arguments"]
-    return Call(function["name"], arguments if isinstance(arguments, dict) else {"arguments": arguments})
+    return ToolCall(function["name"], arguments if isinstance(arguments, dict) else {"arguments": arguments})

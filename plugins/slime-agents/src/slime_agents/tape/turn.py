@@ -1,16 +1,16 @@
-"""`Turn`: one answer of the policy in a session, and `Fork`: why a session's history has branches."""
+"""`TapeTurn`: one answer of the policy in a session, and `Fork`: why a session's history has branches."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
 
-from slime_agents.formats.calls import Call, Malformed
+from slime_agents.formats.calls import Malformed, ToolCall
 from slime_agents.tape.messages import Message
 
 
 @dataclass(kw_only=True)
-class Turn:
+class TapeTurn:
     """One answer of the policy."""
 
     number: int
@@ -23,7 +23,7 @@ class Turn:
     """`stop`, `length` or `tool_calls`."""
     stop_string: str | None
     """That ended it; it is not in the message."""
-    calls: tuple[Call | Malformed, ...]
+    calls: tuple[ToolCall | Malformed, ...]
     """What it calls, also what cannot be read; empty where no tools are offered."""
     n_prompt: int
     """Tokens that it was generated from."""

@@ -11,7 +11,7 @@ from slime_rm.code.sandbox.running import Limits as Bounds
 from slime_rm.code.sandbox.running import run
 
 from slime_agents.tools.schema import checked
-from slime_agents.tools.tool import Limits, Tool
+from slime_agents.tools.tool import Tool, ToolLimits
 
 _DESCRIPTION = "Runs a Python program, without network or files, and returns what it prints."
 _PARAMETERS = {
@@ -25,7 +25,7 @@ _PARAMETERS = {
 class CodeTool:
     """Runs programs in Linux namespaces of their own, each under limits of time, memory, processes and output."""
 
-    def __init__(self, schema: Mapping[str, Any], limits: Limits, *, memory_mb: int) -> None:
+    def __init__(self, schema: Mapping[str, Any], limits: ToolLimits, *, memory_mb: int) -> None:
         self.schema, self.limits = schema, limits
         self._memory_bytes = memory_mb << 20
 
@@ -53,7 +53,7 @@ class CodeTool:
         """Nothing to do."""
 
 
-def code(name: str, limits: Limits, *, description: str = _DESCRIPTION, memory_mb: int = 512) -> CodeTool:
+def code(name: str, limits: ToolLimits, *, description: str = _DESCRIPTION, memory_mb: int = 512) -> CodeTool:
     """Return a tool that runs Python programs where they can reach nothing.
 
     Args:

@@ -6,7 +6,7 @@ from slime_core.protocols import Environment, Observation, Tokenizer
 from slime_core.protocols.turn import text_after
 from slime_core.samples import Sample, Status
 
-from slime_agents.formats.calls import Call
+from slime_agents.formats.calls import ToolCall
 from slime_agents.tape.messages import Message
 from slime_agents.tape.reading import read_turn
 from slime_agents.tape.template import ChatTemplate
@@ -58,7 +58,7 @@ class ToolEnvironment(Environment):
         ]
         record = [
             {
-                "tool": call.name if isinstance(call, Call) else None,
+                "tool": call.name if isinstance(call, ToolCall) else None,
                 "result": one.text,
                 "is_error": one.is_error,
             }

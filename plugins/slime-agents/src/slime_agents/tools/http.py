@@ -8,14 +8,14 @@ from typing import Any
 import aiohttp
 
 from slime_agents.tools.schema import checked
-from slime_agents.tools.tool import Limits, Tool, cut
+from slime_agents.tools.tool import Tool, ToolLimits, cut
 
 
 class HttpTool:
     """Posts the arguments, and returns the body of the answer."""
 
     def __init__(
-        self, schema: Mapping[str, Any], limits: Limits, *, url: str, headers: Mapping[str, str]
+        self, schema: Mapping[str, Any], limits: ToolLimits, *, url: str, headers: Mapping[str, str]
     ) -> None:
         self.schema, self.limits = schema, limits
         self._url, self._headers = url, dict(headers)
@@ -47,7 +47,7 @@ class HttpTool:
 
 def http(
     name: str,
-    limits: Limits,
+    limits: ToolLimits,
     *,
     url: str,
     parameters: dict[str, Any],

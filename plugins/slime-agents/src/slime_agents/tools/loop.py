@@ -16,7 +16,7 @@ from slime_agents.section import AgentsSection
 from slime_agents.tape.messages import Message, normal
 from slime_agents.templates import Templates
 from slime_agents.tools.environment import ToolEnvironment
-from slime_agents.tools.tool import Limits
+from slime_agents.tools.tool import ToolLimits
 from slime_agents.tools.toolbox import build_toolbox
 
 #: Seconds that answering a turn may take beyond the longest deadline of a tool.
@@ -34,7 +34,7 @@ class ToolLoop:
     """
 
     def __init__(self, *, settings: AgentsSection, resolve: Resolve) -> None:
-        limits = Limits(timeout_s=settings.tool_timeout_s, max_chars=settings.max_tool_chars)
+        limits = ToolLimits(timeout_s=settings.tool_timeout_s, max_chars=settings.max_tool_chars)
         self._toolbox = build_toolbox(
             settings.tools, resolve, limits=limits, max_calls=settings.max_calls_per_turn
         )

@@ -12,7 +12,7 @@ from slime_core.errors import PluginError
 from slime_core.runtime.deadline import within
 
 from slime_agents.tools.schema import checked
-from slime_agents.tools.tool import Limits, Tool
+from slime_agents.tools.tool import Tool, ToolLimits
 
 #: Seconds that a server has to start and list its tools, and to end.
 START_S, END_S = 60.0, 10.0
@@ -21,7 +21,7 @@ START_S, END_S = 60.0, 10.0
 class McpTool:
     """One tool of a server."""
 
-    def __init__(self, server: McpTools, schema: Mapping[str, Any], limits: Limits) -> None:
+    def __init__(self, server: McpTools, schema: Mapping[str, Any], limits: ToolLimits) -> None:
         self._server, self.schema, self.limits = server, schema, limits
 
     async def call(self, arguments: Mapping[str, Any]) -> str:
@@ -47,7 +47,7 @@ class McpTools:
     """
 
     def __init__(
-        self, name: str, limits: Limits, *, connect: Callable[[], Any], only: Sequence[str] | None
+        self, name: str, limits: ToolLimits, *, connect: Callable[[], Any], only: Sequence[str] | None
     ) -> None:
         self._name, self._limits, self._connect, self._only = name, limits, connect, only
         self.client: Any = None
@@ -115,7 +115,7 @@ class McpTools:
 
 def mcp(
     name: str,
-    limits: Limits,
+    limits: ToolLimits,
     *,
     command: list[str] | None = None,
     url: str | None = None,

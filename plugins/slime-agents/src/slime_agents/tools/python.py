@@ -12,7 +12,7 @@ from slime_core.plugins.importing import IMPORT_FAILURES, import_object
 from slime_core.runtime.daemon_thread import DaemonThread
 
 from slime_agents.tools.schema import model_of, schema_of
-from slime_agents.tools.tool import Limits, Tool
+from slime_agents.tools.tool import Tool, ToolLimits
 
 #: Calls of one function that missed their deadlines and go on in their threads, after which it is not called any more.
 MAX_HUNG = 16
@@ -27,7 +27,7 @@ class PythonTool:
         limits: of a call.
     """
 
-    def __init__(self, name: str, function: Callable[..., Any], limits: Limits) -> None:
+    def __init__(self, name: str, function: Callable[..., Any], limits: ToolLimits) -> None:
         self._function, self._model = function, model_of(name, function)
         self.schema: Mapping[str, Any] = schema_of(name, function, self._model)
         self.limits = limits
@@ -71,7 +71,7 @@ class PythonTools:
         """Nothing to do."""
 
 
-def python(name: str, limits: Limits, *, function: str) -> PythonTools:
+def python(name: str, limits: ToolLimits, *, function: str) -> PythonTools:
     """Return a tool that calls a Python function: its annotations are the schema, its docstring the description.
 
     Args:

@@ -14,13 +14,13 @@ from slime_core.errors import DeadlineError
 from slime_core.files.json_text import why_not_text
 from slime_core.runtime.deadline import within
 
-from slime_agents.formats.calls import Call
+from slime_agents.formats.calls import ToolCall
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class ToolLimits:
     """What one call may take."""
 
     timeout_s: float = 30.0
@@ -34,7 +34,7 @@ class Tool(Protocol):
 
     schema: Mapping[str, Any]
     """`{"name", "description", "parameters"}`: `parameters` is a JSON Schema of an object."""
-    limits: Limits
+    limits: ToolLimits
 
     async def call(self, arguments: Mapping[str, Any]) -> Any:
         """Return the result: text, or what JSON can write. What it raises is told to the model as text."""
@@ -55,36 +55,36 @@ class Toolset(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class ToolAnswer:
     """What a call came to."""
 
     text: str
     is_error: bool = False
 
 
-async def answer(tool: Tool, call: Call) -> Answer:
+async def answer(tool: Tool, call: ToolCall) -> ToolAnswer:
     """Call a tool; whatever goes wrong is text for the model."""
     name, limits = call.name, tool.limits
     if why := wrong_arguments(tool.schema, call.arguments):
-        return Answer(text=f"error: {name}: {why}", is_error=True)
+        return ToolAnswer(text=f"error: {name}: {why}", is_error=True)
     try:
         result = await within(limits.timeout_s, f"the tool {name}", _called(tool, call))
     except DeadlineError:
-        return Answer(text=f"error: {name} gave no answer within {limits.timeout_s:g} s", is_error=True)
+        return ToolAnswer(text=f"error: {name} gave no answer within {limits.timeout_s:g} s", is_error=True)
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise
-        return Answer(text=f"error: {name} was cancelled", is_error=True)
+        return ToolAnswer(text=f"error: {name} was cancelled", is_error=True)
     except GeneratorExit:
         raise
     except BaseException as error:  # the edge of the run: a tool is somebody else's program
         logger.debug("the tool %s raised", name, exc_info=True)
-        return Answer(text=cut(f"error: {name}: {_told(error)}", limits.max_chars), is_error=True)
-    return Answer(text=cut(_written(result), limits.max_chars))
+        return ToolAnswer(text=cut(f"error: {name}: {_told(error)}", limits.max_chars), is_error=True)
+    return ToolAnswer(text=cut(_written(result), limits.max_chars))
 
 
-async def _called(tool: Tool, call: Call) -> Any:
+async def _called(tool: Tool, call: ToolCall) -> Any:
     """Call a tool; one that would end the process (`sys.exit`) raises what an event loop does not heed."""
     try:
         return await tool.call(call.arguments)

@@ -10,8 +10,8 @@ from typing import Any
 from slime_core.config.functions import Resolve
 from slime_core.errors import ConfigError, PluginError, Problem, SlimeError
 
-from slime_agents.formats.calls import Call, Malformed
-from slime_agents.tools.tool import Answer, Limits, Tool, Toolset, answer
+from slime_agents.formats.calls import Malformed, ToolCall
+from slime_agents.tools.tool import Tool, ToolAnswer, ToolLimits, Toolset, answer
 
 
 class Toolbox:
@@ -42,7 +42,7 @@ class Toolbox:
             self._opening = asyncio.create_task(self._open(), name="tools")
         await asyncio.shield(self._opening)
 
-    async def answer(self, calls: Sequence[Call | Malformed]) -> list[Answer]:
+    async def answer(self, calls: Sequence[ToolCall | Malformed]) -> list[ToolAnswer]:
         """Answer the calls of one turn, all at once, in their order."""
         return list(await asyncio.gather(*(self._answer(i, call) for i, call in enumerate(calls))))
 
@@ -65,21 +65,21 @@ class Toolbox:
                     )
                 self._tools[own] = tool
 
-    async def _answer(self, i: int, call: Call | Malformed) -> Answer:
+    async def _answer(self, i: int, call: ToolCall | Malformed) -> ToolAnswer:
         if i >= self._max_calls:
             told = f"error: not called: a turn may have {self._max_calls} calls"
-            return Answer(text=told, is_error=True)
+            return ToolAnswer(text=told, is_error=True)
         if isinstance(call, Malformed):
-            return Answer(text=f"error: {call.why}", is_error=True)
+            return ToolAnswer(text=f"error: {call.why}", is_error=True)
         tool = self._tools.get(call.name)
         if tool is None:
             told = f"error: there is no tool {call.name!r}; there are {', '.join(self._tools) or 'none'}"
-            return Answer(text=told, is_error=True)
+            return ToolAnswer(text=told, is_error=True)
         return await answer(tool, call)
 
 
 def build_toolbox(
-    tools: Mapping[str, Mapping[str, Any]], resolve: Resolve, *, limits: Limits, max_calls: int
+    tools: Mapping[str, Mapping[str, Any]], resolve: Resolve, *, limits: ToolLimits, max_calls: int
 ) -> Toolbox:
     """Return the toolbox of the setting `agents.tools`.
 
@@ -100,7 +100,7 @@ def build_toolbox(
     return Toolbox(toolsets, max_calls=max_calls)
 
 
-def _toolset(name: str, table: Mapping[str, Any], resolve: Resolve, limits: Limits) -> Toolset:
+def _toolset(name: str, table: Mapping[str, Any], resolve: Resolve, limits: ToolLimits) -> Toolset:
     where, options = f"agents.tools.{name}", dict(table)
     kind = options.pop("kind", None)
     if not isinstance(kind, str):
@@ -113,7 +113,7 @@ def _toolset(name: str, table: Mapping[str, Any], resolve: Resolve, limits: Limi
         )
         if not is_number:
             raise PluginError(f"{where}.{key}: found {value!r}; wanted a number above 0")
-    own = Limits(timeout_s=float(timeout_s), max_chars=int(max_chars))
+    own = ToolLimits(timeout_s=float(timeout_s), max_chars=int(max_chars))
     create = resolve("slime.tools", kind, where=where, explicit=options)
     try:
         made: Toolset = create(name, own)

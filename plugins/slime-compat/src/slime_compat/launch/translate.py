@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 from slime_core.config.flags import is_known
 from slime_core.config.schema import Schema
@@ -20,7 +21,7 @@ from slime_compat.launch.script import PROGRAMS, read_script
 #: What `slime config show` says of values that follow from the script, or are the reference's defaults.
 ORIGIN = "preset slime"
 #: Its defaults where slime's are others: section -> setting -> value.
-DEFAULTS = {
+DEFAULTS: dict[str, dict[str, Any]] = {
     "run": {"launcher": "ray"},
     "rollout": {"rollout_engine": "sglang"},
     "cluster": {"actor_num_gpus_per_node": 8, "num_gpus_per_node": 8},

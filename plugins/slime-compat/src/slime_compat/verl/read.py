@@ -64,7 +64,7 @@ def _file(path: Path) -> Mapping[str, Any]:
     return given
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no type information
     """YAML as Hydra reads it: 1e-6 is a number."""
 
 

@@ -16,7 +16,7 @@ SOURCE = "cost-model"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Device:
+class CostDevice:
     """What a GPU can do."""
 
     memory_bytes_per_us: float
@@ -33,8 +33,8 @@ class Device:
     """Threads of a warp."""
 
 
-DEVICES: Mapping[str, Device] = {
-    "sm_80": Device(
+DEVICES: Mapping[str, CostDevice] = {
+    "sm_80": CostDevice(
         memory_bytes_per_us=1.555e6,
         cache_bytes_per_us=5e6,
         flops_per_us=1.95e7,
@@ -42,7 +42,7 @@ DEVICES: Mapping[str, Device] = {
         launch_us=3.0,
         multiprocessors=108,
     ),
-    "sm_90": Device(
+    "sm_90": CostDevice(
         memory_bytes_per_us=3.35e6,
         cache_bytes_per_us=8e6,
         flops_per_us=6.7e7,
@@ -51,7 +51,7 @@ DEVICES: Mapping[str, Device] = {
         multiprocessors=132,
         shared_bytes=233_472,
     ),
-    "gfx942": Device(
+    "gfx942": CostDevice(
         memory_bytes_per_us=5.3e6,
         cache_bytes_per_us=1.2e7,
         flops_per_us=8.17e7,

@@ -18,7 +18,7 @@ from slime_kernels.judge.reward import RewardScale
 from slime_kernels.judge.trials import batches, trials_of, whole_trial
 from slime_kernels.judge.verdict import EvalStatus, Timing, Verdict
 from slime_kernels.problems.problem import KernelProblem
-from slime_kernels.sandbox.fork_server import Answer, ForkServer, Kind
+from slime_kernels.sandbox.fork_server import CandidateAnswer, CandidateServer, Kind
 
 BACKENDS = ("triton",)
 _SAMPLED_PROGRAMS = 4
@@ -79,7 +79,7 @@ class Evaluator:
         server: makes the processes.
     """
 
-    def __init__(self, settings: EvaluatorSettings, server: ForkServer) -> None:
+    def __init__(self, settings: EvaluatorSettings, server: CandidateServer) -> None:
         self.settings, self._server = settings, server
         self._facts: dict[str, dict[str, Any]] = {}
 
@@ -146,7 +146,7 @@ class Evaluator:
             self._facts[problem.code] = found
         return found
 
-    def _trusted(self, job: str, header: dict[str, Any], buffers: Sequence[bytes] = ()) -> Answer:
+    def _trusted(self, job: str, header: dict[str, Any], buffers: Sequence[bytes] = ()) -> CandidateAnswer:
         """Do a job on a problem's own module; what fails there is nobody's fault who answered it."""
         answer = self._server.call("interpret", job, header, buffers, limits=self.settings.limits)
         if answer.header is None or "error" in answer.header:

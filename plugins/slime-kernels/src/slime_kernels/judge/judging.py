@@ -1,4 +1,4 @@
-"""`Judge`: evaluations for many who ask at once, each candidate evaluated once."""
+"""`KernelJudge`: evaluations for many who ask at once, each candidate evaluated once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slime_kernels.judge.evaluator import Evaluator, EvaluatorSettings, Options
 from slime_kernels.judge.reward import RewardScale
 from slime_kernels.judge.verdict import EvalStatus, Verdict
 from slime_kernels.problems.problem import KernelProblem
-from slime_kernels.sandbox.fork_server import ForkServer
+from slime_kernels.sandbox.fork_server import CandidateServer
 from slime_kernels.section import KernelsSection
 
 _MOST_KEPT = 4096
@@ -27,7 +27,7 @@ class Judges(Protocol):
         """Return what becomes of a candidate."""
 
 
-class Judge:
+class KernelJudge:
     """Judges in processes of this machine, so many at once.
 
     Who asks for what is being evaluated waits for that; verdicts are kept, but for those of a machine that failed or was slow.
@@ -112,4 +112,6 @@ def _judge_of(settings: str) -> Judges:
         from slime_kernels.service.client import ServiceClient
 
         return ServiceClient(section)
-    return Judge(Evaluator(evaluator_settings(section), ForkServer()), concurrency=section.concurrency)
+    return KernelJudge(
+        Evaluator(evaluator_settings(section), CandidateServer()), concurrency=section.concurrency
+    )

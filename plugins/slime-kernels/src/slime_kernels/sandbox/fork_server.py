@@ -1,4 +1,4 @@
-"""`ForkServer`: fresh, sandboxed processes that have torch and Triton already imported."""
+"""`CandidateServer`: fresh, sandboxed processes that have torch and Triton already imported."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _ENVIRONMENT = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class CandidateAnswer:
     """What became of a job."""
 
     ending: Ending
@@ -50,7 +50,7 @@ class Answer:
     """Something was written where only the job may write."""
 
 
-class ForkServer:
+class CandidateServer:
     """A process that has imported torch and Triton once, and whose forks, a fresh one a job, are confined before they work.
 
     It is started by the first job, and ends with this process. Threads may call it side by side.
@@ -63,7 +63,7 @@ class ForkServer:
 
     def call(
         self, kind: Kind, job: str, header: dict[str, Any], buffers: Sequence[bytes] = (), *, limits: Limits
-    ) -> Answer:
+    ) -> CandidateAnswer:
         """Run a job of `jobs.JOBS` in a fresh process and return its answer; blocks until then.
 
         The answer carries a number that the job is given and that is drawn anew each time; without it, it is none.
@@ -95,7 +95,7 @@ class ForkServer:
                 kill()
         log = (followed.output[ours[1]] + followed.output[ours[2]]).decode(errors="replace")[-2000:]
         said, found, forged = _read(followed.output[ours[4]], nonce)
-        return Answer(ending=followed.ending, header=said, buffers=found, log=log, forged=forged)
+        return CandidateAnswer(ending=followed.ending, header=said, buffers=found, log=log, forged=forged)
 
     def start(self) -> None:
         """Start the server, where it is not running.

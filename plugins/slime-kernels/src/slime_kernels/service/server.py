@@ -13,16 +13,16 @@ from slime_core.errors import DataError
 from slime_rm.code.sandbox.running import SandboxError
 
 from slime_kernels.judge.evaluator import Options
-from slime_kernels.judge.judging import Judge
+from slime_kernels.judge.judging import KernelJudge
 from slime_kernels.judge.verdict import EvalStatus, Verdict
 from slime_kernels.service.requests import EvalRequest
 
 #: Most bytes of a request.
 _MOST_BYTES = 4 << 20
-_JUDGE = web.AppKey("judge", Judge)
+_JUDGE = web.AppKey("judge", KernelJudge)
 
 
-def application(judge: Judge) -> web.Application:
+def application(judge: KernelJudge) -> web.Application:
     """Return the service over a judge, whose limit of evaluations at once is the service's."""
     app = web.Application(client_max_size=_MOST_BYTES)
     app[_JUDGE] = judge
@@ -31,7 +31,7 @@ def application(judge: Judge) -> web.Application:
     return app
 
 
-async def serve(judge: Judge, *, host: str, port: int, ready: asyncio.Event | None = None) -> None:
+async def serve(judge: KernelJudge, *, host: str, port: int, ready: asyncio.Event | None = None) -> None:
     """Serve until cancelled.
 
     Raises:

@@ -1,4 +1,4 @@
-"""`Attempt`: one turn, and what a policy is told of it."""
+"""`KernelAttempt`: one turn, and what a policy is told of it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NO_CODE = "the response has no fenced block of Python"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attempt:
+class KernelAttempt:
     """One turn."""
 
     turn: int
@@ -55,18 +55,18 @@ class Attempt:
         return "\n".join(lines)
 
 
-def attempt_from(entry: Mapping[str, Any]) -> Attempt:
+def attempt_from(entry: Mapping[str, Any]) -> KernelAttempt:
     """Return the attempt of an entry of a history."""
     verdict = verdict_of(dict(entry["envelope"]))
-    return Attempt(turn=entry["turn_idx"], code=entry["kernel_code"], verdict=verdict)
+    return KernelAttempt(turn=entry["turn_idx"], code=entry["kernel_code"], verdict=verdict)
 
 
-def feedback(attempt: Attempt) -> str:
+def feedback(attempt: KernelAttempt) -> str:
     """Return what follows an attempt in a chat."""
     return f"{attempt.result()} Answer with the whole module again, in one fenced block of Python."
 
 
-def with_history(text: str, attempts: Sequence[Attempt]) -> str:
+def with_history(text: str, attempts: Sequence[KernelAttempt]) -> str:
     """Return a prompt with all earlier attempts and what became of them."""
     parts = [text]
     for one in attempts:

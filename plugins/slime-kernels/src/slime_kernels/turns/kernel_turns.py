@@ -14,7 +14,7 @@ from slime_kernels.judge.judging import Judges, judge_of
 from slime_kernels.problems.problem import PROBLEM_KEY, PROMPT_KEY, KernelProblem, problem_from
 from slime_kernels.section import KernelsSection, TurnsSection
 from slime_kernels.turns.extraction import candidate_of
-from slime_kernels.turns.history import Attempt, attempt_from, feedback, no_code, with_history
+from slime_kernels.turns.history import KernelAttempt, attempt_from, feedback, no_code, with_history
 from slime_kernels.turns.logs import log_trajectory, log_turn
 from slime_kernels.turns.rendering import opening, reply
 from slime_kernels.turns.returns import MAX_TURNS, ended_by, trajectory_return, turn_returns
@@ -73,7 +73,7 @@ class Trajectory:
         self._settings, self._judge = settings, judge
         self._problem: KernelProblem = problem_from(sample.metadata[PROBLEM_KEY], sample.label)
         self._made: dict[str, Any] = sample.metadata[PROMPT_KEY]
-        self._attempts: list[Attempt] = []
+        self._attempts: list[KernelAttempt] = []
         self._folder = None if settings.kernel_log_dir is None else Path(settings.kernel_log_dir)
 
     async def play(self) -> Sample | list[Sample]:
@@ -125,7 +125,7 @@ class Trajectory:
         if not samples:
             self._sample.append_response([], finish_reason="length")
             samples = [self._sample]
-            self._attempts = [Attempt(turn=0, code=None, verdict=no_code())]
+            self._attempts = [KernelAttempt(turn=0, code=None, verdict=no_code())]
         self._finish(samples, ended)
         for one in samples:
             one.rollout_id = self._sample.index
@@ -148,7 +148,7 @@ class Trajectory:
         if code is not None:
             with self._ctx.outside_engine(sample):
                 verdict = await self._judge.judge(self._problem, code)
-        attempt = Attempt(turn=len(self._attempts), code=code, verdict=verdict)
+        attempt = KernelAttempt(turn=len(self._attempts), code=code, verdict=verdict)
         self._attempts.append(attempt)
         log_turn(self._folder, self._instance, attempt)
         return ended_by(
@@ -204,6 +204,6 @@ class Trajectory:
         return f"l{self._problem.level}p{self._problem.problem_id}_s{self._sample.index}"
 
 
-def _rank(attempt: Attempt) -> tuple[bool, bool, float]:
+def _rank(attempt: KernelAttempt) -> tuple[bool, bool, float]:
     """Return how far an attempt came."""
     return attempt.verdict.correct, attempt.verdict.compiled, attempt.verdict.reward

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from slime_kernels.turns.history import Attempt
+from slime_kernels.turns.history import KernelAttempt
 
 logger = logging.getLogger(__name__)
 
 
-def log_turn(folder: Path | None, instance: str, attempt: Attempt) -> None:
+def log_turn(folder: Path | None, instance: str, attempt: KernelAttempt) -> None:
     """Say in a line what became of a turn, and write `turn_{instance}_t{n}_{timestamp}.json`."""
     verdict = attempt.verdict
     speedup = "" if verdict.timing is None else f", {verdict.timing.speedup:.2f}x"
@@ -28,7 +28,7 @@ def log_turn(folder: Path | None, instance: str, attempt: Attempt) -> None:
 
 
 def log_trajectory(
-    folder: Path | None, instance: str, attempts: Sequence[Attempt], *, ended_by: str, value: float
+    folder: Path | None, instance: str, attempts: Sequence[KernelAttempt], *, ended_by: str, value: float
 ) -> None:
     """Write `trajectory_{instance}_{timestamp}.json`: all turns, what ended them, and the return."""
     if folder is None:
