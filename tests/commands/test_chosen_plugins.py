@@ -20,7 +20,7 @@ ALSO = {
 
 def test_every_flag_that_chooses_is_tried():
     assert len(CHOICES) > 25
-    assert {name for name, _ in CHOICES} == GROUPS.keys() - {"slime.commands", "slime.benches"}
+    assert {name for name, _ in CHOICES} == GROUPS.keys() - {"slime.commands", "slime.benches", "slime.tools"}
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,9 @@ def test_every_flag_that_chooses_is_tried():
 def test_check_refuses_it_and_names_the_flag(
     letters, tmp_path, capsys, monkeypatch, group, flag, reference, found
 ):
-    wrong = "of" if group == "slime.environments" else ""  # which are called with nothing
+    wrong = (
+        "of" if group in ("slime.environments", "slime.tool_formats") else ""
+    )  # which are called with nothing
     (tmp_path / "mine.py").write_text(f"def nothing({wrong}): ...\n\n\nnumber = 3\n")
     found = found.replace("()", f"({wrong})")
     monkeypatch.syspath_prepend(str(tmp_path))

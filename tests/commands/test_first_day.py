@@ -171,20 +171,20 @@ def test_a_flag_of_a_package_that_is_not_installed_names_the_package(letters, ca
 def test_a_users_own_functions_are_looked_at_in_the_first_report(letters, tmp_path, capsys, monkeypatch):
     (tmp_path / "own_functions.py").write_text(
         "def generate(ctx, sample, params): ...\n"
-        "def keep(group, other): ...\n"
+        "def keep(group, other, more): ...\n"  # of two arguments it would be one of the reference system's
         "async def loss(view, advantages): ...\n"
         "def estimate(): ...\n"
-        "def reward(sample, other): ...\n"
+        "def reward(sample, other, more): ...\n"
         "class Reducer:\n    def __call__(self): ...\n"
         "broken = 1 / 1\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     flags = {
         "--custom-generate-function-path": ("own_functions:generate", "a function that is not async"),
-        "--dynamic-sampling-filter-path": ("own_functions:keep", "the signature (group, other)"),
+        "--dynamic-sampling-filter-path": ("own_functions:keep", "the signature (group, other, more)"),
         "--custom-loss-function-path": ("own_functions:loss", "an async function"),
         "--custom-advantage-function-path": ("own_functions:estimate", "the signature ()"),
-        "--custom-rm-path": ("own_functions:reward", "the signature (sample, other)"),
+        "--custom-rm-path": ("own_functions:reward", "the signature (sample, other, more)"),
         "--custom-pg-loss-reducer-function-path": ("own_functions:broken", "1.0, which is float"),
         "--rollout-function-path": ("own_functions:nothing", "AttributeError"),
     }

@@ -31,6 +31,14 @@ COMBINATIONS = {
         {"slime.trackers wandb", "slime.trackers tensorboard"},
         ("torch", "ray", "transformers"),
     ),
+    "slime-agents slime-compat": (
+        {"slime.generators agent", "slime.generators tool-loop", "slime.commands import-verl"},
+        ("torch", "ray", "transformers", "megatron", "sglang"),
+    ),
+    "slime-kernels": (
+        {"slime.generators kernel-turns", "slime.rewards kernels", "slime.sources kernelbench"},
+        ("ray", "transformers", "megatron", "sglang"),
+    ),
     "slime-ray": ({"slime.launchers ray"}, ("megatron", "transformers", "sglang")),
 }
 #: What the README's command installs, by pip itself; the others go through uv's cache.

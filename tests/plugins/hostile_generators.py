@@ -274,7 +274,7 @@ async def leaks_processes(ctx, sample, params):
 async def closes_the_engine(ctx, sample, params):
     engine = ctx.engine
     while not hasattr(engine, "close"):  # what stands before it
-        engine = engine._engine
+        engine = vars(engine).get("engine") or engine._engine
     await engine.close()
     raise ZeroDivisionError("after it closed the engine")
 

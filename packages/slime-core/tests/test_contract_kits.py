@@ -46,6 +46,7 @@ def test_what_needs_no_model_and_no_settings_of_its_own_is_tried_whole():
     assert {plugin for plugin, why in left_out.items() if why is not None} == {
         ("slime.generators", "multi-turn"),
         ("slime.launchers", "local"),
+        ("slime.rollouts", "recorded"),
         ("slime.rollouts", "sft"),
     }
     assert "n_samples_per_prompt: found 4; wanted 1" in left_out["slime.rollouts", "sft"]

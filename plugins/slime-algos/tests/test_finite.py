@@ -208,7 +208,7 @@ def spoilt(view, what):
 def test_every_column_of_a_view_is_spoilt():
     view = random_view(1)
     per_token = {f.name for f in fields(view) if f.name not in ("offsets", "sample_of_token", "loss_mask")}
-    others = {"rewards", "group_ids", "reward_parts", "train_metadata"}
+    others = {"rewards", "group_ids", "reward_parts", "train_metadata", "total_lengths"}
     assert per_token - others == set(COLUMNS)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from slime_compat.flags.fate import refused
 from slime_compat.flags.megatrons import MEGATRONS
 from slime_compat.flags.names import NAMES
 from slime_compat.flags.pages import verdict
@@ -39,7 +40,7 @@ def test_a_flag_that_is_mapped_has_a_setting_that_is_there_or_a_rule(schema):
 
 
 def test_a_flag_that_slime_has_by_now_is_taken_in_the_place_of_a_refusal(schema):
-    assert verdict("eval_function_path", THEIRS["eval_function_path"], schema)[0] == "accepted"
+    assert verdict("eval_function_path", refused("not here"), schema)[0] == "accepted"
     assert verdict("release_train", THEIRS["release_train"], schema) == (
         "refused", "ranks live as long as the run; use --offload-train, which moves their state to the host"
     )  # fmt: skip

@@ -31,7 +31,9 @@ class TensorboardTracker:
         from tensorboardX import SummaryWriter
 
         first = run.start_step - (run.unlogged is not None) if run.done_steps else None
-        self._writer = SummaryWriter(str(self._folder), purge_step=first)
+        n_files = len(list(self._folder.glob("events.out.tfevents.*")))
+        suffix = f".{n_files:06d}"  # two files of the same second would have one name
+        self._writer = SummaryWriter(str(self._folder), purge_step=first, filename_suffix=suffix)
         self._writer.add_text(
             "config", "\n".join(f"    {line}" for line in run.settings.to_toml().splitlines())
         )

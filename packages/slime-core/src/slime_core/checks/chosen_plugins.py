@@ -132,9 +132,10 @@ def _rollout_hooks(settings: Settings) -> Iterator[Choice]:
 
 
 def _of_plugins(settings: Settings, group: str, flag: str) -> Iterator[Choice]:
-    """Yield what a plugin's own setting chooses from a group of core: its flag is the setting's name."""
-    field = flag.removeprefix("--").replace("-", "_")
+    """Yield what a plugin's own setting chooses: its flag is the setting's name, with that of its section before it or without."""
+    name = flag.removeprefix("--").replace("-", "_")
     for table, section in settings.sections.items():
+        field = name.removeprefix(f"{table}_")
         if table not in CORE_SECTIONS and field in type(section).model_fields:
             with contextlib.suppress(Unset):
                 reference = getattr(section, field)

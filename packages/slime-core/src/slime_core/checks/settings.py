@@ -10,9 +10,9 @@ from typing import Any
 
 from slime_core.checks.chosen_plugins import ROLLOUT_HOOKS, name_problems
 from slime_core.checks.input_files import missing_files
+from slime_core.checks.prompts import evaluation_problems, prompt_problems
 from slime_core.config.base import Unset
 from slime_core.config.derive import batch_sizes, choices, is_local, is_single_turn, sends_images
-from slime_core.config.eval_sets import has_sets
 from slime_core.config.factories import trainer_factory
 from slime_core.config.settings import Settings
 from slime_core.config.stages import STAGE, Stage
@@ -292,63 +292,6 @@ def _steps(settings: Settings) -> Iterator[Problem]:
         )
 
 
-def _prompts(settings: Settings) -> Iterator[Problem]:
-    data = settings.data
-    if data.disable_rollout_global_dataset:
-        yield from _without_prompts(settings)
-        return
-    if data.data_source_path == "file" and not data.prompt_data:
-        yield Problem(
-            "data.prompt_data",
-            "nothing",
-            "a JSONL or Parquet file",
-            "give --prompt-data, or another --data-source-path",
-        )
-    names = data.prompt_data[::2] if len(data.prompt_data) > 1 else []
-    for name in data.prompt_data_weights:
-        if name not in names:
-            there = ", ".join(names) or "nothing: prompt_data has no names"
-            yield Problem("data.prompt_data_weights", repr(name), f"names of prompt_data: {there}")
-
-
-def _without_prompts(settings: Settings) -> Iterator[Problem]:
-    where, data = "data.disable_rollout_global_dataset", settings.data
-    if data.prompt_data:
-        yield Problem(where, f"it beside data.prompt_data {data.prompt_data!r}", "one of the two")
-    if settings.run.num_rollout is None:
-        yield Problem(
-            "run.num_rollout", "nothing", "the number of steps", "without prompts there is no epoch"
-        )
-    is_default = settings.rollout.rollout_function_path in ("default", "slime-core/default")
-    if is_default and is_single_turn(settings):
-        wanted = "--custom-generate-function-path or --rollout-function-path"
-        yield Problem(
-            where, "it with the generator single-turn", wanted, "something has to bring the prompts"
-        )
-
-
-#: How settings name the rollout, and the evaluation, that nobody replaced.
-_DEFAULT = ("default", "slime-core/default")
-
-
-def _evaluation(settings: Settings) -> Iterator[Problem]:
-    evaluation = settings.eval
-    files = evaluation.eval_prompt_data
-    is_own = (
-        evaluation.eval_function_path not in _DEFAULT
-        or settings.rollout.rollout_function_path not in _DEFAULT
-    )
-    has_none = not has_sets(evaluation) and evaluation.eval_data_source_path is None
-    if evaluation.eval_interval is not None and has_none and not is_own:
-        yield Problem(
-            "eval.eval_interval",
-            "no evaluation set",
-            "eval.eval_prompt_data, eval.eval_config or eval.eval_data_source_path",
-        )
-    if len(files) % 2:
-        yield Problem("eval.eval_prompt_data", f"{len(files)} words", "name path [name path ...]")
-
-
 def _reward(settings: Settings) -> Iterator[Problem]:
     reward = settings.reward
     own = not is_single_turn(settings)  # such a generator, or its environment, may give rewards itself
@@ -394,8 +337,8 @@ _CHECKS: tuple[Callable[[Settings], Iterator[Problem]], ...] = (
     _weight_folder,
     _weight_host,
     _steps,
-    _prompts,
-    _evaluation,
+    prompt_problems,
+    evaluation_problems,
     _reward,
     _environment,
     _processes,

@@ -14,7 +14,7 @@ from slime_core.protocols import (
     Trainer,
 )
 from slime_core.run.colocate import SharedDevices
-from slime_core.run.evaluation import evaluate_groups
+from slime_core.run.evaluation import evaluate, evaluate_groups
 from slime_core.run.generating import GeneratingHalf, Snapshot
 from slime_core.run.log_prob_gate import LogProbGate
 from slime_core.run.metrics import request_metrics, rollout_metrics
@@ -247,7 +247,8 @@ class Run(GeneratingHalf):
 
     async def evaluate(self, step: int) -> Metrics:
         """Evaluate on the held-out prompts after `step`, 0 before the first; returns `eval/*` metrics, remembers the accuracy."""
-        if self.settings.eval.eval_interval is None:
+        has_prompts = self.eval_source is not None or self.eval_fn not in (None, evaluate)
+        if self.settings.eval.eval_interval is None or not has_prompts:
             return {}
         await self.ready_engine()
         self.events.hand_over()
