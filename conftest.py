@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -21,6 +22,10 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     # As many threads as cores for all processes together: OpenMP's wait busily, and more than that take twice as long.
     _SHARE = len(os.sched_getaffinity(0)) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, _SHARE)))
+
+# Under nohup a process ignores it, and so do all that it starts: runs are to hear it, as they do from a terminal.
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 #: Files whose tests share a server that takes a minute to start.
 _ONE_SERVER = tuple(

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+import slime_ray.guard
 from slime_ray.guard import Guard
 
 #: With a child that has the name of Ray's raylet, and that has a child itself.
@@ -60,10 +61,19 @@ def has_ended(process, patience):
     return bool(poll.poll(patience * 1000))
 
 
+def children(pid):
+    """The children of a process, whichever of its threads started them."""
+    found = []
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended
+            found += map(int, file.read_text().split())
+    return found
+
+
 def n_held(driver):
     """How many processes the guard of a driver has hold of: the driver is one of them."""
     found = 0
-    for child in Path(f"/proc/{driver}/task/{driver}/children").read_text().split():
+    for child in children(driver):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a child that has ended
             for link in list(Path(f"/proc/{child}/fd").iterdir()):
                 with contextlib.suppress(FileNotFoundError):  # a descriptor that has been closed meanwhile
@@ -111,16 +121,66 @@ def test_a_guard_that_is_stopped_or_killed_holds_nobody_up(victim):
     for number in (signal.SIGSTOP, signal.SIGKILL):
         guard = Guard(starts_ray=False)
         guard._process.send_signal(number)
-        guard.watch([victim.pid])
         guard.close()
+        guard.watch([victim.pid])
     assert victim.poll() is None
 
 
+def replaced(guard, pid):
+    """Wait until another process is the guard, and return its id."""
+    deadline = time.monotonic() + 30
+    while guard._process.pid == pid:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return guard._process.pid
+
+
+def test_a_guard_that_is_killed_has_a_successor_that_knows_what_it_knew(victim):
+    guard = Guard(starts_ray=False)
+    with subprocess.Popen(["sleep", "1000"]) as ended:
+        guard.watch([victim.pid, ended.pid])
+        ended.kill()
+    pid = guard._process.pid
+    for _ in range(2):
+        guard._process.kill()
+        pid = replaced(guard, pid)
+    assert victim.poll() is None
+    guard.close()
+    assert victim.wait(30) == -signal.SIGKILL
+
+
+def test_a_guard_that_fails_by_itself_has_none(victim, monkeypatch):
+    monkeypatch.setattr(slime_ray.guard, "__file__", "/missing/guard.py")
+    guard = Guard(starts_ray=False)
+    process = guard._process
+    assert process.wait(30) > 0
+    guard.watch([victim.pid])
+    time.sleep(0.5)
+    assert guard._process is process
+    guard.close()
+    assert victim.poll() is None
+
+
+def successor(guard, driver):
+    """Kill the guard of a driver; returns the id of the one that takes its place."""
+    os.kill(guard, signal.SIGKILL)
+    deadline = time.monotonic() + 30
+    while True:
+        assert time.monotonic() < deadline
+        for child in children(driver):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                if child != guard and b"guard.py" in Path(f"/proc/{child}/cmdline").read_bytes():
+                    return child
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
 @pytest.mark.parametrize("starts_ray", [True, False])
-def test_below_a_raylet_it_kills_what_this_run_started_and_nothing_that_was_there(starts_ray):
+def test_below_a_raylet_it_kills_what_this_run_started_and_nothing_that_was_there(starts_ray, is_replaced):
     command = [sys.executable, "-c", STARTED, str(starts_ray)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as driver:
         raylet, guard, agent = map(int, driver.stdout.readline().split())
+        if is_replaced:
+            guard = successor(guard, driver.pid)
         held, guarding = os.pidfd_open(agent), os.pidfd_open(guard)
         if starts_ray:
             wait_until_it_holds(3, driver.pid)  # the driver, the raylet and the agent below it

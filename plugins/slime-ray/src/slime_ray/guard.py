@@ -15,9 +15,11 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import IO
 
 #: Seconds that it gets to kill them.
 _GONE_S = 5.0
@@ -41,7 +43,7 @@ _MARK = "SLIME_RAY_DRIVER"
 class Guard:
     """Kills the processes that it has hold of when this process ends, however it does, or calls `close`.
 
-    It is a process of its own.
+    It is a process of its own; where somebody kills it, another takes its place.
 
     Args:
         starts_ray: whether this process is about to start Ray: until the guard is told of ranks, it looks for what the raylet
@@ -52,31 +54,62 @@ class Guard:
         mark = f"{os.getpid()}-{os.getpgrp()}-{secrets.token_hex(8)}"
         if starts_ray:
             os.environ[_MARK] = mark
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", __file__, *([mark] if starts_ray else [])],
+        self._command = [sys.executable, "-I", "-S", __file__, *([mark] if starts_ray else [])]
+        self._watched, self._lock, self._closed = dict[int, int](), threading.Lock(), False
+        self._process = self._start()
+        threading.Thread(target=self._replace, name="guard", daemon=True).start()
+
+    def watch(self, pids: Iterable[int]) -> None:
+        """Tell it of ranks on this machine."""
+        with self._lock:
+            if not self._closed:
+                _hold(self._watched, pids)
+                self._tell(pids)
+
+    def close(self) -> None:
+        """Have it kill them, and wait until it has. May be called twice."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._tell([_CLOSES])
+        self._input.close()
+        try:
+            self._process.wait(_GONE_S)
+        except subprocess.TimeoutExpired:  # somebody stopped it
+            self._process.kill()
+            self._process.wait()
+        for process in self._watched.values():
+            os.close(process)
+
+    @property
+    def _input(self) -> IO[bytes]:
+        assert self._process.stdin is not None
+        return self._process.stdin
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            self._command,
             stdin=subprocess.PIPE,
             bufsize=0,
             stdout=subprocess.DEVNULL,
             start_new_session=True,  # signals of the terminal are the driver's
         )
 
-    def watch(self, pids: Iterable[int]) -> None:
-        """Tell it of ranks on this machine."""
-        assert self._process.stdin is not None
+    def _tell(self, pids: Iterable[int]) -> None:
         with contextlib.suppress(BrokenPipeError):  # somebody killed it
-            self._process.stdin.write("".join(f"{pid}\n" for pid in pids).encode())
+            self._input.write("".join(f"{pid}\n" for pid in pids).encode())
 
-    def close(self) -> None:
-        """Have it kill them, and wait until it has. May be called twice."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError, ValueError):  # somebody killed it, or it is closed
-            self._process.stdin.write(f"{_CLOSES}\n".encode())
-        self._process.stdin.close()
-        try:
-            self._process.wait(_GONE_S)
-        except subprocess.TimeoutExpired:  # somebody stopped it
-            self._process.kill()
-            self._process.wait()
+    def _replace(self) -> None:
+        """Start another whenever it is killed, and tell that one of the ranks that run; one that fails by itself would again."""
+        while self._process.wait() < 0:
+            with self._lock:
+                if self._closed:
+                    return
+                self._input.close()
+                self._process = self._start()
+                ended = _ready(self._watched.values(), 0)
+                self._tell(pid for pid, process in self._watched.items() if process not in ended)
 
 
 def main(mark: str | None) -> None:

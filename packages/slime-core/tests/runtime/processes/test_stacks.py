@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -80,3 +81,16 @@ def test_a_process_that_does_not_know_the_signal_is_left_alone(tmp_path):
         assert ask_for_stacks([child.pid], tmp_path / "log") == ""
         assert child.poll() is None
         child.kill()
+
+
+def test_stacks_of_several_processes_do_not_mix(process):
+    children = []
+    for _ in range(3):
+        child, log, script = process("sleeps")
+        children.append(child.pid)
+        log.write_text("")  # the next one is waited for
+    told = ask_for_stacks(children, log)
+    threads = re.split(r"^(?=Thread|Current thread)", told, flags=re.MULTILINE)[1:]
+    assert len(threads) == 2 * len(children)
+    assert all("File" in thread and thread.count("hread 0x") == 1 for thread in threads), told
+    assert told.count(f'"{script}", line 6 in sleeps') == 2 * len(children)

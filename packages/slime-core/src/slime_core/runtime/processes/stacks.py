@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import IO
 
 _SIGNAL = signal.SIGUSR1
-#: Seconds that a process gets to write its stacks; one that is stopped writes none.
-_WRITTEN_S = 1.0
+#: Seconds that each process gets to write its stacks; one that is stopped writes none.
+_WRITTEN_S = 0.5
 _POLL_S = 0.02
 #: Bytes of them that are read.
 _MOST_BYTES = 65536
@@ -29,7 +29,7 @@ def write_stacks_when_asked(log: IO[str] | int) -> None:
 
 
 def ask_for_stacks(pids: Iterable[int], log: Path) -> str:
-    """Have processes of this machine write their stacks to their common log; waits up to a second for them.
+    """Have processes of this machine write their stacks to their common log, one after the other: lines of two would mix.
 
     Args:
         pids: their ids; those that have not called `write_stacks_when_asked` are left alone.
@@ -39,20 +39,26 @@ def ask_for_stacks(pids: Iterable[int], log: Path) -> str:
         What was written meanwhile; empty where nothing was.
     """
     with contextlib.suppress(OSError):
-        size = before = log.stat().st_size
+        before = log.stat().st_size
         for pid in filter(_hears, pids):
+            size = log.stat().st_size
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, _SIGNAL)
-        deadline = time.monotonic() + _WRITTEN_S
-        while time.monotonic() < deadline:
-            time.sleep(_POLL_S)
-            last, size = size, log.stat().st_size
-            if size == last > before:  # it has written all
-                break
+                _wait_for_more(log, size)
         with log.open("rb") as file:
             file.seek(before)
             return file.read(_MOST_BYTES).decode(errors="replace")
     return ""
+
+
+def _wait_for_more(log: Path, begun: int) -> None:
+    """Wait until a file has grown beyond `begun` bytes and grows no more, at most `_WRITTEN_S`."""
+    size, deadline = begun, time.monotonic() + _WRITTEN_S
+    while time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+        last, size = size, log.stat().st_size
+        if size == last > begun:  # it has written all
+            return
 
 
 def _hears(pid: int) -> bool:
