@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from slime_core.protocols import SamplingParams
@@ -23,8 +25,16 @@ SIZE = {
     "num_key_value_heads": 2, "max_position_embeddings": 256, "initializer_range": 0.2, "rms_norm_eps": 1e-5,
     "tie_word_embeddings": False, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None, "dtype": "float32",
 }  # fmt: skip
-#: Gate and up as one matrix in folders (glm4), biases (qwen2), norms of queries and keys (qwen3).
-FAMILIES = {"glm4": {"head_dim": 32}, "qwen2": {}, "qwen3": {"head_dim": 32}}
+#: Gate and up as one matrix in folders (glm4), biases (qwen2), norms of queries and keys (qwen3), a folder with code (mimo).
+FAMILIES = {"glm4": {"head_dim": 32}, "qwen2": {}, "qwen3": {"head_dim": 32}, "mimo": {}}
+#: Families that transformers has no class for: the one whose decoder is theirs, and the code that comes with their folders.
+DECODERS = {"mimo": "qwen2"}
+MIMO_CODE = """
+from transformers.models.qwen2.configuration_qwen2 import Qwen2Config
+
+class MiMoConfig(Qwen2Config):
+    model_type = "mimo"
+"""
 
 
 class Model:
@@ -32,7 +42,7 @@ class Model:
 
     def __init__(self, family, seed, folder):
         torch.manual_seed(seed)
-        config = AutoConfig.for_model(family, **SIZE, **FAMILIES[family])
+        config = AutoConfig.for_model(DECODERS.get(family, family), **SIZE, **FAMILIES[family])
         self.module = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
         with torch.no_grad():
             for parameter in self.module.parameters():
@@ -43,6 +53,12 @@ class Model:
         words = WordLevel({f"t{i}": i for i in range(VOCAB)}, unk_token="t0")
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words), eos_token="t0")
         tokenizer.save_pretrained(self.folder)
+        if family == "mimo":
+            (self.folder / "configuration_mimo.py").write_text(MIMO_CODE)
+            file = self.folder / "config.json"
+            own = {"model_type": "mimo", "architectures": ["MiMoForCausalLM"], "num_nextn_predict_layers": 0}
+            own |= {"auto_map": {"AutoConfig": "configuration_mimo.MiMoConfig"}}
+            file.write_text(json.dumps(json.loads(file.read_text()) | own))
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -55,7 +71,8 @@ def served(request, served_by_flags, tmp_path_factory):
         "sglang-max-running-requests": 4,
     }
     first = Model(request.param, 0, folder)
-    for serving in served_by_flags(first.folder, folder, flags):
+    switches = ["--sglang-trust-remote-code"] if request.param in DECODERS else []
+    for serving in served_by_flags(first.folder, folder, flags, *switches):
         yield serving, lambda seed: Model(request.param, seed, folder)
 
 
