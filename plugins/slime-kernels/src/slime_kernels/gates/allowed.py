@@ -51,6 +51,23 @@ TORCH_NN = frozenset({"Module", "Parameter"})
 TRITON = frozenset(
     ["jit", "autotune", "heuristics", "Config", "cdiv", "next_power_of_2", "language", "constexpr_function"]
 )
+#: Modules of functions on numbers that Triton takes from the makers of GPUs.
+LIBDEVICE = ("triton.language.extra.libdevice", "triton.language.extra.cuda.libdevice")
+#: What is a module, and so holds more than it was made for: its names may be used, and never it itself as a value.
+VALUELESS = frozenset(
+    [
+        *MODULES,
+        *LIBDEVICE,
+        *("torch", "torch.nn", "torch.nn.functional", "torch.nn.init", "torch.autograd", "torch.cuda"),
+        *(
+            "triton",
+            "triton.language",
+            "triton.language.math",
+            "triton.language.random",
+            "triton.language.standard",
+        ),
+    ]
+)
 #: Names of triton.language that are refused: code of other languages, and the inside of the compiler.
 NOT_IN_LANGUAGE = frozenset(
     [

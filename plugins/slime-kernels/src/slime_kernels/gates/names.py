@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass, field
 
-from slime_kernels.gates.allowed import MODULES, NOT_IN_LANGUAGE, TRITON
+from slime_kernels.gates.allowed import LIBDEVICE, MODULES, NOT_IN_LANGUAGE, TRITON
 from slime_kernels.gates.findings import Finding, line_of, path_of
 
 _ROOTS = ("torch", "triton")
@@ -16,6 +16,7 @@ _IMPORTABLE = (
     "torch.autograd",
     "triton",
     "triton.language",
+    *LIBDEVICE,
 )
 #: Decorators by which a function is a kernel, and those that may stand around it.
 JIT = "triton.jit"
@@ -64,15 +65,18 @@ def read_names(tree: ast.Module) -> Names:
     return names
 
 
+def _bind(names: Names, node: ast.AST, name: str, path: str) -> None:
+    """Note what a name is imported as: one thing in the whole module."""
+    if names.modules.setdefault(name, path) != path:
+        names.findings.append(Finding("import", line_of(node), f"imports two things as {name}"))
+
+
 def _import(names: Names, node: ast.AST, module: str, alias: ast.alias) -> None:
     if module not in _IMPORTABLE and module not in MODULES:
         names.findings.append(Finding("import", line_of(node), f"imports {module}, which is not allowed"))
         return
-    if alias.asname:
-        names.modules[alias.asname] = module
-    else:
-        first = module.partition(".")[0]
-        names.modules[first] = first
+    first = module.partition(".")[0]
+    _bind(names, node, alias.asname or first, module if alias.asname else first)
 
 
 def _import_from(names: Names, node: ast.AST, module: str, alias: ast.alias) -> None:
@@ -84,4 +88,4 @@ def _import_from(names: Names, node: ast.AST, module: str, alias: ast.alias) -> 
             allowed = False
     if not allowed:
         names.findings.append(Finding("import", line_of(node), f"imports {path}, which is not allowed"))
-    names.modules[alias.asname or alias.name] = path
+    _bind(names, node, alias.asname or alias.name, path)

@@ -6,6 +6,8 @@ import ast
 
 from slime_kernels.gates.findings import path_of
 
+#: How kernels say that an argument is known when they are compiled, as text: the interpreter looks at what it means alone.
+_CONSTEXPR = ("tl.constexpr", "triton.language.constexpr")
 _PROPERTIES = {"multi_processor_count": 108, "warp_size": 32}
 
 
@@ -15,6 +17,14 @@ def portable(tree: ast.Module) -> str:
 
 
 class _Portable(ast.NodeTransformer):
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.stmt | None:
+        return None if node.module == "__future__" else node  # which makes text of annotations
+
+    def visit_arg(self, node: ast.arg) -> ast.arg:
+        if isinstance(node.annotation, ast.Constant) and node.annotation.value in _CONSTEXPR:
+            node.annotation = ast.parse(str(node.annotation.value), mode="eval").body
+        return node
+
     def visit_Constant(self, node: ast.Constant) -> ast.expr:
         is_device = isinstance(node.value, str) and (node.value == "cuda" or node.value.startswith("cuda:"))
         return ast.Constant("cpu") if is_device else node

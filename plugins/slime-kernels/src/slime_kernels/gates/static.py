@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import ast
 
+from torch import Tensor
+
 from slime_kernels.gates.allowed import (
     BASES,
     BUILTINS,
+    LIBDEVICE,
     METHODS,
     MODULES,
     NOT_IN_LANGUAGE,
@@ -19,9 +22,11 @@ from slime_kernels.gates.allowed import (
     TORCH_IN_CONSTRUCTOR,
     TORCH_NN,
     TRITON,
+    VALUELESS,
 )
 from slime_kernels.gates.findings import Finding, line_of, path_of
 from slime_kernels.gates.names import Names, read_names
+from slime_kernels.gates.repetitions import without_repetitions
 
 ENTRY = "ModelNew"
 _MOST_CHARACTERS = 100_000
@@ -29,14 +34,14 @@ _MOST_DEPTH = 100
 
 
 def parse(source: str) -> ast.Module | Finding:
-    """Return a candidate's syntax tree, or why it has none."""
+    """Return a candidate's syntax tree, `without_repetitions`, or why it has none."""
     if len(source) > _MOST_CHARACTERS:
         return Finding("syntax", 0, f"{len(source)} characters; wanted at most {_MOST_CHARACTERS}")
     try:
         tree = ast.parse(source)
         if _depth(tree) > _MOST_DEPTH:
             return Finding("syntax", 0, f"expressions nested more than {_MOST_DEPTH} deep")
-        return tree
+        return without_repetitions(tree)
     except SyntaxError as error:
         return Finding("syntax", error.lineno or 0, error.msg)
     except (ValueError, RecursionError, MemoryError) as error:
@@ -91,11 +96,22 @@ class _Visitor(ast.NodeVisitor):
         self._in_kernel = False
         self._locals: set[str] = set()
         """Names that a function around has given a meaning of their own."""
+        self._own: set[str] = set()
+        """Names that the candidate's classes give what they have."""
 
     def _find(self, rule: str, node: ast.AST, text: str) -> None:
         self._findings.append(Finding(rule, line_of(node), text))
 
+    def visit_Module(self, node: ast.Module) -> None:
+        self._own = _own_names(node)
+        self.generic_visit(node)
+
+    def visit_Match(self, node: ast.Match) -> None:
+        self._find("forbidden", node, "has a match statement: its patterns read attributes")
+
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        if node.name in self._names.modules:
+            self._find("forbidden", node, f"takes the name of the import {node.name}")
         for base in node.bases:
             path = path_of(base)
             if path not in BASES and self._names.path(base) not in BASES:
@@ -147,10 +163,10 @@ class _Visitor(ast.NodeVisitor):
         path = None if node.id in self._locals else self._names.modules.get(node.id)
         if isinstance(node.ctx, ast.Store | ast.Del) and path is not None:
             self._find("forbidden", node, f"gives {node.id} another meaning")
-        elif path is not None and "." in path:
-            self._path(node, path)
-        elif path in {"torch", "triton"} and isinstance(node.ctx, ast.Load):
+        elif path in VALUELESS:
             self._find("forbidden", node, f"uses the module {node.id} as a value")
+        elif path is not None:
+            self._path(node, path)
 
     def visit_arg(self, node: ast.arg) -> None:
         if node.arg in self._names.modules:
@@ -160,17 +176,13 @@ class _Visitor(ast.NodeVisitor):
     def visit_Attribute(self, node: ast.Attribute) -> None:
         if _is_special(node.attr) and not _calls_super(node):
             self._find("forbidden", node, f"uses the attribute {node.attr}")
-        elif (
-            node.attr.startswith("_")
-            and path_of(node.value) not in ("self", "cls")
-            and not _calls_super(node)
-        ):
+        elif node.attr.startswith("_") and not self._is_own(node) and not _calls_super(node):
             self._find("forbidden", node, f"uses the private attribute {node.attr}")
         if isinstance(node.ctx, ast.Store) and path_of(node.value) not in ("self", "ctx"):
             self._find("forbidden", node, f"sets the attribute {node.attr} of what is not self")
         path = self._names.path(node)
         if path is None or str(path_of(node)).partition(".")[0] in self._locals:
-            if node.attr in _METHODS_REFUSED and path_of(node.value) != "self":
+            if node.attr in _METHODS_REFUSED and not self._is_own(node):
                 self._find("forbidden", node, f"uses {node.attr}")
             self.visit(node.value)
         else:
@@ -181,6 +193,11 @@ class _Visitor(ast.NodeVisitor):
             self._find("delegation", node, "multiplies matrices by @ outside of a kernel")
         self.generic_visit(node)
 
+    def _is_own(self, node: ast.Attribute) -> bool:
+        """Return whether this is an attribute of `self` that the candidate has made, and that tensors have not: `self` may be one."""
+        is_self = path_of(node.value) in ("self", "cls")
+        return is_self and node.attr in self._own and not hasattr(Tensor, node.attr)
+
     @property
     def _in_constructor(self) -> bool:
         return "__init__" in self._functions
@@ -189,14 +206,18 @@ class _Visitor(ast.NodeVisitor):
         """Check a dotted path into a module."""
         root, _, rest = path.partition(".")
         first, _, more = rest.partition(".")
-        if any(part.startswith("_") for part in rest.split(".")):
+        if path in VALUELESS:
+            self._find("forbidden", node, f"uses the module {path} as a value")
+        elif any(part.startswith("_") for part in rest.split(".")):
             self._find("forbidden", node, f"uses {path}")
         elif root == "torch":
             self._torch(node, path, first, more)
         elif root == "triton":
             if (
                 first not in TRITON
-                or (first == "language" and set(more.split(".")) & NOT_IN_LANGUAGE)
+                or (
+                    first == "language" and set(more.split(".")) & NOT_IN_LANGUAGE and not _is_libdevice(path)
+                )
                 or (first != "language" and more)
             ):
                 self._find("forbidden", node, f"uses {path}")
@@ -288,6 +309,27 @@ _METHODS_REFUSED = frozenset(
 
 def _is_special(name: str) -> bool:
     return name.startswith("__") and name.endswith("__")
+
+
+def _is_libdevice(path: str) -> bool:
+    """Return whether this is a function of one of the modules of functions on numbers."""
+    return path.rpartition(".")[0] in LIBDEVICE
+
+
+def _own_names(tree: ast.Module) -> set[str]:
+    """Return the names of methods, and of what is assigned to `self` and to classes."""
+    own: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            own.add(node.attr)
+        elif isinstance(node, ast.ClassDef):
+            own |= {one.name for one in node.body if isinstance(one, ast.FunctionDef)}
+            own |= {
+                one.id
+                for one in ast.walk(node)
+                if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)
+            }
+    return own
 
 
 def _calls_super(node: ast.Attribute) -> bool:

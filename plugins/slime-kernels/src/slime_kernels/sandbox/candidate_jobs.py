@@ -16,6 +16,7 @@ from triton import language
 from triton.backends.nvidia.compiler import CUDABackend
 from triton.runtime import driver, interpreter
 
+from slime_kernels.sandbox import libdevice
 from slime_kernels.sandbox.interpreted import Interpreted
 from slime_kernels.sandbox.offline_driver import TARGETS, OfflineDriver, resources
 from slime_kernels.sandbox.problem_jobs import build
@@ -88,6 +89,7 @@ def interpret(header: dict[str, Any], buffers: Sequence[bytes]) -> tuple[dict[st
     driver.set_active(offline)
     interpreted = Interpreted(header.get("sampled_programs"), counts=lambda: not offline.timing)
     interpreted.install()
+    libdevice.install()
     before = _surroundings()
     names = load(header["code"])
     out: list[bytes] = []
