@@ -25,6 +25,7 @@ from slime_kernels.gates.allowed import (
     VALUELESS,
 )
 from slime_kernels.gates.findings import Finding, line_of, path_of
+from slime_kernels.gates.inductor import plain
 from slime_kernels.gates.names import Names, read_names
 from slime_kernels.gates.repetitions import without_repetitions
 
@@ -41,7 +42,7 @@ def parse(source: str) -> ast.Module | Finding:
         tree = ast.parse(source)
         if _depth(tree) > _MOST_DEPTH:
             return Finding("syntax", 0, f"expressions nested more than {_MOST_DEPTH} deep")
-        return without_repetitions(tree)
+        return without_repetitions(plain(tree))
     except SyntaxError as error:
         return Finding("syntax", error.lineno or 0, error.msg)
     except (ValueError, RecursionError, MemoryError) as error:
