@@ -33,6 +33,15 @@ _CONTINUED = re.compile(
     r"(\b(?:is|be|not|neither|nor|(?:wrong|incorrect|rejected|eliminated|excluded|ruled out|false)\s*:?)|n't)[ \t]*\n\s*",
     re.IGNORECASE,
 )
+#: Two options of a list, each with a remark: `B (Paris), C (London)`. What is said in a remark may be a verdict.
+_REMARKED = re.compile(
+    r"\s*(?:\(([^()\n]*)\)|[:–—-]\s+([^,;:()\n]+))\s*[,;]\s*(?:and|or)?\s*[(\[]?\s*", re.IGNORECASE
+)
+_REMARK = re.compile(rf"\s*[)\]]?\s*(?:\(([^()\n]*)\)|[:–—-]\s+([^,;:()\n]+))(?!{_SINGULAR.pattern})")
+_VERDICT = re.compile(
+    r"\b(?:not?|never|wrong|false|incorrect|right|true|correct|answer|best|worse|less|unlikely|impossible|out|rejected|eliminated|fails)\b|n't\b|[✓✔✅✗✘❌]",
+    re.IGNORECASE,
+)
 _DENIES = re.compile(r"\b(?:not|neither|nor|never|no|none)\b|n't\b", re.IGNORECASE)
 _OPENING = r"[\s\"'(\[<>–—-]*(?:(?:so|thus|therefore|hence|definitely|clearly|certainly|probably|option|choice|letter|the|answer|both|either|it's|it is|ok|okay|sure|yes|final|correct|better)\b[\s,:]*)*"
 _AFTER_OPENING = re.compile(
@@ -197,7 +206,13 @@ def _joined(between: str, last: Mention, mention: Mention, text: str) -> bool:
         r"\b(?:prefer\w*|superior|compared?|chang\w+|switch\w*|mov\w+)\b", text[: last.start]
     ):
         return False
-    return _JOIN.fullmatch(between) is not None
+    return _JOIN.fullmatch(between) is not None or _both_remarked(between, text[mention.end :])
+
+
+def _both_remarked(between: str, after: str) -> bool:
+    """Return whether both options have remarks, of which neither judges."""
+    remarks = _REMARKED.fullmatch(between), _REMARK.match(after)
+    return all(found and not _VERDICT.search(found[1] or found[2]) for found in remarks)
 
 
 def _split(group: list[Mention], text: str) -> Iterator[list[Mention]]:
