@@ -121,3 +121,32 @@ class DeafTokenizer(LetterTokenizer):
 
 def load_tokenizer(model_path: Path) -> DeafTokenizer:
     return DeafTokenizer()
+
+
+def look() -> str:
+    """Look outside."""
+    return "It is 21 °C.\n\n日本"
+
+
+class EachTurnCalls:
+    """A tool format in which every turn is a call of `look`, whatever it says."""
+
+    def describe(self, tools):
+        return "Look."
+
+    def write(self, calls):
+        return ""
+
+    def read(self, text):
+        return Spoken(text, (ToolCall("look", {}),))
+
+
+def tell_log_probs(args, rollout_id, rollout_data):
+    """Print how many tokens of a step are trained on, and how far the log-probs of engine and trainer are apart at most."""
+    parts = zip(
+        *(rollout_data[name] for name in ("log_probs", "rollout_log_probs", "loss_masks")), strict=True
+    )
+    apart = [(ours - theirs).abs()[mask == 1] for ours, theirs, mask in parts]
+    print(
+        f"\nstep {rollout_id}: {sum(map(len, apart))} tokens, at most {max(float(one.max()) for one in apart)} apart"
+    )
