@@ -59,6 +59,16 @@ async def slow_letters(base_url, api_key, task):
         return right / 2
 
 
+async def three_turns(base_url, api_key, task):
+    """Ask three times for up to 20 letters."""
+    async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0) as client:
+        history = [{"role": "user", "content": task["prompt"]}]
+        for letter in "abc":
+            answer = await client.chat.completions.create(model="policy", messages=history, max_tokens=20)
+            said = answer.choices[0].message.content
+            history += [{"role": "assistant", "content": said}, {"role": "user", "content": letter}]
+
+
 async def unruly_letters(base_url, api_key, task):
     """Ask for two letters; but some agents hang, some raise, and some drop their connection and ask again."""
     way = random.random()
