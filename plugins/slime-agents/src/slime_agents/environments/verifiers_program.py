@@ -127,7 +127,8 @@ async def serve(path: str) -> None:
     async with Player() as player:
 
         async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            with contextlib.closing(writer):
+            # Who asked may have been ended meanwhile, at its deadline.
+            with contextlib.closing(writer), contextlib.suppress(ConnectionError):
                 outcome = await player.play(*json.loads(await reader.readline()))
                 writer.write(json.dumps(outcome).encode() + b"\n")
                 await writer.drain()
