@@ -89,7 +89,7 @@ class Counts:
         """Count."""
         self._seen += not evaluation
 
-    async def aclose(self) -> None:
+    async def close(self) -> None:
         """Tell."""
         with self._file.open("a") as file:
             file.write(f"{self._seen}\n")

@@ -113,6 +113,7 @@ def test_a_bound_of_zero_is_the_loop_sync(letters, environ, tmp_path):
     assert samples(tmp_path / "runs/sync") == samples(tmp_path / "runs/bound")
 
 
+TOOLS = {name: {"kind": "python", "function": f"talking_agents:{name}_tool"} for name in ("unruly", "stuck")}
 VARIANTS = {
     "partial": ["--partial-rollout", "--rollout-max-response-len", "4"],
     "filter": ["--dynamic-sampling-filter-path", "slow_letters:some"],
@@ -128,6 +129,17 @@ VARIANTS = {
         "slow_letters:two_turns",
         "--rollout-max-response-len",
         "4",
+    ],
+    "agent": [
+        *("--custom-generate-function-path", "agent", "--agents-function", "talking_agents:unruly_letters"),
+        *("--agents-timeout-s", "1"),
+        *("--rollout-max-response-len", "8", "--n-samples-per-prompt", "4"),
+    ],
+    "tool-loop": [
+        *("--custom-generate-function-path", "tool-loop", "--agents-tools", json.dumps(TOOLS)),
+        *("--agents-tool-format", "talking_agents:LetterCalls", "--agents-tool-timeout-s", "0.2"),
+        *("--tokenizer", "talking_agents:load_tokenizer"),
+        *("--rollout-max-response-len", "4", "--n-samples-per-prompt", "4"),
     ],
 }
 

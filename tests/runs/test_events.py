@@ -247,7 +247,9 @@ def test_a_run_without_events_has_no_file_and_says_how_to_have_one(train, capsys
 def test_a_run_that_is_killed_and_resumed_has_the_events_of_all_its_processes(
     letters, kill_after, root, monkeypatch, tmp_path, loop
 ):
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(root / "tests/plugins"), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(root / "tests/plugins"), os.environ.get("PYTHONPATH", "")])
+    )
     command = [
         sys.executable,
         "-m",

@@ -53,7 +53,9 @@ class TellingPlacement:
 
 def run(letters: Path, *flags: str) -> TellingPlacement:
     placement, registry = TellingPlacement(), Registry()
-    settings = load_settings([str(letters)], ["--tokenizer", f"{__name__}:load_letters", *flags], registry=registry)
+    settings = load_settings(
+        [str(letters)], ["--tokenizer", f"{__name__}:load_letters", *flags], registry=registry
+    )
     try:
         asyncio.run(assemble_and(drive, settings, registry, placement=placement))
     except (ConfigError, DataError) as error:

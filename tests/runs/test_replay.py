@@ -118,7 +118,9 @@ def test_the_filter_decides_again_on_the_recorded_rewards(train, capsys):
 def test_a_run_that_was_killed_is_replayed_as_far_as_it_told(
     letters, kill_after, root, monkeypatch, tmp_path, capsys, loop
 ):
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(root / "tests/plugins"), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(root / "tests/plugins"), os.environ.get("PYTHONPATH", "")])
+    )
     monkeypatch.syspath_prepend(root / "tests/plugins")
     command = [sys.executable, "-m", "slime_core", "train", str(letters), "--loop", loop, *FILTER]
     command += ["--rollout-engine", "slow_letters:create_engine", "--num-rollout", "200", "--lr", "1.0"]

@@ -70,7 +70,12 @@ def test_the_teacher_wants_its_server_before_anything_is_generated(letters, caps
 
 
 def test_options_of_a_sample_hook_that_is_a_function_are_refused(letters, capsys):
-    flags = ["--rollout-sample-hook-path", "sample_hooks:mark", "--hook-args", '{"sample_hooks:mark": {"n": 1}}']
+    flags = [
+        "--rollout-sample-hook-path",
+        "sample_hooks:mark",
+        "--hook-args",
+        '{"sample_hooks:mark": {"n": 1}}',
+    ]
     assert main.run(["train", str(letters), *flags]) == 2
     assert "rollout.hook_args.sample_hooks:mark" in capsys.readouterr().err
 

@@ -246,7 +246,7 @@ def test_a_teacher_that_sglang_serves_gives_the_log_probs_of_transformers(run, t
         teacher = ServedTeacher(settings=TeacherSettings(**asked))
         for sample in taught:
             await teacher(build.settings, sample, rollout_id=0, evaluation=False)
-        await teacher.aclose()
+        await teacher.close()
 
     asyncio.run(main())
     answer = await_beside(engine.generate([1], SamplingParams(max_new_tokens=1)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -86,8 +87,22 @@ def test_servers_in_few_bits_get_each_update_in_few_bits(sglang_run, slime, qwen
         assert row["train/tis_abs"] > 0
 
 
-def test_a_run_that_loses_both_servers_in_turn_ends_with_every_sample_once(sglang_run, tmp_path):
+@pytest.fixture
+def chatty(qwen3, tmp_path):
+    """The model of letters with a chat template, which joins what was said."""
+    folder = shutil.copytree(qwen3, tmp_path / "chatty")
+    (folder / "chat_template.jinja").write_text("{% for one in messages %}{{ one.content }}{% endfor %}")
+    return folder
+
+
+@pytest.mark.parametrize("generator", ["single-turn", "agent"])
+def test_a_run_that_loses_both_servers_in_turn_ends_with_every_sample_once(
+    sglang_run, tmp_path, chatty, generator
+):
     run = tmp_path / "runs/letters"
+    sglang_run += ["--hf-checkpoint", str(chatty), "--custom-generate-function-path", generator]
+    if generator == "agent":
+        sglang_run += ["--agents-function", "talking_agents:three_turns"]
     trouble = ["--tracker", "jsonl", "trouble_in_serving:create_tracker"]
     trouble += ["--rollout-function-path", "trouble_in_serving:rollout", "--use-fault-tolerance"]
     checks = ["--rollout-health-check-interval", "2", "--rollout-health-check-timeout", "30"]
@@ -100,6 +115,9 @@ def test_a_run_that_loses_both_servers_in_turn_ends_with_every_sample_once(sglan
     )
     assert "engine 0 serves again, with weights of version 2" in log
     assert "it failed its health check" in log[log.index("engine 1 is lost") :]
+    if generator == "agent":
+        done = [sample["metadata"]["agent"] for step in range(1, 5) for sample in samples(run, step)]
+        assert {(one["turns"], one["ended_by"], str(one["refused"])) for one in done} == {(3, "exit", "{}")}
 
 
 def test_generate_functions_of_the_reference_system_ask_the_server(sglang_run, tmp_path, root, monkeypatch):

@@ -13,6 +13,6 @@ def asked(reward, options, samples):
         try:
             return await asyncio.gather(*map(made, samples), return_exceptions=True)
         finally:
-            await made.aclose()
+            await made.close()
 
     return asyncio.run(main())

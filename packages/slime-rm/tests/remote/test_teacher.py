@@ -28,7 +28,7 @@ def taught(server, sample, folder, *, temperature=1.0, evaluation=False, **optio
         try:
             return await hook(settings_at(temperature, folder), sample, rollout_id=0, evaluation=evaluation)
         finally:
-            await hook.aclose()
+            await hook.close()
 
     return asyncio.run(main())
 

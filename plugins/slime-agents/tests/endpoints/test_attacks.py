@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import aiohttp
 import pytest
@@ -182,3 +183,46 @@ def test_a_hanging_agent_is_cut_off_and_a_posted_reward_counts():
     samples, _ = played(hangs, lambda text: "y", reward="http", timeout_s=1)
     assert samples[0].metadata["agent"]["ended_by"] == "timeout"
     assert (samples[0].status, samples[0].reward) == (Status.TRUNCATED, 0.25)
+
+
+def test_attackers_among_sessions_cost_the_others_nothing(caplog):
+    """Of 60 sessions at once every sixth asks by the key of another, one floods, one drops off and one sends nonsense."""
+    seen: dict[int, tuple[str, str]] = {}
+
+    async def honest(base_url, api_key, i):
+        messages = [{"role": "user", "content": f"task {i}."}]
+        for _ in range(3):
+            status, body = await post(base_url, api_key, body={"messages": messages})
+            said = body["choices"][0]["message"]["content"]
+            assert (status, said) == (200, f"answer to {i}.")
+            messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "on"}]
+
+    async def agent(base_url, api_key, task):
+        i = task["index"]
+        seen[i] = (base_url, api_key)
+        while len(seen) < 60:
+            await asyncio.sleep(0.001)
+        if i % 6 == 1:
+            assert (await post(base_url, seen[i - 1][1]))[0] == 401
+            assert (await post(seen[i - 1][0], api_key))[0] == 401
+        elif i % 6 == 2:
+            await asyncio.gather(*(post(base_url, api_key, body={"messages": 1}) for _ in range(30)))
+        elif i % 6 == 3:
+            body = {"messages": [{"role": "user", "content": f"task {i}."}]}
+            with contextlib.suppress(TimeoutError):
+                await post(base_url, api_key, body=body, timeout=aiohttp.ClientTimeout(total=0.001))
+        elif i % 6 == 4:
+            assert (await post(base_url, api_key, body=[{"role": "wizard"}]))[0] == 400
+        await honest(base_url, api_key, i)
+        return 1.0
+
+    def say(text):
+        return f"answer to {text.partition('task ')[2].partition('.')[0]}."
+
+    done, engine = asyncio.run(run_agent(agent, say, n=60, reward="program"))
+    assert [samples[0].reward for samples in done] == [1.0] * 60
+    refused = [sum(samples[0].metadata["agent"]["refused"].values()) for samples in done]
+    assert refused == [1, 1, 30, 0, 1, 0] * 10
+    assert caplog.text.count("the key of another session") == 20
+    assert len(engine.requests) == 60 * 3
+    check_tape([sample for samples in done for sample in samples], engine)

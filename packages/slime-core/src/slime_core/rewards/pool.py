@@ -40,7 +40,7 @@ class RewardPool:
     times at once, and one that blocks instead of awaiting blocks the trainer too.
 
     A reward is a function of the sample, or a class that is built once a process from the options and whose
-    objects are called with the sample; one on the event loop may have a method `async aclose()` for the end.
+    objects are called with the sample; one on the event loop may have a method `async close()` for the end.
     It is given a copy of the sample, and what it writes there is lost; but one on the event loop whose attribute `writes` is
     True gets the sample itself. A call may be repeated.
 
@@ -119,8 +119,8 @@ class RewardPool:
         """Kill the workers and wait for their end; calls in flight raise RewardError. May be called twice."""
         ending, self._state = self._state != "closed", "closed"
         await self._supervisor.close()
-        if ending and hasattr(self._call, "aclose"):
-            await self._call.aclose()  # type: ignore[union-attr]  # it has one
+        if ending and hasattr(self._call, "close"):
+            await self._call.close()  # type: ignore[union-attr]  # it has one
 
     async def __aenter__(self) -> RewardPool:
         """Start."""

@@ -105,10 +105,10 @@ class RolloutHooks:
         return sample
 
     async def close(self) -> None:
-        """Close the sample hooks that have connections or files open: those with a method `async aclose()`."""
+        """Close the sample hooks that have connections or files open: those with a method `async close()`."""
         for _, hook in self.sample_hooks:
-            if hasattr(hook, "aclose"):
-                await hook.aclose()
+            if hasattr(hook, "close"):
+                await hook.close()
 
     def filter_samples(self, groups: list[Group]) -> None:
         """Let the sample filter choose samples of a step that are not trained on, and note why in their metadata.

@@ -17,7 +17,8 @@ logger = logging.getLogger(__name__)
 
 
 class Closes(Protocol):
-    """A part that is closed at the end."""
+    """A part that is closed at the end: of a run's own parts every one, of a user's (a generator, an async reward, a sample hook, a service) those
+    that have this method."""
 
     def close(self) -> Awaitable[None]:
         """Stop, and free everything."""

@@ -139,7 +139,7 @@ class Closing:
     async def __call__(self, sample):
         return float(len(sample.response))
 
-    async def aclose(self):
+    async def close(self):
         with open(self.path, "a") as file:
             file.write("closed")
 

@@ -97,7 +97,7 @@ class JsonClient:
             f"{self._url}: no answer after {self._settings.tries} tries (the last: {what}); is the server up?"
         )
 
-    async def aclose(self) -> None:
+    async def close(self) -> None:
         """Close the connections."""
         await self._client.aclose()
 

@@ -103,9 +103,9 @@ class Judge:
             raise RewardError(f"the judge gave {score:g}; wanted {low:g} to {high:g}")
         return Grade(score=(score - low) / (high - low), details={"answer": answer})
 
-    async def aclose(self) -> None:
+    async def close(self) -> None:
         """Close the connections."""
-        await self._client.aclose()
+        await self._client.close()
 
     def _question(self, sample: Sample) -> str:
         prompt = sample.prompt if isinstance(sample.prompt, str) else _transcript(sample.prompt)

@@ -73,10 +73,10 @@ class RemoteReward:
             return answer
         raise RewardError(f"{self._url}: answered {str(answer)[:200]!r}; wanted a number or an object")
 
-    async def aclose(self) -> None:
+    async def close(self) -> None:
         """Close the connections."""
         self._batches.close()
-        await self._client.aclose()
+        await self._client.close()
 
     async def _post(self, bodies: list[Any]) -> list[Any]:
         answers = await self._client.post(bodies)

@@ -87,10 +87,10 @@ class RewardModel:
         score: float = await self._batches.answer(text)
         return score
 
-    async def aclose(self) -> None:
+    async def close(self) -> None:
         """Close the connections."""
         self._batches.close()
-        await self._client.aclose()
+        await self._client.close()
 
     def _text(self, sample: Sample) -> str:
         response = up_to_special_tokens(sample.response)

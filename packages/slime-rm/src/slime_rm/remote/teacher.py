@@ -72,10 +72,10 @@ class ServedTeacher:
         )
         return sample
 
-    async def aclose(self) -> None:
+    async def close(self) -> None:
         """Close the connections."""
         if self._client is not None:
-            await self._client.aclose()
+            await self._client.close()
 
     async def _ask(self, client: JsonClient, sample: Sample) -> list[float]:
         tokens, n = list(sample.tokens), sample.response_length

@@ -114,7 +114,7 @@ class RemoteIndex:
 
     async def close(self) -> None:
         """Close its connections."""
-        await self._client.aclose()
+        await self._client.close()
 
 
 def _as_row(row: Any) -> Mapping[str, Any]:
