@@ -35,13 +35,14 @@ def draw(outcomes: Sequence[TrajectoryOutcome], path: Path, *, title: str) -> No
         if draws is _rates and max(len(one.turns) for one in found) > 1
     ]
     columns = 2 if trained and evaluated else 1
-    rows = len(panels) // columns
+    rows = -(-len(panels) // columns)
     figure = Figure(figsize=(6.0 * columns, 0.5 + 3.0 * rows), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(title)
-    for axes, (draws, found, what) in zip(
-        figure.subplots(rows, columns, squeeze=False).flat, panels, strict=False
-    ):
+    grid = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for axes in grid[len(panels) :]:
+        axes.set_visible(False)
+    for axes, (draws, found, what) in zip(grid, panels, strict=False):
         draws(axes, found)
         axes.set_title(what, fontsize="medium")
         axes.grid(alpha=0.25)
@@ -60,8 +61,11 @@ def _rates(axes: Any, outcomes: Sequence[TrajectoryOutcome]) -> None:
         "fast_1": [one.fast[1.0] for one in rows.values()],
         "fast_2": [one.fast[2.0] for one in rows.values()],
     }
-    for name, values in series.items():
-        axes.plot(steps, values, "o-", color=_COLOURS[name], markersize=3, label=name)
+    for width, (name, values) in zip((5.0, 3.5, 2.0, 1.0), series.items(), strict=True):
+        axes.plot(
+            steps, values, "o-", color=_COLOURS[name], linewidth=width, markersize=width + 1, label=name
+        )
+    axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     axes.set_xlabel("step")
     axes.set_ylabel("share of kernels")
 
