@@ -25,8 +25,14 @@ STEPS: Mapping[str, tuple[str, str]] = {
 
 def _pairs() -> Iterator[tuple[str, str, str]]:
     for inner, outer in permutations(STEPS, 2):
-        torch, triton = (STEPS[outer][kind].format(STEPS[inner][kind].format("x")) for kind in (0, 1))
+        torch, triton = (
+            _without_parentheses(STEPS[outer][kind]).format(STEPS[inner][kind].format("x")) for kind in (0, 1)
+        )
         yield f"{outer}_of_{inner}", torch, triton
+
+
+def _without_parentheses(step: str) -> str:
+    return step[1:-1] if step.startswith("(") else step
 
 
 #: Name of a chain -> (PyTorch, the same in a kernel), of `x`.
