@@ -37,8 +37,8 @@ def generated_problems(
             raise DataError(f"kernels.families: found {family!r}; {hint}wanted some of {', '.join(FAMILIES)}")
     wanted, found = held_out + n_problems, dict[str, KernelProblem]()
     for problem in _draws(chosen, seed, wanted * _DRAWS_PER_PROBLEM):
-        family, _ = family_of(problem)
-        found.setdefault(problem.name if family.each_once else problem.code, problem)
+        drawn_once = family_of(problem)[0].each_once
+        found.setdefault(problem.name if drawn_once else problem.code, problem)
         if len(found) == wanted:
             break
     if len(found) < wanted:
