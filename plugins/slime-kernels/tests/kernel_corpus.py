@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 from slime_kernels.problems.problem import KernelProblem
@@ -59,3 +60,38 @@ def candidates(name: str) -> dict[str, tuple[KernelProblem, str]]:
     return {
         one["name"]: (problems[one["problem"]], KERNEL_IMPORTS + RELU + one["kernel"]) for one in read(name)
     }
+
+
+def variants() -> dict[tuple[str, str], tuple[KernelProblem, str]]:
+    """Return (problem, variant) -> (problem, source) of the variants of the pairs."""
+    found = {}
+    for number, (name, entry) in enumerate(_pairs_file()["problem"].items()):
+        problem = KernelProblem(
+            level=1,
+            problem_id=number,
+            name=name,
+            code=IMPORTS + entry["module"],
+            shapes=tuple(entry["shapes"]),
+        )
+        head = f"def forward(self, {entry.get('arguments', 'x')}):\n"
+        for variant, body in entry["variants"].items():
+            lines = [
+                f"y = {entry.get('answer', 'torch.empty_like(x)')}",
+                "n = x.numel()",
+                *body.splitlines(),
+                "return y",
+            ]
+            forward = head + indent("\n".join(lines), "    ")
+            model = "class ModelNew(nn.Module):\n" + indent(forward, "    ")
+            found[name, variant] = (problem, KERNEL_IMPORTS + entry["common"] + "\n" + model)
+    return found
+
+
+def pairs() -> list[dict[str, str]]:
+    """Return the pairs: `problem`, the variants `faster` and `slower`, and `why`."""
+    entries: list[dict[str, str]] = _pairs_file()["pair"]
+    return entries
+
+
+def _pairs_file() -> dict[str, Any]:
+    return tomllib.loads((FOLDER / "pairs.toml").read_text())

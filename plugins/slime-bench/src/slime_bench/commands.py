@@ -48,6 +48,14 @@ def events(argv: list[str]) -> int:
     return run(argv)
 
 
+def kernels(argv: list[str]) -> int:
+    """Measure evaluations of kernels with candidates that misbehave beside clean ones: `slime bench kernels`."""
+    _need("kernels", {"slime_kernels": "slime-kernels", "triton": "triton"})
+    from slime_bench.kernel_evaluations import kernels as run
+
+    return run(argv)
+
+
 def memory(argv: list[str]) -> int:
     """Compare the trainer's memory with what is predicted of it: `slime bench memory`."""
     _need("memory", {"slime_megatron": "slime-megatron"})

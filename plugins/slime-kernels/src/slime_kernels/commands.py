@@ -1,4 +1,4 @@
-"""`slime kernels`: serve evaluations, or evaluate one candidate."""
+"""`slime kernels`: serve evaluations, evaluate one candidate, or report on a run."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from slime_kernels.section import KernelsSection
 
 
 def main(argv: list[str]) -> int:
-    """Run `slime kernels serve` or `slime kernels eval`; returns the exit status.
+    """Run `slime kernels serve`, `eval` or `report`; returns the exit status.
 
     A candidate that is not correct ends `eval` with 1, bad input either with 2.
     """
     parser = argparse.ArgumentParser(
-        "slime kernels", description="Kernels: an evaluation service, and one evaluation."
+        "slime kernels", description="Kernels: an evaluation service, one evaluation, and a report on a run."
     )
     commands = parser.add_subparsers(dest="command", required=True)
     server = commands.add_parser("serve", help="answer POST /eval, in the kernel fork's form")
@@ -33,12 +33,19 @@ def main(argv: list[str]) -> int:
         "problem", help="a module in KernelBench's format (.py), or a row of it: problems.jsonl@[3:4]"
     )
     one.add_argument("candidate", type=Path, help="a module with class ModelNew")
+    told = commands.add_parser("report", help="tables and a picture of what became of a run's kernels")
+    told.add_argument("run", type=Path, help="the folder of a run")
+    told.add_argument("--picture", type=Path, help="where the picture goes; RUN/kernels.png when not given")
     for each in (server, one):
         each.add_argument("--targets", nargs="+", default=["sm_90"], choices=["sm_80", "sm_90", "gfx942"])
         each.add_argument("--concurrency", type=int, default=2)
         each.add_argument("--timeout-s", type=float, default=60.0)
     given = parser.parse_args(argv)
     try:
+        if given.command == "report":
+            from slime_kernels.report.command import report
+
+            return report(given.run, given.picture)
         section = KernelsSection(
             targets=given.targets, concurrency=given.concurrency, eval_timeout_s=given.timeout_s
         )

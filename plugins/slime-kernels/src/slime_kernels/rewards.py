@@ -16,6 +16,8 @@ from slime_kernels.turns.history import no_code
 class KernelsReward:
     """Scores the last fenced block of Python in a response as a kernel for the problem: 0.1 compiled, 0.3 correct, and a bonus.
 
+    Where the problem has a skeleton, the response is what is missing in it.
+
     The problem comes from the sources `kernelbench` or `kernel-problems`. Parts are `compiled`, `correct` and `speedup`; details
     tell the status and why.
 
@@ -33,12 +35,12 @@ class KernelsReward:
             SampleError: the sample is of another source.
             SandboxError: this machine cannot isolate a process; nothing was run.
         """
-        if PROBLEM_KEY not in sample.metadata or sample.label is None:
+        if PROBLEM_KEY not in sample.metadata:
             raise SampleError(
                 f"{sample.name}: metadata has no {PROBLEM_KEY!r}; choose --data-source-path kernelbench or kernel-problems"
             )
-        problem = problem_from(sample.metadata[PROBLEM_KEY], sample.label)
-        code = candidate_of(sample.response)
+        problem = problem_from(sample.metadata[PROBLEM_KEY])
+        code = candidate_of(sample.response, problem.skeleton)
         verdict = no_code() if code is None else await self._judge.judge(problem, code)
         timing = verdict.timing
         return Grade(

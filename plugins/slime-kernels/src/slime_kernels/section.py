@@ -8,7 +8,7 @@ from annotated_types import Ge, Le
 from pydantic import field_validator
 from slime_core.config.base import Amount, Count, Index, Seconds, SectionModel, Seed, Text
 
-CODE = "{code}"
+CODE, EXPRESSION, SKELETON = "{code}", "{expression}", "{skeleton}"
 #: What a prompt says where nothing else is set; `problems.prompt` fills it in.
 PROMPT = f"""\
 Rewrite this PyTorch module as `ModelNew`, with kernels in Triton that do all of its computation.
@@ -41,7 +41,10 @@ class KernelsSection(SectionModel):
     seed: Seed = 0
     """Seed from which generated problems are drawn."""
     prompt_template: str = PROMPT
-    """Text of the prompt, with `{code}` where the problem's source goes."""
+    """Text of the prompt, with `{code}` where the problem's source goes, or `{expression}` for what its `forward` returns; and
+    `{skeleton}` for the problem's skeleton."""
+    answer: Literal["module", "expression"] = "module"
+    """What a response to a generated problem is: the whole module, or the expression that is missing in a skeleton of it."""
     targets: list[Target] = ["sm_90"]
     """Architectures that a kernel is compiled for; the first is the one whose time the cost model tells."""
     correct_trials: Count = 5
@@ -64,8 +67,8 @@ class KernelsSection(SectionModel):
     @field_validator("prompt_template")
     @classmethod
     def _has_code(cls, value: str) -> str:
-        if CODE not in value:
-            raise ValueError(f"text with {CODE} where the problem's source goes")
+        if CODE not in value and EXPRESSION not in value:
+            raise ValueError(f"text with {CODE} where the problem's source goes, or with {EXPRESSION}")
         return value
 
     @field_validator("targets")

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+import torch
 from slime_kernels.judge.cost_model import candidate_us, eager_us, least_us
+from slime_kernels.sandbox.launch_memory import LaunchMemory
+
+from ..kernel_corpus import pairs, variants
 
 MB = 1 << 20
 
@@ -69,3 +74,40 @@ def test_a_sample_of_programs_stands_for_all():
     part = launch(run=4, loaded=32 * MB // 1024, stored=32 * MB // 1024)
     part["touched"] = [[32 * MB, 32 * MB // 1024]] * 2
     assert cost([part]) == pytest.approx(cost([launch()]))
+
+
+def test_what_is_updated_in_place_moves_twice():
+    # 1 MiB that is read and written in place: 2 MiB over 3.35 TB/s, as where it is read and another one is written
+    traffic = {"touched": [[MB, MB], [MB, MB]], "loaded": MB, "stored": MB}
+    assert cost([launch(**traffic)]) == pytest.approx(2.5 + 2 * MB / 3.35e6)
+    memory = LaunchMemory([data := torch.zeros(8)], {}, seeks_races=False)
+    at = data.data_ptr() + 4 * np.arange(8)
+    memory.load(at, np.ones(8, bool), 4)
+    memory.store(at, np.ones(8, bool), 4, np.zeros(8, np.float32))
+    # 32 bytes are one sector, or two where they do not begin at one
+    sectors = len({int(one) // 32 for one in at}) * 32
+    assert memory.traffic()["touched"] == [[32, sectors], [32, sectors]]
+
+
+def test_pairs_name_their_variants_and_a_reason():
+    known, found = variants(), pairs()
+    assert len(found) >= 30
+    for one in found:
+        assert (one["problem"], one["faster"]) in known
+        assert (one["problem"], one["slower"]) in known
+        assert len(one["why"]) > 20
+    assert len({(one["problem"], one["faster"], one["slower"]) for one in found}) == len(found)
+
+
+@pytest.mark.slow
+@pytest.mark.faults
+def test_every_pair_is_ranked_as_reasoned(evaluator):
+    found = {}
+    for name, (problem, source) in variants().items():
+        verdict = evaluator.evaluate(problem, source)
+        assert verdict.correct, (name, verdict.message)
+        found[name] = verdict.timing.runtime_us
+    wrong = [
+        one for one in pairs() if found[one["problem"], one["faster"]] >= found[one["problem"], one["slower"]]
+    ]
+    assert wrong == []

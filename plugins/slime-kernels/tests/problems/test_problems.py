@@ -16,7 +16,7 @@ ROW = {"level": 1, "problem_id": 19, "name": "19_ReLU", "code": CODE}
 def test_a_row_of_kernelbench_is_a_problem():
     problem = problem_of(Record("rows.jsonl:1", ROW))
     assert (problem.title, problem.code) == ("level 1 problem 19 (19_ReLU)", CODE)
-    assert problem_from(problem.identity(), problem.code) == problem
+    assert problem_from(problem.to_dict()) == problem
 
 
 def test_a_row_of_the_fork_is_a_problem():

@@ -12,7 +12,8 @@ from slime_core.samples import Sample, Status
 from slime_kernels.judge.verdict import EvalStatus, Timing, Verdict
 from slime_kernels.problems.generated import generated_problems
 from slime_kernels.problems.problem import PROBLEM_KEY, PROMPT_KEY
-from slime_kernels.turns.kernel_turns import TURNS_KEY, KernelTurnsSettings, Trajectory
+from slime_kernels.turns.kernel_turns import KernelTurnsSettings, Trajectory
+from slime_kernels.turns.record import TURNS_KEY
 
 EOS = 0
 PROBLEM = generated_problems(1)[0][0]
@@ -84,7 +85,7 @@ def code(name):
 def sample(text="Do it."):
     rendered = f"<user>{text}\0\n<assistant>"
     made = {"text": text, "chat": True, "template_kwargs": {}}
-    metadata = {PROBLEM_KEY: PROBLEM.identity(), PROMPT_KEY: made}
+    metadata = {PROBLEM_KEY: PROBLEM.to_dict(), PROMPT_KEY: made}
     return Sample(
         index=7, prompt=rendered, tokens=list(rendered.encode()), label=PROBLEM.code, metadata=metadata
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -77,10 +77,17 @@ class Evaluator:
     Args:
         settings: how.
         server: makes the processes.
+        static_gate: what it has against a candidate's syntax tree. Another one than `check` shows what the sandbox holds by itself.
     """
 
-    def __init__(self, settings: EvaluatorSettings, server: CandidateServer) -> None:
-        self.settings, self._server = settings, server
+    def __init__(
+        self,
+        settings: EvaluatorSettings,
+        server: CandidateServer,
+        *,
+        static_gate: Callable[[ast.Module], Sequence[Finding]] = check,
+    ) -> None:
+        self.settings, self._server, self._static_gate = settings, server, static_gate
         self._facts: dict[str, dict[str, Any]] = {}
 
     def evaluate(
@@ -130,7 +137,7 @@ class Evaluator:
         tree = parse(source)
         if isinstance(tree, Finding):
             raise _Ended(EvalStatus.COMPILE_ERROR, "static", str(tree))
-        if findings := check(tree):
+        if findings := self._static_gate(tree):
             told = "; ".join(map(str, findings[:_MOST_FINDINGS]))
             raise _Ended(EvalStatus.REJECTED, "static", told)
         return tree

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from slime_core.errors import DataError
 
 from slime_kernels.problems.problem import KernelProblem
-from slime_kernels.problems.templates import FAMILIES
+from slime_kernels.problems.templates import FAMILIES, family_of
 
 #: Draws for each problem wanted, after which the families count as exhausted.
 _DRAWS_PER_PROBLEM = 100
@@ -37,7 +37,8 @@ def generated_problems(
             raise DataError(f"kernels.families: found {family!r}; {hint}wanted some of {', '.join(FAMILIES)}")
     wanted, found = held_out + n_problems, dict[str, KernelProblem]()
     for problem in _draws(chosen, seed, wanted * _DRAWS_PER_PROBLEM):
-        found.setdefault(problem.code, problem)
+        drawn_once = family_of(problem)[0].each_once
+        found.setdefault(problem.name if drawn_once else problem.code, problem)
         if len(found) == wanted:
             break
     if len(found) < wanted:

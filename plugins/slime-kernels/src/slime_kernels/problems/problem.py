@@ -10,10 +10,12 @@ from typing import Any
 from slime_core.data.rows.record import Record
 from slime_core.errors import DataError
 
-#: Key of `Sample.metadata` under which a problem travels to generator and reward; its source is the label.
+#: Key of `Sample.metadata` under which a problem travels to generator and reward.
 PROBLEM_KEY = "kernel_problem"
 #: Key of `Sample.metadata`: how the problem's prompt was made (`text`, `chat`, `template_kwargs`).
 PROMPT_KEY = "kernel_prompt"
+#: Where the response goes in a skeleton.
+ANSWER = "<answer>"
 LEVELS = range(1, 5)
 
 
@@ -32,15 +34,17 @@ class KernelProblem:
     Empty: they are found."""
     dtypes: tuple[str, ...] = ("float32",)
     """Types of the floating-point inputs with which it is tried."""
+    skeleton: str = ""
+    """A module `ModelNew` with `<answer>` where the response goes; empty where the response is the module."""
 
     @property
     def title(self) -> str:
         """How messages name it: `level 1 problem 19 (19_ReLU)`."""
         return f"level {self.level} problem {self.problem_id} ({self.name})"
 
-    def identity(self) -> dict[str, Any]:
-        """Return all but the source, as JSON values."""
-        return {key: value for key, value in asdict(self).items() if key != "code"} | {
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        return asdict(self) | {
             "shapes": [dict(shape) for shape in self.shapes],
             "dtypes": list(self.dtypes),
         }
@@ -50,7 +54,7 @@ def problem_of(record: Record) -> KernelProblem:
     """Read a row of KernelBench (`level`, `problem_id`, `name`, `code`), or of the fork's data.
 
     The latter has the source in `label`, and `level`, `problem_id` and `problem_name` in `extra_info`. Either may have
-    `shapes`, a list of {module-level integer: value}, and `dtypes`.
+    `shapes`, a list of {module-level integer: value}, `dtypes`, and `skeleton`.
 
     Raises:
         DataError: a field is missing or is not what it must be; names the row and the field.
@@ -73,17 +77,17 @@ def problem_of(record: Record) -> KernelProblem:
         **{field: row[field] for field in kinds},
         shapes=_shapes(row.get("shapes"), record.where),
         dtypes=_dtypes(row.get("dtypes"), record.where),
+        skeleton=_skeleton(row.get("skeleton"), record.where),
     )
 
 
-def problem_from(metadata: Mapping[str, Any], code: str) -> KernelProblem:
-    """Return the problem that `identity` and its source tell of.
+def problem_from(metadata: Mapping[str, Any]) -> KernelProblem:
+    """Return the problem that `to_dict` tells of.
 
     Raises:
         DataError: it is none.
     """
-    record = Record("metadata", {**metadata, "code": code})
-    return problem_of(record)
+    return problem_of(Record("metadata", dict(metadata)))
 
 
 def check_source(code: str, where: str) -> None:
@@ -98,6 +102,38 @@ def check_source(code: str, where: str) -> None:
         raise DataError(
             f"{where}: found code without {', '.join(missing)}; wanted class Model, get_inputs() and get_init_inputs()"
         )
+
+
+def filled(skeleton: str, answer: str) -> str:
+    """Return a skeleton with an answer in its place."""
+    return skeleton.replace(ANSWER, answer)
+
+
+def expression_of(code: str, where: str) -> str:
+    """Return what `Model.forward` returns, as it is written.
+
+    Raises:
+        DataError: `forward` is not one `return`.
+    """
+    for node in ast.parse(code).body:
+        if isinstance(node, ast.ClassDef) and node.name == "Model":
+            forward = next((one for one in node.body if getattr(one, "name", "") == "forward"), None)
+            match forward:
+                case ast.FunctionDef(body=[ast.Return(value=ast.expr() as value)]):
+                    return ast.get_source_segment(code, value) or ast.unparse(value)
+    raise DataError(
+        f"{where}: found a forward of several statements; wanted one return, for {{expression}} in the prompt"
+    )
+
+
+def _skeleton(value: Any, where: str) -> str:
+    if value is None or value == "":
+        return ""
+    if isinstance(value, str) and value.count(ANSWER) == 1:
+        return value
+    raise DataError(
+        f"{where}: found {str(value)[:60]!r} in 'skeleton'; wanted a module with {ANSWER} in one place"
+    )
 
 
 def _shapes(value: Any, where: str) -> tuple[Mapping[str, int], ...]:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from slime_kernels.problems.chains import CHAINS
+from slime_kernels.problems.problem import KernelProblem
 
 _MODULE = """\
 import torch
@@ -40,6 +43,10 @@ class Family:
     inputs: str
     sizes: tuple[str, ...]
     """Module-level integers of the source."""
+    answers: Mapping[str, str] = field(default_factory=dict)
+    """Name of an operation -> the expression of a kernel that computes one element; of all, or of none."""
+    each_once: bool = False
+    """No operation is drawn twice, with other sizes: what is held out is then an operation that none is trained on."""
     least: int = 64
     """Smallest size that is drawn."""
     most: int = 4096
@@ -82,6 +89,22 @@ _UNARY = {
     "shifted_square": "(x + 1.0) * (x + 1.0)",
     "triple": "x * 3.0",
 }
+_UNARY_ANSWERS = {
+    "relu": "tl.maximum(x, 0.0)",
+    "square": "x * x",
+    "double": "x + x",
+    "negate": "-x",
+    "absolute": "tl.abs(x)",
+    "sigmoid": "tl.sigmoid(x)",
+    "exponential": "tl.exp(x)",
+    "add_one": "x + 1.0",
+    "halve": "x * 0.5",
+    "leaky_relu": "tl.where(x > 0, x, 0.01 * x)",
+    "silu": "x * tl.sigmoid(x)",
+    "clamp": "tl.clamp(x, -1.0, 1.0)",
+    "shifted_square": "(x + 1.0) * (x + 1.0)",
+    "triple": "x * 3.0",
+}
 _BINARY = {
     "add": "x + y",
     "subtract": "x - y",
@@ -91,6 +114,11 @@ _BINARY = {
     "average": "(x + y) * 0.5",
     "add_relu": "torch.relu(x + y)",
     "multiply_add": "x * y + x",
+}
+_BINARY_ANSWERS = _BINARY | {
+    "maximum": "tl.maximum(x, y)",
+    "minimum": "tl.minimum(x, y)",
+    "add_relu": "tl.maximum(x + y, 0.0)",
 }
 _REDUCTIONS = {
     "sum": "torch.sum(x, dim=1)",
@@ -120,6 +148,7 @@ FAMILIES: Mapping[str, Family] = {
     "elementwise": Family(
         level=1,
         variants=_UNARY,
+        answers=_UNARY_ANSWERS,
         arguments="x",
         inputs="torch.randn(rows, columns)",
         sizes=_ROWS,
@@ -128,10 +157,21 @@ FAMILIES: Mapping[str, Family] = {
     "binary": Family(
         level=1,
         variants=_BINARY,
+        answers=_BINARY_ANSWERS,
         arguments="x, y",
         inputs="torch.randn(rows, columns), torch.randn(rows, columns)",
         sizes=_ROWS,
         small=_SMALL_ROWS,
+    ),
+    "chain": Family(
+        level=2,
+        variants={name: torch for name, (torch, _) in CHAINS.items()},
+        answers={name: triton for name, (_, triton) in CHAINS.items()},
+        arguments="x",
+        inputs="torch.randn(rows, columns)",
+        sizes=_ROWS,
+        small=_SMALL_ROWS,
+        each_once=True,
     ),
     "reduction": Family(
         level=1,
@@ -167,3 +207,9 @@ FAMILIES: Mapping[str, Family] = {
         small=({"m": 18, "n": 20, "k": 33}, {"m": 16, "n": 16, "k": 16}),
     ),
 }
+
+
+def family_of(problem: KernelProblem) -> tuple[Family, str]:
+    """Return the family of a generated problem, and the name of its operation."""
+    name, _, variant = problem.name.partition("_")
+    return FAMILIES[name], variant

@@ -106,6 +106,11 @@ class CandidateServer:
         with self._lock:
             self._running("compile")
 
+    @property
+    def pid(self) -> int | None:
+        """The process whose forks work; None where it does not run."""
+        return None if self._process is None else self._process.pid
+
     def close(self) -> None:
         """End the server and what it runs."""
         with self._lock:

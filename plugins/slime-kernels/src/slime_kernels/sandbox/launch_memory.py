@@ -45,7 +45,7 @@ class LaunchMemory:
         self._written = written
         self._seeks = seeks_races
         self._moved = {"loaded": 0, "stored": 0}
-        self._touched: dict[int, int] = {}
+        self._touched: dict[tuple[int, str], int] = {}
         if seeks_races:
             for base, size in storages.items():
                 if base not in written:
@@ -101,8 +101,9 @@ class LaunchMemory:
                 self._written[base][offsets] = True
 
     def traffic(self) -> dict[str, Any]:
-        """Return bytes that were loaded and stored, in sectors, and for each storage (its size, bytes of sectors)."""
-        touched = [[int(self._sizes[i]), moved] for i, moved in self._touched.items()]
+        """Return bytes that were loaded and stored, in sectors, and (its size, bytes of sectors) of each storage that was read, and
+        of each that was written: what is updated in place comes from memory and goes there."""
+        touched = [[int(self._sizes[i]), moved] for (i, _), moved in self._touched.items()]
         return {"loaded": self._moved["loaded"], "stored": self._moved["stored"], "touched": touched}
 
     def _flat(self, addresses: NDArray[Any], mask: NDArray[Any]) -> NDArray[np.int64]:
@@ -133,7 +134,7 @@ class LaunchMemory:
             mine = at[place == number]
             moved = _SECTOR * np.unique(np.concatenate([mine, mine + size - 1]) // _SECTOR).size
             self._moved[kind] += moved
-            self._touched[int(number)] = self._touched.get(int(number), 0) + moved
+            self._touched[int(number), kind] = self._touched.get((int(number), kind), 0) + moved
             found.append((int(self._bases[number]), mine - int(self._bases[number])))
         return found
 

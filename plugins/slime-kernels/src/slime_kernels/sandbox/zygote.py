@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import gc
 import json
 import os
 import select
@@ -54,6 +55,8 @@ def _serve(descriptor: int) -> NoReturn:
     from slime_kernels.sandbox import jobs
 
     jobs.warm()
+    gc.collect()
+    gc.freeze()  # a fork that collects would otherwise copy all pages that have objects
     control = socket.socket(fileno=descriptor)
     if (n := len(os.listdir("/proc/self/task"))) != 1:
         print(f"slime-kernels: the process to fork from has {n} threads; wanted 1", file=sys.stderr)

@@ -4,10 +4,22 @@ from __future__ import annotations
 
 from slime_rm.code.fences import python_block
 
+from slime_kernels.problems.problem import filled
+
 _END_OF_THOUGHT = "</think>"
 
 
-def candidate_of(response: str) -> str | None:
-    """Return the last fenced block of Python after the thought, or of no language where there is no such; None without any."""
-    block = python_block(response.rpartition(_END_OF_THOUGHT)[2])
-    return block if block is not None and block.strip() else None
+def candidate_of(response: str, skeleton: str = "") -> str | None:
+    """Return the last fenced block of Python after the thought, or of no language where there is no such; None without any.
+
+    Args:
+        response: what the policy said.
+        skeleton: of the problem, where it has one. The block is put into it, or all after the thought where there is no block.
+    """
+    answer = response.rpartition(_END_OF_THOUGHT)[2]
+    block = python_block(answer)
+    if skeleton and block is None:
+        block = answer
+    if block is None or not block.strip():
+        return None
+    return filled(skeleton, block.strip()) if skeleton else block

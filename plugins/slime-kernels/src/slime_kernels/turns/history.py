@@ -61,9 +61,10 @@ def attempt_from(entry: Mapping[str, Any]) -> KernelAttempt:
     return KernelAttempt(turn=entry["turn_idx"], code=entry["kernel_code"], verdict=verdict)
 
 
-def feedback(attempt: KernelAttempt) -> str:
-    """Return what follows an attempt in a chat."""
-    return f"{attempt.result()} Answer with the whole module again, in one fenced block of Python."
+def feedback(attempt: KernelAttempt, *, skeleton: bool = False) -> str:
+    """Return what follows an attempt in a chat; with `skeleton` only what is missing in one is wanted."""
+    wanted = "what goes there, again" if skeleton else "the whole module again, in one fenced block of Python"
+    return f"{attempt.result()} Answer with {wanted}."
 
 
 def with_history(text: str, attempts: Sequence[KernelAttempt]) -> str:

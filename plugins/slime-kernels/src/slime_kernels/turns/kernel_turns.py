@@ -16,11 +16,10 @@ from slime_kernels.section import KernelsSection, TurnsSection
 from slime_kernels.turns.extraction import candidate_of
 from slime_kernels.turns.history import KernelAttempt, attempt_from, feedback, no_code, with_history
 from slime_kernels.turns.logs import log_trajectory, log_turn
+from slime_kernels.turns.record import TURNS_KEY
 from slime_kernels.turns.rendering import opening, reply
 from slime_kernels.turns.returns import MAX_TURNS, ended_by, trajectory_return, turn_returns
 
-#: Key of `Sample.metadata`: the history of a trajectory, its rewards, and what ended it.
-TURNS_KEY = "kernel_turns"
 BUDGET = "budget"
 
 
@@ -65,13 +64,13 @@ class Trajectory:
         settings: KernelTurnsSettings,
         judge: Judges,
     ) -> None:
-        if PROBLEM_KEY not in sample.metadata or PROMPT_KEY not in sample.metadata or sample.label is None:
+        if PROBLEM_KEY not in sample.metadata or PROMPT_KEY not in sample.metadata:
             raise SampleError(
                 f"{sample.name}: metadata has no {PROBLEM_KEY!r}; choose --data-source-path kernelbench or kernel-problems"
             )
         self._ctx, self._sample, self._params = ctx, sample, params
         self._settings, self._judge = settings, judge
-        self._problem: KernelProblem = problem_from(sample.metadata[PROBLEM_KEY], sample.label)
+        self._problem: KernelProblem = problem_from(sample.metadata[PROBLEM_KEY])
         self._made: dict[str, Any] = sample.metadata[PROMPT_KEY]
         self._attempts: list[KernelAttempt] = []
         self._folder = None if settings.kernel_log_dir is None else Path(settings.kernel_log_dir)
@@ -99,7 +98,7 @@ class Trajectory:
             ended = await self._attempt(sample, text)
             if sample.status is Status.TRUNCATED:
                 ended = ended or BUDGET
-            if ended is None and not self._say(sample, feedback(self._attempts[-1])):
+            if ended is None and not self._say(sample, self._feedback()):
                 ended = BUDGET
         if ended in (MAX_TURNS, BUDGET) and not self._attempts[-1].verdict.correct:
             sample.status = Status.TRUNCATED
@@ -140,11 +139,14 @@ class Trajectory:
             return opening(tokenizer, self._made, with_history(self._made["text"], self._attempts))
         before = [int(one) for one in samples[-1].tokens]
         ended = before[-1] == tokenizer.eos_token_id
-        return before + tokenizer.encode(reply(tokenizer, self._made, feedback(self._attempts[-1]), ended))
+        return before + tokenizer.encode(reply(tokenizer, self._made, self._feedback(), ended))
+
+    def _feedback(self) -> str:
+        return feedback(self._attempts[-1], skeleton=bool(self._problem.skeleton))
 
     async def _attempt(self, sample: Sample, text: str) -> str | None:
         """Have a response evaluated; returns why no turn follows it."""
-        code, verdict = candidate_of(text), no_code()
+        code, verdict = candidate_of(text, self._problem.skeleton), no_code()
         if code is not None:
             with self._ctx.outside_engine(sample):
                 verdict = await self._judge.judge(self._problem, code)
