@@ -18,11 +18,14 @@ def unknown_attributes(function: Callable[..., Any], known: frozenset[str]) -> d
     """Return attributes of `args` that a function reads and that are not known: name -> file and line, the first one.
 
     Looked at are the function and those of its module that it passes `args` to. `getattr(args, name, default)` and `hasattr` ask
-    first, and are no trouble; nor is what the module itself sets, or asks for by `hasattr`. A function whose source is not there says nothing.
+    first, and are no trouble; nor is what the module itself sets, or asks for by `hasattr`. A function whose source is not there says
+    nothing, nor does one of a module that sets attributes by names that it computes.
     """
     found: dict[str, str] = {}
     module = inspect.getmodule(function)
     given = _given_elsewhere(module)
+    if given is None:
+        return {}
     seen: set[str] = set()
     waiting: list[Any] = [function]
     while waiting:
@@ -76,8 +79,8 @@ def _nodes(function: Any) -> Iterator[tuple[ast.AST, str]]:
         yield node, f"{file}:{first + getattr(node, 'lineno', 1) - 1}"
 
 
-def _given_elsewhere(module: Any) -> frozenset[str]:
-    """Return the attributes of `args` that a module sets, or looks for before it reads them."""
+def _given_elsewhere(module: Any) -> frozenset[str] | None:
+    """Return the attributes of `args` that a module sets, or looks for before it reads them; None where it may set any."""
     try:
         tree = ast.parse(inspect.getsource(module))
     except (OSError, TypeError, SyntaxError):
@@ -90,6 +93,8 @@ def _given_elsewhere(module: Any) -> frozenset[str]:
             asks = node.func.id in ("hasattr", "setattr") and len(node.args) > 1 and _is_args(node.args[0])
             if asks and isinstance(node.args[1], ast.Constant):
                 names.add(str(node.args[1].value))
+            elif asks and node.func.id == "setattr":
+                return None
     return frozenset(names)
 
 

@@ -32,7 +32,10 @@ _OWN: Mapping[str, Mapping[str, str | None]] = {
     },
 }
 #: Rollout functions of the reference's examples that never stop generating.
-_FULLY_ASYNC = ("fully_async_rollout.generate_rollout_fully_async",)
+_FULLY_ASYNC = (
+    "fully_async_rollout.generate_rollout_fully_async",
+    "slime.rollout.fully_async_rollout.generate_rollout_fully_async",
+)
 #: Arguments that the patch of the reference's Megatron has, or that only its training script reads.
 MODEL_ARGUMENTS = ("spec", "mscale", "mscale_all_dim", "post_self_attn_layernorm", "post_mlp_layernorm")
 #: Keys of evaluation's sampling -> the rollout's, from which they are inherited.

@@ -80,7 +80,7 @@ class ReferenceSample(samples.Sample):
         Args:
             args: the run's; not read.
             tokens: ids to append.
-            log_probs: one a token, of tokens that are trained on; refused for others.
+            log_probs: one a token, of tokens that are trained on; refused for others, but for zeros.
             trainable: whether the loss sees them.
             meta_info: of the engine's answer.
             text: what they spell.
@@ -90,6 +90,8 @@ class ReferenceSample(samples.Sample):
             SampleError: lengths do not agree, or log-probs are missing; the sample is left as it was.
         """
         told = meta_info or {}
+        if not trainable and log_probs is not None and not any(log_probs):
+            log_probs = None  # zeros, which are put in anyway
         ids = [int(token) for token in tokens]
         if trainable and ids and log_probs is None:
             raise SampleError(
