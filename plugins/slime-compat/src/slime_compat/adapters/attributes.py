@@ -10,6 +10,8 @@ from typing import Any
 
 from slime_core.config.settings import Settings
 
+#: Function by which a loss takes log-probs of its logits, whatever it is imported as part of.
+_LOG_PROBS = "get_log_probs_and_entropy"
 #: What samples have there, and not here.
 _OF_SAMPLES = frozenset({"Status", "append_response_tokens", "get_reward_value", "loss_masks"})
 
@@ -51,14 +53,43 @@ def is_foreign(function: Callable[..., Any], package: str) -> bool:
         function: with a parameter `args`.
         package: that files written for that system import.
     """
-    try:
-        tree = ast.parse(inspect.getsource(inspect.getmodule(function)))  # type: ignore[arg-type]  # no module, no source
-    except (OSError, TypeError, SyntaxError):
+    tree = _module_tree(function)
+    if tree is None:
         return False
     if any(_imports(node, package) for node in ast.walk(tree)):
         return True
     used = {node.attr for node, _ in _nodes(function) if isinstance(node, ast.Attribute)}
     return bool(used & _OF_SAMPLES) or bool(unknown_attributes(function, frozenset(dir(Settings))))
+
+
+def asks_for(function: Callable[..., Any], flag: str) -> bool:
+    """Return whether a function's file passes `flag=` anything but False to a call; True where its source is not there."""
+    tree = _module_tree(function)
+    return tree is None or any(
+        isinstance(node, ast.keyword)
+        and node.arg == flag
+        and not (isinstance(node.value, ast.Constant) and not node.value.value)
+        for node in ast.walk(tree)
+    )
+
+
+def logits_use(function: Callable[..., Any]) -> str | None:
+    """Return what a loss does with its logits, its third parameter, where its file never takes log-probs of them; None if nothing."""
+    tree = _module_tree(function)
+    name = list(inspect.signature(function).parameters)[2]
+    if tree is None or any(getattr(node, "id", "") == _LOG_PROBS for node in ast.walk(tree)):
+        return None
+    for node, where in _nodes(inspect.unwrap(function)):
+        if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load):
+            return f"computes with {name} ({where})"
+    return None
+
+
+def _module_tree(function: Callable[..., Any]) -> ast.Module | None:
+    try:
+        return ast.parse(inspect.getsource(inspect.getmodule(function)))  # type: ignore[arg-type]  # no module, no source
+    except (OSError, TypeError, SyntaxError):
+        return None
 
 
 def _imports(node: ast.AST, package: str) -> bool:

@@ -57,7 +57,7 @@ class Theirs:
             name, where = next(iter(unknown.items()))
             raise PluginError(
                 f"{self.form.flag} {self.path}: reads args.{name} ({where}), which is no setting here; "
-                f"read it by getattr(args, {name!r}, ...) with what it is by default, or give it in --custom-config-path"
+                f"read it by getattr(args, {name!r}, ...) with what it is by default, or give it in --custom-config-path of a launch script, or --compat-custom-config"
             )
 
     @property

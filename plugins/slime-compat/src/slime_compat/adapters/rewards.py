@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from slime_core.errors import PluginError
+from slime_core.rewards.results import SCORE
 from slime_core.samples import Group, Sample
 
 from slime_compat.adapters.calling import Theirs
@@ -77,40 +78,53 @@ class ReferenceGroupRewardSync:
 class ReferencePostProcess:
     """Calls `fn(args, samples) -> (raw_rewards, rewards)` as a reward transform; `rewards` are credited.
 
-    Raw rewards stay those that were scored.
+    Raw rewards stay those that were scored, but for rewards without a number of their own, which the function alone can read.
 
     Args:
         path: `module:attribute`.
         run_args: settings of the run.
     """
 
-    #: It is given the samples of the step besides.
-    takes_samples = True
-
     def __init__(self, *, path: str, run_args: Mapping[str, Any] | None = None) -> None:
         self._theirs = Theirs("slime.reward_transforms", path, run_args)
+        self._credited: NDArray[np.float64] | None = None
 
-    def __call__(
-        self,
-        raw_rewards_N: NDArray[np.float64],
-        group_ids_N: NDArray[np.int64],
-        *,
-        samples: Sequence[Sample] = (),
-    ) -> NDArray[np.float64]:
-        """Return the credited rewards.
+    def prepare(self, samples: Sequence[Sample]) -> None:
+        """Call the function with the samples of a step.
 
         Raises:
-            PluginError: the function returned something else than two lists of a number for each sample.
+            PluginError: it returned something else than two lists of a number for each sample.
         """
-        import numpy as np
-
         answer = self._theirs.function(self._theirs.args, [viewed(sample) for sample in samples])
         if not isinstance(answer, tuple | list) or len(answer) != 2:
             raise self._theirs.refuse(answer)
+        raw, self._credited = (self._numbers(each, len(samples)) for each in answer)
+        key = self._theirs.args.reward_key
+        for sample, number in zip(samples, raw.tolist(), strict=True):
+            if isinstance(sample.reward, dict) and not isinstance(
+                sample.reward.get(key or SCORE), int | float
+            ):
+                sample.reward = number if key is None else {key: number}
+            if hasattr(sample.teacher_log_probs, "tolist"):
+                sample.teacher_log_probs = sample.teacher_log_probs.tolist()
+
+    def __call__(
+        self, raw_rewards_N: NDArray[np.float64], group_ids_N: NDArray[np.int64]
+    ) -> NDArray[np.float64]:
+        """Return the credited rewards."""
+        assert self._credited is not None
+        return self._credited
+
+    def _numbers(self, rewards: Any, count: int) -> NDArray[np.float64]:
+        import numpy as np
+
         try:
-            return np.asarray([float(one) for one in answer[1]], dtype=np.float64)
+            numbers = np.asarray([float(one) for one in rewards], dtype=np.float64)
         except (TypeError, ValueError) as error:
-            raise self._theirs.refuse(answer[1]) from error
+            raise self._theirs.refuse(rewards) from error
+        if len(numbers) != count:
+            raise self._theirs.refuse(rewards)
+        return numbers
 
 
 def _refuse_plural(theirs: Theirs) -> None:

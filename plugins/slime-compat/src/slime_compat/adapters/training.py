@@ -12,6 +12,7 @@ from slime_core.errors import PluginError
 from slime_core.protocols import ReductionView, TokenView
 from slime_core.protocols.correction import Correction
 
+from slime_compat.adapters.attributes import asks_for, logits_use
 from slime_compat.adapters.calling import Theirs
 from slime_compat.views.logits import Logits
 
@@ -78,7 +79,12 @@ class ReferenceLoss:
 
     def __init__(self, *, path: str, run_args: Mapping[str, Any] | None = None) -> None:
         self._theirs = Theirs("slime.losses", path, run_args)
-        entropy = {"entropy"} if (run_args or {}).get("entropy_coef") else set()
+        if why := logits_use(self._theirs.function):
+            raise PluginError(
+                f"{self._theirs.who}: {why}; here a loss is given log-probs, not logits: take them by "
+                "slime.backends.megatron_utils.loss.get_log_probs_and_entropy(logits, ...)"
+            )
+        entropy = {"entropy"} if asks_for(self._theirs.function, "with_entropy") else set()
         self._needs = _needed(run_args) | entropy
 
     def needs(self, options: Mapping[str, Any]) -> frozenset[str]:

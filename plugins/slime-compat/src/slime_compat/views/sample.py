@@ -19,6 +19,9 @@ from slime_core.samples import Status
 
 from slime_compat.views.counters import PrefixCacheInfo, SpecInfo
 
+#: Columns that `append_response_tokens` makes longer.
+_GROWING = ("tokens", "loss_mask", "rollout_log_probs")
+
 
 class ReferenceSample(samples.Sample):
     """One trajectory; `slime.utils.types.Sample`."""
@@ -98,6 +101,7 @@ class ReferenceSample(samples.Sample):
                 f"{self.name}: {len(ids)} trainable tokens without log_probs; pass the engine's"
             )
         finish = told.get("finish_reason") or {}
+        held = {name: getattr(self, name) for name in _GROWING}
         self.append_response(
             ids,
             log_probs=None if log_probs is None else [float(one) for one in log_probs],
@@ -108,10 +112,21 @@ class ReferenceSample(samples.Sample):
             routed_experts=_experts(told, len(self.tokens) + len(ids)),
             top_p_tokens=_top_p(told),
         )
+        self._grow(held)
         if "cached_tokens" in told:
             self.prefix_cache_info.add(told)
         if told.get("spec_verify_ct"):
             self.spec_info.add(told)
+
+    def _grow(self, held: Mapping[str, Any]) -> None:
+        """Let columns be the lists that they were, longer, as there: who took one before sees what was appended."""
+        for name, before in held.items():
+            now = getattr(self, name)
+            if type(before) is list and type(now) is list:
+                before[:] = now
+                setattr(self, name, before)
+        if self.loss_mask is None:
+            self.loss_mask = [1] * self.response_length
 
     def strip_last_output_tokens(self, n: int, tokenizer: Any) -> None:
         """Take the last `n` response tokens out again."""
