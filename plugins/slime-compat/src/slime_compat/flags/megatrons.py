@@ -62,6 +62,11 @@ MEGATRONS: Mapping[str, Fate] = {
         follows("of a Megatron folder only weights are read; of a run's own checkpoint all of it"),
     ),
     "no_save_rng": refused("a run could not go on exactly from such a checkpoint"),
+    "lr_warmup_fraction": mapped("--lr-warmup-iters: the share of the run's optimizer steps"),
+    "sglang_enable_ep_moe": mapped(
+        "--sglang-ep-size of the whole engine, where it is not given, as SGLang had it"
+    ),
+    "sglang_enable_deepep_moe": mapped("--sglang-moe-a2a-backend deepep, as SGLang calls it now"),
     "train_iters": follows("the number of steps is that of --num-rollout"),
     "log_interval": follows("every step is logged"),
     "sglang_cuda_graph_bs": mapped(

@@ -55,7 +55,10 @@ THEIRS: Mapping[str, Fate] = {
     ),
     "log_probs_chunk_size": mapped("itself; -1, all at once, is slime's own default"),
     "freeze_indexer": follows("indexers of sparse attention are never trained here"),
-    "allgather_cp": refused("sparse attention has no context parallelism here", "--context-parallel-size 1"),
+    "allgather_cp": refused(
+        "sparse attention has no context parallelism here",
+        "--context-parallel-size 1, with which the flag is fine",
+    ),
     "release_train": refused(
         "ranks live as long as the run", "--offload-train, which moves their state to the host"
     ),

@@ -15,7 +15,8 @@ from slime_compat.flags.fate import Fate
 from slime_compat.flags.megatrons import MEGATRONS
 from slime_compat.flags.theirs import THEIRS
 from slime_compat.launch.debugging import debugging
-from slime_compat.launch.rules import DEALT_WITH, RULES, Made, custom_config
+from slime_compat.launch.made import Made
+from slime_compat.launch.rules import DEALT_WITH, RULES, custom_config
 from slime_compat.launch.script import PROGRAMS, read_script
 
 #: What `slime config show` says of values that follow from the script, or are the reference's defaults.
