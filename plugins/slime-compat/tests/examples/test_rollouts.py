@@ -15,7 +15,8 @@ def test_search_between_turns_over_text(train):
     samples = run.samples()
     assert len(samples) == 16 and any(sample["environment_spans"] for sample in samples)
     for sample in samples:
-        assert sample["response_length"] == len(sample["loss_mask"]) == len(sample["response"])
+        assert sample["response_length"] == len(sample["loss_mask"])
+        assert len(sample["response"]) == sample["response_length"] or sample["loss_mask"] == [0]
         assert sample["reward"] == float(sample["label"] in sample["response"])
         spans = [place for begin, end in sample["environment_spans"] for place in range(begin, end)]
         assert [place for place, one in enumerate(sample["loss_mask"]) if not one] == spans
@@ -87,13 +88,18 @@ def test_an_environment_of_a_module_that_the_configuration_names(train):
 
 
 def test_a_reward_by_a_process_gives_several_values_and_writes_to_the_sample(train):
-    run = train(REWARD, "proofs.reward_fn", "--reward-key", "reward_value", *ONE)
+    flags = [REWARD, "proofs.reward_fn", "--reward-key", "reward_value", "--compat-reference-metrics"]
+    run = train(*flags, "--compat-log-reward-category", "reward_cat", *ONE)
     for sample in run.samples():
         assert sample["metadata"]["verdict"] == {
             "ok": "b" in sample["response"],
             "errors": sample["response"].count("a"),
         }
         assert sample["reward"]["reward_value"] == float("b" in sample["response"])
+    row, right = run.rows[-1], sum("b" in sample["response"] for sample in run.samples()) / 16
+    assert row["rollout/error_cat/success"] == right and row["rollout/error_cat/error"] == 1 - right
+    assert row["rollout/total_lengths"] == row["rollout/response_lengths"] + 1  # of each prompt
+    assert row["rollout/truncated"] == row["rollout/truncated_ratio"] and row["rollout/rollout_log_probs"] < 0
 
 
 def test_rewards_by_task_and_logs_by_task(train, letters):

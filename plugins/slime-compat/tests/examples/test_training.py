@@ -66,7 +66,7 @@ def test_log_probs_of_a_teacher_on_a_server_are_learned_from(with_megatron, teac
         ours = sample["rollout_log_probs"]
         expected.append(sum(a - b for a, b in zip(ours, theirs, strict=True)) / len(theirs))
     row = run.rows[-1]
-    assert row["rollout/opd_reverse_kl"] == pytest.approx(sum(expected) / len(expected), abs=1e-3)
+    assert row["train/opd_reverse_kl"] == pytest.approx(sum(expected) / len(expected), abs=1e-3)
     assert row["rollout/raw_reward"] == 0.0
 
 

@@ -11,7 +11,7 @@ from slime_core.rewards.results import SCORE
 from slime_core.samples import Group, Sample
 
 from slime_compat.adapters.calling import Theirs
-from slime_compat.views.sample import viewed
+from slime_compat.views.sample import ANSWER, viewed
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,7 +35,9 @@ class ReferenceReward:
 
     async def __call__(self, sample: Sample) -> Any:
         """Score one sample."""
-        return await self._theirs.function(self._theirs.args, viewed(sample))
+        return _numbered(
+            self._theirs.args, sample, await self._theirs.function(self._theirs.args, viewed(sample))
+        )
 
 
 class ReferenceRewardSync:
@@ -78,7 +80,7 @@ class ReferenceGroupRewardSync:
 class ReferencePostProcess:
     """Calls `fn(args, samples) -> (raw_rewards, rewards)` as a reward transform; `rewards` are credited.
 
-    Raw rewards stay those that were scored, but for rewards without a number of their own, which the function alone can read.
+    Raw rewards stay those that were scored; of a reward without a number of its own, which the function alone can read, 0.
 
     Args:
         path: `module:attribute`.
@@ -95,16 +97,15 @@ class ReferencePostProcess:
         Raises:
             PluginError: it returned something else than two lists of a number for each sample.
         """
+        held = [sample.reward for sample in samples]
+        for sample in samples:
+            sample.reward = vars(sample).pop(ANSWER, sample.reward)
         answer = self._theirs.function(self._theirs.args, [viewed(sample) for sample in samples])
         if not isinstance(answer, tuple | list) or len(answer) != 2:
             raise self._theirs.refuse(answer)
-        raw, self._credited = (self._numbers(each, len(samples)) for each in answer)
-        key = self._theirs.args.reward_key
-        for sample, number in zip(samples, raw.tolist(), strict=True):
-            if isinstance(sample.reward, dict) and not isinstance(
-                sample.reward.get(key or SCORE), int | float
-            ):
-                sample.reward = number if key is None else {key: number}
+        _, self._credited = (self._numbers(each, len(samples)) for each in answer)
+        for sample, reward in zip(samples, held, strict=True):
+            sample.reward = reward
             if hasattr(sample.teacher_log_probs, "tolist"):
                 sample.teacher_log_probs = sample.teacher_log_probs.tolist()
 
@@ -125,6 +126,17 @@ class ReferencePostProcess:
         if len(numbers) != count:
             raise self._theirs.refuse(rewards)
         return numbers
+
+
+def _numbered(args: Any, sample: Sample, answer: Any) -> Any:
+    """Return a reward; one without a number is kept for the post-processing, which alone can read it, and 0 stands for it."""
+    key = args.reward_key or SCORE
+    if args.custom_reward_post_process_path is None or not isinstance(answer, Mapping):
+        return answer
+    if isinstance(answer.get(key), int | float):
+        return answer
+    vars(sample)[ANSWER] = answer
+    return 0.0 if args.reward_key is None else {key: 0.0}
 
 
 def _refuse_plural(theirs: Theirs) -> None:

@@ -26,6 +26,9 @@ MEGATRONS: Mapping[str, Fate] = {
         "rotary scaling is the model's own", "rope_scaling in config.json"
     ),
     "enable_experimental": follows("it only allows other flags in Megatron"),
+    "check_for_nan_in_loss_and_grad": follows(
+        "an optimizer step whose gradient is not finite is always left out, and counted: train/skipped_steps"
+    ),
     "seq_length": follows("samples have lengths of their own"),
     "make_vocab_size_divisible_by": follows("the vocabulary is padded to what tensor parallelism needs"),
     "use_mcore_models": follows("Megatron has no others"),

@@ -122,7 +122,10 @@ def devices(made: Made) -> None:
     if script.value("update_weight_transport") == "nccl":
         script.flags.pop("update_weight_transport")
         made.note("update_weight_transport", "nccl: what engine and trainer both have is taken")
-    if script.value("actor_num_nodes") not in (None, "1") and not script.has("update_weight_transport"):
+    is_elsewhere = script.value("actor_num_nodes") not in (None, "1") or script.has(
+        "rollout_external_engine_addrs"
+    )
+    if is_elsewhere and not script.has("update_weight_transport"):
         made.put("train", "update_weight_transport", "disk")
         made.note(
             "update_weight_transport",

@@ -12,6 +12,7 @@ from slime_core.config.translation import Translation
 from slime_core.errors import Problem
 
 from slime_compat.flags.fate import Fate
+from slime_compat.flags.former import FORMER
 from slime_compat.flags.megatrons import MEGATRONS
 from slime_compat.flags.theirs import THEIRS
 from slime_compat.launch.debugging import debugging
@@ -28,6 +29,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "cluster": {"actor_num_gpus_per_node": 8, "num_gpus_per_node": 8},
     "train": {"weight_decay": 0.01, "adam_beta2": 0.999, "lr_decay_style": "linear"},
     "megatron": {"use_distributed_optimizer": True},
+    "compat": {"reference_metrics": True},
 }
 
 
@@ -86,9 +88,8 @@ def _fates(made: Made) -> None:
 
 def fate_of(name: str) -> Fate | None:
     """Return what becomes of a flag of the reference, or of Megatron or SGLang; None for one that is slime's own."""
-    if name.startswith("no_") and name not in MEGATRONS:
-        return MEGATRONS.get(name.removeprefix("no_"))
-    return THEIRS.get(name) or MEGATRONS.get(name)
+    fate = THEIRS.get(name) or MEGATRONS.get(name) or FORMER.get(name)
+    return MEGATRONS.get(name.removeprefix("no_")) if fate is None and name.startswith("no_") else fate
 
 
 def _refusal(name: str, given: Sequence[str], fate: Fate) -> Problem:
