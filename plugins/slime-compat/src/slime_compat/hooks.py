@@ -83,6 +83,6 @@ def slime_rollout_end(run: Run, step: int, groups: Sequence[Group]) -> None:
 
         write_dump(section.save_debug_rollout_data, step, groups)
     if section.reference_metrics:
-        run.add_metrics(column_means(groups))
+        run.add_learned(column_means(groups))
     if section.log_reward_category is not None:
-        run.add_metrics(categories(groups, section.log_reward_category))
+        run.add_learned(categories(groups, section.log_reward_category))
