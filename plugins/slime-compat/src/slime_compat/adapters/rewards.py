@@ -106,8 +106,9 @@ class ReferencePostProcess:
         _, self._credited = (self._numbers(each, len(samples)) for each in answer)
         for sample, reward in zip(samples, held, strict=True):
             sample.reward = reward
-            if hasattr(sample.teacher_log_probs, "tolist"):
-                sample.teacher_log_probs = sample.teacher_log_probs.tolist()
+            teacher: Any = sample.teacher_log_probs
+            if hasattr(teacher, "tolist"):
+                sample.teacher_log_probs = teacher.tolist()
 
     def __call__(
         self, raw_rewards_N: NDArray[np.float64], group_ids_N: NDArray[np.int64]
