@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from slime_compat.adapters.megatron import ModelProvider
 from slime_core.cli import main
 from slime_core.errors import PluginError, SampleError
 
@@ -52,6 +53,17 @@ def test_check_names_the_function_and_how_it_is_called_there(capsys, letters, fl
     assert status == 2
     assert path.replace(".", ":") in told or path in told
     assert re.search(wanted, told), told
+
+
+def test_a_model_provider_is_called_as_there():
+    def called(path):
+        provide = ModelProvider(path=path)
+        return provide("config", "architecture", pre_process=True, post_process=False)
+
+    assert called("providers:own_config") == ("model", True, False, None)
+    assert called("providers:without_stage") == ("model", True, False)
+    with pytest.raises(PluginError, match=r"asks for get_args\(\), Megatron's global arguments"):
+        called("global_provider:provider")
 
 
 def test_check_says_what_to_use_in_the_place_of_a_module_that_is_not_here(capsys, letters):

@@ -10,8 +10,8 @@ from typing import Any
 
 from slime_core.config.settings import Settings
 
-#: Function by which a loss takes log-probs of its logits, whatever it is imported as part of.
-_LOG_PROBS = "get_log_probs_and_entropy"
+#: Functions by which a loss takes log-probs of its logits.
+_LOG_PROBS = ("get_log_probs_and_entropy", "policy_loss_function", "sft_loss_function")
 #: What samples have there, and not here.
 _OF_SAMPLES = frozenset({"Status", "append_response_tokens", "get_reward_value", "loss_masks"})
 
@@ -75,14 +75,23 @@ def asks_for(function: Callable[..., Any], flag: str) -> bool:
 
 def logits_use(function: Callable[..., Any]) -> str | None:
     """Return what a loss does with its logits, its third parameter, where its file never takes log-probs of them; None if nothing."""
-    tree = _module_tree(function)
     name = list(inspect.signature(function).parameters)[2]
-    if tree is None or any(getattr(node, "id", "") == _LOG_PROBS for node in ast.walk(tree)):
+    if any(calls(function, one) for one in _LOG_PROBS):
         return None
     for node, where in _nodes(inspect.unwrap(function)):
         if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load):
             return f"computes with {name} ({where})"
     return None
+
+
+def calls(function: Callable[..., Any], name: str) -> bool:
+    """Return whether a function's file calls another of this name, also as an attribute; False where its source is not there."""
+    tree = _module_tree(function)
+    return tree is not None and any(
+        isinstance(node, ast.Call)
+        and name in (getattr(node.func, "id", None), getattr(node.func, "attr", None))
+        for node in ast.walk(tree)
+    )
 
 
 def _module_tree(function: Callable[..., Any]) -> ast.Module | None:
