@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+from slime_compat.launch.commands import exec_command
 from slime_compat.views.absent import lacking
 from slime_compat.views.host import get_current_node_ip, get_free_port
 from slime_compat.views.schedule import should_run_periodic_action
@@ -47,6 +48,7 @@ class Box:
 __all__ = [
     "Box",
     "SingletonMeta",
+    "exec_command",
     "get_current_node_ip",
     "get_free_port",
     "load_function",
@@ -55,7 +57,6 @@ __all__ = [
 __getattr__ = lacking(
     __name__,
     {
-        "exec_command": "commands are run by subprocess.run(command, shell=True, check=True)",
         "chunk_named_params_by_size": "weights are sent by transports; use --update-weight-buffer-size",
         "decode_int32_meta_array": "answers of the engine are read by Sample.append_response_tokens",
     },

@@ -34,7 +34,6 @@ MODULES: Mapping[str, str] = {
     "slime.utils.distributed_utils": "process groups are Megatron's; use megatron.core.parallel_state and torch.distributed",
     "slime.utils.wandb_utils": "the run starts its trackers; use --use-wandb, and tracking_utils.log in a log function",
     "slime.utils.tensorboard_utils": "the run starts its trackers; use --use-tensorboard, and tracking_utils.log in a log function",
-    "slime.utils.external_utils": "commands are typed, or called by subprocess; use `slime train train.py ARGUMENTS`",
     "slime.utils.dp_schedule": "steps are cut by slime_core.data and packed by slime_megatron.batch; use --balance-data",
     "slime.utils.seqlen_balancing": "micro-batches are packed by slime_megatron.batch; use --balance-data",
     "slime.utils.flops_utils": "operations are counted by slime_megatron; use the metrics perf/*_tflops",

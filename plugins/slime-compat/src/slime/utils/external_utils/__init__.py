@@ -1,5 +1,1 @@
-"""Not here; importing it says what to use."""
-
-from slime_compat.views.absent import absent
-
-raise absent(__name__)
+"""Import names of the reference system; see the package `slime`."""
