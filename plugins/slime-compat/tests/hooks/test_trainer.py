@@ -50,6 +50,18 @@ def test_the_weights_of_a_reducer_are_what_it_multiplies_losses_with():
     assert reducer(view).tolist() == (mask / 10.0 / 2).tolist()
 
 
+def test_a_reducer_finds_one_context_parallel_rank_where_megatron_is_not_set_up():
+    import constant_divisor
+    from megatron.core import mpu
+
+    reducer = ReferenceReducer(path="constant_divisor:get_pg_loss_reducer", run_args=None)
+    reducer._theirs.args.calculate_per_token_loss = False
+    mask = np.array([1.0, 0.0, 1.0])
+    view = ReductionView(loss_mask=mask, response_lengths=np.array([2, 1]), rollout_ids=np.array([0, 1]))
+    assert reducer(view).tolist() == (mask / 8.0 / 2).tolist()  # its divisor, and two executions
+    assert constant_divisor.mpu is mpu
+
+
 def test_a_correction_weighs_and_rejects():
     import torch
 

@@ -14,6 +14,7 @@ from slime_core.protocols.correction import Correction
 
 from slime_compat.adapters.attributes import asks_for, logits_use
 from slime_compat.adapters.calling import Theirs
+from slime_compat.adapters.whole import whole_sequences
 from slime_compat.views.logits import Logits
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class ReferenceAdvantages:
             PluginError: the function left one out, or of another shape.
         """
         data = _data(view)
-        self._theirs.function(self._theirs.args, data)
+        self._theirs.on_whole(self._theirs.args, data)
         lengths = data["response_lengths"]
         advantages = _joined(self._theirs, data, "advantages", lengths, view.loss_mask)
         if "returns" not in data:
@@ -98,7 +99,7 @@ class ReferenceLoss:
             PluginError: the function returned something else.
         """
         batch = _data(view) | {"advantages": list(advantages.split(_lengths(view)))}
-        answer = self._theirs.function(
+        answer = self._theirs.on_whole(
             self._theirs.args, batch, Logits(view.log_probs, view.entropy, _lengths(view)), view.reduce
         )
         if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[1], Mapping):
@@ -149,7 +150,7 @@ class ReferenceCorrection:
     def _called(
         self, view: TokenView, pg_loss: Any, lengths: Sequence[int]
     ) -> tuple[Any, Sequence[Any], Mapping[str, Any]]:
-        answer = self._theirs.function(
+        answer = self._theirs.on_whole(
             args=self._theirs.args,
             pg_loss=pg_loss,
             train_log_probs=list(view.old_log_probs.split(lengths)),
@@ -193,11 +194,12 @@ class ReferenceReducer:
         lengths = [int(one) for one in view.response_lengths]
         totals = lengths if view.total_lengths is None else [int(one) for one in view.total_lengths]
         masks = list(torch.from_numpy(view.loss_mask.astype(np.float32)).split(lengths))
-        reduce = self._theirs.function(totals, lengths, masks, per_token)
+        reduce = self._theirs.on_whole(totals, lengths, masks, per_token)
         if not callable(reduce):
             raise self._theirs.refuse(reduce)
         losses = torch.ones(len(view.loss_mask), dtype=torch.float64, requires_grad=True)
-        total = reduce(losses)
+        with whole_sequences(self._theirs.function):
+            total = reduce(losses)
         if not isinstance(total, torch.Tensor) or total.numel() != 1 or not total.requires_grad:
             raise self._theirs.refuse(total)
         (weights,) = torch.autograd.grad(total.sum(), losses)
