@@ -11,6 +11,10 @@ MODULES: Mapping[str, str] = {
         "who gets which GPU, and which processes run there, is the launcher's affair here; use `slime train` with --launcher ray, or "
         "a loop of your own over the core API (docs/custom-loop.md)"
     ),
+    "slime_plugins": (
+        "layers of models are those of their family, which --spec names and docs/add-a-model.md adds, and there is no buffer server; use "
+        "a rollout function (--rollout-function-path) that asks yours"
+    ),
     "slime.router": "servers are balanced by the engine itself; use --rollout-engine sglang, or a server of your own by its address",
     "slime.agent": (
         "agents are programs, tools and environments of the package slime-agents; use --custom-generate-function-path "
