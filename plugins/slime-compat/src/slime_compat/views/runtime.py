@@ -59,20 +59,20 @@ _HELD = "_runtime_of_rollout"
 _CURRENT: contextvars.ContextVar[Runtime] = contextvars.ContextVar("slime_compat_runtime")
 
 
-class Held:
+class HeldRuntime:
     """The runtime of a whole rollout on its `args`, for threads that outlive the call; copies of `args` share it."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
 
-    def __deepcopy__(self, memo: Any) -> Held:
+    def __deepcopy__(self, memo: Any) -> HeldRuntime:
         """Return itself: a run is not copied."""
         return self
 
 
 def hold(runtime: Runtime) -> None:
     """Let threads that a rollout function starts find its run by the `args` that they have."""
-    vars(runtime.args)[_HELD] = Held(runtime)
+    vars(runtime.args)[_HELD] = HeldRuntime(runtime)
 
 
 def current(what: str, args: Any = None) -> Runtime:
@@ -82,7 +82,7 @@ def current(what: str, args: Any = None) -> Runtime:
         PluginError: there is none; names what needs it.
     """
     held = getattr(args, _HELD, None)
-    runtime = _CURRENT.get(None) or (held.runtime if isinstance(held, Held) else None)
+    runtime = _CURRENT.get(None) or (held.runtime if isinstance(held, HeldRuntime) else None)
     if runtime is None:
         raise PluginError(
             f"{what} needs a run: call it inside a generate, rollout or evaluation function that slime called; rewards and "

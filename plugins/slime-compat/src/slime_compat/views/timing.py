@@ -50,7 +50,7 @@ def timer(name_or_function: Any) -> Any:
     return trace_span(None, str(name_or_function))
 
 
-class Span(dict[str, Any]):
+class TimedSpan(dict[str, Any]):
     """What is known of a block: attributes, which go to the log at its end."""
 
     set_attr = dict.__setitem__
@@ -59,9 +59,9 @@ class Span(dict[str, Any]):
 @contextlib.contextmanager
 def trace_span(
     target: Any = None, name: str = "", attrs: Mapping[str, Any] | None = None, **_: Any
-) -> Iterator[Span]:
+) -> Iterator[TimedSpan]:
     """Tell the log how long a block took, and what it says of itself by `span.update(...)`."""
-    begin, span = time.perf_counter(), Span(attrs or {})
+    begin, span = time.perf_counter(), TimedSpan(attrs or {})
     try:
         yield span
     finally:
