@@ -16,16 +16,19 @@ from slime_core.plugins.registry import Registry
 from slime_core.run.assemble import assemble
 from slime_core.rundir.records import read_records
 
-FILES = Path(__file__).parent / "hooks" / "files"
+FOLDERS = [Path(__file__).parent / name / "files" for name in ("hooks", "examples")]
 TABULAR = "slime_core.testing.tabular:"
+TORCH = ("--rollout-engine", "torch", "--train-backend", "megatron", "--no-bf16", "--lr", "1e-3")
+ALGOS = ("--advantage-estimator", "grpo", "--loss-type", "policy_loss", "--loss-reducer", "sample-mean")
 
 
 @pytest.fixture(autouse=True)
 def importable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let a run import the files of users."""
-    monkeypatch.syspath_prepend(str(FILES))
+    for folder in FOLDERS:
+        monkeypatch.syspath_prepend(str(folder))
     yield
-    for file in FILES.glob("*.py"):
+    for file in (file for folder in FOLDERS for file in folder.glob("*.py")):
         sys.modules.pop(file.stem, None)
 
 
@@ -95,5 +98,38 @@ def train(letters: Path, tmp_path: Path) -> Callable[..., Trained]:
             return await drive(await assemble(settings, registry))
 
         return Trained(tmp_path / "runs" / settings.run.run_name, asyncio.run(main()))
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory) -> Path:
+    """A random qwen3 over letters."""
+    import torch
+    from slime_core.testing.tabular import EOS, VOCAB
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+    folder = tmp_path_factory.mktemp("letters-qwen3")
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=VOCAB, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, head_dim=16, max_position_embeddings=64, initializer_range=0.3,
+        tie_word_embeddings=False, bos_token_id=None, eos_token_id=EOS, dtype="float32",
+    )  # fmt: skip
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    words = WordLevel({chr(97 + i): i for i in range(EOS)} | {"end": EOS}, unk_token="a")
+    PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words), eos_token="end").save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def with_megatron(train, model):
+    """Train by Megatron's trainer and the engine torch."""
+
+    def run(*flags: str):
+        first = ("--hf-checkpoint", str(model), "--tokenizer", "hf", *TORCH, *ALGOS, "--num-rollout", "1")
+        return train(*first, "--logprob-diff-limit", "5", *flags)
 
     return run

@@ -74,9 +74,15 @@ def slime_check_build(build: BuildContext) -> Iterable[Problem]:
 
 @hookimpl
 def slime_rollout_end(run: Run, step: int, groups: Sequence[Group]) -> None:
-    """Write the dump of a step, where one is asked for."""
-    template = run.settings.section(CompatSection).save_debug_rollout_data
-    if template is not None:
+    """Write the dump of a step, and report metrics, where they are asked for."""
+    from slime_compat.launch.reference_metrics import categories, column_means
+
+    section = run.settings.section(CompatSection)
+    if section.save_debug_rollout_data is not None:
         from slime_compat.launch.dumps import write_dump
 
-        write_dump(template, step, groups)
+        write_dump(section.save_debug_rollout_data, step, groups)
+    if section.reference_metrics:
+        run.add_learned(column_means(groups))
+    if section.log_reward_category is not None:
+        run.add_learned(categories(groups, section.log_reward_category))

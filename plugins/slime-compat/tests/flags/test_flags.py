@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from slime_compat.flags.fate import refused
+from slime_compat.flags.former import FORMER
 from slime_compat.flags.megatrons import MEGATRONS
 from slime_compat.flags.names import NAMES
 from slime_compat.flags.pages import verdict
@@ -32,7 +33,7 @@ def test_every_flag_is_slimes_own_or_has_a_fate(schema):
 
 
 def test_a_flag_that_is_mapped_has_a_setting_that_is_there_or_a_rule(schema):
-    for name, fate in {**THEIRS, **MEGATRONS}.items():
+    for name, fate in {**THEIRS, **MEGATRONS, **FORMER}.items():
         if fate.kind == "mapped":
             assert (fate.to is not None and is_known(fate.to, schema)) != (name in DEALT_WITH), name
         else:

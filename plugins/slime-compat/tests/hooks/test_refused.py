@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from slime_compat.adapters.megatron import ModelProvider
 from slime_core.cli import main
 from slime_core.errors import PluginError, SampleError
 
@@ -38,6 +39,11 @@ def checked(capsys, recipe, *flags: str) -> tuple[int, str]:
             "wrong_hooks.dapo_filter",
             r"\(args, rollout_id, data_source, \*, evaluation\)",
         ),
+        (
+            "--custom-loss-function-path",
+            "wrong_hooks.loss_of_logits",
+            r"computes with logits \(\S*wrong_hooks.py:\d+\); here a loss is given log-probs, not logits",
+        ),
         ("--custom-tis-function-path", "wrong_hooks.dapo_filter", "signature"),
         ("--custom-rm-path", "wrong_hooks.no_such", "does not import"),
     ],
@@ -47,6 +53,23 @@ def test_check_names_the_function_and_how_it_is_called_there(capsys, letters, fl
     assert status == 2
     assert path.replace(".", ":") in told or path in told
     assert re.search(wanted, told), told
+
+
+def test_a_model_provider_is_called_as_there():
+    def called(path):
+        provide = ModelProvider(path=path)
+        return provide("config", "architecture", pre_process=True, post_process=False)
+
+    assert called("providers:own_config") == ("model", True, False, None)
+    assert called("providers:without_stage") == ("model", True, False)
+    with pytest.raises(PluginError, match=r"asks for get_args\(\), Megatron's global arguments"):
+        called("global_provider:provider")
+
+
+def test_check_says_what_to_use_in_the_place_of_a_module_that_is_not_here(capsys, letters):
+    path = "slime.rollout.fully_async_rollout.generate_rollout_fully_async"
+    status, told = checked(capsys, letters, "--rollout-function-path", path)
+    assert status == 2 and "generating beside training is a loop here; use --loop fully-async" in told
 
 
 def test_check_says_which_functions_are_taken_for_the_reference_systems(capsys, letters):

@@ -3,49 +3,12 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 from slime_compat.adapters.training import ReferenceCorrection, ReferenceReducer
 from slime_core.errors import PluginError
 from slime_core.protocols import ReductionView, TokenView
-
-TORCH = ("--rollout-engine", "torch", "--train-backend", "megatron", "--no-bf16", "--lr", "1e-3")
-ALGOS = ("--advantage-estimator", "grpo", "--loss-type", "policy_loss", "--loss-reducer", "sample-mean")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory) -> Path:
-    """A random qwen3 over letters."""
-    import torch
-    from slime_core.testing.tabular import EOS, VOCAB
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
-
-    folder = tmp_path_factory.mktemp("letters-qwen3")
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=VOCAB, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=2, head_dim=16, max_position_embeddings=64, initializer_range=0.3,
-        tie_word_embeddings=False, bos_token_id=None, eos_token_id=EOS, dtype="float32",
-    )  # fmt: skip
-    Qwen3ForCausalLM(config).save_pretrained(folder)
-    words = WordLevel({chr(97 + i): i for i in range(EOS)} | {"end": EOS}, unk_token="a")
-    PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words), eos_token="end").save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture
-def with_megatron(train, model):
-    """Train by Megatron's trainer and the engine torch."""
-
-    def run(*flags: str):
-        first = ("--hf-checkpoint", str(model), "--tokenizer", "hf", *TORCH, *ALGOS, "--num-rollout", "1")
-        return train(*first, "--logprob-diff-limit", "5", *flags)
-
-    return run
 
 
 def test_every_hook_of_the_trainer_is_called_as_there(with_megatron):
@@ -85,6 +48,18 @@ def test_the_weights_of_a_reducer_are_what_it_multiplies_losses_with():
     mask = np.array([1.0, 0.0, 1.0, 1.0, 1.0])
     view = ReductionView(loss_mask=mask, response_lengths=np.array([2, 3]), rollout_ids=np.array([0, 1]))
     assert reducer(view).tolist() == (mask / 10.0 / 2).tolist()
+
+
+def test_a_reducer_finds_one_context_parallel_rank_where_megatron_is_not_set_up():
+    import constant_divisor
+    from megatron.core import mpu
+
+    reducer = ReferenceReducer(path="constant_divisor:get_pg_loss_reducer", run_args=None)
+    reducer._theirs.args.calculate_per_token_loss = False
+    mask = np.array([1.0, 0.0, 1.0])
+    view = ReductionView(loss_mask=mask, response_lengths=np.array([2, 1]), rollout_ids=np.array([0, 1]))
+    assert reducer(view).tolist() == (mask / 8.0 / 2).tolist()  # its divisor, and two executions
+    assert constant_divisor.mpu is mpu
 
 
 def test_a_correction_weighs_and_rejects():

@@ -18,6 +18,16 @@ MODELS = {
     "glm4.7-355B-A32B": ("GLM-4.7-355B-A32B", "glm4.5-355B-A32B"),
     "deepseek-r1": ("DeepSeek-R1", "deepseek-v3"),
     "moonlight-16B-A3B": ("Moonlight-16B-A3B", "moonlight"),
+    "qwen3-8B-opd": ("Qwen3-8B", "qwen3-8B"),
+    "qwen3-235B-A22B": ("Qwen3-235B-A22B", "qwen3-235B-A22B"),
+    "glm4.7-flash": ("GLM-4.7-Flash", "glm4.7-30B-A3B"),
+    "kimi-k2": ("Kimi-K2-Instruct", "kimi-k2"),
+    "qwen2.5-0.5B-ppo": ("Qwen2.5-0.5B-Instruct", "qwen2.5-0.5B"),
+    "llama3.1-8B-tools": ("Llama-3.1-8B-Instruct", "llama3.1-8B-Instruct"),
+    "qwen3-next-80B-A3B": ("Qwen3-Next-80B-A3B-Thinking", "qwen3-next-80B-A3B"),
+    "mimo-7B-rl": ("MiMo-7B-RL", "mimo-7B-rl"),
+    "glm5-744B-A40B": ("GLM-5", "glm5-744B-A40B"),
+    "qwen2.5-32B-sft": ("Qwen2.5-32B", "qwen2.5-32B"),
 }
 
 

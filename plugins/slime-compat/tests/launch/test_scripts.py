@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from slime_compat.launch.folders import stand_in
 from slime_core.checks.settings import check_stages
 from slime_core.cli.arguments import read_stages, translation_of
 from slime_core.config.build import BuildContext
@@ -167,3 +168,53 @@ def test_an_older_run_and_a_hugging_face_folder_are_what_load_means(words, regis
     assert (
         settings.sections["roles"].actor_load == settings.sections["roles"].ref_load == str(tmp_path / "hf")
     )
+
+
+def test_a_script_of_supervised_data_counts_its_rows(words, registry, models):
+    rows = models / "many.jsonl"
+    rows.write_text('{"messages": []}\n' * 256)
+    given = words("qwen2.5-32B-sft", "--prompt-data", str(rows))
+    settings = read_stages(given, registry)[0].settings
+    # 3 times 256 rows, 128 a step, are 6 steps of one optimizer step each; a tenth of them is none.
+    assert (settings.run.num_rollout, settings.train.lr_warmup_iters) == (6, 0)
+    assert (settings.rollout.rollout_engine, settings.rollout.rollout_function_path) == ("none", "sft")
+    assert settings.run.loop == "sync" and settings.train.lr_decay_style == "cosine"
+    more = read_stages([*given, "--lr-warmup-fraction", "0.5"], registry)[0].settings
+    assert more.train.lr_warmup_iters == 3
+
+
+def test_what_older_scripts_and_one_rank_say_is_followed(words, registry):
+    settings = read_stages(words("qwen3-235B-A22B"), registry)[0].settings
+    assert settings.sections["sglang"].server_args["ep_size"] == "32"
+    tools = read_stages(words("llama3.1-8B-tools", "--sglang-router-policy", "cache_aware"), registry)[
+        0
+    ].settings
+    assert (tools.run.loop, tools.rollout.max_staleness) == ("fully-async", 2)
+    assert tools.sections["fleet"].router_policy == "cache_aware"
+    single = words(
+        "qwen3-4B", "--tensor-model-parallel-size", "1", "--allgather-cp", "--sglang-enable-ep-moe"
+    )
+    settings = read_stages(single, registry)[0].settings
+    assert settings.sections["megatron"].sequence_parallel is False
+    assert settings.sections["sglang"].server_args["ep_size"] == "2"  # of the engine's two GPUs
+
+
+@pytest.mark.parametrize(
+    ("folder", "hugging_face", "beside", "found"),
+    [
+        ("M_torch_dist", "M", "", "M"),
+        ("M_torch_dist", "M-FP8", "", "M-FP8"),
+        ("M_torch_dist", "M_int4_g32", "", "M_int4_g32"),
+        ("M_torch_dist", "M-FP8", "M", "M"),
+        ("M_torch_dist", "N", "", None),
+        ("M_torch_dist", "M-Base", "", None),
+        ("M", "M-FP8", "", None),
+    ],
+)
+def test_weights_that_a_folder_was_to_hold_are_found_by_its_name(
+    tmp_path, folder, hugging_face, beside, found
+):
+    for name in {hugging_face, beside} - {""}:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+    assert stand_in(tmp_path / folder, tmp_path / hugging_face) == (found and tmp_path / found)

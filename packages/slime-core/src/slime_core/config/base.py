@@ -12,6 +12,8 @@ MOST = 2**31 - 1
 
 #: How many, at least one.
 Count = Annotated[int, Ge(1), Le(MOST)]
+#: How much memory, at least one byte.
+Bytes = Annotated[int, Ge(1), Le(2**63 - 1)]
 #: How many, or which one, from 0.
 Index = Annotated[int, Ge(0), Le(MOST)]
 #: What random numbers begin from.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -36,7 +35,7 @@ def make_batch(
         groups: finished groups.
         global_batch_size: executions of an optimizer step; must divide the number of executions.
         temperature: rollout temperature.
-        transform: reward transform, its options bound; one whose attribute `takes_samples` is True gets the option `samples`, too.
+        transform: reward transform, its options bound; one with a method `prepare` is shown the samples first, and may write to them.
         reducer: loss reducer, its options bound.
         reward_key: entry of a reward dict that is the score.
         reward_parts: entries of reward dicts that the estimator reads; each is transformed by itself.
@@ -53,8 +52,8 @@ def make_batch(
     converted = None if convert is None else convert(samples)
     if converted is not None:
         samples = converted.samples
-    if getattr(transform, "takes_samples", False):
-        transform = functools.partial(transform, samples=samples)  # type: ignore[call-arg]  # it says that it takes them
+    if callable(prepare := getattr(transform, "prepare", None)):
+        prepare(samples)
     c = columns(samples, reward_key=reward_key, reward_parts=reward_parts, memory=memory)
     scored = c.raw_rewards.astype(np.float64)
     if shaping is not None:

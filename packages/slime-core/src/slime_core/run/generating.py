@@ -73,6 +73,7 @@ class GeneratingHalf(ABC):
     ahead: dict[int, tuple[StepRecord, list[Group]]] = field(default_factory=dict)
     """Groups that were generated before their step, by step."""
     _generating: StepRecord = field(default_factory=lambda: StepRecord(step=1))
+    _learning: StepRecord = field(default_factory=lambda: StepRecord(step=0))
     _before: tuple[dict[str, Any], dict[str, Any]] | None = None
     """Positions of source and buffer before a rollout function of somebody else's began, while it is at work."""
 
@@ -270,6 +271,10 @@ class GeneratingHalf(ABC):
     def add_metrics(self, metrics: Metrics) -> None:
         """Add metrics to those of the step that is generated."""
         self._generating.metrics |= metrics
+
+    def add_learned(self, metrics: Metrics) -> None:
+        """Add metrics to those of the step that is trained on, as a plugin may at the end of a rollout."""
+        self._learning.metrics |= metrics
 
     def record_drop(self, group: Group, reason: str) -> None:
         """Record a group that the step does not train on, and why."""

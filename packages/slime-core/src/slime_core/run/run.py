@@ -73,7 +73,6 @@ class Run(GeneratingHalf):
     """Metrics of that step until it is evaluated and logged."""
     is_training: bool = False
     """Whether a step's optimizer steps are running, or failed."""
-    _learning: StepRecord = field(default_factory=lambda: StepRecord(step=0))
     _learnt: Learnt = field(default_factory=Learnt)
     _version: int = 0
     _began: float = field(default_factory=now)

@@ -69,7 +69,7 @@ _LATENT: Mapping[str, Callable[[Any], Any] | None] = {
     "qk_pos_emb_head_dim": lambda a: a.qk_rope_head_dim,
     "v_head_dim": lambda a: a.v_head_dim,
     "qk_layernorm": lambda a: True,  # of the latent vectors
-    **dict.fromkeys(("kv_channels", "num_query_groups", "group_query_attention")),
+    **dict.fromkeys(("kv_channels", "num_query_groups", "group_query_attention", "add_qkv_bias")),
     **dict.fromkeys(("rotary_interleaved", "rotary_percent", "rope_scaling_factor", "use_rope_scaling")),
 }
 

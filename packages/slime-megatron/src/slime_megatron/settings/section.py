@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from slime_core.config.base import Amount, Count, Decay, SectionModel
+from slime_core.config.base import Amount, Bytes, Count, Decay, SectionModel
 from slime_core.protocols import TrainerCapabilities
 from slime_models.groups import OWN_TRANSPORTS
 
@@ -48,7 +48,7 @@ class MegatronSection(SectionModel):
     """Forward once what samples of a group begin with alike: prompts, turns, forks; not done under context parallelism."""
     log_probs_chunk_size: Count = 4096
     """Response tokens whose logits are held at once; in training, logits of the tokens beyond are computed twice."""
-    update_weight_buffer_size: Count = 512 * 1024**2
+    update_weight_buffer_size: Bytes = 512 * 1024**2
     """Bytes of weights that are handed to the engine at once; the next as many are made meanwhile."""
     max_skipped_steps: Count = 3
     """Optimizer steps in a row that may be skipped, because their gradient is not finite, before the run stops; with

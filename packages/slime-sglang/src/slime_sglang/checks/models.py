@@ -46,7 +46,8 @@ def model_problems(build: BuildContext) -> Iterator[Problem]:
             yield Problem(where, repr(model.model_path), "a model that is there", str(error))
             continue
         if any(placement.num_gpus > 1 for placement in topology.placements(model)):
-            yield from rank_problems(topology, model, read_config(path), on_cpu=on_cpu)
+            given = build.section(SglangSection).server_args
+            yield from rank_problems(topology, model, read_config(path), on_cpu=on_cpu, server_args=given)
             if on_cpu and topology.is_policy(model) and build.section(SglangSection).model_path is not None:
                 yield Problem(
                     "sglang.model_path",

@@ -149,6 +149,7 @@ def _estimate(
     if use_opd:
         log_ratio = masked_log_ratio(view.old_log_probs, view.teacher_log_probs, view.loss_mask)
         advantages = advantages - opd_kl_coef * log_ratio
+        metrics["opd_reverse_kl"] = _mean_of_samples(log_ratio, view)
     if normalize_advantages:
         advantages = whiten(advantages, counted)
     state_after: dict[str, float] = {}

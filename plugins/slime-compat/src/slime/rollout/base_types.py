@@ -1,5 +1,10 @@
 """What rollout and evaluation functions return."""
 
-from slime_compat.views.outputs import RolloutFnEvalOutput, RolloutFnTrainOutput, call_rollout_fn
+from slime_compat.views.outputs import (
+    RolloutFnEvalOutput,
+    RolloutFnTrainOutput,
+    call_rollout_fn,
+    iter_samples,
+)
 
-__all__ = ["RolloutFnEvalOutput", "RolloutFnTrainOutput", "call_rollout_fn"]
+__all__ = ["RolloutFnEvalOutput", "RolloutFnTrainOutput", "call_rollout_fn", "iter_samples"]

@@ -1,21 +1,27 @@
-"""Requests over HTTP."""
+"""Requests over HTTP, and this host."""
 
-from slime_compat.views.http import get, post
-from slime_core.runtime.processes.ports import free_port, port_is_free
+from slime_compat.views.absent import lacking
+from slime_compat.views.host import (
+    find_available_port,
+    get_host_info,
+    get_rollout_num_engines,
+    is_port_available,
+)
+from slime_compat.views.http import get, init_http_client, post
 
-
-def find_available_port(base_port: int = 0) -> int:
-    """Return a free TCP port of this host."""
-    return free_port()
-
-
-def is_port_available(port: int) -> bool:
-    """Return whether a server could listen on a port of this host."""
-    return port_is_free(port)
-
-
-def init_http_client(args: object) -> None:
-    """Do nothing: each request has its connection."""
-
-
-__all__ = ["find_available_port", "get", "init_http_client", "is_port_available", "post"]
+__all__ = [
+    "find_available_port",
+    "get",
+    "get_host_info",
+    "get_rollout_num_engines",
+    "init_http_client",
+    "is_port_available",
+    "post",
+]
+__getattr__ = lacking(
+    __name__,
+    {
+        "run_router": "the engine balances its servers itself; use --rollout-engine sglang",
+        "terminate_process": "processes of a run end with it; use subprocess",
+    },
+)

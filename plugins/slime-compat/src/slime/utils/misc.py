@@ -1,8 +1,12 @@
-"""Importing by a dotted path, and singletons."""
+"""Importing by a dotted path, singletons, and this host."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+from slime_compat.launch.commands import exec_command
+from slime_compat.views.absent import lacking
+from slime_compat.views.host import get_current_node_ip, get_free_port
+from slime_compat.views.schedule import should_run_periodic_action
 from slime_core.plugins.importing import import_object
 
 
@@ -23,5 +27,37 @@ class SingletonMeta(type):
             cls._instances[cls] = super().__call__(*args, **kwargs)
         return cls._instances[cls]
 
+    @classmethod
+    def clear_all_instances(cls) -> None:
+        """Forget all objects."""
+        cls._instances.clear()
 
-__all__ = ["SingletonMeta", "load_function"]
+
+class Box:
+    """A value that is passed on as it is."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    @property
+    def inner(self) -> Any:
+        """The value."""
+        return self._inner
+
+
+__all__ = [
+    "Box",
+    "SingletonMeta",
+    "exec_command",
+    "get_current_node_ip",
+    "get_free_port",
+    "load_function",
+    "should_run_periodic_action",
+]
+__getattr__ = lacking(
+    __name__,
+    {
+        "chunk_named_params_by_size": "weights are sent by transports; use --update-weight-buffer-size",
+        "decode_int32_meta_array": "answers of the engine are read by Sample.append_response_tokens",
+    },
+)

@@ -1,5 +1,17 @@
 """Tokenizers, processors, and images of requests."""
 
-from slime_compat.views.processing import encode_image_for_rollout_engine, load_processor, load_tokenizer
+from slime_compat.views.processing import (
+    build_processor_kwargs,
+    encode_image_for_rollout_engine,
+    load_processor,
+    load_tokenizer,
+    process_vision_info,
+)
 
-__all__ = ["encode_image_for_rollout_engine", "load_processor", "load_tokenizer"]
+__all__ = [
+    "build_processor_kwargs",
+    "encode_image_for_rollout_engine",
+    "load_processor",
+    "load_tokenizer",
+    "process_vision_info",
+]

@@ -10,6 +10,8 @@ from typing import Any
 
 from slime_core.config.settings import Settings
 
+#: Functions by which a loss takes log-probs of its logits.
+_LOG_PROBS = ("get_log_probs_and_entropy", "policy_loss_function", "sft_loss_function")
 #: What samples have there, and not here.
 _OF_SAMPLES = frozenset({"Status", "append_response_tokens", "get_reward_value", "loss_masks"})
 
@@ -18,11 +20,14 @@ def unknown_attributes(function: Callable[..., Any], known: frozenset[str]) -> d
     """Return attributes of `args` that a function reads and that are not known: name -> file and line, the first one.
 
     Looked at are the function and those of its module that it passes `args` to. `getattr(args, name, default)` and `hasattr` ask
-    first, and are no trouble; nor is what the module itself sets, or asks for by `hasattr`. A function whose source is not there says nothing.
+    first, and are no trouble; nor is what the module itself sets, or asks for by `hasattr`. A function whose source is not there says
+    nothing, nor does one of a module that sets attributes by names that it computes.
     """
     found: dict[str, str] = {}
     module = inspect.getmodule(function)
     given = _given_elsewhere(module)
+    if given is None:
+        return {}
     seen: set[str] = set()
     waiting: list[Any] = [function]
     while waiting:
@@ -48,14 +53,52 @@ def is_foreign(function: Callable[..., Any], package: str) -> bool:
         function: with a parameter `args`.
         package: that files written for that system import.
     """
-    try:
-        tree = ast.parse(inspect.getsource(inspect.getmodule(function)))  # type: ignore[arg-type]  # no module, no source
-    except (OSError, TypeError, SyntaxError):
+    tree = _module_tree(function)
+    if tree is None:
         return False
     if any(_imports(node, package) for node in ast.walk(tree)):
         return True
     used = {node.attr for node, _ in _nodes(function) if isinstance(node, ast.Attribute)}
     return bool(used & _OF_SAMPLES) or bool(unknown_attributes(function, frozenset(dir(Settings))))
+
+
+def asks_for(function: Callable[..., Any], flag: str) -> bool:
+    """Return whether a function's file passes `flag=` anything but False to a call; True where its source is not there."""
+    tree = _module_tree(function)
+    return tree is None or any(
+        isinstance(node, ast.keyword)
+        and node.arg == flag
+        and not (isinstance(node.value, ast.Constant) and not node.value.value)
+        for node in ast.walk(tree)
+    )
+
+
+def logits_use(function: Callable[..., Any]) -> str | None:
+    """Return what a loss does with its logits, its third parameter, where its file never takes log-probs of them; None if nothing."""
+    name = list(inspect.signature(function).parameters)[2]
+    if any(calls(function, one) for one in _LOG_PROBS):
+        return None
+    for node, where in _nodes(inspect.unwrap(function)):
+        if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load):
+            return f"computes with {name} ({where})"
+    return None
+
+
+def calls(function: Callable[..., Any], name: str) -> bool:
+    """Return whether a function's file calls another of this name, also as an attribute; False where its source is not there."""
+    tree = _module_tree(function)
+    return tree is not None and any(
+        isinstance(node, ast.Call)
+        and name in (getattr(node.func, "id", None), getattr(node.func, "attr", None))
+        for node in ast.walk(tree)
+    )
+
+
+def _module_tree(function: Callable[..., Any]) -> ast.Module | None:
+    try:
+        return ast.parse(inspect.getsource(inspect.getmodule(function)))  # type: ignore[arg-type]  # no module, no source
+    except (OSError, TypeError, SyntaxError):
+        return None
 
 
 def _imports(node: ast.AST, package: str) -> bool:
@@ -76,8 +119,8 @@ def _nodes(function: Any) -> Iterator[tuple[ast.AST, str]]:
         yield node, f"{file}:{first + getattr(node, 'lineno', 1) - 1}"
 
 
-def _given_elsewhere(module: Any) -> frozenset[str]:
-    """Return the attributes of `args` that a module sets, or looks for before it reads them."""
+def _given_elsewhere(module: Any) -> frozenset[str] | None:
+    """Return the attributes of `args` that a module sets, or looks for before it reads them; None where it may set any."""
     try:
         tree = ast.parse(inspect.getsource(module))
     except (OSError, TypeError, SyntaxError):
@@ -90,6 +133,8 @@ def _given_elsewhere(module: Any) -> frozenset[str]:
             asks = node.func.id in ("hasattr", "setattr") and len(node.args) > 1 and _is_args(node.args[0])
             if asks and isinstance(node.args[1], ast.Constant):
                 names.add(str(node.args[1].value))
+            elif asks and node.func.id == "setattr":
+                return None
     return frozenset(names)
 
 

@@ -11,6 +11,7 @@ from slime_core.plugins.importing import IMPORT_FAILURES, import_object
 
 from slime_compat.adapters.attributes import unknown_attributes
 from slime_compat.adapters.table import FORMS, fit
+from slime_compat.adapters.whole import whole_sequences
 from slime_compat.views.namespace import Args, known_names
 
 #: Group of functions whose `args`, where ours have some, is the trainer's own.
@@ -57,8 +58,13 @@ class Theirs:
             name, where = next(iter(unknown.items()))
             raise PluginError(
                 f"{self.form.flag} {self.path}: reads args.{name} ({where}), which is no setting here; "
-                f"read it by getattr(args, {name!r}, ...) with what it is by default, or give it in --custom-config-path"
+                f"read it by getattr(args, {name!r}, ...) with what it is by default, or give it in --custom-config-path of a launch script, or --compat-custom-config"
             )
+
+    def on_whole(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function with whole responses, of which Megatron's context-parallel ranks each hold a part."""
+        with whole_sequences(self.function):
+            return self.function(*args, **kwargs)
 
     @property
     def who(self) -> str:

@@ -18,6 +18,9 @@ from slime_compat.views.namespace import Args
 from slime_compat.views.runtime import Runtime, params_dict, using
 from slime_compat.views.sample import viewed
 
+#: States in which a sample is trained on.
+_ENDED = (Status.COMPLETED, Status.TRUNCATED)
+
 
 class ReferenceGenerate:
     """Calls `async fn(args, sample, sampling_params[, evaluation=...])`; returns its samples, made fit for a run of ours.
@@ -98,11 +101,14 @@ def settle(sample: Sample, given: Sample, prompt_ids: Sequence[int], *, version:
     sample.tokens = [int(token) for token in sample.tokens]
     if not sample.tokens and sample.response_length == 0:
         sample.tokens = list(prompt_ids)
-    for name in ("index", "group_index"):
-        if getattr(sample, name) is None:
-            setattr(sample, name, getattr(given, name))
+    sample.index, sample.group_index = (
+        given.index,
+        given.group_index,
+    )  # numbers of a user's own mean other things
     if sample is not given and sample.rollout_id is None:
         sample.rollout_id = given.index if given.rollout_id is None else given.rollout_id
+    if sample.response_length == 0 and sample.tokens and sample.status in _ENDED:
+        _mark_empty(sample)
     if sample.loss_mask is not None:
         sample.loss_mask = [int(one) for one in sample.loss_mask]
         if len(sample.loss_mask) != sample.response_length:
@@ -123,6 +129,13 @@ def settle(sample: Sample, given: Sample, prompt_ids: Sequence[int], *, version:
         sample.status = Status.COMPLETED  # as there, where only truncated and aborted samples are told apart
     if sample.status is Status.FAILED and not sample.failure:
         sample.failure = "its generate function says that it failed"
+
+
+def _mark_empty(sample: Sample) -> None:
+    """Give a response without tokens one that nobody trains on, the last one again: batches hold no empty responses."""
+    sample.tokens, sample.response_length = [*sample.tokens, sample.tokens[-1]], 1
+    sample.loss_mask, sample.environment_spans = [0], [[0, 1]]
+    sample.rollout_log_probs = None if sample.rollout_log_probs is None else [0.0]
 
 
 def _zeros(mask: Sequence[int]) -> list[list[int]]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from slime_core.errors import PluginError
 
+from slime_compat.adapters.attributes import calls
 from slime_compat.adapters.calling import Theirs
 from slime_compat.adapters.table import takes
 
@@ -42,25 +43,26 @@ class Init(_Hook):
 
 
 class ModelProvider(_Hook):
-    """Calls `fn(pre_process, post_process, vp_stage=None) -> GPTModel`."""
+    """Calls `fn(pre_process, post_process, vp_stage=None) -> GPTModel`.
+
+    Raises:
+        PluginError: its file asks for Megatron's global arguments, which are not set here.
+    """
 
     flag = "--custom-model-provider-path"
 
-    def __call__(self, config: Any, architecture: Any, *, pre_process: bool, post_process: bool) -> Any:
-        """Return the model.
-
-        Raises:
-            PluginError: the function asked for what the reference system's process has and ours has not.
-        """
-        more = {"vp_stage": None} if takes(self._call, "vp_stage") else {}
-        try:
-            return self._call(pre_process, post_process, **more)
-        except AssertionError as error:
+    def __init__(self, *, path: str, run_args: Mapping[str, Any] | None = None) -> None:
+        super().__init__(path=path, run_args=run_args)
+        if calls(self._call, "get_args"):
             raise PluginError(
-                f"{self._theirs.who}: raised AssertionError: {error}; Megatron's global arguments (get_args) are not set here: build "
-                "the model of a TransformerConfig of your own, or write a provider (config, architecture, *, pre_process, "
-                "post_process)"
-            ) from error
+                f"{self._theirs.who}: asks for get_args(), Megatron's global arguments, which are not set here; build the model of a "
+                "TransformerConfig of your own, or write a provider (config, architecture, *, pre_process, post_process)"
+            )
+
+    def __call__(self, config: Any, architecture: Any, *, pre_process: bool, post_process: bool) -> Any:
+        """Return the model."""
+        more = {"vp_stage": None} if takes(self._call, "vp_stage") else {}
+        return self._call(pre_process, post_process, **more)
 
 
 class BeforeLogProb(_Hook):

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from slime_core.errors import PluginError
+from slime_core.rewards.results import SCORE
 from slime_core.samples import Group, Sample
 
 from slime_compat.adapters.calling import Theirs
-from slime_compat.views.sample import viewed
+from slime_compat.views.sample import ANSWER, viewed
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,7 +35,9 @@ class ReferenceReward:
 
     async def __call__(self, sample: Sample) -> Any:
         """Score one sample."""
-        return await self._theirs.function(self._theirs.args, viewed(sample))
+        return _numbered(
+            self._theirs.args, sample, await self._theirs.function(self._theirs.args, viewed(sample))
+        )
 
 
 class ReferenceRewardSync:
@@ -77,40 +80,64 @@ class ReferenceGroupRewardSync:
 class ReferencePostProcess:
     """Calls `fn(args, samples) -> (raw_rewards, rewards)` as a reward transform; `rewards` are credited.
 
-    Raw rewards stay those that were scored.
+    Raw rewards stay those that were scored; of a reward without a number of its own, which the function alone can read, 0.
 
     Args:
         path: `module:attribute`.
         run_args: settings of the run.
     """
 
-    #: It is given the samples of the step besides.
-    takes_samples = True
-
     def __init__(self, *, path: str, run_args: Mapping[str, Any] | None = None) -> None:
         self._theirs = Theirs("slime.reward_transforms", path, run_args)
+        self._credited: NDArray[np.float64] | None = None
 
-    def __call__(
-        self,
-        raw_rewards_N: NDArray[np.float64],
-        group_ids_N: NDArray[np.int64],
-        *,
-        samples: Sequence[Sample] = (),
-    ) -> NDArray[np.float64]:
-        """Return the credited rewards.
+    def prepare(self, samples: Sequence[Sample]) -> None:
+        """Call the function with the samples of a step.
 
         Raises:
-            PluginError: the function returned something else than two lists of a number for each sample.
+            PluginError: it returned something else than two lists of a number for each sample.
         """
-        import numpy as np
-
+        held = [sample.reward for sample in samples]
+        for sample in samples:
+            sample.reward = vars(sample).pop(ANSWER, sample.reward)
         answer = self._theirs.function(self._theirs.args, [viewed(sample) for sample in samples])
         if not isinstance(answer, tuple | list) or len(answer) != 2:
             raise self._theirs.refuse(answer)
+        _, self._credited = (self._numbers(each, len(samples)) for each in answer)
+        for sample, reward in zip(samples, held, strict=True):
+            sample.reward = reward
+            teacher: Any = sample.teacher_log_probs
+            if hasattr(teacher, "tolist"):
+                sample.teacher_log_probs = teacher.tolist()
+
+    def __call__(
+        self, raw_rewards_N: NDArray[np.float64], group_ids_N: NDArray[np.int64]
+    ) -> NDArray[np.float64]:
+        """Return the credited rewards."""
+        assert self._credited is not None
+        return self._credited
+
+    def _numbers(self, rewards: Any, count: int) -> NDArray[np.float64]:
+        import numpy as np
+
         try:
-            return np.asarray([float(one) for one in answer[1]], dtype=np.float64)
+            numbers = np.asarray([float(one) for one in rewards], dtype=np.float64)
         except (TypeError, ValueError) as error:
-            raise self._theirs.refuse(answer[1]) from error
+            raise self._theirs.refuse(rewards) from error
+        if len(numbers) != count:
+            raise self._theirs.refuse(rewards)
+        return numbers
+
+
+def _numbered(args: Any, sample: Sample, answer: Any) -> Any:
+    """Return a reward; one without a number is kept for the post-processing, which alone can read it, and 0 stands for it."""
+    key = args.reward_key or SCORE
+    if args.custom_reward_post_process_path is None or not isinstance(answer, Mapping):
+        return answer
+    if isinstance(answer.get(key), int | float):
+        return answer
+    vars(sample)[ANSWER] = answer
+    return 0.0 if args.reward_key is None else {key: 0.0}
 
 
 def _refuse_plural(theirs: Theirs) -> None:

@@ -23,7 +23,7 @@ from slime_compat.adapters.generate import runtime_of, settle
 from slime_compat.adapters.table import takes
 from slime_compat.views.data_source import DataSourceView
 from slime_compat.views.outputs import RolloutFnEvalOutput, RolloutFnTrainOutput
-from slime_compat.views.runtime import using
+from slime_compat.views.runtime import hold, using
 from slime_compat.views.sample import viewed
 
 
@@ -48,7 +48,7 @@ class ReferenceRollout:
         Raises:
             PluginError: the function returned something else.
         """
-        source = DataSourceView(run)
+        source = DataSourceView(run, asyncio.get_running_loop())
         answer, version = await self._caller.call(run, step, step - 1, source, evaluation=False)
         metrics: Metrics = {}
         if isinstance(answer, RolloutFnTrainOutput):
@@ -78,7 +78,7 @@ class ReferenceEvaluation:
             PluginError: the function returned something else.
         """
         theirs = self._caller.theirs
-        given = DataSourceView(run)
+        given = DataSourceView(run, asyncio.get_running_loop())
         answer, version = await self._caller.call(run, step, max(0, step - 1), given, evaluation=True)
         metrics: Metrics = {}
         if isinstance(answer, RolloutFnEvalOutput):
@@ -111,6 +111,7 @@ class _Caller:
             services=run.services,
         )
         runtime = await runtime_of(self.theirs.args, context, run=run, step=step)
+        hold(runtime)
         more = {"evaluation": evaluation} if self._says_evaluation else {}
         function, args = self.theirs.function, runtime.args
         with using(runtime), _named(self.theirs.who):

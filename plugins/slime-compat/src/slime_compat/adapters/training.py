@@ -12,7 +12,9 @@ from slime_core.errors import PluginError
 from slime_core.protocols import ReductionView, TokenView
 from slime_core.protocols.correction import Correction
 
+from slime_compat.adapters.attributes import asks_for, logits_use
 from slime_compat.adapters.calling import Theirs
+from slime_compat.adapters.whole import whole_sequences
 from slime_compat.views.logits import Logits
 
 if TYPE_CHECKING:
@@ -58,7 +60,7 @@ class ReferenceAdvantages:
             PluginError: the function left one out, or of another shape.
         """
         data = _data(view)
-        self._theirs.function(self._theirs.args, data)
+        self._theirs.on_whole(self._theirs.args, data)
         lengths = data["response_lengths"]
         advantages = _joined(self._theirs, data, "advantages", lengths, view.loss_mask)
         if "returns" not in data:
@@ -78,7 +80,12 @@ class ReferenceLoss:
 
     def __init__(self, *, path: str, run_args: Mapping[str, Any] | None = None) -> None:
         self._theirs = Theirs("slime.losses", path, run_args)
-        entropy = {"entropy"} if (run_args or {}).get("entropy_coef") else set()
+        if why := logits_use(self._theirs.function):
+            raise PluginError(
+                f"{self._theirs.who}: {why}; here a loss is given log-probs, not logits: take them by "
+                "slime.backends.megatron_utils.loss.get_log_probs_and_entropy(logits, ...)"
+            )
+        entropy = {"entropy"} if asks_for(self._theirs.function, "with_entropy") else set()
         self._needs = _needed(run_args) | entropy
 
     def needs(self, options: Mapping[str, Any]) -> frozenset[str]:
@@ -92,7 +99,7 @@ class ReferenceLoss:
             PluginError: the function returned something else.
         """
         batch = _data(view) | {"advantages": list(advantages.split(_lengths(view)))}
-        answer = self._theirs.function(
+        answer = self._theirs.on_whole(
             self._theirs.args, batch, Logits(view.log_probs, view.entropy, _lengths(view)), view.reduce
         )
         if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[1], Mapping):
@@ -143,7 +150,7 @@ class ReferenceCorrection:
     def _called(
         self, view: TokenView, pg_loss: Any, lengths: Sequence[int]
     ) -> tuple[Any, Sequence[Any], Mapping[str, Any]]:
-        answer = self._theirs.function(
+        answer = self._theirs.on_whole(
             args=self._theirs.args,
             pg_loss=pg_loss,
             train_log_probs=list(view.old_log_probs.split(lengths)),
@@ -187,11 +194,12 @@ class ReferenceReducer:
         lengths = [int(one) for one in view.response_lengths]
         totals = lengths if view.total_lengths is None else [int(one) for one in view.total_lengths]
         masks = list(torch.from_numpy(view.loss_mask.astype(np.float32)).split(lengths))
-        reduce = self._theirs.function(totals, lengths, masks, per_token)
+        reduce = self._theirs.on_whole(totals, lengths, masks, per_token)
         if not callable(reduce):
             raise self._theirs.refuse(reduce)
         losses = torch.ones(len(view.loss_mask), dtype=torch.float64, requires_grad=True)
-        total = reduce(losses)
+        with whole_sequences(self._theirs.function):
+            total = reduce(losses)
         if not isinstance(total, torch.Tensor) or total.numel() != 1 or not total.requires_grad:
             raise self._theirs.refuse(total)
         (weights,) = torch.autograd.grad(total.sum(), losses)

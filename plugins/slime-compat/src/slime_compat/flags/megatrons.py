@@ -26,6 +26,9 @@ MEGATRONS: Mapping[str, Fate] = {
         "rotary scaling is the model's own", "rope_scaling in config.json"
     ),
     "enable_experimental": follows("it only allows other flags in Megatron"),
+    "check_for_nan_in_loss_and_grad": follows(
+        "an optimizer step whose gradient is not finite is always left out, and counted: train/skipped_steps"
+    ),
     "seq_length": follows("samples have lengths of their own"),
     "make_vocab_size_divisible_by": follows("the vocabulary is padded to what tensor parallelism needs"),
     "use_mcore_models": follows("Megatron has no others"),
@@ -62,6 +65,11 @@ MEGATRONS: Mapping[str, Fate] = {
         follows("of a Megatron folder only weights are read; of a run's own checkpoint all of it"),
     ),
     "no_save_rng": refused("a run could not go on exactly from such a checkpoint"),
+    "lr_warmup_fraction": mapped("--lr-warmup-iters: the share of the run's optimizer steps"),
+    "sglang_enable_ep_moe": mapped(
+        "--sglang-ep-size of the whole engine, where it is not given, as SGLang had it"
+    ),
+    "sglang_enable_deepep_moe": mapped("--sglang-moe-a2a-backend deepep, as SGLang calls it now"),
     "train_iters": follows("the number of steps is that of --num-rollout"),
     "log_interval": follows("every step is logged"),
     "sglang_cuda_graph_bs": mapped(

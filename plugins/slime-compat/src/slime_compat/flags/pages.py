@@ -8,6 +8,7 @@ from slime_core.config.flags import is_known
 from slime_core.config.schema import Schema
 
 from slime_compat.flags.fate import Fate
+from slime_compat.flags.former import FORMER
 from slime_compat.flags.megatrons import MEGATRONS
 from slime_compat.flags.names import NAMES
 from slime_compat.flags.theirs import THEIRS
@@ -50,6 +51,8 @@ def flags_page(schema: Schema) -> str:
         lines.append("")
     lines += ["## Megatron's and SGLang's own", "", "| flag | | what becomes of it |", "| --- | --- | --- |"]
     lines += [_row(name, fate, schema) for name, fate in MEGATRONS.items()]
+    lines += ["", "## Of older scripts", "", "| flag | | what becomes of it |", "| --- | --- | --- |"]
+    lines += [_row(name, fate, schema) for name, fate in FORMER.items()]
     return "\n".join([*lines, ""])
 
 

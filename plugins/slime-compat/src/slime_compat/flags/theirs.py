@@ -55,7 +55,10 @@ THEIRS: Mapping[str, Fate] = {
     ),
     "log_probs_chunk_size": mapped("itself; -1, all at once, is slime's own default"),
     "freeze_indexer": follows("indexers of sparse attention are never trained here"),
-    "allgather_cp": refused("sparse attention has no context parallelism here", "--context-parallel-size 1"),
+    "allgather_cp": refused(
+        "sparse attention has no context parallelism here",
+        "--context-parallel-size 1, with which the flag is fine",
+    ),
     "release_train": refused(
         "ranks live as long as the run", "--offload-train, which moves their state to the host"
     ),
@@ -100,7 +103,9 @@ THEIRS: Mapping[str, Fate] = {
     "ref_ckpt_step": mapped("the folder of that iteration in --ref-load"),
     "ckpt_step": mapped("the folder of that iteration in --load"),
     "save_interval": mapped("itself, where --save is given", to="save_interval"),
-    "no_save_optim": refused("a run could not go on from such a checkpoint", "--save-hf for weights alone"),
+    "no_save_optim": follows(
+        "a run could not go on from such a checkpoint, so that checkpoints hold the optimizer; --save-hf writes weights alone"
+    ),
     "loss_type": mapped(
         "`sft_loss`; the others follow from the estimator, or from --custom-loss-function-path"
     ),
@@ -139,7 +144,10 @@ THEIRS: Mapping[str, Fate] = {
     "wandb_always_use_train_step": follows("all metrics of a step are logged at its number"),
     "log_multi_turn": follows("turns of multi-turn samples are always measured"),
     "log_passrate": follows("pass@k is always reported, of training and of evaluations"),
-    "log_reward_category": follows("every reward's parts are in the run's records: slime samples"),
+    "log_reward_category": mapped(
+        "--compat-log-reward-category, by which shares of each kind are metrics",
+        to="compat_log_reward_category",
+    ),
     "log_correct_samples": follows("correct samples are told apart in the run's records: slime samples"),
     "memory_snapshot_dir": refused(*_PROFILE),
     "memory_snapshot_num_steps": refused(*_PROFILE),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from slime_compat.launch.rules import Made
+from slime_compat.launch.made import Made
 
+#: The reference's rollout of supervised data, which asks no engine.
+_SUPERVISED = "slime.rollout.sft_rollout.generate_rollout"
 #: Flags that have no meaning without a trainer, and without an engine.
 _OF_TRAINER = ("save_interval", "save_hf", "async_save", "no_save_optim", "ref_load", "load")
 _OF_ENGINE = ("eval_interval", "eval_prompt_data", "eval_config", "dynamic_sampling_filter_path", "over_sampling_batch_size",
@@ -37,6 +39,11 @@ def debugging(made: Made) -> None:
         _rollout_only(made)
     elif recorded is not None:
         _train_only(made, recorded)
+    elif only_train and (script.value("rollout_function_path") or "").replace(":", ".") == _SUPERVISED:
+        _without_engine(made)
+        made.put("run", "loop", "sync")
+        made.put("rollout", "rollout_max_response_len", 1)
+        made.note("debug_train_only", "the engine none: samples are the data's own answers")
     elif only_train:
         made.refuse("debug_train_only", "it without --load-debug-rollout-data", "samples to train on")
 
@@ -64,23 +71,28 @@ def _rollout_only(made: Made) -> None:
 
 
 def _train_only(made: Made, recorded: list[str]) -> None:
-    script = made.script
     if len(recorded) != 1 or "{rollout_id" not in recorded[0]:
         made.refuse(
             "load_debug_rollout_data", " ".join(recorded) or "nothing", "a file with {rollout_id} in its name"
         )
         return
+    is_dump = recorded[0].endswith(".pt")
+    made.put("rollout", "rollout_function_path", "recorded-dump" if is_dump else "recorded")
+    made.put("rollout", "rollout_function_args", {"samples": recorded[0]})
+    _without_engine(made)
+    made.note(
+        "load_debug_rollout_data", f"each step trains on the samples of {recorded[0]}, with the engine none"
+    )
+
+
+def _without_engine(made: Made) -> None:
+    """Leave the engine out, and what has no meaning without it."""
+    script = made.script
     dropped = [name for name in _OF_ENGINE if script.take(name) is not None]
     dropped += [
         name for name in list(script.flags) if name.startswith("sglang_") and script.take(name) is not None
     ]
-    is_dump = recorded[0].endswith(".pt")
-    made.put("rollout", "rollout_function_path", "recorded-dump" if is_dump else "recorded")
-    made.put("rollout", "rollout_function_args", {"samples": recorded[0]})
     made.put("rollout", "rollout_engine", "none")
     made.put("cluster", "colocate", False)
-    made.note(
-        "load_debug_rollout_data", f"each step trains on the samples of {recorded[0]}, with the engine none"
-    )
     if dropped:
-        made.note("load_debug_rollout_data", f"without an engine nothing comes of {', '.join(dropped)}")
+        made.note("debug_train_only", f"without an engine nothing comes of {', '.join(dropped)}")

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from slime_core.errors import Problem
-
 from slime_compat.flags.megatrons import MEGATRONS
 from slime_compat.flags.theirs import THEIRS
-from slime_compat.launch.folders import at_iteration, config_of, kind_of
-from slime_compat.launch.script import Script
+from slime_compat.launch.layout import engines, layout, schedule
+from slime_compat.launch.made import Made
+from slime_compat.launch.places import folders, quantized_servers
 
 #: The reference's own functions and classes by their references -> slime's by name; None is the default.
 _OWN: Mapping[str, Mapping[str, str | None]] = {
@@ -32,7 +30,10 @@ _OWN: Mapping[str, Mapping[str, str | None]] = {
     },
 }
 #: Rollout functions of the reference's examples that never stop generating.
-_FULLY_ASYNC = ("fully_async_rollout.generate_rollout_fully_async",)
+_FULLY_ASYNC = (
+    "fully_async_rollout.generate_rollout_fully_async",
+    "slime.rollout.fully_async_rollout.generate_rollout_fully_async",
+)
 #: Arguments that the patch of the reference's Megatron has, or that only its training script reads.
 MODEL_ARGUMENTS = ("spec", "mscale", "mscale_all_dim", "post_self_attn_layernorm", "post_mlp_layernorm")
 #: Keys of evaluation's sampling -> the rollout's, from which they are inherited.
@@ -48,32 +49,6 @@ _NUMBERS: Mapping[str, Callable[[str], float]] = {
     "rollout_top_k": int,
     "rollout_max_response_len": int,
 }
-
-
-@dataclass
-class Made:
-    """What is made of a script so far."""
-
-    script: Script
-    defaults: dict[str, dict[str, Any]] = field(default_factory=dict)
-    environment: dict[str, str] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
-    problems: list[Problem] = field(default_factory=list)
-    known: Callable[[str], bool] = lambda name: True
-    """Whether slime, or a program that it drives, has a flag of this name."""
-
-    def put(self, table: str, key: str, value: Any) -> None:
-        """Give a setting a value, where no flag gives one."""
-        self.defaults.setdefault(table, {})[key] = value
-
-    def note(self, flag: str, text: str) -> None:
-        """Say what became of a flag."""
-        self.notes.append(f"--{flag.replace('_', '-')}: {text}")
-
-    def refuse(self, flag: str, found: str, wanted: str, todo: str = "") -> None:
-        """Refuse a flag."""
-        self.problems.append(Problem(f"--{flag.replace('_', '-')}", found, wanted, todo))
 
 
 def own_functions(made: Made) -> None:
@@ -147,7 +122,10 @@ def devices(made: Made) -> None:
     if script.value("update_weight_transport") == "nccl":
         script.flags.pop("update_weight_transport")
         made.note("update_weight_transport", "nccl: what engine and trainer both have is taken")
-    if script.value("actor_num_nodes") not in (None, "1") and not script.has("update_weight_transport"):
+    is_elsewhere = script.value("actor_num_nodes") not in (None, "1") or script.has(
+        "rollout_external_engine_addrs"
+    )
+    if is_elsewhere and not script.has("update_weight_transport"):
         made.put("train", "update_weight_transport", "disk")
         made.note(
             "update_weight_transport",
@@ -214,107 +192,6 @@ def model_arguments(made: Made) -> None:
         made.notes += [f"--{name.replace('_', '-')}: held against the model's config.json" for name in given]
 
 
-def folders(made: Made) -> None:
-    """Say where the run is, and where its weights begin."""
-    script = made.script
-    save, load = _path(script, "save"), _path(script, "load")
-    step = script.value("ckpt_step")
-    script.take("ckpt_step")
-    _run_folder(made, save)
-    reference = _weights(made, "ref_load", _path(script, "ref_load"), script.value("ref_ckpt_step"))
-    script.take("ref_ckpt_step")
-    teacher = _weights(
-        made, "opd_teacher_load", _path(script, "opd_teacher_load"), script.value("opd_teacher_ckpt_step")
-    )
-    script.take("opd_teacher_ckpt_step")
-    for key, path in (("ref_load", reference), ("opd_teacher_load", teacher)):
-        if path is not None:
-            made.put("roles", key, str(path))
-    start = None if load is None else _start(made, load, step, save)
-    if start is None and reference is not None:
-        start = reference
-    if start is not None and start.resolve() != Path(script.value("hf_checkpoint") or "").resolve():
-        made.put("roles", "actor_load", str(start))
-
-
-def _run_folder(made: Made, save: Path | None) -> None:
-    model = Path(made.script.value("hf_checkpoint") or "run").name
-    if save is None:
-        made.put("run", "run_name", made.script.value("wandb_group") or model or "run")
-        made.put("checkpoint", "save_last", False)
-        if made.script.take("save_interval") is not None:
-            made.note("save_interval", "nothing without --save, as in the reference")
-        return
-    made.put("run", "output_dir", str(save.parent))
-    made.put("run", "run_name", save.name)
-    made.note("save", f"the run's folder {save}: the same command again goes on from its newest checkpoint")
-
-
-def _start(made: Made, load: Path, step: str | None, save: Path | None) -> Path | None:
-    """Return the folder of weights that `--load` means; None where there are none, or the run goes on by itself."""
-    kind = kind_of(at_iteration(load, step) if step is not None else load)
-    if kind == "run":
-        if load != save:
-            made.put("checkpoint", "load", str(load))
-        made.note("load", f"{load}, a run of slime: it goes on from its newest checkpoint")
-        return None
-    if kind == "nothing":
-        made.note("load", f"{load} holds nothing yet: --ref-load, or without it --hf-checkpoint")
-        return None
-    if kind == "other":
-        made.refuse(
-            "load", f"{load}, in which there is no checkpoint that slime knows",
-            "a run of slime, a folder of Megatron in the format torch_dist, or one of Hugging Face, or nothing there yet",
-        )  # fmt: skip
-        return None
-    if kind == "megatron":
-        made.warnings.append(
-            f"--load {load}: only weights are read of a Megatron folder; the optimizer and the prompts begin anew"
-        )
-    return at_iteration(load, step)
-
-
-def _weights(made: Made, flag: str, folder: Path | None, step: str | None) -> Path | None:
-    """Return the folder of weights that a flag means.
-
-    One that is not there, and has the name that the reference's conversion of --hf-checkpoint gives, is that of
-    --hf-checkpoint: here no conversion is needed.
-    """
-    if folder is None:
-        return None
-    path = at_iteration(folder, step)
-    kind = kind_of(path)
-    if kind in ("megatron", "hugging_face"):
-        return path
-    hf = Path(made.script.value("hf_checkpoint") or "")
-    if kind == "nothing" and step is None and folder.name == f"{hf.name}_torch_dist":
-        made.warnings.append(
-            f"--{flag.replace('_', '-')} {folder}: nothing is there; the weights are those of --hf-checkpoint {hf}, which need "
-            "no conversion here"
-        )
-        return None
-    found = "nothing" if kind == "nothing" else "no weights that slime knows"
-    made.refuse(
-        flag, f"{path}: {found}", "a folder of Megatron in the format torch_dist, or one of Hugging Face"
-    )
-    return None
-
-
-def _path(script: Script, flag: str) -> Path | None:
-    words = script.take(flag)
-    return Path(words[0]) if words else None
-
-
-def quantized_servers(made: Made) -> None:
-    """Have servers start from a quantised folder; the trainer's weights are of full precision."""
-    hf = Path(made.script.value("hf_checkpoint") or "")
-    if config_of(hf).get("quantization_config"):
-        made.put("sglang", "model_path", hf)
-        made.note(
-            "hf_checkpoint", f"{hf} is quantised: servers start from it, and updates are quantised alike"
-        )
-
-
 def custom_config(made: Made) -> None:
     """Read the YAML file whose keys take the place of arguments."""
     words = made.script.take("custom_config_path")
@@ -355,6 +232,9 @@ def _as_words(value: Any) -> list[str]:
 #: In this order: a file of arguments comes before what reads them.
 RULES: tuple[Callable[[Made], None], ...] = (
     own_functions,
+    schedule,
+    layout,
+    engines,
     evaluation,
     micro_batches,
     devices,
@@ -369,5 +249,6 @@ DEALT_WITH = frozenset({
     *_OWN, *MODEL_ARGUMENTS, "custom_config_path", "use_dynamic_batch_size", "micro_batch_size", "offload", "rollout_num_gpus",
     "update_weight_transport", "log_probs_chunk_size", "balance_by_flops", "loss_type", "disable_compute_advantages_and_returns",
     "opd_type", "mtp_num_layers", "wandb_key", "save", "load", "ref_load", "ref_ckpt_step", "ckpt_step", "opd_teacher_ckpt_step",
-    "debug_rollout_only", "debug_train_only", "load_debug_rollout_data", "save_debug_rollout_data", "dump_details",
+    "lr_warmup_fraction", "sglang_enable_ep_moe", "sglang_enable_deepep_moe", "debug_rollout_only", "debug_train_only",
+    "load_debug_rollout_data", "save_debug_rollout_data", "dump_details",
 })  # fmt: skip

@@ -12,10 +12,12 @@ from slime_core.config.translation import Translation
 from slime_core.errors import Problem
 
 from slime_compat.flags.fate import Fate
+from slime_compat.flags.former import FORMER
 from slime_compat.flags.megatrons import MEGATRONS
 from slime_compat.flags.theirs import THEIRS
 from slime_compat.launch.debugging import debugging
-from slime_compat.launch.rules import DEALT_WITH, RULES, Made, custom_config
+from slime_compat.launch.made import Made
+from slime_compat.launch.rules import DEALT_WITH, RULES, custom_config
 from slime_compat.launch.script import PROGRAMS, read_script
 
 #: What `slime config show` says of values that follow from the script, or are the reference's defaults.
@@ -27,6 +29,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "cluster": {"actor_num_gpus_per_node": 8, "num_gpus_per_node": 8},
     "train": {"weight_decay": 0.01, "adam_beta2": 0.999, "lr_decay_style": "linear"},
     "megatron": {"use_distributed_optimizer": True},
+    "compat": {"reference_metrics": True},
 }
 
 
@@ -85,9 +88,8 @@ def _fates(made: Made) -> None:
 
 def fate_of(name: str) -> Fate | None:
     """Return what becomes of a flag of the reference, or of Megatron or SGLang; None for one that is slime's own."""
-    if name.startswith("no_") and name not in MEGATRONS:
-        return MEGATRONS.get(name.removeprefix("no_"))
-    return THEIRS.get(name) or MEGATRONS.get(name)
+    fate = THEIRS.get(name) or MEGATRONS.get(name) or FORMER.get(name)
+    return MEGATRONS.get(name.removeprefix("no_")) if fate is None and name.startswith("no_") else fate
 
 
 def _refusal(name: str, given: Sequence[str], fate: Fate) -> Problem:

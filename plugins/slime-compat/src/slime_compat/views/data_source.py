@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,15 +19,16 @@ class DataSourceView:
 
     Args:
         run: whose prompts they are.
+        loop: of the run; groups are taken and put back on it, whoever asks.
     """
 
-    def __init__(self, run: RolloutRun) -> None:
-        self._run = run
+    def __init__(self, run: RolloutRun, loop: asyncio.AbstractEventLoop) -> None:
+        self._run, self._loop = run, loop
         self._metadata: dict[str, Any] = {}
 
     def get_samples(self, num_samples: int) -> list[list[Sample]]:
         """Return groups of pending samples, `num_samples` of them; a prompt that is text has no ids yet."""
-        groups = on_loop(lambda: self._run.take(num_samples))
+        groups = on_loop(lambda: self._run.take(num_samples), self._loop)
         viewed_groups(groups)
         for sample in (sample for group in groups for sample in group):
             if (
@@ -52,7 +54,7 @@ class DataSourceView:
         for sample in (sample for group in groups for sample in group):
             if not sample.tokens and isinstance(sample.prompt, str):
                 sample.tokens = self._run.tokenizer.encode(sample.prompt)
-        on_loop(lambda: self._run.put(groups))  # type: ignore[arg-type]  # views are samples of ours
+        on_loop(lambda: self._run.put(groups), self._loop)  # type: ignore[arg-type]  # views are samples of ours
 
     def update_metadata(self, metadata: dict[str, Any]) -> None:
         """Keep values for later calls of this process."""

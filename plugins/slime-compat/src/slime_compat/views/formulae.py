@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -40,3 +41,31 @@ def compute_policy_loss(
         eps_clip_c=eps_clip_c,
     )
     return loss, told["pg_clipfrac"].float()
+
+
+def get_grpo_returns(rewards: Sequence[float], kl: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return for each token its sample's reward: a list of tensors, one a sample, as `kl` is."""
+    return [torch.full_like(tokens, float(reward)) for tokens, reward in zip(kl, rewards, strict=True)]
+
+
+def get_reinforce_plus_plus_baseline_advantages(
+    rewards: Sequence[float], kl: Sequence[torch.Tensor], loss_masks: Any, kl_coef: float
+) -> list[torch.Tensor]:
+    """Return for each token its sample's reward less its own penalty: a list of tensors, one a sample."""
+    returns = get_grpo_returns(rewards, kl)
+    return [each - kl_coef * tokens for each, tokens in zip(returns, kl, strict=True)]
+
+
+def compute_gspo_kl(
+    full_log_probs: Sequence[torch.Tensor],
+    full_old_log_probs: Sequence[torch.Tensor],
+    local_log_probs: Sequence[torch.Tensor],
+    loss_masks: Sequence[torch.Tensor],
+) -> torch.Tensor:
+    """Return old minus new log-probs, of each token its sample's mean over trained tokens [T]."""
+    columns = zip(full_log_probs, full_old_log_probs, local_log_probs, loss_masks, strict=True)
+    means = [
+        (((old - new) * mask).sum() / mask.sum().clamp(min=1)).expand_as(local)
+        for new, old, local, mask in columns
+    ]
+    return torch.cat(means)

@@ -24,7 +24,7 @@ class GenerateState:
 
     def __new__(cls, args: Any = None) -> GenerateState:
         """Return the state of the call."""
-        runtime = current("GenerateState")
+        runtime = current("GenerateState", args)
         if runtime.state is None:
             runtime.state = _filled(super().__new__(cls), runtime)
         return runtime.state

@@ -13,6 +13,7 @@ from slime_core.errors import PluginError, RewardError
 from slime_core.plugins.registry import Registry
 from slime_core.rewards.results import Grade, plain_value
 
+from slime_compat.views.http import post
 from slime_compat.views.runtime import running
 from slime_compat.views.sample import ReferenceSample as Sample
 
@@ -58,6 +59,12 @@ async def async_rm(args: Any, sample: Sample, **kwargs: Any) -> Any:
             f"{sample.name}: nothing says how it is scored; wanted --rm-type, --custom-rm-path or metadata rm_type"
         )
     return _plain(await _awaited(_reward(str(name).strip())(sample)))
+
+
+async def remote_rm(args: Any, sample: Sample, max_retries: int = 10, **_: Any) -> Any:
+    """Post prompt, response and label to `--rm-url`; returns the JSON that comes back."""
+    payload = {"prompt": sample.prompt, "response": sample.response, "label": sample.label}
+    return await post(args.rm_url, payload, max_retries=max_retries)
 
 
 async def batched_async_rm(args: Any, samples: Sequence[Sample], **kwargs: Any) -> list[Any]:

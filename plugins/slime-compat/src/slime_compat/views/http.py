@@ -11,6 +11,7 @@ import aiohttp
 from slime_core.errors import EngineError
 
 from slime_compat.engine.requests import answer, next_seed
+from slime_compat.views.loop import awaited
 from slime_compat.views.runtime import Runtime, running
 
 #: Tries of a request that does not get through, and seconds between them. There it is 60 times, also for what the server refuses.
@@ -39,7 +40,8 @@ async def post(
     """
     runtime = running()
     if runtime is not None and url.rstrip("/") == f"{runtime.server.url}/generate":
-        return await _own(runtime, payload, (headers or {}).get("X-SMG-Routing-Key"))
+        own = _own(runtime, payload, (headers or {}).get("X-SMG-Routing-Key"))
+        return await awaited(own, runtime.loop)
     return await _request("POST", url, max_retries, json=dict(payload), headers=headers)
 
 
@@ -48,6 +50,10 @@ async def get(
 ) -> Any:
     """Get JSON, or text where it is none; raises as `post` does."""
     return await _request("GET", url, max_retries, headers=headers)
+
+
+def init_http_client(args: object) -> None:
+    """Do nothing: each request has its connection."""
 
 
 async def _own(runtime: Runtime, payload: Mapping[str, Any], session_id: str | None) -> dict[str, Any]:

@@ -39,7 +39,7 @@ class Logits:
         if with_entropy:
             if self._entropy is None:
                 raise PluginError(
-                    "a custom loss asks for entropies; wanted --entropy-coef other than 0, by which they are computed"
+                    "a custom loss asks for entropies, and its file does not; wanted with_entropy=True in the file of the loss"
                 )
             told["entropy"] = list(self._entropy.split(self._lengths))
         return told

@@ -142,6 +142,7 @@ def _derived(values: Mapping[str, Any]) -> dict[str, Any]:
         "rollout_stop_token_ids": values["rollout_stop_token_ids"] or None,
         "use_dynamic_batch_size": True,
         "rollout_num_engines": 1,
+        "rollout_num_gpus": values.get("rollout_num_gpus") or values.get("rollout_num_gpus_per_engine") or 1,
         "save": folder,
         "model_name": values.get("model_name"),
     }

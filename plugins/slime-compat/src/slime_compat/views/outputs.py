@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +33,31 @@ class DynamicFilterOutput:
     keep: bool
     reason: str | None = None
     keep_when_insufficient: bool = False
+
+
+class MetricGatherer:
+    """Counts what a filter dropped, and why."""
+
+    def __init__(self) -> None:
+        self._dropped: Counter[str] = Counter()
+
+    def on_dynamic_filter_drop(self, reason: str | None) -> None:
+        """Count a group; one without a reason does not count."""
+        if reason:
+            self._dropped[reason] += 1
+
+    def collect(self) -> dict[str, int]:
+        """Return metrics."""
+        return {f"rollout/dynamic_filter/drop_{reason}": n for reason, n in self._dropped.items()}
+
+
+def iter_samples(nested: Sample | Iterable[Any]) -> Iterator[Sample]:
+    """Yield the samples of groups, however deep they are nested."""
+    if isinstance(nested, Sample):
+        yield nested
+        return
+    for one in nested:
+        yield from iter_samples(one)
 
 
 def call_dynamic_filter(fn: Any, *args: Any, **kwargs: Any) -> DynamicFilterOutput:

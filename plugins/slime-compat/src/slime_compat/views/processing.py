@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import base64
 import io
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from slime_core.errors import DataError
 
 from slime_compat.engine.tokenizer import foreign_tokenizer
 from slime_compat.views.runtime import running
@@ -45,3 +48,41 @@ def encode_image_for_rollout_engine(image: Any) -> str:
     buffer = io.BytesIO()
     (image.convert("RGB") if image.mode != "RGB" else image).save(buffer, format="PNG")
     return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+
+
+def build_processor_kwargs(multimodal_inputs: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the arguments of a transformers processor for images, videos and audio; kinds of which there are none are left out."""
+    return {name: given for name, given in (multimodal_inputs or {}).items() if given}
+
+
+def process_vision_info(prompt: Sequence[Mapping[str, Any]], processor: Any = None) -> dict[str, Any]:
+    """Return the images of chat messages, opened, as `images`; videos are not read.
+
+    Raises:
+        DataError: an image cannot be read.
+    """
+    contents = [message["content"] for message in prompt if isinstance(message.get("content"), list)]
+    parts = [part for content in contents for part in content if part.get("type") == "image"]
+    images = [_opened(part["image"] if "image" in part else part["url"]) for part in parts]
+    return {"images": images or None, "videos": None}
+
+
+def _opened(image: Any) -> Any:
+    from PIL import Image
+
+    if isinstance(image, Image.Image):
+        return image
+    text = str(image)
+    try:
+        is_inline = text.startswith("data:")
+        source: Any = (
+            io.BytesIO(base64.b64decode(text.partition(",")[2]))
+            if is_inline
+            else text.removeprefix("file://")
+        )
+        with Image.open(source) as opened:
+            return opened.copy()
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"image {text[:60]}: {type(error).__name__}: {error}; wanted a file or a data: URL"
+        ) from error

@@ -15,6 +15,7 @@ from slime_core.run.evaluation import evaluate
 from slime_core.samples import Group, Status
 
 from slime_compat.engine.requests import next_seed, sampling_params
+from slime_compat.views.loop import in_run
 from slime_compat.views.loop import run as run_coroutine
 from slime_compat.views.outputs import RolloutFnEvalOutput, RolloutFnTrainOutput
 from slime_compat.views.runtime import Runtime, current
@@ -22,6 +23,7 @@ from slime_compat.views.sample import ReferenceSample as Sample
 from slime_compat.views.sample import viewed
 
 
+@in_run
 async def generate(args: Any, sample: Sample, sampling_params: Mapping[str, Any]) -> Sample:
     """Generate the response of a sample, or what is missing of an aborted one, by the run's engine."""
     runtime = current("generate")
@@ -34,6 +36,7 @@ async def generate(args: Any, sample: Sample, sampling_params: Mapping[str, Any]
     return viewed(sample)
 
 
+@in_run
 async def generate_and_rm(
     args: Any, sample: Sample, sampling_params: Mapping[str, Any], evaluation: bool = False
 ) -> Sample | list[Sample]:
@@ -51,6 +54,7 @@ async def generate_and_rm(
     return views[0] if len(views) == 1 else views
 
 
+@in_run
 async def generate_and_rm_group(
     args: Any, group: list[Sample], sampling_params: Mapping[str, Any], evaluation: bool = False
 ) -> list[Sample]:
@@ -68,6 +72,7 @@ async def generate_and_rm_group(
     return [viewed(one) for one in made]
 
 
+@in_run
 async def generate_rollout_async(
     args: Any, rollout_id: int, data_source: Callable[[int], Any] | None = None
 ) -> tuple[RolloutFnTrainOutput, list[Group]]:
@@ -77,6 +82,7 @@ async def generate_rollout_async(
     return RolloutFnTrainOutput(samples=[[viewed(one) for one in group] for group in groups]), []
 
 
+@in_run
 async def eval_rollout(args: Any, rollout_id: int) -> tuple[RolloutFnEvalOutput, list[Group]]:
     """Generate and score the held-out prompts of the run; returns their samples by evaluation set."""
     runtime = current("eval_rollout")
@@ -104,11 +110,12 @@ def sft_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: bool =
         raise PluginError(
             "sft_rollout: found evaluation=True; wanted an --eval-function-path of its own, or no evaluation"
         )
-    runtime = current("sft_rollout")
+    runtime = current("sft_rollout", args)
     groups = run_coroutine(sft(_run(runtime, "sft_rollout"), runtime.step))
     return [[viewed(one) for one in group] for group in groups]
 
 
+@in_run
 async def abort(args: Any, rollout_id: int) -> list[Group]:
     """End what is in flight; the samples come back as ABORTED where they were generated. Returns nothing besides."""
     engine: Any = current("abort").context.engine
@@ -118,7 +125,7 @@ async def abort(args: Any, rollout_id: int) -> list[Group]:
 
 def get_model_url(args: Any, model_name: str = "default", endpoint: str = "/generate") -> str:
     """Return where a model answers; here it is always the run's own."""
-    return current("get_model_url").server.url + endpoint
+    return current("get_model_url", args).server.url + endpoint
 
 
 def _data(run: RolloutRun, groups: list[Group]) -> dict[str, Any]:

@@ -54,16 +54,35 @@ class Runtime:
         return self.own_version or self.server.version
 
 
+#: Attribute of `args` that holds the runtime of a whole rollout.
+_HELD = "_runtime_of_rollout"
 _CURRENT: contextvars.ContextVar[Runtime] = contextvars.ContextVar("slime_compat_runtime")
 
 
-def current(what: str) -> Runtime:
-    """Return the runtime of the call that is made now.
+class HeldRuntime:
+    """The runtime of a whole rollout on its `args`, for threads that outlive the call; copies of `args` share it."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+
+    def __deepcopy__(self, memo: Any) -> HeldRuntime:
+        """Return itself: a run is not copied."""
+        return self
+
+
+def hold(runtime: Runtime) -> None:
+    """Let threads that a rollout function starts find its run by the `args` that they have."""
+    vars(runtime.args)[_HELD] = HeldRuntime(runtime)
+
+
+def current(what: str, args: Any = None) -> Runtime:
+    """Return the runtime of the call that is made now, or else the one that `args` holds.
 
     Raises:
         PluginError: there is none; names what needs it.
     """
-    runtime = _CURRENT.get(None)
+    held = getattr(args, _HELD, None)
+    runtime = _CURRENT.get(None) or (held.runtime if isinstance(held, HeldRuntime) else None)
     if runtime is None:
         raise PluginError(
             f"{what} needs a run: call it inside a generate, rollout or evaluation function that slime called; rewards and "

@@ -19,6 +19,11 @@ from slime_core.samples import Status
 
 from slime_compat.views.counters import PrefixCacheInfo, SpecInfo
 
+#: Attribute of a sample whose reward is no number: what the reward returned, for the post-processing.
+ANSWER = "reward_answer"
+#: Columns that `append_response_tokens` makes longer.
+_GROWING = ("tokens", "loss_mask", "rollout_log_probs")
+
 
 class ReferenceSample(samples.Sample):
     """One trajectory; `slime.utils.types.Sample`."""
@@ -61,6 +66,8 @@ class ReferenceSample(samples.Sample):
 
     def get_reward_value(self, args: Any) -> Any:
         """Return the reward, or of a dict its entry `args.reward_key`."""
+        if (answer := vars(self).get(ANSWER)) is not None:
+            return answer
         key = getattr(args, "reward_key", None)
         return self.reward if not key else self.reward[key]  # type: ignore[index]  # a dict, as the key says
 
@@ -80,7 +87,7 @@ class ReferenceSample(samples.Sample):
         Args:
             args: the run's; not read.
             tokens: ids to append.
-            log_probs: one a token, of tokens that are trained on; refused for others.
+            log_probs: one a token, of tokens that are trained on; refused for others, but for zeros.
             trainable: whether the loss sees them.
             meta_info: of the engine's answer.
             text: what they spell.
@@ -90,12 +97,15 @@ class ReferenceSample(samples.Sample):
             SampleError: lengths do not agree, or log-probs are missing; the sample is left as it was.
         """
         told = meta_info or {}
+        if not trainable and log_probs is not None and not any(log_probs):
+            log_probs = None  # zeros, which are put in anyway
         ids = [int(token) for token in tokens]
         if trainable and ids and log_probs is None:
             raise SampleError(
                 f"{self.name}: {len(ids)} trainable tokens without log_probs; pass the engine's"
             )
         finish = told.get("finish_reason") or {}
+        held = {name: getattr(self, name) for name in _GROWING}
         self.append_response(
             ids,
             log_probs=None if log_probs is None else [float(one) for one in log_probs],
@@ -106,10 +116,21 @@ class ReferenceSample(samples.Sample):
             routed_experts=_experts(told, len(self.tokens) + len(ids)),
             top_p_tokens=_top_p(told),
         )
+        self._grow(held)
         if "cached_tokens" in told:
             self.prefix_cache_info.add(told)
         if told.get("spec_verify_ct"):
             self.spec_info.add(told)
+
+    def _grow(self, held: Mapping[str, Any]) -> None:
+        """Let columns be the lists that they were, longer, as there: who took one before sees what was appended."""
+        for name, before in held.items():
+            now = getattr(self, name)
+            if type(before) is list and type(now) is list:
+                before[:] = now
+                setattr(self, name, before)
+        if self.loss_mask is None:
+            self.loss_mask = [1] * self.response_length
 
     def strip_last_output_tokens(self, n: int, tokenizer: Any) -> None:
         """Take the last `n` response tokens out again."""

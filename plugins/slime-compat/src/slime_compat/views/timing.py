@@ -7,7 +7,7 @@ import functools
 import inspect
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 logger = logging.getLogger(__name__)
@@ -50,14 +50,32 @@ def timer(name_or_function: Any) -> Any:
     return trace_span(None, str(name_or_function))
 
 
+class TimedSpan(dict[str, Any]):
+    """What is known of a block: attributes, which go to the log at its end."""
+
+    set_attr = dict.__setitem__
+
+
 @contextlib.contextmanager
-def trace_span(target: Any = None, name: str = "", **_: Any) -> Iterator[None]:
-    """Tell the log how long a block took."""
-    begin = time.perf_counter()
+def trace_span(
+    target: Any = None, name: str = "", attrs: Mapping[str, Any] | None = None, **_: Any
+) -> Iterator[TimedSpan]:
+    """Tell the log how long a block took, and what it says of itself by `span.update(...)`."""
+    begin, span = time.perf_counter(), TimedSpan(attrs or {})
     try:
-        yield
+        yield span
     finally:
-        logger.debug("%s: %.3f s", name, time.perf_counter() - begin)
+        logger.debug("%s: %.3f s %s", name, time.perf_counter() - begin, dict(span))
+
+
+def bind_trace(sample: Any, *_: Any, **__: Any) -> Any:
+    """Return the sample: spans need nothing that is bound to it."""
+    return sample
+
+
+def build_sglang_meta_trace_attrs(meta_info: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the numbers and words of an engine's `meta_info`, which a span may be told."""
+    return {name: value for name, value in meta_info.items() if isinstance(value, int | float | str)}
 
 
 def trace_event(target: Any = None, name: str = "", **more: Any) -> None:

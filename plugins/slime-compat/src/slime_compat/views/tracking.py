@@ -39,3 +39,7 @@ def log(args: Any, metrics: Mapping[str, Any], step_key: str = "") -> None:
         name: value for name, value in metrics.items() if isinstance(value, int | float) and name != step_key
     }
     held.update({name: float(value) for name, value in numbers.items()})
+
+
+def configure_logger(prefix: str = "") -> None:
+    """Do nothing: the run has set logging up."""

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from slime_compat.views.absent import lacking
+from slime_compat.views.boxes import last_boxed_only_string, remove_boxed
 from slime_core.samples import Sample
 from slime_rm.math.dapo import dapo
 
@@ -15,4 +17,11 @@ def compute_score(
     return {"score": grade.score, "acc": bool(grade.parts["acc"]), "pred": grade.details["pred"]}
 
 
-__all__ = ["compute_score"]
+__all__ = ["compute_score", "last_boxed_only_string", "remove_boxed"]
+_GRADE = "answers are compared as mathematics, not as normalised text; use compute_score"
+__getattr__ = lacking(
+    __name__,
+    dict.fromkeys(
+        ("normalize_final_answer", "is_correct_minerva", "is_correct_strict_box", "verify"), _GRADE
+    ),
+)

@@ -1,5 +1,6 @@
 """Mathematics in boxes."""
 
+from slime_compat.views.boxes import last_boxed_only_string, remove_boxed
 from slime_compat.views.grading import score
 from slime_rm.math.boxed import last_boxed
 
@@ -24,7 +25,7 @@ def grade_answer_mathd(given_answer: str, ground_truth: str) -> bool:
     return grade_answer_sympy(given_answer, ground_truth)
 
 
-extract_boxed_answer = last_boxed_only_string = extract_answer
+extract_boxed_answer = extract_answer
 
 __all__ = [
     "extract_answer",
@@ -33,4 +34,5 @@ __all__ = [
     "grade_answer_sympy",
     "grade_answer_verl",
     "last_boxed_only_string",
+    "remove_boxed",
 ]

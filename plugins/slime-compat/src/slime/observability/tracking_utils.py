@@ -1,0 +1,5 @@
+"""Metrics go where the run's go."""
+
+from slime_compat.views.tracking import log
+
+__all__ = ["log"]

@@ -1,0 +1,1 @@
+"""Import names of the reference system; see the package `slime`."""

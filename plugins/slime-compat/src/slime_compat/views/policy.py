@@ -1,0 +1,54 @@
+"""The default losses as functions that a loss of a user's own may call. Imports torch, when they are called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from slime_compat.views.logits import Logits, get_log_probs_and_entropy
+
+
+def policy_loss_function(
+    args: Any,
+    batch: Mapping[str, Any],
+    logits: Logits,
+    sum_of_sample_mean: Callable[[Any], Any],
+) -> tuple[Any, dict[str, Any]]:
+    """Return (PPO's clipped loss, its metrics), with the KL term of `--use-kl-loss`; of a batch as custom losses get it."""
+    import torch
+
+    from slime_compat.views.formulae import compute_approx_kl, compute_policy_loss
+
+    _, told = get_log_probs_and_entropy(logits)
+    log_probs, old = torch.cat(told["log_probs"]), torch.cat(list(batch["log_probs"]))
+    ppo_kl = old - log_probs
+    high = args.eps_clip if args.eps_clip_high is None else args.eps_clip_high
+    losses, clipped = compute_policy_loss(
+        ppo_kl, torch.cat(list(batch["advantages"])), args.eps_clip, high, args.eps_clip_c
+    )
+    pg_loss = sum_of_sample_mean(losses)
+    loss = pg_loss
+    metrics = {
+        "pg_loss": pg_loss,
+        "pg_clipfrac": sum_of_sample_mean(clipped),
+        "ppo_kl": sum_of_sample_mean(ppo_kl),
+    }
+    if args.use_kl_loss:
+        reference = torch.cat(list(batch["ref_log_probs"]))
+        metrics["kl_loss"] = sum_of_sample_mean(compute_approx_kl(log_probs, reference, args.kl_loss_type))
+        loss = loss + args.kl_loss_coef * metrics["kl_loss"]
+    return loss, {name: value.detach() for name, value in {"loss": loss, **metrics}.items()}
+
+
+def sft_loss_function(
+    args: Any,
+    batch: Mapping[str, Any],
+    logits: Logits,
+    sum_of_sample_mean: Callable[[Any], Any],
+) -> tuple[Any, dict[str, Any]]:
+    """Return (minus the log-probs, reduced; metrics); of a batch as custom losses get it."""
+    import torch
+
+    _, told = get_log_probs_and_entropy(logits)
+    loss = sum_of_sample_mean(-torch.cat(told["log_probs"]))
+    return loss, {"loss": loss.detach()}
