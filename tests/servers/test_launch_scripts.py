@@ -131,7 +131,6 @@ def test_the_script_of_qwen3_30b_a3b_trains_experts_that_ranks_share(models, smo
         "--expert-model-parallel-size 2 --rollout-num-gpus-per-engine 2 --moe-token-dispatcher-type alltoall"
     )
     words = words_of("qwen3-30B-A3B", models, f"{MODEL} {LESS} {experts} {ranks}")
-    words.remove("--moe-enable-deepep")  # DeepEP is for GPUs alone
     finish("slime_compat.train", words, models)
     run = models / "Qwen3-30B-A3B_slime"
     rows = metrics(run)
