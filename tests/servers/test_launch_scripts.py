@@ -118,24 +118,3 @@ def test_the_script_of_glm4_9b_trains_beside_its_engines_a_step_ahead(models, sm
     assert [row["step"] for row in metrics(run)] == [0, 1, 2]
     assert metrics(run)[2]["rollout/staleness/max"] == 1
     assert writers_below(run) == []
-
-
-def test_the_script_of_qwen3_30b_a3b_trains_experts_that_ranks_share(models, smollm2):
-    config = transformers.Qwen3MoeConfig(
-        **SIZES, vocab_size=49152, rope_theta=1e6, rms_norm_eps=1e-6, tie_word_embeddings=False, eos_token_id=2, num_experts=4,
-        num_experts_per_tok=2, moe_intermediate_size=32, norm_topk_prob=True, max_position_embeddings=40960,
-    )  # fmt: skip
-    make_model(models / "Qwen3-30B-A3B", smollm2, config)
-    experts = "--num-experts 4 --moe-router-topk 2 --moe-ffn-hidden-size 32 --moe-layer-freq [1,1]"
-    ranks = (
-        "--expert-model-parallel-size 2 --rollout-num-gpus-per-engine 2 --moe-token-dispatcher-type alltoall"
-    )
-    words = words_of("qwen3-30B-A3B", models, f"{MODEL} {LESS} {experts} {ranks}")
-    words.remove("--moe-enable-deepep")  # DeepEP is for GPUs alone
-    finish("slime_compat.train", words, models)
-    run = models / "Qwen3-30B-A3B_slime"
-    rows = metrics(run)
-    assert [row["step"] for row in rows] == [0, 1, 2]
-    assert all(row["train/train_rollout_logprob_abs_diff"] < 0.1 for row in rows[1:])
-    assert all(row["rollout/total_lengths"] > row["rollout/response_lengths"] for row in rows[1:])
-    assert writers_below(run) == []

@@ -12,7 +12,8 @@ from slime_core.config.settings import Settings
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import EngineGpus, GpuRange
 from slime_sglang import hooks
-from slime_sglang.settings.topology import EnginePlacement, rank_problems, serving_topology
+from slime_sglang.settings.dividing import rank_problems
+from slime_sglang.settings.topology import EnginePlacement, serving_topology
 
 README = Path(__file__).parents[2] / "README.md"
 FLAGS = ("--rollout-batch-size", "1", "--rollout-max-response-len", "8", "--hf-checkpoint", "m")

@@ -39,8 +39,11 @@ def test_kl_in_the_reward_changes_every_estimator(estimate):
 @EVERY
 def test_distillation_is_added_to_every_estimator(estimate):
     view = grouped(2)
-    distilled, _ = estimate(view, use_opd=True, opd_kl_coef=0.5)
+    distilled, _, metrics, *_ = estimate(view, use_opd=True, opd_kl_coef=0.5)
     gap = (view.old_log_probs - view.teacher_log_probs) * view.loss_mask
+    trained = [(view.sample_of_token == i) & (view.loss_mask > 0) for i in range(len(view.rewards))]
+    means = [float(gap[one].mean()) for one in trained if one.any()]
+    assert float(metrics["opd_reverse_kl"]) == pytest.approx(sum(means) / len(means), abs=1e-9)
     assert distilled.tolist() == pytest.approx((estimate(view)[0] - 0.5 * gap).tolist(), abs=1e-12)
 
 

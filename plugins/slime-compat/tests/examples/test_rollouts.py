@@ -124,3 +124,13 @@ def test_rewards_by_task_and_logs_by_task(train, letters):
 def test_a_library_that_blocks_asks_from_a_thread_by_a_client_and_by_post(train):
     samples = train(GENERATE, "threads.generate", *ONE).samples()
     assert all(len(sample["rollout_log_probs"]) == sample["response_length"] >= 2 for sample in samples)
+
+
+@pytest.mark.parametrize("partial", [(), ("--partial-rollout",)])
+def test_the_default_loop_as_a_user_has_changed_it(train, partial):
+    flags = ["--rollout-function-path", "default_loop.generate_rollout", "--over-sampling-batch-size", "6"]
+    run = train(*flags, *partial, "--num-rollout", "2")
+    samples = run.samples()
+    assert len(samples) == 2 * 16 and all(sample["reward"] is not None for sample in samples)
+    assert {sample["status"] for sample in samples} <= {"completed", "truncated"}
+    assert all(row["rollout/seen"] >= 4 for row in run.rows if "rollout/seen" in row)

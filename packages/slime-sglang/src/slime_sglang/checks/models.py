@@ -15,8 +15,9 @@ from slime_models.hf.config import read_config
 
 from slime_sglang.checks.disaggregation import disaggregated_topology
 from slime_sglang.checks.router import router_setting
+from slime_sglang.settings.dividing import rank_problems
 from slime_sglang.settings.section import FleetSection, SglangSection
-from slime_sglang.settings.topology import rank_problems, serving_topology
+from slime_sglang.settings.topology import serving_topology
 
 if TYPE_CHECKING:
     from slime_core.config.build import BuildContext

@@ -1,5 +1,6 @@
 """The default rollout, and its parts."""
 
+from slime_compat.views.absent import lacking
 from slime_compat.views.generate_state import GenerateState
 from slime_compat.views.rollout import (
     abort,
@@ -23,3 +24,5 @@ __all__ = [
     "generate_rollout_async",
     "get_model_url",
 ]
+_SETS = "evaluation sets are the run's; use eval_rollout(args, rollout_id), or --eval-config"
+__getattr__ = lacking(__name__, dict.fromkeys(("EVAL_PROMPT_DATASET", "eval_rollout_single_dataset"), _SETS))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from slime_core.data.rows.open_rows import open_rows
 from slime_core.errors import DataError
 
 from slime_compat.launch.made import Made
@@ -35,6 +34,8 @@ def schedule(made: Made) -> None:
 
 def _epochs(made: Made) -> None:
     """Count the rows of the data: `--num-epoch` as a number of steps."""
+    from slime_core.data.rows.open_rows import open_rows
+
     script = made.script
     path, size, epochs = (script.value(name) for name in ("prompt_data", "rollout_batch_size", "num_epoch"))
     if path is None or not (size or "").isdecimal() or not (epochs or "").isdecimal():

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from slime_core.rollout.group import common_params
 
 from slime_compat.engine.tokenizer import foreign_tokenizer
+from slime_compat.views.rollout import generate_and_rm_group
 from slime_compat.views.runtime import Runtime, current, params_dict
+from slime_compat.views.sample import ReferenceSample as Sample
 
 
 class GenerateState:
@@ -28,6 +32,18 @@ class GenerateState:
         if runtime.state is None:
             runtime.state = _filled(super().__new__(cls), runtime)
         return runtime.state
+
+    def submit_generate_tasks(self, samples: Sequence[list[Sample]]) -> None:
+        """Begin to generate and score groups; `pendings` has a task for each."""
+        for group in samples:
+            params = dict(self.sampling_params)  # type: ignore[attr-defined]  # as below
+            self.pendings.add(asyncio.create_task(generate_and_rm_group(self.args, group, params)))  # type: ignore[attr-defined]  # as below
+        self.remaining_batch_size += len(samples)
+
+    @contextlib.contextmanager
+    def dp_rank_context(self) -> Iterator[int]:
+        """Do nothing: the engine chooses among its ranks."""
+        yield 0
 
     def reset(self) -> None:
         """Forget what is in flight."""

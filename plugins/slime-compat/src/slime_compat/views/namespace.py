@@ -140,9 +140,20 @@ def _derived(values: Mapping[str, Any]) -> dict[str, Any]:
         else DEFAULTS["sglang_server_concurrency"],
         "rollout_stop": values["rollout_stop"] or None,
         "rollout_stop_token_ids": values["rollout_stop_token_ids"] or None,
+        **{name: _number(value) for name, value in (values.get("megatron_args") or {}).items()},
         "use_dynamic_batch_size": True,
         "rollout_num_engines": 1,
         "rollout_num_gpus": values.get("rollout_num_gpus") or values.get("rollout_num_gpus_per_engine") or 1,
         "save": folder,
         "model_name": values.get("model_name"),
     }
+
+
+def _number(text: Any) -> Any:
+    """Return a number that is written as text; everything else as it is."""
+    for kind in (int, float):
+        try:
+            return kind(text) if isinstance(text, str) else text
+        except ValueError:
+            continue
+    return text

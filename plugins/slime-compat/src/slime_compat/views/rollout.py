@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -117,10 +118,19 @@ def sft_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: bool =
 
 @in_run
 async def abort(args: Any, rollout_id: int) -> list[Group]:
-    """End what is in flight; the samples come back as ABORTED where they were generated. Returns nothing besides."""
-    engine: Any = current("abort").context.engine
+    """End what is in flight, and wait for what `GenerateState` has pending; returns its groups under `--partial-rollout`, else none.
+
+    Samples that were not finished are ABORTED, also where others wait for them.
+    """
+    runtime = current("abort")
+    engine: Any = runtime.context.engine
     await getattr(engine, "engine", engine).abort()
-    return []
+    if runtime.state is None:
+        return []
+    runtime.state.aborted = True
+    groups = await asyncio.gather(*runtime.state.pendings)
+    runtime.state.pendings = set()
+    return list(groups) if args.partial_rollout else []
 
 
 def get_model_url(args: Any, model_name: str = "default", endpoint: str = "/generate") -> str:

@@ -1,0 +1,54 @@
+"""What of a model cannot be divided between the ranks of an engine. Imports neither torch nor sglang."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from slime_core.errors import Problem
+
+from slime_sglang.settings.topology import ServedModel, ServingTopology
+
+
+def rank_problems(
+    topology: ServingTopology,
+    model: ServedModel,
+    config: Mapping[str, Any],
+    *,
+    on_cpu: bool,
+    server_args: Mapping[str, Any] | None = None,
+) -> Iterator[Problem]:
+    """Yield what of a model cannot be divided between an engine's ranks: heads, and rows of feed-forward layers.
+
+    Args:
+        topology: of the run.
+        model: of the topology.
+        config: its Hugging Face configuration.
+        on_cpu: whether it is served without GPUs, where SGLang replicates no heads of keys and values.
+        server_args: SGLang's own: attention that is divided into `dp_size` copies, experts between `ep_size` ranks.
+    """
+    given = server_args or {}
+    copies = int(given.get("dp_size", 1)) if given.get("enable_dp_attention") else 1
+    apart = {
+        "num_attention_heads": copies,
+        "num_key_value_heads": copies,
+        "moe_intermediate_size": int(given.get("ep_size", 1)),
+    }
+    heads = config.get("num_attention_heads", 0)
+    counts = {
+        "num_attention_heads": heads,
+        "num_key_value_heads": config.get("num_key_value_heads") or heads,
+        "intermediate_size": config.get("intermediate_size") or 0,
+        "moe_intermediate_size": config.get("moe_intermediate_size") or 0,
+    }
+    for size in sorted({placement.num_gpus for placement in topology.placements(model)}):
+        for name, count in counts.items():
+            ranks = max(1, size // apart.get(name, 1))
+            can_be_copied = name == "num_key_value_heads" and not on_cpu and count and ranks % count == 0
+            if count % ranks and not can_be_copied:
+                yield Problem(
+                    f"GPUs of an engine of {model.name!r}",
+                    f"{ranks}, between which {name} {count} cannot be divided",
+                    "another number, 1 for example",
+                    "--rollout-num-gpus-per-engine or num_gpus_per_engine says it",
+                )
