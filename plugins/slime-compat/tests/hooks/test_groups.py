@@ -62,7 +62,7 @@ def test_log_functions_take_the_place_of_trackers_where_they_say_so(train, lette
     data = str(letters.parent / "letters.jsonl")
     run = train(*flags, "--eval-interval", "1", "--eval-prompt-data", "held", data, "--num-rollout", "1")
     (line,) = map(json.loads, (run.folder.parent / "log.jsonl").read_text().splitlines())
-    assert line == {"rollout_id": 0, "samples": 16, "first": "slime_compat.views.sample"}
+    assert line == {"rollout_id": 0, "samples": 16, "first": "slime_compat.views.samples.sample"}
     assert not any(name.startswith("rollout/raw") for name in run.rows[-1])
     told = [json.loads(one)["held"] for one in (run.folder.parent / "eval.jsonl").read_text().splitlines()]
     assert [round(row["eval/held"] * 10) for row in run.rows] == told

@@ -28,7 +28,7 @@ from slime.utils.processing_utils import build_processor_kwargs, process_vision_
 from slime.utils.trace_utils import build_sglang_meta_trace_attrs, trace_span
 from slime.utils.types import Sample
 from slime_compat.engine.tokenizer import PlainTokenizer
-from slime_compat.views.absent import MODULES
+from slime_compat.views.running.absent import MODULES
 from slime_core.errors import DataError, PluginError
 from slime_core.testing.tabular import LetterTokenizer
 
@@ -175,7 +175,7 @@ def test_dropped_groups_are_counted_by_reason():
 
 def test_a_span_takes_what_the_engine_said(caplog):
     with (
-        caplog.at_level("DEBUG", logger="slime_compat.views.timing"),
+        caplog.at_level("DEBUG", logger="slime_compat.views.running.timing"),
         trace_span(None, "ask", attrs={"turn": 1}) as span,
     ):
         span.update(build_sglang_meta_trace_attrs({"completion_tokens": 3, "output_token_logprobs": []}))

@@ -7,8 +7,8 @@ import pickle
 
 import pytest
 from slime.utils.types import Sample
-from slime_compat.views.namespace import Args
-from slime_compat.views.sample import viewed
+from slime_compat.views.running.namespace import Args
+from slime_compat.views.samples.sample import viewed
 from slime_core import samples
 from slime_core.errors import SampleError
 

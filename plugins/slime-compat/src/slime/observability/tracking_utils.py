@@ -1,5 +1,5 @@
 """Metrics go where the run's go."""
 
-from slime_compat.views.tracking import log
+from slime_compat.views.running.tracking import log
 
 __all__ = ["log"]

@@ -1,6 +1,6 @@
 """What rollout and evaluation functions return."""
 
-from slime_compat.views.outputs import (
+from slime_compat.views.samples.outputs import (
     RolloutFnEvalOutput,
     RolloutFnTrainOutput,
     call_rollout_fn,

@@ -1,6 +1,6 @@
 """Data sources."""
 
-from slime_compat.views.sources import AbstractSource as DataSource
-from slime_compat.views.sources import RolloutDataSource, RolloutDataSourceWithBuffer, pop_first
+from slime_compat.views.samples.sources import AbstractSource as DataSource
+from slime_compat.views.samples.sources import RolloutDataSource, RolloutDataSourceWithBuffer, pop_first
 
 __all__ = ["DataSource", "RolloutDataSource", "RolloutDataSourceWithBuffer", "pop_first"]

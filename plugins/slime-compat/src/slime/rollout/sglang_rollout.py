@@ -1,8 +1,7 @@
 """The default rollout, and its parts."""
 
-from slime_compat.views.absent import lacking
-from slime_compat.views.generate_state import GenerateState
-from slime_compat.views.rollout import (
+from slime_compat.views.generating.generate_state import GenerateState
+from slime_compat.views.generating.rollout import (
     abort,
     eval_rollout,
     generate,
@@ -12,6 +11,7 @@ from slime_compat.views.rollout import (
     generate_rollout_async,
     get_model_url,
 )
+from slime_compat.views.running.absent import lacking
 
 __all__ = [
     "GenerateState",

@@ -1,5 +1,5 @@
 """Coroutines from plain functions."""
 
-from slime_compat.views.loop import run
+from slime_compat.views.running.loop import run
 
 __all__ = ["run"]

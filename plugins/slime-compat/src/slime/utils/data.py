@@ -1,7 +1,7 @@
 """Data files as samples."""
 
-from slime_compat.views.absent import lacking
-from slime_compat.views.dataset import Dataset, read_file
+from slime_compat.views.running.absent import lacking
+from slime_compat.views.samples.dataset import Dataset, read_file
 
 __all__ = ["Dataset", "read_file"]
 __getattr__ = lacking(

@@ -1,13 +1,13 @@
 """Requests over HTTP, and this host."""
 
-from slime_compat.views.absent import lacking
-from slime_compat.views.host import (
+from slime_compat.views.running.absent import lacking
+from slime_compat.views.running.host import (
     find_available_port,
     get_host_info,
     get_rollout_num_engines,
     is_port_available,
 )
-from slime_compat.views.http import get, init_http_client, post
+from slime_compat.views.running.http import get, init_http_client, post
 
 __all__ = [
     "find_available_port",

@@ -1,7 +1,7 @@
 """Logging: the run has set it up; metrics go where the run's go."""
 
-from slime_compat.views.absent import lacking
-from slime_compat.views.tracking import configure_logger, log
+from slime_compat.views.running.absent import lacking
+from slime_compat.views.running.tracking import configure_logger, log
 
 __all__ = ["configure_logger", "log"]
 _TRACKERS = "the run starts and ends its trackers; use --use-wandb and its like"

@@ -1,5 +1,5 @@
 """Loss masks of conversations."""
 
-from slime_compat.views.loss_masks import MultiTurnLossMaskGenerator
+from slime_compat.views.samples.loss_masks import MultiTurnLossMaskGenerator
 
 __all__ = ["MultiTurnLossMaskGenerator"]

@@ -1,6 +1,6 @@
 """Statistics of rewards and samples."""
 
-from slime_compat.views.statistics import (
+from slime_compat.views.samples.statistics import (
     compute_pass_rate,
     compute_rollout_step,
     compute_statistics,

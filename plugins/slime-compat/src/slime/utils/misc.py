@@ -4,9 +4,9 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from slime_compat.launch.commands import exec_command
-from slime_compat.views.absent import lacking
-from slime_compat.views.host import get_current_node_ip, get_free_port
-from slime_compat.views.schedule import should_run_periodic_action
+from slime_compat.views.running.absent import lacking
+from slime_compat.views.running.host import get_current_node_ip, get_free_port
+from slime_compat.views.training.schedule import should_run_periodic_action
 from slime_core.plugins.importing import import_object
 
 

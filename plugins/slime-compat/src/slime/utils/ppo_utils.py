@@ -1,7 +1,7 @@
 """Formulae of losses."""
 
-from slime_compat.views.absent import lacking
-from slime_compat.views.formulae import (
+from slime_compat.views.running.absent import lacking
+from slime_compat.views.training.formulae import (
     compute_approx_kl,
     compute_gspo_kl,
     compute_policy_loss,

@@ -1,6 +1,6 @@
 """Tokenizers, processors, and images of requests."""
 
-from slime_compat.views.processing import (
+from slime_compat.views.generating.processing import (
     build_processor_kwargs,
     encode_image_for_rollout_engine,
     load_processor,

@@ -1,5 +1,5 @@
 """Times of blocks, for the log."""
 
-from slime_compat.views.timing import Timer, timer
+from slime_compat.views.running.timing import Timer, timer
 
 __all__ = ["Timer", "timer"]

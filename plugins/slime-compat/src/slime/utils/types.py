@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from slime_compat.views.absent import lacking
-from slime_compat.views.sample import ReferenceSample as Sample
+from slime_compat.views.running.absent import lacking
+from slime_compat.views.samples.sample import ReferenceSample as Sample
 
 #: Columns of a training batch by name.
 RolloutBatch = dict[str, list[Any]]

@@ -12,7 +12,7 @@ from slime_core.plugins.importing import IMPORT_FAILURES, import_object
 from slime_compat.adapters.attributes import unknown_attributes
 from slime_compat.adapters.table import FORMS, fit
 from slime_compat.adapters.whole import whole_sequences
-from slime_compat.views.namespace import Args, known_names
+from slime_compat.views.running.namespace import Args, known_names
 
 #: Group of functions whose `args`, where ours have some, is the trainer's own.
 _OF_TRAINER = "slime.megatron_hooks"

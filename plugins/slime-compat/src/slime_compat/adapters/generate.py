@@ -14,9 +14,9 @@ from slime_core.samples import Sample, Status
 from slime_compat.adapters.calling import Theirs
 from slime_compat.adapters.table import takes
 from slime_compat.engine.server import HOST, SERVICE, EngineServer
-from slime_compat.views.namespace import Args
-from slime_compat.views.runtime import Runtime, params_dict, using
-from slime_compat.views.sample import viewed
+from slime_compat.views.running.namespace import Args
+from slime_compat.views.running.runtime import Runtime, params_dict, using
+from slime_compat.views.samples.sample import viewed
 
 #: States in which a sample is trained on.
 _ENDED = (Status.COMPLETED, Status.TRUNCATED)

@@ -9,9 +9,9 @@ from slime_core.protocols import WeakReason
 from slime_core.samples import Group, Sample
 
 from slime_compat.adapters.calling import Theirs
-from slime_compat.views.outputs import DynamicFilterOutput
-from slime_compat.views.sample import viewed, viewed_groups
-from slime_compat.views.tracking import logging_to
+from slime_compat.views.running.tracking import logging_to
+from slime_compat.views.samples.outputs import DynamicFilterOutput
+from slime_compat.views.samples.sample import viewed, viewed_groups
 
 _GROUP = "slime.rollout_hooks"
 

@@ -11,7 +11,7 @@ from slime_core.rewards.results import SCORE
 from slime_core.samples import Group, Sample
 
 from slime_compat.adapters.calling import Theirs
-from slime_compat.views.sample import ANSWER, viewed
+from slime_compat.views.samples.sample import ANSWER, viewed
 
 if TYPE_CHECKING:
     import numpy as np

@@ -21,10 +21,10 @@ from slime_core.samples import Group, Sample, Status
 from slime_compat.adapters.calling import Theirs
 from slime_compat.adapters.generate import runtime_of, settle
 from slime_compat.adapters.table import takes
-from slime_compat.views.data_source import DataSourceView
-from slime_compat.views.outputs import RolloutFnEvalOutput, RolloutFnTrainOutput
-from slime_compat.views.runtime import hold, using
-from slime_compat.views.sample import viewed
+from slime_compat.views.running.runtime import hold, using
+from slime_compat.views.samples.data_source import DataSourceView
+from slime_compat.views.samples.outputs import RolloutFnEvalOutput, RolloutFnTrainOutput
+from slime_compat.views.samples.sample import viewed
 
 
 class ReferenceRollout:

@@ -13,8 +13,8 @@ from slime_core.protocols import DataSource
 from slime_core.samples import Group, Sample
 
 from slime_compat.adapters.calling import Theirs
-from slime_compat.views.building import built_for
-from slime_compat.views.namespace import Args
+from slime_compat.views.running.building import built_for
+from slime_compat.views.running.namespace import Args
 
 _METHODS = ("get_samples",)
 

@@ -15,7 +15,7 @@ from slime_core.protocols.correction import Correction
 from slime_compat.adapters.attributes import asks_for, logits_use
 from slime_compat.adapters.calling import Theirs
 from slime_compat.adapters.whole import whole_sequences
-from slime_compat.views.logits import Logits
+from slime_compat.views.training.logits import Logits
 
 if TYPE_CHECKING:
     import numpy as np

@@ -11,7 +11,7 @@ from slime_core.cli.arguments import read_stages
 from slime_core.config.functions import run_args
 from slime_core.plugins.registry import Registry
 
-from slime_compat.views.namespace import Args
+from slime_compat.views.running.namespace import Args
 
 
 def parse_args(add_custom_arguments: Callable[[Any], Any] | None = None) -> Args:

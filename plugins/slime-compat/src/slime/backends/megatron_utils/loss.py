@@ -1,9 +1,9 @@
 """Log-probs of a custom loss, the policy's loss, and corrections."""
 
-from slime_compat.views.absent import lacking
-from slime_compat.views.corrections import icepop_function, vanilla_tis_function
-from slime_compat.views.logits import get_log_probs_and_entropy
-from slime_compat.views.policy import policy_loss_function, sft_loss_function
+from slime_compat.views.running.absent import lacking
+from slime_compat.views.training.corrections import icepop_function, vanilla_tis_function
+from slime_compat.views.training.logits import get_log_probs_and_entropy
+from slime_compat.views.training.policy import policy_loss_function, sft_loss_function
 
 __all__ = [
     "get_log_probs_and_entropy",

@@ -1,5 +1,5 @@
 """What filters return."""
 
-from slime_compat.views.outputs import DynamicFilterOutput, MetricGatherer, call_dynamic_filter
+from slime_compat.views.samples.outputs import DynamicFilterOutput, MetricGatherer, call_dynamic_filter
 
 __all__ = ["DynamicFilterOutput", "MetricGatherer", "call_dynamic_filter"]

@@ -1,6 +1,6 @@
 """Rewards."""
 
-from slime_compat.views.grading import async_rm, batched_async_rm, remote_rm
+from slime_compat.views.samples.grading import async_rm, batched_async_rm, remote_rm
 
 from slime.rollout.rm_hub.deepscaler import get_deepscaler_rule_based_reward
 from slime.rollout.rm_hub.f1 import f1_score

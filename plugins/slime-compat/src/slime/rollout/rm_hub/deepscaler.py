@@ -1,6 +1,6 @@
 """DeepScaleR's reward."""
 
-from slime_compat.views.grading import score
+from slime_compat.views.samples.grading import score
 
 
 def get_deepscaler_rule_based_reward(response: str, label: str) -> float:

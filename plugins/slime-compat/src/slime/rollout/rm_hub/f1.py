@@ -1,6 +1,6 @@
 """Token F1."""
 
-from slime_compat.views.grading import graded
+from slime_compat.views.samples.grading import graded
 
 
 def f1_score(prediction: str, ground_truth: str) -> tuple[float, float, float]:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from slime_compat.views.grading import score
+from slime_compat.views.samples.grading import score
 
 
 def compute_ifbench_reward(response: str, label: Any, metadata: Mapping[str, Any] | None = None) -> float:

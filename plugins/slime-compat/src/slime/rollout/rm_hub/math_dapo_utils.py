@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from slime_compat.views.absent import lacking
-from slime_compat.views.boxes import last_boxed_only_string, remove_boxed
+from slime_compat.views.running.absent import lacking
+from slime_compat.views.samples.boxes import last_boxed_only_string, remove_boxed
 from slime_core.samples import Sample
 from slime_rm.math.dapo import dapo
 

@@ -1,7 +1,7 @@
 """Mathematics in boxes."""
 
-from slime_compat.views.boxes import last_boxed_only_string, remove_boxed
-from slime_compat.views.grading import score
+from slime_compat.views.samples.boxes import last_boxed_only_string, remove_boxed
+from slime_compat.views.samples.grading import score
 from slime_rm.math.boxed import last_boxed
 
 

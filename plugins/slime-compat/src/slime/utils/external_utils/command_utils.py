@@ -10,7 +10,7 @@ from slime_compat.launch.commands import (
     get_default_wandb_args,
     hf_download_dataset,
 )
-from slime_compat.views.absent import lacking
+from slime_compat.views.running.absent import lacking
 
 __all__ = [
     "ExecuteTrainConfig",

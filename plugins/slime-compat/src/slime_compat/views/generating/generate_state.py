@@ -10,9 +10,9 @@ from typing import Any
 from slime_core.rollout.group import common_params
 
 from slime_compat.engine.tokenizer import foreign_tokenizer
-from slime_compat.views.rollout import generate_and_rm_group
-from slime_compat.views.runtime import Runtime, current, params_dict
-from slime_compat.views.sample import ReferenceSample as Sample
+from slime_compat.views.generating.rollout import generate_and_rm_group
+from slime_compat.views.running.runtime import Runtime, current, params_dict
+from slime_compat.views.samples.sample import ReferenceSample as Sample
 
 
 class GenerateState:

@@ -17,11 +17,11 @@ from slime_core.errors import PluginError
 from slime_core.protocols import GenerateContext, SamplingParams
 from slime_core.rollout.context import RolloutRun
 
-from slime_compat.views.namespace import Args
+from slime_compat.views.running.namespace import Args
 
 if TYPE_CHECKING:
     from slime_compat.engine.server import EngineServer
-    from slime_compat.views.generate_state import GenerateState
+    from slime_compat.views.generating.generate_state import GenerateState
 
 
 @dataclass(kw_only=True)

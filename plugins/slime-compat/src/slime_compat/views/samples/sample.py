@@ -17,7 +17,7 @@ from slime_core import samples
 from slime_core.errors import SampleError
 from slime_core.samples import Status
 
-from slime_compat.views.counters import PrefixCacheInfo, SpecInfo
+from slime_compat.views.samples.counters import PrefixCacheInfo, SpecInfo
 
 #: Attribute of a sample whose reward is no number: what the reward returned, for the post-processing.
 ANSWER = "reward_answer"

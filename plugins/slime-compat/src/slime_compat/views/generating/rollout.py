@@ -16,12 +16,12 @@ from slime_core.run.evaluation import evaluate
 from slime_core.samples import Group, Status
 
 from slime_compat.engine.requests import next_seed, sampling_params
-from slime_compat.views.loop import in_run
-from slime_compat.views.loop import run as run_coroutine
-from slime_compat.views.outputs import RolloutFnEvalOutput, RolloutFnTrainOutput
-from slime_compat.views.runtime import Runtime, current
-from slime_compat.views.sample import ReferenceSample as Sample
-from slime_compat.views.sample import viewed
+from slime_compat.views.running.loop import in_run
+from slime_compat.views.running.loop import run as run_coroutine
+from slime_compat.views.running.runtime import Runtime, current
+from slime_compat.views.samples.outputs import RolloutFnEvalOutput, RolloutFnTrainOutput
+from slime_compat.views.samples.sample import ReferenceSample as Sample
+from slime_compat.views.samples.sample import viewed
 
 
 @in_run

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from slime_compat.views.sample import ReferenceSample as Sample
+from slime_compat.views.samples.sample import ReferenceSample as Sample
 
 
 @dataclass

@@ -14,10 +14,10 @@ from typing import Any
 from slime_core.data.prompt_source import PromptSource
 from slime_core.errors import SampleError
 
-from slime_compat.views.building import building
-from slime_compat.views.dataset import Dataset
-from slime_compat.views.sample import ReferenceSample as Sample
-from slime_compat.views.sample import viewed, viewed_groups
+from slime_compat.views.running.building import building
+from slime_compat.views.samples.dataset import Dataset
+from slime_compat.views.samples.sample import ReferenceSample as Sample
+from slime_compat.views.samples.sample import viewed, viewed_groups
 
 
 class AbstractSource(abc.ABC):

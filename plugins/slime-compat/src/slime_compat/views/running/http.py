@@ -11,8 +11,8 @@ import aiohttp
 from slime_core.errors import EngineError
 
 from slime_compat.engine.requests import answer, next_seed
-from slime_compat.views.loop import awaited
-from slime_compat.views.runtime import Runtime, running
+from slime_compat.views.running.loop import awaited
+from slime_compat.views.running.runtime import Runtime, running
 
 #: Tries of a request that does not get through, and seconds between them. There it is 60 times, also for what the server refuses.
 RETRIES = 60

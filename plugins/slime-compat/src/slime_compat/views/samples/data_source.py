@@ -9,9 +9,9 @@ from typing import Any
 from slime_core.errors import SampleError
 from slime_core.rollout.context import RolloutRun
 
-from slime_compat.views.loop import on_loop
-from slime_compat.views.sample import ReferenceSample as Sample
-from slime_compat.views.sample import viewed_groups
+from slime_compat.views.running.loop import on_loop
+from slime_compat.views.samples.sample import ReferenceSample as Sample
+from slime_compat.views.samples.sample import viewed_groups
 
 
 class DataSourceView:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from slime_compat.views.logits import Logits, get_log_probs_and_entropy
+from slime_compat.views.training.logits import Logits, get_log_probs_and_entropy
 
 
 def policy_loss_function(
@@ -17,7 +17,7 @@ def policy_loss_function(
     """Return (PPO's clipped loss, its metrics), with the KL term of `--use-kl-loss`; of a batch as custom losses get it."""
     import torch
 
-    from slime_compat.views.formulae import compute_approx_kl, compute_policy_loss
+    from slime_compat.views.training.formulae import compute_approx_kl, compute_policy_loss
 
     _, told = get_log_probs_and_entropy(logits)
     log_probs, old = torch.cat(told["log_probs"]), torch.cat(list(batch["log_probs"]))

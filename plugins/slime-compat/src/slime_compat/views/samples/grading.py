@@ -13,9 +13,9 @@ from slime_core.errors import PluginError, RewardError
 from slime_core.plugins.registry import Registry
 from slime_core.rewards.results import Grade, plain_value
 
-from slime_compat.views.http import post
-from slime_compat.views.runtime import running
-from slime_compat.views.sample import ReferenceSample as Sample
+from slime_compat.views.running.http import post
+from slime_compat.views.running.runtime import running
+from slime_compat.views.samples.sample import ReferenceSample as Sample
 
 
 def graded(name: str, response: str, label: Any, metadata: Mapping[str, Any] | None = None) -> Any:

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from slime_compat.views.outputs import DynamicFilterOutput
-from slime_compat.views.sample import ReferenceSample as Sample
+from slime_compat.views.samples.outputs import DynamicFilterOutput
+from slime_compat.views.samples.sample import ReferenceSample as Sample
 
 #: Smallest standard deviation of rewards that differ.
 SMALLEST = 1e-6

@@ -10,8 +10,8 @@ from slime_core.data.prompts import PromptFormat, build_prompts
 from slime_core.data.rows.open_rows import read_rows
 
 from slime_compat.engine.tokenizer import KnownTokenizer
-from slime_compat.views.sample import ReferenceSample as Sample
-from slime_compat.views.sample import viewed
+from slime_compat.views.samples.sample import ReferenceSample as Sample
+from slime_compat.views.samples.sample import viewed
 
 
 def read_file(path: str) -> Iterator[Mapping[str, Any]]:

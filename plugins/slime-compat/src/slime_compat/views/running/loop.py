@@ -9,7 +9,7 @@ from typing import Any
 
 from slime_core.errors import PluginError
 
-from slime_compat.views.runtime import current, running, using
+from slime_compat.views.running.runtime import current, running, using
 
 
 def run[T](coroutine: Coroutine[Any, Any, T]) -> T:

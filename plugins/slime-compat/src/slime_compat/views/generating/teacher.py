@@ -7,9 +7,9 @@ from typing import Any
 
 from slime_core.errors import RewardError
 
-from slime_compat.views.http import post
-from slime_compat.views.processing import encode_image_for_rollout_engine
-from slime_compat.views.sample import ReferenceSample as Sample
+from slime_compat.views.generating.processing import encode_image_for_rollout_engine
+from slime_compat.views.running.http import post
+from slime_compat.views.samples.sample import ReferenceSample as Sample
 
 
 async def reward_func(args: Any, sample: Sample, **_: Any) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 from slime_core.errors import DataError
 
 from slime_compat.engine.tokenizer import foreign_tokenizer
-from slime_compat.views.runtime import running
+from slime_compat.views.running.runtime import running
 
 
 def load_tokenizer(name_or_path: str, chat_template_path: str | None = None, **kwargs: Any) -> Any:

@@ -1,0 +1,1 @@
+"""What generate functions and rollout functions call."""

@@ -1,0 +1,1 @@
+"""What a user's own losses, corrections and reducers call."""
