@@ -38,6 +38,12 @@ def start(port):
     return process
 
 
+def kill(process):
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
 def evaluations(port):
     return httpx.get(f"http://127.0.0.1:{port}/health", timeout=30).json()["evaluations"]
 
@@ -67,15 +73,13 @@ def test_no_trajectory_is_lost_where_the_service_is_killed(port):
         deadline = time.monotonic() + 120
         while await asyncio.to_thread(evaluations, port) < 3 and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
-        first.kill()
-        first.wait()
+        kill(first)
         assert not all(task.done() for task in tasks)
         second = await asyncio.to_thread(start, port)
         try:
             return await asyncio.gather(*tasks)
         finally:
-            second.kill()
-            second.wait()
+            kill(second)
 
     results = asyncio.run(ask())
     assert [one.index for one in results] == list(range(N))
