@@ -24,6 +24,7 @@ from slime_core.rewards.workers.calling import build_reward, explain, import_rew
 from slime_core.rewards.workers.process import done_within
 from slime_core.rewards.workers.supervisor import RewardWorkers, WorkerSupervisor
 from slime_core.rewards.workers.wire import Setup
+from slime_core.runtime.closing import close_part
 from slime_core.runtime.eager import start_now
 from slime_core.runtime.watchdog import line_of
 from slime_core.samples import Group, Sample
@@ -40,7 +41,7 @@ class RewardPool:
     times at once, and one that blocks instead of awaiting blocks the trainer too.
 
     A reward is a function of the sample, or a class that is built once a process from the options and whose
-    objects are called with the sample; one on the event loop may have a method `async close()` for the end.
+    objects are called with the sample; one on the event loop may have a method `close()`, `async` or not, for the end.
     It is given a copy of the sample, and what it writes there is lost; but one on the event loop whose attribute `writes` is
     True gets the sample itself. A call may be repeated.
 
@@ -119,8 +120,8 @@ class RewardPool:
         """Kill the workers and wait for their end; calls in flight raise RewardError. May be called twice."""
         ending, self._state = self._state != "closed", "closed"
         await self._supervisor.close()
-        if ending and hasattr(self._call, "close"):
-            await self._call.close()  # type: ignore[union-attr]  # it has one
+        if ending:
+            await close_part(self._call)
 
     async def __aenter__(self) -> RewardPool:
         """Start."""

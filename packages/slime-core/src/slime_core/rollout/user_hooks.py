@@ -12,6 +12,7 @@ from slime_core.config.settings import Settings
 from slime_core.errors import PluginError, SampleError, SlimeError
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import Metrics
+from slime_core.runtime.closing import close_part
 from slime_core.samples import Group, Sample, Status
 
 #: Entry-point group of the functions.
@@ -105,10 +106,9 @@ class RolloutHooks:
         return sample
 
     async def close(self) -> None:
-        """Close the sample hooks that have connections or files open: those with a method `async close()`."""
+        """Close the sample hooks that have connections or files open: those with a method `close()`, `async` or not."""
         for _, hook in self.sample_hooks:
-            if hasattr(hook, "close"):
-                await hook.close()
+            await close_part(hook)
 
     def filter_samples(self, groups: list[Group]) -> None:
         """Let the sample filter choose samples of a step that are not trained on, and note why in their metadata.

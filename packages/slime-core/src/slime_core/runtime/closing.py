@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
 from collections.abc import Awaitable, Iterator, Sequence
 from typing import Protocol
@@ -20,8 +21,16 @@ class Closes(Protocol):
     """A part that is closed at the end: of a run's own parts every one, of a user's (a generator, an async reward, a sample hook, a service) those
     that have this method."""
 
-    def close(self) -> Awaitable[None]:
-        """Stop, and free everything."""
+    def close(self) -> Awaitable[None] | None:
+        """Stop, and free everything. A user's part may do so without `async`."""
+
+
+async def close_part(part: object) -> None:
+    """Close a part of a user's, if it has a method `close`, with `async` or without."""
+    close = getattr(part, "close", None)
+    closing = close() if close is not None else None
+    if inspect.isawaitable(closing):
+        await closing
 
 
 @contextlib.contextmanager
@@ -42,4 +51,4 @@ async def close_all(parts: Sequence[Closes]) -> None:
 
 async def _close(part: Closes) -> None:
     with logged(f"{type(part).__name__} was not closed"):
-        await within(CLOSE_S, f"closing {type(part).__name__}", part.close())
+        await within(CLOSE_S, f"closing {type(part).__name__}", close_part(part))
