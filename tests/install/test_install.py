@@ -41,6 +41,15 @@ COMBINATIONS = {
     ),
     "slime-ray": ({"slime.launchers ray"}, ("megatron", "transformers", "sglang")),
 }
+#: Those that are tried with the tests that take long: what they have is in others, too, or is small.
+RARER = {
+    "slime-core slime-gym",
+    "slime-algos",
+    "slime-models[smollm2]",
+    "slime-simulator",
+    "slime-bench",
+    "slime-trackers",
+}
 #: What the README's command installs, by pip itself; the others go through uv's cache.
 BY_PIP = "slime-core slime-rm"
 
@@ -92,7 +101,9 @@ def run(python: Path, *words: str) -> str:
     return result.stdout
 
 
-@pytest.mark.parametrize("names", COMBINATIONS)
+@pytest.mark.parametrize(
+    "names", [pytest.param(names, marks=[pytest.mark.faults] * (names in RARER)) for names in COMBINATIONS]
+)
 def test_combination_installs_and_lists_its_plugins(names, dist, place):
     listed, absent = COMBINATIONS[names]
     python = environment(place, dist, names)

@@ -168,6 +168,7 @@ def two_nodes() -> Iterator[str]:
         cluster.shutdown()
 
 
+@pytest.mark.faults
 def test_on_two_nodes_a_server_is_at_the_address_of_its_node(two_nodes, slime, letters, root, tmp_path):
     """Three ranks on each of two machines, and a server of one GPU and a worker of rewards beside each of them."""
     path = os.pathsep.join([str(root / "tests/plugins"), os.environ.get("PYTHONPATH", "")])
@@ -186,6 +187,7 @@ def test_on_two_nodes_a_server_is_at_the_address_of_its_node(two_nodes, slime, l
     assert len({one["reward"]["node"] for one in scored} - {""}) == 2
 
 
+@pytest.mark.faults
 def test_a_driver_in_a_job_runs_where_its_cluster_and_folder_are(two_nodes, letters, root, tmp_path):
     """As `ray job submit` starts it: no terminal, no GPU, another folder, and the cluster by the environment alone."""
     recipe = letters.rename(tmp_path / "model/letters.toml")

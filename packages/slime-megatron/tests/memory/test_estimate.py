@@ -63,7 +63,13 @@ MORE = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bf16", [True, False])
-@pytest.mark.parametrize("kind", ["deepseek_v3", "qwen3", "qwen3_moe", "glm4_moe", "glm4"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("deepseek_v3", "qwen3"),
+        *(pytest.param(kind, marks=pytest.mark.faults) for kind in ("qwen3_moe", "glm4_moe", "glm4")),
+    ],
+)
 def test_every_rank_of_every_layout_holds_what_is_predicted(ranks, cut_models, kind, bf16):
     found = {}
     for layout in [*LAYOUTS, *MORE]:

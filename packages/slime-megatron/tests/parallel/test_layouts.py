@@ -38,13 +38,12 @@ from ..layouts import (
 @pytest.mark.parametrize(
     "kind",
     [
-        *(kind for kind in DENSE if kind not in ALIKE),
-        "deepseek_v3",
-        "gpt_oss",
-        "minimax_m2",
-        "qwen2_moe",
-        "qwen3_moe",
-        "qwen3_next",
+        *("deepseek_v3", "qwen3", "qwen3_moe"),
+        *(
+            pytest.param(kind, marks=pytest.mark.faults)
+            for kind in (*DENSE, "gpt_oss", "minimax_m2", "qwen2_moe", "qwen3_next")
+            if kind not in (*ALIKE, "qwen3")
+        ),
     ],
 )
 def test_every_layout_takes_the_steps_of_one_process(ranks, cut_models, kind, capsys):
