@@ -43,6 +43,7 @@ _LONGEST = (
     "packages/slime-megatron/tests/memory/test_estimate.py",
     "tests/servers/test_ray.py",
     "packages/slime-megatron/tests/parallel/test_layouts.py",
+    "packages/slime-megatron/tests/parallel/test_layout_checkpoints.py",
     "tests/servers/test_slurm_script.py",
     "tests/runs/test_async_loops.py",
     "tests/failures/test_interrupt.py",

@@ -117,13 +117,24 @@ def test_closing_it_ends_what_it_watches_and_twice_is_once(victim):
     guard.close()
 
 
-def test_a_guard_that_is_stopped_or_killed_holds_nobody_up(victim):
-    for number in (signal.SIGSTOP, signal.SIGKILL):
-        guard = Guard(starts_ray=False)
-        guard._process.send_signal(number)
-        guard.close()
-        guard.watch([victim.pid])
-    assert victim.poll() is None
+def test_a_guard_that_is_stopped_holds_nobody_up(victim):
+    guard = Guard(starts_ray=False)
+    guard._process.send_signal(signal.SIGSTOP)
+    guard.watch([victim.pid])
+    began = time.monotonic()
+    guard.close()
+    assert time.monotonic() - began < 30
+    assert guard._process.returncode == -signal.SIGKILL
+    assert victim.poll() is None  # the guard was never told
+
+
+def test_a_guard_that_was_killed_can_be_told_and_closed(victim):
+    guard = Guard(starts_ray=False)
+    guard._process.kill()
+    guard.watch([victim.pid])
+    guard.close()
+    guard.watch([victim.pid])
+    guard.close()
 
 
 def replaced(guard, pid):

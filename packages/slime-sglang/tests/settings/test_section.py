@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
+import pytest
 from slime_core.config.load import load_settings
 from slime_core.plugins.registry import Registry
 from slime_sglang.server.command import server_arguments
-from slime_sglang.settings.section import SglangSection, known_arguments
+from slime_sglang.settings.section import SglangSection, argument_problems, known_arguments
 
 SCRIPT = Path(__file__).parents[4] / "scripts/sglang_flags.py"
 REQUIRED = ("--rollout-batch-size", "1", "--rollout-max-response-len", "8", "--rollout-engine", "sglang")
@@ -30,3 +31,26 @@ def test_an_argument_of_sglang_is_a_flag_with_its_prefix() -> None:
     )
     given = settings.section(SglangSection).server_args
     assert server_arguments(given) == ["--mem-fraction-static", "0.8", "--enable-metrics"]
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({"ep_size": "two"}, "a whole number of at least 1"),
+        ({"dp_size": 0, "enable_dp_attention": True}, "a whole number of at least 1"),
+        ({"data_parallel_size": True, "enable_dp_attention": True}, "a whole number of at least 1"),
+        ({"max_total_tokens": "-5"}, "a whole number of at least 1"),
+        ({"base_gpu_id": 1.5}, "a whole number of at least 0"),
+        ({"mem_fraction_static": "nan"}, "a number above 0, and 1 at most"),
+        ({"mem_fraction_static": 8}, "a number above 0, and 1 at most"),
+    ],
+)
+def test_a_number_that_slime_reckons_with_is_one(given, wanted) -> None:
+    name = next(iter(given))
+    (problem,) = argument_problems(given, where="here")
+    assert (problem.where, problem.found, problem.wanted) == (f"here.{name}", str(given[name]), wanted)
+
+
+def test_numbers_that_are_right_are_no_problem() -> None:
+    given = {"ep_size": "4", "base_gpu_id": 0, "max_total_tokens": 4096, "mem_fraction_static": "0.8"}
+    assert list(argument_problems(given, where="here")) == []

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
+from slime_core.runtime.processes.tree import descendants
 from slime_kernels.judge.evaluator import Evaluator, EvaluatorSettings, Options
 from slime_kernels.judge.verdict import EvalStatus, Verdict
 from slime_kernels.problems.examples import example_of, skeleton_of
@@ -75,9 +76,11 @@ def kernels(argv: list[str]) -> int:
         evaluator = Evaluator(settings, server, static_gate=lambda tree: ())
         n, workers = arguments.evaluations, arguments.concurrency
         run(evaluator, [GOOD] * workers, workers)  # the problem's facts, once
+        assert server.pid is not None
+        there = descendants(server.pid)  # what all evaluations are forked from
         clean = run(evaluator, [GOOD] * n, workers)
         bad = run(evaluator, kinds_of(n, share=arguments.bad, seed=arguments.seed), workers)
-        left = left_behind(server, folders)
+        left = left_behind(server.pid, there, folders)
     finally:
         server.close()
     _tell(clean, bad, left, arguments)
@@ -103,13 +106,11 @@ def run(evaluator: Evaluator, kinds: Sequence[str], concurrency: int) -> Pass:
     return Pass(time.perf_counter() - begin, kinds, verdicts)
 
 
-def left_behind(server: CandidateServer, folders: set[str]) -> list[str]:
-    """Return processes and folders of evaluations that are still there, but for those before; waits for what is ending."""
+def left_behind(server: int, processes: set[int], folders: set[str]) -> list[str]:
+    """Return processes below the server's and folders that are there and were not before; waits for what is ending."""
     deadline = time.monotonic() + _LEFT_S
     while True:
-        assert server.pid is not None
-        # the one process below the server's is that which the interpreter's forks come from
-        found = [f"process {pid}" for pid in _descendants(server.pid)[1:]]
+        found = [f"process {pid}" for pid in sorted(descendants(server) - processes)]
         found += sorted(_folders() - folders)
         if not found or time.monotonic() > deadline:
             return found
@@ -123,21 +124,6 @@ def _source(problem: KernelProblem, kind: str) -> str:
         return good
     bad = good.replace("        out = ", f"        {BAD[kind]}\n        out = ", 1)
     return f"import os\nimport time\n{bad}"
-
-
-def _descendants(pid: int) -> list[int]:
-    parents: dict[int, list[int]] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rpartition(")")[2].split()
-        except OSError:  # it has ended
-            continue
-        if fields[0] != "Z":
-            parents.setdefault(int(fields[1]), []).append(int(path.parent.name))
-    found = list(parents.get(pid, ()))
-    for one in found:
-        found += parents.get(one, ())
-    return found
 
 
 def _folders() -> set[str]:

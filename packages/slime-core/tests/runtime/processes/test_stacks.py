@@ -22,6 +22,9 @@ def sleeps():
 def searches():
     re.fullmatch("(a|aa)*b", 200 * "a")  # backtracks for ever, and lets no other thread run
 
+def descends(depth=80):
+    descends(depth - 1) if depth else sleeps()
+
 log = open(sys.argv[1], "a")
 write_stacks_when_asked(log)
 threading.Thread(target=sleeps, daemon=True).start()
@@ -84,13 +87,15 @@ def test_a_process_that_does_not_know_the_signal_is_left_alone(tmp_path):
 
 
 def test_stacks_of_several_processes_do_not_mix(process):
+    """Of 80 calls each: to write them takes so long that processes that are asked at once write into each other's lines."""
     children = []
-    for _ in range(3):
-        child, log, script = process("sleeps")
+    for _ in range(4):
+        child, log, script = process("descends")
         children.append(child.pid)
         log.write_text("")  # the next one is waited for
     told = ask_for_stacks(children, log)
     threads = re.split(r"^(?=Thread|Current thread)", told, flags=re.MULTILINE)[1:]
     assert len(threads) == 2 * len(children)
-    assert all("File" in thread and thread.count("hread 0x") == 1 for thread in threads), told
-    assert told.count(f'"{script}", line 6 in sleeps') == 2 * len(children)
+    mains = [thread for thread in threads if "in descends" in thread]
+    assert [thread.count("in descends\n") for thread in mains] == [81] * len(children), told
+    assert told.count(f'"{script}", line 6 in sleeps\n') == 2 * len(children)

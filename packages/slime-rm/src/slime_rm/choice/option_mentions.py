@@ -151,7 +151,10 @@ def _with_capitals(text: str, letters: str) -> str:
     bare = small.replace("a", "")
     if not small:
         return text
-    raised = lambda found: f"{found[1]}({found[2].upper()})"  # noqa: E731
+
+    def raised(found: re.Match[str]) -> str:
+        return f"{found[1]}({found[2].upper()})"
+
     text = re.sub(
         rf"(?i:(\b(?:option|choice|letter)[ \t:]+[\"']?))((?:[{bare}])(?![\w'])|a(?=\s+(?:or|and)\b|\s*[/,|]))",
         raised,

@@ -28,11 +28,11 @@ def rank_problems(
         server_args: SGLang's own: attention that is divided into `dp_size` copies, experts between `ep_size` ranks.
     """
     given = server_args or {}
-    copies = int(given.get("dp_size", 1)) if given.get("enable_dp_attention") else 1
+    copies = _number(given, "dp_size", "data_parallel_size") if given.get("enable_dp_attention") else 1
     apart = {
         "num_attention_heads": copies,
         "num_key_value_heads": copies,
-        "moe_intermediate_size": int(given.get("ep_size", 1)),
+        "moe_intermediate_size": _number(given, "ep_size", "expert_parallel_size"),
     }
     heads = config.get("num_attention_heads", 0)
     counts = {
@@ -52,3 +52,8 @@ def rank_problems(
                     "another number, 1 for example",
                     "--rollout-num-gpus-per-engine or num_gpus_per_engine says it",
                 )
+
+
+def _number(arguments: Mapping[str, Any], *names: str) -> int:
+    """Return a whole number that has been checked (`argument_problems`), by the first of its names that is given; 1 without."""
+    return next((int(arguments[name]) for name in names if name in arguments), 1)

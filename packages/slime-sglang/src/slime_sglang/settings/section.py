@@ -60,6 +60,14 @@ _OTHER_RANKS = ("pp_size", "pipeline_parallel_size")
 #: Arguments that make servers within a server, but with the one that divides attention among its ranks instead.
 _REPLICAS, _DIVIDED = ("dp_size", "data_parallel_size"), "enable_dp_attention"
 
+#: Numbers among the arguments that slime reckons with itself: the least whole number that each may be, None for a share of 1.
+_NUMBERS = {
+    **dict.fromkeys(
+        ("dp_size", "data_parallel_size", "ep_size", "expert_parallel_size", "max_total_tokens"), 1
+    ),
+    "base_gpu_id": 0,
+    "mem_fraction_static": None,
+}
 #: Arguments that bypass the API key of a server, and the values that do not.
 _KEY_BYPASSES = {
     "tokenizer_worker_num": "1",
@@ -155,8 +163,23 @@ def refused_arguments() -> frozenset[str]:
     return frozenset((*DERIVED, *_ENCODER_ARGUMENTS))
 
 
+def _number_wanted(name: str, value: Any) -> str | None:
+    """Return what a number that slime reckons with is to be; None where it is so, or slime does not reckon with it."""
+    if name not in _NUMBERS:
+        return None
+    least, text = _NUMBERS[name], str(value)
+    if least is not None:
+        is_right = text.isascii() and text.isdecimal() and int(text) >= least
+        return None if is_right else f"a whole number of at least {least}"
+    try:
+        return None if 0 < float(text) <= 1 else "a number above 0, and 1 at most"
+    except ValueError:
+        return "a number above 0, and 1 at most"
+
+
 def argument_problems(arguments: Mapping[str, Any], *, where: str) -> Iterator[Problem]:
-    """Yield each argument that SGLang's server does not have, that slime sets itself, or whose weights cannot be proven."""
+    """Yield each argument that SGLang's server does not have, that slime sets itself or reckons with and is no number, or whose
+    weights cannot be proven."""
     for name, value in arguments.items():
         if name in DERIVED:
             yield Problem(f"{where}.{name}", "an argument that slime gives the server itself", DERIVED[name])
@@ -165,6 +188,8 @@ def argument_problems(arguments: Mapping[str, Any], *, where: str) -> Iterator[P
         elif name == "disaggregation_transfer_backend" and value == "fake":
             why = "decode engines would generate from a cache that nobody filled"
             yield Problem(f"{where}.{name}", "fake", "one that moves something: mooncake, for example", why)
+        elif (wanted := _number_wanted(name, value)) is not None:
+            yield Problem(f"{where}.{name}", str(value), wanted)
         elif name in _OTHER_RANKS and str(value) != "1":
             why = "weights that arrive are proven for ranks that share matrices or experts"
             yield Problem(f"{where}.{name}", str(value), "1", why)

@@ -22,7 +22,7 @@ class Index(Protocol):
         """Return at most `n` passages, the best first."""
 
     async def close(self) -> None:
-        """Give back what it holds for one conversation."""
+        """Close connections."""
 
 
 class Bm25Index:

@@ -101,10 +101,8 @@ def settle(sample: Sample, given: Sample, prompt_ids: Sequence[int], *, version:
     sample.tokens = [int(token) for token in sample.tokens]
     if not sample.tokens and sample.response_length == 0:
         sample.tokens = list(prompt_ids)
-    sample.index, sample.group_index = (
-        given.index,
-        given.group_index,
-    )  # numbers of a user's own mean other things
+    # Numbers of a user's own mean other things.
+    sample.index, sample.group_index = given.index, given.group_index
     if sample is not given and sample.rollout_id is None:
         sample.rollout_id = given.index if given.rollout_id is None else given.rollout_id
     if sample.response_length == 0 and sample.tokens and sample.status in _ENDED:

@@ -86,10 +86,10 @@ def convert_checkpoint(model_name: str, *_: object, **__: object) -> None:
 
 
 def hf_download_dataset(full_name: str) -> None:
-    """Fetch a data set of Hugging Face to `/root/datasets/NAME`."""
-    name = full_name.rpartition("/")[2]
+    """Fetch a data set of Hugging Face to `datasets/NAME` in the home folder, where the reference's containers have it."""
+    folder = Path.home() / "datasets" / full_name.rpartition("/")[2]
     exec_command(
-        f"hf download --repo-type dataset {shlex.quote(full_name)} --local-dir /root/datasets/{shlex.quote(name)}"
+        f"hf download --repo-type dataset {shlex.quote(full_name)} --local-dir {shlex.quote(str(folder))}"
     )
 
 

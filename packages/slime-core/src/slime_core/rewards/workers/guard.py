@@ -20,6 +20,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
+from slime_core.runtime.processes.tree import children_of, descendants
+
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _ORPHAN_CHECK_MS = 1000
 _LOOK_AGAIN_S = 0.001
@@ -117,7 +119,7 @@ def kill_all(child: int) -> int:
         os.killpg(child, signal.SIGKILL)
     while True:
         try:
-            for below in _children(os.getpid()):
+            for below in children_of(os.getpid()):
                 os.kill(below, signal.SIGKILL)
             ended = os.waitpid(-1, os.WNOHANG)
             status = ended[1] if ended[0] == child else status
@@ -138,7 +140,7 @@ def kill_from_outside(guard: int | None, mark: str) -> None:
     """
     own, until = os.getpid(), time.monotonic() + _OUTSIDE_S
     while time.monotonic() < until:
-        below = _descendants(guard) if guard is not None else set()
+        below = descendants(guard) if guard is not None else set()
         found = (below | _marked(mark)) - {own, guard}
         if not found:
             break
@@ -148,19 +150,6 @@ def kill_from_outside(guard: int | None, mark: str) -> None:
     if guard is not None:  # the last, as the orphans are its children for as long as it lives
         with contextlib.suppress(ProcessLookupError):
             os.kill(guard, signal.SIGKILL)
-
-
-def _descendants(parent: int) -> set[int]:
-    """Return the living processes below one."""
-    children = _children(parent)
-    return {child for child in children if not _is_zombie(child)}.union(*map(_descendants, children))
-
-
-def _is_zombie(process: int) -> bool:
-    with contextlib.suppress(OSError):
-        _, _, after_name = Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")
-        return after_name.split()[0] in ("Z", "X")
-    return True
 
 
 def _marked(mark: str) -> set[int]:
@@ -193,18 +182,3 @@ def _watch(fork_server: int, trainer: int) -> int | None:
             return None
         if awake in events:
             os.read(awake, 4096)
-
-
-def _children(parent: int) -> list[int]:
-    """Return the children of a process, from /proc; none where there is no /proc."""
-    try:
-        return [int(child) for child in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
-    except OSError:  # a kernel built without that file
-        pass
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            _, _, after_name = stat.read_text(errors="replace").rpartition(")")
-            if int(after_name.split()[1]) == parent:
-                found.append(int(stat.parent.name))
-    return found

@@ -21,11 +21,11 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
 from slime_core.errors import Interrupted
+from slime_core.runtime.processes.tree import children_of
 
 #: Signals that ask a command to end. One that is ignored when the command begins, as under `nohup`, stays ignored.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -138,7 +138,7 @@ def adopt_orphans() -> None:
 def end_children(seconds: float) -> None:
     """Kill every descendant process, repeatedly until none is left, for at most so many seconds."""
     deadline = time.monotonic() + seconds
-    while (below := _children()) and time.monotonic() < deadline:
+    while (below := children_of(os.getpid())) and time.monotonic() < deadline:
         for child in below:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(child, signal.SIGKILL)
@@ -153,12 +153,3 @@ def _call(function: Callable[[], object], name: str) -> None:
     thread = threading.Thread(target=function, name=name, daemon=True)
     thread.start()
     thread.join(_EXIT_HANDLERS_S)
-
-
-def _children() -> list[int]:
-    """Return the children of this process, whichever of its threads started them."""
-    found = []
-    for task in Path("/proc/self/task").glob("*/children"):
-        with contextlib.suppress(OSError):  # the thread has ended
-            found += [int(child) for child in task.read_text().split()]
-    return found

@@ -18,7 +18,7 @@ MODULES: Mapping[str, str] = {
     "slime.router": "servers are balanced by the engine itself; use --rollout-engine sglang, or a server of your own by its address",
     "slime.agent": (
         "agents are programs, tools and environments of the package slime-agents; use --custom-generate-function-path "
-        "agent-program, which answers the calls of OpenAI's and Anthropic's clients (docs/agents.md)"
+        "agent, which answers the calls of OpenAI's and Anthropic's clients (docs/agents.md)"
     ),
     "slime.backends.sglang_utils": "servers are started by the engine `sglang`; use --sglang-* flags, or slime_sglang",
     "slime.backends.fsdp_utils": "there is no FSDP trainer; use the trainer `megatron`",

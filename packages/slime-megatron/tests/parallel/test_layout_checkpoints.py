@@ -1,0 +1,132 @@
+"""Checkpoints of one layout, gone on with under another: weights, the optimizer's state, and the steps that follow."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.distributed.checkpoint import FileSystemReader, load
+
+from ..conftest import make_batch
+from ..layouts import CONTEXT, EXPERT, PIPELINE, SEQUENCE, SHARED_STATE, TENSOR, WHOLE_STATE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe", "qwen3_next"])
+@pytest.mark.parametrize("shared", [False, True], ids=["", "distributed optimizer"])
+def test_a_checkpoint_goes_on_under_another_layout(ranks, cut_models, kind, shared, tmp_path):
+    adam = SHARED_STATE if shared else WHOLE_STATE
+    batches = [make_batch(seed=seed) for seed in range(4)]
+    common = {"folder": cut_models[kind], "checkpoint": tmp_path, "batches": batches, "moments": not shared}
+    cut = adam | TENSOR | PIPELINE | (SEQUENCE if kind.startswith("qwen3_") else {})
+    saved = ranks.run("save_and_go_on", 4, megatron=cut, **common)[0]
+    loaded = ranks.run("resume", 2, megatron=adam, **common)[0]
+    assert all(tensor.equal(loaded["weights"][name]) for name, tensor in saved["weights"].items())
+    for kind_of_moment, moments in saved["moments"].items():
+        assert all(tensor.equal(loaded["moments"][kind_of_moment][name]) for name, tensor in moments.items())
+    for one, other in zip(saved["metrics"], loaded["metrics"], strict=True):
+        assert other["train/loss"] == pytest.approx(one["train/loss"], abs=1e-6)
+
+
+def tensors_of(folder):
+    """Return every tensor of a checkpoint by its global name, however it was cut when it was written.
+
+    Master weights are under the name that those of a distributed optimizer have.
+    """
+    listed = FileSystemReader(folder).read_metadata().state_dict_metadata
+    found = {
+        n: torch.empty(m.size, dtype=m.properties.dtype) for n, m in listed.items() if hasattr(m, "size")
+    }
+    load(found, storage_reader=FileSystemReader(folder), no_dist=True)
+    return {name.replace(".fp32_param.", ".param."): tensor for name, tensor in found.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "train", "cuts"),
+    [
+        ("qwen3_moe", {}, [(2, EXPERT | WHOLE_STATE), (2, WHOLE_STATE), (2, EXPERT | WHOLE_STATE)]),
+        ("qwen3_moe", {}, [(2, EXPERT), (2, {}), (2, EXPERT)]),
+        (
+            "glm4_moe",
+            {"fp16": True},
+            [(4, PIPELINE | EXPERT | WHOLE_STATE), (2, WHOLE_STATE), (4, PIPELINE | EXPERT | WHOLE_STATE)],
+        ),
+        ("glm4_moe", {"fp16": True}, [(4, PIPELINE | EXPERT), (1, {}), (4, PIPELINE | EXPERT)]),
+    ],
+    ids=[
+        "",
+        "distributed optimizer",
+        "float16, a stage without experts",
+        "distributed optimizer or not, float16",
+    ],
+)
+def test_the_optimizers_state_survives_sharing_experts_out_and_back(
+    ranks, cut_models, kind, train, cuts, tmp_path
+):
+    """Weights, master weights and moments, element by element; and by the next steps their number, of all optimizers."""
+    batches, folder = [make_batch(seed=seed) for seed in range(4)], cut_models[kind]
+    cuts = [(n, {"optimizer": "adam"} | megatron) for n, megatron in cuts]
+    begun, *later = (
+        cuts  # ranks that hold the same weights share the optimizer's state unless they are told not to
+    )
+    saved = ranks.run(
+        "save_and_go_on", begun[0], folder=folder, checkpoint=tmp_path / "0", batches=batches, megatron=begun[1],
+        moments=False, train=train,
+    )[0]  # fmt: skip
+    wanted = tensors_of(tmp_path / "0")
+    moments = [name for name in wanted if "exp_avg" in name]
+    assert any("experts" in name for name in moments)
+    assert all(wanted[name].any() for name in moments)
+    for number, cut in enumerate(later):
+        metrics = ranks.run(
+            "load_and_save", cut[0], folder=folder, checkpoint=tmp_path / str(number), output=tmp_path / str(number + 1),
+            megatron=cut[1], batches=batches, train=train,
+        )[0]  # fmt: skip
+        found = tensors_of(tmp_path / str(number + 1))
+        assert found.keys() == wanted.keys()
+        assert all(tensor.equal(wanted[name]) for name, tensor in found.items())
+        # As cut when it was written: the same, bit for bit. Else sums are in another order, which in float16 can turn the
+        # rounding of weights after the first of these steps.
+        bound = 0 if cut == cuts[0] else 1e-4 if "fp16" in train else 1e-6
+        for one, other in zip(saved["metrics"], metrics, strict=True):
+            for name in ("train/loss", "train/grad_norm"):
+                assert other[name] == pytest.approx(one[name], rel=bound, abs=0)
+
+
+@pytest.mark.parametrize("bf16", [False, True], ids=["float32", "bfloat16"])
+def test_one_process_and_several_read_each_others_state(ranks, cut_models, bf16, tmp_path):
+    """By default several ranks share the optimizer's state, and one has it whole: what each stores is the other's, bit for bit."""
+    common = {
+        "folder": cut_models["qwen3"],
+        "batches": [make_batch(seed=seed) for seed in range(3)],
+        "train": {"bf16": bf16},
+    }
+    adam, folders = {"optimizer": "adam"}, [tmp_path / str(i) for i in range(4)]
+    first = ranks.run("save_and_go_on", 1, checkpoint=folders[0], megatron=adam, moments=False, **common)[0]
+    for i, n in enumerate((2, 1, 2)):
+        metrics = ranks.run(
+            "load_and_save", n, checkpoint=folders[i], output=folders[i + 1], megatron=adam, **common
+        )[0]
+        bound = 0 if n == 1 else 1e-2 if bf16 else 1e-5  # several ranks add gradients up in another order
+        for name in ("train/loss", "train/grad_norm"):
+            assert metrics[0][name] == pytest.approx(first["metrics"][0][name], rel=bound, abs=bound / 10)
+    one, shared, again, twice = map(tensors_of, folders)
+    assert any(tensor.any() for name, tensor in one.items() if "exp_avg_sq" in name)
+    for wanted, found in ((one, again), (shared, twice)):
+        assert found.keys() == wanted.keys()
+        assert all(tensor.equal(wanted[name]) for name, tensor in found.items())
+    assert all(tensor.equal(shared[name]) for name, tensor in one.items())
+
+
+def test_mtp_layers_resume_under_another_layout(ranks, mtp_model, tmp_path):
+    on = {"enable_mtp_training": True} | WHOLE_STATE
+    common = {"folder": mtp_model[1], "checkpoint": tmp_path, "moments": True}
+    common["batches"] = [make_batch(seed=seed) for seed in range(3)]
+    saved = ranks.run("save_and_go_on", 4, megatron=on | PIPELINE | EXPERT, **common)[0]
+    loaded = ranks.run("resume", 2, megatron=on | CONTEXT, **common)[0]
+    assert all(tensor.equal(loaded["weights"][name]) for name, tensor in saved["weights"].items())
+    for kind_of_moment, moments in saved["moments"].items():
+        assert all(tensor.equal(loaded["moments"][kind_of_moment][name]) for name, tensor in moments.items())
+        assert moments["model.layers.2.eh_proj.weight"].any()
+    for name in ("train/loss", "train/mtp_loss"):
+        assert loaded["metrics"][0][name] == pytest.approx(saved["metrics"][0][name], abs=1e-6)
