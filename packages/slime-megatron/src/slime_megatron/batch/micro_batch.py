@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +13,7 @@ from slime_core.samples import TrainBatch
 from slime_models.upload import upload
 from torch import Tensor
 
+from slime_megatron.batch.logit_rows import LogitRows
 from slime_megatron.batch.mtp_inputs import HostMicroBatch, MtpRow, mtp_chunks, mtp_rows
 from slime_megatron.batch.packing import PackedSequences, pack, pack_zigzag
 from slime_megatron.batch.response_tokens import ResponseTokens
@@ -64,10 +65,8 @@ class BatchOnDevice:
     """Ids of the model."""
     split: TokenSplit
     """How ranks share a row; with context parallelism each tree is one sample."""
-    with_entropy: bool = False
-    """Whether the model returns entropies, too."""
-    with_sum_pi_squared: bool = False
-    """Whether it returns sums of squared probabilities, too."""
+    needs: Collection[str] = ()
+    """Optional fields of `TokenView` that estimator and loss read."""
     sampling_mask: SamplingMask | None = None
     """The ids that top-p and top-k left for each of the batch's response tokens; None without either."""
 
@@ -141,8 +140,9 @@ def _response_tokens(
         targets=upload(targets, device),
         repeats=None if repeats is None else upload(repeats, device),
         temperature=batch.temperature,
-        with_entropy=source.with_entropy,
-        with_sum_pi_squared=source.with_sum_pi_squared,
+        with_entropy="entropy" in source.needs,
+        with_sum_pi_squared="sum_pi_squared" in source.needs,
+        logits=LogitRows.of(batch, host.trees, source.needs, row_tokens=len(row[0]), device=device),
         vocab_size=source.vocab_size,
         n_tokens=len(host.targets),
         places=None if context is None else upload(places, device),

@@ -66,8 +66,7 @@ def pack_steps(
         rotary=(cos.to(device), sin.to(device)),
         vocab_size=architecture.vocab_size,
         split=split,
-        with_entropy="entropy" in needs,
-        with_sum_pi_squared="sum_pi_squared" in needs,
+        needs=needs,
         sampling_mask=sampling_mask,
     )
     pack = partial(

@@ -42,7 +42,7 @@ from slime_megatron.learner.metrics import forwarded, mismatch
 from slime_megatron.learner.postprocess import postprocess
 from slime_megatron.model.family_layers import layers_of
 from slime_megatron.model.freezing import freeze
-from slime_megatron.model.gpt import build_model, response_log_probs
+from slime_megatron.model.gpt import Predicted, build_model, response_log_probs
 from slime_megatron.model.lora import add_adapters, clear_adapters
 from slime_megatron.model.mtp import mtp_loss
 from slime_megatron.model.router import RECORD, REPLAY, replay
@@ -362,7 +362,7 @@ class Learner:
         rows = [0, -1] if "sum_pi_squared" in self._needs else [0]
         with replay(self._policy.routers, self._replay_before(role)):
             return self._policy.forward(
-                steps, columns.weights.expand(len(rows), -1), lambda output: output[rows]
+                steps, columns.weights.expand(len(rows), -1), lambda output: output.numbers[rows]
             )
 
     def _replay_before(self, role: str) -> RouterReplayAction | None:
@@ -383,10 +383,10 @@ class Learner:
         """Take one optimizer step. Returns its metrics, and the log-probs [T] before it that this rank computed."""
         trained, n_mtp_layers = torch.full_like(columns.weights, math.nan), self._n_mtp_layers
 
-        def loss(micro: MicroBatch, output: Tensor) -> tuple[Tensor, Mapping[str, Any]]:
-            trained[micro.columns] = output[0].detach()
-            own, of_mtp = output[: len(output) - n_mtp_layers], output[len(output) - n_mtp_layers :]
-            view = columns.view(micro, *own)
+        def loss(micro: MicroBatch, output: Predicted) -> tuple[Tensor, Mapping[str, Any]]:
+            trained[micro.columns] = output.numbers[0].detach()
+            own, of_mtp = output.numbers.split([len(output.numbers) - n_mtp_layers, n_mtp_layers])
+            view = columns.view(micro, *own, logits=output.logits)
             value, metrics = self._settings.algorithm.loss(view, advantages[micro.columns])
             if not n_mtp_layers:
                 return value, metrics
