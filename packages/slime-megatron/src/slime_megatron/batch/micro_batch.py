@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,6 +46,8 @@ class MicroBatch:
     """int64 [R]: which of the n samples a response token belongs to."""
     counted: bool = True
     """Whether it counts for the loss; one that does not only gives all data-parallel ranks as many micro-batches."""
+    flops: int = 0
+    """Floating point operations of its forward pass, on all ranks that share the model; 0 for one that does not count."""
 
 
 #: The micro-batches of one optimizer step on this rank.
@@ -69,6 +71,8 @@ class BatchOnDevice:
     """Optional fields of `TokenView` that estimator and loss read."""
     sampling_mask: SamplingMask | None = None
     """The ids that top-p and top-k left for each of the batch's response tokens; None without either."""
+    flops: Callable[[TokenTree], int] = lambda _: 0
+    """Counts the FLOPs of a tree's forward pass."""
 
     @property
     def device(self) -> torch.device:
@@ -116,6 +120,7 @@ def make_micro_batch(
         offsets=upload(np.concatenate([[0], np.cumsum(lengths)]), device),
         sample_of_token=upload(np.repeat(np.arange(len(order)), lengths), device),
         counted=counted,
+        flops=sum(map(source.flops, ordered)) if counted else 0,
     )
 
 

@@ -68,6 +68,7 @@ def pack_steps(
         split=split,
         needs=needs,
         sampling_mask=sampling_mask,
+        flops=partial(flops, architecture),
     )
     pack = partial(
         _pack_step,
@@ -77,7 +78,7 @@ def pack_steps(
         world=world,
         max_tokens=max_tokens_per_gpu * section.context_parallel_size,
         routes=routes,
-        cost=partial(flops, architecture) if section.balance_data else None,
+        cost=source.flops if section.balance_data else None,
     )
     return [pack(samples) for samples in batch.optimizer_steps]
 
