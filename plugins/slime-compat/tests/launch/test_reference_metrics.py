@@ -9,8 +9,6 @@ from slime_compat.launch.reference_metrics import ALIASES, generation_speeds, st
 from slime_core.cli.main import run as slime
 from slime_core.samples import Group, Sample
 
-TABULAR = "slime_core.testing.tabular:"
-
 
 def sample(index: int, length: int, trained: int, elsewhere: float = 0.0) -> Sample:
     return Sample(
@@ -70,19 +68,15 @@ REPORTED = {
 }  # fmt: skip
 
 
-def test_a_launch_script_reports_them_all(model, tmp_path):
-    rows = "".join(f'{{"input": "{a}", "label": "{chr(ord(a) + 1)}"}}\n' for a in "abcdefghij")
-    (tmp_path / "letters.jsonl").write_text(rows)
-    given = {
-        "save": tmp_path / "run", "num-rollout": 2, "tracker": "jsonl", "hf-checkpoint": model, "tokenizer": "hf",
-        "prompt-data": tmp_path / "letters.jsonl", "label-key": "label", "rollout-engine": "torch", "rollout-batch-size": 4,
-        "n-samples-per-prompt": 4, "rollout-max-response-len": 3, "rm-type": f"{TABULAR}next_letter", "lr": 1e-3,
-        "advantage-estimator": "ppo", "loss-type": "policy_loss", "launcher": "local", "actor-num-gpus-per-node": 1,
-        "num-gpus-per-node": "none", "save-interval": 1, "lr-decay-style": "constant", "kl-coef": 0.01,
-        "entropy-coef": 0.01, "num-steps-per-rollout": 2, "ref-update-interval": 1, "logprob-diff-limit": 5,
-    }  # fmt: skip
-    words = [str(word) for flag, value in given.items() for word in (f"--{flag}", value)]
-    assert slime(["train", "train.py", *words, "--no-bf16", "--use-tis", "--colocate"]) == 0
+def test_a_launch_script_reports_them_all(by_megatron, tmp_path):
+    words = by_megatron(
+        advantage_estimator="ppo",
+        kl_coef=0.01,
+        entropy_coef=0.01,
+        num_steps_per_rollout=2,
+        ref_update_interval=1,
+    )
+    assert slime([*words, "--use-tis", "--colocate"]) == 0
     first, row = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert not REPORTED - row.keys(), sorted(REPORTED - row.keys())
     assert all(row[theirs] == row[ours] for theirs, ours in ALIASES.items() if ours in row)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from slime_core.samples import TrainBatch
 from slime_models.upload import upload
 from torch import Tensor
@@ -59,7 +61,7 @@ class LogitRows:
         of_samples = [batch.tokens[batch.offsets[i] : batch.offsets[i + 1]] for i in members]
         of_responses = [ids[prompt_length(batch, i) :] for i, ids in zip(members, of_samples, strict=True)]
 
-        def put(parts: Sequence[np.ndarray]) -> Tensor:
+        def put(parts: Sequence[NDArray[Any]]) -> Tensor:
             return upload(np.concatenate(parts).astype(np.int64), device)
 
         return cls(
@@ -73,7 +75,7 @@ class LogitRows:
         """Return the fields of `TokenView` that these logits [L, vocabulary] fill; none where there are no logits."""
         if logits is None:
             return {}
-        found = {}
+        found: dict[str, Tensor] = {}
         if self.sequence_tokens is not None:
             found |= {"sequence_logits": logits, "sequence_tokens": self.sequence_tokens}
         if self.tokens is not None:
@@ -81,7 +83,7 @@ class LogitRows:
         return found
 
 
-def _rows_of_samples(trees: Sequence[TokenTree], zeros: int) -> tuple[np.ndarray, np.ndarray]:
+def _rows_of_samples(trees: Sequence[TokenTree], zeros: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the packed position of each token of each sample, its last one's being `zeros`; and which predict a response token."""
     rows, predicting = [], []
     start = n_rows = 0
