@@ -164,7 +164,8 @@ class CandidateServer:
             return self._sockets[kind]
         pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in KINDS]
         fds = [theirs.fileno() for _, theirs in pairs]
-        program = "from slime_kernels.sandbox.zygote import main; main()"
+        path = [one for one in sys.path if one]  # of `-I` alone, packages in PYTHONPATH would be missing
+        program = f"import sys; sys.path += {path!r}; from slime_kernels.sandbox.zygote import main; main()"
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-B", "-c", program, str(os.getpid()), *map(str, fds)],
             pass_fds=fds,
