@@ -62,8 +62,8 @@ class CudaClock:
 
     def mark(self) -> torch.cuda.Event:
         """Record an event."""
-        event = self._event(enable_timing=True)
-        event.record()  # type: ignore[no-untyped-call]  # torch has no types there
+        event = self._event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch has no types there
+        event.record()
         return event
 
     def between_us(self, first: torch.cuda.Event, last: torch.cuda.Event) -> float:
