@@ -16,23 +16,23 @@ if TYPE_CHECKING:
 def kernel_times(stage: Stage) -> dict[str, Any]:
     """The cost model's times of variants of kernels beside those that are measured, and how many pairs both rank as reasoned."""
     from slime_kernels.judge.asking import Asking
+    from slime_kernels.judge.device_trials import DeviceTrials
     from slime_kernels.judge.evaluator import Evaluator, EvaluatorSettings, Options
-    from slime_kernels.judge.measured import Measured
     from slime_kernels.sandbox.fork_server import CandidateServer
     from slime_kernels.timing.baselines import Baselines
-    from slime_kernels.timing.gpus import Devices, Gpu, devices_for
-    from slime_kernels.timing.measure import Plan
+    from slime_kernels.timing.gpus import Devices, KernelDevice, devices_for
+    from slime_kernels.timing.measure import TimingPlan
 
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "plugins/slime-kernels/tests"))
     from kernel_corpus import pairs, variants
 
     server, known = CandidateServer(), dict(variants())
-    plan = Plan(n=10, warm_up=1, tries=1, most_noise=100.0) if stage.dry else Plan()
-    stand_in = Devices([Gpu(name="cpu", bytes_per_us=1e5, cache_bytes=1, kind="cpu")])
+    plan = TimingPlan(n=10, warm_up=1, tries=1, most_noise=100.0) if stage.dry else TimingPlan()
+    stand_in = Devices([KernelDevice(name="cpu", bytes_per_us=1e5, cache_bytes=1, kind="cpu")])
     devices = stand_in if stage.dry else devices_for("cuda")
     settings = EvaluatorSettings(options=Options(n_trials=2))
     asking = Asking(server, settings.limits)
-    measured = Measured(
+    measured = DeviceTrials(
         asking,
         settings.limits,
         devices,

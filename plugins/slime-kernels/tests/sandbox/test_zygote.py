@@ -9,7 +9,7 @@ from pathlib import Path
 
 from slime_core.runtime.processes.tree import descendants
 from slime_kernels.judge.evaluator import EvaluatorSettings
-from slime_kernels.timing.gpus import Gpu
+from slime_kernels.timing.gpus import KernelDevice
 
 #: What calls CUDA in torch and Triton. A process that has called it cannot be forked from any more.
 CALLS = {
@@ -24,7 +24,7 @@ CALLS = {
 }
 
 
-class FakeGpu(Gpu):
+class FakeGpu(KernelDevice):
     """A GPU whose device is one that every machine has."""
 
     @property

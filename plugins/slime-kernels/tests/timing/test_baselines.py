@@ -7,10 +7,10 @@ import json
 import pytest
 from slime_core.errors import DataError
 from slime_kernels.timing.baselines import Baselines
-from slime_kernels.timing.gpus import Gpu
+from slime_kernels.timing.gpus import KernelDevice
 
-H100 = Gpu(name="NVIDIA H100 80GB HBM3", bytes_per_us=3.35e6, cache_bytes=50 << 20)
-A100 = Gpu(name="NVIDIA A100-SXM4-40GB", bytes_per_us=1.555e6, cache_bytes=40 << 20)
+H100 = KernelDevice(name="NVIDIA H100 80GB HBM3", bytes_per_us=3.35e6, cache_bytes=50 << 20)
+A100 = KernelDevice(name="NVIDIA A100-SXM4-40GB", bytes_per_us=1.555e6, cache_bytes=40 << 20)
 
 
 def record(median_us, *, trusted=True):

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 from slime_core.errors import ConfigError
 from slime_kernels.commands import main
-from slime_kernels.timing.gpus import Devices, Gpu, devices_for, find_gpus
+from slime_kernels.timing.gpus import Devices, KernelDevice, devices_for, find_gpus
 
 ASK = [sys.executable, "-c", "from slime_kernels.timing.gpus import _ask; _ask()"]
 
 
 def gpu(visible="0"):
-    return Gpu(name=f"test {os.getpid()}", bytes_per_us=1e6, cache_bytes=1 << 20, visible=visible)
+    return KernelDevice(name=f"test {os.getpid()}", bytes_per_us=1e6, cache_bytes=1 << 20, visible=visible)
 
 
 def test_devices_are_taken_in_turn():

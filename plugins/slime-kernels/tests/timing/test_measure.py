@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 from slime_kernels.timing.clock import CpuClock
-from slime_kernels.timing.measure import Plan, measure, noise_of
+from slime_kernels.timing.measure import TimingPlan, measure, noise_of
 
 
 class Device:
@@ -47,7 +47,7 @@ class Device:
 
 def test_a_call_is_measured_with_cold_caches_and_idle_waiting_is_not_its_time():
     device, numbers = Device(), []
-    found = measure(device.call, device, Plan(warm_up=2, n=20), before=numbers.append)
+    found = measure(device.call, device, TimingPlan(warm_up=2, n=20), before=numbers.append)
     assert (found.median_us, found.noise, found.n, found.tries, found.trusted) == (10.0, 0.0, 20, 1, True)
     assert numbers == [-2, -1, *range(20)]
     sample = ["flush", "mark", "call", "mark", "between", "drain"]
@@ -56,11 +56,11 @@ def test_a_call_is_measured_with_cold_caches_and_idle_waiting_is_not_its_time():
 
 def test_work_that_is_left_to_another_stream_counts():
     device = Device(hidden_us=7.0)
-    assert measure(device.call, device, Plan(n=20)).median_us == pytest.approx(17.0)
+    assert measure(device.call, device, TimingPlan(n=20)).median_us == pytest.approx(17.0)
 
 
 def test_what_is_noisy_is_measured_again_and_then_not_trusted():
-    plan = Plan(warm_up=0, n=20, tries=3)
+    plan = TimingPlan(warm_up=0, n=20, tries=3)
     settles = Device(jitter=[0.0, 10.0] * 10)  # samples of 10 and 20 us, then only 10
     found = measure(settles.call, settles, plan)
     assert (found.median_us, found.tries, found.trusted) == (10.0, 2, True)
@@ -72,7 +72,7 @@ def test_what_is_noisy_is_measured_again_and_then_not_trusted():
 
 def test_a_slow_call_is_measured_less_often_and_no_second_time():
     device = Device(jitter=[0.0, 10.0] * 100)
-    found = measure(device.call, device, Plan(warm_up=0, n=100, least_n=10, most_s=0.0))
+    found = measure(device.call, device, TimingPlan(warm_up=0, n=100, least_n=10, most_s=0.0))
     assert (found.n, found.tries, found.trusted) == (10, 1, False)
 
 
@@ -91,7 +91,7 @@ def work():
 
 
 def test_on_the_cpu_real_work_of_another_thread_is_waited_for():
-    plan, tasks = Plan(warm_up=1, n=10, tries=1), []
+    plan, tasks = TimingPlan(warm_up=1, n=10, tries=1), []
     with ThreadPoolExecutor(1) as stream:
 
         def hidden():

@@ -9,7 +9,7 @@ from slime_rm.code.sandbox.running import Limits
 
 from slime_kernels.judge.verdict import EvalStatus
 from slime_kernels.sandbox.fork_server import CandidateAnswer, CandidateServer, Kind
-from slime_kernels.timing.gpus import Gpu
+from slime_kernels.timing.gpus import KernelDevice
 
 
 class Ended(Exception):
@@ -37,7 +37,7 @@ class Asking:
         header: dict[str, Any],
         buffers: Sequence[bytes] = (),
         *,
-        gpu: Gpu | None = None,
+        gpu: KernelDevice | None = None,
         limits: Limits | None = None,
     ) -> CandidateAnswer:
         """Do a job on a problem's own module; what fails there is nobody's fault who answered it.
@@ -60,7 +60,7 @@ class Asking:
         buffers: Sequence[bytes],
         gate: str,
         *,
-        gpu: Gpu | None = None,
+        gpu: KernelDevice | None = None,
     ) -> tuple[dict[str, Any], Sequence[bytes]]:
         """Do a job on a candidate.
 
@@ -80,6 +80,6 @@ class Asking:
         raise Ended(EvalStatus.RUNTIME_ERROR, gate, f"{why} {answer.log[-300:]}".strip())
 
 
-def kind_of(gpu: Gpu | None) -> Kind:
+def kind_of(gpu: KernelDevice | None) -> Kind:
     """Return where jobs run: those on a GPU where Triton compiles, all others where it interprets."""
     return "compile" if gpu is not None and gpu.kind == "cuda" else "interpret"

@@ -16,7 +16,7 @@ from slime_kernels.gates.static import check, parse
 from slime_kernels.judge.asking import Asking, Ended
 from slime_kernels.judge.compare import difference
 from slime_kernels.judge.cost_model import SOURCE, candidate_us, eager_us, least_us
-from slime_kernels.judge.measured import Baseline, Measured, OnGpu
+from slime_kernels.judge.device_trials import Baseline, DeviceTrials, OnGpu
 from slime_kernels.judge.reward import RewardScale
 from slime_kernels.judge.trials import batches, trials_of, whole_trial
 from slime_kernels.judge.verdict import EvalStatus, Timing, Verdict
@@ -24,7 +24,7 @@ from slime_kernels.problems.problem import KernelProblem
 from slime_kernels.sandbox.fork_server import CandidateServer
 from slime_kernels.timing.baselines import Baselines
 from slime_kernels.timing.gpus import Devices
-from slime_kernels.timing.measure import Plan
+from slime_kernels.timing.measure import TimingPlan
 
 BACKENDS = ("triton",)
 _SAMPLED_PROGRAMS = 4
@@ -54,7 +54,7 @@ class EvaluatorSettings:
     """Of each process."""
     memory_bytes: int = 4 << 30
     scale: RewardScale = field(default_factory=RewardScale)
-    plan: Plan = field(default_factory=Plan)
+    plan: TimingPlan = field(default_factory=TimingPlan)
     """How calls are timed, where there is a GPU."""
     baseline: Baseline = "eager"
     """The time in PyTorch that a speedup is over, where there is a GPU."""
@@ -101,7 +101,7 @@ class Evaluator:
         self._asking = Asking(server, settings.limits)
         self._measured = None
         if devices is not None:
-            self._measured = Measured(
+            self._measured = DeviceTrials(
                 self._asking,
                 settings.limits,
                 devices,

@@ -17,7 +17,7 @@ from slime_kernels.problems.problem import KernelProblem
 from slime_kernels.sandbox.fork_server import CandidateServer
 from slime_kernels.section import KernelsSection
 from slime_kernels.timing.gpus import devices_for
-from slime_kernels.timing.measure import Plan
+from slime_kernels.timing.measure import TimingPlan
 
 logger = logging.getLogger(__name__)
 _MOST_KEPT = 4096
@@ -95,7 +95,7 @@ def evaluator_settings(section: KernelsSection) -> EvaluatorSettings:
         options=Options(n_trials=section.correct_trials),
         timeout_s=section.eval_timeout_s,
         memory_bytes=section.memory_mb << 20,
-        plan=Plan(n=section.timed_calls, most_noise=section.most_noise),
+        plan=TimingPlan(n=section.timed_calls, most_noise=section.most_noise),
         baseline=section.baseline,
         baseline_dir=Path(section.baseline_dir).expanduser(),
         memory_share=1.0 / section.concurrency,

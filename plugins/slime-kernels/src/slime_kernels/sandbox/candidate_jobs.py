@@ -23,7 +23,7 @@ from slime_kernels.sandbox.interpreted import Interpreted
 from slime_kernels.sandbox.offline_driver import TARGETS, OfflineDriver, resources
 from slime_kernels.sandbox.problem_jobs import build
 from slime_kernels.sandbox.values import decode, encode, tensors_of
-from slime_kernels.sandbox.watch import Watch, Work
+from slime_kernels.sandbox.watch import Watch, WatchedWork
 
 assert CUDABackend  # imported before the fork, and not once an evaluation
 assert gluon  # which the first launch would import
@@ -100,7 +100,7 @@ def interpret(header: dict[str, Any], buffers: Sequence[bytes]) -> tuple[dict[st
 def try_trials(
     header: dict[str, Any],
     buffers: Sequence[bytes],
-    work: Work,
+    work: WatchedWork,
     *,
     device: str = "cpu",
     settle: Callable[[], object] = lambda: None,

@@ -30,8 +30,8 @@ from slime_kernels.sandbox.candidate_jobs import (
 )
 from slime_kernels.sandbox.values import tensors_of
 from slime_kernels.sandbox.watch import is_plain, poison
-from slime_kernels.timing.clock import Clock, CpuClock
-from slime_kernels.timing.measure import Plan, measure
+from slime_kernels.timing.clock import CpuClock, DeviceClock
+from slime_kernels.timing.measure import TimingPlan, measure
 
 _LEAST_FLUSHED_BYTES = 256 << 20
 #: Of each tensor of an answer at full size, so many numbers are told, at places that are drawn.
@@ -109,7 +109,7 @@ class Launched:
         yield self._launches
 
 
-def start(header: dict[str, Any]) -> Clock:
+def start(header: dict[str, Any]) -> DeviceClock:
     """Begin to use the device, which PyTorch uses with float32 as float32 is, and return its clock."""
     if header["device"] == "cpu":
         return CpuClock()
@@ -157,8 +157,8 @@ def time_problem(header: dict[str, Any], _: Sequence[bytes]) -> tuple[dict[str, 
 class _Timed:
     """A module that is timed on inputs of two kinds, which change between calls in the same memory, as answers would be kept otherwise."""
 
-    def __init__(self, header: dict[str, Any], clock: Clock) -> None:
-        self._clock, self._plan, self._device = clock, Plan(**header["plan"]), header["device"]
+    def __init__(self, header: dict[str, Any], clock: DeviceClock) -> None:
+        self._clock, self._plan, self._device = clock, TimingPlan(**header["plan"]), header["device"]
         self._draw, self._header = random.Random(header["draws"]), header
         self.names = problem_jobs.load(header["problem"], {})
         torch.manual_seed(0)

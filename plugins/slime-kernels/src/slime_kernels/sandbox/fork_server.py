@@ -19,7 +19,7 @@ from typing import Any, Literal
 from slime_rm.code.sandbox.running import Ending, Limits, SandboxError, follow, order
 
 from slime_kernels.sandbox.messages import pack, unpack
-from slime_kernels.timing.gpus import Gpu
+from slime_kernels.timing.gpus import KernelDevice
 
 #: Where jobs run: `compile` has Triton's compiler, with a driver without a GPU or, in jobs on a GPU, its own; `interpret` its interpreter.
 Kind = Literal["compile", "interpret"]
@@ -70,7 +70,7 @@ class CandidateServer:
         buffers: Sequence[bytes] = (),
         *,
         limits: Limits,
-        gpu: Gpu | None = None,
+        gpu: KernelDevice | None = None,
     ) -> CandidateAnswer:
         """Run a job of `jobs.JOBS` in a fresh process and return its answer; blocks until then.
 

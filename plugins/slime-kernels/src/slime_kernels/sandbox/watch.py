@@ -48,7 +48,7 @@ _MOST_READ = 16
 _POISONED = frozenset(name for name in _FACTORIES if "empty" in name)
 
 
-class Work(Protocol):
+class WatchedWork(Protocol):
     """What launches kernels while a candidate is watched."""
 
     samples: int | None
@@ -71,7 +71,7 @@ class Watch(TorchDispatchMode):
         work: knows what kernels write; its own operations are not looked at.
     """
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: WatchedWork) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch has no types there
         self._work = work
         self._alive: list[Tensor] = []

@@ -14,7 +14,7 @@ from typing import Any
 
 from slime_core.errors import DataError
 
-from slime_kernels.timing.gpus import Gpu
+from slime_kernels.timing.gpus import KernelDevice
 
 
 class Baselines:
@@ -31,7 +31,7 @@ class Baselines:
         self._kept: dict[tuple[str, str], dict[str, Any]] = {}
         self._lock = threading.Lock()
 
-    def get(self, gpu: Gpu, code: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    def get(self, gpu: KernelDevice, code: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Return the record of a problem's source on a GPU; what `make` returns where there is none, kept if `eager` is trusted.
 
         Raises:
@@ -51,12 +51,12 @@ class Baselines:
                 self._write(gpu, digest, record)
             return record
 
-    def path(self, gpu: Gpu, digest: str) -> Path | None:
+    def path(self, gpu: KernelDevice, digest: str) -> Path | None:
         """Return the file of a problem, by the SHA-256 of its source and the versions of what it was timed with."""
         name = re.sub(r"\W+", "-", gpu.name)
         return None if self._folder is None else self._folder / name / f"{digest[:32]}.json"
 
-    def _read(self, gpu: Gpu, digest: str) -> dict[str, Any] | None:
+    def _read(self, gpu: KernelDevice, digest: str) -> dict[str, Any] | None:
         path = self.path(gpu, digest)
         if path is None or not path.exists():
             return None
@@ -69,7 +69,7 @@ class Baselines:
             why = repr(error)
         raise DataError(f"{path}: found no times of a problem ({why}); delete it, and it is measured again")
 
-    def _write(self, gpu: Gpu, digest: str, record: dict[str, Any]) -> None:
+    def _write(self, gpu: KernelDevice, digest: str, record: dict[str, Any]) -> None:
         path = self.path(gpu, digest)
         if path is None:
             return

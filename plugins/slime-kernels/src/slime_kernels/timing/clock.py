@@ -1,4 +1,4 @@
-"""`Clock`: what measuring needs of a device, and one of a device that is this machine's CPU."""
+"""`DeviceClock`: what measuring needs of a device, and one of a device that is this machine's CPU."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Protocol
 _FLUSHED_BYTES = 64 << 20
 
 
-class Clock(Protocol):
+class DeviceClock(Protocol):
     """Operations of a device. What is given to it may be done later, in streams of which some may do theirs beside others."""
 
     source: str

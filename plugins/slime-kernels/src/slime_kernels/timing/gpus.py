@@ -1,4 +1,4 @@
-"""`Gpu`: the devices that candidates are launched on, asked for in a process of its own, and who may use one meanwhile.
+"""`KernelDevice`: the devices that candidates are launched on, asked for in a process of its own, and who may use one meanwhile.
 
 The process that asks here never calls CUDA: a process that has done so cannot be forked from any more.
 """
@@ -28,7 +28,7 @@ _NODES = ("/dev/nvidia[0-9]*", "/dev/nvidiactl", "/dev/nvidia-uvm*", "/dev/nvidi
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gpu:
+class KernelDevice:
     """A device that candidates are launched on."""
 
     name: str
@@ -74,11 +74,11 @@ class Devices:
         gpus: one or more.
     """
 
-    def __init__(self, gpus: Sequence[Gpu]) -> None:
+    def __init__(self, gpus: Sequence[KernelDevice]) -> None:
         self.gpus = tuple(gpus)
         self._turn = itertools.cycle(self.gpus)
 
-    def take(self) -> Gpu:
+    def take(self) -> KernelDevice:
         """Return the next one."""
         return next(self._turn)
 
@@ -100,7 +100,7 @@ def devices_for(device: Literal["auto", "cpu", "cuda"]) -> Devices | None:
     raise ConfigError([Problem("kernels.device", f"'cuda', and {found}", "a GPU that CUDA can use", todo)])
 
 
-def find_gpus() -> list[Gpu] | str:
+def find_gpus() -> list[KernelDevice] | str:
     """Return the GPUs that this process may use, or why there are none."""
     if not sees_gpu(os.environ):
         return "no driver of a GPU, or CUDA_VISIBLE_DEVICES that hides all"
@@ -113,7 +113,7 @@ def find_gpus() -> list[Gpu] | str:
         return f"a driver that does not answer ({error})"
     if asked.returncode:
         return (asked.stderr.strip().splitlines() or ["a driver that says nothing"])[-1]
-    return [Gpu(**one) for one in json.loads(asked.stdout)]
+    return [KernelDevice(**one) for one in json.loads(asked.stdout)]
 
 
 def _ask() -> None:

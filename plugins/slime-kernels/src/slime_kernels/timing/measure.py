@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from slime_kernels.timing.clock import Clock
+from slime_kernels.timing.clock import DeviceClock
 
 _IDLE_DRAINS = 10
 #: 1.96 standard deviations of the number of samples below the median, of n: 1.96 sqrt(n) / 2.
@@ -16,7 +16,7 @@ _HALF_WIDTH = 0.98
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class TimingPlan:
     """How a call is measured."""
 
     warm_up: int = 10
@@ -45,7 +45,11 @@ class Measurement:
 
 
 def measure(
-    call: Callable[[], object], clock: Clock, plan: Plan, *, before: Callable[[int], object] = lambda _: None
+    call: Callable[[], object],
+    clock: DeviceClock,
+    plan: TimingPlan,
+    *,
+    before: Callable[[int], object] = lambda _: None,
 ) -> Measurement:
     """Return the median time of a call, with caches flushed before each, and all streams waited for behind it.
 
@@ -77,8 +81,8 @@ def measure(
 
 def _samples(
     call: Callable[[], object],
-    clock: Clock,
-    plan: Plan,
+    clock: DeviceClock,
+    plan: TimingPlan,
     before: Callable[[int], object],
     idle_us: float,
     end: float,

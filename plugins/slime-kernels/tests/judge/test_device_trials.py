@@ -8,12 +8,12 @@ import pytest
 from slime_kernels.judge.asking import Ended
 from slime_kernels.judge.evaluator import Evaluator, Options
 from slime_kernels.problems.problem import KernelProblem
-from slime_kernels.timing.gpus import Devices, Gpu
-from slime_kernels.timing.measure import Plan
+from slime_kernels.timing.gpus import Devices, KernelDevice
+from slime_kernels.timing.measure import TimingPlan
 
 from ..kernel_corpus import IMPORTS, KERNEL_IMPORTS, RELU
 
-CPU = Gpu(name="a CPU", bytes_per_us=1e6, cache_bytes=1 << 20, kind="cpu")
+CPU = KernelDevice(name="a CPU", bytes_per_us=1e6, cache_bytes=1 << 20, kind="cpu")
 #: PyTorch takes many small steps for what one program of the kernel does.
 PROBLEM = KernelProblem(
     level=1,
@@ -50,7 +50,7 @@ def measuring(evaluator, tmp_path_factory):
     settings = replace(
         evaluator.settings,
         options=Options(n_trials=2),
-        plan=Plan(warm_up=1, n=20, most_noise=10.0),
+        plan=TimingPlan(warm_up=1, n=20, most_noise=10.0),
         compiles=False,
         baseline_dir=tmp_path_factory.mktemp("baselines"),
     )
@@ -85,7 +85,7 @@ def test_no_speedup_is_more_than_the_memory_allows(measuring):
 
 
 def test_what_is_too_noisy_is_correct_and_no_faster(measuring):
-    noisy = Plan(warm_up=1, n=10, tries=1, most_noise=0.0)
+    noisy = TimingPlan(warm_up=1, n=10, tries=1, most_noise=0.0)
     verdict = measuring(plan=noisy).evaluate(PROBLEM, KERNEL)
     assert (verdict.status, verdict.reward, verdict.speedup) == ("correct", 0.3, 0.0)
     assert verdict.message.startswith("time not trusted: noise of ")
@@ -132,7 +132,7 @@ def test_what_is_wrong_is_caught_where_it_is_launched(measuring, lines, status, 
 
 
 def test_a_speedup_by_hand(measuring):
-    on = measuring(replace(CPU, bytes_per_us=4.0), plan=Plan())._measured.take()
+    on = measuring(replace(CPU, bytes_per_us=4.0), plan=TimingPlan())._measured.take()
     found = {"median_us": 20.0, "noise": 0.01, "n": 100, "tries": 1}
     record = {"eager": {"median_us": 100.0, "noise": 0.02}, "compile": {"error": "no"}}
     assert on.timing(found, record, 40).speedup == 5.0  # at least 10 us, which is no bound
@@ -144,7 +144,9 @@ def test_a_speedup_by_hand(measuring):
     )
     with pytest.raises(Ended, match="a time of 0"):
         on.timing({**found, "median_us": 0.0}, record, 40)
-    compiled = measuring(replace(CPU, bytes_per_us=4.0), plan=Plan(), baseline="compile")._measured.take()
+    compiled = measuring(
+        replace(CPU, bytes_per_us=4.0), plan=TimingPlan(), baseline="compile"
+    )._measured.take()
     with pytest.raises(Ended, match=r"torch\.compile fails: no"):
         compiled.timing(found, record, 40)
     record["compile"] = {"median_us": 60.0, "noise": 0.02}

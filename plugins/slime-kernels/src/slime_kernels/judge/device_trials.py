@@ -1,4 +1,4 @@
-"""`Measured`: candidates launched on a device, and timed there beside what PyTorch does."""
+"""`DeviceTrials`: candidates launched on a device, and timed there beside what PyTorch does."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from slime_kernels.judge.compare import same_at_places
 from slime_kernels.judge.verdict import EvalStatus, Timing
 from slime_kernels.problems.problem import KernelProblem
 from slime_kernels.timing.baselines import Baselines
-from slime_kernels.timing.gpus import Devices, Gpu
-from slime_kernels.timing.measure import Plan
+from slime_kernels.timing.gpus import Devices, KernelDevice
+from slime_kernels.timing.measure import TimingPlan
 
 #: Kind of device -> the name under which records have its times.
 SOURCES = {"cuda": "cuda-events", "cpu": "cpu-clock"}
@@ -50,7 +50,7 @@ _TRIAL = {
 }  # fmt: skip
 
 
-class Measured:
+class DeviceTrials:
     """Launches and times on devices in turn: beside others where it tries, alone where it times. Threads may use one.
 
     Args:
@@ -71,7 +71,7 @@ class Measured:
         devices: Devices,
         *,
         baselines: Baselines,
-        plan: Plan,
+        plan: TimingPlan,
         baseline: Baseline,
         compiles: bool,
         memory_share: float,
@@ -79,7 +79,7 @@ class Measured:
         self.asking, self.limits, self.baselines = asking, limits, baselines
         self.plan, self.baseline, self.memory_share = plan, baseline, memory_share
         self.compiles = compiles or baseline == "compile"
-        self._devices, self._checked, self._lock = devices, set[Gpu](), threading.Lock()
+        self._devices, self._checked, self._lock = devices, set[KernelDevice](), threading.Lock()
 
     def take(self) -> OnGpu:
         """Return the next device, for one evaluation.
@@ -99,8 +99,8 @@ class Measured:
 class OnGpu:
     """One evaluation on a device."""
 
-    measured: Measured
-    gpu: Gpu
+    measured: DeviceTrials
+    gpu: KernelDevice
 
     def check(self) -> None:
         """Run a kernel that is right; raises SandboxError where it does not answer what it should."""
