@@ -12,7 +12,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Concatenate
+from typing import Any, Concatenate, cast
 
 from slime_core.config.build import BuildContext, Rank
 from slime_core.config.factories import trainer_factory
@@ -178,8 +178,7 @@ class RankProcess:
 
     @property
     def _pooled(self) -> PooledTrainer:
-        assert isinstance(self._trainer, PooledTrainer), "its capabilities name pools"
-        return self._trainer
+        return cast("PooledTrainer", self._trainer)  # its capabilities name pools
 
     def _shown(self, columns: Columns) -> list[Any]:
         """Put the columns where ranks of other roles find them: they need not pass the driver."""

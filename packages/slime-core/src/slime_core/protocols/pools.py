@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,6 @@ Role = Literal["policy", "critic"]
 Columns = Mapping[str, NDArray[np.float32]]
 
 
-@runtime_checkable
 class PooledTrainer(Protocol):
     """What a rank of a trainer offers beside `Trainer`, so that a launcher can have its critic in a pool of its own.
 
