@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slime_core.checks.settings import check_settings
 from slime_core.config.load import load_settings
 from slime_core.errors import ConfigError
 from slime_core.launch.local import assemble_and, drive
@@ -19,7 +20,7 @@ from slime_core.rundir.events import read_events
 
 from .attacked import writers_below
 
-pytestmark = [pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = pytest.mark.timeout(1200)
 
 POOL = ("--launcher", "ray", "--actor-num-gpus-per-node", "4", "--critic-num-gpus-per-node", "4")
 LETTERS = (
@@ -63,6 +64,8 @@ def steps(run: Path) -> list[dict[str, float]]:
     return [{k: v for k, v in row.items() if not k.startswith("perf/")} for row in rows]
 
 
+@pytest.mark.faults
+@pytest.mark.slow
 def test_critic_has_gpus_of_its_own_and_one_that_dies_ends_the_run_by_name_until_it_is_resumed(
     one_node, train, letters, tmp_path
 ):
@@ -94,8 +97,15 @@ def test_critic_has_gpus_of_its_own_and_one_that_dies_ends_the_run_by_name_until
 
 def test_what_cannot_have_a_critic_apart_is_refused_before_anything_starts(letters, root, tiny_llama):
     registry = Registry.from_environment()
+    local = load_settings([str(letters)], POOL[4:], registry=registry)
+    assert [str(problem) for problem in check_settings(local, registry)] == [
+        "cluster.critic_num_gpus_per_node: found 4 with launcher local; wanted nothing: it has one process, with policy and critic; "
+        "give --launcher ray"
+    ]
     settings = load_settings([str(letters)], POOL, registry=registry)
-    with pytest.raises(ConfigError, match=r"found 4 with the trainer .*; wanted neither: this trainer has no"):
+    with pytest.raises(
+        ConfigError, match=r"found 4 with the trainer .*; wanted neither: this trainer has no"
+    ):
         make_build(settings, registry)
     flags = ["--hf-checkpoint", str(tiny_llama), *POOL]
     settings = load_settings([str(root / "recipes/quickstart.toml")], flags, registry=registry)
@@ -107,6 +117,8 @@ def test_what_cannot_have_a_critic_apart_is_refused_before_anything_starts(lette
     ]
 
 
+@pytest.mark.faults
+@pytest.mark.slow
 def test_ppo_with_a_critic_apart_learns_what_it_learns_among_the_ranks_also_after_one_died(
     one_node, train, root, tiny_llama, tmp_path
 ):
