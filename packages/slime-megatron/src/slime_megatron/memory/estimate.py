@@ -147,8 +147,9 @@ def _critic_memory(
 ) -> list[MemoryEstimate]:
     """Return what ranks take that have the critic alone: a policy without logits, which sends nothing and gives no memory up."""
     shape, rank = _micro_batch(question, layout), _rank_settings(question, layout.ranks)
-    one_column = {"vocab_size": layout.tensor, "vocab_padding": 0, "tie_word_embeddings": False}
-    headed = dataclasses.replace(architecture, **one_column)
+    headed = dataclasses.replace(  # a column of logits
+        architecture, vocab_size=layout.tensor, vocab_padding=0, tie_word_embeddings=False
+    )
     found: list[dict[str, Any]] = []
     for stage, parameters in enumerate(_critics(family, architecture, layout)):
         own = activations_of_stage(
