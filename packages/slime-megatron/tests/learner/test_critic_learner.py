@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from slime_algos.losses.value import value_loss
 from slime_megatron.settings.checks import apart_problems
 from slime_megatron.settings.section_roles import RolesSection
 
@@ -61,6 +62,7 @@ def test_a_loss_of_the_critic_may_read_what_a_critic_alone_knows():
     def loss(view, returns):
         raise AssertionError("not called")
 
+    assert list(apart_problems(replace(actor_critic(), value_loss=value_loss), "ppo")) == []
     algorithm = replace(actor_critic(), value_loss=loss)
     assert list(apart_problems(algorithm, "ppo")) == []
     loss.needs = lambda options: frozenset({"values", "ref_log_probs"})

@@ -27,7 +27,7 @@ _BALANCING = ("aux_loss", "seq_aux_loss", "global_aux_loss", "none")
 _CRITIC_POOL = "cluster.critic_num_nodes x cluster.critic_num_gpus_per_node"
 #: Optional fields of `TokenView` that a critic fills where it is in processes of its own.
 _KNOWN_TO_CRITIC = frozenset(
-    {"rollout_log_probs", "staleness", "teacher_log_probs", "total_lengths", "values"}
+    {"new_values", "rollout_log_probs", "staleness", "teacher_log_probs", "total_lengths", "values"}
 )
 
 
