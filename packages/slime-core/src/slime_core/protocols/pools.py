@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from slime_core.protocols.trainer import Metrics
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from slime_core.samples import TrainBatch
 
 #: What a trainer's process may hold: the policy, with all that has no processes of its own, or the critic alone.
 Role = Literal["policy", "critic"]
 #: Columns of a batch, by name: float32 [T], an entry for each response token.
-Columns = Mapping[str, NDArray[np.float32]]
+type Columns = Mapping[str, NDArray[np.float32]]
 
 
 class PooledTrainer(Protocol):
