@@ -12,3 +12,21 @@ import torch.distributed as dist
 def die(step: int, optimizer_step: int, model: Any, optimizer: Any, scheduler: Any) -> None:
     if step == 3 and dist.get_rank() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+class DyingLoss:
+    """The critic's loss, for `--value-loss-type`; rank 1 is killed in its call of the number that `DIES_IN` says."""
+
+    def __init__(self) -> None:
+        self._calls = 0
+
+    def __call__(self, view: Any, returns: Any) -> Any:
+        from slime_algos.losses.value import value_loss
+
+        self._calls += 1
+        if dist.get_rank() == 1 and str(self._calls) == os.environ.get("DIES_IN"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return value_loss(view, returns)
+
+
+value_loss = DyingLoss()

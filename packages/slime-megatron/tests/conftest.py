@@ -291,13 +291,14 @@ def qwen3(make_hf: Callable[..., tuple[Any, Path]]) -> tuple[Any, Path]:
 
 @pytest.fixture
 def make_learner(qwen3: tuple[Any, Path]) -> Iterator[Callable[..., Any]]:
-    """Return a function that builds a learner on the tiny Qwen 3; a new one ends the one before.
+    """Return a function that builds a learner on the tiny Qwen 3, the whole or its critic alone; a new one ends the one before.
 
     `settings` are other fields of `LearnerSettings`, and what is left those of `TrainSection`.
     """
+    from slime_megatron.learner.critic_learner import CriticLearner
     from slime_megatron.learner.learner import Learner
 
-    alive: list[Learner] = []
+    alive: list[Any] = []
 
     def close() -> None:
         while alive:
@@ -309,11 +310,12 @@ def make_learner(qwen3: tuple[Any, Path]) -> Iterator[Callable[..., Any]]:
         folder: Path = qwen3[1],
         megatron: MegatronSection | None = None,
         settings: dict[str, Any] | None = None,
+        role: str = "policy",
         **train: Any,
-    ) -> Learner:
+    ) -> Any:
         close()
         alive.append(
-            Learner(
+            {"policy": Learner, "critic": CriticLearner}[role](
                 LearnerSettings(
                     model_path=folder,
                     family=FAMILIES[read_config(folder)["model_type"]],

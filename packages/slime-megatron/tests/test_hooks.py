@@ -107,3 +107,12 @@ def test_what_transformer_engine_alone_follows_is_refused_without_it(flags, want
 
 def test_transformer_engine_is_let_pass():
     assert problems("--transformer-impl", "transformer_engine", "--fp8-format", "hybrid") == []
+
+
+def test_a_critic_of_its_own_is_cut_as_the_policy_is():
+    pool = ("--launcher", "ray", "--actor-num-gpus-per-node", "4", "--tensor-model-parallel-size", "2")
+    assert problems(*pool, "--critic-num-gpus-per-node", "2") == []
+    assert problems(*pool, "--critic-num-gpus-per-node", "3") == [
+        "cluster.critic_num_nodes x cluster.critic_num_gpus_per_node: found 3 ranks of the critic, and "
+        "megatron.tensor_model_parallel_size 2; wanted a multiple of that: the critic is cut as the policy is"
+    ]

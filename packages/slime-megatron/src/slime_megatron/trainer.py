@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from slime_core.config.build import BuildContext
-from slime_core.config.derive import batch_sizes
+from slime_core.config.derive import batch_sizes, num_critic_ranks
 from slime_core.config.factories import TrainerFactory
 from slime_core.errors import TrainerError
 from slime_core.plugins.importing import few_collections
 from slime_core.plugins.registry import Registry
-from slime_core.protocols import TOP_P_TOKENS, Fingerprint, Metrics, TransferPlan
+from slime_core.protocols import TOP_P_TOKENS, Columns, Fingerprint, Metrics, Role, TransferPlan
 from slime_core.run.assemble import algorithm
 from slime_core.run.build import resolve_model
 from slime_core.runtime.daemon_thread import DaemonThread
@@ -35,6 +35,7 @@ from slime_megatron.settings.user_hooks import SETTINGS, resolve_hooks
 if TYPE_CHECKING:
     from slime_models.transfer.sender import WeightSender
 
+    from slime_megatron.learner.critic_learner import CriticLearner
     from slime_megatron.learner.learner import Learner
 
 T = TypeVar("T")
@@ -51,6 +52,8 @@ FILLED = frozenset(
 
 class MegatronTrainer:
     """Trains with megatron-core, in this process: the only one, or one rank of several that all get the same calls.
+
+    It is a `PooledTrainer`, too: of a rank whose role is the critic the methods of both protocols serve that alone.
 
     Args:
         settings: of the learner.
@@ -71,7 +74,7 @@ class MegatronTrainer:
                 f"compute; it fills {', '.join(sorted(FILLED))}"
             )
         self._settings, self._registry, self._close_s = settings, registry, close_s
-        self._learner: Learner | None = None
+        self._learner: Learner | CriticLearner | None = None
         self._sender: WeightSender | None = None
         # One thread for everything: torch keeps a pool of workers for each thread that calls it.
         self._thread = DaemonThread("megatron")
@@ -89,7 +92,19 @@ class MegatronTrainer:
             TrainerError: more steps in a row were skipped than `max_skipped_steps` allows; a sample is longer
                 than the model's context; log-probs are missing that settings ask for.
         """
-        return await self._on_thread(self._started.train, batch)
+        return await self._on_thread(self._policy.train, batch)
+
+    async def begin(self, batch: TrainBatch) -> Columns:
+        """Compute log-probs of the policy and its other roles; or the critic's `values`."""
+        return await self._on_thread(self._started.begin, batch)
+
+    async def credit(self, columns: Columns) -> Columns:
+        """Credit the batch's tokens by the critic's values."""
+        return await self._on_thread(self._policy.credit, columns)
+
+    async def learn(self, columns: Columns) -> Metrics:
+        """Run the optimizer steps of policy or critic; raises as `train` does."""
+        return await self._on_thread(self._started.learn, columns)
 
     async def phases(self) -> list[Phase]:
         """Return what this rank did in the last `train`, as its host saw it."""
@@ -103,7 +118,7 @@ class MegatronTrainer:
         Raises:
             WeightSyncError: no such transport is installed, or the receiving side refused or went.
         """
-        await self._on_thread(self._started.mark_sent, plan.version)
+        await self._on_thread(self._policy.mark_sent, plan.version)
         if self._sender is None:
             self._sender = await self._on_thread(_make_sender, self._on_thread, self._registry)
             self._sender.written = self._post_write
@@ -140,7 +155,7 @@ class MegatronTrainer:
         Raises:
             CheckpointError: the folder is in the way of something else, or cannot be written.
         """
-        await self._on_thread(self._started.save_hf, path, merged)
+        await self._on_thread(self._policy.save_hf, path, merged)
 
     async def offload(self) -> None:
         """Move the optimizer's state to the host and free the gradients; the weights stay for sending."""
@@ -171,12 +186,20 @@ class MegatronTrainer:
         return None if function is None else lambda folder: function(self._settings, str(folder), [])
 
     async def _buckets(self, dtype: str) -> AsyncIterator[tuple[Bucket, Fingerprint]]:
-        buckets = self._started.weights(dtype)
+        buckets = self._policy.weights(dtype)
         while (found := await self._on_thread(_next_bucket, buckets)) is not None:
             yield found
 
     @property
-    def _started(self) -> Learner:
+    def _policy(self) -> Learner:
+        if self._settings.rank.role != "policy":
+            raise TrainerError(
+                "a rank of the critic's pool was asked for the policy; wanted a rank of the role policy"
+            )
+        return cast("Learner", self._started)
+
+    @property
+    def _started(self) -> Learner | CriticLearner:
         if self._learner is None:
             raise TrainerError(
                 "the trainer megatron is not started; call start() first, and nothing after close()"
@@ -225,6 +248,7 @@ def _create_trainer(build: BuildContext) -> MegatronTrainer:
             actor_path=folder(roles.actor_load),
             ref_path=folder(roles.ref_load),
             teacher_path=folder(roles.opd_teacher_load),
+            critic_apart=num_critic_ranks(build.settings) > 0,
             critic_path=folder(roles.critic_load),
             restricted=TOP_P_TOKENS in build.engine_needs,
         ),
@@ -240,19 +264,20 @@ def _released[T](function: Callable[..., T], *args: Any) -> T:
         release_threads()
 
 
-def _learner_class() -> type[Learner]:
+def _learner_classes() -> Mapping[Role, type[Learner] | type[CriticLearner]]:
     """Import Megatron, and what learns with it; takes seconds."""
     with few_collections():
         from slime_megatron import compat
 
         compat.install()
+        from slime_megatron.learner.critic_learner import CriticLearner
         from slime_megatron.learner.learner import Learner
 
-    return Learner
+    return {"policy": Learner, "critic": CriticLearner}
 
 
-def _build_learner(settings: LearnerSettings) -> Learner:
-    return _learner_class()(settings)
+def _build_learner(settings: LearnerSettings) -> Learner | CriticLearner:
+    return _learner_classes()[settings.rank.role](settings)
 
 
 def _make_sender(on_thread: Callable[..., Any], registry: Registry) -> WeightSender:
@@ -275,5 +300,5 @@ create_trainer = TrainerFactory(
     checkpoint_bytes,
     memory=trainer_memory,
     remedies=trainer_remedies,
-    imports=_learner_class,
+    imports=_learner_classes,
 )

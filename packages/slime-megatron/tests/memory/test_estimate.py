@@ -11,6 +11,7 @@ from slime_megatron.memory.estimate import (
     GRADIENTS,
     OPTIMIZER,
     WEIGHTS,
+    WORKING,
     RankSettings,
     static_parts,
     trainer_memory,
@@ -124,6 +125,25 @@ def test_a_reference_and_a_critic_are_reckoned_with(question):
         GRADIENTS: 4 * trunk,
         OPTIMIZER: 12 * trunk,
     }
+
+
+def test_a_critic_with_ranks_of_its_own_leaves_the_policy_as_it_is_without_one(question):
+    ppo = ("--advantage-estimator", "ppo", "--launcher", "ray", "--actor-num-gpus-per-node", "4")
+    (plain,) = trainer_memory(question(*ppo[2:]))
+    policy, critic = trainer_memory(question(*ppo, "--critic-num-gpus-per-node", "2"))
+    assert policy == plain
+    assert (critic.who, critic.ranks) == ("critic", 2)
+    trunk = 2104 - 256  # its head, and what is kept for it, is not reckoned with but for a column of logits
+    assert critic.parts[WEIGHTS] == 2 * trunk
+    assert critic.parts[GRADIENTS] == 4 * trunk
+    assert critic.parts[OPTIMIZER] == 12 * trunk / 2  # shared by its two ranks
+    (on_two,) = trainer_memory(question(*ppo[2:5], "2"))
+    assert critic.parts[ACTIVATIONS] == on_two.parts[ACTIVATIONS]
+    assert critic.parts[WORKING] < on_two.parts[WORKING]
+    (among,) = trainer_memory(question(*ppo))
+    apart = "--launcher ray --critic-num-gpus-per-node 4"
+    assert apart in [remedy.text for remedy in trainer_remedies(question(*ppo))]
+    assert among.total > policy.total
 
 
 def test_what_is_offloaded_and_copied_is_in_the_hosts_memory(question):

@@ -115,6 +115,11 @@ class RayPlacement:
         """Return the options of the actor that is rank `number`; its machine's actor holds the GPUs for it."""
         return {**self._options(self._planned.ranks[number].machine), "num_cpus": 1, "num_gpus": 0}
 
+    def ranks_beside(self, number: int) -> int:
+        """Return how many ranks are on the machine of rank `number`, itself among them."""
+        machine = self._planned.ranks[number].machine
+        return sum(slot.machine == machine for slot in self._planned.ranks)
+
     def gpus_for(self, number: int) -> Any:
         """Return the ids of the GPUs of a rank as an argument for its actor: they are known once its machine's actor runs."""
         slot = self._planned.ranks[number]
@@ -342,6 +347,7 @@ def _check_room(needs: Needs, plan: DevicePlan, found: Sequence[int], kind: str)
     wanted = sorted(plan.gpus, reverse=True)
     if len(found) >= len(wanted) and all(one >= number for one, number in zip(found, wanted, strict=False)):
         return
+    critic = f", a critic of {needs.critic[0]} x {needs.critic[1]}" if needs.critic else ""
     servers = (
         f" and servers of {needs.engine.total} more" if needs.engine.total and not needs.colocate else ""
     )
@@ -349,7 +355,7 @@ def _check_room(needs: Needs, plan: DevicePlan, found: Sequence[int], kind: str)
         [
             Problem(
                 "cluster.actor_num_nodes x cluster.actor_num_gpus_per_node",
-                f"{needs.num_nodes} x {needs.ranks_per_node}{servers}, and a Ray cluster whose machines have "
+                f"{needs.num_nodes} x {needs.ranks_per_node}{critic}{servers}, and a Ray cluster whose machines have "
                 f"{', '.join(map(str, found))} {kind}s",
                 f"machines with {', '.join(map(str, wanted))} {kind}s",
                 "choose fewer, or join a larger cluster by --ray-address",

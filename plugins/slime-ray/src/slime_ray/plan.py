@@ -11,6 +11,7 @@ from slime_core.errors import ConfigError, Problem
 from slime_core.protocols import EngineGpus, GpuRange
 
 _RANKS = "cluster.actor_num_gpus_per_node"
+_CRITICS = "cluster.critic_num_gpus_per_node"
 _SIZE = "cluster.num_gpus_per_node"
 
 
@@ -25,23 +26,32 @@ class Needs:
     engine: EngineGpus = field(default_factory=EngineGpus)
     """GPUs of the engine's processes."""
     colocate: bool = False
-    """Whether these are the GPUs of the ranks, not others."""
+    """Whether these are the GPUs of the policy's ranks, not others."""
+    critic: tuple[int, int] | None = None
+    """(machines, ranks on each) that have the critic alone; None where it is in the policy's ranks."""
 
     @property
     def num_gpus(self) -> int:
         """GPUs of everything together."""
         shared = self.colocate and bool(self.engine.processes)
-        return self.num_ranks + (0 if shared else self.engine.total)
+        return self.num_ranks + self.num_critics + (0 if shared else self.engine.total)
 
     @property
     def num_ranks(self) -> int:
-        """Ranks of the trainer."""
+        """Ranks of the policy."""
         return self.num_nodes * self.ranks_per_node
+
+    @property
+    def num_critics(self) -> int:
+        """Ranks of the critic's own."""
+        machines, per_machine = self.critic or (0, 0)
+        return machines * per_machine
 
     @property
     def largest(self) -> int:
         """GPUs that one machine has at least: those of its ranks, or of the largest process of the engine."""
-        return max(self.ranks_per_node, *(process.count for process in self.engine.processes), 1)
+        critics = self.critic[1] if self.critic else 0
+        return max(self.ranks_per_node, critics, *(process.count for process in self.engine.processes), 1)
 
 
 @dataclass(frozen=True)
@@ -61,7 +71,7 @@ class DevicePlan:
     gpus: tuple[int, ...]
     """GPUs that the run reserves on each machine; machines that train come first."""
     ranks: tuple[Slot, ...]
-    """Of each rank."""
+    """Of each rank: the policy's, then those of the critic's own."""
     servers: Mapping[int, Slot]
     """Of each process of the engine, by its `GpuRange.first`."""
 
@@ -74,14 +84,16 @@ def needs_of(build: BuildContext) -> Needs:
         cluster.actor_num_gpus_per_node,
         engine_factory(build.settings.rollout, build.registry).gpus(build),
         cluster.colocate,
+        cluster.critic_pool,
     )
 
 
 def make_plan(needs: Needs, *, gpus_per_node: int | None = None) -> DevicePlan:
     """Place ranks and the engine's processes.
 
-    Rank r is on machine r / ranks_per_node. A colocated engine has the ranks' GPUs, in their order. Otherwise its GPUs follow
-    those of the ranks on the first machine, and go on on the next; a process for which a machine has too few left is on the next one.
+    Rank r of the policy is on machine r / ranks_per_node. Ranks of the critic's own have the GPUs that follow: on each machine that has
+    room for all that one of the critic's machines is to have, in their order, and then on further ones. A colocated engine has the ranks' GPUs, in their order. Otherwise its GPUs follow
+    those of all ranks on the first machine, and go on on the next; a process for which a machine has too few left is on the next one.
 
     Args:
         needs: of the run.
@@ -96,15 +108,32 @@ def make_plan(needs: Needs, *, gpus_per_node: int | None = None) -> DevicePlan:
         raise ConfigError(problems)
     per = needs.ranks_per_node
     ranks = tuple(Slot(number // per, (number % per,)) for number in range(needs.num_ranks))
+    taken = [per] * needs.num_nodes
+    ranks += _critics(needs, taken, size)
     if shares:
         return DevicePlan(
-            (per,) * needs.num_nodes,
+            tuple(taken),
             ranks,
             {one.first: _on_ranks(one, per) for one in needs.engine.processes},
         )
-    taken = [per] * needs.num_nodes
     servers = _take(needs.engine, taken, size)
     return DevicePlan(tuple(taken), ranks, servers)
+
+
+def _critics(needs: Needs, taken: list[int], size: int) -> tuple[Slot, ...]:
+    """Return the slots of the critic's own ranks on GPUs that nobody has; `taken`, of each machine, grows by them."""
+    machines, per_machine = needs.critic or (0, 0)
+    slots: list[Slot] = []
+    machine = 0
+    for _ in range(machines):
+        while machine < len(taken) and taken[machine] + per_machine > size:
+            machine += 1
+        if machine == len(taken):
+            taken.append(0)
+        slots += [Slot(machine, (taken[machine] + number,)) for number in range(per_machine)]
+        taken[machine] += per_machine
+        machine += 1
+    return tuple(slots)
 
 
 def _on_ranks(process: GpuRange, per_node: int) -> Slot:
@@ -137,6 +166,9 @@ def _too_large(needs: Needs, size: int) -> list[Problem]:
     if needs.ranks_per_node > size:
         found = f"{needs.ranks_per_node}, with {size} GPUs a machine"
         problems.append(Problem(_RANKS, found, f"at most {size}", f"--num-gpus-per-node says {size}"))
+    if needs.critic is not None and needs.critic[1] > size:
+        found = f"{needs.critic[1]}, with {size} GPUs a machine"
+        problems.append(Problem(_CRITICS, found, f"at most {size}", f"--num-gpus-per-node says {size}"))
     largest = max((process.count for process in needs.engine.processes), default=0)
     if largest > size:
         found = f"{largest} GPUs of one server, with {size} GPUs a machine"
@@ -169,7 +201,8 @@ def _misfits(needs: Needs) -> list[Problem]:
 def table(needs: Needs, plan: DevicePlan) -> list[str]:
     """Return who is where, a line a machine: `machine 0, 2 GPUs: 0 rank 0; 1 policy 0`. GPUs count from the first that the run has there."""
     names = {process.first: process.name or f"server {process.first}" for process in needs.engine.processes}
-    there: list[tuple[str, Slot]] = [(f"rank {number}", slot) for number, slot in enumerate(plan.ranks)]
+    who = [*(f"rank {i}" for i in range(needs.num_ranks)), *(f"critic {i}" for i in range(needs.num_critics))]
+    there: list[tuple[str, Slot]] = list(zip(who, plan.ranks, strict=True))
     there += [(names[first], slot) for first, slot in plan.servers.items()]
     lines = []
     for machine, total in enumerate(plan.gpus):

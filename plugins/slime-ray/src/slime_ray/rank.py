@@ -12,14 +12,14 @@ import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Concatenate
+from typing import Any, Concatenate, cast
 
 from slime_core.config.build import BuildContext, Rank
 from slime_core.config.factories import trainer_factory
 from slime_core.config.settings import Settings
 from slime_core.devices.cuda_variables import cuda_defaults
 from slime_core.plugins.registry import Registry
-from slime_core.protocols import Fingerprint, Metrics, Trainer, TransferPlan
+from slime_core.protocols import Columns, Fingerprint, Metrics, PooledTrainer, Trainer, TransferPlan
 from slime_core.run.build import make_context
 from slime_core.runtime.daemon_thread import DaemonThread
 from slime_core.samples import TrainBatch
@@ -128,6 +128,21 @@ class RankProcess:
         return await self._trainer.train(await batch_refs[0])
 
     @answering
+    async def begin(self, batch_refs: Sequence[Awaitable[TrainBatch]]) -> list[Any]:
+        """Begin a step; see `PooledTrainer`. Returns a reference to the columns, as `train` takes one: of rank 0 alone."""
+        return self._shown(await self._pooled.begin(await batch_refs[0]))
+
+    @answering
+    async def credit(self, column_refs: Sequence[Awaitable[Columns]]) -> list[Any]:
+        """Credit the step that has begun, by columns of another role; returns as `begin` does. Of the policy's ranks."""
+        return self._shown(await self._pooled.credit(await column_refs[0]))
+
+    @answering
+    async def learn(self, column_refs: Sequence[Awaitable[Columns]]) -> Metrics:
+        """Take the optimizer steps of the step that is credited."""
+        return await self._pooled.learn(await column_refs[0])
+
+    @answering
     async def send(self, plan: TransferPlan) -> Fingerprint:
         """Take part in sending the weights. By a `RayChannel`, those of rank 0 wait for `next_bucket`; others keep none."""
         if not isinstance(plan.channel, RayChannel):
@@ -160,6 +175,16 @@ class RankProcess:
     async def call(self, method: str, *args: Any) -> Any:
         """Call a method of the trainer as it is."""
         return await getattr(self._trainer, method)(*args)
+
+    @property
+    def _pooled(self) -> PooledTrainer:
+        return cast("PooledTrainer", self._trainer)  # its capabilities name pools
+
+    def _shown(self, columns: Columns) -> list[Any]:
+        """Put the columns where ranks of other roles find them: they need not pass the driver."""
+        import ray
+
+        return [ray.put(columns)] if self._rank.number == 0 else []
 
 
 async def _empty(channel: MemoryChannel) -> None:

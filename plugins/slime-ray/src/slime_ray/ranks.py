@@ -19,6 +19,7 @@ import ray
 from ray.exceptions import OutOfMemoryError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from slime_core.errors import TrainerError
+from slime_core.protocols import Role
 from slime_core.runtime.calls import Callee, calling
 from slime_core.runtime.processes.stacks import ask_for_stacks
 
@@ -49,6 +50,8 @@ class Member:
     name: str
     """How messages call it: `rank 1 of 2 (process 123 on 10.0.0.1)`."""
     log: Path
+    role: Role = "policy"
+    """What it holds."""
     process: RankAddress | None = None
     """Where it is, once that is known."""
     pid_here: int | None = None
@@ -60,7 +63,7 @@ class RankDied(TrainerError):
 
 
 class RankActors:
-    """All ranks of a trainer. After the first error or cancelled call all of them are killed."""
+    """All ranks of a trainer, those of the policy first. After the first error or cancelled call all of them are killed."""
 
     def __init__(self, members: Sequence[Member]) -> None:
         self._members = list(members)
@@ -83,17 +86,35 @@ class RankActors:
         ]
         return [member.pid_here for member in self._members if member.pid_here is not None]
 
-    async def ask(self, method: str, *args: Any) -> list[Any]:
-        """Call a method of every rank with the same arguments; see `ask_each`."""
-        return await self.ask_each(method, [args] * len(self._members))
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """What ranks hold, in their order."""
+        return tuple(dict.fromkeys(member.role for member in self._members))
+
+    async def ask(self, method: str, *args: Any, role: Role | None = None) -> list[Any]:
+        """Call a method of every rank, or of those of a role, with the same arguments; see `ask_each`."""
+        asked = self._alive(method, role)
+        return await self._ask(method, asked, [args] * len(asked))
+
+    async def ask_roles(self, method: str, *args: Any) -> dict[Role, Any]:
+        """Call a method of every rank with the same arguments; return what the first rank of each role answers."""
+        roles = [member.role for member in self._alive(method)]
+        answers = await self.ask(method, *args)
+        return {role: answers[roles.index(role)] for role in self.roles}
 
     async def ask_each(self, method: str, args: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Call a method of every rank, and return their answers.
+        """Call a method of every rank with arguments of its own, and return their answers.
 
         Raises:
             RankDied: the process of a rank ended; names it, and shows the end of its log.
             Exception: what a rank raised, the first one's.
         """
+        return await self._ask(method, self._alive(method), args)
+
+    async def _ask(
+        self, method: str, members: Sequence[Member], args: Sequence[tuple[Any, ...]]
+    ) -> list[Any]:
+        """Call a method of some ranks; where one fails, all end, those that were not asked too."""
         failed: list[Exception] = []
 
         async def one(member: Member, own: tuple[Any, ...]) -> Any:
@@ -103,10 +124,7 @@ class RankActors:
                 failed.append(error)
                 raise
 
-        calls = [
-            asyncio.ensure_future(one(member, own))
-            for member, own in zip(self._alive(method), args, strict=True)
-        ]
+        calls = [asyncio.ensure_future(one(member, own)) for member, own in zip(members, args, strict=True)]
         try:
             await asyncio.wait(calls, return_when=asyncio.FIRST_EXCEPTION)
             if failed:
@@ -135,10 +153,10 @@ class RankActors:
                 os.kill(pid, signal.SIGKILL)
         await left(here, _GONE_S)
 
-    def _alive(self, method: str) -> list[Member]:
+    def _alive(self, method: str, role: Role | None = None) -> list[Member]:
         if not self._members:
             raise TrainerError(f"{method}: the ranks have ended, after an earlier error or close()")
-        return self._members
+        return [member for member in self._members if role in (None, member.role)]
 
     @staticmethod
     async def _answer(member: Member, method: str, args: tuple[Any, ...]) -> Any:

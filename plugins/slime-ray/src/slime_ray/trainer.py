@@ -13,11 +13,19 @@ from pathlib import Path
 
 import ray
 from slime_core.config.build import BuildContext, Rank
-from slime_core.config.derive import num_ranks
+from slime_core.config.derive import num_critic_ranks, num_ranks
 from slime_core.devices.cuda_variables import CUDA_VARIABLE_NAMES, users_environment
 from slime_core.errors import TrainerError
 from slime_core.plugins.registry import ALLOW_LIST
-from slime_core.protocols import Fingerprint, Metrics, Place, Trainer, TrainerCapabilities, TransferPlan
+from slime_core.protocols import (
+    Fingerprint,
+    Metrics,
+    Place,
+    Role,
+    Trainer,
+    TrainerCapabilities,
+    TransferPlan,
+)
 from slime_core.rewards.workers.supervisor import RewardWorkers
 from slime_core.rewards.workers.wire import Setup
 from slime_core.rundir.rundir import RunDir
@@ -34,6 +42,8 @@ from slime_ray.surroundings import Surroundings
 
 logger = logging.getLogger(__name__)
 
+#: How messages call the ranks of each role.
+_WHO: dict[Role, str] = {"policy": "rank", "critic": "critic rank"}
 #: Seconds that ranks get to close by themselves before they are killed.
 _CLOSE_S = 60.0
 
@@ -69,27 +79,39 @@ class RayTrainer:
             DeadlineError: they are not up in time; names the ranks that are not.
             TrainerError: a process did not start, or what the trainer raises.
         """
-        limit, count = self._build.section(RaySection).start_timeout_s, num_ranks(self._build.settings)
+        limit, count = self._build.section(RaySection).start_timeout_s, sum(role_sizes(self._build).values())
         await within(limit, f"launcher ray: starting {count} ranks (--ray-start-timeout-s)", self._start())
 
     async def train(self, batch: TrainBatch) -> Metrics:
-        """Run the batch's optimizer steps; every rank is given the whole batch, which is copied once to each machine."""
-        batch_ref = ray.put(batch)
-        metrics: Metrics = (await self._started.ask("train", [batch_ref]))[0]
-        return metrics
+        """Run the batch's optimizer steps; every rank is given the whole batch, which is copied once to each machine.
+
+        Where the critic has ranks of its own, it computes values while the policy's ranks compute log-probs, and trains while they
+        do.
+        """
+        batch_ref, ranks = ray.put(batch), self._started
+        if "critic" not in ranks.roles:
+            metrics: Metrics = (await ranks.ask("train", [batch_ref]))[0]
+            return metrics
+        begun = await ranks.ask_roles("begin", [batch_ref])
+        credited = await ranks.ask("credit", begun["critic"], role="policy")
+        learnt = await ranks.ask_roles("learn", credited[0])
+        return {name: value for metrics in learnt.values() for name, value in metrics.items()}
 
     async def phases(self) -> list[Phase]:
-        """Return what each rank did in the last `train`, by its own clock from the begin of its call."""
+        """Return what each rank did in the last `train`, by its own clock from the begin of its call.
+
+        Ranks of the critic's own count on behind those of the policy.
+        """
         answers: list[list[Phase]] = await self._started.ask("call", "phases")
-        return [phase for phases in answers for phase in phases]
+        return [dataclasses.replace(phase, rank=i) for i, phases in enumerate(answers) for phase in phases]
 
     async def send(self, plan: TransferPlan) -> Fingerprint:
         """Send by the plan's channel what rank 0 sends; by a channel that is not of this process, ranks do it themselves."""
         if not isinstance(plan.channel, MemoryChannel):
-            answers: list[Fingerprint] = await self._started.ask("send", plan)
+            answers: list[Fingerprint] = await self._started.ask("send", plan, role="policy")
             return answers[0]
         sending = asyncio.ensure_future(
-            self._started.ask("send", dataclasses.replace(plan, channel=RayChannel()))
+            self._started.ask("send", dataclasses.replace(plan, channel=RayChannel()), role="policy")
         )
         handing = asyncio.ensure_future(self._hand_over(plan.channel))
         try:
@@ -103,14 +125,15 @@ class RayTrainer:
         return fingerprint
 
     async def save(self, path: Path, in_background: bool = False) -> None:
-        """Write all state into a folder that every rank's machine sees, or begin to."""
-        how = (True,) if in_background else ()
-        await self._started.ask("call", "save", path.absolute(), *how)
+        """Write all state into a folder that every rank's machine sees, or begin to; one role after the other."""
+        how, ranks = (True,) if in_background else (), self._started
+        for role in ranks.roles:
+            await ranks.ask("call", "save", path.absolute(), *how, role=role)
 
     async def written(self, wait: bool) -> bool:
         """Return whether the folder of the save in the background is complete; an error ends the ranks, as any other."""
-        complete: list[bool] = await self._started.ask("call", "written", wait)
-        return complete[0]
+        complete = await self._started.ask_roles("call", "written", wait)
+        return all(complete.values())
 
     async def load(self, path: Path) -> None:
         """Restore what `save` wrote.
@@ -122,15 +145,15 @@ class RayTrainer:
 
     async def save_hf(self, path: Path, merged: bool = False) -> None:
         """Write the weights as a folder that other programs load."""
-        await self._started.ask("call", "save_hf", path.absolute(), merged)
+        await self._started.ask("call", "save_hf", path.absolute(), merged, role="policy")
 
     async def offload(self) -> None:
-        """Free device memory, on every rank."""
-        await self._started.ask("call", "offload")
+        """Free device memory, on every rank but those of the critic's own, whose GPUs nobody shares."""
+        await self._started.ask("call", "offload", role="policy")
 
     async def onload(self) -> None:
-        """Take device memory back, on every rank."""
-        await self._started.ask("call", "onload")
+        """Take device memory back, on those ranks."""
+        await self._started.ask("call", "onload", role="policy")
 
     async def close(self) -> None:
         """End the ranks, release their placement group, and leave the cluster; one that was started for the run ends."""
@@ -158,14 +181,21 @@ class RayTrainer:
         own_address = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]  # Ray leaves it so
         here = self._ranks.found([process for process, _ in found], own_address)
         self._placement.watch(here)
-        first, port = found[0]
-        ranks = [
-            Rank(
-                number=i, count=len(found), address=first.address, port=port, gpu=self._placement.rank_gpu(i)
-            )
-            for i in range(len(found))
-        ]
-        lock = self._build.registry.lock()
+        lock, ranks, begin = self._build.registry.lock(), [], 0
+        for role, count in role_sizes(self._build).items():
+            first, port = found[begin]
+            ranks += [
+                Rank(
+                    number=i,
+                    count=count,
+                    role=role,
+                    address=first.address,
+                    port=port,
+                    gpu=self._placement.rank_gpu(begin + i),
+                )
+                for i in range(count)
+            ]
+            begin += count
         await self._ranks.ask_each("start", [(rank, lock) for rank in ranks])
 
     async def _hand_over(self, channel: MemoryChannel) -> None:
@@ -180,24 +210,35 @@ class RayTrainer:
         await channel.end()
 
 
+def role_sizes(build: BuildContext) -> dict[Role, int]:
+    """Return how many ranks each role has; the critic is in the policy's where it is not one."""
+    sizes: dict[Role, int] = {"policy": num_ranks(build.settings), "critic": num_critic_ranks(build.settings)}
+    return {role: count for role, count in sizes.items() if count}
+
+
 def begin_ranks(build: BuildContext, placement: RayPlacement) -> RankActors:
     """Ask for the processes of all ranks, which import what the trainer needs as soon as they run; waits for nothing."""
     cluster, run_dir = build.settings.cluster, RunDir(build.run_dir.absolute())
     own = users_environment(os.environ)
     passed_on = {name: own[name] for name in (ALLOW_LIST, *CUDA_VARIABLE_NAMES) if name in own}
-    count, settings, members = num_ranks(build.settings), pickle.dumps(build.settings), []
-    for number in range(count):
+    settings, members = pickle.dumps(build.settings), []
+    named = [
+        (role, f"{_WHO[role]} {i} of {count}")
+        for role, count in role_sizes(build).items()
+        for i in range(count)
+    ]
+    for number, (role, name) in enumerate(named):
         surroundings = Surroundings(
             folder=Path.cwd(),
             import_path=tuple(sys.path),
             environment=passed_on | cluster.train_env_vars,
             log=run_dir.rank_log(number),
-            sharing=cluster.actor_num_gpus_per_node,
+            sharing=placement.ranks_beside(number),
         )
         options = placement.rank_options(number)
         actor = ray.remote(RankProcess).options(**options)
         begun = actor.remote(surroundings, placement.gpus_for(number), settings)
-        members.append(Member(begun, f"rank {number} of {count}", surroundings.log))
+        members.append(Member(begun, name, surroundings.log, role))
     return RankActors(members)
 
 

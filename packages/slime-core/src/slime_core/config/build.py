@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from slime_core.files.json_text import parse_json
-from slime_core.protocols import Place, Tokenizer
+from slime_core.protocols import Place, Role, Tokenizer
 from slime_core.protocols.memory import Device
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ class Rank:
     """IP address of rank 0, that every rank can reach."""
     port: int = 0
     """TCP port at that address that was free when the ranks were numbered; 0 where there is one rank."""
+    role: Role = "policy"
+    """What it holds; numbers and counts are those of its role's ranks."""
     gpu: str | None = None
     """Id of the GPU that it was given, the only one that it sees; it must not compute on the CPU then."""
 

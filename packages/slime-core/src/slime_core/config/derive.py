@@ -101,9 +101,15 @@ def is_local(run: RunSection) -> bool:
 
 
 def num_ranks(settings: Settings) -> int:
-    """Return how many processes the trainer is."""
+    """Return how many processes the trainer is, without those that have the critic alone."""
     section = settings.cluster
     return section.actor_num_nodes * section.actor_num_gpus_per_node
+
+
+def num_critic_ranks(settings: Settings) -> int:
+    """Return how many processes have the critic alone; 0 where it is in the policy's."""
+    machines, per_machine = settings.cluster.critic_pool or (0, 0)
+    return machines * per_machine
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from slime_core.config.build import BuildContext
-from slime_core.config.derive import num_ranks, sends_images
+from slime_core.config.derive import num_critic_ranks, num_ranks, sends_images
 from slime_core.config.factories import engine_factory, trainer_factory
 from slime_core.errors import Problem
 
@@ -21,6 +21,14 @@ def check_build(build: BuildContext) -> list[Problem]:
                 "cluster.actor_num_nodes x cluster.actor_num_gpus_per_node",
                 f"{n} with the trainer {backend!r}",
                 "1: this trainer is one process",
+            )
+        )
+    if (n_critics := num_critic_ranks(build.settings)) and "critic" not in trainer.pools:
+        problems.append(
+            Problem(
+                "cluster.critic_num_nodes x cluster.critic_num_gpus_per_node",
+                f"{n_critics} with the trainer {backend!r}",
+                "neither: this trainer has no critic that could be apart",
             )
         )
     if build.settings.checkpoint.async_save and not trainer.background_save:

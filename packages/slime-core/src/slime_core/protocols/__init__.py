@@ -28,6 +28,7 @@ from slime_core.protocols.engine import (
 )
 from slime_core.protocols.environment import MULTI_TURN, Environment, Observation
 from slime_core.protocols.placement import EngineGpus, GpuRange, Place, Site
+from slime_core.protocols.pools import Columns, PooledTrainer, Role
 from slime_core.protocols.rewards import GroupRewardFn, RewardFn, RewardTransform
 from slime_core.protocols.rollout import EvalFn, GenerateContext, GenerateFn, GroupFilter, WeakReason
 from slime_core.protocols.tokenizer import Tokenizer
@@ -40,6 +41,7 @@ __all__ = [
     "TOP_P_TOKENS",
     "AdvantageEstimator",
     "Buffer",
+    "Columns",
     "Completion",
     "DataSource",
     "EngineCapabilities",
@@ -59,11 +61,13 @@ __all__ = [
     "Needs",
     "Observation",
     "Place",
+    "PooledTrainer",
     "Reducer",
     "ReductionView",
     "ReportsLoad",
     "RewardFn",
     "RewardTransform",
+    "Role",
     "RolloutEngine",
     "SamplingParams",
     "Site",

@@ -39,6 +39,8 @@ class TrainerCapabilities:
     """Whether its factory may build one of several ranks; see `Rank`."""
     background_save: bool = False
     """Whether `save` may write in the background."""
+    pools: frozenset[str] = frozenset()
+    """Roles whose ranks may be a pool of their own; it is a `PooledTrainer` if there are some."""
     phases: bool = False
     """Whether `phases` says what `train` did and when."""
 

@@ -74,6 +74,12 @@ class TokenColumns:
             total_lengths=upload(batch.lengths, device) if "total_lengths" in needs else None,
         )
 
+    def having(self, given: Mapping[str, NDArray[np.float32]]) -> TokenColumns:
+        """Return the columns with others, [T] each by the name of its field, in the place of those that were there."""
+        device = self.weights.device
+        columns: dict[str, Any] = {name: upload(column, device) for name, column in given.items()}
+        return replace(self, **columns)
+
     def whole(self, batch: TrainBatch) -> TokenView:
         """Return the view of all samples, in the batch's order, for an estimator."""
         device = self.weights.device

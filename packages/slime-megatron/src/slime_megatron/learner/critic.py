@@ -29,6 +29,8 @@ from slime_megatron.parallel.process_groups import World
 from slime_megatron.settings.learner_settings import LearnerSettings
 from slime_megatron.settings.section_roles import RolesSection
 
+#: Folder of the critic below a checkpoint's.
+CRITIC = "critic"
 #: The head's tensor in folders of transformers' sequence and token classifiers.
 _HF_HEAD = "score.weight"
 _HEAD = "output_layer.weight"

@@ -15,7 +15,7 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer.moe.router_replay import RouterReplayAction
 from slime_core.config.derive import compute_dtype
 from slime_core.errors import TrainerError
-from slime_core.protocols import Metrics
+from slime_core.protocols import Columns, Metrics
 from slime_core.runtime.phase_times import PhaseTimes
 from slime_core.samples import TrainBatch
 from slime_models.family.architecture import Architecture
@@ -23,36 +23,29 @@ from slime_models.hf.config import read_config
 from torch import Tensor
 
 from slime_megatron.batch.micro_batch import MicroBatch, MicroBatches
-from slime_megatron.batch.routing import engine_routes
 from slime_megatron.batch.sampling_mask import sampling_mask_of
-from slime_megatron.batch.step_batches import pack_steps
 from slime_megatron.batch.token_columns import TokenColumns
 from slime_megatron.checkpoint import state
-from slime_megatron.checkpoint.stored_as_hf import weights_of
 from slime_megatron.checkpoint.writer import CheckpointWriter
 from slime_megatron.hf.export import hf_buckets
-from slime_megatron.hf.load_weights import load_weights
 from slime_megatron.hf.save_folder import save_adapter, save_model
-from slime_megatron.hf.shard import global_weights
 from slime_megatron.importing import quiet
 from slime_megatron.learner.behaviour_policies import ROLE_PREFIX, BehaviourPolicies
-from slime_megatron.learner.critic import Critic
+from slime_megatron.learner.critic import CRITIC, Critic
 from slime_megatron.learner.estimator import StatefulEstimator
 from slime_megatron.learner.metrics import mismatch, sample_means, work
+from slime_megatron.learner.policy_model import add_roles, build_policy
 from slime_megatron.learner.postprocess import postprocess
+from slime_megatron.learner.step import BegunStep, CreditedStep, pack
 from slime_megatron.model.family_layers import layers_of
-from slime_megatron.model.freezing import freeze
-from slime_megatron.model.gpt import Predicted, build_model, response_log_probs
-from slime_megatron.model.lora import add_adapters, clear_adapters
+from slime_megatron.model.gpt import Predicted, response_log_probs
 from slime_megatron.model.mtp import mtp_loss
 from slime_megatron.model.router import RECORD, REPLAY, replay
 from slime_megatron.optim.train_step import TrainedModel, average
-from slime_megatron.optim.weight_sets import WeightSets, check_same_model
+from slime_megatron.optim.weight_sets import WeightSets
 from slime_megatron.parallel import process_groups
 from slime_megatron.settings.learner_settings import LearnerSettings
 from slime_megatron.settings.parallel_checks import check_model
-
-_CRITIC = "critic"
 
 
 class Learner:
@@ -79,9 +72,10 @@ class Learner:
             self._checkpoint_writer = CheckpointWriter(self._world)
             if settings.hooks.init is not None:
                 settings.hooks.init(settings)
-            model = self._build_policy()
+            on: dict[str, Any] = {"dtype": self._dtype, "device": self._device}
+            model = build_policy(settings, self._held, layers=self._layers, **on)
             self._weight_sets = WeightSets(model)
-            self._add_roles(model)
+            add_roles(self._weight_sets, model, settings, self._architecture)
             self._behaviour_policies = (
                 BehaviourPolicies(self._weight_sets) if settings.roles.keep_old_actor else None
             )
@@ -100,9 +94,9 @@ class Learner:
                 n_mtp_layers=self._n_mtp_layers,
             )
             self._critic: Critic | None = None
-            if "values" in self._needs:
-                on = {"dtype": self._dtype, "device": self._device}
+            if "values" in self._needs and not settings.critic_apart:
                 self._critic = Critic(settings, self._architecture, self._world, times=self.times, **on)
+            self._step: BegunStep | CreditedStep | None = None  # between calls
             on_failure.pop_all()
 
     @property
@@ -112,14 +106,43 @@ class Learner:
 
     def train(self, batch: TrainBatch) -> Metrics:
         """Run the batch's optimizer steps; see `Trainer.train`. Every rank is given the same whole batch."""
+        return self._learn(self._credit(self._begin(batch), {}))
+
+    def begin(self, batch: TrainBatch) -> Columns:
+        """Do what of `train` needs no values of a critic that is elsewhere; see `PooledTrainer`."""
+        self._step = self._begin(batch)
+        return {}
+
+    def credit(self, columns: Columns) -> Columns:
+        """Credit the tokens of the step that has begun; see `PooledTrainer`."""
+        if not isinstance(self._step, BegunStep):
+            raise TrainerError("credit: no step has begun; call begin() first")
+        self._step = self._credit(self._step, columns)
+        return self._step.for_the_critic()
+
+    def learn(self, columns: Columns) -> Metrics:
+        """Run the optimizer steps of the step that is credited, whose columns are here; see `PooledTrainer`."""
+        step, self._step = self._step, None
+        if not isinstance(step, CreditedStep):
+            raise TrainerError("learn: no step is credited; call begin() and credit() first")
+        return self._learn(step)
+
+    def _begin(self, batch: TrainBatch) -> BegunStep:
         self.times.restart()
-        steps = self._pack(batch)
+        restricted = sampling_mask_of(batch) if self._settings.restricted else None
+        on: dict[str, Any] = {"dtype": self._dtype, "device": self._device}
+        steps = pack(batch, self._settings, self._held, self._world, sampling_mask=restricted, **on)
         columns = TokenColumns.of(batch, self._device, needs=self._needs)
-        critic_only = self._critic is not None and batch.step <= self._settings.roles.num_critic_only_steps
+        critic_only = "values" in self._needs and batch.step <= self._settings.roles.num_critic_only_steps
         with self.times.timed("log_probs"):
             columns, before = self._with_old_policy(batch, columns, steps, always=critic_only)
-            compared = batch.optimizer_steps[: 1 if before is None else None]
             columns = self._fill(columns, steps)
+        return BegunStep(batch, steps, columns, before, critic_only, self.times.elapsed_s())
+
+    def _credit(self, begun: BegunStep, given: Columns) -> CreditedStep:
+        waited_s = self.times.elapsed_s() - begun.seconds
+        batch = begun.batch
+        columns = begun.columns.having(given)
         with torch.no_grad():
             advantages, returns, credited, correction = self._estimator(columns.whole(batch))
         learned = columns.corrected(batch, correction, self._settings.algorithm)
@@ -127,16 +150,23 @@ class Learner:
             learned, advantages, returns = postprocess(
                 function, self._settings, batch, learned, advantages, returns
             )
+        metrics = {f"train/{name}": float(value) for name, value in credited.items()}
+        return CreditedStep(begun, learned, advantages, returns, metrics, waited_s)
+
+    def _learn(self, credited: CreditedStep) -> Metrics:
+        begun, learned = credited.begun, credited.columns
+        batch, steps, before = begun.batch, begun.steps, begun.log_probs
+        compared = batch.optimizer_steps[: 1 if before is None else None]
         metrics: Metrics = {}
         if self._critic is not None:
             with self.times.timed("critic"):
-                metrics |= self._critic.train(steps, learned, returns)
-        if not critic_only:
+                metrics |= self._critic.train(steps, learned, credited.returns)
+        if not begun.critic_only:
             taken = []
             for number, step in enumerate(steps):
                 self._before_train_step(batch.step, number)
                 with self.times.timed("optimizer_step"):
-                    one, trained = self._optimizer_step(step, learned, advantages)
+                    one, trained = self._optimizer_step(step, learned, credited.advantages)
                 taken.append(one)
                 if number == 0 and before is None:
                     before = self._world.gather_columns(trained)
@@ -146,12 +176,15 @@ class Learner:
             with self.times.timed("ref_model_update"):
                 self._weight_sets.snapshot("ref", checkpointed=True)
         log_probs = before if learned.old_log_probs is None else learned.old_log_probs
+        means = {"advantages": credited.advantages, "returns": credited.returns}
+        by_own_weights, waited_s = self._behaviour_policies is not None, credited.waited_s
         return (
             metrics
-            | mismatch(batch, columns, before, compared, by_own_weights=self._behaviour_policies is not None)
-            | {f"train/{name}": float(value) for name, value in credited.items()}
-            | sample_means(batch, learned, log_probs, {"advantages": advantages, "returns": returns})
-            | work(batch, steps, self.times, self._world)
+            | mismatch(batch, begun.columns, before, compared, by_own_weights=by_own_weights)
+            | credited.metrics
+            | sample_means(batch, learned, log_probs, means)
+            | work(batch, steps, self.times, self._world, waited_s=waited_s)
+            | ({"perf/critic_wait_time": waited_s} if self._settings.critic_apart else {})
         )
 
     def mark_sent(self, version: str) -> None:
@@ -167,7 +200,7 @@ class Learner:
         """Write all state; see `CheckpointWriter.save`. A critic's is in a folder of its own below."""
         states = [(self._policy_state, folder)]
         if self._critic is not None:
-            states.append((self._critic.state, folder / _CRITIC))
+            states.append((self._critic.state, folder / CRITIC))
         self._checkpoint_writer.save(states, in_background=in_background)
 
     def written(self, wait: bool) -> bool:
@@ -178,7 +211,7 @@ class Learner:
         """Restore all state; see `state.load`."""
         self.written(wait=True)
         if self._critic is not None:
-            state.load(self._critic.state, folder / _CRITIC)
+            state.load(self._critic.state, folder / CRITIC)
         state.load(self._policy_state, folder)
         # Those of the run that saved may be roles that this one does not read.
         for role in self._weight_sets.checkpointed:
@@ -240,69 +273,6 @@ class Learner:
     def _buckets(self, architecture: Architecture, dtype: torch.dtype) -> Iterator[list[tuple[str, Tensor]]]:
         size = self._settings.megatron.update_weight_buffer_size
         return hf_buckets(self.model, self._settings.family, architecture, dtype=dtype, bucket_bytes=size)
-
-    def _build_policy(self) -> GPTModel:
-        settings, section = self._settings, self._settings.megatron
-        on: dict[str, Any] = {"dtype": self._dtype, "device": self._device, "layers": self._layers}
-        model = build_model(self._held, section, provider=settings.hooks.model_provider, **on)
-        start = self._weights_of(settings.actor_path or settings.model_path, self._held)
-        load_weights(model, start, settings.family, self._held)
-        if settings.lora.rank is not None:
-            names = global_weights(model, self._architecture)
-            add_adapters(model, names, settings.lora, seed=settings.seed)
-        freeze(
-            model,
-            global_weights(model, self._held),
-            settings.family.parameter_names(self._held),
-            only_train=section.only_train_params_name_list,
-            frozen=section.freeze_params_name_list,
-        )
-        return model
-
-    def _add_roles(self, model: GPTModel) -> None:
-        """Give the policy's model a reference and a teacher, where estimator or loss read them."""
-        settings = self._settings
-        if "ref_log_probs" in self._needs:
-            if settings.ref_path is None:
-                self._weight_sets.snapshot("ref", checkpointed=False)
-            else:
-                self._load_role("ref", settings.ref_path, model)
-        if "teacher_log_probs" in self._needs and settings.teacher_path is not None:
-            self._load_role("teacher", settings.teacher_path, model)
-
-    def _load_role(self, role: str, folder: Path, model: GPTModel) -> None:
-        family, architecture = self._settings.family, self._architecture
-        check_same_model(folder, family, architecture, role=role)
-
-        def write() -> None:
-            load_weights(model, self._weights_of(folder, architecture), family, architecture)
-            clear_adapters(model)
-
-        self._weight_sets.load(role, write)
-
-    def _weights_of(self, folder: Path, architecture: Architecture) -> Mapping[str, Tensor]:
-        """Return the weights of a folder, found to be those of the model."""
-        weights = weights_of(folder, self._settings.family, architecture)
-        self._settings.family.check_weights(weights, architecture)
-        return weights
-
-    def _pack(self, batch: TrainBatch) -> list[MicroBatches]:
-        """Return the micro-batches of this data-parallel rank, for each optimizer step."""
-        settings, replays = self._settings, self._settings.megatron.use_rollout_routing_replay
-        return pack_steps(
-            batch,
-            self._held,
-            settings.megatron,
-            self._world,
-            max_tokens_per_gpu=settings.train.max_tokens_per_gpu,
-            needs=self._needs,
-            routes=engine_routes(batch, self._architecture) if replays else None,
-            sampling_mask=sampling_mask_of(batch) if settings.restricted else None,
-            dtype=self._dtype,
-            device=self._device,
-            rotary=self._layers.rotary_tables,
-            flops=self._layers.forward_flops,
-        )
 
     def _with_old_policy(
         self, batch: TrainBatch, columns: TokenColumns, steps: Sequence[MicroBatches], *, always: bool

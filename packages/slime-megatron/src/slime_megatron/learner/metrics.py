@@ -19,7 +19,14 @@ from slime_megatron.batch.token_columns import TokenColumns
 from slime_megatron.parallel.process_groups import World
 
 
-def work(batch: TrainBatch, steps: Sequence[MicroBatches], times: PhaseTimes, world: World) -> Metrics:
+def work(
+    batch: TrainBatch,
+    steps: Sequence[MicroBatches],
+    times: PhaseTimes,
+    world: World,
+    *,
+    waited_s: float = 0.0,
+) -> Metrics:
     """Return what the ranks did, and how long this one took. Collective over the world.
 
     Args:
@@ -27,6 +34,7 @@ def work(batch: TrainBatch, steps: Sequence[MicroBatches], times: PhaseTimes, wo
         steps: this rank's micro-batches.
         times: of this rank's call of `train`, which ends now.
         world: the ranks.
+        waited_s: seconds of the call in which this rank waited for other roles.
     """
     own = [micro for step in steps for micro in step]
     context = world.token_split.context
@@ -42,7 +50,7 @@ def work(batch: TrainBatch, steps: Sequence[MicroBatches], times: PhaseTimes, wo
     parts = {name: times.total_s(name) for name in ("ref_log_probs", "teacher_log_probs", "ref_model_update")}
     return {
         "perf/train_tokens": float(len(batch.tokens)),
-        "perf/actor_train_time": times.elapsed_s() - log_probs_s,
+        "perf/actor_train_time": times.elapsed_s() - log_probs_s - waited_s,
         "perf/log_probs_time": log_probs_s,
         **{f"perf/{name}_time": seconds for name, seconds in parts.items() if seconds},
         "perf/forwarded_tokens": found["tokens"],

@@ -1,4 +1,4 @@
-"""`trainer_memory`: what each rank of the trainer takes, by pipeline stage, before anything starts."""
+"""`trainer_memory`: what each rank of the trainer takes, by pipeline stage and pool, before anything starts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from slime_core.config.build import MemoryQuestion
-from slime_core.config.derive import batch_sizes, compute_dtype, num_ranks
+from slime_core.config.derive import batch_sizes, compute_dtype, num_critic_ranks, num_ranks
 from slime_core.protocols.memory import MemoryEstimate
 from slime_core.run.assemble import algorithm
 
@@ -93,6 +93,8 @@ def static_parts(parameters: Parameters, rank: RankSettings, layout: Layout) -> 
 def trainer_memory(question: MemoryQuestion) -> Sequence[MemoryEstimate]:
     """Return what a rank of each pipeline stage takes at its peak; stages that take as much are one entry.
 
+    A critic with ranks of its own follows, by its stages.
+
     Empty where flags of Megatron's own change sizes, where stages have layers of their own number, and where the family says that
     nothing is predicted.
 
@@ -111,10 +113,14 @@ def trainer_memory(question: MemoryQuestion) -> Sequence[MemoryEstimate]:
     if memory.unknown is not None:
         return []
     held = architecture.with_mtp(section.enable_mtp_training)
-    shape, rank = _micro_batch(question, layout), _rank_settings(question)
+    shape, rank = _micro_batch(question, layout), _rank_settings(question, layout.ranks)
     needs = algorithm(question.settings, question.registry).needs
     stages = parameters_of_stages(family, held, section, question.section(LoraSection), layout)
-    critics = _critics(family, architecture, layout) if "values" in needs else [None] * layout.pipeline
+    n_critics = num_critic_ranks(question.settings) if "values" in needs else 0
+    is_among = "values" in needs and not n_critics
+    critics: Sequence[Parameters | None] = [None] * layout.pipeline
+    if is_among:
+        critics = _critics(family, architecture, layout)
     found: list[dict[str, Any]] = []
     for stage, (parameters, critic) in enumerate(zip(stages, critics, strict=True)):
         parts = static_parts(parameters, rank, layout)
@@ -130,10 +136,42 @@ def trainer_memory(question: MemoryQuestion) -> Sequence[MemoryEstimate]:
         if question.device.kind == "cuda":
             parts[CONTEXT] = CONTEXT_BYTES
         found.append({"parts": parts, "host": _host(question, parameters, parts, rank, needs)})
-    return _as_estimates(found, layout)
+    estimates = _as_estimates(found, layout)
+    if n_critics:
+        estimates += _critic_memory(question, family, architecture, Layout.of(section, n_critics))
+    return estimates
 
 
-def _as_estimates(found: Sequence[Mapping[str, Any]], layout: Layout) -> list[MemoryEstimate]:
+def _critic_memory(
+    question: MemoryQuestion, family: ModelFamily, architecture: Architecture, layout: Layout
+) -> list[MemoryEstimate]:
+    """Return what ranks take that have the critic alone: a policy without logits, which sends nothing and gives no memory up."""
+    shape, rank = _micro_batch(question, layout), _rank_settings(question, layout.ranks)
+    headed = dataclasses.replace(  # a column of logits
+        architecture, vocab_size=layout.tensor, vocab_padding=0, tie_word_embeddings=False
+    )
+    found: list[dict[str, Any]] = []
+    for stage, parameters in enumerate(_critics(family, architecture, layout)):
+        own = activations_of_stage(
+            headed,
+            layout,
+            dataclasses.replace(shape, with_entropy=False),
+            stage=stage,
+            in_flight=in_flight(layout, stage),
+            memory=memory_of(family),
+        )
+        parts = {**static_parts(parameters, rank, layout), ACTIVATIONS: own.kept, WORKING: own.working}
+        if question.device.kind == "cuda":
+            parts[CONTEXT] = CONTEXT_BYTES
+        saves_copy = question.settings.checkpoint.async_save
+        host = {"copy for saving": parts[WEIGHTS] + parts[OPTIMIZER]} if saves_copy else {}
+        found.append({"parts": parts, "host": host})
+    return _as_estimates(found, layout, who="critic")
+
+
+def _as_estimates(
+    found: Sequence[Mapping[str, Any]], layout: Layout, *, who: str = "trainer"
+) -> list[MemoryEstimate]:
     """Return an estimate for each run of stages that take the same."""
     each = layout.ranks // layout.pipeline
     estimates: list[MemoryEstimate] = []
@@ -141,29 +179,29 @@ def _as_estimates(found: Sequence[Mapping[str, Any]], layout: Layout) -> list[Me
         if estimates and estimates[-1].parts == values["parts"] and estimates[-1].host == values["host"]:
             last = estimates[-1]
             first = stage - last.ranks // each
-            who = f"trainer, pipeline stages {first} to {stage}"
-            estimates[-1] = dataclasses.replace(last, who=who, ranks=last.ranks + each)
+            several = f"{who}, pipeline stages {first} to {stage}"
+            estimates[-1] = dataclasses.replace(last, who=several, ranks=last.ranks + each)
             continue
-        who = f"trainer, pipeline stage {stage}" if layout.pipeline > 1 else "trainer"
+        one = f"{who}, pipeline stage {stage}" if layout.pipeline > 1 else who
         stays = (WEIGHTS, CONTEXT) if CONTEXT in values["parts"] else (WEIGHTS, GRADIENTS, OPTIMIZER)
         passing = (ACTIVATIONS, WORKING)
-        estimates.append(MemoryEstimate(who=who, ranks=each, stays=stays, passing=passing, **values))
+        estimates.append(MemoryEstimate(who=one, ranks=each, stays=stays, passing=passing, **values))
     return estimates
 
 
-def _rank_settings(question: MemoryQuestion) -> RankSettings:
+def _rank_settings(question: MemoryQuestion, n_ranks: int) -> RankSettings:
     section = question.section(MegatronSection)
     return RankSettings(
         dtype_bytes=4 if compute_dtype(question.settings.train) == "float32" else 2,
         optimizer=section.optimizer,
         has_momentum=section.sgd_momentum > 0,
-        shared_optimizer=shares_optimizer(section, num_ranks(question.settings)),
+        shared_optimizer=shares_optimizer(section, n_ranks),
     )
 
 
 def _micro_batch(question: MemoryQuestion, layout: Layout) -> MicroBatchShape:
     settings, section = question.settings, question.section(MegatronSection)
-    dtype_bytes = _rank_settings(question).dtype_bytes
+    dtype_bytes = _rank_settings(question, layout.ranks).dtype_bytes
     samples = batch_sizes(settings).global_batch_size
     needs = algorithm(settings, question.registry).needs
     in_float32 = question.device.kind == "cpu" and dtype_bytes < _FLOAT32 and _attends_in_float32(question)
@@ -190,7 +228,7 @@ def _attends_in_float32(question: MemoryQuestion) -> bool:
     return question.longest_sample < _FLOAT32_BELOW or not attends_in_bfloat16()
 
 
-def _critics(family: ModelFamily, architecture: Architecture, layout: Layout) -> list[Parameters | None]:
+def _critics(family: ModelFamily, architecture: Architecture, layout: Layout) -> list[Parameters]:
     """Return the counts of a critic, which is a policy without an output layer, all of it trained."""
     trunk = dataclasses.replace(architecture, tie_word_embeddings=True)
     counts = parameters_of_stages(family, trunk, MegatronSection(), LoraSection(), layout)
@@ -198,7 +236,7 @@ def _critics(family: ModelFamily, architecture: Architecture, layout: Layout) ->
         own = architecture.padded_vocab_size // layout.tensor * architecture.hidden_size
         counts[-1].shared -= own
         counts[-1].trained -= own
-    return [*counts]
+    return counts
 
 
 def _sync_bytes(

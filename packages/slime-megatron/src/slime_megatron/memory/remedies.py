@@ -6,10 +6,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from slime_core.config.build import MemoryQuestion
-from slime_core.config.derive import num_ranks
+from slime_core.config.derive import num_critic_ranks, num_ranks
 from slime_core.protocols.memory import Remedy
+from slime_core.run.assemble import algorithm
 
 from slime_megatron.memory.layout import Layout
+from slime_megatron.settings.checks import critic_pool_problems
 from slime_megatron.settings.derive import shares_optimizer
 from slime_megatron.settings.learner_settings import family_of
 from slime_megatron.settings.parallel_checks import model_problems, process_problems
@@ -29,10 +31,14 @@ def trainer_remedies(question: MemoryQuestion) -> Sequence[Remedy]:
     allowed = []
     for remedy in found:
         changed = section.model_copy(update={field: value for (_, field), value in remedy.settings.items()})
-        problems = [*process_problems(changed, ranks), *model_problems(changed, architecture, family)]
+        problems = [
+            *process_problems(changed, ranks),
+            *critic_pool_problems(changed, num_critic_ranks(settings), ranks),
+            *model_problems(changed, architecture, family),
+        ]
         if not problems:
             allowed.append(remedy)
-    return [*allowed, *_fewer_tokens(question), *_more_ranks(question)]
+    return [*allowed, *_fewer_tokens(question), *_critic_apart(question), *_more_ranks(question)]
 
 
 def _of_megatron(section: MegatronSection, ranks: int) -> Iterator[Remedy]:
@@ -63,6 +69,21 @@ def _fewer_tokens(question: MemoryQuestion) -> Iterator[Remedy]:
             flags={"--max-tokens-per-gpu": str(tokens)},
             settings={("train", "max_tokens_per_gpu"): tokens},
             slower=cost,
+        )
+
+
+def _critic_apart(question: MemoryQuestion) -> Iterator[Remedy]:
+    """Yield as many ranks for the critic alone as the policy has, where it is among those."""
+    settings = question.settings
+    if question.device.kind == "cpu" or num_critic_ranks(settings):
+        return  # all ranks of a CPU have one memory
+    if "values" in algorithm(settings, question.registry).needs:
+        value = settings.cluster.actor_num_gpus_per_node
+        yield Remedy(
+            flags={"--launcher": "ray", "--critic-num-gpus-per-node": str(value)},
+            settings={("run", "launcher"): "ray", ("cluster", "critic_num_gpus_per_node"): value},
+            slower=0.0,
+            wants="as many GPUs for the critic",
         )
 
 

@@ -8,18 +8,27 @@ from typing import TYPE_CHECKING
 
 from slime_core.config.sections import RolloutSection, RunSection, TrainSection
 from slime_core.errors import Problem
+from slime_core.protocols import needs_of
 
 from slime_megatron.settings import megatron_flags
 from slime_megatron.settings.derive import LOGITS, offloads_optimizer
+from slime_megatron.settings.parallel_checks import process_problems
 from slime_megatron.settings.section import MegatronSection
 from slime_megatron.settings.section_roles import LoraSection, RolesSection
 
 if TYPE_CHECKING:
+    from slime_core.run.assemble import Algorithm
     from slime_models.family.architecture import Architecture
     from slime_models.family.family import ModelFamily
 
 #: What balances experts and is right for packed rows of several sizes.
 _BALANCING = ("aux_loss", "seq_aux_loss", "global_aux_loss", "none")
+
+_CRITIC_POOL = "cluster.critic_num_nodes x cluster.critic_num_gpus_per_node"
+#: Optional fields of `TokenView` that a critic fills where it is in processes of its own.
+_KNOWN_TO_CRITIC = frozenset(
+    {"new_values", "rollout_log_probs", "staleness", "teacher_log_probs", "total_lengths", "values"}
+)
 
 
 def section_problems(
@@ -35,6 +44,38 @@ def section_problems(
     yield from _engine_problems(section, lora)
     yield from _offload_problems(train, section)
     yield from _routing_problems(roles, section)
+
+
+def critic_pool_problems(section: MegatronSection, n_critics: int, n_ranks: int) -> Iterator[Problem]:
+    """Yield each product of sizes that divides the number of the policy's ranks, and not that of a critic's own."""
+    if not n_critics or any(process_problems(section, n_ranks)):
+        return
+    for problem in process_problems(section, n_critics):
+        yield Problem(
+            _CRITIC_POOL,
+            f"{n_critics} ranks of the critic, and {problem.where} {problem.found.partition(' and ')[0]}",
+            "a multiple of that: the critic is cut as the policy is",
+        )
+
+
+def apart_problems(algorithm: Algorithm, estimator: str) -> Iterator[Problem]:
+    """Yield why a critic cannot be in processes of its own under an estimator and the critic's loss."""
+    if algorithm.value_loss is None:
+        yield Problem(
+            _CRITIC_POOL,
+            f"them with the estimator {estimator!r}, which reads no values",
+            "an estimator with a critic",
+            "give --advantage-estimator ppo, or leave them out",
+        )
+        return
+    read = needs_of(algorithm.value_loss, getattr(algorithm.value_loss, "keywords", {}))
+    if beyond := sorted(read - _KNOWN_TO_CRITIC):
+        yield Problem(
+            "algorithm.value_loss_type",
+            f"a loss that reads {', '.join(beyond)}, beside a critic in processes of its own",
+            f"one that reads no more than {', '.join(sorted(_KNOWN_TO_CRITIC))}",
+            "leave --critic-num-nodes and --critic-num-gpus-per-node out",
+        )
 
 
 def old_actor_problems(

@@ -56,6 +56,8 @@ class LearnerSettings:
     """Which of the trainer's processes this is."""
     restricted: bool = False
     """Whether tokens are drawn from what top-p or top-k keep; batches then say from which ids."""
+    critic_apart: bool = False
+    """Whether the critic is in processes of its own: this is one of them if its `rank` says so, else one of the policy's."""
     critic_path: Path | None = None
     """Folder that the critic starts from; `model_path` when None."""
 

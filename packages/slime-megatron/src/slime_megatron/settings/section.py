@@ -10,7 +10,12 @@ from slime_models.groups import OWN_TRANSPORTS
 
 #: What the trainer can do.
 CAPABILITIES = TrainerCapabilities(
-    transports=OWN_TRANSPORTS, other_transports=True, ranked=True, background_save=True, phases=True
+    transports=OWN_TRANSPORTS,
+    other_transports=True,
+    ranked=True,
+    background_save=True,
+    pools=frozenset({"critic"}),
+    phases=True,
 )
 
 

@@ -26,6 +26,12 @@ FORMER: Mapping[str, Fate] = {
     "train_memory_margin_bytes": follows(
         "what the trainer leaves free of a shared GPU is what the engine gives up: --sglang-mem-fraction-static"
     ),
+    "critic_num_nodes": mapped(
+        "itself; beside an estimator without a critic nothing comes of it", to="critic_num_nodes"
+    ),
+    "critic_num_gpus_per_node": mapped(
+        "itself; beside an estimator without a critic nothing comes of it", to="critic_num_gpus_per_node"
+    ),
     "critic_save": follows("a checkpoint of the run holds the critic, too"),
     "prompt_key": mapped("--input-key", to="input_key"),
     "rollout_generate_func_path": mapped(

@@ -8,6 +8,8 @@ from slime_compat.launch.made import Made
 _SUPERVISED = "slime.rollout.sft_rollout.generate_rollout"
 #: Flags that have no meaning without a trainer, and without an engine.
 _OF_TRAINER = ("save_interval", "save_hf", "async_save", "no_save_optim", "ref_load", "load")
+_OF_PLACEMENT = ("actor_num_nodes", "actor_num_gpus_per_node", "critic_num_nodes", "critic_num_gpus_per_node",
+                 "num_gpus_per_node")  # fmt: skip
 _OF_ENGINE = ("eval_interval", "eval_prompt_data", "eval_config", "dynamic_sampling_filter_path", "over_sampling_batch_size",
               "partial_rollout", "use_fault_tolerance", "prefill_num_servers", "sglang_config", "rollout_num_gpus",
               "rollout_num_gpus_per_engine", "colocate", "offload", "offload_rollout", "offload_train")  # fmt: skip
@@ -56,7 +58,7 @@ def _rollout_only(made: Made) -> None:
         ranks = [script.value(name) for name in ("actor_num_nodes", "actor_num_gpus_per_node")]
         made.put("fleet", "rollout_num_gpus", int(ranks[0] or 1) * int(ranks[1] or 8))
     script.take("offload")
-    for name in ("actor_num_nodes", "actor_num_gpus_per_node", "num_gpus_per_node"):
+    for name in _OF_PLACEMENT:
         script.take(name)
     made.put("run", "loop", "rollout-only")
     made.put("run", "launcher", "local")

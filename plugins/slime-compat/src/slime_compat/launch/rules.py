@@ -119,6 +119,10 @@ def devices(made: Made) -> None:
         made.note("offload", "--offload-train --offload-rollout")
     if script.has("colocate") and script.take("rollout_num_gpus") is not None:
         made.note("rollout_num_gpus", "the trainer's GPUs, by --colocate, as in the reference")
+    if script.value("advantage_estimator") != "ppo" and not script.has("custom_advantage_function_path"):
+        for name in ("critic_num_nodes", "critic_num_gpus_per_node"):
+            if script.take(name) is not None:
+                made.note(name, "nothing: the estimator has no critic, as in the reference")
     if script.value("update_weight_transport") == "nccl":
         script.flags.pop("update_weight_transport")
         made.note("update_weight_transport", "nccl: what engine and trainer both have is taken")

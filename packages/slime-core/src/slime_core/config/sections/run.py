@@ -65,6 +65,12 @@ class ClusterSection(SectionModel):
     """Machines that train."""
     actor_num_gpus_per_node: Count = 1
     """Ranks of the trainer on each machine: a GPU each, or a process on the CPU where no machine has GPUs."""
+    critic_num_nodes: Count | None = None
+    """Machines with ranks that have the critic alone; when only their number on each is given, as many as those of the policy. Without
+    either flag the critic is in the policy's ranks."""
+    critic_num_gpus_per_node: Count | None = None
+    """Ranks on each of these machines, on GPUs of their own; when only the number of machines is given, as many as those of the policy.
+    They compute and train the critic while those of the policy do the same."""
     num_gpus_per_node: Count | None = None
     """GPUs of each machine that trainer and engines together may take; what the largest has when not given."""
     colocate: bool = False
@@ -76,6 +82,14 @@ class ClusterSection(SectionModel):
     """Release the engine's memory while the trainer is at work; if not given, as `colocate`."""
     train_env_vars: dict[str, str] = {}
     """Environment variables of the trainer's processes, set before they import anything."""
+
+    @property
+    def critic_pool(self) -> tuple[int, int] | None:
+        """(machines, ranks on each) of the critic's own; None where it is in the policy's ranks."""
+        if self.critic_num_nodes is None and self.critic_num_gpus_per_node is None:
+            return None
+        per_node = self.critic_num_gpus_per_node or self.actor_num_gpus_per_node
+        return self.critic_num_nodes or self.actor_num_nodes, per_node
 
     @property
     def shares_devices(self) -> bool:
