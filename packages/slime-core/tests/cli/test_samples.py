@@ -114,6 +114,11 @@ def test_the_part_of_the_reward_that_the_run_learns_from_is_the_reward(run, show
     assert shown("--reward-above", "0.9", "--group", "1") == [(2, 2)]
 
 
+def test_a_run_without_a_reward_key_learns_from_the_score(run, shown):
+    (run / "config.toml").write_text('[reward]\nreward_key = "none"\neval_reward_key = "none"\n')
+    assert shown("--reward-above", "0.4", "--reward-below", "0.6") == [(2, 2)]
+
+
 def test_a_missing_step_is_refused_with_what_there_is(run):
     with pytest.raises(
         ConfigError, match="found step 7; wanted one that is there: steps 1 to 2; --eval shows"

@@ -7,7 +7,6 @@ import heapq
 import itertools
 import json
 import math
-import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -134,11 +133,12 @@ def _orders(sort: str, key: str, sign: float) -> Any:
 def _reward_key(run: Path, *, evaluation: bool) -> str:
     """Return which part of a reward with parts counts in the run."""
     try:
-        reward = tomllib.loads(RunDir(run).config.read_text(encoding="utf-8")).get("reward", {})
-    except (OSError, ValueError):
+        reward = RunDir(run).read_config().get("reward", {})
+    except (OSError, ConfigError):
         return "score"
     keys = ("eval_reward_key", "reward_key") if evaluation else ("reward_key",)
-    return next((str(reward[key]) for key in keys if reward.get(key)), "score")
+    given = (str(reward[key]) for key in keys if reward.get(key, "none") != "none")
+    return next(given, "score")
 
 
 def _reward(row: Row, key: str) -> float | None:
