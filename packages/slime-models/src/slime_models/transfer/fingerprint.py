@@ -124,13 +124,13 @@ def _part_sums(flats: Sequence[Tensor], part: Sequence[Piece]) -> list[int]:
     firsts = [piece.start // _ROW_BYTES for piece in part]
     last = max(map(sum, zip(firsts, whole, rest_rows, strict=True)))
     row_weights = _row_weights(last, cpu).numpy()
-    sums, body, rest = list[int](), 0, n_whole
+    sums, begin, rest = list[int](), 0, n_whole
     for first, rows, more in zip(firsts, whole, rest_rows, strict=True):
         middle = first + rows
-        total = int(np.dot(by_row[body : body + rows], row_weights[first:middle]))
+        total = int(np.dot(by_row[begin : begin + rows], row_weights[first:middle]))
         total += int(np.dot(by_row[rest : rest + more], row_weights[middle : middle + more]))
         sums.append(total)
-        body, rest = body + rows, rest + more
+        begin, rest = begin + rows, rest + more
     return sums
 
 

@@ -20,17 +20,11 @@ from torch.overrides import TorchFunctionMode
 _PART_BYTES = 1 << 24
 #: Bytes of copies that are put off at most.
 _BATCH_BYTES = 1 << 26
+_FIELDS = ("data", "device", "dtype", "is_meta", "ndim", "nbytes", "requires_grad", "shape")
 #: What looks at a tensor, or takes a view of it.
-_LOOKS = frozenset(
+_LOOKS: frozenset[Any] = frozenset(
     {
-        Tensor.data.__get__,
-        Tensor.device.__get__,
-        Tensor.dtype.__get__,
-        Tensor.is_meta.__get__,
-        Tensor.ndim.__get__,
-        Tensor.nbytes.__get__,
-        Tensor.requires_grad.__get__,
-        Tensor.shape.__get__,
+        *(getattr(Tensor, name).__get__ for name in _FIELDS),
         Tensor.__len__,
         Tensor.dim,
         Tensor.element_size,
@@ -140,7 +134,7 @@ class PlainCopies(TorchFunctionMode):
 
     def __exit__(self, *error: Any) -> None:
         """Copy what waits."""
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]  # torch's own
         self._copy()
 
     def _put_off(self, target: Tensor, source: Tensor) -> None:
