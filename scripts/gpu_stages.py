@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from kernel_times import kernel_times
 from wheels import OURS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -347,10 +348,19 @@ def transports(stage: Stage) -> dict[str, Any]:
     return {"checked": names}
 
 
+def kernels(stage: Stage) -> dict[str, Any]:
+    """Kernels of Triton, launched and timed on the GPU in the sandbox: right ones, wrong ones, cheats."""
+    tests = "plugins/slime-kernels/tests"
+    found = [f"{tests}/timing/test_gpus.py"]
+    if not stage.dry:
+        found += [f"{tests}/judge/test_on_gpu.py"]
+    return pytest(stage, *found, words=("-m", "gpu", "-n", 0))
+
+
 STAGES: dict[str, Callable[[Stage], dict[str, Any]]] = {
     "versions": versions, "gpu-tests": gpu_tests, "trainer-tests": trainer_tests, "engine-tests": engine_tests,
     "attention-plans": attention_plans, "bench-trainer": bench_trainer, "bench-engine": bench_engine, "quickstart": quickstart,
-    "ranks-on-one-gpu": ranks_on_one_gpu, "transports": transports,
+    "ranks-on-one-gpu": ranks_on_one_gpu, "transports": transports, "kernels": kernels, "kernel-times": kernel_times,
 }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import pytest
 
 STAGES = {
     "versions", "gpu-tests", "trainer-tests", "engine-tests", "attention-plans", "bench-trainer", "bench-engine", "quickstart",
-    "ranks-on-one-gpu", "transports",
+    "ranks-on-one-gpu", "transports", "kernels", "kernel-times",
 }  # fmt: skip
 
 
@@ -39,6 +39,8 @@ def test_a_dry_run_passes_every_stage_and_says_that_nothing_was_proven(proof, tm
         assert all(aim["met"] is None for aim in report["aims"])
         assert report["figures"]
     assert reports["gpu-tests"]["figures"]["counts"] == {"skipped": 4}
+    assert reports["kernels"]["figures"]["counts"] == {"skipped": 1}
+    assert len(reports["kernel-times"]["figures"]["variants"]) == 2
     assert reports["trainer-tests"]["figures"]["counts"]["passed"] > 0
     assert len(reports["bench-trainer"]["figures"]["work"]) == 2
     assert [aim["what"] for aim in reports["bench-engine"]["aims"]] == [

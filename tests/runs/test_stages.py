@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from slime_core.cli.evaluate import main as evaluate
 from slime_core.config.load import load_settings, load_stages
 from slime_core.errors import CheckpointError, RewardError
 from slime_core.launch.local import drive, launch
@@ -77,6 +78,14 @@ def test_the_second_stage_is_the_run_that_begins_with_the_weights_of_the_first(s
     by_hand = ["--run-name", "alone", "--num-rollout", "16", "--lr", "20.0", "--hf-checkpoint", str(runs / "letters/first/hf")]  # fmt: skip
     launch(load_settings([str(letters)], by_hand, registry=registry), registry, drive)
     assert facts(runs / "letters/second") == facts(runs / "alone")
+
+
+def test_the_weights_of_each_stage_are_evaluated_by_the_recipe(staged, tmp_path, capsys):
+    summary = train(staged, "--num-rollout", "4")
+    for name in ("first", "second"):
+        assert evaluate([str(staged), "--load", str(tmp_path / "runs/letters" / name)]) == 0
+        metrics = json.loads(capsys.readouterr().out)
+        assert metrics["eval/letters-pass@1"] == summary["stages"][name]["eval_after"]
 
 
 def test_killed_in_either_stage_or_between_them_it_ends_as_if_it_had_not_been(staged, tmp_path, kill_after):

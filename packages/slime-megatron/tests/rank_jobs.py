@@ -28,12 +28,16 @@ from slime_megatron.settings.section_roles import LoraSection, RolesSection
 from slime_models.hf.config import read_config
 from torch import Tensor
 
-from conftest import FAMILIES, policy_gradient
+from conftest import FAMILIES, policy_gradient, policy_gradient_by
 
 
 @contextmanager
 def learner_of(
-    folder: Path, megatron: dict[str, Any], train: dict[str, Any], lora: LoraSection | None = None
+    folder: Path,
+    megatron: dict[str, Any],
+    train: dict[str, Any],
+    lora: LoraSection | None = None,
+    algorithm: Algorithm | None = None,
 ) -> Iterator[Learner]:
     """Yield a learner on the model of `folder`, and end it."""
     settings = LearnerSettings(
@@ -42,7 +46,7 @@ def learner_of(
         train=TrainSection(**{"bf16": False, "lr": 0.05, "clip_grad": 0.0} | train),
         megatron=MegatronSection(**{"optimizer": "sgd"} | megatron),
         seed=1,
-        algorithm=with_entropy_bonus(),
+        algorithm=algorithm or with_entropy_bonus(),
         lora=lora or LoraSection(),
     )
     learner = Learner(settings)
@@ -116,6 +120,18 @@ def train(
             learner.train(batch)
         weights = weights_of(learner)
     return (metrics, gradients, weights) if dist.get_rank() == 0 else (metrics, {}, {})
+
+
+def gradients_by(
+    *, folder: Path, batch: TrainBatch, megatron: dict[str, Any], read: str
+) -> dict[str, Tensor]:
+    """Return the gradients of a policy gradient whose log-probs are taken from a field of the view; rank 0's."""
+    with learner_of(
+        folder, megatron, {"max_tokens_per_gpu": 40}, algorithm=policy_gradient_by(read)
+    ) as learner:
+        learner.train(batch)
+        gradients = gradients_of(learner)
+    return gradients if dist.get_rank() == 0 else {}
 
 
 def held_bytes(

@@ -98,6 +98,11 @@ def slime_rollout_end(run: Run, step: int, groups: Sequence[Group]) -> None:
 
 
 @hookspec
+def slime_step_metrics(run: Run, step: int, metrics: Mapping[str, float]) -> Mapping[str, float]:  # type: ignore[empty-body]  # as above
+    """Return more metrics of a step that is over, made of those that are known; trackers are told both."""
+
+
+@hookspec
 def slime_step_end(run: Run, step: int, metrics: Mapping[str, float]) -> None:
     """A step is over and its metrics are known. Steps count from 1; step 0 is the evaluation before the first, and an
     evaluation after a loop that stopped early has the number of the last step again."""

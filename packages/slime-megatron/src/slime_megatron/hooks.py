@@ -77,12 +77,15 @@ def slime_check_build(build: BuildContext) -> list[Problem]:
     """Return the parallel settings that the model does not allow."""
     if build.settings.train.train_backend not in _OURS:
         return []
+    from slime_core.run.assemble import algorithm
+
     from slime_megatron.settings.learner_settings import family_of  # with core's assembly
 
     family, config = family_of(build)
     section, architecture = build.section(MegatronSection), family.architecture(config)
     found = list(parallel_checks.model_problems(section, architecture, family))
     found += role_problems(build.section(RolesSection), family, architecture)
+    found += checks.logits_problems(section, algorithm(build.settings, build.registry).needs)
     save_hf, lora = build.settings.checkpoint.save_hf, build.section(LoraSection)
     found += checks.adapter_problems(save_hf, lora, family, architecture)
     if section.enable_mtp_training and architecture.mtp_num_layers:

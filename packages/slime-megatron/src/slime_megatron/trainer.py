@@ -26,6 +26,7 @@ from slime_core.weights.sync import Bucket
 from slime_megatron.memory.estimate import trainer_memory
 from slime_megatron.memory.remedies import trainer_remedies
 from slime_megatron.settings.checkpoint_size import checkpoint_bytes
+from slime_megatron.settings.derive import LOGITS
 from slime_megatron.settings.learner_settings import LearnerSettings, family_of
 from slime_megatron.settings.section import CAPABILITIES, MegatronSection
 from slime_megatron.settings.section_roles import LoraSection, RolesSection
@@ -43,6 +44,7 @@ logger = logging.getLogger(__name__)
 #: Optional fields of `TokenView` that this trainer can fill.
 FILLED = frozenset(
     {"entropy", "group_ids", "old_log_probs", "rollout_log_probs", "ref_log_probs", "teacher_log_probs"}
+    | LOGITS
     | {"reward_parts", "staleness", "sum_pi_squared", "total_lengths", "values"}
 )
 

@@ -21,6 +21,7 @@ from slime_kernels.problems.examples import example_of, skeleton_of
 from slime_kernels.problems.generated import generated_problems
 from slime_kernels.problems.problem import KernelProblem, filled
 from slime_kernels.sandbox.fork_server import CandidateServer
+from slime_rm.code.sandbox.running import SandboxError
 
 GOOD = "good"
 #: Kind -> what a candidate does where it is called. No static gate is asked: what is to hold here is the sandbox.
@@ -102,8 +103,16 @@ def run(evaluator: Evaluator, kinds: Sequence[str], concurrency: int) -> Pass:
     sources = [f"{_source(problem, kind)}# {number}\n" for number, kind in enumerate(kinds)]
     begin = time.perf_counter()
     with ThreadPoolExecutor(concurrency) as pool:
-        verdicts = list(pool.map(lambda source: evaluator.evaluate(problem, source), sources))
+        verdicts = list(pool.map(lambda source: _verdict(evaluator, problem, source), sources))
     return Pass(time.perf_counter() - begin, kinds, verdicts)
+
+
+def _verdict(evaluator: Evaluator, problem: KernelProblem, source: str) -> Verdict:
+    """Evaluate; an evaluation that could not begin is one without a verdict, and no reason to lose those of the others."""
+    try:
+        return evaluator.evaluate(problem, source)
+    except SandboxError as error:
+        return Verdict(status=EvalStatus.SERVER_ERROR, gate="sandbox", message=str(error))
 
 
 def left_behind(server: int, processes: set[int], folders: set[str]) -> list[str]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from slime_core.config.derive import num_ranks
+from slime_core.config.functions import run_args
 from slime_core.config.schema import build_schema
 from slime_core.config.translation import Translation
 from slime_core.plugins.adapter import Adapter
@@ -75,7 +77,8 @@ def slime_check_build(build: BuildContext) -> Iterable[Problem]:
 @hookimpl
 def slime_rollout_end(run: Run, step: int, groups: Sequence[Group]) -> None:
     """Write the dump of a step, and report metrics, where they are asked for."""
-    from slime_compat.launch.reference_metrics import categories, column_means
+    from slime_compat.launch.reference_metrics import categories, column_means, generation_speeds
+    from slime_compat.views.running.namespace import Args
 
     section = run.settings.section(CompatSection)
     if section.save_debug_rollout_data is not None:
@@ -84,5 +87,23 @@ def slime_rollout_end(run: Run, step: int, groups: Sequence[Group]) -> None:
         write_dump(section.save_debug_rollout_data, step, groups)
     if section.reference_metrics:
         run.add_learned(column_means(groups))
+        gpus = Args(run_args(run.settings)).rollout_num_gpus
+        run.add_learned(generation_speeds(groups, rollout_s=run.learned["perf/rollout_time"], gpus=gpus))
     if section.log_reward_category is not None:
         run.add_learned(categories(groups, section.log_reward_category))
+
+
+@hookimpl
+def slime_step_metrics(run: Run, step: int, metrics: Mapping[str, float]) -> Mapping[str, float]:
+    """Return the metrics under the reference system's names, where they are asked for."""
+    if not run.settings.section(CompatSection).reference_metrics:
+        return {}
+    from slime_compat.launch.reference_metrics import step_metrics
+
+    return step_metrics(
+        metrics,
+        step=step,
+        optimizer_steps=run.sizes.num_steps_per_rollout,
+        global_batch_size=run.sizes.global_batch_size,
+        ranks=num_ranks(run.settings),
+    )

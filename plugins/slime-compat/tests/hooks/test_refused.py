@@ -39,11 +39,6 @@ def checked(capsys, recipe, *flags: str) -> tuple[int, str]:
             "wrong_hooks.dapo_filter",
             r"\(args, rollout_id, data_source, \*, evaluation\)",
         ),
-        (
-            "--custom-loss-function-path",
-            "wrong_hooks.loss_of_logits",
-            r"computes with logits \(\S*wrong_hooks.py:\d+\); here a loss is given log-probs, not logits",
-        ),
         ("--custom-tis-function-path", "wrong_hooks.dapo_filter", "signature"),
         ("--custom-rm-path", "wrong_hooks.no_such", "does not import"),
     ],
@@ -53,6 +48,17 @@ def test_check_names_the_function_and_how_it_is_called_there(capsys, letters, fl
     assert status == 2
     assert path.replace(".", ":") in told or path in told
     assert re.search(wanted, told), told
+
+
+def test_a_loss_that_adds_logits_up_over_ranks_is_refused_where_there_are_several(capsys, letters):
+    flags = ["--custom-loss-function-path", "logits_losses.of_shards", "--tensor-model-parallel-size"]
+    status, told = checked(capsys, letters, *flags, "2")
+    assert status == 2, told
+    assert (
+        "calls all_reduce, with tensor_model_parallel_size 2; wanted a loss of logits that every rank" in told
+    )
+    status, told = checked(capsys, letters, *flags, "1")
+    assert status == 0, told
 
 
 def test_a_model_provider_is_called_as_there():

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import sys
 
 import numpy as np
 import pytest
-from slime_compat.adapters.training import ReferenceCorrection, ReferenceReducer
+from slime_compat.adapters.attributes import computes_with_logits
+from slime_compat.adapters.training import ReferenceCorrection, ReferenceLoss, ReferenceReducer
 from slime_core.errors import PluginError
 from slime_core.protocols import ReductionView, TokenView
 
@@ -37,9 +39,34 @@ def test_a_custom_loss_takes_log_probs_in_the_place_of_logits(with_megatron):
     assert row["train/own_loss"] == pytest.approx(row["train/loss"], rel=1e-5)
 
 
-def test_a_custom_loss_that_asks_for_logits_is_told_what_there_is(with_megatron):
-    with pytest.raises(PluginError, match=r"asks for logits.float: here a loss is given log-probs"):
-        with_megatron("--custom-loss-function-path", "trainer_hooks.loss_of_logits")
+def test_log_probs_of_logits_have_the_same_gradient(with_megatron):
+    flags = ["--rollout-temperature", "0.8", "--run-name"]
+    one = with_megatron("--custom-loss-function-path", "trainer_hooks.reinforce", *flags, "a").rows[-1]
+    other = with_megatron("--custom-loss-function-path", "logits_losses.reinforce", *flags, "b").rows[-1]
+    assert other["train/grad_norm"] == pytest.approx(one["train/grad_norm"], rel=1e-6)
+    assert other["train/own_loss"] == pytest.approx(one["train/own_loss"], rel=1e-6, abs=1e-8)
+
+
+def test_losses_of_logits_run_unchanged_and_fall(with_megatron):
+    flags = ["--lr", "1e-2", "--rollout-seed", "1", "--num-rollout", "2", "--custom-loss-function-path"]
+    for loss, metric in (("distil", "forward_kl"), ("z_loss", "z")):
+        first, last = with_megatron(*flags, f"logits_losses.{loss}", "--run-name", loss).rows
+        assert first["train/grad_norm"] > 0 and last[f"train/{metric}"] < first[f"train/{metric}"]
+    for row in with_megatron(*flags, "logits_losses.preferences").rows:
+        # With one optimizer step nothing has become likelier yet, whatever is preferred; the gradient says what is.
+        assert row["train/preference_loss"] == pytest.approx(math.log(2), abs=1e-5)
+        assert row["train/grad_norm"] > 0
+
+
+def test_logits_are_asked_for_only_by_functions_that_compute_with_them():
+    import logits_losses
+    import trainer_hooks
+
+    wanted = {"reinforce": True, "preferences": True, "distil": True, "z_loss": True, "handed_on": False}
+    assert {name: computes_with_logits(getattr(logits_losses, name)) for name in wanted} == wanted
+    assert not computes_with_logits(trainer_hooks.reinforce)
+    needs = ReferenceLoss(path="logits_losses:distil").needs({})
+    assert "sequence_logits" in needs and "entropy" not in needs
 
 
 def test_the_weights_of_a_reducer_are_what_it_multiplies_losses_with():

@@ -53,3 +53,24 @@ def words(models):
         return [*(SCRIPTS / f"{name}.txt").read_text().replace("MODELS", str(models)).split(), *more]
 
     return words
+
+
+@pytest.fixture
+def by_megatron(model, tmp_path):
+    """Return a function that returns a script's words for two steps over letters by Megatron's trainer, in `tmp_path`/run."""
+    rows = "".join(f'{{"input": "{a}", "label": "{chr(ord(a) + 1)}"}}\n' for a in "abcdefghij")
+    (tmp_path / "letters.jsonl").write_text(rows)
+
+    def words(**changed: object) -> list[str]:
+        given = {
+            "save": tmp_path / "run", "num_rollout": 2, "tracker": "jsonl", "hf_checkpoint": model, "tokenizer": "hf",
+            "prompt_data": tmp_path / "letters.jsonl", "label_key": "label", "rollout_engine": "torch", "rollout_batch_size": 4,
+            "n_samples_per_prompt": 4, "rollout_max_response_len": 3, "rm_type": "slime_core.testing.tabular:next_letter",
+            "lr": 1e-3, "loss_type": "policy_loss", "launcher": "local", "actor_num_gpus_per_node": 1, "num_gpus_per_node": "none",
+            "lr_decay_style": "constant", "logprob_diff_limit": 5, "save_interval": 1,
+        }  # fmt: skip
+        pairs = (given | changed).items()
+        flags = (word for flag, value in pairs for word in (f"--{flag.replace('_', '-')}", str(value)))
+        return ["train", "train.py", *flags, "--no-bf16"]
+
+    return words

@@ -11,7 +11,7 @@ from pathlib import Path
 from slime_core.data.rows.open_rows import read_rows
 from slime_core.errors import DataError, SlimeError
 
-from slime_kernels.judge.judging import KernelJudge, evaluator_settings
+from slime_kernels.judge.judging import KernelJudge, local_judge
 from slime_kernels.problems.problem import KernelProblem, check_source, problem_of
 from slime_kernels.section import KernelsSection
 
@@ -38,6 +38,12 @@ def main(argv: list[str]) -> int:
     told.add_argument("--picture", type=Path, help="where the picture goes; RUN/kernels.png when not given")
     for each in (server, one):
         each.add_argument("--targets", nargs="+", default=["sm_90"], choices=["sm_80", "sm_90", "gfx942"])
+        each.add_argument(
+            "--device",
+            default="auto",
+            choices=["auto", "cpu", "cuda"],
+            help="try and time on GPUs (cuda), or interpret and estimate (cpu); auto: on GPUs where there are any",
+        )
         each.add_argument("--concurrency", type=int, default=2)
         each.add_argument("--timeout-s", type=float, default=60.0)
     given = parser.parse_args(argv)
@@ -47,7 +53,10 @@ def main(argv: list[str]) -> int:
 
             return report(given.run, given.picture)
         section = KernelsSection(
-            targets=given.targets, concurrency=given.concurrency, eval_timeout_s=given.timeout_s
+            targets=given.targets,
+            device=given.device,
+            concurrency=given.concurrency,
+            eval_timeout_s=given.timeout_s,
         )
         if given.command == "serve":
             return _serve(section, given.host, given.port)
@@ -58,12 +67,12 @@ def main(argv: list[str]) -> int:
 
 
 def _judge(section: KernelsSection) -> KernelJudge:
-    from slime_kernels.judge.evaluator import Evaluator
     from slime_kernels.sandbox.fork_server import CandidateServer
 
     server = CandidateServer()
+    judge = local_judge(section, server)
     server.start()
-    return KernelJudge(Evaluator(evaluator_settings(section), server), concurrency=section.concurrency)
+    return judge
 
 
 def _serve(section: KernelsSection, host: str, port: int) -> int:

@@ -48,12 +48,13 @@ class KernelsReward:
             parts={
                 "compiled": float(verdict.compiled),
                 "correct": float(verdict.correct),
-                "speedup": 0.0 if timing is None else timing.speedup,
+                "speedup": verdict.speedup,
             },
             details={
                 "status": str(verdict.status),
                 "gate": verdict.gate,
                 "why": verdict.message[:500],
                 "time_is_from": None if timing is None else timing.source,
+                "time_is_on": None if timing is None else timing.target,
             },
         )

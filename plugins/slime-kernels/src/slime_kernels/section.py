@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 from pydantic import field_validator
-from slime_core.config.base import Amount, Count, Index, Seconds, SectionModel, Seed, Text
+from slime_core.config.base import Amount, Count, Index, Seconds, SectionModel, Seed, Share, Text
 
 CODE, EXPRESSION, SKELETON = "{code}", "{expression}", "{skeleton}"
 #: What a prompt says where nothing else is set; `problems.prompt` fills it in.
@@ -47,6 +47,17 @@ class KernelsSection(SectionModel):
     """What a response to a generated problem is: the whole module, or the expression that is missing in a skeleton of it."""
     targets: list[Target] = ["sm_90"]
     """Architectures that a kernel is compiled for; the first is the one whose time the cost model tells."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where kernels are tried and timed: `cuda` launches them on the GPUs of this process and times them there; `cpu` runs them in
+    Triton's interpreter and has a cost model tell their time; `auto` is `cuda` where there is a GPU. A service uses its own."""
+    baseline: Literal["eager", "compile"] = "eager"
+    """The time in PyTorch that a speedup measured on a GPU is over: as the module is, or by torch.compile. Both are measured."""
+    baseline_dir: Text = "~/.cache/slime/kernel-baselines"
+    """Folder of such times, by GPU and problem, with versions; measured once each."""
+    timed_calls: Annotated[int, Ge(10), Le(10_000)] = 100
+    """Calls of which a GPU's time is the median."""
+    most_noise: Share = 0.05
+    """Largest noise of such a time, as a part of it; a speedup with more is not rewarded."""
     correct_trials: Count = 5
     """Trials on fresh inputs that a kernel must all pass."""
     eval_timeout_s: Seconds = 60.0

@@ -61,13 +61,16 @@ def read_stages(argv: Sequence[str], registry: Registry) -> list[Stage]:
     return load_stages(recipes, flags, registry=registry, translation=translation)
 
 
-def read_checked(argv: Sequence[str], registry: Registry, *, to_train: bool = False) -> list[Stage]:
+def read_checked(
+    argv: Sequence[str], registry: Registry, *, to_train: bool = False, only_last: bool = False
+) -> list[Stage]:
     """Read the runs of `RECIPE... [--flag value]...`, and check them without starting anything.
 
     Args:
         argv: as typed.
         registry: the installed plugins.
         to_train: whether they are to be trained, which takes a trainer.
+        only_last: return and check the last stage alone, as a run of its own.
 
     Raises:
         ConfigError: carries every problem, of how they are written and of what they mean.
@@ -77,6 +80,7 @@ def read_checked(argv: Sequence[str], registry: Registry, *, to_train: bool = Fa
 
     recipes, flags, translation = _words(argv, registry)
     stages, problems = read_runs(recipes, flags, registry=registry, translation=translation)
+    stages = stages[-1:] if only_last else stages
     problems += check_stages(stages, registry, to_train=to_train)
     if problems:
         raise ConfigError(dict.fromkeys(problems))

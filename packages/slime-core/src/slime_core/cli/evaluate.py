@@ -35,7 +35,8 @@ def main(argv: list[str]) -> int:
         print(HELP)
         return 0
     registry = Registry.from_environment()
-    settings = read_checked(argv, registry)[-1].beforehand
+    [stage] = read_checked(argv, registry, only_last=True)
+    settings = stage.beforehand
     if settings.eval.eval_interval is None:
         raise ConfigError([Problem("eval.eval_interval", "nothing", "an evaluation set and its interval")])
     of = settings.checkpoint.load or settings.model.hf_checkpoint

@@ -86,6 +86,16 @@ class TokenView:
     `TrainBatch.staleness`."""
     total_lengths: Any = None
     """int64 [N]: tokens of each sample, its prompt's included."""
+    logits: Any = None
+    """float32 [T, vocabulary]: logits of each token's distribution divided by the rollout temperature, with gradient; also where
+    top-p or top-k left fewer ids to draw from. Log-softmax at a token is its log-prob without either. Only for losses."""
+    tokens: Any = None
+    """int64 [T]: ids; there where `logits` are."""
+    sequence_logits: Any = None
+    """float32 [S, vocabulary]: logits behind each of the `sequence_tokens` as the model gives them, with gradient. Zeros behind
+    the last token of a sample, which predicts nothing and which the model does not read. Only for losses."""
+    sequence_tokens: Any = None
+    """int64 [S]: ids of the samples, prompts and responses, one after another; there where `sequence_logits` are."""
     importance: Any = None
     """float32 [T]: what each token's policy loss is multiplied by, see `correction.Correction`; None for 1."""
 

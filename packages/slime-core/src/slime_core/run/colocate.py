@@ -18,7 +18,7 @@ class SharedDevices:
         engine: offloads weights and KV cache during training if `offload_rollout` (or `colocate`) is set.
         section: the settings.
         timeout_s: deadline for one change, seconds.
-        during: context entered during a change.
+        during: context entered during a change, by its name: `offload`, and in it the trainer's `sleep` and `wake_up`.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class SharedDevices:
         section: ClusterSection,
         *,
         timeout_s: float,
-        during: Callable[[], AbstractContextManager[None]],
+        during: Callable[[str], AbstractContextManager[None]],
     ) -> None:
         self._timeout_s, self._during = timeout_s, during
         self._trainer, self._engine = trainer, engine
@@ -56,7 +56,7 @@ class SharedDevices:
         return self._has_weights
 
     async def _change(self, turn: Callable[[], Awaitable[None]]) -> None:
-        with self._during():
+        with self._during("offload"):
             await within(self._timeout_s, "offloading (--weight-sync-timeout-s)", turn())
 
     async def _to_trainer(self) -> None:
@@ -64,12 +64,14 @@ class SharedDevices:
             await self._engine.offload()
             self._engine_is_in = self._has_weights = False
         if not self._trainer_is_in:
-            await self._trainer.onload()
+            with self._during("wake_up"):
+                await self._trainer.onload()
             self._trainer_is_in = True
 
     async def _to_engine(self) -> None:
         if self._offloads_train and self._trainer_is_in:
-            await self._trainer.offload()
+            with self._during("sleep"):
+                await self._trainer.offload()
             self._trainer_is_in = False
         if not self._engine_is_in:
             await self._engine.onload()

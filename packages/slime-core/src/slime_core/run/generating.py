@@ -272,6 +272,11 @@ class GeneratingHalf(ABC):
         """Add metrics to those of the step that is generated."""
         self._generating.metrics |= metrics
 
+    @property
+    def learned(self) -> Mapping[str, float]:
+        """Metrics so far of the step that is trained on."""
+        return self._learning.metrics
+
     def add_learned(self, metrics: Metrics) -> None:
         """Add metrics to those of the step that is trained on, as a plugin may at the end of a rollout."""
         self._learning.metrics |= metrics

@@ -123,7 +123,9 @@ class Run(GeneratingHalf):
             record, groups = self.ahead.pop(step)
         else:
             record, groups = await self.generate_groups(step)
+        saved = {name: s for name, s in self._learning.metrics.items() if name == "perf/save_time"}
         self._learning = record
+        record.metrics |= saved
         key, metrics = self.settings.reward.reward_key, record.metrics
         metrics |= rollout_metrics(groups, reward_key=key, drops=record.drops)
         metrics |= request_metrics(groups, rollout_s=metrics["perf/rollout_time"])
@@ -370,6 +372,8 @@ class Run(GeneratingHalf):
         if _due(self.done_steps, self.settings.eval.eval_interval, last=last):
             self._learning.metrics |= await self.evaluate(self.done_steps)
         metrics, self._learning.metrics, self.unlogged = self._learning.metrics, {}, None
+        for more in self.registry.hooks.slime_step_metrics(run=self, step=step, metrics=metrics):
+            metrics |= more
         self.registry.hooks.slime_step_end(run=self, step=step, metrics=metrics)
 
     def _keep_state(self) -> None:
@@ -380,12 +384,8 @@ class Run(GeneratingHalf):
     @functools.cached_property
     def devices(self) -> SharedDevices:
         """Offloads trainer and engine in turn if they share devices."""
-        section, timeout = (
-            self.settings.cluster,
-            self.settings.train.weight_sync_timeout_s,
-        )
-        held = functools.partial(self._held, "offload")
-        return SharedDevices(self.trainer, self.engine, section, timeout_s=timeout, during=held)
+        section, timeout = self.settings.cluster, self.settings.train.weight_sync_timeout_s
+        return SharedDevices(self.trainer, self.engine, section, timeout_s=timeout, during=self._held)
 
     async def ready_engine(self) -> None:
         """Let the engine generate, with the weights that it had last."""

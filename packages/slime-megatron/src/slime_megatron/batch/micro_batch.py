@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +13,7 @@ from slime_core.samples import TrainBatch
 from slime_models.upload import upload
 from torch import Tensor
 
+from slime_megatron.batch.logit_rows import LogitRows
 from slime_megatron.batch.mtp_inputs import HostMicroBatch, MtpRow, mtp_chunks, mtp_rows
 from slime_megatron.batch.packing import PackedSequences, pack, pack_zigzag
 from slime_megatron.batch.response_tokens import ResponseTokens
@@ -45,6 +46,8 @@ class MicroBatch:
     """int64 [R]: which of the n samples a response token belongs to."""
     counted: bool = True
     """Whether it counts for the loss; one that does not only gives all data-parallel ranks as many micro-batches."""
+    flops: int = 0
+    """Floating point operations of its forward pass, on all ranks that share the model; 0 for one that does not count."""
 
 
 #: The micro-batches of one optimizer step on this rank.
@@ -64,12 +67,12 @@ class BatchOnDevice:
     """Ids of the model."""
     split: TokenSplit
     """How ranks share a row; with context parallelism each tree is one sample."""
-    with_entropy: bool = False
-    """Whether the model returns entropies, too."""
-    with_sum_pi_squared: bool = False
-    """Whether it returns sums of squared probabilities, too."""
+    needs: Collection[str] = ()
+    """Optional fields of `TokenView` that estimator and loss read."""
     sampling_mask: SamplingMask | None = None
     """The ids that top-p and top-k left for each of the batch's response tokens; None without either."""
+    flops: Callable[[TokenTree], int] = lambda _: 0
+    """Counts the FLOPs of a tree's forward pass."""
 
     @property
     def device(self) -> torch.device:
@@ -117,6 +120,7 @@ def make_micro_batch(
         offsets=upload(np.concatenate([[0], np.cumsum(lengths)]), device),
         sample_of_token=upload(np.repeat(np.arange(len(order)), lengths), device),
         counted=counted,
+        flops=sum(map(source.flops, ordered)) if counted else 0,
     )
 
 
@@ -141,8 +145,9 @@ def _response_tokens(
         targets=upload(targets, device),
         repeats=None if repeats is None else upload(repeats, device),
         temperature=batch.temperature,
-        with_entropy=source.with_entropy,
-        with_sum_pi_squared=source.with_sum_pi_squared,
+        with_entropy="entropy" in source.needs,
+        with_sum_pi_squared="sum_pi_squared" in source.needs,
+        logits=LogitRows.of(batch, host.trees, source.needs, row_tokens=len(row[0]), device=device),
         vocab_size=source.vocab_size,
         n_tokens=len(host.targets),
         places=None if context is None else upload(places, device),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch.distributed as dist
 from torch import Tensor
 
+from slime_megatron.batch.logit_rows import LogitRows
 from slime_megatron.batch.mtp_inputs import MtpRow
 from slime_megatron.batch.sampling_mask import SamplingMask
 
@@ -40,5 +41,7 @@ class ResponseTokens:
     """The context-parallel group, whose ranks have the others."""
     mtp_rows: tuple[MtpRow, ...] = ()
     """Inputs of each MTP layer; empty where none is trained."""
+    logits: LogitRows | None = None
+    """Of which tokens a loss reads logits; None where it reads none."""
     sampling_mask: SamplingMask | None = None
     """The ids that top-p and top-k left for each of the r tokens; None without either."""

@@ -66,9 +66,9 @@ def pack_steps(
         rotary=(cos.to(device), sin.to(device)),
         vocab_size=architecture.vocab_size,
         split=split,
-        with_entropy="entropy" in needs,
-        with_sum_pi_squared="sum_pi_squared" in needs,
+        needs=needs,
         sampling_mask=sampling_mask,
+        flops=partial(flops, architecture),
     )
     pack = partial(
         _pack_step,
@@ -78,7 +78,7 @@ def pack_steps(
         world=world,
         max_tokens=max_tokens_per_gpu * section.context_parallel_size,
         routes=routes,
-        cost=partial(flops, architecture) if section.balance_data else None,
+        cost=source.flops if section.balance_data else None,
     )
     return [pack(samples) for samples in batch.optimizer_steps]
 

@@ -131,9 +131,15 @@ class TokenColumns:
         return replace(columns, loss_mask=mask, weights=upload(weights, mask.device))
 
     def view(
-        self, micro: MicroBatch, log_probs: Tensor | None = None, entropy: Tensor | None = None
+        self,
+        micro: MicroBatch,
+        log_probs: Tensor | None = None,
+        entropy: Tensor | None = None,
+        *,
+        logits: Tensor | None = None,
     ) -> TokenView:
         """Return the view of a micro-batch; the detached new log-probs take the place of old ones where there are none."""
+        wanted, temperature = micro.responses.logits, micro.responses.temperature
         old, given = self.old_log_probs, self.train_metadata
 
         def pick(column: Tensor | None) -> Tensor | None:
@@ -156,4 +162,5 @@ class TokenColumns:
             staleness=pick(self.staleness),
             train_metadata=given and [given[i] for i in micro.members],
             total_lengths=None if self.total_lengths is None else self.total_lengths[micro.samples],
+            **({} if wanted is None else wanted.fields(logits, temperature)),
         )

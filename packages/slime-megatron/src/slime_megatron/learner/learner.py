@@ -38,11 +38,11 @@ from slime_megatron.importing import quiet
 from slime_megatron.learner.behaviour_policies import ROLE_PREFIX, BehaviourPolicies
 from slime_megatron.learner.critic import Critic
 from slime_megatron.learner.estimator import StatefulEstimator
-from slime_megatron.learner.metrics import forwarded, mismatch
+from slime_megatron.learner.metrics import mismatch, sample_means, work
 from slime_megatron.learner.postprocess import postprocess
 from slime_megatron.model.family_layers import layers_of
 from slime_megatron.model.freezing import freeze
-from slime_megatron.model.gpt import build_model, response_log_probs
+from slime_megatron.model.gpt import Predicted, build_model, response_log_probs
 from slime_megatron.model.lora import add_adapters, clear_adapters
 from slime_megatron.model.mtp import mtp_loss
 from slime_megatron.model.router import RECORD, REPLAY, replay
@@ -120,7 +120,6 @@ class Learner:
             columns, before = self._with_old_policy(batch, columns, steps, always=critic_only)
             compared = batch.optimizer_steps[: 1 if before is None else None]
             columns = self._fill(columns, steps)
-        log_probs_time = self.times.total_s("log_probs")
         with torch.no_grad():
             advantages, returns, credited, correction = self._estimator(columns.whole(batch))
         learned = columns.corrected(batch, correction, self._settings.algorithm)
@@ -144,19 +143,15 @@ class Learner:
             metrics |= average(taken, prefix="train/")
         interval = self._settings.roles.ref_update_interval
         if "ref" in self._weight_sets and interval is not None and batch.step % interval == 0:
-            self._weight_sets.snapshot("ref", checkpointed=True)
-        work = self._world.sum_over_ranks(forwarded(steps, self._settings.megatron.context_parallel_size))
+            with self.times.timed("ref_model_update"):
+                self._weight_sets.snapshot("ref", checkpointed=True)
+        log_probs = before if learned.old_log_probs is None else learned.old_log_probs
         return (
             metrics
             | mismatch(batch, columns, before, compared, by_own_weights=self._behaviour_policies is not None)
             | {f"train/{name}": float(value) for name, value in credited.items()}
-            | {
-                "perf/train_tokens": float(len(batch.tokens)),
-                "perf/actor_train_time": self.times.elapsed_s() - log_probs_time,
-                "perf/log_probs_time": log_probs_time,
-                "perf/forwarded_tokens": work["tokens"],
-                "perf/padding_frac": 1 - work["tokens"] / work["slots"],
-            }
+            | sample_means(batch, learned, log_probs, {"advantages": advantages, "returns": returns})
+            | work(batch, steps, self.times, self._world)
         )
 
     def mark_sent(self, version: str) -> None:
@@ -346,7 +341,7 @@ class Learner:
         filled: dict[str, Any] = {}
         for role in ("ref", "teacher"):
             if role in self._weight_sets:
-                with self._weight_sets.swapped_in(role):
+                with self.times.timed(f"{role}_log_probs"), self._weight_sets.swapped_in(role):
                     filled[f"{role}_log_probs"] = self._forward(columns, steps, role)[0]
         if self._critic is not None:
             filled["values"] = self._critic.values(steps, columns.weights)
@@ -362,7 +357,7 @@ class Learner:
         rows = [0, -1] if "sum_pi_squared" in self._needs else [0]
         with replay(self._policy.routers, self._replay_before(role)):
             return self._policy.forward(
-                steps, columns.weights.expand(len(rows), -1), lambda output: output[rows]
+                steps, columns.weights.expand(len(rows), -1), lambda output: output.numbers[rows]
             )
 
     def _replay_before(self, role: str) -> RouterReplayAction | None:
@@ -383,10 +378,10 @@ class Learner:
         """Take one optimizer step. Returns its metrics, and the log-probs [T] before it that this rank computed."""
         trained, n_mtp_layers = torch.full_like(columns.weights, math.nan), self._n_mtp_layers
 
-        def loss(micro: MicroBatch, output: Tensor) -> tuple[Tensor, Mapping[str, Any]]:
-            trained[micro.columns] = output[0].detach()
-            own, of_mtp = output[: len(output) - n_mtp_layers], output[len(output) - n_mtp_layers :]
-            view = columns.view(micro, *own)
+        def loss(micro: MicroBatch, output: Predicted) -> tuple[Tensor, Mapping[str, Any]]:
+            trained[micro.columns] = output.numbers[0].detach()
+            own, of_mtp = output.numbers.split([len(output.numbers) - n_mtp_layers, n_mtp_layers])
+            view = columns.view(micro, *own, logits=output.logits)
             value, metrics = self._settings.algorithm.loss(view, advantages[micro.columns])
             if not n_mtp_layers:
                 return value, metrics

@@ -111,6 +111,9 @@ def _head_bytes(architecture: Architecture, layout: Layout, shape: MicroBatchSha
     kept += at_once * columns * each
     float32 = min(at_once * columns * FLOAT32, max(_FLOAT32_LOGITS[shape.device], columns * FLOAT32))
     working = shape.tokens * each * hidden + float32 * (2 if shape.with_entropy else 1)
+    if shape.with_logits:  # of the whole vocabulary, their log-softmax, and a gradient of each
+        kept += 2 * shape.tokens * a.padded_vocab_size * FLOAT32
+        working += 2 * shape.tokens * a.padded_vocab_size * FLOAT32
     weight = columns * hidden
     in_float32 = shape.tokens > at_once  # gradients of several chunks are added up
     return kept, working + weight * (each + (FLOAT32 if in_float32 else 0))

@@ -17,7 +17,7 @@ from slime_megatron.memory.family_memory import memory_of
 from slime_megatron.memory.layout import Layout
 from slime_megatron.memory.micro_batch import MicroBatchShape, micro_batch_tokens
 from slime_megatron.memory.parameters import Parameters, parameters_of_stages
-from slime_megatron.settings.derive import shares_optimizer
+from slime_megatron.settings.derive import LOGITS, shares_optimizer
 from slime_megatron.settings.learner_settings import family_of
 from slime_megatron.settings.section import MegatronSection
 from slime_megatron.settings.section_roles import LoraSection, RolesSection
@@ -165,6 +165,7 @@ def _micro_batch(question: MemoryQuestion, layout: Layout) -> MicroBatchShape:
     settings, section = question.settings, question.section(MegatronSection)
     dtype_bytes = _rank_settings(question).dtype_bytes
     samples = batch_sizes(settings).global_batch_size
+    needs = algorithm(settings, question.registry).needs
     in_float32 = question.device.kind == "cpu" and dtype_bytes < _FLOAT32 and _attends_in_float32(question)
     return MicroBatchShape(
         tokens=micro_batch_tokens(
@@ -178,7 +179,8 @@ def _micro_batch(question: MemoryQuestion, layout: Layout) -> MicroBatchShape:
         attends_in_float32=in_float32,
         recompute=section.recompute_granularity,
         logits_tokens=section.log_probs_chunk_size,
-        with_entropy="entropy" in algorithm(settings, question.registry).needs,
+        with_entropy="entropy" in needs,
+        with_logits=not LOGITS.isdisjoint(needs),
     )
 
 

@@ -26,6 +26,8 @@ class MicroBatchShape:
     """Tokens whose logits are held at once."""
     with_entropy: bool = False
     """Whether the loss reads entropies."""
+    with_logits: bool = False
+    """Whether it reads logits, in float32."""
 
 
 def micro_batch_tokens(

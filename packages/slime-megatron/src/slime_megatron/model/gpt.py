@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from megatron.core import parallel_state, tensor_parallel
@@ -14,6 +14,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from slime_core.errors import TrainerError
 from slime_models.family.architecture import Architecture
 from torch import Tensor
+from torch.nn import functional
 
 from slime_megatron.batch.response_tokens import ResponseTokens
 from slime_megatron.model.family_layers import FamilyLayers, block_spec
@@ -128,6 +129,20 @@ def wrap_for_gradients(model: GPTModel, section: MegatronSection) -> Distributed
     return wrapped
 
 
+class Predicted(NamedTuple):
+    """What the model says of a micro-batch's response tokens."""
+
+    numbers: Tensor
+    """float32 [k, R]; see `response_log_probs`."""
+    logits: Tensor | None
+    """float32 [L, vocabulary], of `ResponseTokens.logits`; None where none are wanted."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is, for which Megatron's schedules ask the model's output."""
+        return self.numbers.device
+
+
 def response_log_probs(
     *,
     hidden_states: Tensor,
@@ -138,16 +153,13 @@ def response_log_probs(
     chunk_tokens: int,
     mtp: MtpBlock | None = None,
     **_: Any,
-) -> Tensor:
+) -> Predicted:
     """Return log-probs, then entropies and sums of squared probabilities where wanted: [1 to 3, R].
 
-    With gradient, the log-probs that each MTP layer gives follow: [1 to 2 + layers, R].
+    With gradient, the log-probs that each MTP layer gives follow: [1 to 2 + layers, R]; and logits, where a loss reads them.
 
-    The `output_processor` of GPTModel, in place of logits. One tensor, because Megatron's schedules ask the output for
-    its device.
-
-    Selecting rows before the output layer saves the logits of prompt tokens, most of the layer's work when prompts
-    are long.
+    The `output_processor` of GPTModel, in place of logits. Selecting rows before the output layer saves the logits of prompt
+    tokens, most of the layer's work when prompts are long.
     """
     ranks = parallel_state.get_tensor_model_parallel_group()
     hidden = response_rows(hidden_states, context, config)
@@ -183,7 +195,25 @@ def response_log_probs(
     if mtp is not None and torch.is_grad_enabled():
         states = mtp(hidden_states, context.mtp_rows)
         parts += _mtp_log_probs(states, weight.detach(), context, vocabulary, chunk_tokens=chunk_tokens)
-    return torch.stack(parts)
+    logits = None
+    if context.logits is not None and torch.is_grad_enabled():
+        logits = _whole_logits(hidden_states, weight, context, config)
+    return Predicted(torch.stack(parts), logits)
+
+
+def _whole_logits(
+    hidden_states: Tensor, weight: Tensor, context: ResponseTokens, config: TransformerConfig
+) -> Tensor:
+    """Return the logits that a loss reads, float32 [L, vocabulary], gathered from the tensor-parallel ranks.
+
+    Each of these computes the whole loss, and so the whole gradient, of which it takes that of its own columns.
+    """
+    assert context.logits is not None
+    states = functional.pad(whole_row(hidden_states, config).squeeze(1), (0, 0, 0, 1))
+    states = states.index_select(0, context.logits.rows)
+    own = functional.linear(tensor_parallel.copy_to_tensor_model_parallel_region(states), weight)
+    whole: Tensor = tensor_parallel.gather_from_tensor_model_parallel_region(own)
+    return whole[:, : context.vocab_size].float()
 
 
 def _mtp_log_probs(

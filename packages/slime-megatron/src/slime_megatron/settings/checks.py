@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,7 @@ from slime_core.config.sections import RolloutSection, RunSection, TrainSection
 from slime_core.errors import Problem
 
 from slime_megatron.settings import megatron_flags
-from slime_megatron.settings.derive import offloads_optimizer
+from slime_megatron.settings.derive import LOGITS, offloads_optimizer
 from slime_megatron.settings.section import MegatronSection
 from slime_megatron.settings.section_roles import LoraSection, RolesSection
 
@@ -49,6 +49,22 @@ def old_actor_problems(
             f"a max_staleness of at most {2 * interval - 1}: it holds the weights of the last two syncs, which generated "
             "every token then",
             "or take the engine's log-probs: --use-rollout-logprobs",
+        )
+
+
+def logits_problems(section: MegatronSection, needs: Collection[str]) -> Iterator[Problem]:
+    """Yield that a loss reads logits, of which context-parallel ranks each have some.
+
+    Args:
+        section: how the model is parallelised.
+        needs: optional fields of `TokenView` that estimator and loss read.
+    """
+    if section.context_parallel_size > 1 and LOGITS & set(needs):
+        yield Problem(
+            "megatron.context_parallel_size",
+            f"{section.context_parallel_size} with a loss that reads logits",
+            "1: logits of all its ranks together would take the memory that they are to save",
+            "use --tensor-model-parallel-size, or a loss of log-probs",
         )
 
 

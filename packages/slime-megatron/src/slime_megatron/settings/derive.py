@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from slime_megatron.settings.section import MegatronSection
 
+#: Fields of `TokenView` with logits of the whole vocabulary.
+LOGITS = frozenset({"logits", "sequence_logits"})
+
 
 def shares_optimizer(section: MegatronSection, n_ranks: int) -> bool:
     """Return whether ranks with the same weights share the optimizer's state: AdamW's, if there are two such ranks.

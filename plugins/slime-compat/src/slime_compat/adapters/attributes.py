@@ -73,15 +73,46 @@ def asks_for(function: Callable[..., Any], flag: str) -> bool:
     )
 
 
-def logits_use(function: Callable[..., Any]) -> str | None:
-    """Return what a loss does with its logits, its third parameter, where its file never takes log-probs of them; None if nothing."""
-    name = list(inspect.signature(function).parameters)[2]
-    if any(calls(function, one) for one in _LOG_PROBS):
-        return None
-    for node, where in _nodes(inspect.unwrap(function)):
-        if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load):
-            return f"computes with {name} ({where})"
-    return None
+def computes_with_logits(function: Callable[..., Any]) -> bool:
+    """Return whether a loss does more with its logits, its third parameter, than to take log-probs of them by the functions for it.
+
+    True where its source is not there. Functions of its module that it hands them to are looked at, too.
+    """
+    return _computes(inspect.unwrap(function), list(inspect.signature(function).parameters)[2], set())
+
+
+def _computes(function: Any, name: str, seen: set[tuple[str, str]]) -> bool:
+    """Return whether a function does more with a parameter of this name than to hand it on."""
+    key = (getattr(function, "__qualname__", ""), name)
+    if key in seen:
+        return False
+    seen.add(key)
+    nodes = [node for node, _ in _nodes(function)]
+    handed = {
+        id(given)
+        for call in nodes
+        if isinstance(call, ast.Call)
+        for place, given in [*enumerate(call.args), *((each.arg, each.value) for each in call.keywords)]
+        if isinstance(given, ast.Name) and given.id == name and _only_hands_on(function, call, place, seen)
+    }
+    uses = (node for node in nodes if isinstance(node, ast.Name) and node.id == name)
+    return not nodes or any(isinstance(use.ctx, ast.Load) and id(use) not in handed for use in uses)
+
+
+def _only_hands_on(
+    function: Any, call: ast.Call, place: int | str | None, seen: set[tuple[str, str]]
+) -> bool:
+    """Return whether an argument is given to a function that takes log-probs of it, or that hands it on to one."""
+    called = getattr(call.func, "id", None) or getattr(call.func, "attr", None)
+    if called in _LOG_PROBS:
+        return True
+    module = inspect.getmodule(function)
+    helper = getattr(module, str(called), None)
+    if not inspect.isfunction(helper) or inspect.getmodule(helper) is not module:
+        return False
+    names = list(inspect.signature(helper).parameters)
+    name = names[place] if isinstance(place, int) and place < len(names) else place
+    return isinstance(name, str) and name in names and not _computes(helper, name, seen)
 
 
 def calls(function: Callable[..., Any], name: str) -> bool:

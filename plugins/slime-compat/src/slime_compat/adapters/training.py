@@ -12,7 +12,7 @@ from slime_core.errors import PluginError
 from slime_core.protocols import ReductionView, TokenView
 from slime_core.protocols.correction import Correction
 
-from slime_compat.adapters.attributes import asks_for, logits_use
+from slime_compat.adapters.attributes import asks_for, calls, computes_with_logits
 from slime_compat.adapters.calling import Theirs
 from slime_compat.adapters.whole import whole_sequences
 from slime_compat.views.training.logits import Logits
@@ -32,6 +32,8 @@ _COLUMNS = {
 #: Estimators whose rewards are compared within their group.
 _GROUPED = ("grpo", "gspo", "cispo", "reinforce_plus_plus_baseline")
 _TOLERANCE = 1e-4
+#: Functions that take each tensor-parallel rank to have some columns of logits.
+_OF_SHARDS = ("vocab_parallel_cross_entropy", "fused_vocab_parallel_cross_entropy", "all_reduce")
 
 
 class ReferenceAdvantages:
@@ -71,8 +73,13 @@ class ReferenceAdvantages:
 class ReferenceLoss:
     """Calls `fn(args, batch, logits, sum_of_sample_mean) -> (loss, dict)`.
 
-    Here a loss is given log-probs, and never logits: `logits` stands for them in
-    `slime.backends.megatron_utils.loss.get_log_probs_and_entropy`, and refuses everything else. Args as `ReferenceAdvantages`.
+    A function that computes with logits is given them: float32 [1, S, vocabulary] of all tokens of the samples, as they are before
+    the temperature, with the whole vocabulary on every rank. One that only takes log-probs and entropies of them, by
+    `get_log_probs_and_entropy` and the default losses, is given what stands for them (`Logits`), which takes no memory. Args as
+    `ReferenceAdvantages`.
+
+    Raises:
+        PluginError: the function adds logits up over tensor-parallel ranks.
     """
 
     #: Its own affair: `rollout_log_probs` are in the batch.
@@ -80,13 +87,17 @@ class ReferenceLoss:
 
     def __init__(self, *, path: str, run_args: Mapping[str, Any] | None = None) -> None:
         self._theirs = Theirs("slime.losses", path, run_args)
-        if why := logits_use(self._theirs.function):
+        function = self._theirs.function
+        self._wants_logits = computes_with_logits(function)
+        ranks = int((run_args or {}).get("tensor_model_parallel_size") or 1)
+        summed = [name for name in _OF_SHARDS if calls(function, name)]
+        if self._wants_logits and ranks > 1 and summed:
             raise PluginError(
-                f"{self._theirs.who}: {why}; here a loss is given log-probs, not logits: take them by "
-                "slime.backends.megatron_utils.loss.get_log_probs_and_entropy(logits, ...)"
+                f"{self._theirs.who}: its file calls {summed[0]}, with tensor_model_parallel_size {ranks}; wanted a loss of logits "
+                "that every rank has whole: take log-probs by get_responses and log_softmax, or by get_log_probs_and_entropy"
             )
-        entropy = {"entropy"} if asks_for(self._theirs.function, "with_entropy") else set()
-        self._needs = _needed(run_args) | entropy
+        entropy = {"entropy"} if asks_for(function, "with_entropy") else set()
+        self._needs = _needed(run_args) | ({"sequence_logits"} if self._wants_logits else entropy)
 
     def needs(self, options: Mapping[str, Any]) -> frozenset[str]:
         """Return the columns that the function finds."""
@@ -98,10 +109,13 @@ class ReferenceLoss:
         Raises:
             PluginError: the function returned something else.
         """
-        batch = _data(view) | {"advantages": list(advantages.split(_lengths(view)))}
-        answer = self._theirs.on_whole(
-            self._theirs.args, batch, Logits(view.log_probs, view.entropy, _lengths(view)), view.reduce
-        )
+        lengths = _lengths(view)
+        batch = _data(view) | {"advantages": list(advantages.split(lengths))}
+        logits: Any = Logits(view.log_probs, view.entropy, lengths)
+        if self._wants_logits:
+            logits, sequences = _sequences(view)
+            batch |= sequences
+        answer = self._theirs.on_whole(self._theirs.args, batch, logits, view.reduce)
         if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[1], Mapping):
             raise self._theirs.refuse(answer)
         loss, metrics = answer
@@ -246,6 +260,20 @@ def _data(view: TokenView) -> dict[str, Any]:
     if view.train_metadata is not None:
         data["metadata"] = [view.train_metadata[place] for place in samples.tolist()]
     return data
+
+
+def _sequences(view: TokenView) -> tuple[Any, dict[str, Any]]:
+    """Return the logits [1, S, vocabulary] of the samples that `_data` returns, and the ids of these samples."""
+    import torch
+
+    totals = view.total_lengths.tolist()
+    samples = torch.unique_consecutive(view.sample_of_token).tolist()
+    logits, ids = view.sequence_logits, list(view.sequence_tokens.split(totals))
+    if len(samples) < len(totals):
+        parts = logits.split(totals)
+        logits = torch.cat([parts[i] for i in samples])
+    ids = [ids[i] for i in samples]
+    return logits[None], {"unconcat_tokens": ids, "tokens": torch.cat(ids)[None]}
 
 
 def _joined(theirs: Theirs, data: Mapping[str, Any], name: str, lengths: Sequence[int], like: Any) -> Any:

@@ -17,6 +17,6 @@ class CompatSection(SectionModel):
     save_debug_rollout_data: str | None = None
     """File that each step's samples are written to, too, in the reference's format: a path with `{rollout_id}` in it."""
     reference_metrics: bool = False
-    """Report more metrics under the reference system's names: means of a batch's columns."""
+    """Report metrics under the reference system's names, too, where slime's own are others."""
     log_reward_category: str | None = None
     """Entry of reward dicts that says what kind of answer it was; shares of each are metrics, `rollout/error_cat/KIND`."""

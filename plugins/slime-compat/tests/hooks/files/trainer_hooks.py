@@ -57,11 +57,6 @@ def reinforce(args, batch, logits, sum_of_sample_mean):
     return loss, {"own_loss": loss.clone().detach()}
 
 
-def loss_of_logits(args, batch, logits, sum_of_sample_mean):
-    """Ask for logits themselves."""
-    return logits.float().sum(), {}
-
-
 def init(args):
     """Note the rank."""
     SEEN.append(("init", args.rank, args.world_size, args.lr))

@@ -46,8 +46,3 @@ def reducer(total_lengths, response_lengths, loss_masks, calculate_per_token_los
 
 def advantages(args, rollout_data):
     """Set nothing."""
-
-
-def loss_of_logits(args, batch, logits, sum_of_sample_mean):
-    """Compute with logits, and never with their log-probs."""
-    return logits.float().logsumexp(-1).mean(), {}

@@ -81,3 +81,33 @@ def _floats(content: bytes, dtype: str) -> NDArray[np.float64]:
         upper = np.frombuffer(content, np.uint16).astype(np.uint32) << 16
         return upper.view(np.float32).astype(np.float64)
     return np.frombuffer(content, np.dtype(dtype)).astype(np.float64)
+
+
+#: What an answer at full size may differ by: of each number, and of the mean of all. How exact it is, the trials have shown.
+_LOOSE = 1e-2
+
+
+def same_at_places(found: Sequence[Any], wanted: Sequence[Any]) -> str | None:
+    """Return how tensors differ from the reference's in shape, type, or the numbers at some places; None where they do not.
+
+    Args:
+        found: of each tensor its `shape`, `dtype` and `numbers`.
+        wanted: the reference's.
+    """
+    if len(found) != len(wanted):
+        return f"{len(found)} tensors; wanted {len(wanted)}"
+    for one, other in zip(found, wanted, strict=True):
+        for what in ("shape", "dtype"):
+            if one[what] != other[what]:
+                return f"{what} {one[what]}; wanted {other[what]}"
+        ours, theirs = (np.array(each["numbers"], np.float64) for each in (one, other))
+        if ours.shape != theirs.shape:
+            return f"{ours.size} numbers; wanted {theirs.size}"
+        with np.errstate(invalid="ignore"):
+            finite = np.isfinite(theirs)
+            scale = float(np.abs(theirs[finite]).mean()) if finite.any() else 0.0
+            close = np.abs(ours - theirs) <= _LOOSE * (np.abs(theirs) + scale)
+            same = np.where(finite, close, (ours == theirs) | (np.isnan(ours) & np.isnan(theirs)))
+        if not same.all():
+            return f"{int((~same).sum())} of {same.size} numbers are not those of Model"
+    return None

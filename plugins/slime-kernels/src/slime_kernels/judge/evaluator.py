@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from slime_rm.code.sandbox.running import Limits
@@ -12,13 +13,18 @@ from slime_rm.code.sandbox.running import Limits
 from slime_kernels.gates.findings import Finding
 from slime_kernels.gates.portable import portable
 from slime_kernels.gates.static import check, parse
+from slime_kernels.judge.asking import Asking, Ended
 from slime_kernels.judge.compare import difference
 from slime_kernels.judge.cost_model import SOURCE, candidate_us, eager_us, least_us
+from slime_kernels.judge.measured import Baseline, Measured, OnGpu
 from slime_kernels.judge.reward import RewardScale
 from slime_kernels.judge.trials import batches, trials_of, whole_trial
 from slime_kernels.judge.verdict import EvalStatus, Timing, Verdict
 from slime_kernels.problems.problem import KernelProblem
-from slime_kernels.sandbox.fork_server import CandidateAnswer, CandidateServer, Kind
+from slime_kernels.sandbox.fork_server import CandidateServer
+from slime_kernels.timing.baselines import Baselines
+from slime_kernels.timing.gpus import Devices
+from slime_kernels.timing.measure import Plan
 
 BACKENDS = ("triton",)
 _SAMPLED_PROGRAMS = 4
@@ -33,7 +39,7 @@ class Options:
     n_trials: int = 5
     seed: int = 42
     measure: bool = True
-    """Estimate the time of what is correct."""
+    """Tell the time of what is correct."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,13 +47,23 @@ class EvaluatorSettings:
     """How candidates are tried."""
 
     targets: Sequence[str] = ("sm_90",)
-    """Architectures to compile for; the first is the one whose time is estimated."""
+    """Architectures to compile for; the first is the one whose time is estimated, where there is no GPU."""
     options: Options = field(default_factory=Options)
     """Of evaluations that bring none."""
     timeout_s: float = 60.0
     """Of each process."""
     memory_bytes: int = 4 << 30
     scale: RewardScale = field(default_factory=RewardScale)
+    plan: Plan = field(default_factory=Plan)
+    """How calls are timed, where there is a GPU."""
+    baseline: Baseline = "eager"
+    """The time in PyTorch that a speedup is over, where there is a GPU."""
+    compiles: bool = True
+    """Time torch.compile as well, once a problem."""
+    baseline_dir: Path | None = None
+    """Folder of such times; in memory where None."""
+    memory_share: float = 1.0
+    """Part of a GPU's memory that a process may use."""
 
     @property
     def limits(self) -> Limits:
@@ -63,20 +79,13 @@ class EvaluatorSettings:
         )
 
 
-class _Ended(Exception):
-    """A gate has decided."""
-
-    def __init__(self, status: EvalStatus, gate: str, message: str) -> None:
-        super().__init__(message)
-        self.status, self.gate, self.message = status, gate, message
-
-
 class Evaluator:
     """Judges candidates. Threads may use one side by side.
 
     Args:
         settings: how.
         server: makes the processes.
+        devices: on which candidates are launched and timed; they are interpreted and estimated where None.
         static_gate: what it has against a candidate's syntax tree. Another one than `check` shows what the sandbox holds by itself.
     """
 
@@ -85,9 +94,23 @@ class Evaluator:
         settings: EvaluatorSettings,
         server: CandidateServer,
         *,
+        devices: Devices | None = None,
         static_gate: Callable[[ast.Module], Sequence[Finding]] = check,
     ) -> None:
-        self.settings, self._server, self._static_gate = settings, server, static_gate
+        self.settings, self._static_gate = settings, static_gate
+        self._asking = Asking(server, settings.limits)
+        self._measured = None
+        if devices is not None:
+            self._measured = Measured(
+                self._asking,
+                settings.limits,
+                devices,
+                plan=settings.plan,
+                baselines=Baselines(settings.baseline_dir),
+                baseline=settings.baseline,
+                compiles=settings.compiles,
+                memory_share=settings.memory_share,
+            )
         self._facts: dict[str, dict[str, Any]] = {}
 
     def evaluate(
@@ -107,16 +130,20 @@ class Evaluator:
         try:
             tree = self._static(source, backend)
             facts = self._facts_of(problem)
+            own = ast.unparse(tree)  # before devices in it are the CPU
             code = portable(tree)
+            on = None if self._measured is None else self._measured.take()
             kernels += self._compile(code, facts)
             reached["compiled"] = True
-            self._correct(problem, source, code, facts, options)
+            self._correct(problem, source, code if on is None else own, facts, options, on)
             reached["correct"] = True
-            ended = _Ended(EvalStatus.CORRECT, "correct", "")
+            ended = Ended(EvalStatus.CORRECT, "correct", "")
             if options.measure:
-                timing = self._time(code, facts, kernels)
-                ended = _Ended(EvalStatus.CORRECT, "fast", "")
-        except _Ended as error:
+                timing = self._estimate(code, facts, kernels) if on is None else on.time(problem, own, facts)
+                ended = Ended(
+                    EvalStatus.CORRECT, "fast", timing.doubt and f"time not trusted: {timing.doubt}"
+                )
+        except Ended as error:
             ended = error
             if ended.status in (EvalStatus.REJECTED, EvalStatus.SERVER_ERROR):
                 reached = {"compiled": False, "correct": False}
@@ -133,83 +160,63 @@ class Evaluator:
     def _static(self, source: str, backend: str) -> ast.Module:
         if backend not in BACKENDS:
             wanted = f"backend {backend[:40]!r}; wanted {', '.join(BACKENDS)}"
-            raise _Ended(EvalStatus.REJECTED, "static", wanted)
+            raise Ended(EvalStatus.REJECTED, "static", wanted)
         tree = parse(source)
         if isinstance(tree, Finding):
-            raise _Ended(EvalStatus.COMPILE_ERROR, "static", str(tree))
+            raise Ended(EvalStatus.COMPILE_ERROR, "static", str(tree))
         if findings := self._static_gate(tree):
             told = "; ".join(map(str, findings[:_MOST_FINDINGS]))
-            raise _Ended(EvalStatus.REJECTED, "static", told)
+            raise Ended(EvalStatus.REJECTED, "static", told)
         return tree
 
     def _facts_of(self, problem: KernelProblem) -> dict[str, Any]:
         found = self._facts.get(problem.code)
         if found is None:
             header = {"code": problem.code, "shapes": [dict(shape) for shape in problem.shapes]}
-            found = self._trusted("facts", header).header
+            found = self._asking.trusted("facts", header).header
             assert found is not None
             if len(self._facts) >= _MOST_FACTS:
                 self._facts.clear()
             self._facts[problem.code] = found
         return found
 
-    def _trusted(self, job: str, header: dict[str, Any], buffers: Sequence[bytes] = ()) -> CandidateAnswer:
-        """Do a job on a problem's own module; what fails there is nobody's fault who answered it."""
-        answer = self._server.call("interpret", job, header, buffers, limits=self.settings.limits)
-        if answer.header is None or "error" in answer.header:
-            why = answer.header["error"] if answer.header else f"ended by {answer.ending} {answer.log[-300:]}"
-            raise _Ended(
-                EvalStatus.SERVER_ERROR, "problem", f"the problem's own module fails in {job}: {why}"
-            )
-        return answer
-
-    def _untrusted(
-        self, kind: Kind, header: dict[str, Any], buffers: Sequence[bytes], gate: str
-    ) -> tuple[dict[str, Any], Sequence[bytes]]:
-        """Do a job on a candidate.
-
-        Raises:
-            _Ended: it did not answer, or not by itself.
-        """
-        answer = self._server.call(kind, kind, header, buffers, limits=self.settings.limits)
-        if answer.forged:
-            raise _Ended(EvalStatus.REJECTED, "honest", "wrote where only the evaluator writes")
-        if answer.header is not None:
-            return answer.header, answer.buffers
-        if answer.ending == "time":
-            raise _Ended(EvalStatus.TIMEOUT, gate, f"not done within {self.settings.timeout_s:g} s")
-        why = {"memory": "out of memory", "output": "too much output"}.get(
-            answer.ending, "its process ended before it answered"
-        )
-        raise _Ended(EvalStatus.RUNTIME_ERROR, gate, f"{why} {answer.log[-300:]}".strip())
-
     def _compile(self, code: str, facts: dict[str, Any]) -> list[dict[str, Any]]:
         header = {"code": code, "targets": list(self.settings.targets), "trial": whole_trial(facts)}
-        said, _ = self._untrusted("compile", header, (), "compiles")
+        said, _ = self._asking.untrusted("compile", "compile", header, (), "compiles")
         if "error" in said:
             kind, text = said["error"]["kind"], said["error"]["text"]
             status = EvalStatus.COMPILE_ERROR if kind in _COMPILER_ERRORS else EvalStatus.RUNTIME_ERROR
-            raise _Ended(status, "compiles", f"{kind}: {text}")
+            raise Ended(status, "compiles", f"{kind}: {text}")
         if not said["launches"]:
-            raise _Ended(EvalStatus.REJECTED, "honest", "launches no kernel")
+            raise Ended(EvalStatus.REJECTED, "honest", "launches no kernel")
         used = sorted({launch["kernel"] for launch in said["launches"]})
         return [said["kernels"][number] for number in used]
 
     def _correct(
-        self, problem: KernelProblem, source: str, code: str, facts: dict[str, Any], options: Options
+        self,
+        problem: KernelProblem,
+        source: str,
+        code: str,
+        facts: dict[str, Any],
+        options: Options,
+        on: OnGpu | None,
     ) -> None:
         trials = trials_of(problem, source, facts, n_trials=options.n_trials, seed=options.seed)
-        made = self._trusted("inputs", {"code": problem.code, "trials": trials})
+        made = self._asking.trusted("inputs", {"code": problem.code, "trials": trials})
         assert made.header is not None
         trials = batches(made.header["trials"], trials)
-        said, found = self._untrusted("interpret", {"code": code, "trials": trials}, made.buffers, "correct")
+        header = {"code": code, "trials": trials}
+        if on is None:
+            said, found = self._asking.untrusted("interpret", "interpret", header, made.buffers, "correct")
+        else:
+            said, found = on.launch(header, made.buffers)
         if "error" in said:
             raise _failure(said["error"])
         for trial in said["trials"]:
             if trial["delegated"]:
                 told = f"has PyTorch compute: {', '.join(sorted(set(trial['delegated'])))}"
-                raise _Ended(EvalStatus.REJECTED, "honest", told)
-        wanted = self._trusted("answer", {"code": problem.code, "trials": trials}, made.buffers)
+                raise Ended(EvalStatus.REJECTED, "honest", told)
+        wanted = self._asking.trusted("answer", {"code": problem.code, "trials": trials}, made.buffers)
         assert wanted.header is not None
         for number, (trial, answer) in enumerate(zip(said["trials"], wanted.header["answers"], strict=True)):
             why = difference(trial["answer"], answer, found, wanted.buffers)
@@ -217,7 +224,7 @@ class Evaluator:
                 why = "the inputs were changed"
             if why is not None:
                 where = f"trial {number} with {trials[number]['constants']}, {trials[number]['dtype']}"
-                raise _Ended(EvalStatus.INCORRECT, "correct", f"{where}: {why}")
+                raise Ended(EvalStatus.INCORRECT, "correct", f"{where}: {why}")
             for output in trial["outputs"]:
                 if not output["plain"] or output["unwritten"]:
                     told = (
@@ -225,21 +232,21 @@ class Evaluator:
                         if output["plain"]
                         else "returns something that only looks like a tensor"
                     )
-                    raise _Ended(EvalStatus.REJECTED, "honest", told)
+                    raise Ended(EvalStatus.REJECTED, "honest", told)
 
-    def _time(self, code: str, facts: dict[str, Any], kernels: list[dict[str, Any]]) -> Timing | None:
-        """Estimate the time of a correct candidate at the problem's own size; None where that takes too long here.
+    def _estimate(self, code: str, facts: dict[str, Any], kernels: list[dict[str, Any]]) -> Timing:
+        """Estimate the time of a correct candidate at the problem's own size.
 
         Raises:
-            _Ended: it does other things there than in the trials; `compiled` and `correct` stand.
+            Ended: it does other things there than in the trials; `compiled` and `correct` stand.
         """
         header = {"code": code, "trials": [whole_trial(facts)], "sampled_programs": _SAMPLED_PROGRAMS}
-        said, _ = self._untrusted("interpret", header, (), "fast")
+        said, _ = self._asking.untrusted("interpret", "interpret", header, (), "fast")
         if "error" in said:
-            raise _Ended(EvalStatus.CORRECT, "fast", f"not timed: {said['error']['text'][:300]}")
+            raise Ended(EvalStatus.CORRECT, "fast", f"not timed: {said['error']['text'][:300]}")
         seen, target = said["trials"][0], self.settings.targets[0]
         if seen["delegated"] or not seen["launches"]:
-            raise _Ended(EvalStatus.REJECTED, "honest", "does other things at full size than in the trials")
+            raise Ended(EvalStatus.REJECTED, "honest", "does other things at full size than in the trials")
         by_name = {kernel["name"]: kernel for kernel in kernels}
         runtime, parts = candidate_us(seen["launches"], by_name, target)
         baseline, least = eager_us(facts["eager"], target), least_us(facts["least_bytes"], target)
@@ -268,13 +275,13 @@ _COMPILER_ERRORS = frozenset(
 _WRONG = ("BoundsError", "RaceError")
 
 
-def _failure(error: dict[str, str]) -> _Ended:
+def _failure(error: dict[str, str]) -> Ended:
     kind, text = error["kind"], error["text"]
     if kind == "TamperError":
-        return _Ended(EvalStatus.REJECTED, "honest", text)
+        return Ended(EvalStatus.REJECTED, "honest", text)
     if kind in _WRONG or any(f"{one}(" in text for one in _WRONG):
-        return _Ended(EvalStatus.INCORRECT, "correct", f"{kind}: {text}")
-    return _Ended(EvalStatus.RUNTIME_ERROR, "correct", f"{kind}: {text}")
+        return Ended(EvalStatus.INCORRECT, "correct", f"{kind}: {text}")
+    return Ended(EvalStatus.RUNTIME_ERROR, "correct", f"{kind}: {text}")
 
 
 def _with_reward(verdict: Verdict, scale: RewardScale) -> Verdict:

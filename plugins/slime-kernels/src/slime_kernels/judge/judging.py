@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import functools
 import hashlib
+import logging
 from collections import OrderedDict
+from pathlib import Path
 from typing import Protocol
 
 from slime_kernels.judge.evaluator import Evaluator, EvaluatorSettings, Options
@@ -14,7 +16,10 @@ from slime_kernels.judge.verdict import EvalStatus, Verdict
 from slime_kernels.problems.problem import KernelProblem
 from slime_kernels.sandbox.fork_server import CandidateServer
 from slime_kernels.section import KernelsSection
+from slime_kernels.timing.gpus import devices_for
+from slime_kernels.timing.measure import Plan
 
+logger = logging.getLogger(__name__)
 _MOST_KEPT = 4096
 
 
@@ -90,6 +95,10 @@ def evaluator_settings(section: KernelsSection) -> EvaluatorSettings:
         options=Options(n_trials=section.correct_trials),
         timeout_s=section.eval_timeout_s,
         memory_bytes=section.memory_mb << 20,
+        plan=Plan(n=section.timed_calls, most_noise=section.most_noise),
+        baseline=section.baseline,
+        baseline_dir=Path(section.baseline_dir).expanduser(),
+        memory_share=1.0 / section.concurrency,
         scale=RewardScale(
             compiled=section.compiled_reward, correct=section.correct_reward, most_bonus=section.most_bonus
         ),
@@ -97,7 +106,11 @@ def evaluator_settings(section: KernelsSection) -> EvaluatorSettings:
 
 
 def judge_of(section: KernelsSection) -> Judges:
-    """Return the judge of these settings, the same one each time in a process: what it forks from takes seconds to start."""
+    """Return the judge of these settings, the same one each time in a process: what it forks from takes seconds to start.
+
+    Raises:
+        ConfigError: a GPU is asked for, and there is none.
+    """
     return _judge_of(
         KernelsSection.model_validate(
             section.model_dump(include=set(KernelsSection.model_fields))
@@ -112,6 +125,21 @@ def _judge_of(settings: str) -> Judges:
         from slime_kernels.service.client import ServiceClient
 
         return ServiceClient(section)
-    return KernelJudge(
-        Evaluator(evaluator_settings(section), CandidateServer()), concurrency=section.concurrency
-    )
+    return local_judge(section, CandidateServer())
+
+
+def local_judge(section: KernelsSection, server: CandidateServer) -> KernelJudge:
+    """Return a judge whose evaluations are on this machine, forked from a server.
+
+    Raises:
+        ConfigError: a GPU is asked for, and there is none.
+    """
+    devices = devices_for(section.device)
+    if devices is None:
+        logger.info(
+            "kernels: tried in Triton's interpreter, timed by the cost model of %s", section.targets[0]
+        )
+    else:
+        logger.info("kernels: launched and timed on %s", ", ".join(one.name for one in devices.gpus))
+    evaluator = Evaluator(evaluator_settings(section), server, devices=devices)
+    return KernelJudge(evaluator, concurrency=section.concurrency)

@@ -18,6 +18,5 @@ class RewardScale:
     def reward(self, verdict: Verdict) -> float:
         """Return nothing, `compiled`, or `correct` and min(max(speedup - 1, 0), most_bonus)."""
         if verdict.correct:
-            speedup = verdict.timing.speedup if verdict.timing is not None else 0.0
-            return self.correct + min(max(speedup - 1.0, 0.0), self.most_bonus)
+            return self.correct + min(max(verdict.speedup - 1.0, 0.0), self.most_bonus)
         return self.compiled if verdict.compiled else 0.0

@@ -27,13 +27,18 @@ class Timing:
     """How fast a correct candidate is."""
 
     source: str
-    """What tells it: `cost-model` where nothing was timed."""
+    """What tells it: `cuda-events` where it was timed on a GPU, `cost-model` where nothing was timed."""
     target: str
+    """The name of the GPU that it was timed on, or the architecture that was estimated."""
     runtime_us: float
     baseline_us: float
     """Of the module in PyTorch, by the same source."""
     speedup: float
     """baseline over runtime, no more than what the target's bandwidth allows."""
+    noise: float = 0.0
+    """How far both times are from being known, as a part of them; the larger one."""
+    doubt: str = ""
+    """Why the speedup is not to be trusted; empty where it is. Nothing is rewarded for one that is not."""
     parts: dict[str, Any] = field(default_factory=dict)
 
 
@@ -52,6 +57,11 @@ class Verdict:
     kernels: list[dict[str, Any]] = field(default_factory=list)
     """Each compiled kernel: registers, shared and spilled bytes, by target."""
     reward: float = 0.0
+
+    @property
+    def speedup(self) -> float:
+        """How fast it is beside PyTorch; 0 where that is not known, or not to be trusted."""
+        return 0.0 if self.timing is None or self.timing.doubt else self.timing.speedup
 
     def envelope(self) -> dict[str, Any]:
         """Return the answer of the service, in the fork's form, with what it lacks under `metadata`."""

@@ -1,4 +1,4 @@
-"""Jobs on a candidate: compiling its launches, and running it in Triton's interpreter under watch."""
+"""Jobs on a candidate: compiling its launches, and running it under watch, in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import builtins
 import sys
 import time
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import triton
 from triton import language
 from triton.backends.nvidia.compiler import CUDABackend
 from triton.experimental import gluon
-from triton.runtime import driver, interpreter
+from triton.runtime import driver, interpreter, jit
 from triton.runtime.cache import triton_key
 
 from slime_kernels.sandbox import libdevice
@@ -23,7 +23,7 @@ from slime_kernels.sandbox.interpreted import Interpreted
 from slime_kernels.sandbox.offline_driver import TARGETS, OfflineDriver, resources
 from slime_kernels.sandbox.problem_jobs import build
 from slime_kernels.sandbox.values import decode, encode, tensors_of
-from slime_kernels.sandbox.watch import Watch
+from slime_kernels.sandbox.watch import Watch, Work
 
 assert CUDABackend  # imported before the fork, and not once an evaluation
 assert gluon  # which the first launch would import
@@ -94,33 +94,71 @@ def interpret(header: dict[str, Any], buffers: Sequence[bytes]) -> tuple[dict[st
     interpreted = Interpreted(header.get("sampled_programs"), counts=lambda: not offline.timing)
     interpreted.install()
     libdevice.install()
-    before = _surroundings()
+    return try_trials(header, buffers, interpreted)
+
+
+def try_trials(
+    header: dict[str, Any],
+    buffers: Sequence[bytes],
+    work: Work,
+    *,
+    device: str = "cpu",
+    settle: Callable[[], object] = lambda: None,
+) -> tuple[dict[str, Any], list[bytes]]:
+    """Run `ModelNew` on the inputs of each trial under watch, and return its answers and what was seen of it.
+
+    Args:
+        header: `code` and `trials`.
+        buffers: of the inputs.
+        work: launches its kernels.
+        device: where tensors are.
+        settle: waits for all that the device was given.
+
+    Raises:
+        TamperError: something of torch, Triton or Python is not what it was.
+    """
+    before = surroundings()
     names = load(header["code"])
     out: list[bytes] = []
     trials: list[dict[str, Any]] = []
     model, inputs, group = None, [], None
     for trial in header["trials"]:
-        fresh = decode(trial["inputs"], buffers)
+        fresh = moved(decode(trial["inputs"], buffers), device)
         if group != trial["group"]:
             group, inputs = trial["group"], fresh
-            model = build(names["ModelNew"], decode(trial["given"], buffers), trial)
+            given = moved(decode(trial["given"], buffers), device)
+            model = on_device(build(names["ModelNew"], given, trial), device)
         else:  # other numbers in the same memory: an answer that is kept for an address is wrong
             assert model is not None
             for ours, new in zip(tensors_of(inputs), tensors_of(fresh), strict=True):
                 ours.copy_(new)
-        before_call = [] if interpreted.samples else _bytes(inputs)
-        with torch.no_grad(), interpreted.recording() as launches, Watch(interpreted) as watch:
+        before_call = [] if work.samples else _bytes(inputs)
+        with torch.no_grad(), work.recording() as launches, Watch(work) as watch:
             torch.manual_seed(trial["seed"])
             result = model(*inputs)
+            settle()
         seen: dict[str, Any] = {"launches": launches, "delegated": watch.delegated}
-        if not interpreted.samples:
+        if not work.samples:
             seen["mutated"] = _bytes(inputs) != before_call
             seen["outputs"] = watch.outputs(result)
             seen["answer"] = encode(result, out)
         trials.append(seen)
-    if changed := _changed(before):
-        raise TamperError(f"changed {', '.join(changed[:5])}")
+    check_surroundings(before)
     return {"trials": trials}, out
+
+
+def moved(value: Any, device: str) -> Any:
+    """Return a value whose tensors are on a device."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, list | tuple):
+        return type(value)(moved(one, device) for one in value)
+    return value
+
+
+def on_device(model: Any, device: str) -> Any:
+    """Return a module with its weights on a device."""
+    return model.to(device) if isinstance(model, torch.nn.Module) else model
 
 
 def _bytes(value: Any) -> list[bytes]:
@@ -129,15 +167,19 @@ def _bytes(value: Any) -> list[bytes]:
     return buffers
 
 
-def _surroundings() -> dict[str, dict[str, int]]:
-    """Return the identities of everything in the modules and classes that a candidate could change for its good."""
+def surroundings() -> dict[str, dict[str, int]]:
+    """Return the identities of everything in the modules and classes that a candidate could change for its good.
+
+    Of `torch.cuda`, which notes there what it has done, those of what can be called.
+    """
     owners: list[Any] = [
         torch,
         torch.nn,
         torch.nn.functional,
         torch.Tensor,
         torch.nn.Module,
-        torch.cuda,
+        torch.cuda.Event,
+        torch.cuda.Stream,
         time,
     ]
     owners += [
@@ -147,15 +189,21 @@ def _surroundings() -> dict[str, dict[str, int]]:
         interpreter,
         interpreter.GridExecutor,
         interpreter.InterpretedFunction,
+        jit.JITFunction,
     ]
-    return {owner.__name__: {name: id(one) for name, one in vars(owner).items()} for owner in owners}
+    found = {owner.__name__: {name: id(one) for name, one in vars(owner).items()} for owner in owners}
+    calls = {name: id(one) for name, one in vars(torch.cuda).items() if callable(one)}
+    return found | {torch.cuda.__name__: calls}
 
 
-def _changed(before: Mapping[str, Mapping[str, int]]) -> list[str]:
-    after = _surroundings()
-    return [
+def check_surroundings(before: Mapping[str, Mapping[str, int]]) -> None:
+    """Check that everything is as it was; raises TamperError."""
+    after = surroundings()
+    changed = [
         f"{owner}.{name}"
         for owner, names in before.items()
         for name, one in names.items()
         if after[owner].get(name) != one
     ]
+    if changed:
+        raise TamperError(f"changed {', '.join(changed[:5])}")

@@ -19,8 +19,9 @@ from typing import Any, Literal
 from slime_rm.code.sandbox.running import Ending, Limits, SandboxError, follow, order
 
 from slime_kernels.sandbox.messages import pack, unpack
+from slime_kernels.timing.gpus import Gpu
 
-#: Where jobs run: `compile` has Triton's compiler and a driver without a GPU, `interpret` its interpreter.
+#: Where jobs run: `compile` has Triton's compiler, with a driver without a GPU or, in jobs on a GPU, its own; `interpret` its interpreter.
 Kind = Literal["compile", "interpret"]
 KINDS: tuple[Kind, ...] = ("compile", "interpret")
 _START_S = 120.0
@@ -62,11 +63,20 @@ class CandidateServer:
         self._sockets: dict[Kind, socket.socket] = {}
 
     def call(
-        self, kind: Kind, job: str, header: dict[str, Any], buffers: Sequence[bytes] = (), *, limits: Limits
+        self,
+        kind: Kind,
+        job: str,
+        header: dict[str, Any],
+        buffers: Sequence[bytes] = (),
+        *,
+        limits: Limits,
+        gpu: Gpu | None = None,
     ) -> CandidateAnswer:
         """Run a job of `jobs.JOBS` in a fresh process and return its answer; blocks until then.
 
         The answer carries a number that the job is given and that is drawn anew each time; without it, it is none.
+        With a GPU the process sees its devices, `/sys`, and a `/proc`, and its address space has no limit, as CUDA reserves
+        more than there is memory; everything else holds as without, and its memory is counted all the same.
 
         Raises:
             SandboxError: this machine cannot isolate a process, or the server does not start. Nothing was run.
@@ -80,7 +90,13 @@ class CandidateServer:
             feed = stack.enter_context(os.fdopen(ours[0], "wb", buffering=0))
             for descriptor in ours[1:]:
                 stack.callback(os.close, descriptor)
-            wanted = order(root, {}, "candidate.py", limits, visible=[sys.prefix])
+            nodes = [] if gpu is None else gpu.nodes
+            shown = [*nodes, "/sys"] if nodes else []
+            wanted = order(
+                root, {}, "candidate.py", limits, visible=[sys.prefix], shown=shown, with_proc=bool(nodes)
+            )
+            if gpu is not None and nodes:
+                wanted["gpu"] = {"CUDA_VISIBLE_DEVICES": gpu.visible, "TRITON_LIBCUDA_PATH": gpu.library}
             process = self._fork(kind, wanted, theirs)
             stack.callback(os.close, process)
             outputs = {ours[1]: _LOG_BYTES, ours[2]: _LOG_BYTES, ours[4]: limits.output_bytes}
@@ -148,7 +164,8 @@ class CandidateServer:
             return self._sockets[kind]
         pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in KINDS]
         fds = [theirs.fileno() for _, theirs in pairs]
-        program = "from slime_kernels.sandbox.zygote import main; main()"
+        path = [one for one in sys.path if one]  # of `-I` alone, packages in PYTHONPATH would be missing
+        program = f"import sys; sys.path += {path!r}; from slime_kernels.sandbox.zygote import main; main()"
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-B", "-c", program, str(os.getpid()), *map(str, fds)],
             pass_fds=fds,

@@ -31,7 +31,7 @@ class Interpreted:
     def __init__(
         self, sampled_programs: int | None = None, *, counts: Callable[[], bool] = lambda: True
     ) -> None:
-        self.samples, self._counts = sampled_programs, counts
+        self.samples, self._counts, self.sees_stores = sampled_programs, counts, True
         self.inside = False
         """A launch is running: what torch does now is the interpreter's."""
         self.written: dict[int, NDArray[np.bool_]] = {}

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from slime_kernels.sandbox import candidate_jobs, problem_jobs
+from slime_kernels.sandbox import candidate_jobs, device_jobs, problem_jobs
 from slime_kernels.sandbox.messages import pack, unpack
 
 Job = Callable[[dict[str, Any], Sequence[bytes]], tuple[dict[str, Any], list[bytes]]]
@@ -17,6 +17,9 @@ JOBS: dict[str, Job] = {
     "answer": problem_jobs.answer,
     "compile": candidate_jobs.compile_for_targets,
     "interpret": candidate_jobs.interpret,
+    "launch": device_jobs.launch,
+    "time": device_jobs.time_candidate,
+    "time-problem": device_jobs.time_problem,
 }
 _ERROR_CHARACTERS = 2000
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -10,7 +11,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from slime_kernels.sandbox.interpreted import Interpreted
 from slime_kernels.sandbox.values import tensors_of
 
 #: Operations that make tensors out of nothing.
@@ -48,16 +48,32 @@ _MOST_READ = 16
 _POISONED = frozenset(name for name in _FACTORIES if "empty" in name)
 
 
+class Work(Protocol):
+    """What launches kernels while a candidate is watched."""
+
+    samples: int | None
+    """Of each launch, how many programs are run, for their cost alone; all where None."""
+    inside: bool
+    """A launch is running: what torch does now is its own."""
+    written: dict[int, NDArray[np.bool_]]
+    """Storage's address -> for each byte, whether an element that begins there was stored by a kernel."""
+    sees_stores: bool
+    """`written` has what kernels store."""
+
+    def recording(self) -> AbstractContextManager[list[dict[str, Any]]]:
+        """Take down the launches of the block."""
+
+
 class Watch(TorchDispatchMode):
     """Sees each operation of PyTorch in a block, fills new memory with nonsense, and follows what kernels wrote.
 
     Args:
-        interpreted: knows what kernels write; its own operations are not looked at.
+        work: knows what kernels write; its own operations are not looked at.
     """
 
-    def __init__(self, interpreted: Interpreted) -> None:
+    def __init__(self, work: Work) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch has no types there
-        self._interpreted = interpreted
+        self._work = work
         self._alive: list[Tensor] = []
         self._n_read = 0
         self.delegated: list[str] = []
@@ -68,12 +84,12 @@ class Watch(TorchDispatchMode):
     ) -> Any:
         """Run an operation, and take down what it is."""
         result = func(*args, **(kwargs or {}))
-        if self._interpreted.inside:
+        if self._work.inside:
             return result
         name, made = func.overloadpacket.__name__, tensors_of(result)
         self._alive += made  # so that no later tensor gets the memory of an earlier one
-        if self._interpreted.samples or func.is_view:
-            if self._interpreted.samples and not self._is_known(func, name):
+        if self._work.samples or func.is_view:
+            if self._work.samples and not self._is_known(func, name):
                 self.delegated.append(name)
             return result
         given = tensors_of([args, kwargs or {}])
@@ -84,7 +100,7 @@ class Watch(TorchDispatchMode):
             for one in made:
                 self._forget(one)
                 if name in _POISONED:
-                    _poison(one)
+                    poison(one)
         elif name in _MOVES or all(one.numel() <= 1 for one in (*given, *made)):
             self._carry(given, made)
         elif name not in _QUESTIONS:
@@ -92,11 +108,11 @@ class Watch(TorchDispatchMode):
         return result
 
     def outputs(self, result: Any) -> list[dict[str, Any]]:
-        """Return of each tensor of an answer: whether it is a plain one, and how much of it no kernel wrote."""
+        """Return of each tensor of an answer: whether it is a plain one, and how much of it no kernel wrote, if that is seen."""
         return [
             {
-                "plain": type(one) in (Tensor, torch.nn.Parameter),
-                "unwritten": one.numel() - int(self._marks(one).sum()),
+                "plain": is_plain(one),
+                "unwritten": one.numel() - int(self._marks(one).sum()) if self._work.sees_stores else 0,
             }
             for one in tensors_of(result)
         ]
@@ -106,13 +122,13 @@ class Watch(TorchDispatchMode):
 
     def _marks(self, tensor: Tensor) -> NDArray[np.bool_]:
         """Return, for each element, whether a kernel wrote it."""
-        found = self._interpreted.written.get(tensor.untyped_storage().data_ptr())
+        found = self._work.written.get(tensor.untyped_storage().data_ptr())
         if found is None:
             return np.zeros(tensor.numel(), dtype=bool)
         return found[_offsets(tensor)]
 
     def _forget(self, tensor: Tensor) -> None:
-        self._interpreted.written.pop(tensor.untyped_storage().data_ptr(), None)
+        self._work.written.pop(tensor.untyped_storage().data_ptr(), None)
 
     def _carry(self, given: list[Tensor], made: list[Tensor]) -> None:
         """Count what was moved as written by a kernel, if all of it was."""
@@ -120,10 +136,13 @@ class Watch(TorchDispatchMode):
         whole = bool(sources) and all(bool(self._marks(one).all()) for one in sources if one.numel())
         for one in made:
             storage = one.untyped_storage()
-            marks = self._interpreted.written.setdefault(
-                storage.data_ptr(), np.zeros(storage.nbytes(), dtype=bool)
-            )
+            marks = self._work.written.setdefault(storage.data_ptr(), np.zeros(storage.nbytes(), dtype=bool))
             marks[_offsets(one)] = whole
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Return whether a tensor is one, and no object that only answers like one."""
+    return type(tensor) in (Tensor, torch.nn.Parameter)
 
 
 def _offsets(tensor: Tensor) -> NDArray[np.int64]:
@@ -134,7 +153,7 @@ def _offsets(tensor: Tensor) -> NDArray[np.int64]:
     return offsets * tensor.element_size()
 
 
-def _poison(tensor: Tensor) -> None:
+def poison(tensor: Tensor) -> None:
     """Fill new memory with what no answer is: NaN, or a large number."""
     if tensor.dtype is torch.bool:
         tensor.fill_(True)

@@ -61,6 +61,9 @@ def _serve(descriptor: int) -> NoReturn:
     if (n := len(os.listdir("/proc/self/task"))) != 1:
         print(f"slime-kernels: the process to fork from has {n} threads; wanted 1", file=sys.stderr)
         os._exit(1)
+    if found := uses_cuda():
+        print(f"slime-kernels: the process to fork from uses CUDA ({found}); wanted none", file=sys.stderr)
+        os._exit(1)
     baseline = _status("VmRSS"), _status("VmSize")
     control.send(b"ready")
     poll = select.poll()
@@ -96,20 +99,38 @@ def _confined(order: dict[str, Any], descriptors: list[int], baseline: tuple[int
         os.dup2(each, place)
     os.closerange(3, REPORT)
     os.closerange(_ANSWER + 1, 1024)
-    order["limits"]["RLIMIT_AS"] = order["memory_bytes"] + baseline[1]
+    if "gpu" in order:
+        del order["limits"]["RLIMIT_AS"]
+    else:
+        order["limits"]["RLIMIT_AS"] = order["memory_bytes"] + baseline[1]
     order["memory_bytes"] += baseline[0]
     confine(order, _work, kept=(_ANSWER,))
 
 
 def _work(starting: int, order: dict[str, Any]) -> NoReturn:
     os.close(starting)
-    os.environ |= {"HOME": "/box", "TMPDIR": "/box", "TRITON_CACHE_DIR": "/box/cache"}
+    caches = dict.fromkeys(["TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"], "/box/cache")
+    os.environ |= {"HOME": "/box", "TMPDIR": "/box", "TORCHINDUCTOR_COMPILE_THREADS": "1", **caches}
+    os.environ |= order.get("gpu", {})
     tempfile.tempdir = "/box"
     os.chdir("/box")
     from slime_kernels.sandbox import jobs
 
     jobs.work(_ANSWER)
     os._exit(0)
+
+
+def uses_cuda() -> str:
+    """Return by what this process uses CUDA, so that a fork of it could not; nothing where it does not."""
+    import torch
+
+    if torch.cuda.is_initialized():
+        return "torch"
+    for each in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if (file := os.readlink(f"/proc/self/fd/{each}")).startswith("/dev/nvidia"):
+                return file
+    return ""
 
 
 def _status(field: str) -> int:

@@ -32,7 +32,7 @@ class KernelAttempt:
                 "compiled": verdict.compiled,
                 "correctness": verdict.correct,
                 "runtime": None if verdict.timing is None else verdict.timing.runtime_us,
-                "speedup": None if verdict.timing is None else verdict.timing.speedup,
+                "speedup": None if verdict.timing is None else verdict.speedup,
                 "error_message": verdict.message,
             },
             "reward": verdict.reward,

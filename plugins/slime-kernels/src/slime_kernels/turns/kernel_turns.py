@@ -180,12 +180,11 @@ class Trajectory:
             values = [whole] * len(samples)
         for turn, (sample, value) in enumerate(zip(samples, values, strict=True)):
             best = max(self._attempts, key=_rank) if len(samples) == 1 else self._attempts[turn]
-            timing = best.verdict.timing
             sample.reward = {
                 "score": value,
                 "compiled": float(best.verdict.compiled),
                 "correct": float(best.verdict.correct),
-                "speedup": 0.0 if timing is None else timing.speedup,
+                "speedup": best.verdict.speedup,
                 "turns": float(len(self._attempts)),
             }
             sample.train_metadata = {**(sample.train_metadata or {}), "turn": turn if len(samples) > 1 else 0}

@@ -16,8 +16,8 @@ logger = logging.getLogger(__name__)
 
 def log_turn(folder: Path | None, instance: str, attempt: KernelAttempt) -> None:
     """Say in a line what became of a turn, and write `turn_{instance}_t{n}_{timestamp}.json`."""
-    verdict = attempt.verdict
-    speedup = "" if verdict.timing is None else f", {verdict.timing.speedup:.2f}x"
+    verdict, timing = attempt.verdict, attempt.verdict.timing
+    speedup = "" if timing is None else f", {timing.speedup:.2f}x ({timing.source}, {timing.target})"
     marks = " ".join(
         f"{'✓' if passed else '✗'} {what}"
         for what, passed in (("compiled", verdict.compiled), ("correct", verdict.correct))

@@ -35,6 +35,15 @@ _AT_FDCWD, _AT_RECURSIVE, _SYS_MOUNT_SETATTR = -100, 0x8000, 442
 _READ_ONLY_NO_SETUID = 0x1 | 0x2
 #: Without `zero`, which can be mapped as memory that `watch` does not see.
 _DEVICES = ("null", "urandom", "random")
+#: Files of `/proc` that tell of the machine and of no process.
+_ON_THE_MACHINE = (
+    "/proc/cpuinfo",
+    "/proc/devices",
+    "/proc/driver",
+    "/proc/meminfo",
+    "/proc/modules",
+    "/proc/version",
+)
 
 #: Becomes the program: closes the descriptor that it gets when it begins, or writes there why it cannot.
 Program = Callable[[int, dict[str, Any]], NoReturn]
@@ -142,9 +151,10 @@ def _build_root(order: dict[str, Any]) -> None:
             inside.mkdir()
             _bind(path, str(inside))
     Path(root, "dev").mkdir()
-    for name in _DEVICES:
-        Path(root, "dev", name).touch()
-        _bind(f"/dev/{name}", f"{root}/dev/{name}")
+    for path in (*(f"/dev/{name}" for name in _DEVICES), *order["shown"]):
+        _show(path, root)
+    if order["with_proc"]:
+        _show_proc(root)
     box = Path(root, "box")
     box.mkdir()
     given = sum(len(text.encode(errors="surrogatepass")) for text in order["files"].values())
@@ -199,6 +209,30 @@ def _become(order: dict[str, Any], starting: int, become: Program, kept: tuple[i
 
 def _execute(_: int, order: dict[str, Any]) -> NoReturn:
     os.execve(order["argv"][0], order["argv"], order["environment"])
+
+
+def _show(path: str, root: str) -> None:
+    """Show a device, a file or a folder at its own place, read-only; a device can be written to all the same."""
+    inside = Path(root + path)
+    inside.parent.mkdir(parents=True, exist_ok=True)
+    if os.path.isdir(path):
+        inside.mkdir(exist_ok=True)
+    else:
+        inside.touch()
+    _bind(path, str(inside))
+
+
+def _show_proc(root: str) -> None:
+    """Mount a `/proc` that has the program's processes alone; a container may not, and then files on the machine are shown."""
+    folder = Path(root, "proc")
+    folder.mkdir()
+    try:
+        _mount("proc", str(folder), "proc", _MS_NOSUID | _MS_NODEV, "hidepid=2")
+    except OSError:
+        for path in filter(os.path.exists, _ON_THE_MACHINE):
+            _show(path, root)
+    else:
+        _seal(str(folder), recursive=False)
 
 
 def _bind(source: str, target: str) -> None:

@@ -148,9 +148,13 @@ def order(
     *,
     folders: Sequence[str] = (),
     visible: Sequence[str] = (),
+    shown: Sequence[str] = (),
+    with_proc: bool = False,
     address_space_bytes: int | None = None,
 ) -> dict[str, Any]:
     """Return what `confine` is to do.
+
+    Drivers of devices want `shown` and `with_proc`; nothing else does.
 
     Args:
         root: an empty folder, in whose place the program's file system comes.
@@ -159,12 +163,16 @@ def order(
         limits: what the program may use.
         folders: that it may write to, too.
         visible: folders that it sees besides those of the interpreter and the system.
+        shown: devices, files and folders that it sees at their own places, besides `/dev/null`, `random` and `urandom`.
+        with_proc: it has a `/proc` with its own processes, or, where the machine is a container, files on the machine.
         address_space_bytes: of each process; the memory of all where not given.
     """
     interpreter = os.path.realpath(sys.executable)
     return {
         "root": root,
         "visible": [*(path for path in _SYSTEM if os.path.isdir(path)), sys.base_prefix, *visible],
+        "shown": list(shown),
+        "with_proc": with_proc,
         "files": dict(files),
         "folders": list(folders),
         "disk_bytes": limits.disk_bytes,

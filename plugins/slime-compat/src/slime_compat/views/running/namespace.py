@@ -143,7 +143,10 @@ def _derived(values: Mapping[str, Any]) -> dict[str, Any]:
         **{name: _number(value) for name, value in (values.get("megatron_args") or {}).items()},
         "use_dynamic_batch_size": True,
         "rollout_num_engines": 1,
-        "rollout_num_gpus": values.get("rollout_num_gpus") or values.get("rollout_num_gpus_per_engine") or 1,
+        "rollout_num_gpus": values.get("rollout_num_gpus")
+        or (values["colocate"] and values["actor_num_nodes"] * values["actor_num_gpus_per_node"])
+        or values.get("rollout_num_gpus_per_engine")
+        or 1,
         "save": folder,
         "model_name": values.get("model_name"),
     }

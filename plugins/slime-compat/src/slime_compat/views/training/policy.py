@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from slime_compat.views.training.logits import Logits, get_log_probs_and_entropy
+from slime_compat.views.training.logits import get_log_probs_and_entropy
 
 
 def policy_loss_function(
     args: Any,
     batch: Mapping[str, Any],
-    logits: Logits,
+    logits: Any,
     sum_of_sample_mean: Callable[[Any], Any],
 ) -> tuple[Any, dict[str, Any]]:
     """Return (PPO's clipped loss, its metrics), with the KL term of `--use-kl-loss`; of a batch as custom losses get it."""
@@ -19,7 +19,7 @@ def policy_loss_function(
 
     from slime_compat.views.training.formulae import compute_approx_kl, compute_policy_loss
 
-    _, told = get_log_probs_and_entropy(logits)
+    _, told = get_log_probs_and_entropy(logits, args=args, **_tokens(batch))
     log_probs, old = torch.cat(told["log_probs"]), torch.cat(list(batch["log_probs"]))
     ppo_kl = old - log_probs
     high = args.eps_clip if args.eps_clip_high is None else args.eps_clip_high
@@ -43,12 +43,17 @@ def policy_loss_function(
 def sft_loss_function(
     args: Any,
     batch: Mapping[str, Any],
-    logits: Logits,
+    logits: Any,
     sum_of_sample_mean: Callable[[Any], Any],
 ) -> tuple[Any, dict[str, Any]]:
     """Return (minus the log-probs, reduced; metrics); of a batch as custom losses get it."""
     import torch
 
-    _, told = get_log_probs_and_entropy(logits)
+    _, told = get_log_probs_and_entropy(logits, args=args, **_tokens(batch))
     loss = sum_of_sample_mean(-torch.cat(told["log_probs"]))
     return loss, {"loss": loss.detach()}
+
+
+def _tokens(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a batch says of its tokens."""
+    return {name: batch.get(name) for name in ("unconcat_tokens", "total_lengths", "response_lengths")}

@@ -1,0 +1,79 @@
+"""`Baselines`: how long problems take in PyTorch, and some numbers of what they answer, kept by problem and by GPU."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import threading
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from slime_core.errors import DataError
+
+from slime_kernels.timing.gpus import Gpu
+
+
+class Baselines:
+    """A folder for each GPU with a JSON file for each problem; in memory alone where no folder is given. Threads may use it.
+
+    A record has `gpu`, `problem`, `versions`, and what is measured. Another version of PyTorch or Triton makes another record.
+
+    Args:
+        folder: where records are.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._kept: dict[tuple[str, str], dict[str, Any]] = {}
+        self._lock = threading.Lock()
+
+    def get(self, gpu: Gpu, code: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Return the record of a problem's source on a GPU; what `make` returns where there is none, kept if `eager` is trusted.
+
+        Raises:
+            DataError: a file of it is damaged; names it.
+        """
+        versions = {name: version(name) for name in ("torch", "triton")}
+        digest = hashlib.sha256(json.dumps([code, versions]).encode()).hexdigest()
+        key = (gpu.name, digest)
+        with self._lock:
+            if key not in self._kept and (read := self._read(gpu, digest)) is not None:
+                self._kept[key] = read
+            if key in self._kept:
+                return self._kept[key]
+            record = {"gpu": gpu.name, "problem": digest, "versions": versions, **make()}
+            if record["eager"].get("trusted"):
+                self._kept[key] = record
+                self._write(gpu, digest, record)
+            return record
+
+    def path(self, gpu: Gpu, digest: str) -> Path | None:
+        """Return the file of a problem, by the SHA-256 of its source and the versions of what it was timed with."""
+        name = re.sub(r"\W+", "-", gpu.name)
+        return None if self._folder is None else self._folder / name / f"{digest[:32]}.json"
+
+    def _read(self, gpu: Gpu, digest: str) -> dict[str, Any] | None:
+        path = self.path(gpu, digest)
+        if path is None or not path.exists():
+            return None
+        try:
+            found = json.loads(path.read_text())
+            if (found["gpu"], found["problem"]) == (gpu.name, digest) and found["eager"]["median_us"] > 0:
+                return dict(found)
+            why = "of another problem or GPU"
+        except (ValueError, KeyError, TypeError) as error:
+            why = repr(error)
+        raise DataError(f"{path}: found no times of a problem ({why}); delete it, and it is measured again")
+
+    def _write(self, gpu: Gpu, digest: str, record: dict[str, Any]) -> None:
+        path = self.path(gpu, digest)
+        if path is None:
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(f".{os.getpid()}.part")
+        part.write_text(json.dumps(record, indent=1))
+        part.replace(path)

@@ -1,0 +1,160 @@
+"""The path of a GPU with this machine's CPU in its place: the same jobs, sandbox, measuring, baselines and rewards, with real work."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from slime_kernels.judge.asking import Ended
+from slime_kernels.judge.evaluator import Evaluator, Options
+from slime_kernels.problems.problem import KernelProblem
+from slime_kernels.timing.gpus import Devices, Gpu
+from slime_kernels.timing.measure import Plan
+
+from ..kernel_corpus import IMPORTS, KERNEL_IMPORTS, RELU
+
+CPU = Gpu(name="a CPU", bytes_per_us=1e6, cache_bytes=1 << 20, kind="cpu")
+#: PyTorch takes many small steps for what one program of the kernel does.
+PROBLEM = KernelProblem(
+    level=1,
+    problem_id=0,
+    name="slow_relu",
+    code=IMPORTS
+    + """
+n = 240
+class Model(nn.Module):
+    def forward(self, x):
+        for _ in range(4000):
+            x = torch.relu(x)
+        return x
+def get_inputs():
+    return [torch.randn(n)]
+def get_init_inputs():
+    return []
+""",
+    shapes=({"n": 100},),
+)
+
+
+def new_model(*lines):
+    body = "".join(f"        {line}\n" for line in lines)
+    return KERNEL_IMPORTS + RELU + "class ModelNew(nn.Module):\n    def forward(self, x):\n" + body
+
+
+KERNEL = new_model("y = torch.empty_like(x)", "launch(x, y)", "return y")
+
+
+@pytest.fixture(scope="module")
+def measuring(evaluator, tmp_path_factory):
+    """Return a function: (device, changed settings) -> an evaluator on it; baselines are measured once."""
+    settings = replace(
+        evaluator.settings,
+        options=Options(n_trials=2),
+        plan=Plan(warm_up=1, n=20, most_noise=10.0),
+        compiles=False,
+        baseline_dir=tmp_path_factory.mktemp("baselines"),
+    )
+
+    def on(gpu=CPU, **changes):
+        return Evaluator(replace(settings, **changes), evaluator._asking._server, devices=Devices([gpu]))
+
+    return on
+
+
+def test_a_right_kernel_is_launched_timed_and_rewarded_by_its_measured_speedup(measuring):
+    verdict = measuring().evaluate(PROBLEM, KERNEL)
+    assert (verdict.status, verdict.gate, verdict.message) == ("correct", "fast", "")
+    timing = verdict.timing
+    assert (timing.source, timing.target) == ("cpu-clock", "a CPU")
+    assert timing.speedup == timing.baseline_us / timing.runtime_us > 1
+    assert verdict.reward == pytest.approx(0.3 + min(timing.speedup - 1.0, 2.0))
+    folder = measuring().settings.baseline_dir
+    (kept,) = folder.rglob("*.json")
+    before = kept.stat().st_mtime_ns
+    again = measuring().evaluate(PROBLEM, KERNEL).timing
+    assert again.baseline_us == timing.baseline_us  # read, and not measured again
+    assert kept.stat().st_mtime_ns == before
+
+
+def test_no_speedup_is_more_than_the_memory_allows(measuring):
+    # 2 x 240 numbers of 4 bytes at 0.1 bytes a microsecond
+    verdict = measuring(replace(CPU, bytes_per_us=0.1)).evaluate(PROBLEM, KERNEL)
+    assert verdict.timing.parts["least_us"] == pytest.approx(19_200)
+    assert verdict.timing.speedup == pytest.approx(verdict.timing.baseline_us / 19_200)
+    assert verdict.timing.parts["implausible"]
+
+
+def test_what_is_too_noisy_is_correct_and_no_faster(measuring):
+    noisy = Plan(warm_up=1, n=10, tries=1, most_noise=0.0)
+    verdict = measuring(plan=noisy).evaluate(PROBLEM, KERNEL)
+    assert (verdict.status, verdict.reward, verdict.speedup) == ("correct", 0.3, 0.0)
+    assert verdict.message.startswith("time not trusted: noise of ")
+    assert verdict.timing.runtime_us > 0
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        # at full size no more than one number is computed
+        ("y = torch.empty_like(x)", "launch(x[:1] if x.numel() > 200 else x, y)", "return y"),
+        # at full size the first answer is kept
+        (
+            "if x.numel() > 200 and hasattr(self, 'kept'):",
+            "    return self.kept",
+            "self.kept = torch.empty_like(x)",
+            "launch(x, self.kept)",
+            "return self.kept",
+        ),
+        # at full size the inputs are changed
+        ("y = torch.empty_like(x)", "launch(x, y)", "if x.numel() > 200: launch(x, x)", "return y"),
+    ],
+)
+def test_what_does_less_where_it_is_timed_is_caught(measuring, lines):
+    verdict = measuring().evaluate(PROBLEM, new_model(*lines))
+    assert (verdict.status, verdict.gate, verdict.reward) == ("rejected", "honest", 0.0)
+    assert "does other things at full size" in verdict.message
+
+
+@pytest.mark.parametrize(
+    ("lines", "status", "said"),
+    [
+        (("y = torch.empty_like(x)", "launch(x[1:], y)", "return y"), "incorrect", "numbers are not those"),
+        (("y = torch.empty_like(x)", "launch(x, y)", "launch(x, x)", "return y"), "incorrect", "inputs were"),
+        (("y = torch.empty_like(x)", "launch(x, y)", "return torch.relu(y)"), "rejected", "relu"),
+    ],
+)
+def test_what_is_wrong_is_caught_where_it_is_launched(measuring, lines, status, said):
+    evaluator = measuring()
+    evaluator._static_gate = lambda tree: ()
+    verdict = evaluator.evaluate(PROBLEM, new_model(*lines))
+    assert verdict.status == status, verdict.message
+    assert said in verdict.message
+
+
+def test_a_speedup_by_hand(measuring):
+    on = measuring(replace(CPU, bytes_per_us=4.0), plan=Plan())._measured.take()
+    found = {"median_us": 20.0, "noise": 0.01, "n": 100, "tries": 1}
+    record = {"eager": {"median_us": 100.0, "noise": 0.02}, "compile": {"error": "no"}}
+    assert on.timing(found, record, 40).speedup == 5.0  # at least 10 us, which is no bound
+    assert on.timing(found, record, 100).speedup == 4.0  # at least 25 us
+    assert on.timing(found, record, 40).noise == 0.02
+    assert (
+        "noise of 6.0% after 1 tries; wanted at most 5.0%"
+        in on.timing({**found, "noise": 0.06}, record, 40).doubt
+    )
+    with pytest.raises(Ended, match="a time of 0"):
+        on.timing({**found, "median_us": 0.0}, record, 40)
+    compiled = measuring(replace(CPU, bytes_per_us=4.0), plan=Plan(), baseline="compile")._measured.take()
+    with pytest.raises(Ended, match=r"torch\.compile fails: no"):
+        compiled.timing(found, record, 40)
+    record["compile"] = {"median_us": 60.0, "noise": 0.02}
+    assert compiled.timing(found, record, 40).speedup == 3.0
+
+
+@pytest.mark.slow
+@pytest.mark.faults
+def test_torch_compile_is_timed_in_the_sandbox(measuring):
+    small = replace(PROBLEM, code=PROBLEM.code.replace("range(4000)", "range(2)"))
+    timing = measuring(baseline="compile").evaluate(small, KERNEL).timing
+    assert timing.parts["over"] == "compile"
+    assert timing.baseline_us == timing.parts["compile_us"] > 0

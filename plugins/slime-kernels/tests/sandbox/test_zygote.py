@@ -1,0 +1,94 @@
+"""The processes that evaluations are forked from, and what a fork that is to use a GPU has otherwise."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from slime_core.runtime.processes.tree import descendants
+from slime_kernels.judge.evaluator import EvaluatorSettings
+from slime_kernels.timing.gpus import Gpu
+
+#: What calls CUDA in torch and Triton. A process that has called it cannot be forked from any more.
+CALLS = {
+    ("torch/cuda/__init__.py", "_lazy_init"),
+    ("torch/cuda/__init__.py", "init"),
+    ("torch/cuda/__init__.py", "is_available"),
+    ("torch/cuda/__init__.py", "device_count"),
+    ("torch/cuda/__init__.py", "current_device"),
+    ("torch/cuda/__init__.py", "get_device_properties"),
+    ("triton/backends/nvidia/driver.py", "is_active"),
+    ("triton/backends/nvidia/driver.py", "_cuda_driver_is_active"),
+}
+
+
+class FakeGpu(Gpu):
+    """A GPU whose device is one that every machine has."""
+
+    @property
+    def nodes(self):
+        return ["/dev/zero"]
+
+
+def test_what_is_done_before_the_fork_never_calls_cuda():
+    from slime_kernels.sandbox import jobs
+    from slime_kernels.sandbox.zygote import uses_cuda
+
+    called = set()
+
+    def note(frame, event, _):
+        path = frame.f_code.co_filename
+        if event == "call" and ("torch/cuda" in path or "triton/backends" in path):
+            called.add((path.split("site-packages/")[-1], frame.f_code.co_name))
+
+    sys.setprofile(note)
+    try:
+        jobs.warm()
+    finally:
+        sys.setprofile(None)
+    assert called & CALLS == set()
+    assert uses_cuda() == ""
+
+
+def test_no_process_to_fork_from_has_a_device_open(fork_server):
+    fork_server.start()
+    processes = [fork_server.pid, *descendants(fork_server.pid)]
+    assert len(processes) == 2
+    opened = [os.readlink(file) for pid in processes for file in Path(f"/proc/{pid}/fd").iterdir()]
+    assert not [file for file in opened if file.startswith("/dev/nvidia")]
+
+
+LOOK = """
+import json, os, resource
+files = {path: os.path.exists(path) for path in ("/dev/zero", "/sys/devices", "/proc/cpuinfo", "/proc/1/environ", "/tmp", "/etc/passwd")}
+try:
+    open("/sys/written", "w")
+except OSError as error:
+    files["/sys/written"] = type(error).__name__
+limit = resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY
+raise ValueError(json.dumps([files, os.environ["CUDA_VISIBLE_DEVICES"], os.environ.get("TRITON_LIBCUDA_PATH"), limit]))
+"""
+
+
+def look(fork_server, gpu):
+    """Return what a job finds in its process."""
+    header = {"code": LOOK, "shapes": [{"n": 1}]}
+    answer = fork_server.call("compile", "facts", header, limits=EvaluatorSettings().limits, gpu=gpu)
+    return json.loads(answer.header["error"]["text"])
+
+
+def test_a_process_with_a_gpu_sees_its_devices_and_has_no_limit_of_addresses(fork_server):
+    gpu = FakeGpu(name="a GPU", bytes_per_us=1.0, cache_bytes=1, visible="GPU-7", library="/usr/lib/driver")
+    files, visible, library, unlimited = look(fork_server, gpu)
+    assert files["/dev/zero"] and files["/sys/devices"] and files["/proc/cpuinfo"]
+    assert not files["/tmp"] and not files["/etc/passwd"]
+    assert files["/sys/written"] in ("OSError", "PermissionError")
+    assert (visible, library, unlimited) == ("GPU-7", "/usr/lib/driver", True)
+
+
+def test_a_process_without_one_sees_none_of_that(fork_server):
+    files, visible, library, unlimited = look(fork_server, None)
+    assert not any(files[path] for path in ("/dev/zero", "/sys/devices", "/proc/cpuinfo", "/tmp"))
+    assert (visible, library, unlimited) == ("", None, False)
