@@ -72,8 +72,20 @@ def test_how_tensors_are_grouped_and_cut_does_not_show(monkeypatch: pytest.Monke
         assert fingerprints(iter(tensors)) == alone
 
 
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(0, 70) | st.integers(130_000, 300_000), min_size=1, max_size=6), st.booleans())
+def test_the_way_of_a_device_gives_the_sums_of_the_way_of_the_host(sizes: list[int], apart: bool) -> None:
+    """Both in host memory; neighbours in memory go to a device in one product."""
+    flats = list(torch.randint(-128, 128, (sum(sizes),), dtype=torch.int8).split(sizes))
+    flats = [flat.clone() for flat in flats] if apart else flats
+    on_host = module._host_sums(flats)
+    assert [total % (1 << 64) for total in module._device_sums(flats).tolist()] == [
+        total % (1 << 64) for total in on_host
+    ]
+
+
 def test_tensors_that_lie_together_in_memory_have_the_sums_that_they_have_apart() -> None:
-    """Rows of 4096 bytes of neighbours are summed in one product; the third has a few elements after its last row."""
+    """The third has a few elements after its last row of 4096 bytes."""
     parts = random(4 * 65_536 + 65_552).split([65_536, 65_536, 65_552, 65_536, 65_536])
     alone = [fingerprint(part.clone()) for part in parts]
     assert fingerprints(parts) == alone

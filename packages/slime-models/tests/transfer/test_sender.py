@@ -9,6 +9,7 @@ import torch
 from slime_core.errors import WeightSyncError
 from slime_core.plugins.registry import Registry
 from slime_core.weights.sync import MemoryChannel
+from slime_models.transfer.meeting import BroadcastChannel, call_off, open_store
 from slime_models.transfer.sender import WeightSender
 
 from .updates import plan_of, send
@@ -57,3 +58,29 @@ def test_a_trainer_that_fails_while_a_bucket_is_on_its_way_sends_no_more_of_it()
         return asyncio.all_tasks() - {asyncio.current_task()}
 
     assert asyncio.run(scenario()) == set()
+
+
+def test_the_first_bucket_is_made_while_the_update_begins_and_goes_with_it():
+    store, made = open_store("127.0.0.1", 60), []
+    channel = BroadcastChannel(
+        host="127.0.0.1", port=store.port, key="k", secret="s", n_receivers=1, timeout_s=60
+    )
+
+    async def buckets():
+        made.append(0)
+        yield [("0", torch.ones(2))], {"0": 0}
+        made.append(1)
+
+    async def scenario():
+        sender = WeightSender(asyncio.to_thread, Registry())
+        sending = asyncio.create_task(sender.send(plan_of("distributed", channel), buckets()))
+        while not made:
+            await asyncio.sleep(0)
+        assert not sending.done()  # no receiver has come
+        call_off(store, channel)
+        with pytest.raises(WeightSyncError, match="the receiving side called it off"):
+            await sending
+        return asyncio.all_tasks() - {asyncio.current_task()}
+
+    assert asyncio.run(scenario()) == set()
+    assert made == [0]

@@ -90,3 +90,57 @@ def test_within_plain_copies_torch_copies_what_it_would():
     with PlainCopies():
         (torch.zeros(2).copy_(weight * 3)).sum().backward()  # where gradients are wanted, they are as ever
     assert weight.grad.tolist() == [3.0, 3.0]
+
+
+def test_copies_that_were_put_off_are_seen_by_whatever_follows(two_threads):
+    """Each line after a copy would find other numbers, had the copy not been made."""
+    ones, twos, zeros = torch.ones(6), torch.full((6,), 2.0), torch.zeros(6)
+    first, second, third, fourth = (torch.zeros(6) for _ in range(4))
+    with torch.no_grad(), PlainCopies():
+        first.copy_(ones)
+        read = first.sum()
+        first.copy_(twos)
+        second.copy_(first)  # from what waits
+        first.copy_(zeros)  # over what is to be read
+        third.copy_(ones)
+        third[2:4].copy_(twos[:2])  # over a part of it
+        fourth.copy_(ones)
+        taken = fourth[torch.tensor([1, 2])]  # no view
+        fourth[:3].copy_(fourth[3:])
+        fourth.data.view(2, 3)[1].copy_(twos[:3])
+        fourth += 1
+    assert read == 6
+    assert first.tolist() == [0.0] * 6
+    assert second.tolist() == [2.0] * 6
+    assert third.tolist() == [1, 1, 2, 2, 1, 1]
+    assert taken.tolist() == [1, 1]
+    assert fourth.tolist() == [2, 2, 2, 3, 3, 3]
+
+
+def test_copies_are_put_off_to_be_made_together(two_threads, monkeypatch):
+    """A weight loader narrows, looks at sizes, and copies; a batch is bounded."""
+    made = []
+    monkeypatch.setattr(
+        module, "copy_all", lambda pairs: made.append([target.numel() for target, _ in pairs])
+    )
+    monkeypatch.setattr(module, "_BATCH_BYTES", 100)
+    stacked, source = torch.nn.Parameter(torch.zeros(9, 2)), torch.ones(18)
+    others = [(torch.zeros(size), torch.ones(size)) for size in (20, 7, 3)]
+    with torch.no_grad(), PlainCopies():
+        for start in (0, 3, 6):
+            part = stacked.data.narrow(0, start, 3)
+            assert part.shape == (3, 2)
+            assert part.size() == source.view(9, 2)[start : start + 3].size()
+            part.copy_(source.view(9, 2)[start : start + 3])
+        assert made == []
+        for target, ones in others:
+            target.copy_(ones)
+    assert made == [[6, 6, 6, 20], [7, 3]]
+
+
+def test_copies_that_were_put_off_are_made_although_the_loader_fails():
+    target = torch.zeros(3)
+    with pytest.raises(ValueError, match="no more"), torch.no_grad(), PlainCopies():
+        target.copy_(torch.ones(3))
+        raise ValueError("no more")
+    assert target.tolist() == [1, 1, 1]

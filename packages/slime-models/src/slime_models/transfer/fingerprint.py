@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -47,19 +49,23 @@ def fingerprints(tensors: Iterable[Tensor]) -> list[int]:
     Reads each device once, at the end. Copies tensors that are not contiguous. In host memory it is computed on several threads.
     """
     labels: list[str] = []
-    places: dict[torch.device, list[int]] = {}
-    sums: dict[torch.device, list[Tensor]] = {}
+    totals: list[int] = []
+    waiting: dict[torch.device, list[tuple[int, Tensor]]] = {}
     for group in _groups(tensors):
-        device = group[0].device
-        sums.setdefault(device, []).append(_sums(group))
-        places.setdefault(device, []).extend(range(len(labels), len(labels) + len(group)))
+        flats, device = [_bytes(tensor) for tensor in group], group[0].device
+        if device.type == "cpu":
+            totals += _host_sums(flats)
+        else:
+            waiting.setdefault(device, []).append((len(totals), _device_sums(flats)))
+            totals += [0] * len(flats)
         labels += [f"{tensor.dtype} {tuple(tensor.shape)}" for tensor in group]
-    found = [0] * len(labels)
-    for device, parts in sums.items():
-        for place, total in zip(places[device], torch.cat(parts).tolist(), strict=True):
-            text = f"{total % (1 << 64)} {labels[place]}"
-            found[place] = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
-    return found
+    for parts in waiting.values():
+        found = iter(torch.cat([sums for _, sums in parts]).tolist())
+        for place, sums in parts:
+            totals[place : place + len(sums)] = itertools.islice(found, len(sums))
+    texts = [f"{total % (1 << 64)} {label}" for total, label in zip(totals, labels, strict=True)]
+    digests = [hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts]
+    return [int.from_bytes(digest, "little") for digest in digests]
 
 
 def fingerprints_of(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, int]:
@@ -82,49 +88,78 @@ def _groups(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
         yield group
 
 
-def _sums(tensors: Sequence[Tensor]) -> Tensor:
-    """Return the weighted sum of each tensor's bytes, [n_tensors] int64 on their device, without waiting for it."""
-    device = tensors[0].device
-    flats = [_bytes(tensor) for tensor in tensors]
-    sizes = [flat.numel() for flat in flats]
-    if device.type == "cpu":
-        parts = parts_of(sizes, unit=_ROW_BYTES)
-    else:
-        parts = [[Piece(owner, 0, size) for owner, size in enumerate(sizes)]]
-    sums = torch.cat(on_threads(lambda part: _piece_sums(flats, part), parts))
-    owners = torch.tensor([piece.owner for part in parts for piece in part]).to(device)
-    return torch.zeros(len(tensors), dtype=torch.int64, device=device).index_add_(0, owners, sums)
+def _host_sums(flats: Sequence[Tensor]) -> list[int]:
+    """Return the weighted sum of the bytes of each tensor in host memory, modulo 2**64, computed on several threads."""
+    parts = parts_of([flat.numel() for flat in flats], unit=_ROW_BYTES)
+    sums = [0] * len(flats)
+    for part, found in zip(parts, on_threads(lambda part: _part_sums(flats, part), parts), strict=True):
+        for piece, total in zip(part, found, strict=True):
+            sums[piece.owner] += total
+    return sums
 
 
-def _piece_sums(tensors: Sequence[Tensor], pieces: Sequence[Piece]) -> Tensor:
-    """Return the weighted sum of the bytes of each piece, [n_pieces] int64 on their device, without waiting for it."""
-    device = tensors[0].device
-    flats = [tensors[piece.owner][piece.start : piece.end] for piece in pieces]
-    begins = [piece.start // _ROW_BYTES for piece in pieces]
+def _part_sums(flats: Sequence[Tensor], part: Sequence[Piece]) -> list[int]:
+    """Return the weighted sum of the bytes of each piece in host memory, computed with few calls a piece."""
+    cpu = torch.device("cpu")
+    matrix, column_weights = _matrix(cpu), _column_weights(cpu).numpy()
+    sizes = [piece.end - piece.start for piece in part]
+    whole = [size // _ROW_BYTES if size >= _FEW_ROWS * _ROW_BYTES else 0 for size in sizes]
+    rest_rows = [
+        -(-(size - rows * _ROW_BYTES) // _ROW_BYTES) for size, rows in zip(sizes, whole, strict=True)
+    ]
+    n_whole, n_rest = sum(whole), sum(rest_rows)
+    products = torch.empty(n_whole + max(n_rest, _FEW_ROWS if n_rest else 0), _COLUMNS, dtype=torch.int32)
+    place, rests = 0, list[Tensor]()
+    for piece, rows in zip(part, whole, strict=True):
+        body_end = piece.start + rows * _ROW_BYTES
+        body = flats[piece.owner][piece.start : body_end].view(-1, _ROW_BYTES)
+        for start in range(0, rows, _BLOCK_ROWS):
+            end = min(start + _BLOCK_ROWS, rows)
+            torch._int_mm(body[start:end], matrix, out=products[place + start : place + end])
+        place += rows
+        rests.append(flats[piece.owner][body_end : piece.end])
+    if n_rest:
+        torch._int_mm(_stacked(rests, rest_rows), matrix, out=products[place:])
+    by_row = products.numpy().astype(np.int64) @ column_weights
+    firsts = [piece.start // _ROW_BYTES for piece in part]
+    last = max(map(sum, zip(firsts, whole, rest_rows, strict=True)))
+    row_weights = _row_weights(last, cpu).numpy()
+    sums, begin, rest = list[int](), 0, n_whole
+    for first, rows, more in zip(firsts, whole, rest_rows, strict=True):
+        middle = first + rows
+        total = int(np.dot(by_row[begin : begin + rows], row_weights[first:middle]))
+        total += int(np.dot(by_row[rest : rest + more], row_weights[middle : middle + more]))
+        sums.append(total)
+        begin, rest = begin + rows, rest + more
+    return sums
+
+
+def _device_sums(flats: Sequence[Tensor]) -> Tensor:
+    """Return the weighted sum of the bytes of each tensor, [n_tensors] int64 on their device, without waiting for it."""
+    device = flats[0].device
     whole = [flat.numel() // _ROW_BYTES if flat.numel() >= _FEW_ROWS * _ROW_BYTES else 0 for flat in flats]
     rests = [flat[rows * _ROW_BYTES :] for flat, rows in zip(flats, whole, strict=True)]
     rest_rows = [-(-rest.numel() // _ROW_BYTES) for rest in rests]
     n_whole, n_rest = sum(whole), sum(rest_rows)
     if not n_whole + n_rest:
-        return torch.zeros(len(pieces), dtype=torch.int64, device=device)
+        return torch.zeros(len(flats), dtype=torch.int64, device=device)
     products = torch.empty(
         n_whole + max(n_rest, _FEW_ROWS if n_rest else 0), _COLUMNS, dtype=torch.int32, device=device
     )
     matrix = _matrix(device)
     start = 0
     for body in _bodies(flats, whole):
-        for block in body.split(_BLOCK_ROWS) if device.type == "cpu" else (body,):
-            torch._int_mm(block, matrix, out=products[start : start + len(block)])
-            start += len(block)
+        torch._int_mm(body, matrix, out=products[start : start + len(body)])
+        start += len(body)
     if n_rest:
         torch._int_mm(_stacked(rests, rest_rows), matrix, out=products[start:])
     by_row = (products[: n_whole + n_rest].to(torch.int64) * _column_weights(device)).sum(dim=1)
-    counts = [*whole, *rest_rows]  # rows of each piece, then what is left of each
-    firsts = [*begins, *(begin + rows for begin, rows in zip(begins, whole, strict=True))]
+    counts = [*whole, *rest_rows]  # rows of each tensor, then what is left of each
+    firsts = [*[0] * len(flats), *whole]
     weights = _row_weights(max(map(sum, zip(firsts, counts, strict=True))), device)
     by_row *= torch.cat([weights[first : first + count] for first, count in zip(firsts, counts, strict=True)])
-    owners = torch.arange(len(pieces)).repeat(2).repeat_interleave(torch.tensor(counts)).to(device)
-    return torch.zeros(len(pieces), dtype=torch.int64, device=device).index_add_(0, owners, by_row)
+    owners = torch.arange(len(flats)).repeat(2).repeat_interleave(torch.tensor(counts)).to(device)
+    return torch.zeros(len(flats), dtype=torch.int64, device=device).index_add_(0, owners, by_row)
 
 
 def _bytes(tensor: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,8 @@ class WeightSender:
     ) -> Fingerprint:
         """Send all buckets, in the plan's dtype and with their fingerprints; returns the fingerprints of what was sent.
 
-        While a bucket is on its way the next one is asked for, so two of them are held. Where the plan's engine serves quantised weights, each bucket is quantised before it is sent.
+        The first bucket is asked for while the update begins, and each next one while a bucket is on its way, so two of them are
+        held. Where the plan's engine serves quantised weights, each bucket is quantised before it is sent.
 
         Raises:
             WeightSyncError: no such transport, the receiving side refused or went, or a tensor cannot be quantised.
@@ -54,20 +56,21 @@ class WeightSender:
         quantization = read_quantization({FIELD: plan.quantization})
         if quantization is not None:
             buckets = self._quantized(buckets, quantization)
-        async with self._sender(plan).update(plan) as update:
-            on_its_way: asyncio.Task[int] | None = None
-            try:
-                async for bucket, found in buckets:
-                    if on_its_way is not None:
-                        self.last_bytes += await on_its_way
-                    on_its_way = asyncio.create_task(update.put(bucket, found))
-                    sent |= found
+        making = asyncio.create_task(_next(buckets))  # also while the update begins
+        on_its_way: asyncio.Task[int] | None = None
+        async with AsyncExitStack() as exits:
+            exits.push_async_callback(lambda: _cancelled(making))
+            update = await exits.enter_async_context(self._sender(plan).update(plan))
+            exits.push_async_callback(lambda: _cancelled(on_its_way))
+            while (made := await making) is not None:
+                bucket, found = made
                 if on_its_way is not None:
                     self.last_bytes += await on_its_way
-            finally:
-                if on_its_way is not None and not on_its_way.done():
-                    on_its_way.cancel()
-                    await asyncio.wait({on_its_way})
+                on_its_way = asyncio.create_task(update.put(bucket, found))
+                making = asyncio.create_task(_next(buckets))
+                sent |= found
+            if on_its_way is not None:
+                self.last_bytes += await on_its_way
             await update.end()
             folder: Path | None = getattr(update, "folder", None)
             if self.written is not None and folder is not None:
@@ -99,6 +102,20 @@ class WeightSender:
             transport = transport_of(self._registry, plan.transport, version=plan.version)
             self._senders[plan.transport] = transport.create_sender(self._on_thread)
         return self._senders[plan.transport]
+
+
+async def _next[T](items: AsyncIterator[T]) -> T | None:
+    """Return the next one; None at the end."""
+    return await anext(items, None)
+
+
+async def _cancelled(task: asyncio.Task[Any] | None) -> None:
+    """Cancel a task, and wait for its end; its error is nobody's any more."""
+    if task is not None:
+        task.cancel()
+        await asyncio.wait({task})
+        if not task.cancelled():
+            task.exception()
 
 
 def quantize_bucket(

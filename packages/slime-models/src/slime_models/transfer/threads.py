@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from types import EllipsisType, NoneType
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,24 @@ from torch.overrides import TorchFunctionMode
 
 #: Bytes that a thread gets at once.
 _PART_BYTES = 1 << 24
+#: Bytes of copies that are put off at most.
+_BATCH_BYTES = 1 << 26
+_FIELDS = ("data", "device", "dtype", "is_meta", "ndim", "nbytes", "requires_grad", "shape")
+#: What looks at a tensor, or takes a view of it.
+_LOOKS: frozenset[Any] = frozenset(
+    {
+        *(getattr(Tensor, name).__get__ for name in _FIELDS),
+        Tensor.__len__,
+        Tensor.dim,
+        Tensor.element_size,
+        Tensor.is_contiguous,
+        Tensor.narrow,
+        Tensor.numel,
+        Tensor.size,
+        Tensor.stride,
+        Tensor.view,
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -86,21 +105,65 @@ def copy_all(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
 
 
 class PlainCopies(TorchFunctionMode):
-    """Within it `Tensor.copy_` copies bytes as `copy_all` does, on the calling thread, where that comes to the same.
+    """Within it `Tensor.copy_` copies bytes as `copy_all` does, many tensors at once, where that comes to the same.
 
-    Torch's own copy of 1 MiB goes to workers, which costs several times as much where other processes want the cores, too.
+    Torch's own copy of 1 MiB goes to workers, which costs several times as much where other processes want the cores, too. A copy
+    is put off until something else is done with any tensor than to look at its shape or to take a view of it, until it would
+    overlap another, until `_BATCH_BYTES` wait, or to the end; what is copied must not be changed meanwhile but through torch.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._waiting: list[tuple[Tensor, Tensor]] = []
+        self._n_bytes = 0
+        self._written: dict[int, list[tuple[int, int]]] = {}
+        self._read: set[int] = set()
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Copy, or call what was called."""
+        """Put a copy off, or call what was called."""
         if func is Tensor.copy_ and len(args) == 2 and not kwargs and _is_plain(*args):
             target, source = args
             if target.is_contiguous() and target.shape == source.shape and not torch.is_grad_enabled():
-                np.copyto(_bytes(target), _bytes(source))
+                self._put_off(target, source)
                 return target
+        if not _only_looks(func, args):
+            self._copy()
         return func(*args, **(kwargs or {}))
+
+    def __exit__(self, *error: Any) -> None:
+        """Copy what waits."""
+        super().__exit__(*error)  # type: ignore[no-untyped-call]  # torch's own
+        self._copy()
+
+    def _put_off(self, target: Tensor, source: Tensor) -> None:
+        memory, begin = target.untyped_storage().data_ptr(), target.data_ptr()
+        end, reads = begin + target.nbytes, source.untyped_storage().data_ptr()
+        meets = any(begin < other_end and other < end for other, other_end in self._written.get(memory, ()))
+        if meets or memory in self._read or reads in self._written or memory == reads:
+            self._copy()
+        self._waiting.append((target, source))
+        self._written.setdefault(memory, []).append((begin, end))
+        self._read.add(reads)
+        self._n_bytes += target.nbytes
+        if self._n_bytes >= _BATCH_BYTES or memory == reads:
+            self._copy()
+
+    def _copy(self) -> None:
+        waiting, self._waiting, self._n_bytes = self._waiting, [], 0
+        self._written.clear()
+        self._read.clear()
+        if waiting:
+            copy_all(waiting)
+
+
+def _only_looks(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether a function of torch reads and writes no element of a tensor."""
+    if func is Tensor.__getitem__:  # by numbers and slices it is a view
+        index = args[1] if isinstance(args[1], tuple) else (args[1],)
+        return all(isinstance(each, int | slice | NoneType | EllipsisType) for each in index)
+    return func in _LOOKS
 
 
 def _is_plain(target: Tensor, source: Tensor) -> bool:
