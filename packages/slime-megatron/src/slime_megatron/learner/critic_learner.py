@@ -60,7 +60,9 @@ class CriticLearner:
     def begin(self, batch: TrainBatch) -> Columns:
         """Return the batch's `values`; see `PooledTrainer`."""
         self.times.restart()
-        steps = pack(batch, self._settings, self._architecture, self._world, sampling_mask=None, **self._on)
+        steps = pack(
+            batch, self._settings, self._architecture, self._world, needs=(), sampling_mask=None, **self._on
+        )
         columns = TokenColumns.of(batch, self._on["device"], needs=self._settings.algorithm.needs)
         with self.times.timed("values"):
             values = self._critic.values(steps, columns.weights)

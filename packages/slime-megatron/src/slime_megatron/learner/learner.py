@@ -131,7 +131,9 @@ class Learner:
         self.times.restart()
         restricted = sampling_mask_of(batch) if self._settings.restricted else None
         on: dict[str, Any] = {"dtype": self._dtype, "device": self._device}
-        steps = pack(batch, self._settings, self._held, self._world, sampling_mask=restricted, **on)
+        steps = pack(
+            batch, self._settings, self._held, self._world, needs=self._needs, sampling_mask=restricted, **on
+        )
         columns = TokenColumns.of(batch, self._device, needs=self._needs)
         critic_only = "values" in self._needs and batch.step <= self._settings.roles.num_critic_only_steps
         with self.times.timed("log_probs"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -69,6 +70,7 @@ def pack(
     architecture: Architecture,
     world: World,
     *,
+    needs: Collection[str],
     sampling_mask: SamplingMask | None,
     dtype: torch.dtype,
     device: torch.device,
@@ -81,7 +83,7 @@ def pack(
         settings.megatron,
         world,
         max_tokens_per_gpu=settings.train.max_tokens_per_gpu,
-        needs=settings.algorithm.needs,
+        needs=needs,
         routes=engine_routes(batch, architecture) if replays else None,
         sampling_mask=sampling_mask,
         dtype=dtype,

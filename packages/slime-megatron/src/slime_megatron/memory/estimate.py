@@ -155,7 +155,7 @@ def _critic_memory(
         own = activations_of_stage(
             headed,
             layout,
-            dataclasses.replace(shape, with_entropy=False),
+            dataclasses.replace(shape, with_entropy=False, with_logits=False),
             stage=stage,
             in_flight=in_flight(layout, stage),
             memory=memory_of(family),
