@@ -142,7 +142,14 @@ METRICS = {name: change for name, change in ANY.items() if name in ("not UTF-8",
         }.items()
     },
 }
+def half_a_line(path: Path) -> None:
+    """Leave half of a TOML file, which would be whole if it ended with a line."""
+    text = path.read_text()
+    path.write_text(text[: text.index("=", len(text) // 2) + 1])
+
+
 CONFIG = {name: change for name, change in ANY.items() if name != "empty"} | {
+    "half": half_a_line,
     "no table": written("rollout = 3\n"),
     "cut": written("[rollout\n"),
     "deep table": written("a = " + "[" * 3000),

@@ -209,6 +209,7 @@ def test_every_column_of_a_view_is_spoilt():
     view = random_view(1)
     per_token = {f.name for f in fields(view) if f.name not in ("offsets", "sample_of_token", "loss_mask")}
     others = {"rewards", "group_ids", "reward_parts", "train_metadata", "total_lengths"}
+    others |= {"logits", "tokens", "sequence_logits", "sequence_tokens"}  # which no loss of ours reads
     assert per_token - others == set(COLUMNS)
 
 

@@ -112,7 +112,7 @@ def _loss(
     token_loss = where_trained(token_loss, view)
     if view.importance is not None:
         token_loss = token_loss * view.importance
-        metrics = metrics | {"ois": log_ratio.detach().exp()}
+        metrics = metrics | {"ois": importance_ratio(log_ratio.detach())}
     if use_opsm:
         stale = off_policy_samples(view, log_ratio, advantages, delta=opsm_delta)
         token_loss, metrics = token_loss * ~stale, metrics | {"opsm_clipfrac": stale}
