@@ -32,8 +32,17 @@ _ONE_SERVER = tuple(
     f"packages/slime-sglang/tests/{name}.py"
     for name in ("test_engine", "inside/test_cpu_platform", "weights/test_weight_update")
 )
+#: Files that start a Ray cluster on a port that they have found free: side by side two may find the same one.
+_ON_FREE_PORTS = (
+    "tests/servers/test_ray_job.py",
+    "tests/servers/test_slurm_script.py",
+    "plugins/slime-bench/tests/test_ray_start.py",
+)
 #: Files of few tests that take long, the longest first: last they would keep one process busy alone.
 _LONGEST = (
+    "tests/servers/test_ray_chaos.py",
+    "plugins/slime-kernels/tests/problems/test_examples.py",
+    "tests/servers/test_launch_scripts.py",
     "tests/servers/test_ray_sglang.py",
     "tests/repository/test_gpu_proof.py",
     "tests/install/test_install.py",
@@ -44,7 +53,7 @@ _LONGEST = (
     "tests/servers/test_ray.py",
     "packages/slime-megatron/tests/parallel/test_layouts.py",
     "packages/slime-megatron/tests/parallel/test_layout_checkpoints.py",
-    "tests/servers/test_slurm_script.py",
+    "clusters",
     "tests/runs/test_async_loops.py",
     "tests/failures/test_interrupt.py",
     "tests/runs/test_events.py",
@@ -61,7 +70,7 @@ _LONGEST = (
 
 
 class _ByFile(LoadScopeScheduling):
-    """Keeps together the tests of a file, and those of a server; many come first, after the longest."""
+    """Keeps together the tests of a file, of a server, and of Ray clusters on free ports; many come first, after the longest."""
 
     def _assign_work_unit(self, node: Any) -> None:
         for file in reversed(_LONGEST):
@@ -71,6 +80,8 @@ class _ByFile(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
+        if file.endswith(_ON_FREE_PORTS):
+            return "clusters"
         return "server" if file.endswith(_ONE_SERVER) else file
 
 

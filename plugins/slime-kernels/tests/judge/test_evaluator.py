@@ -110,14 +110,14 @@ BAD = {
 
 @pytest.mark.slow
 @pytest.mark.faults
-def test_a_flood_of_bad_candidates_leaves_nothing_behind(evaluator):
+def test_a_flood_of_bad_candidates_leaves_nothing_behind(evaluator, fork_server):
     from concurrent.futures import ThreadPoolExecutor
     from dataclasses import replace
 
     from slime_kernels.judge.evaluator import Evaluator
 
     n = int(os.environ.get("SLIME_KERNELS_EVALUATIONS", "20"))
-    quick = Evaluator(replace(evaluator.settings, timeout_s=8.0, memory_bytes=1 << 30), evaluator._server)
+    quick = Evaluator(replace(evaluator.settings, timeout_s=8.0, memory_bytes=1 << 30), fork_server)
     before = set(os.listdir("/tmp"))
     sources = [[*BAD.values(), None][i % (len(BAD) + 1)] for i in range(n)]
     with ThreadPoolExecutor(2) as pool:
