@@ -142,6 +142,8 @@ METRICS = {name: change for name, change in ANY.items() if name in ("not UTF-8",
         }.items()
     },
 }
+
+
 def half_a_line(path: Path) -> None:
     """Leave half of a TOML file, which would be whole if it ended with a line."""
     text = path.read_text()
