@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +25,6 @@ LETTERS = (
     *("--train-backend", "pooled_letters:create_trainer", "--rollout-engine", "placed_letters:create_engine"),
     *("--eval-interval", "none", "--num-rollout", "4", "--save-interval", "1"),
 )
-
-
-@pytest.fixture(scope="module")
-def one_node() -> Iterator[None]:
-    """A cluster of one machine with eight GPUs, which runs in this process use as it is."""
-    from slime_ray.launcher import set_environment
-
-    set_environment()
-    import ray
-
-    ray.init(address="local", num_cpus=8, num_gpus=8, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
 
 
 @pytest.fixture
@@ -129,10 +114,10 @@ def test_ppo_with_a_critic_apart_learns_what_it_learns_among_the_ranks_also_afte
         "--skip-eval-before-train", "--eval-interval", "none", "--save-interval", "1", "--launcher", "ray",
         "--ray-device", "cpu", "--actor-num-gpus-per-node", "2", "--advantage-estimator", "ppo", "--lambd", "0.9",
         "--kl-coef", "0.1", "--critic-lr", "1e-2", "--num-critic-only-steps", "1",
-        "--value-loss-type", "trouble_in_training:value_loss",
     )  # fmt: skip
     recipe, pool = root / "recipes/quickstart.toml", ("--critic-num-gpus-per-node", "2")
-    trouble = ("--train-env-vars", json.dumps({"DIES_IN": "5"}))  # the first optimizer step of step 3
+    dies = json.dumps({"DIES_IN": "5"})  # in the first optimizer step of step 3
+    trouble = ("--train-env-vars", dies, "--value-loss-type", "trouble_in_training:value_loss")
     with pytest.raises(Exception, match=r"critic rank 1 of 2 \(process .* died during learn"):
         train(recipe, *common, *pool, *trouble, "--run-name", "apart")
     assert writers_below(tmp_path) == []
@@ -141,8 +126,6 @@ def test_ppo_with_a_critic_apart_learns_what_it_learns_among_the_ranks_also_afte
     assert train(recipe, *common, *pool, "--run-name", "apart")["status"] == "completed"
     assert train(recipe, *common, "--run-name", "among")["status"] == "completed"
     apart, among = steps(tmp_path / "apart"), steps(tmp_path / "among")
-    if os.environ.get("SLIME_SHOW"):
-        print(json.dumps([apart, among]))
     for row in (*apart, *among):  # several differ by the last bit, and each of them may be the worst
         row.pop("train/train_rollout_logprob_abs_diff/worst_sample_index", None)
     assert [row["step"] for row in apart] == [1, 2, 3, 4]

@@ -30,19 +30,6 @@ PARTS = (
 )
 
 
-@pytest.fixture(scope="module")
-def one_node() -> Iterator[None]:
-    """A cluster of one machine with eight GPUs, which runs in this process use as it is."""
-    from slime_ray.launcher import set_environment
-
-    set_environment()
-    import ray
-
-    ray.init(address="local", num_cpus=8, num_gpus=8, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
-
-
 @pytest.fixture
 def run(letters: Path, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Returns a function that trains for a step, and returns what each rank and each process of the engine saw."""

@@ -12,7 +12,10 @@ import threading
 from pathlib import Path
 
 import pytest
+from slime_core.checks.settings import check_settings
+from slime_core.config.load import load_settings
 from slime_core.errors import ConfigError
+from slime_core.plugins.registry import Registry
 from slime_kernels.commands import main
 from slime_kernels.timing.gpus import Devices, KernelDevice, devices_for, find_gpus
 
@@ -78,6 +81,19 @@ def test_the_command_refuses_it_with_status_2(monkeypatch, tmp_path, capsys):
     problem.write_text("class Model: ...\ndef get_inputs(): ...\ndef get_init_inputs(): ...\n")
     assert main(["eval", str(problem), str(problem), "--device", "cuda"]) == 2
     assert "slime kernels: kernels.device: found 'cuda'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "wanted"), [((), ["kernels.device"]), (("--kernels-service", "http://there/eval"), [])]
+)
+def test_a_run_is_refused_that_wants_one_unless_a_service_evaluates(monkeypatch, tmp_path, flags, wanted):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    registry, recipe = Registry.from_environment(), tmp_path / "recipe.toml"
+    recipe.write_text(
+        '[model]\nhf_checkpoint = "m"\n[rollout]\nrollout_batch_size = 1\nrollout_max_response_len = 1\n[kernels]\ndevice = "cuda"\n'
+    )
+    problems = check_settings(load_settings([str(recipe)], flags, registry=registry), registry)
+    assert [problem.where for problem in problems if problem.where.startswith("kernels.")] == wanted
 
 
 def test_a_machine_without_a_driver_is_told_in_a_sentence():

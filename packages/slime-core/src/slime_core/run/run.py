@@ -123,6 +123,7 @@ class Run(GeneratingHalf):
             record, groups = self.ahead.pop(step)
         else:
             record, groups = await self.generate_groups(step)
+        # A step's checkpoint is written when its row is: the time of that goes into the next one.
         saved = {name: s for name, s in self._learning.metrics.items() if name == "perf/save_time"}
         self._learning = record
         record.metrics |= saved

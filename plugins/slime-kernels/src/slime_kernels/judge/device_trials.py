@@ -99,7 +99,7 @@ class DeviceTrials:
 class OnGpu:
     """One evaluation on a device."""
 
-    measured: DeviceTrials
+    trials: DeviceTrials
     gpu: KernelDevice
 
     def check(self) -> None:
@@ -119,9 +119,9 @@ class OnGpu:
         self, header: Mapping[str, Any], buffers: Sequence[bytes]
     ) -> tuple[dict[str, Any], Sequence[bytes]]:
         """Run the trials of a candidate; raises Ended where it does not answer, or launches nothing in one."""
-        share = self.measured.memory_share
+        share = self.trials.memory_share
         with self.gpu.used(alone=False):
-            said, found = self.measured.asking.untrusted(
+            said, found = self.trials.asking.untrusted(
                 kind_of(self.gpu),
                 "launch",
                 self._header(share) | dict(header),
@@ -140,12 +140,12 @@ class OnGpu:
         Raises:
             Ended: it answers otherwise there than the module does, fails, or does not answer.
         """
-        measured = self.measured
+        trials = self.trials
         with self.gpu.used(alone=True):
-            record = measured.baselines.get(self.gpu, problem.code, lambda: self._baseline(problem))
+            record = trials.baselines.get(self.gpu, problem.code, lambda: self._baseline(problem))
             header = self._header(1.0) | self._work(problem, record["places"])
             header |= {"code": code, "draws": secrets.randbits(32)}
-            said, _ = measured.asking.untrusted(kind_of(self.gpu), "time", header, (), "fast", gpu=self.gpu)
+            said, _ = trials.asking.untrusted(kind_of(self.gpu), "time", header, (), "fast", gpu=self.gpu)
         if "error" in said:
             kind, text = said["error"]["kind"], said["error"]["text"]
             if kind == "TamperError":
@@ -164,7 +164,7 @@ class OnGpu:
         Raises:
             Ended: there is no time of PyTorch to hold it against.
         """
-        which = self.measured.baseline
+        which = self.trials.baseline
         baseline = record[which]
         if "error" in baseline:
             raise Ended(
@@ -173,7 +173,7 @@ class OnGpu:
         runtime, least = float(found["median_us"]), least_bytes / self.gpu.bytes_per_us
         if not 0 < runtime < math.inf:
             raise Ended(EvalStatus.REJECTED, "honest", f"a time of {runtime} us")
-        noise, bound = max(found["noise"], baseline["noise"]), self.measured.plan.most_noise
+        noise, bound = max(found["noise"], baseline["noise"]), self.trials.plan.most_noise
         doubt = f"noise of {noise:.1%} after {found['tries']} tries; wanted at most {bound:.1%}"
         parts = {"least_us": least, "implausible": runtime < least, "over": which, "samples": found["n"]}
         parts |= {
@@ -195,18 +195,18 @@ class OnGpu:
 
     def _work(self, problem: KernelProblem, places: int) -> dict[str, Any]:
         """Return what is timed, and with which inputs; at which places of the answer numbers are told."""
-        plan = asdict(self.measured.plan)
+        plan = asdict(self.trials.plan)
         return {"problem": problem.code, "plan": plan, "seeds": list(_SEEDS), "places": places}
 
     def _baseline(self, problem: KernelProblem) -> dict[str, Any]:
         """Time PyTorch."""
         places = secrets.randbits(32)
         header = self._header(1.0) | self._work(problem, places) | {"draws": 0}
-        header["compile"] = self.measured.compiles
-        limits = replace(self.measured.limits, wall_s=_BASELINE_S, cpu_s=int(_BASELINE_S))
-        if self.measured.compiles:  # what it builds takes files of hundreds of megabytes
+        header["compile"] = self.trials.compiles
+        limits = replace(self.trials.limits, wall_s=_BASELINE_S, cpu_s=int(_BASELINE_S))
+        if self.trials.compiles:  # what it builds takes files of hundreds of megabytes
             memory = max(limits.memory_bytes, _COMPILER_BYTES)
             limits = replace(limits, disk_bytes=_COMPILER_BYTES // 4, memory_bytes=memory)
-        said = self.measured.asking.trusted("time-problem", header, gpu=self.gpu, limits=limits).header
+        said = self.trials.asking.trusted("time-problem", header, gpu=self.gpu, limits=limits).header
         assert said is not None
         return {"places": places, **said}

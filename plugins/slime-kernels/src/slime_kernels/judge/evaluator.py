@@ -99,9 +99,9 @@ class Evaluator:
     ) -> None:
         self.settings, self._static_gate = settings, static_gate
         self._asking = Asking(server, settings.limits)
-        self._measured = None
+        self._device_trials = None
         if devices is not None:
-            self._measured = DeviceTrials(
+            self._device_trials = DeviceTrials(
                 self._asking,
                 settings.limits,
                 devices,
@@ -132,7 +132,7 @@ class Evaluator:
             facts = self._facts_of(problem)
             own = ast.unparse(tree)  # before devices in it are the CPU
             code = portable(tree)
-            on = None if self._measured is None else self._measured.take()
+            on = None if self._device_trials is None else self._device_trials.take()
             kernels += self._compile(code, facts)
             reached["compiled"] = True
             self._correct(problem, source, code if on is None else own, facts, options, on)
