@@ -92,8 +92,9 @@ def make_plan(needs: Needs, *, gpus_per_node: int | None = None) -> DevicePlan:
     """Place ranks and the engine's processes.
 
     Rank r of the policy is on machine r / ranks_per_node. Ranks of the critic's own have the GPUs that follow: on each machine that has
-    room for all that one of the critic's machines is to have, in their order, and then on further ones. A colocated engine has the ranks' GPUs, in their order. Otherwise its GPUs follow
-    those of all ranks on the first machine, and go on on the next; a process for which a machine has too few left is on the next one.
+    room for all that one of the critic's machines is to have, in their order, and then on further ones. A colocated engine has the
+    policy's GPUs, in their order. Otherwise its GPUs follow those of all ranks on the first machine, and go on on the next; a process for
+    which a machine has too few left is on the next one.
 
     Args:
         needs: of the run.
