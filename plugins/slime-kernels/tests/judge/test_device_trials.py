@@ -132,7 +132,7 @@ def test_what_is_wrong_is_caught_where_it_is_launched(measuring, lines, status, 
 
 
 def test_a_speedup_by_hand(measuring):
-    on = measuring(replace(CPU, bytes_per_us=4.0), plan=TimingPlan())._measured.take()
+    on = measuring(replace(CPU, bytes_per_us=4.0), plan=TimingPlan())._device_trials.take()
     found = {"median_us": 20.0, "noise": 0.01, "n": 100, "tries": 1}
     record = {"eager": {"median_us": 100.0, "noise": 0.02}, "compile": {"error": "no"}}
     assert on.timing(found, record, 40).speedup == 5.0  # at least 10 us, which is no bound
@@ -146,7 +146,7 @@ def test_a_speedup_by_hand(measuring):
         on.timing({**found, "median_us": 0.0}, record, 40)
     compiled = measuring(
         replace(CPU, bytes_per_us=4.0), plan=TimingPlan(), baseline="compile"
-    )._measured.take()
+    )._device_trials.take()
     with pytest.raises(Ended, match=r"torch\.compile fails: no"):
         compiled.timing(found, record, 40)
     record["compile"] = {"median_us": 60.0, "noise": 0.02}

@@ -29,7 +29,7 @@ def test_a_right_kernel_is_right_and_timed_and_wrong_ones_are_wrong(on_gpu, name
     verdict = on_gpu.evaluate(problem, kernel)
     assert verdict.correct, verdict.message
     assert verdict.timing.source == "cuda-events"
-    assert verdict.timing.target == on_gpu._measured.take().gpu.name
+    assert verdict.timing.target == on_gpu._device_trials.take().gpu.name
     assert verdict.timing.runtime_us > 0
     quick = Options(n_trials=3, measure=False)
     for one in wrong:
