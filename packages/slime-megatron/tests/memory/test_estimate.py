@@ -157,8 +157,12 @@ def test_nothing_is_predicted_under_flags_of_megatron_that_change_sizes(question
     assert not trainer_memory(question("--optimizer-cpu-offload"))
 
 
-def test_short_samples_are_attended_to_in_float32_on_a_cpu(question):
+@pytest.mark.parametrize("native", [True, False])
+def test_samples_are_attended_to_in_float32_on_a_cpu_where_they_are_short_or_it_is_slow_in_bfloat16(
+    question, native, monkeypatch
+):
     """4 bytes in the place of 2 for each of q, k, v and output, and a copy of the output; the fused projection is not kept."""
+    monkeypatch.setattr("slime_models.cpu.attends_in_bfloat16", lambda: native)
     cpu = Device(kind="cpu")
     lengths = ("--max-tokens-per-gpu", "1024", "--rollout-max-response-len")
     short, long = (
@@ -166,7 +170,7 @@ def test_short_samples_are_attended_to_in_float32_on_a_cpu(question):
         for length in (488 - 1, 488)
     )
     # 511 x 2 tokens fill no more than 1,022 of 1,024.
-    assert short != long
+    assert (short == long) == (not native)
 
 
 def test_remedies_are_those_that_model_and_ranks_allow(question):

@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
 from slime_core.runtime.processes.tree import descendants
 from slime_kernels.judge.evaluator import EvaluatorSettings
 from slime_kernels.timing.gpus import KernelDevice
@@ -62,7 +63,7 @@ def test_no_process_to_fork_from_has_a_device_open(fork_server):
 
 LOOK = """
 import json, os, resource
-files = {path: os.path.exists(path) for path in ("/dev/zero", "/sys/devices", "/proc/cpuinfo", "/proc/1/environ", "/tmp", "/etc/passwd")}
+files = {path: os.path.exists(path) for path in ("/dev/zero", "/sys/devices", "/proc/cpuinfo", "/proc/1/environ", "FILE", "/etc/passwd")}
 try:
     open("/sys/written", "w")
 except OSError as error:
@@ -72,23 +73,31 @@ raise ValueError(json.dumps([files, os.environ["CUDA_VISIBLE_DEVICES"], os.envir
 """
 
 
-def look(fork_server, gpu):
+@pytest.fixture
+def file(tmp_path):
+    """A file that everybody on this machine may read."""
+    path = tmp_path / "file"
+    path.write_text("")
+    return str(path)
+
+
+def look(fork_server, gpu, file):
     """Return what a job finds in its process."""
-    header = {"code": LOOK, "shapes": [{"n": 1}]}
+    header = {"code": LOOK.replace("FILE", file), "shapes": [{"n": 1}]}
     answer = fork_server.call("compile", "facts", header, limits=EvaluatorSettings().limits, gpu=gpu)
     return json.loads(answer.header["error"]["text"])
 
 
-def test_a_process_with_a_gpu_sees_its_devices_and_has_no_limit_of_addresses(fork_server):
+def test_a_process_with_a_gpu_sees_its_devices_and_has_no_limit_of_addresses(fork_server, file):
     gpu = FakeGpu(name="a GPU", bytes_per_us=1.0, cache_bytes=1, visible="GPU-7", library="/usr/lib/driver")
-    files, visible, library, unlimited = look(fork_server, gpu)
+    files, visible, library, unlimited = look(fork_server, gpu, file)
     assert files["/dev/zero"] and files["/sys/devices"] and files["/proc/cpuinfo"]
-    assert not files["/tmp"] and not files["/etc/passwd"]
+    assert not files[file] and not files["/etc/passwd"]
     assert files["/sys/written"] in ("OSError", "PermissionError")
     assert (visible, library, unlimited) == ("GPU-7", "/usr/lib/driver", True)
 
 
-def test_a_process_without_one_sees_none_of_that(fork_server):
-    files, visible, library, unlimited = look(fork_server, None)
-    assert not any(files[path] for path in ("/dev/zero", "/sys/devices", "/proc/cpuinfo", "/tmp"))
+def test_a_process_without_one_sees_none_of_that(fork_server, file):
+    files, visible, library, unlimited = look(fork_server, None, file)
+    assert not any(files[path] for path in ("/dev/zero", "/sys/devices", "/proc/cpuinfo", file))
     assert (visible, library, unlimited) == ("", None, False)
