@@ -7,15 +7,18 @@ import base64
 import json
 import logging
 import pickle
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
 from aiohttp import web
 from aiohttp.http_exceptions import BadHttpMessage
 from slime_core.runtime.processes.ports import ReservedPort
 from slime_models.transfer.manifest import read_manifest
-from slime_sglang.weights.protocol import LOAD, LOADERS, LoaderRequest, LoaderResult
+from slime_sglang.inside.receiving_loader import receive
+from slime_sglang.weights.protocol import LOAD, LOADERS, RECEIVE, LoaderRequest, LoaderResult
 
 TOKENS_OF_ANSWER = 3
 #: That workers ask for, as SGLang does: everywhere but for their health.
@@ -30,6 +33,20 @@ def is_no_preface(record: logging.LogRecord) -> bool:
 
 _LOG = logging.getLogger("fake_worker")
 _LOG.addFilter(is_no_preface)
+
+
+class TwoTensors(torch.nn.Module):
+    """A model that is loaded as SGLang loads them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = torch.nn.Parameter(torch.zeros(2, 3)), torch.nn.Parameter(torch.zeros(4))
+        self.spoils = False
+
+    def load_weights(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Copy them in."""
+        for name, tensor in tensors:
+            self.get_parameter(name).data.copy_(tensor + self.spoils)
 
 
 class FakeWorker:
@@ -62,6 +79,7 @@ class FakeWorker:
         """What it finds wrong with updates."""
         self.spoils = False
         """Whether it holds something else than what it loads."""
+        self.model = TwoTensors()
         self._info = {
             "model_path": str(model_path),
             "dtype": "float32",
@@ -117,7 +135,9 @@ class FakeWorker:
         if path == "/metrics":
             return web.Response(text=f'sglang:num_retracted_requests_total{{a="b"}} {self.retracted}.0\n')
         if path == "/update_weights_from_tensor":
-            self._load(await request.json())
+            await self._load(await request.json())
+        if path == "/update_weight_version":
+            self.version = (await request.json())["new_version"]
         if path == "/abort_request":
             self.hold.set()
         said = self._info | {"weight_version": self.version}
@@ -177,10 +197,15 @@ class FakeWorker:
         )  # an image is one id
         return {"output_ids": tokens, "meta_info": meta, **read}
 
-    def _load(self, body: dict[str, Any]) -> None:
-        """Hold what lies in the folder, as its manifest says."""
-        ((text, _),) = pickle.loads(base64.b64decode(body["serialized_named_tensors"][0]))
+    async def _load(self, body: dict[str, Any]) -> None:
+        """Hold what lies in the folder, as its manifest says, or what the only rank receives."""
+        named_tensors = pickle.loads(base64.b64decode(body["serialized_named_tensors"][0]))
+        ((text, _),) = named_tensors
         request = LoaderRequest(**json.loads(text))
+        if body["load_format"] == RECEIVE:
+            self.model.spoils = self.spoils
+            await asyncio.to_thread(receive, self.model, named_tensors)
+            return
         result = LoaderResult(error=self.refusal)
         if body["load_format"] == LOAD:
             manifest = read_manifest(Path(request.folder))

@@ -12,6 +12,7 @@ from slime_core.protocols import Completion, EngineLoad, Fingerprint, SamplingPa
 from slime_core.runtime.processes.ports import ReservedPort
 from slime_core.runtime.processes.server_process import ServerProcess
 from slime_models.hf.config import read_config
+from slime_models.transfer.nccl import RanksUpdate
 from slime_models.transfer.receiver import UpdateReceiver
 from slime_models.transfer.staging import StagedUpdate
 
@@ -262,10 +263,10 @@ class SglangEngine:
 
     async def open_update(self, transport: str, version: str) -> TransferPlan:
         """Agree on a weight update by `transport`."""
-        return self._updates().open(transport, version)
+        return self._updates().open(transport, version, n_ranks=self.n_ranks)
 
     async def receive(self, plan: TransferPlan) -> Fingerprint:
-        """Receive the update, and have the server load it once it is complete and checked.
+        """Receive the update, and have the server load it once it is complete and checked; or as it comes, by ranks that join it.
 
         Raises:
             WeightSyncError: it is not the update agreed on, or a tensor is unknown, missing, misshapen or damaged; names
@@ -281,11 +282,13 @@ class SglangEngine:
         assert self._receiver is not None, "a fleet receives the updates of its engines"
         return self._receiver
 
-    async def load(self, update: StagedUpdate) -> Fingerprint:
-        """Have the server load an update that is staged on this host; a cancelled caller waits until it has, or stops it.
+    async def load(self, update: StagedUpdate | RanksUpdate) -> Fingerprint:
+        """Have the server load an update that is staged on this host, or that its ranks join.
+
+        A cancelled caller waits until it has, or stops it.
 
         Raises:
-            WeightSyncError: a tensor was damaged; names it. The server keeps the old weights.
+            WeightSyncError: a tensor was damaged; names it. The server keeps the old weights; see `load_update`.
             EngineError: the server exited or failed while it was loading; it is not used any more.
         """
         why = f"the update to version {update.version} was given up while it was loading"
@@ -349,7 +352,7 @@ class SglangEngine:
         self._lost = why
         await self._server.stop()
 
-    async def _load(self, update: StagedUpdate) -> Fingerprint:
+    async def _load(self, update: StagedUpdate | RanksUpdate) -> Fingerprint:
         folder = self._settings.folder.absolute()
         folder.mkdir(parents=True, exist_ok=True)
         return await load_update(self, update, ranks=self._ranks, answers=folder)

@@ -142,7 +142,7 @@ def _crosses_hosts(build: BuildContext) -> bool:
     train = build.settings.train
     if not trainer_factory(train, build.registry).capabilities.learns:
         return True
-    return crosses_hosts(wanted_transport(train) or "memory", build.registry)
+    return crosses_hosts(wanted_transport(train) or "memory", build.registry, host=train.update_weight_host)
 
 
 def _placed(

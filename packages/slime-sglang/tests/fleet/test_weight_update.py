@@ -133,3 +133,28 @@ def test_a_wrong_tensor_is_refused_before_any_engine_is_told(fleet_of, sender):
         return {"/pause_generation"} & {*first.asked, *second.asked}
 
     assert fleet_of(scenario, **WATCHED) == set()
+
+
+def test_ranks_that_receive_an_update_themselves_have_it_all_and_one_that_holds_something_else_is_stopped(
+    fleet_of, sender
+):
+    async def scenario(engine, first, second):
+        for version in ("5", "6"):
+            await sync_weights(sender, engine, version=version, timeout_s=60, transport="nccl")
+            assert {answer.weight_version for answer in await generate_all(engine)} == {version}
+            for worker in (first, second):
+                held = dict(worker.model.named_parameters())
+                assert all(held[name].equal(tensor) for name, tensor in sender.tensors.items())
+        second.spoils = True
+        with pytest.raises(WeightSyncError, match="version 7: a, b: the model does not hold what was sent"):
+            await sync_weights(sender, engine, version="7", timeout_s=60, transport="nccl")
+        for replica, why in zip(
+            engine._replicas,
+            ("had loaded the update to version 7, which failed", "its weights may be a mixture"),
+            strict=True,
+        ):
+            with pytest.raises(EngineError, match=why):
+                await replica.engine.generate([1], PARAMS)
+        return first.version, second.version, engine.weight_version
+
+    assert fleet_of(scenario, use_fault_tolerance=False) == ("7", "6", "6")

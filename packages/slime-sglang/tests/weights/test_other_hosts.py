@@ -55,7 +55,7 @@ def sender_of(model):
     return Sender({name: parameter.detach() for name, parameter in model.named_parameters()})
 
 
-def test_weights_reach_a_host_that_shares_a_disk_alone(model, model_path, tiny_llama, log_probs_of, tmp_path):
+def test_weights_reach_a_host_that_shares_a_disk_and_no_memory(model, model_path, tiny_llama, log_probs_of, tmp_path):
     memory, held, key = tmp_path / "memory", ReservedPort(), new_key()
     port = held.number
     memory.mkdir()
@@ -102,9 +102,9 @@ def test_weights_reach_a_host_that_shares_a_disk_alone(model, model_path, tiny_l
         await server.start()
         await is_ready(server, f"http://127.0.0.1:{port}/health")
         await engine.start()
-        for number in (1, 2):
+        for number, transport in ((1, "disk"), (2, "nccl")):
             sent = sender_of(tiny_llama(number))
-            await sync_weights(sent, engine, version=str(number), timeout_s=240, transport="disk")
+            await sync_weights(sent, engine, version=str(number), timeout_s=240, transport=transport)
             assert await check_serves(tiny_llama(number)) == str(number)
         for transport in ("memory", "distributed", "disk-delta"):
             work = sync_weights(sender_of(model), engine, version="3", timeout_s=240, transport=transport)

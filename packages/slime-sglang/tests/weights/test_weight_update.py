@@ -92,7 +92,7 @@ def restored(serving, model):
     update(serving, tensors_of(model), "back")
 
 
-@pytest.mark.parametrize("transport", OWN_TRANSPORTS)
+@pytest.mark.parametrize("transport", (*OWN_TRANSPORTS, "nccl"))
 @pytest.mark.proves("llama", "sglang")
 def test_after_twenty_updates_the_server_is_the_newest_model(restored, tiny_llama, check_serves, transport):
     models, sender = [tiny_llama(seed) for seed in (1, 2, 3)], Sender()
@@ -241,6 +241,24 @@ def test_a_wrong_tensor_is_named_and_the_old_weights_serve(
     with pytest.raises(WeightSyncError, match=named):
         update(serving, with_fault(tensors_of(tiny_llama(1)), fault), "bad", transport=transport)
     check_serves(model)
+
+
+@pytest.mark.parametrize(
+    ("fault", "named"),
+    [
+        ("unknown", r"layers\.9\.mlp\.up_proj\.weight: the engine's model has no such tensor"),
+        ("misshapen", r"v_proj\.weight: found shape"),
+        ("dtype", r"v_proj\.weight: found dtype bfloat16"),
+    ],
+)
+def test_a_wrong_tensor_in_the_first_bucket_of_ranks_is_named_and_the_old_weights_serve(
+    serving, model, tiny_llama, check_serves, fault, named
+):
+    before = serving.run(serving.engine.model_info())["weight_version"]
+    with pytest.raises(WeightSyncError, match=named):
+        update(serving, with_fault(tensors_of(tiny_llama(1)), fault), "bad", transport="nccl")
+    check_serves(model)
+    assert serving.run(serving.engine.model_info())["weight_version"] == before
 
 
 @pytest.mark.parametrize("transport", OWN_TRANSPORTS)

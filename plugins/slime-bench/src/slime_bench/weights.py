@@ -36,6 +36,8 @@ _TIMEOUT_S = 600.0
 _BY_SOCKETS = "by sockets"
 _TEXT = "In the {}th lesson we count apples and pears: {} and {} make {}, and one more makes {}."
 
+_TRANSPORTS = (*OWN_TRANSPORTS, "nccl", _BY_SOCKETS)
+
 Weights = Mapping[str, Tensor]
 
 
@@ -71,7 +73,7 @@ def weights(argv: list[str]) -> int:
 class _Sender:
     """The sending half of a trainer whose weights are at hand."""
 
-    capabilities = TrainerCapabilities(transports=OWN_TRANSPORTS)
+    capabilities = TrainerCapabilities(transports=(*OWN_TRANSPORTS, "nccl"))
 
     def __init__(self, registry: Registry, thread: DaemonThread) -> None:
         self.sender, self.weights = WeightSender(self._on_thread, registry), dict[str, Tensor]()
@@ -108,14 +110,14 @@ async def _measure(
     thread = DaemonThread("trainer")
     await engine.start()
     try:
-        seconds: dict[str, list[float]] = {name: [] for name in ("copy", *OWN_TRANSPORTS, _BY_SOCKETS)}
+        seconds: dict[str, list[float]] = {name: [] for name in ("copy", *_TRANSPORTS)}
         senders = {name: _Sender(registry, thread) for name in seconds}
         senders[_BY_SOCKETS].sees_memory = False
         for repeat in range(options.repeats + 1):  # the first warms up
             values = (first, second)[repeat % 2]
             seconds["copy"].append(_copy_s(first, second))
             senders["disk-delta"] = _Sender(registry, thread)  # which has sent nothing: all weights go
-            for name in (*OWN_TRANSPORTS, _BY_SOCKETS):
+            for name in _TRANSPORTS:
                 transport = "distributed" if name == _BY_SOCKETS else name
                 senders[name].weights = dict(values)
                 taken = await _update_s(senders[name], engine, transport, f"{name}-{repeat}")
@@ -130,7 +132,7 @@ async def _measure(
 def _report(seconds: Mapping[str, list[float]], n_bytes: int, options: argparse.Namespace) -> None:
     medians = {name: statistics.median(times[1:]) for name, times in seconds.items()}
     print(f"{options.model}, bfloat16, {n_bytes:,} bytes, median of {options.repeats} updates each:")
-    notes = {"copy": "a plain copy from memory to memory", _BY_SOCKETS: "distributed, as to another machine"}
+    notes = {"copy": "a plain copy from memory to memory", "nccl": "by gloo", _BY_SOCKETS: "distributed, as to another machine"}
     for name in seconds:
         what = notes.get(name, "")
         spread = f"{min(seconds[name][1:]):.2f} to {max(seconds[name][1:]):.2f}"

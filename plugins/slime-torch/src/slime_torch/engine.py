@@ -25,6 +25,7 @@ from slime_models.family.family import ModelFamily
 from slime_models.hf.config import read_config
 from slime_models.quantization.reading import open_weights
 from slime_models.transfer.receiver import UpdateReceiver
+from slime_models.transfer.staging import StagedUpdate
 
 from slime_torch.generation.request import Request, StopRule
 from slime_torch.generation.scheduler import Scheduler
@@ -207,7 +208,9 @@ class TorchEngine:
         with receiver.taking(plan):
             if isinstance(plan.channel, MemoryChannel):
                 return await self._take(plan.version, plan.channel.buckets())
-            return await self._take(plan.version, staged_buckets(await receiver.arrive(plan)))
+            update = await receiver.arrive(plan)
+            assert isinstance(update, StagedUpdate), "no ranks were offered"
+            return await self._take(plan.version, staged_buckets(update))
 
     def _updates(self) -> UpdateReceiver:
         if self._receiver is None:

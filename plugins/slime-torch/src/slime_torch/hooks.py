@@ -26,9 +26,17 @@ def slime_config_sections() -> Iterable[Section]:
 
 @hookimpl
 def slime_check_config(settings: Settings, registry: Registry) -> Iterable[Problem]:
-    """Refuse a weight transport that the engine lacks."""
-    if settings.rollout.rollout_engine == "torch":
-        yield from transport_problems(settings.train, "engine torch", CAPABILITIES, registry)
+    """Refuse a weight transport that the engine lacks, or that is for ranks of servers."""
+    if settings.rollout.rollout_engine != "torch":
+        return
+    yield from transport_problems(settings.train, "engine torch", CAPABILITIES, registry)
+    transport = settings.train.update_weight_transport
+    if transport == "nccl":
+        yield Problem(
+            "train.update_weight_transport",
+            "nccl with the engine torch, which has no servers whose ranks could join",
+            f"one of {', '.join(CAPABILITIES.transports)}",
+        )
 
 
 @hookimpl

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from slime_core.errors import ContractError, PluginError, WeightSyncError
-from slime_core.protocols import TransferPlan
+from slime_core.protocols import Fingerprint, TransferPlan
 from slime_core.testing.contracts.kit import Kit
 from slime_core.testing.contracts.promises import answering, require, run_within
 from torch import Tensor
 
 from slime_models.tensor_spec import Spec
 from slime_models.transfer.fingerprint import fingerprint
+from slime_models.transfer.manifest import TensorCheck
+from slime_models.transfer.nccl import RankReceiver, RanksUpdate
 from slime_models.transfer.staging import StagedTensors, StagedUpdate
 from slime_models.transfer.storage import UpdateStorage
 from slime_models.transfer.transport import Transport
@@ -34,7 +37,7 @@ class _BrokenOff(Exception):
 def check_transport(transport: Transport, *, device: str = "cpu") -> None:
     """Check a weight transport: updates arrive bit for bit; one that breaks off or lacks a tensor never does; and what follows arrives.
 
-    Both halves run in this process, over a model of four small tensors.
+    Both halves run in this process, over a model of four small tensors, and so does the rank of a server where ranks join updates.
 
     Args:
         transport: what is checked.
@@ -73,10 +76,11 @@ async def _check(where: str, transport: Transport, folder: Path, device: str) ->
         keep_files=False,
         encoding="xor",
         timeout_s=PATIENCE_S,
+        n_ranks=1,
     )
     try:
         with answering(where, "two halves"):
-            halves = _Halves(where, transport, storage)
+            halves = _Halves(where, transport, storage, device)
         nothing = not storage.has_staging and not (folder / "disk").exists()
         require(nothing, where, found="memory or files before the first update", wanted="none")
         await halves.check_arrives("1", _tensors(1, device))
@@ -95,13 +99,38 @@ def _tensors(seed: int, device: str) -> dict[str, Tensor]:
     return {name: each.bfloat16().to(device) for name, each in drawn.items()}
 
 
+@dataclass(frozen=True)
+class _Arrived:
+    """An update as the receiving side has it."""
+
+    version: str
+    fingerprint: Fingerprint
+    tensors: Callable[[], Mapping[str, Tensor]]
+
+
+def _joined(rank: RankReceiver, update: RanksUpdate) -> _Arrived:
+    """Join an update, and return what came.
+
+    Raises:
+        WeightSyncError: the sender left, or a tensor is unknown, misshapen or missing.
+    """
+    check, tensors, sent = TensorCheck(update.specs, version=update.version), dict[str, Tensor](), dict[str, int]()
+    for bucket in rank.buckets(update.channel, update.take_ranks(1)):
+        for entry in bucket.entries:
+            check.see(entry.name, entry.shape, entry.dtype)
+            tensors[entry.name], sent[entry.name] = bucket.tensors[entry.name].clone(), entry.fingerprint
+    check.end()
+    return _Arrived(update.version, sent, lambda: tensors)
+
+
 class _Halves:
     """Both halves of a transport, over one storage."""
 
-    def __init__(self, where: str, transport: Transport, storage: UpdateStorage) -> None:
+    def __init__(self, where: str, transport: Transport, storage: UpdateStorage, device: str) -> None:
         self._where, self._storage, self._name = where, storage, transport.name
         self._sender = transport.create_sender(asyncio.to_thread)
         self._receiver = transport.create_receiver(storage)
+        self._rank = RankReceiver(torch.device(device))
 
     async def check_arrives(self, version: str, tensors: Mapping[str, Tensor]) -> None:
         """Check that an update is the one that was sent."""
@@ -111,10 +140,10 @@ class _Halves:
             errors = [error for error in (update, sent) if isinstance(error, BaseException)]
             for error in sorted(errors, key=lambda error: isinstance(error, WeightSyncError)):
                 raise error  # one half's own before what the other says of it
-        if not isinstance(update, StagedUpdate) or update.version != version:
-            raise ContractError(f"{where}: found {update!r:.80}; wanted the StagedUpdate of this version")
-        with answering(where, "a folder with every tensor"):
-            found = dict(StagedTensors(update.folder).tensors())
+        if not isinstance(update, _Arrived) or update.version != version:
+            raise ContractError(f"{where}: found {update!r:.80}; wanted an update of this version")
+        with answering(where, "every tensor"):
+            found = update.tensors()
             changed = [
                 name for name, each in tensors.items() if fingerprint(found[name]) != fingerprint(each)
             ]
@@ -129,7 +158,7 @@ class _Halves:
         self._give_up(plan)
         found = "no error" if sent is None else f"{type(sent).__name__}: {sent}"
         require(isinstance(sent, _BrokenOff), where, found=found, wanted="the error of the sender, as it was")
-        arrived = isinstance(update, StagedUpdate)
+        arrived = isinstance(update, _Arrived)
         require(not arrived, where, found="it as an update", wanted="an error, or none within its deadline")
 
     async def check_incomplete(self, version: str, tensors: Mapping[str, Tensor]) -> None:
@@ -143,10 +172,10 @@ class _Halves:
 
     async def _both(
         self, plan: TransferPlan, tensors: Mapping[str, Tensor], *, breaks_off: bool = False
-    ) -> tuple[BaseException | None, StagedUpdate | BaseException | None]:
+    ) -> tuple[BaseException | None, _Arrived | BaseException | None]:
         """Run both halves; returns (the sender's error, what the receiver returned or raised), None of one that did not end."""
         sending = asyncio.create_task(self._send(plan, tensors, breaks_off=breaks_off))
-        receiving = asyncio.create_task(self._receiver.arrive(plan))
+        receiving = asyncio.create_task(self._arrives(plan))
         tasks = (sending, receiving)
         await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
         await asyncio.wait(tasks, timeout=_BROKEN_S)  # what is left has time to notice
@@ -156,6 +185,14 @@ class _Halves:
         if isinstance(error := _outcome(sending), ContractError):
             raise error
         return error, _outcome(receiving)
+
+    async def _arrives(self, plan: TransferPlan) -> _Arrived:
+        """Receive an update, as a server whose only rank this is where ranks are to join it."""
+        update = await self._receiver.arrive(plan)
+        if isinstance(update, StagedUpdate):
+            folder = update.folder
+            return _Arrived(update.version, update.fingerprint, lambda: dict(StagedTensors(folder).tensors()))
+        return await asyncio.to_thread(_joined, self._rank, update)
 
     def _plan(self, version: str) -> TransferPlan:
         with answering(f"{self._where}: open", "a channel"):

@@ -10,17 +10,15 @@ up may still write the bucket that it has begun; fingerprints tell, as they are 
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from typing import Any
 
 import torch
-from slime_core.errors import DeadlineError, WeightSyncError
+from slime_core.errors import WeightSyncError
 from slime_core.protocols import Fingerprint, TransferPlan
 from slime_core.weights.sync import Bucket
 from torch import Tensor
@@ -28,17 +26,19 @@ from torch import Tensor
 from slime_models.tensor_spec import Spec
 from slime_models.transfer.manifest import Entry, UpdateManifest, bytes_of, entries_of
 from slime_models.transfer.meeting import (
-    OFF,
     SENDER,
     BroadcastChannel,
     StrangerError,
+    await_receivers,
     broadcast_all,
     call_off,
     client_of,
     form_group,
+    hear,
     open_store,
     receiver_key,
     sender_is_there,
+    tell,
 )
 from slime_models.transfer.same_host import MemoryAddress, SharedWeights
 from slime_models.transfer.staging import StagedUpdate
@@ -47,7 +47,7 @@ from slime_models.transfer.threads import copy_all
 from slime_models.transfer.transport import OnThread, ThreadSender, Transport
 
 #: Seconds that a sender which failed in a broadcast gets to raise its error, which cancels the receiver.
-_SENDER_ERROR_S = 2.0
+SENDER_ERROR_S = 2.0
 
 
 class MappedMemory:
@@ -86,19 +86,7 @@ class Broadcast:
         channel = self._channel
         store = client_of(channel)
         store.set(SENDER, "1")
-        wanted = [receiver_key(rank) for rank in range(1, channel.n_receivers + 1)]
-        deadline = time.monotonic() + channel.timeout_s
-        waits = pauses()
-        while not store.check(wanted):
-            if store.check([OFF]):
-                raise WeightSyncError(
-                    f"update to version {self._version}: the receiving side called it off before it began"
-                )
-            if time.monotonic() > deadline:
-                raise DeadlineError(
-                    f"update to version {self._version}: the receivers had not joined after {channel.timeout_s:g} s"
-                )
-            time.sleep(next(waits))
+        await_receivers(store, channel, version=self._version)
         try:
             self._group: Any = form_group(store, 0, channel)
         except RuntimeError as error:
@@ -131,25 +119,24 @@ class Broadcast:
             WeightSyncError: a receiver left or hung.
         """
         told = {"version": self._version, "base": base, "is_there": data is None}
-        self._announce(told | {"entries": [asdict(entry) for entry in entries]})
-        self._broadcast(data or ())
+        with self._naming():
+            tell(self._group, told | {"entries": [asdict(entry) for entry in entries]})
+            broadcast_all(self._group, data or ())
 
     def end(self) -> None:
         """Say that there are no more buckets."""
-        self._announce({})
+        with self._naming():
+            tell(self._group, {})
 
     def __exit__(self, *error: object) -> None:
         """Leave the group; receivers that wait for more then fail."""
         self._group = self._memory = None
 
-    def _announce(self, message: Mapping[str, Any]) -> None:
-        text = torch.frombuffer(bytearray(json.dumps(message).encode()), dtype=torch.uint8)
-        self._broadcast([torch.tensor([len(text)]), text])
-
-    def _broadcast(self, tensors: Iterable[Tensor]) -> None:
+    @contextmanager
+    def _naming(self) -> Iterator[None]:
         assert self._group is not None, "put outside the context"
         try:
-            broadcast_all(self._group, tensors)
+            yield
         except RuntimeError as error:
             raise WeightSyncError(
                 f"update to version {self._version}: a receiver left or hung during the broadcast: {error}"
@@ -214,16 +201,16 @@ def receive_parts(channel: BroadcastChannel, rank: int) -> Iterator[Part]:
     """
     store = client_of(channel)
     store.set(receiver_key(rank), "1")
-    with _group_errors():
+    with group_errors():
         group = form_group(store, rank, channel)
 
     def receive(tensors: Iterable[Tensor]) -> None:
-        with _group_errors():
+        with group_errors():
             broadcast_all(group, tensors)
 
     while True:
-        with _group_errors():
-            message = _message(group)
+        with group_errors():
+            message = hear(group)
         if not message:
             return
         entries = [Entry(**values | {"shape": tuple(values["shape"])}) for values in message["entries"]]
@@ -232,22 +219,14 @@ def receive_parts(channel: BroadcastChannel, rank: int) -> Iterator[Part]:
 
 
 @contextmanager
-def _group_errors() -> Iterator[None]:
+def group_errors() -> Iterator[None]:
+    """Raise what a group raises at a receiver as a `SenderLostError`."""
     try:
         yield
     except StrangerError as error:
         raise SenderLostError(str(error)) from error
     except RuntimeError as error:
         raise SenderLostError(f"the sender left or hung during the broadcast: {error}") from error
-
-
-def _message(group: Any) -> Mapping[str, Any]:
-    length = torch.zeros(1, dtype=torch.int64)
-    broadcast_all(group, [length])
-    text = torch.zeros(int(length), dtype=torch.uint8)
-    broadcast_all(group, [text])
-    message: Mapping[str, Any] = json.loads(text.numpy().tobytes())
-    return message
 
 
 def _rooms(entries: Iterable[Entry], room: Callable[[str, int], Tensor | None]) -> Iterator[Tensor]:
@@ -305,7 +284,7 @@ class BroadcastReceiver:
         try:
             received: R = await self._storage.on_thread(receive, channel)
         except SenderLostError as error:
-            await asyncio.sleep(_SENDER_ERROR_S)
+            await asyncio.sleep(SENDER_ERROR_S)
             raise WeightSyncError(f"update to version {version}: {error}") from error
         return received
 

@@ -1,4 +1,4 @@
-"""The process group of one update by `distributed`: where sender and receivers meet, and how each proves who it is.
+"""The process groups of `distributed` and `nccl`: where sender and receivers meet, and how each proves who it is.
 
 It is a bare `ProcessGroupGloo` that forms through a TCP store, so that it neither needs nor touches torch's default group. The
 store listens on the channel's host only, and each member on the address by which its machine reaches that one. Whoever reaches
@@ -9,18 +9,22 @@ the others that it knows the channel's secret before anything is sent. What is s
 from __future__ import annotations
 
 import hmac
+import json
 import secrets
 import socket
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed
+from slime_core.errors import DeadlineError, WeightSyncError
 from torch import Tensor
 
 from slime_models.transfer.same_host import MemoryAddress
+from slime_models.transfer.storage import pauses
 
 #: Its type stubs lack stores and bare groups.
 dist: Any = torch.distributed
@@ -34,16 +38,16 @@ _PROOF_BYTES = 32
 
 @dataclass(frozen=True, kw_only=True)
 class BroadcastChannel:
-    """Transport `distributed`: a process group of the sender, rank 0, and the receivers, made for one update."""
+    """Where a process group of the sender, rank 0, and the receivers meets."""
 
     host: str
     """IPv4 address of the receiver's machine."""
     port: int
     """Of the store where the group meets."""
     key: str
-    """Prefix of this update's keys in the store."""
+    """Prefix of this group's keys in the store."""
     secret: str = field(repr=False)
-    """Of this update: each side proves to the others that it knows it, before anything is sent."""
+    """Of this group: each side proves to the others that it knows it, before anything is sent."""
     n_receivers: int
     timeout_s: float
     """Deadline of meeting, and of each broadcast."""
@@ -78,6 +82,34 @@ def sender_is_there(store: Any, channel: BroadcastChannel) -> bool:
     return bool(dist.PrefixStore(channel.key, store).check([SENDER]))
 
 
+def await_receivers(store: Any, channel: BroadcastChannel, *, version: str) -> list[str]:
+    """Wait, as the sender, until all receivers are there; returns what each set its key to.
+
+    Args:
+        store: the channel's, by `client_of`.
+        channel: where they meet.
+        version: of the update, for messages.
+
+    Raises:
+        WeightSyncError: the receiving side called the update off.
+        DeadlineError: they did not come in time.
+    """
+    keys = [receiver_key(rank) for rank in range(1, channel.n_receivers + 1)]
+    deadline = time.monotonic() + channel.timeout_s
+    waits = pauses()
+    while not store.check(keys):
+        if store.check([OFF]):
+            raise WeightSyncError(
+                f"update to version {version}: the receiving side called it off before it began"
+            )
+        if time.monotonic() > deadline:
+            raise DeadlineError(
+                f"update to version {version}: the receivers had not joined after {channel.timeout_s:g} s"
+            )
+        time.sleep(next(waits))
+    return [store.get(key).decode() for key in keys]
+
+
 def call_off(store: Any, channel: BroadcastChannel) -> None:
     """Tell a sender that waits for receivers that none will come."""
     dist.PrefixStore(channel.key, store).set(OFF, "1")
@@ -89,8 +121,24 @@ def broadcast_all(group: Any, tensors: Iterable[Tensor]) -> None:
         work.wait()
 
 
+def tell(group: Any, message: Mapping[str, Any]) -> None:
+    """Send a message from rank 0, where the others call `hear`."""
+    text = torch.frombuffer(bytearray(json.dumps(message).encode()), dtype=torch.uint8)
+    broadcast_all(group, [torch.tensor([len(text)]), text])
+
+
+def hear(group: Any) -> Mapping[str, Any]:
+    """Return the message that rank 0 sends next by `tell`."""
+    length = torch.zeros(1, dtype=torch.int64)
+    broadcast_all(group, [length])
+    text = torch.zeros(int(length), dtype=torch.uint8)
+    broadcast_all(group, [text])
+    message: Mapping[str, Any] = json.loads(text.numpy().tobytes())
+    return message
+
+
 def client_of(channel: BroadcastChannel) -> Any:
-    """Return a member's view of the store where the group meets, which has the keys of this update alone."""
+    """Return a member's view of the store where the group meets, which has the keys of this group alone."""
     store = dist.TCPStore(
         channel.host,
         channel.port,

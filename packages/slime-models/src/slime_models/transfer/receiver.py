@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import TransferPlan
@@ -13,6 +13,9 @@ from slime_core.weights.sync import Agreement
 from slime_models.transfer.staging import StagedUpdate
 from slime_models.transfer.storage import UpdateStorage
 from slime_models.transfer.transport import TransportReceiver, transport_of
+
+if TYPE_CHECKING:
+    from slime_models.transfer.nccl import RanksUpdate
 
 
 class UpdateReceiver:
@@ -39,12 +42,18 @@ class UpdateReceiver:
         self.kept: StagedUpdate | None = None
         """The newest update, for servers that start later; None where it is not staged completely any more."""
 
-    def open(self, transport: str, version: str) -> TransferPlan:
+    def open(self, transport: str, version: str, *, n_ranks: int | None = None) -> TransferPlan:
         """Agree on an update by `transport`.
 
+        Args:
+            transport: its name.
+            version: of the weights.
+            n_ranks: of all servers that will load it; None where the engine loads only what is staged.
+
         Raises:
-            WeightSyncError: no such transport is installed.
+            WeightSyncError: no such transport is installed, or it wants ranks of servers.
         """
+        self._storage.n_ranks = n_ranks
         if transport not in self._receivers:
             found = transport_of(self._registry, transport, version=version)
             self._receivers[transport] = found.create_receiver(self._storage)
@@ -78,16 +87,18 @@ class UpdateReceiver:
             finally:
                 self._storage.drop_folders(but=self.kept.folder if self.kept is not None else None)
 
-    async def arrive(self, plan: TransferPlan) -> StagedUpdate:
-        """Receive the update, and return it once it is complete on this host. No server may be loading an earlier one.
+    async def arrive(self, plan: TransferPlan) -> StagedUpdate | RanksUpdate:
+        """Receive the update, and return it once it is complete on this host, or has begun. No server may be loading an earlier one.
 
         Raises:
             WeightSyncError: a tensor is unknown, misshapen or missing, or the update is another; says which.
             DeltaBaseError: changes are to other weights than those that are staged.
         """
         self.kept = None
-        self.kept = await self._receivers[plan.transport].arrive(plan)
-        return self.kept
+        update = await self._receivers[plan.transport].arrive(plan)
+        if isinstance(update, StagedUpdate):
+            self.kept = update
+        return update
 
     def close(self) -> None:
         """Free memory and disk. May be called twice."""

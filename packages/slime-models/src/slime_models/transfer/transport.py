@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from slime_core.errors import PluginError, WeightSyncError
 from slime_core.plugins.registry import Registry
@@ -19,6 +19,9 @@ from slime_core.weights.sync import Bucket
 from slime_models.groups import TRANSPORTS
 from slime_models.transfer.staging import StagedUpdate
 from slime_models.transfer.storage import UpdateStorage
+
+if TYPE_CHECKING:
+    from slime_models.transfer.nccl import RanksUpdate
 
 #: Awaits a function, called with the arguments, on the trainer's thread, where it may block.
 OnThread = Callable[..., Awaitable[Any]]
@@ -58,8 +61,8 @@ class TransportReceiver(Protocol):
         Channels are compared by `==`, and a sender may be in another process: a frozen dataclass that can be pickled.
         """
 
-    async def arrive(self, plan: TransferPlan) -> StagedUpdate:
-        """Receive the update, and return it once it is complete on this host.
+    async def arrive(self, plan: TransferPlan) -> StagedUpdate | RanksUpdate:
+        """Receive the update, and return it once it is complete on this host; or once it has begun, where ranks of servers join it.
 
         Raises:
             WeightSyncError: a tensor is unknown, misshapen or missing, or the update is another; says which.
@@ -81,7 +84,9 @@ class Transport:
     create_receiver: Callable[[UpdateStorage], TransportReceiver]
     """Builds the receiving half, which allocates nothing yet."""
     crosses_hosts: bool = False
-    """Whether an update arrives where servers on other hosts see it: in `UpdateStorage.disk_dir`."""
+    """Whether an update arrives where servers on other hosts have it."""
+    by_ranks: bool = False
+    """Whether `arrive` returns an update that the ranks of servers join (`RanksUpdate`), not one that is staged."""
 
 
 def transport_of(registry: Registry, plan_name: str, *, version: str) -> Transport:

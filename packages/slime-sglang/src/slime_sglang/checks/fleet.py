@@ -9,10 +9,11 @@ from slime_core.config.settings import Settings
 from slime_core.errors import ConfigError, Problem
 from slime_core.plugins.registry import Registry
 from slime_core.runtime.processes.ports import is_local_address
+from slime_core.weights.sync import wanted_transport
 
 from slime_sglang.http.api_key import read_key
 from slime_sglang.settings.section import FleetSection, SglangSection
-from slime_sglang.settings.server import crosses_hosts
+from slime_sglang.settings.server import crosses_hosts, is_by_ranks
 from slime_sglang.settings.topology import all_gpus
 
 
@@ -65,13 +66,16 @@ def gpu_problems(settings: Settings) -> Iterator[Problem]:
         )
 
 
-def external_problems(fleet: FleetSection, transport: str | None, registry: Registry) -> Iterator[Problem]:
+def external_problems(
+    fleet: FleetSection, transport: str | None, registry: Registry, *, host: str
+) -> Iterator[Problem]:
     """Refuse addresses that are none or that weights do not reach, and settings of engines that the run would start.
 
     Args:
         fleet: the settings.
         transport: by which weights go to the servers; None where none do.
         registry: the installed plugins.
+        host: address of this machine at which ranks of servers meet the trainer, if they do.
     """
     addresses = fleet.rollout_external_engine_addrs
     yield from _key_problems(fleet)
@@ -93,14 +97,36 @@ def external_problems(fleet: FleetSection, transport: str | None, registry: Regi
             yield Problem(
                 "fleet.rollout_external_engine_addrs", repr(address), "host:port, each of them once"
             )
-        elif not is_local_address(address) and transport and not crosses_hosts(transport, registry):
+        elif not is_local_address(address) and transport and not crosses_hosts(transport, registry, host=host):
             yield Problem(
                 "train.update_weight_transport",
                 f"{transport}, and the engine {address} on another host",
-                "disk, in full",
-                "this transport goes by the memory of one host; give --update-weight-transport disk, and an "
-                "--output-dir that both hosts see under one name",
+                "disk, in full, or nccl with update_weight_host",
+                "weights would go by the memory or the loopback address of one host; give --update-weight-transport disk, or "
+                "nccl and --update-weight-host with an address that the other reaches; and an --output-dir that both see under "
+                "one name",
             )
+
+
+def rank_update_problems(settings: Settings, registry: Registry) -> Iterator[Problem]:
+    """Refuse what does not go with updates that ranks of servers receive themselves: they are staged nowhere."""
+    transport, where = settings.train.update_weight_transport, "train.update_weight_transport"
+    if not is_by_ranks(wanted_transport(settings.train), registry):
+        return
+    if settings.section(FleetSection).use_fault_tolerance:
+        yield Problem(
+            where,
+            f"{transport} with use_fault_tolerance",
+            "memory, distributed or disk",
+            "a server that is started anew gets the last update, which this transport keeps nowhere",
+        )
+    if settings.cluster.colocate:
+        yield Problem(
+            where,
+            f"{transport} with colocate",
+            "memory, distributed or disk",
+            "NCCL refuses a group of which two members share a GPU",
+        )
 
 
 def _key_problems(fleet: FleetSection) -> Iterator[Problem]:

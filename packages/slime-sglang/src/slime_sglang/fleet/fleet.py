@@ -10,6 +10,7 @@ from contextlib import ExitStack, asynccontextmanager
 from slime_core.errors import DeadlineError, EngineError, WeightSyncError
 from slime_core.protocols import Completion, EngineLoad, Fingerprint, SamplingParams, Tokenizer, TransferPlan
 from slime_core.weights.sync import check_fingerprints
+from slime_models.transfer.nccl import RanksUpdate
 from slime_models.transfer.receiver import UpdateReceiver
 from slime_models.transfer.staging import StagedUpdate
 
@@ -208,7 +209,8 @@ class EngineFleet:
 
     async def open_update(self, transport: str, version: str) -> TransferPlan:
         """Agree on a weight update by `transport`."""
-        return self._receiver.open(transport, version)
+        n_ranks = sum(replica.engine.n_ranks for replica in self._replicas)
+        return self._receiver.open(transport, version, n_ranks=n_ranks)
 
     async def receive(self, plan: TransferPlan) -> Fingerprint:
         """Receive the update once, and have every engine load it. An engine that is lost meanwhile gets it later.
@@ -345,7 +347,7 @@ class EngineFleet:
                 good.append(answer)
         return good
 
-    async def _load(self, replica: Replica, update: StagedUpdate) -> None:
+    async def _load(self, replica: Replica, update: StagedUpdate | RanksUpdate) -> None:
         """Have one engine load an update, and compare what it then holds with what was sent.
 
         Raises:

@@ -9,21 +9,20 @@ tensor-parallel ranks each checks its share of the tensors, loads, and fingerpri
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from slime_core.errors import WeightSyncError
-from slime_models.tensor_spec import Shape
 from slime_models.transfer.fingerprint import fingerprints_of
-from slime_models.transfer.manifest import listed
+from slime_models.transfer.manifest import Entry, listed
 from slime_models.transfer.staging import StagedTensors
 from slime_models.transfer.threads import PlainCopies
 from torch import Tensor
 
-from slime_sglang.inside.parameters import held_tensors
+from slime_sglang.inside.parameters import Index, held_tensors
 from slime_sglang.weights.protocol import LoaderRequest, LoaderResult
 
 #: Attributes of a model: the update that was checked, until it is loaded; and the one that was loaded last.
@@ -32,7 +31,7 @@ _CHECKED, _LOADED = "slime_checked_update", "slime_loaded_update"
 
 def check(model: Any, named_tensors: Sequence[tuple[str, Tensor]]) -> None:
     """Report what is wrong with the update; writes no weight."""
-    request = _request(named_tensors)
+    request = read_request(named_tensors)
     try:
         if not Path(request.folder).is_dir():
             raise WeightSyncError(
@@ -45,7 +44,7 @@ def check(model: Any, named_tensors: Sequence[tuple[str, Tensor]]) -> None:
             setattr(model, _CHECKED, staged)  # its memory stays mapped until it is loaded
     except Exception as problem:  # raising would end the server, which still has its old weights
         error = f"{type(problem).__name__}: {problem}"
-    _answer(request, LoaderResult(error=error))
+    answer(request, LoaderResult(error=error))
 
 
 def load(model: Any, named_tensors: Sequence[tuple[str, Tensor]]) -> None:
@@ -53,7 +52,7 @@ def load(model: Any, named_tensors: Sequence[tuple[str, Tensor]]) -> None:
 
     An error ends the server: its weights may be a mixture of old and new.
     """
-    request = _request(named_tensors)
+    request = read_request(named_tensors)
     staged: StagedTensors = model.__dict__.pop(_CHECKED)
     assert staged.folder == Path(request.folder), "an update is checked, then loaded"
     with torch.no_grad():
@@ -62,29 +61,34 @@ def load(model: Any, named_tensors: Sequence[tuple[str, Tensor]]) -> None:
         held = _held(model, staged, request)
     if request.keeps and staged.is_mapped:
         setattr(model, _LOADED, staged)
-    _answer(request, LoaderResult(held=held))
+    answer(request, LoaderResult(held=held))
 
 
 def _held(model: Any, staged: StagedTensors, request: LoaderRequest) -> dict[str, int]:
     """Return the fingerprints of what a rank holds: the whole tensor's where it holds an equal part of one."""
-    held = [
-        (name, _as_sent(tensor, staged.entries[name].dtype), index)
-        for name, tensor, index in held_tensors(
-            model,
-            _shapes(staged),
-            rank=request.rank,
-            n_ranks=request.n_ranks,
-            attention_ranks=request.attention_ranks,
-        )
-        if name in staged.entries
-    ]
-    found = fingerprints_of((name, tensor) for name, tensor, _ in held)
-    parts = fingerprints_of(
-        (name, staged.tensor(name)[index])
-        for name, tensor, index in held
-        if tuple(tensor.shape) != staged.entries[name].shape
+    held = {name: place for name, *place in _places(model, staged, request) if name in staged.entries}
+    return fingerprints_held(held, staged.entries, staged.tensor)
+
+
+def fingerprints_held(
+    held: Mapping[str, Sequence[Any]], entries: Mapping[str, Entry], sent: Callable[[str], Tensor]
+) -> dict[str, int]:
+    """Return the fingerprints of what a rank holds of an update: the whole tensor's where it holds an equal part of one.
+
+    Args:
+        held: name -> (parameter or a view of it, which slices of the whole tensor it is), as `held_tensors` yields them.
+        entries: of the update, by name.
+        sent: returns a whole tensor of the update.
+    """
+    found = fingerprints_of(
+        (name, as_sent(tensor, entries[name].dtype)) for name, (tensor, _) in held.items()
     )
-    equal = {name: staged.entries[name].fingerprint for name, sent in parts.items() if found[name] == sent}
+    parts = fingerprints_of(
+        (name, sent(name)[index])
+        for name, (tensor, index) in held.items()
+        if tuple(tensor.shape) != entries[name].shape
+    )
+    equal = {name: entries[name].fingerprint for name, part in parts.items() if found[name] == part}
     return found | equal
 
 
@@ -96,18 +100,28 @@ def _damaged(staged: StagedTensors, request: LoaderRequest) -> str | None:
 
 def _missing(model: Any, staged: StagedTensors, request: LoaderRequest) -> str | None:
     """Name the parameters that an update has no tensor for: SGLang gives some models an output layer that theirs lack."""
-    held = held_tensors(
+    return missing([name for name, *_ in _places(model, staged, request)], staged.entries)
+
+
+def missing(held: Iterable[str], sent: Container[str]) -> str | None:
+    """Return an error that names the parameters that no tensor is for; None where there are none."""
+    left = [name for name in held if name not in sent]
+    return f"{listed(left)}: the server's model has it, and no tensor is for it" if left else None
+
+
+def _places(
+    model: Any, staged: StagedTensors, request: LoaderRequest
+) -> Iterator[tuple[str, Tensor, Index]]:
+    return held_tensors(
         model,
-        _shapes(staged),
+        {name: entry.shape for name, entry in staged.entries.items()},
         rank=request.rank,
         n_ranks=request.n_ranks,
         attention_ranks=request.attention_ranks,
     )
-    left = [name for name, *_ in held if name not in staged.entries]
-    return f"{listed(left)}: the server's model has it, and no tensor is for it" if left else None
 
 
-def _as_sent(tensor: Tensor, dtype: str) -> Tensor:
+def as_sent(tensor: Tensor, dtype: str) -> Tensor:
     """Return a float32 parameter in the dtype that was sent, where that loses nothing: SGLang keeps GLM's routers in float32."""
     if tensor.dtype != torch.float32:
         return tensor
@@ -115,14 +129,12 @@ def _as_sent(tensor: Tensor, dtype: str) -> Tensor:
     return cast if cast.float().equal(tensor) else tensor
 
 
-def _shapes(staged: StagedTensors) -> dict[str, Shape]:
-    return {name: entry.shape for name, entry in staged.entries.items()}
-
-
-def _request(named_tensors: Sequence[tuple[str, Tensor]]) -> LoaderRequest:
+def read_request(named_tensors: Sequence[tuple[str, Tensor]]) -> LoaderRequest:
+    """Return what the run asks for, of what SGLang calls a loader with."""
     (text, _), *_ = named_tensors
     return LoaderRequest(**json.loads(text))
 
 
-def _answer(request: LoaderRequest, result: LoaderResult) -> None:
+def answer(request: LoaderRequest, result: LoaderResult) -> None:
+    """Write the result where the run looks for it."""
     Path(request.answer).write_text(json.dumps(asdict(result)))

@@ -58,9 +58,26 @@ class ServerSettings:
     """Whether the run sends weights; where it does not, a server that is joined must have the right ones."""
 
 
-def crosses_hosts(transport: str, registry: Registry) -> bool:
-    """Return whether updates by a transport reach servers on other hosts; of one that is not there others tell."""
+def crosses_hosts(transport: str, registry: Registry, *, host: str) -> bool:
+    """Return whether updates by a transport reach servers on other hosts; of one that is not there others tell.
+
+    Args:
+        transport: its name.
+        registry: the installed plugins.
+        host: address of this machine at which the ranks of servers meet the trainer, if they do.
+    """
     try:
-        return bool(registry.resolve(TRANSPORTS.name, transport).crosses_hosts)
+        found = registry.resolve(TRANSPORTS.name, transport)
     except PluginError:
         return True
+    return bool(found.crosses_hosts) and not (found.by_ranks and host.startswith("127."))
+
+
+def is_by_ranks(transport: str | None, registry: Registry) -> bool:
+    """Return whether ranks of servers receive the updates of a transport themselves; of one that is not there others tell."""
+    if transport is None:
+        return False
+    try:
+        return bool(registry.resolve(TRANSPORTS.name, transport).by_ranks)
+    except PluginError:
+        return False

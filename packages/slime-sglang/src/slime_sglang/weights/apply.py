@@ -8,8 +8,8 @@ import logging
 import pickle
 import secrets
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,9 +17,11 @@ from typing import Any, Protocol
 import torch
 from slime_core.errors import DeadlineError, EngineError, WeightSyncError
 from slime_core.protocols import Fingerprint
+from slime_models.transfer.nccl import RanksUpdate
 from slime_models.transfer.staging import StagedUpdate
 
-from slime_sglang.weights.protocol import CHECK, LOAD, LoaderRequest, LoaderResult, read_result
+from slime_sglang.weights.description import write_description
+from slime_sglang.weights.protocol import CHECK, LOAD, RECEIVE, LoaderRequest, LoaderResult, read_result
 
 #: In the names of all tensors of experts.
 EXPERTS = ".experts."
@@ -58,20 +60,45 @@ class UpdatableServer(Protocol):
 
 
 async def load_update(
-    server: UpdatableServer, update: StagedUpdate, *, ranks: Ranks, answers: Path
+    server: UpdatableServer, update: StagedUpdate | RanksUpdate, *, ranks: Ranks, answers: Path
 ) -> Fingerprint:
-    """Have a server check an update and load it; returns the fingerprints of what it then holds.
+    """Have a server load an update; returns the fingerprints of what it then holds.
 
     Args:
-        server: whose host sees the update's folder.
-        update: must not change meanwhile.
+        server: to be updated.
+        update: a staged one, whose folder the server's host sees and which must not change meanwhile; or one that its ranks join.
         ranks: of the server.
         answers: folder for the results of its ranks, which the server's host must see, too.
 
     Raises:
-        WeightSyncError: the bytes are not those that were sent; names the tensors. The server keeps the old weights.
+        WeightSyncError: a tensor is unknown, missing, misshapen or damaged; names it. The server keeps the old weights; it is
+            stopped where its ranks joined the update and some had been written.
         EngineError: the server exited or failed while it was loading; it is stopped.
         DeadlineError: it did not answer in time; it is stopped.
+    """
+    async with server.paused():
+        try:
+            if isinstance(update, RanksUpdate):
+                held = await _receive(server, update, ranks=ranks, answers=answers)
+            else:
+                held = await _load(server, update, ranks=ranks, answers=answers)
+            check_version(await server.model_info(), update.version)
+            await server.loaded(update.version)
+        except (EngineError, DeadlineError) as error:
+            await server.lose(
+                f"the update to version {update.version} broke off, and its weights may be a mixture: {error}"
+            )
+            raise
+    return merged_fingerprints(held, update.fingerprint, expert_groups=ranks.expert_groups)
+
+
+async def _load(
+    server: UpdatableServer, update: StagedUpdate, *, ranks: Ranks, answers: Path
+) -> list[Mapping[str, int]]:
+    """Have a server check a staged update, then load it; returns what each rank then holds.
+
+    Raises:
+        WeightSyncError: the bytes are not those that were sent; names the tensors. The server keeps the old weights.
     """
     version = update.version
 
@@ -91,23 +118,56 @@ async def load_update(
             for rank in range(ranks.count)
         ]
 
-    async with server.paused():
-        try:
-            await server.control("/begin_weight_update", {})
-            try:
-                await _call(server, CHECK, requests(), version)
-                results = await _call(server, LOAD, requests(), version, loads=True)
-            finally:
-                await server.control("/end_weight_update", {})
-            check_version(await server.model_info(), version)
-            await server.loaded(version)
-        except (EngineError, DeadlineError) as error:
-            await server.lose(
-                f"the update to version {version} broke off, and its weights may be a mixture: {error}"
-            )
-            raise
-    held = [result.held or {} for result in results]
-    return merged_fingerprints(held, update.fingerprint, expert_groups=ranks.expert_groups)
+    async with _weight_update(server):
+        _raise_errors(await _call(server, CHECK, requests()), version)
+        results = await _call(server, LOAD, requests(), version=version)
+    _raise_errors(results, version)
+    return [result.held or {} for result in results]
+
+
+async def _receive(
+    server: UpdatableServer, update: RanksUpdate, *, ranks: Ranks, answers: Path
+) -> list[Mapping[str, int]]:
+    """Have the ranks of a server receive an update and load it as it comes; returns what each then holds.
+
+    Raises:
+        WeightSyncError: something is wrong with it. The server is stopped where a weight had been written.
+    """
+    version, first, once = update.version, update.take_ranks(ranks.count), secrets.token_hex(8)
+    description = answers / f"update-{once}.json"
+    write_description(update, description)
+    requests = [
+        LoaderRequest(
+            folder=str(description),
+            answer=str(answers / f"loader-result-{once}-{rank}.json"),
+            rank=rank,
+            n_ranks=ranks.count,
+            attention_ranks=ranks.attention,
+            group_rank=first + rank,
+        )
+        for rank in range(ranks.count)
+    ]
+    try:
+        async with _weight_update(server):
+            results = await _call(server, RECEIVE, requests)
+    finally:
+        description.unlink()
+    if any(result.is_written for result in results):
+        await server.lose(f"the update to version {version} failed, and its weights may be a mixture")
+    _raise_errors(results, version)
+    await server.control("/update_weight_version", {"new_version": version, "abort_all_requests": False})
+    update.fingerprint |= results[0].sent or {}
+    return [result.held or {} for result in results]
+
+
+@asynccontextmanager
+async def _weight_update(server: UpdatableServer) -> AsyncIterator[None]:
+    """Have a server that is paused expect new weights within the context."""
+    await server.control("/begin_weight_update", {})
+    try:
+        yield
+    finally:
+        await server.control("/end_weight_update", {})
 
 
 async def finish_or_end[T](work: Coroutine[Any, Any, T], end: Callable[[], Awaitable[None]]) -> T:
@@ -186,32 +246,37 @@ def checked_ranks(info: Mapping[str, Any], wanted: int | None) -> Ranks:
 
 
 async def _call(
-    server: UpdatableServer,
-    function: str,
-    requests: Sequence[LoaderRequest],
-    version: str,
-    *,
-    loads: bool = False,
+    server: UpdatableServer, function: str, requests: Sequence[LoaderRequest], *, version: str | None = None
 ) -> list[LoaderResult]:
     """Have each rank of the server call a loader, and return their results.
 
-    Raises:
-        WeightSyncError: one found something wrong with the update.
+    Args:
+        server: which is paused.
+        function: the loader.
+        requests: one for each rank.
+        version: what the server reports from then on; None where it is as before.
     """
     payloads = [pickle.dumps([(request.text(), _EmptyTensor())]) for request in requests]
     body = {
         "serialized_named_tensors": [base64.b64encode(payload).decode() for payload in payloads],
         "load_format": function,
     }
-    options: dict[str, Any] = {"weight_version": version} if loads else {}
-    if not loads or server.keeps_cache:
+    options: dict[str, Any] = {} if version is None else {"weight_version": version}
+    if function == CHECK or server.keeps_cache:
         options["flush_cache"] = False
     await server.control("/update_weights_from_tensor", body | options)
-    results = [read_result(Path(request.answer)) for request in requests]
+    return [read_result(Path(request.answer)) for request in requests]
+
+
+def _raise_errors(results: Sequence[LoaderResult], version: str) -> None:
+    """Raise what ranks found wrong with an update.
+
+    Raises:
+        WeightSyncError: a rank found something.
+    """
     errors = sorted({result.error for result in results if result.error is not None})
     if errors:
         raise WeightSyncError(f"update to version {version}: {'; '.join(errors)}")
-    return results
 
 
 class _EmptyTensor:

@@ -9,9 +9,13 @@ from pathlib import Path
 
 from slime_core.errors import EngineError
 
-#: SGLang's custom weight loaders (`--custom-weight-loader`) by dotted path: the one that checks an update, and the one
-#: that loads it.
-LOADERS = CHECK, LOAD = "slime_sglang.inside.loader.check", "slime_sglang.inside.loader.load"
+#: SGLang's custom weight loaders (`--custom-weight-loader`) by dotted path: the one that checks a staged update, the one that
+#: loads it, and the one that receives an update and loads it as it comes.
+LOADERS = CHECK, LOAD, RECEIVE = (
+    "slime_sglang.inside.loader.check",
+    "slime_sglang.inside.loader.load",
+    "slime_sglang.inside.receiving_loader.receive",
+)
 #: Version of weights that SGLang reports while it has those that it started with; and what we call it before the first
 #: update.
 UNSENT, NONE_SENT = "default", "initial"
@@ -22,7 +26,7 @@ class LoaderRequest:
     """What the run tells a loader: JSON in the name of an empty tensor, which is all that SGLang passes on."""
 
     folder: str
-    """Folder of the staged update."""
+    """Folder of the staged update, or with the description of one that ranks receive themselves."""
     answer: str
     """File that the loader writes its result to; it does not exist yet."""
     rank: int = 0
@@ -33,6 +37,8 @@ class LoaderRequest:
     """How many of them, in a row, share attention; all when None."""
     keeps: bool = False
     """Whether the server keeps the update's memory mapped for the next one; for a server that ends with the run."""
+    group_rank: int | None = None
+    """Which rank of the update's group this one is; None of an update that is staged."""
 
     def text(self) -> str:
         """Return it as JSON."""
@@ -45,6 +51,10 @@ class LoaderResult:
 
     error: str | None = None
     """Why it was refused, before anything was written; None when it was not."""
+    is_written: bool = False
+    """Whether a weight had been written when the error was found."""
+    sent: Mapping[str, int] | None = None
+    """Fingerprints that the sender announced, of an update that the rank received itself."""
     held: Mapping[str, int] | None = None
     """Fingerprints of what the server's parameters hold after loading, by Hugging Face name; None of a check. Where a rank
     holds a part of a tensor, it is the whole tensor's fingerprint if the part is equal, and otherwise the part's."""

@@ -1,0 +1,225 @@
+"""Transport `nccl`, by gloo: what each rank gets, how transfer and loading overlap, and what happens when a side fails."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from slime_core.errors import DeadlineError, WeightSyncError
+from slime_core.plugins.registry import Registry
+from slime_models.tensor_spec import Spec
+from slime_models.transfer import nccl
+from slime_models.transfer.fingerprint import fingerprint
+from slime_models.transfer.nccl import TRANSPORT, RankReceiver, RanksUpdate, read_channel
+from slime_models.transfer.sender import WeightSender
+from slime_models.transfer.storage import UpdateStorage
+
+from .updates import SHAPES, bits, buckets, plan_of, tensors
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def storage(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    made = UpdateStorage(
+        specs={name: Spec(shape=shape, dtype="float32") for name, shape in SHAPES.items()},
+        model_path=tmp_path, staging_dir=tmp_path / "staging", disk_dir=tmp_path / "disk", keep_files=False,
+        encoding="xor", timeout_s=20, n_ranks=2,
+    )  # fmt: skip
+    yield made
+    assert not made.has_staging
+    made.close()
+
+
+def joined(rank, channel, number, *, fails_after=None):
+    """What a rank gets, as (name, bytes), and the fingerprints that were announced."""
+    found, sent = {}, {}
+    for n_buckets, bucket in enumerate(rank.buckets(channel, number)):
+        if n_buckets == fails_after:
+            raise KeyError("the rank fails")
+        for entry in bucket.entries:
+            found[entry.name] = bits(bucket.tensors[entry.name]).clone()
+            sent[entry.name] = entry.fingerprint
+    return found, sent
+
+
+class Halves:
+    """A sender, the process of the run, and two ranks, each on a thread of its own."""
+
+    def __init__(self, storage):
+        self.sender = WeightSender(asyncio.to_thread, Registry())
+        self.receiver = TRANSPORT.create_receiver(storage)
+        self.ranks = [RankReceiver(CPU), RankReceiver(CPU)]
+
+    def update(self, values, version, **faults):
+        """Send an update; returns (what the sender returns or raises, what each rank gets or raises)."""
+        plan = plan_of("nccl", self.receiver.open(version), version)
+
+        async def send():
+            return await self.sender.send(plan, faults.get("buckets", buckets)(values))
+
+        async def receive():
+            update = await self.receiver.arrive(plan)
+            assert isinstance(update, RanksUpdate)
+            assert (update.version, update.specs.keys()) == (version, SHAPES.keys())
+            first = update.take_ranks(1), update.take_ranks(1)
+            assert first == (1, 2)
+            channel = read_channel(update.channel.text())  # as it comes to a server
+            assert channel == update.channel
+            assert update.channel.meeting.secret not in repr(update.channel)
+            working = [
+                asyncio.to_thread(joined, rank, channel, number, **faults.get(f"rank_{number}", {}))
+                for rank, number in zip(self.ranks, first, strict=True)
+            ]
+            return await asyncio.gather(*working, return_exceptions=True)
+
+        async def both():
+            return await asyncio.gather(send(), receive(), return_exceptions=True)
+
+        sent, received = asyncio.run(asyncio.wait_for(both(), 60))
+        if isinstance(sent, Exception):
+            self.receiver.give_up(plan)
+        return sent, received
+
+
+def check_arrived(values, sent, received):
+    wanted = {name: fingerprint(tensor) for name, tensor in values.items()}
+    assert sent == wanted
+    for found, announced in received:
+        assert announced == wanted
+        assert found.keys() == values.keys()
+        assert all(found[name].equal(bits(values[name])) for name in values)
+
+
+def test_each_rank_gets_every_byte_and_the_group_stays(storage):
+    halves = Halves(storage)
+    groups = set()
+    for version in "123":
+        values = tensors(int(version))
+        check_arrived(values, *halves.update(values, version))
+        groups |= {id(rank._group) for rank in halves.ranks}
+    assert len(groups) == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.uint8])
+def test_tensors_of_odd_sizes_lie_beside_one_another_in_a_bucket(storage, dtype):
+    values = {name: each.to(dtype) for name, each in tensors(1).items()}
+
+    async def one_bucket(values):
+        yield list(values.items()), {name: fingerprint(each) for name, each in values.items()}
+
+    check_arrived(values, *Halves(storage).update(values, "1", buckets=one_bucket))
+
+
+def test_the_next_bucket_is_on_its_way_while_one_is_loaded(storage, monkeypatch):
+    begun, seen = [], []
+    broadcast = nccl.RankGroup.broadcast
+
+    def counted(group, flat):
+        if threading.current_thread() is not sending:
+            begun.append(flat.numel())
+        return broadcast(group, flat)
+
+    receiver = TRANSPORT.create_receiver(dataclasses.replace(storage, n_ranks=1))
+    plan = plan_of("nccl", receiver.open("1"), "1")
+    values = tensors(1)
+
+    def send():
+        update = nccl.RanksBroadcast(plan, [])
+        with update:
+            for name, tensor in values.items():
+                update.put([(name, tensor)], {name: 0})
+            update.end()
+
+    sending = threading.Thread(target=send)
+    monkeypatch.setattr(nccl.RankGroup, "broadcast", counted)
+    sending.start()
+    for bucket in RankReceiver(CPU).buckets(plan.channel, 1):
+        seen.append((bucket.entries[0].name, len(begun)))
+    sending.join()
+    assert seen == [("a", 2), ("b", 3), ("c", 3)]
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+def test_a_rank_that_leaves_ends_the_update_and_the_next_one_meets_anew(storage, rank):
+    halves, values = Halves(storage), tensors(1)
+    check_arrived(values, *halves.update(values, "1"))
+    before = halves.receiver.open("x").meeting.key
+    sent, received = halves.update(values, "2", **{f"rank_{rank}": {"fails_after": 1}})
+    assert isinstance(sent, WeightSyncError)
+    assert "version 2: a rank of a server left or hung" in str(sent)
+    assert isinstance(received[rank - 1], KeyError)
+    assert halves.receiver.open("x").meeting.key != before
+    check_arrived(values, *halves.update(values, "3"))
+
+
+def test_a_sender_that_fails_frees_the_ranks_and_the_next_update_arrives(storage):
+    halves, values = Halves(storage), tensors(1)
+
+    async def breaks(values):
+        async for bucket in buckets(values):
+            yield bucket
+        raise ArithmeticError("no more weights")
+
+    for broken in ("1", "3"):  # while the group forms for it, and with one that is there
+        sent, received = halves.update(values, broken, buckets=breaks)
+        assert isinstance(sent, ArithmeticError)
+        assert all(isinstance(each, WeightSyncError) for each in received)
+        assert "the sender left or hung" in str(received[0])
+        check_arrived(values, *halves.update(values, str(int(broken) + 1)))
+
+
+def test_ranks_that_do_not_come_in_time(storage):
+    receiver = TRANSPORT.create_receiver(dataclasses.replace(storage, timeout_s=0.5))
+    plan = plan_of("nccl", receiver.open("1"), "1")
+    begin = time.monotonic()
+    with pytest.raises(DeadlineError, match=r"version 1: the receivers had not joined after 0\.5 s"):
+        asyncio.run(WeightSender(asyncio.to_thread, Registry()).send(plan, buckets(tensors(1))))
+    assert time.monotonic() - begin < 30
+
+
+def test_an_update_that_was_called_off_before_ranks_joined(storage):
+    receiver = TRANSPORT.create_receiver(storage)
+    plan = plan_of("nccl", receiver.open("1"), "1")
+    receiver.give_up(plan)
+    with pytest.raises(WeightSyncError, match="called it off"):
+        asyncio.run(WeightSender(asyncio.to_thread, Registry()).send(plan, buckets(tensors(1))))
+
+
+def test_a_rank_without_the_secret_gets_nothing(storage):
+    receiver = TRANSPORT.create_receiver(dataclasses.replace(storage, n_ranks=1))
+    plan = plan_of("nccl", receiver.open("1"), "1")
+    channel = plan.channel
+    guess = dataclasses.replace(channel, meeting=dataclasses.replace(channel.meeting, secret="guess"))
+    with ThreadPoolExecutor(1) as threads:
+        stranger = threads.submit(lambda: list(RankReceiver(CPU).buckets(guess, 1)))
+        with pytest.raises(WeightSyncError, match="does not know its secret"):
+            asyncio.run(WeightSender(asyncio.to_thread, Registry()).send(plan, buckets(tensors(1))))
+        with pytest.raises(WeightSyncError, match="does not know its secret"):
+            stranger.result()
+
+
+def test_an_engine_without_ranks_is_refused(storage):
+    with pytest.raises(WeightSyncError, match="version 4: transport nccl is for engines whose servers have"):
+        TRANSPORT.create_receiver(dataclasses.replace(storage, n_ranks=None)).open("4")
+
+
+def test_what_carries_the_weights():
+    assert nccl._backend(["cuda GPU-1", "cuda GPU-2", "cuda GPU-3"]) == "nccl"
+    assert nccl._backend(["cuda GPU-1", "cpu"]) == "gloo"
+    assert nccl._backend(["cpu", "cuda GPU-1", "cuda GPU-1"]) == "gloo"
+    with pytest.raises(WeightSyncError, match="two members of its group are on one GPU"):
+        nccl._backend(["cuda GPU-1", "cuda GPU-2", "cuda GPU-1"])
+
+
+def test_a_channel_as_text_is_one_line_of_json(storage):
+    channel = TRANSPORT.create_receiver(storage).open("1")
+    assert json.loads(channel.text())["meeting"]["n_receivers"] == 2
+    assert read_channel(channel.text()) == channel

@@ -1,0 +1,152 @@
+"""SGLang's custom weight loader for updates that no folder holds: each rank receives the buckets, and loads them as they come."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from slime_core.errors import WeightSyncError
+from slime_models.transfer.fingerprint import fingerprints_of
+from slime_models.transfer.manifest import Entry, TensorCheck, listed
+from slime_models.transfer.nccl import RankReceiver, ReceivedBucket
+from slime_models.transfer.threads import PlainCopies
+from torch import Tensor
+
+from slime_sglang.inside.loader import answer, fingerprints_held, missing, read_request
+from slime_sglang.inside.parameters import STACKED, held_tensors
+from slime_sglang.weights.description import UpdateDescription, read_description
+from slime_sglang.weights.protocol import LoaderRequest, LoaderResult
+
+#: Attribute of a model: what receives the updates of its rank.
+_RECEIVER = "slime_rank_receiver"
+#: Matrices that SGLang puts together within one call: where one of them comes, it waits for the other.
+_JOINED = STACKED["fused_qkv_a_proj_with_mqa"]
+
+
+def receive(model: Any, named_tensors: Sequence[tuple[str, Tensor]]) -> None:
+    """Receive an update, load it bucket by bucket, and report fingerprints of what the model's parameters then hold.
+
+    Where something is wrong, the rest is received and not loaded, so that the sender and the other ranks go on.
+    """
+    request = read_request(named_tensors)
+    loading: _Loading | None = None
+    error: Exception | None = None
+    try:  # raising would end the server
+        update = read_description(Path(request.folder))
+        try:
+            loading = _Loading(model, update, request)
+        except Exception as problem:
+            error = problem
+        for bucket in _receiver_of(model).buckets(update.channel, request.group_rank or 0):
+            if loading is not None and error is None:
+                try:
+                    loading.load(bucket)
+                except Exception as problem:
+                    error = problem
+        if loading is not None and error is None:
+            loading.end()
+    except Exception as problem:
+        error = error or problem
+    if loading is not None and error is None:
+        result = LoaderResult(sent=loading.sent, held=loading.held)
+    else:
+        told = str(error) if isinstance(error, WeightSyncError) else f"{type(error).__name__}: {error}"
+        result = LoaderResult(error=told, is_written=loading is not None and loading.is_written)
+    answer(request, result)
+
+
+def _receiver_of(model: Any) -> RankReceiver:
+    receiver: RankReceiver | None = model.__dict__.get(_RECEIVER)
+    if receiver is None:
+        receiver = RankReceiver(next(model.parameters()).device)
+        setattr(model, _RECEIVER, receiver)
+    return receiver
+
+
+class _Loading:
+    """Loads the buckets of one update into the model of a rank.
+
+    Args:
+        model: of the rank.
+        update: which is to be loaded.
+        request: for this rank.
+
+    Raises:
+        WeightSyncError: the model has a parameter that no tensor is for.
+    """
+
+    def __init__(self, model: Any, update: UpdateDescription, request: LoaderRequest) -> None:
+        self._model, self._specs, self._version = model, update.specs, update.version
+        self._check = TensorCheck(update.specs, version=update.version)
+        self._places = {
+            name: (tensor, index)
+            for name, tensor, index in held_tensors(
+                model,
+                {name: spec.shape for name, spec in self._specs.items()},
+                rank=request.rank,
+                n_ranks=request.n_ranks,
+                attention_ranks=request.attention_ranks,
+            )
+        }
+        if error := missing(self._places, self._specs):
+            raise WeightSyncError(error)
+        self._waiting: dict[str, tuple[Entry, Tensor]] = {}
+        self.is_written = False
+        """Whether a weight was written."""
+        self.sent: dict[str, int] = {}
+        """Fingerprints that were announced."""
+        self.held: dict[str, int] = {}
+        """Fingerprints of what the rank holds; see `LoaderResult.held`."""
+
+    @torch.no_grad()
+    def load(self, bucket: ReceivedBucket) -> None:
+        """Check a bucket, load it, and look at what the model then holds.
+
+        Raises:
+            WeightSyncError: the model has no such tensor, or another shape or dtype, or the bytes are not those that were sent.
+        """
+        if bucket.version != self._version:
+            raise WeightSyncError(f"what arrived is version {bucket.version}; wanted {self._version}")
+        for entry in bucket.entries:
+            self._check.see(entry.name, entry.shape, entry.dtype)
+            self.sent[entry.name] = entry.fingerprint
+        arrived = self._waiting | {entry.name: (entry, bucket.tensors[entry.name]) for entry in bucket.entries}
+        self._waiting = {
+            name: (entry, tensor.clone())
+            for name, (entry, tensor) in arrived.items()
+            if any(other in self._specs and other not in arrived for other in _joined_with(name))
+        }
+        self._write({name: each for name, each in arrived.items() if name not in self._waiting})
+
+    def end(self) -> None:
+        """Check that nothing is missing.
+
+        Raises:
+            WeightSyncError: names tensors that were not sent.
+        """
+        self._check.end()
+
+    def _write(self, arrived: Mapping[str, tuple[Entry, Tensor]]) -> None:
+        entries = {name: entry for name, (entry, _) in arrived.items()}
+        held = {name: self._places[name] for name in arrived if name in self._places}
+        # Of a tensor that the rank holds whole, damage is found in what the model then holds.
+        parts = [name for name, (tensor, _) in held.items() if tuple(tensor.shape) != entries[name].shape]
+        came = fingerprints_of((name, arrived[name][1]) for name in parts)
+        if changed := [name for name in parts if came[name] != entries[name].fingerprint]:
+            raise WeightSyncError(f"{listed(changed)}: the bytes that arrived are not those that were sent")
+        self.is_written = True
+        with PlainCopies():
+            self._model.load_weights((name, tensor) for name, (_, tensor) in arrived.items())
+        now = fingerprints_held(held, entries, lambda name: arrived[name][1])
+        if others := [name for name, found in now.items() if found != entries[name].fingerprint]:
+            raise WeightSyncError(f"{listed(others)}: the model does not hold what was sent")
+        self.held |= now
+
+
+def _joined_with(name: str) -> list[str]:
+    """Return the matrices that SGLang needs in the same call as a matrix of this name."""
+    parent, _, kind = name.rpartition(".")
+    module, _, leaf = parent.rpartition(".")
+    return [f"{module}.{other}.{kind}" for other in _JOINED if other != leaf] if leaf in _JOINED else []

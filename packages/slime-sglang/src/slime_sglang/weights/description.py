@@ -1,0 +1,51 @@
+"""`UpdateDescription`: what the ranks of a server are told of an update that they receive themselves: a file beside their results."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from slime_core.errors import WeightSyncError
+from slime_models.tensor_spec import Spec
+from slime_models.transfer.nccl import RanksChannel, RanksUpdate, read_channel
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateDescription:
+    """An update that ranks receive themselves."""
+
+    version: str
+    channel: RanksChannel
+    specs: Mapping[str, Spec]
+    """Every tensor that it must have, by Hugging Face name."""
+
+
+def write_description(update: RanksUpdate, path: Path) -> None:
+    """Write a description that only this user can read, as it holds the secret of the update's group."""
+    specs = {name: asdict(spec) for name, spec in update.specs.items()}
+    path.touch(mode=0o600)
+    path.write_text(
+        json.dumps({"version": update.version, "channel": update.channel.text(), "specs": specs})
+    )
+
+
+def read_description(path: Path) -> UpdateDescription:
+    """Read what `write_description` wrote.
+
+    Raises:
+        WeightSyncError: this host does not see the file.
+    """
+    try:
+        values = json.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise WeightSyncError(
+            f"{path}: the server's host does not see this file; --output-dir must be a folder that both hosts see under one name"
+        ) from error
+    specs = {
+        name: Spec(**spec | {"shape": tuple(spec["shape"])}) for name, spec in values["specs"].items()
+    }
+    return UpdateDescription(
+        version=values["version"], channel=read_channel(values["channel"]), specs=specs
+    )
