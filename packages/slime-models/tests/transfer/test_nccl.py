@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +15,9 @@ from slime_core.plugins.registry import Registry
 from slime_models.tensor_spec import Spec
 from slime_models.transfer import nccl
 from slime_models.transfer.fingerprint import fingerprint
-from slime_models.transfer.nccl import TRANSPORT, RankReceiver, RanksUpdate, read_channel
+from slime_models.transfer.meeting import channel_text, read_channel
+from slime_models.transfer.nccl import TRANSPORT, RankReceiver
+from slime_models.transfer.ranks_update import RanksUpdate
 from slime_models.transfer.sender import WeightSender
 from slime_models.transfer.storage import UpdateStorage
 
@@ -31,7 +32,7 @@ def storage(tmp_path):
     made = UpdateStorage(
         specs={name: Spec(shape=shape, dtype="float32") for name, shape in SHAPES.items()},
         model_path=tmp_path, staging_dir=tmp_path / "staging", disk_dir=tmp_path / "disk", keep_files=False,
-        encoding="xor", timeout_s=20, n_ranks=2,
+        encoding="xor", timeout_s=10, n_ranks=2,
     )  # fmt: skip
     yield made
     assert not made.has_staging
@@ -71,9 +72,9 @@ class Halves:
             assert (update.version, update.specs.keys()) == (version, SHAPES.keys())
             first = update.take_ranks(1), update.take_ranks(1)
             assert first == (1, 2)
-            channel = read_channel(update.channel.text())  # as it comes to a server
+            channel = read_channel(channel_text(update.channel))  # as it comes to a server
             assert channel == update.channel
-            assert update.channel.meeting.secret not in repr(update.channel)
+            assert update.channel.secret not in repr(update.channel)
             working = [
                 asyncio.to_thread(joined, rank, channel, number, **faults.get(f"rank_{number}", {}))
                 for rank, number in zip(self.ranks, first, strict=True)
@@ -151,13 +152,28 @@ def test_the_next_bucket_is_on_its_way_while_one_is_loaded(storage, monkeypatch)
 def test_a_rank_that_leaves_ends_the_update_and_the_next_one_meets_anew(storage, rank):
     halves, values = Halves(storage), tensors(1)
     check_arrived(values, *halves.update(values, "1"))
-    before = halves.receiver.open("x").meeting.key
+    before = halves.ranks[0]._group
     sent, received = halves.update(values, "2", **{f"rank_{rank}": {"fails_after": 1}})
     assert isinstance(sent, WeightSyncError)
     assert "version 2: a rank of a server left or hung" in str(sent)
     assert isinstance(received[rank - 1], KeyError)
-    assert halves.receiver.open("x").meeting.key != before
     check_arrived(values, *halves.update(values, "3"))
+    assert halves.ranks[0]._group is not before
+
+
+@pytest.mark.parametrize("anew", ["sender", "rank"])
+def test_a_side_that_was_started_anew_forms_a_new_group_with_the_others(storage, anew):
+    halves, values = Halves(storage), tensors(1)
+    check_arrived(values, *halves.update(values, "1"))
+    if anew == "sender":
+        halves.sender = WeightSender(asyncio.to_thread, Registry())
+    else:
+        halves.ranks[1] = RankReceiver(CPU)
+    before = halves.ranks[0]._group
+    for version in ("2", "3"):
+        check_arrived(values, *halves.update(values, version))
+        assert halves.ranks[0]._group is not before
+    assert halves.ranks[0]._group.key == halves.ranks[1]._group.key
 
 
 def test_a_sender_that_fails_frees_the_ranks_and_the_next_update_arrives(storage):
@@ -196,8 +212,7 @@ def test_an_update_that_was_called_off_before_ranks_joined(storage):
 def test_a_rank_without_the_secret_gets_nothing(storage):
     receiver = TRANSPORT.create_receiver(dataclasses.replace(storage, n_ranks=1))
     plan = plan_of("nccl", receiver.open("1"), "1")
-    channel = plan.channel
-    guess = dataclasses.replace(channel, meeting=dataclasses.replace(channel.meeting, secret="guess"))
+    guess = dataclasses.replace(plan.channel, secret="guess")
     with ThreadPoolExecutor(1) as threads:
         stranger = threads.submit(lambda: list(RankReceiver(CPU).buckets(guess, 1)))
         with pytest.raises(WeightSyncError, match="does not know its secret"):
@@ -217,9 +232,3 @@ def test_what_carries_the_weights():
     assert nccl._backend(["cpu", "cuda GPU-1", "cuda GPU-1"]) == "gloo"
     with pytest.raises(WeightSyncError, match="two members of its group are on one GPU"):
         nccl._backend(["cuda GPU-1", "cuda GPU-2", "cuda GPU-1"])
-
-
-def test_a_channel_as_text_is_one_line_of_json(storage):
-    channel = TRANSPORT.create_receiver(storage).open("1")
-    assert json.loads(channel.text())["meeting"]["n_receivers"] == 2
-    assert read_channel(channel.text()) == channel

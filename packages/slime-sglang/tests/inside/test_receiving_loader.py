@@ -144,7 +144,9 @@ def test_what_is_wrong_is_said_and_the_sender_gets_to_its_end(
 @pytest.mark.parametrize("wrong", [torch.zeros(4, 3), torch.zeros(4, 4, dtype=torch.bfloat16)])
 def test_another_shape_or_dtype_is_refused_before_it_is_written(tmp_path, model, tensors, wrong):
     _, result = run(tmp_path, model, SPECS, [[(A, tensors[A]), (B, wrong)]])
-    assert f"{B}: found {'shape (4, 3)' if wrong.dtype == torch.float32 else 'dtype bfloat16'}" in result.error
+    assert (
+        f"{B}: found {'shape (4, 3)' if wrong.dtype == torch.float32 else 'dtype bfloat16'}" in result.error
+    )
     assert not result.is_written
     assert not model.get_parameter(A).any()
 

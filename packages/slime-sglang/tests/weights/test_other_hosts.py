@@ -55,7 +55,9 @@ def sender_of(model):
     return Sender({name: parameter.detach() for name, parameter in model.named_parameters()})
 
 
-def test_weights_reach_a_host_that_shares_a_disk_and_no_memory(model, model_path, tiny_llama, log_probs_of, tmp_path):
+def test_weights_reach_a_host_that_shares_a_disk_and_no_memory(
+    model, model_path, tiny_llama, log_probs_of, tmp_path
+):
     memory, held, key = tmp_path / "memory", ReservedPort(), new_key()
     port = held.number
     memory.mkdir()

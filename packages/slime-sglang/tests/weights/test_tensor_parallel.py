@@ -85,7 +85,7 @@ def test_a_tensor_that_is_missing_is_named_and_the_old_weights_serve(ranks, name
     del tensors[name]
     with pytest.raises(WeightSyncError, match=name):
         update(ranks, tensors, "bad", "memory")
-    check_serves(ranks, llama(4))
+    check_serves(ranks, llama(5))
 
 
 def test_bytes_that_change_on_their_way_are_named_by_the_rank_that_checks_them(ranks):
@@ -102,4 +102,4 @@ def test_bytes_that_change_on_their_way_are_named_by_the_rank_that_checks_them(r
         ranks.run(sync_weights(torn, ranks.engine, version="bad", timeout_s=240, transport="memory"))
     assert first in str(caught.value)
     assert second in str(caught.value)
-    check_serves(ranks, llama(4))
+    check_serves(ranks, llama(5))

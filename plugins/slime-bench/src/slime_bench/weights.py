@@ -132,7 +132,11 @@ async def _measure(
 def _report(seconds: Mapping[str, list[float]], n_bytes: int, options: argparse.Namespace) -> None:
     medians = {name: statistics.median(times[1:]) for name, times in seconds.items()}
     print(f"{options.model}, bfloat16, {n_bytes:,} bytes, median of {options.repeats} updates each:")
-    notes = {"copy": "a plain copy from memory to memory", "nccl": "by gloo", _BY_SOCKETS: "distributed, as to another machine"}
+    notes = {
+        "copy": "a plain copy from memory to memory",
+        "nccl": "by gloo",
+        _BY_SOCKETS: "distributed, as to another machine",
+    }
     for name in seconds:
         what = notes.get(name, "")
         spread = f"{min(seconds[name][1:]):.2f} to {max(seconds[name][1:]):.2f}"

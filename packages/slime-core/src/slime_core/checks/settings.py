@@ -170,7 +170,9 @@ def _weight_host(settings: Settings) -> Iterator[Problem]:
     host, is_met = section.update_weight_host, wanted_transport(section) in _MET
     is_loopback = host.startswith("127.")
     if not is_met and host != type(section)().update_weight_host:
-        yield Problem(where, f"{host}, with nobody to meet there", "--update-weight-transport distributed or nccl")
+        yield Problem(
+            where, f"{host}, with nobody to meet there", "--update-weight-transport distributed or nccl"
+        )
     elif is_met and not is_local_address(f"{host}:0"):
         yield Problem(where, host, "an IPv4 address of this machine, as `ip -4 address` prints them")
     elif is_met and is_loopback and settings.cluster.actor_num_nodes > 1:

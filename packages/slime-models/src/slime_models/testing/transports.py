@@ -18,7 +18,8 @@ from torch import Tensor
 from slime_models.tensor_spec import Spec
 from slime_models.transfer.fingerprint import fingerprint
 from slime_models.transfer.manifest import TensorCheck
-from slime_models.transfer.nccl import RankReceiver, RanksUpdate
+from slime_models.transfer.nccl import RankReceiver
+from slime_models.transfer.ranks_update import RanksUpdate
 from slime_models.transfer.staging import StagedTensors, StagedUpdate
 from slime_models.transfer.storage import UpdateStorage
 from slime_models.transfer.transport import Transport
@@ -114,7 +115,11 @@ def _joined(rank: RankReceiver, update: RanksUpdate) -> _Arrived:
     Raises:
         WeightSyncError: the sender left, or a tensor is unknown, misshapen or missing.
     """
-    check, tensors, sent = TensorCheck(update.specs, version=update.version), dict[str, Tensor](), dict[str, int]()
+    check, tensors, sent = (
+        TensorCheck(update.specs, version=update.version),
+        dict[str, Tensor](),
+        dict[str, int](),
+    )
     for bucket in rank.buckets(update.channel, update.take_ranks(1)):
         for entry in bucket.entries:
             check.see(entry.name, entry.shape, entry.dtype)

@@ -55,6 +55,16 @@ class BroadcastChannel:
     """Memory of the only receiver; None where all bytes are to go through the group."""
 
 
+def channel_text(channel: BroadcastChannel) -> str:
+    """Return a channel, of whose members none has the receiver's memory, as JSON."""
+    return json.dumps({**vars(channel), "memory": None})
+
+
+def read_channel(text: str) -> BroadcastChannel:
+    """Return what `channel_text` wrote."""
+    return BroadcastChannel(**json.loads(text))
+
+
 def open_store(host: str, timeout_s: float) -> Any:
     """Open a store where groups meet, on a free port of `host`; it lives as long as the object."""
     listener = socket.socket()

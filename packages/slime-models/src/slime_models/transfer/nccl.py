@@ -3,7 +3,8 @@
 Between GPUs the weights go by NCCL, where either side computes on a CPU by gloo; announcements (names, shapes, dtypes, fingerprints) go
 by gloo always. A bucket is one flat tensor. While a rank loads one, the next is on its way into another buffer. Nothing is staged: a
 rank proves each bucket by fingerprints of what it then holds, and one that finds a mistake after it has written is not to
-be used any more. The groups live for as long as updates succeed: NCCL takes seconds to form one.
+be used any more. A group stays for the next update, as NCCL takes seconds to form one; where a member says that it has another
+one or none, or an update failed, the next one forms anew.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from slime_models.tensor_spec import Spec
 from slime_models.transfer.broadcast import SENDER_ERROR_S, group_errors
 from slime_models.transfer.manifest import Entry, aligned, bytes_of, entries_of
 from slime_models.transfer.meeting import (
+    SENDER,
     BroadcastChannel,
     await_receivers,
     call_off,
@@ -38,80 +40,34 @@ from slime_models.transfer.meeting import (
     hear,
     open_store,
     receiver_key,
+    sender_is_there,
     tell,
 )
+from slime_models.transfer.ranks_update import RanksUpdate
 from slime_models.transfer.storage import UpdateStorage, pauses
 from slime_models.transfer.threads import copy_all
 from slime_models.transfer.transport import OnThread, ThreadSender, Transport
 
-#: Key under which the sender says which library carries the weights.
-_BACKEND = "backend"
-
-
-@dataclass(frozen=True, kw_only=True)
-class RanksChannel:
-    """Transport `nccl`: the group of the sender and the ranks of all servers, and one update through it."""
-
-    meeting: BroadcastChannel
-    """Where the group meets, if it is not there from earlier updates."""
-    update: str
-    """Key that the sender sets when it begins this update."""
-
-    def text(self) -> str:
-        """Return it as JSON."""
-        return json.dumps(asdict(self))
-
-
-def read_channel(text: str) -> RanksChannel:
-    """Return what `RanksChannel.text` wrote."""
-    values = json.loads(text)
-    return RanksChannel(meeting=BroadcastChannel(**values["meeting"]), update=values["update"])
-
-
-class RanksUpdate:
-    """An update that has begun, and that the ranks of the servers are to join.
-
-    Args:
-        version: of the update.
-        channel: of its plan.
-        specs: every tensor that it must have, by Hugging Face name.
-    """
-
-    def __init__(self, *, version: str, channel: RanksChannel, specs: Mapping[str, Spec]) -> None:
-        self.version, self.channel, self.specs = version, channel, specs
-        self.fingerprint: Fingerprint = {}
-        """Fingerprints that the sender announced; known once a server has loaded it."""
-        self._next_rank = 1
-
-    def take_ranks(self, count: int) -> int:
-        """Return the first of `count` ranks of the group in a row, which nobody else has."""
-        first, self._next_rank = self._next_rank, self._next_rank + count
-        return first
+#: Keys under which the sender says which group an update goes through, and which library carries its weights.
+_GROUP, _BACKEND = "group", "backend"
 
 
 class RankGroup:
-    """One member's side of the group: announcements by gloo, weights by gloo or NCCL.
+    """One member's side of a group: announcements by gloo, weights by gloo or NCCL.
 
     Args:
-        channel: where it meets.
+        store: where it forms, by `client_of`; holds `_BACKEND`.
         rank: 0 for the sender.
+        channel: of the update that it forms for.
         device: of this member's weights.
-        version: of the update that it is formed for, for messages.
 
     Raises:
-        WeightSyncError: the receiving side called the update off, or two members share a GPU.
-        DeadlineError: the others did not come in time.
         StrangerError: a member does not know the secret.
     """
 
-    def __init__(self, channel: BroadcastChannel, rank: int, device: torch.device, *, version: str) -> None:
+    def __init__(self, store: Any, rank: int, channel: BroadcastChannel, device: torch.device) -> None:
         self.key = channel.key
-        store, own = client_of(channel), _device_name(device)
-        if rank == 0:
-            names = [own, *await_receivers(store, channel, version=version)]
-            store.set(_BACKEND, _backend(names))
-        else:
-            store.set(receiver_key(rank), own)
+        """Which group it is."""
         self.told: Any = form_group(store, rank, channel)
         is_nccl = store.get(_BACKEND) == b"nccl"
         self._data: Any = _nccl_group(store, rank, channel) if is_nccl else self.told
@@ -123,6 +79,42 @@ class RankGroup:
         return self._data.broadcast(flat, 0)
 
 
+def group_of_sender(
+    before: RankGroup | None, channel: BroadcastChannel, device: torch.device, *, version: str
+) -> RankGroup:
+    """Return the group of an update as its sender: the one before, where all ranks are still in it, or a new one.
+
+    Raises:
+        WeightSyncError: the receiving side called the update off, or two members share a GPU.
+        DeadlineError: the ranks did not come in time.
+        StrangerError: a member does not know the secret.
+    """
+    store = client_of(channel)
+    store.set(SENDER, "1")
+    there = [json.loads(text) for text in await_receivers(store, channel, version=version)]
+    if before is not None and all(each["group"] == before.key for each in there):
+        store.set(_GROUP, before.key)
+        return before
+    store.set(_BACKEND, _backend([_device_name(device), *(each["device"] for each in there)]))
+    store.set(_GROUP, channel.key)
+    return RankGroup(store, 0, channel, device)
+
+
+def group_of_rank(
+    before: RankGroup | None, channel: BroadcastChannel, rank: int, device: torch.device
+) -> RankGroup:
+    """Return the group of an update as a rank of a server; see `group_of_sender`.
+
+    Raises:
+        StrangerError: a member does not know the secret.
+    """
+    store, held = client_of(channel), None if before is None else before.key
+    store.set(receiver_key(rank), json.dumps({"group": held, "device": _device_name(device)}))
+    if before is not None and store.get(_GROUP).decode() == before.key:
+        return before
+    return RankGroup(store, rank, channel, device)
+
+
 class RanksBroadcast:
     """One update, being sent. A context manager; `BlockingUpdate`.
 
@@ -132,9 +124,9 @@ class RanksBroadcast:
     """
 
     def __init__(self, plan: TransferPlan, groups: list[RankGroup]) -> None:
-        self._channel: RanksChannel = plan.channel
+        self._channel: BroadcastChannel = plan.channel
         self._version, self._groups = plan.version, groups
-        self._has_begun = False
+        self._group: RankGroup | None = None
         self._flat = torch.empty(0, dtype=torch.uint8)
 
     def __enter__(self) -> RanksBroadcast:
@@ -152,7 +144,7 @@ class RanksBroadcast:
             return 0
         entries, n_bytes = _placed(entries_of(bucket, fingerprints))
         with self._naming():
-            group = self._group(bucket[0][1].device)
+            group = self._joined(bucket[0][1].device)
             flat = self._flat_of(n_bytes, group.device)
             copy_all(
                 [
@@ -161,34 +153,29 @@ class RanksBroadcast:
                     if entry.n_bytes
                 ]
             )
-            tell(
-                group.told,
-                {"version": self._version, "n_bytes": n_bytes, "entries": [asdict(entry) for entry in entries]},
-            )
+            told = [asdict(entry) for entry in entries]
+            tell(group.told, {"version": self._version, "n_bytes": n_bytes, "entries": told})
             group.broadcast(flat).wait()
         return bytes_of(bucket)
 
     def end(self) -> None:
         """Say that there are no more buckets."""
         with self._naming():
-            tell(self._group(torch.device("cpu")).told, {})
+            tell(self._joined(torch.device("cpu")).told, {})
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         """Leave the update; after an error also the group, whose other members fail then."""
-        self._flat = torch.empty(0, dtype=torch.uint8)
+        self._flat, self._group = torch.empty(0, dtype=torch.uint8), None
         if kind is not None:
             self._groups.clear()
 
-    def _group(self, device: torch.device) -> RankGroup:
-        """Return the group of the update, which is formed where it is not there, and say at first that the update begins."""
-        meeting = self._channel.meeting
-        if not self._has_begun:
-            client_of(meeting).set(self._channel.update, "1")
-            self._has_begun = True
-        if not self._groups or self._groups[0].key != meeting.key:
-            self._groups.clear()
-            self._groups.append(RankGroup(meeting, 0, device, version=self._version))
-        return self._groups[0]
+    def _joined(self, device: torch.device) -> RankGroup:
+        """Return the group, which is formed with the first bucket, so that servers are paused no earlier."""
+        if self._group is None:
+            before = self._groups.pop() if self._groups else None
+            self._group = group_of_sender(before, self._channel, device, version=self._version)
+            self._groups.append(self._group)
+        return self._group
 
     def _flat_of(self, n_bytes: int, device: torch.device) -> Tensor:
         if self._flat.numel() < n_bytes or self._flat.device != device:
@@ -231,7 +218,7 @@ class RankReceiver:
         self._group: RankGroup | None = None
         self._flats = [torch.empty(0, dtype=torch.uint8)] * 2
 
-    def buckets(self, channel: RanksChannel, rank: int) -> Iterator[ReceivedBucket]:
+    def buckets(self, channel: BroadcastChannel, rank: int) -> Iterator[ReceivedBucket]:
         """Join an update as a rank of its group, and yield its buckets; the next one arrives while the caller has one.
 
         Raises:
@@ -239,7 +226,7 @@ class RankReceiver:
         """
         try:
             with group_errors():
-                group = self._joined(channel.meeting, rank)
+                self._group = group = group_of_rank(self._group, channel, rank, self._device)
             before: ReceivedBucket | None = None
             n_received = 0
             while message := self._heard(group):
@@ -268,12 +255,6 @@ class RankReceiver:
         with group_errors():
             return hear(group.told)
 
-    def _joined(self, meeting: BroadcastChannel, rank: int) -> RankGroup:
-        if self._group is None or self._group.key != meeting.key:
-            self._group = None
-            self._group = RankGroup(meeting, rank, self._device, version="")
-        return self._group
-
     def _flat_of(self, number: int, n_bytes: int, device: torch.device) -> Tensor:
         if self._flats[number].numel() < n_bytes:
             self._flats[number] = torch.empty(n_bytes, dtype=torch.uint8, device=device)
@@ -285,39 +266,34 @@ class RanksReceiver:
 
     def __init__(self, storage: UpdateStorage) -> None:
         self._storage = storage
-        self._meeting: BroadcastChannel | None = None
 
-    def open(self, version: str) -> RanksChannel:
-        """Return where the group meets; the same as before where the last update succeeded."""
+    def open(self, version: str) -> BroadcastChannel:
+        """Return where sender and ranks meet."""
         count = self._storage.n_ranks
         if count is None:
             raise WeightSyncError(
                 f"update to version {version}: transport nccl is for engines whose servers have ranks of their own; "
                 "leave --update-weight-transport away"
             )
-        if self._meeting is None or self._meeting.n_receivers != count:
-            self._meeting = BroadcastChannel(
-                host=self._storage.host,
-                port=self._store.port,
-                key=secrets.token_hex(8),
-                secret=secrets.token_hex(32),
-                n_receivers=count,
-                timeout_s=self._storage.timeout_s,
-            )
-        return RanksChannel(meeting=self._meeting, update=secrets.token_hex(8))
+        return BroadcastChannel(
+            host=self._storage.host,
+            port=self._store.port,
+            key=secrets.token_hex(8),
+            secret=secrets.token_hex(32),
+            n_receivers=count,
+            timeout_s=self._storage.timeout_s,
+        )
 
     async def arrive(self, plan: TransferPlan) -> RanksUpdate:
-        """Wait until the sender begins."""
-        channel: RanksChannel = plan.channel
-        view, waits = dist.PrefixStore(channel.meeting.key, self._store), pauses()
-        while not view.check([channel.update]):
+        """Wait until the sender has a bucket."""
+        waits = pauses()
+        while not sender_is_there(self._store, plan.channel):
             await asyncio.sleep(next(waits))
-        return RanksUpdate(version=plan.version, channel=channel, specs=self._storage.specs)
+        return RanksUpdate(version=plan.version, channel=plan.channel, specs=self._storage.specs)
 
     def give_up(self, plan: TransferPlan) -> None:
-        """Call the update off, and have the next one meet anew."""
-        call_off(self._store, plan.channel.meeting)
-        self._meeting = None
+        """Call the update off."""
+        call_off(self._store, plan.channel)
 
     @cached_property
     def _store(self) -> Any:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import TransferPlan
 from slime_core.weights.sync import Agreement
 
+from slime_models.transfer.ranks_update import RanksUpdate
 from slime_models.transfer.staging import StagedUpdate
 from slime_models.transfer.storage import UpdateStorage
 from slime_models.transfer.transport import TransportReceiver, transport_of
-
-if TYPE_CHECKING:
-    from slime_models.transfer.nccl import RanksUpdate
 
 
 class UpdateReceiver:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import Any, Protocol, Self
 
 from slime_core.errors import PluginError, WeightSyncError
 from slime_core.plugins.registry import Registry
@@ -17,11 +17,9 @@ from slime_core.runtime.daemon_thread import DaemonThread
 from slime_core.weights.sync import Bucket
 
 from slime_models.groups import TRANSPORTS
+from slime_models.transfer.ranks_update import RanksUpdate
 from slime_models.transfer.staging import StagedUpdate
 from slime_models.transfer.storage import UpdateStorage
-
-if TYPE_CHECKING:
-    from slime_models.transfer.nccl import RanksUpdate
 
 #: Awaits a function, called with the arguments, on the trainer's thread, where it may block.
 OnThread = Callable[..., Awaitable[Any]]

@@ -97,7 +97,9 @@ def external_problems(
             yield Problem(
                 "fleet.rollout_external_engine_addrs", repr(address), "host:port, each of them once"
             )
-        elif not is_local_address(address) and transport and not crosses_hosts(transport, registry, host=host):
+        elif (
+            not is_local_address(address) and transport and not crosses_hosts(transport, registry, host=host)
+        ):
             yield Problem(
                 "train.update_weight_transport",
                 f"{transport}, and the engine {address} on another host",

@@ -10,7 +10,7 @@ from contextlib import ExitStack, asynccontextmanager
 from slime_core.errors import DeadlineError, EngineError, WeightSyncError
 from slime_core.protocols import Completion, EngineLoad, Fingerprint, SamplingParams, Tokenizer, TransferPlan
 from slime_core.weights.sync import check_fingerprints
-from slime_models.transfer.nccl import RanksUpdate
+from slime_models.transfer.ranks_update import RanksUpdate
 from slime_models.transfer.receiver import UpdateReceiver
 from slime_models.transfer.staging import StagedUpdate
 

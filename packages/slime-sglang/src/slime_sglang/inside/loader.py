@@ -109,9 +109,7 @@ def missing(held: Iterable[str], sent: Container[str]) -> str | None:
     return f"{listed(left)}: the server's model has it, and no tensor is for it" if left else None
 
 
-def _places(
-    model: Any, staged: StagedTensors, request: LoaderRequest
-) -> Iterator[tuple[str, Tensor, Index]]:
+def _places(model: Any, staged: StagedTensors, request: LoaderRequest) -> Iterator[tuple[str, Tensor, Index]]:
     return held_tensors(
         model,
         {name: entry.shape for name, entry in staged.entries.items()},

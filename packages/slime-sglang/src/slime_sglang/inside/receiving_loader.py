@@ -112,7 +112,9 @@ class _Loading:
         for entry in bucket.entries:
             self._check.see(entry.name, entry.shape, entry.dtype)
             self.sent[entry.name] = entry.fingerprint
-        arrived = self._waiting | {entry.name: (entry, bucket.tensors[entry.name]) for entry in bucket.entries}
+        arrived = self._waiting | {
+            entry.name: (entry, bucket.tensors[entry.name]) for entry in bucket.entries
+        }
         self._waiting = {
             name: (entry, tensor.clone())
             for name, (entry, tensor) in arrived.items()

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 from slime_core.errors import DeadlineError, EngineError, WeightSyncError
 from slime_core.protocols import Fingerprint
-from slime_models.transfer.nccl import RanksUpdate
+from slime_models.transfer.ranks_update import RanksUpdate
 from slime_models.transfer.staging import StagedUpdate
 
 from slime_sglang.weights.description import write_description

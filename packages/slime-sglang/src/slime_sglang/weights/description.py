@@ -9,7 +9,8 @@ from pathlib import Path
 
 from slime_core.errors import WeightSyncError
 from slime_models.tensor_spec import Spec
-from slime_models.transfer.nccl import RanksChannel, RanksUpdate, read_channel
+from slime_models.transfer.meeting import BroadcastChannel, channel_text, read_channel
+from slime_models.transfer.ranks_update import RanksUpdate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,7 +18,7 @@ class UpdateDescription:
     """An update that ranks receive themselves."""
 
     version: str
-    channel: RanksChannel
+    channel: BroadcastChannel
     specs: Mapping[str, Spec]
     """Every tensor that it must have, by Hugging Face name."""
 
@@ -27,7 +28,7 @@ def write_description(update: RanksUpdate, path: Path) -> None:
     specs = {name: asdict(spec) for name, spec in update.specs.items()}
     path.touch(mode=0o600)
     path.write_text(
-        json.dumps({"version": update.version, "channel": update.channel.text(), "specs": specs})
+        json.dumps({"version": update.version, "channel": channel_text(update.channel), "specs": specs})
     )
 
 
@@ -43,9 +44,5 @@ def read_description(path: Path) -> UpdateDescription:
         raise WeightSyncError(
             f"{path}: the server's host does not see this file; --output-dir must be a folder that both hosts see under one name"
         ) from error
-    specs = {
-        name: Spec(**spec | {"shape": tuple(spec["shape"])}) for name, spec in values["specs"].items()
-    }
-    return UpdateDescription(
-        version=values["version"], channel=read_channel(values["channel"]), specs=specs
-    )
+    specs = {name: Spec(**spec | {"shape": tuple(spec["shape"])}) for name, spec in values["specs"].items()}
+    return UpdateDescription(version=values["version"], channel=read_channel(values["channel"]), specs=specs)
