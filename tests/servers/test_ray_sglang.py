@@ -21,11 +21,14 @@ def finish(command: list[str], *flags: str) -> None:
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
-#: How two ranks share the work: samples, each layer, or the layers.
+#: How two ranks share the work: samples, each layer, or the layers; and how one of them sends the weights.
 LAYOUTS = {
-    "dp2": [],
-    "tp2": ["--tensor-model-parallel-size", "2"],
-    "pp2": ["--pipeline-model-parallel-size", "2"],
+    "dp2": ["--update-weight-transport", "disk"],
+    "tp2": [
+        *("--tensor-model-parallel-size", "2"),
+        *("--update-weight-transport", "distributed", "--update-weight-mode", "delta"),
+    ],
+    "pp2": ["--pipeline-model-parallel-size", "2", "--update-weight-transport", "nccl"],
 }
 
 

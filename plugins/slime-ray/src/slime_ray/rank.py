@@ -144,17 +144,21 @@ class RankProcess:
 
     @answering
     async def send(self, plan: TransferPlan) -> Fingerprint:
-        """Take part in sending the weights. By a `RayChannel`, those of rank 0 wait for `next_bucket`; others keep none."""
-        if not isinstance(plan.channel, RayChannel):
-            return await self._trainer.send(plan)
+        """Take part in sending the weights: rank 0 sends them, and the others help to gather them and keep none.
+
+        By a `RayChannel`, those of rank 0 wait for `next_bucket`.
+        """
         channel = MemoryChannel()
-        sending = asyncio.ensure_future(self._trainer.send(dataclasses.replace(plan, channel=channel)))
         if self._rank.number == 0:
+            if not isinstance(plan.channel, RayChannel):
+                return await self._trainer.send(plan)
             self._outgoing.put_nowait(channel)
-            return await sending
+            return await self._trainer.send(dataclasses.replace(plan, channel=channel))
         emptying = asyncio.ensure_future(_empty(channel))
         try:
-            return await sending
+            return await self._trainer.send(
+                dataclasses.replace(plan, transport="memory", quantization=None, channel=channel)
+            )
         finally:
             emptying.cancel()
 
