@@ -20,8 +20,8 @@ from slime_megatron.settings.section import MegatronSection
 from slime_megatron.trainer import MegatronTrainer, create_trainer
 from slime_models.family.families.qwen3 import QWEN3
 from slime_models.hf.folder import HfCheckpoint
-from slime_models.transfer.disk import DiskChannel
 from slime_models.transfer.fingerprint import fingerprint
+from slime_models.transfer.transports.disk import DiskChannel
 
 from .conftest import make_batch, policy_gradient
 

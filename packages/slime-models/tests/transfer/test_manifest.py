@@ -9,9 +9,9 @@ import pytest
 from slime_core.errors import WeightSyncError
 from slime_core.plugins.registry import Registry
 from slime_models.quantization.scheme import specs_of
-from slime_models.transfer.delta import DeltaChannel
 from slime_models.transfer.manifest import Entry, TensorCheck, UpdateManifest, read_manifest
 from slime_models.transfer.sender import WeightSender
+from slime_models.transfer.transports.delta import DeltaChannel
 
 from .updates import plan_of, send, tensors
 

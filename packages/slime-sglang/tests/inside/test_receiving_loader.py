@@ -11,9 +11,9 @@ from slime_core.plugins.registry import Registry
 from slime_core.protocols import TransferPlan
 from slime_models.tensor_spec import Spec
 from slime_models.transfer.fingerprint import fingerprint, fingerprints_of
-from slime_models.transfer.nccl import TRANSPORT
 from slime_models.transfer.sender import WeightSender
 from slime_models.transfer.storage import UpdateStorage
+from slime_models.transfer.transports.nccl import TRANSPORT
 from slime_sglang.inside.receiving_loader import receive
 from slime_sglang.weights.description import write_description
 from slime_sglang.weights.protocol import LoaderRequest, read_result

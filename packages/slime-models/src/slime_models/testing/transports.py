@@ -18,11 +18,11 @@ from torch import Tensor
 from slime_models.tensor_spec import Spec
 from slime_models.transfer.fingerprint import fingerprint
 from slime_models.transfer.manifest import TensorCheck
-from slime_models.transfer.nccl import RankReceiver
 from slime_models.transfer.ranks_update import RanksUpdate
 from slime_models.transfer.staging import StagedTensors, StagedUpdate
 from slime_models.transfer.storage import UpdateStorage
 from slime_models.transfer.transport import Transport
+from slime_models.transfer.transports.nccl import RankReceiver
 
 #: Seconds that a whole check may take.
 PATIENCE_S = 120.0

@@ -1,1 +1,1 @@
-"""Sending weights from a trainer to an engine: one module a transport, the manifest of an update, fingerprints."""
+"""Sending weights from a trainer to an engine: what transports have in common, the manifest of an update, fingerprints."""

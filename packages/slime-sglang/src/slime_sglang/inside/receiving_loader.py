@@ -10,8 +10,8 @@ import torch
 from slime_core.errors import WeightSyncError
 from slime_models.transfer.fingerprint import fingerprints_of
 from slime_models.transfer.manifest import Entry, TensorCheck, listed
-from slime_models.transfer.nccl import RankReceiver, ReceivedBucket
 from slime_models.transfer.threads import PlainCopies
+from slime_models.transfer.transports.nccl import RankReceiver, ReceivedBucket
 from torch import Tensor
 
 from slime_sglang.inside.loader import answer, fingerprints_held, missing, read_request

@@ -15,13 +15,13 @@ import pytest
 import torch
 from slime_core.errors import WeightSyncError
 from slime_models.tensor_spec import Spec
-from slime_models.transfer.broadcast import Broadcast, receive_broadcast
 from slime_models.transfer.fingerprint import fingerprint
 from slime_models.transfer.manifest import check_manifest
 from slime_models.transfer.meeting import BroadcastChannel, call_off, open_store, own_address
 from slime_models.transfer.staging import StagedTensors, StagingFolder
+from slime_models.transfer.transports.broadcast import Broadcast, receive_broadcast
 
-from .updates import SHAPES, bits, plan_of, tensors
+from ..updates import SHAPES, bits, plan_of, tensors
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def test_a_receiver_that_dies_in_a_broadcast_frees_the_sender(meeting):
     _, channel = meeting
     assert "secret" not in repr(channel)
     program = (
-        "import pickle\nfrom slime_models.transfer.broadcast import *\n"
+        "import pickle\nfrom slime_models.transfer.transports.broadcast import *\n"
         f"receive_broadcast(pickle.loads({pickle.dumps(channel)!r}), 1, lambda name, n_bytes: None)"
     )
     receiver = subprocess.Popen([sys.executable, "-c", program])

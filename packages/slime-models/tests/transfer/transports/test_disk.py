@@ -8,13 +8,13 @@ import pytest
 import torch
 from slime_core.plugins.registry import Registry
 from slime_models.hf.folder import HfCheckpoint
-from slime_models.transfer.delta import DeltaChannel
-from slime_models.transfer.disk import DiskChannel
 from slime_models.transfer.manifest import read_manifest
 from slime_models.transfer.sender import WeightSender
 from slime_models.transfer.staging import StagedTensors
+from slime_models.transfer.transports.delta import DeltaChannel
+from slime_models.transfer.transports.disk import DiskChannel
 
-from .updates import plan_of, send, tensors
+from ..updates import plan_of, send, tensors
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ import torch
 from slime_core.errors import WeightSyncError
 from slime_core.plugins.registry import Registry
 from slime_models.transfer.changes import CHANGES, apply_changes, encode_changes
-from slime_models.transfer.delta import DeltaChannel
 from slime_models.transfer.manifest import read_manifest
 from slime_models.transfer.sender import WeightSender
+from slime_models.transfer.transports.delta import DeltaChannel
 
-from .updates import bits, plan_of, send, tensors
+from ..updates import bits, plan_of, send, tensors
 
 
 @pytest.mark.parametrize("encoding", ["xor", "overwrite"])

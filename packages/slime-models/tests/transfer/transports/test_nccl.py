@@ -13,15 +13,15 @@ import torch
 from slime_core.errors import DeadlineError, WeightSyncError
 from slime_core.plugins.registry import Registry
 from slime_models.tensor_spec import Spec
-from slime_models.transfer import nccl
 from slime_models.transfer.fingerprint import fingerprint
 from slime_models.transfer.meeting import channel_text, read_channel
-from slime_models.transfer.nccl import TRANSPORT, RankReceiver
 from slime_models.transfer.ranks_update import RanksUpdate
 from slime_models.transfer.sender import WeightSender
 from slime_models.transfer.storage import UpdateStorage
+from slime_models.transfer.transports import nccl
+from slime_models.transfer.transports.nccl import TRANSPORT, RankReceiver
 
-from .updates import SHAPES, bits, buckets, plan_of, tensors
+from ..updates import SHAPES, bits, buckets, plan_of, tensors
 
 CPU = torch.device("cpu")
 

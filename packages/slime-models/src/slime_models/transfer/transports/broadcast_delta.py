@@ -11,13 +11,13 @@ from slime_core.protocols import Fingerprint, TransferPlan
 from slime_core.weights.sync import Bucket
 from torch import Tensor
 
-from slime_models.transfer.broadcast import Broadcast, BroadcastReceiver, Part, receive_parts
 from slime_models.transfer.changes import Encoding
-from slime_models.transfer.delta import Changes, LastSent
 from slime_models.transfer.meeting import BroadcastChannel
 from slime_models.transfer.staging import StagedUpdate, StagingFolder
 from slime_models.transfer.storage import UpdateStorage
 from slime_models.transfer.transport import OnThread, Transport, UpdateOnThread
+from slime_models.transfer.transports.broadcast import Broadcast, BroadcastReceiver, Part, receive_parts
+from slime_models.transfer.transports.delta import Changes, LastSent
 
 
 @dataclass(frozen=True, kw_only=True)

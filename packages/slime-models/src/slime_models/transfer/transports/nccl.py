@@ -27,7 +27,6 @@ from slime_core.weights.sync import Bucket
 from torch import Tensor
 
 from slime_models.tensor_spec import Spec
-from slime_models.transfer.broadcast import SENDER_ERROR_S, group_errors
 from slime_models.transfer.manifest import Entry, aligned, bytes_of, entries_of
 from slime_models.transfer.meeting import (
     SENDER,
@@ -47,6 +46,7 @@ from slime_models.transfer.ranks_update import RanksUpdate
 from slime_models.transfer.storage import UpdateStorage, pauses
 from slime_models.transfer.threads import copy_all
 from slime_models.transfer.transport import OnThread, ThreadSender, Transport
+from slime_models.transfer.transports.broadcast import SENDER_ERROR_S, group_errors
 
 #: Keys under which the sender says which group an update goes through, and which library carries its weights.
 _GROUP, _BACKEND = "group", "backend"

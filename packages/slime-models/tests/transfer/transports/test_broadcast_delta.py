@@ -10,12 +10,12 @@ import torch
 from slime_core.errors import DeltaBaseError, WeightSyncError
 from slime_core.plugins.registry import Registry
 from slime_models.tensor_spec import Spec
-from slime_models.transfer.broadcast_delta import TRANSPORT
 from slime_models.transfer.sender import WeightSender
 from slime_models.transfer.staging import StagedTensors
 from slime_models.transfer.storage import UpdateStorage
+from slime_models.transfer.transports.broadcast_delta import TRANSPORT
 
-from .updates import SHAPES, buckets, plan_of, tensors
+from ..updates import SHAPES, buckets, plan_of, tensors
 
 
 @pytest.fixture

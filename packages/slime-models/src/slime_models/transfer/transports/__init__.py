@@ -1,0 +1,1 @@
+"""The transports: a module each, with both halves."""
