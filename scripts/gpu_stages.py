@@ -338,14 +338,16 @@ def ranks_on_one_gpu(stage: Stage) -> dict[str, Any]:
 
 
 def transports(stage: Stage) -> dict[str, Any]:
-    """Every transport of weights, from tensors of the device: what arrives, and what must not."""
+    """Every transport of weights, from tensors of the device: what arrives, and what must not. By NCCL where there are two GPUs."""
+    import torch
     from slime_core.plugins.registry import Registry
     from slime_models.testing.transports import check_transport
 
-    names, registry = ("memory", "distributed", "disk", "disk-delta"), Registry.from_environment()
+    registry = Registry.from_environment()
+    names = sorted(plugin.name for plugin in registry.plugins("slime.transports"))
     for name in names:
         check_transport(registry.resolve("slime.transports", name), device=stage.device)
-    return {"checked": names}
+    return {"checked": names, "by_nccl": torch.cuda.device_count() > 1}
 
 
 def kernels(stage: Stage) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def check_transport(transport: Transport, *, device: str = "cpu") -> None:
 
     Args:
         transport: what is checked.
-        device: of the tensors that are sent.
+        device: of the tensors that are sent. Ranks of servers are on the second GPU where that is `cuda`; on the CPU where there is none.
 
     Raises:
         ContractError: says which promise is broken.
@@ -135,7 +135,7 @@ class _Halves:
         self._where, self._storage, self._name = where, storage, transport.name
         self._sender = transport.create_sender(asyncio.to_thread)
         self._receiver = transport.create_receiver(storage)
-        self._rank = RankReceiver(torch.device(device))
+        self._rank = RankReceiver(_device_of_rank(device))
 
     async def check_arrives(self, version: str, tensors: Mapping[str, Tensor]) -> None:
         """Check that an update is the one that was sent."""
@@ -225,6 +225,13 @@ class _Halves:
             self._receiver.give_up(plan)
         self._storage.forget()
         self._storage.drop_folders()
+
+
+def _device_of_rank(device: str) -> torch.device:
+    """Return the device of the rank that joins updates: another GPU than the sender's, as NCCL wants it, or the CPU."""
+    if torch.device(device).type == "cuda" and torch.cuda.device_count() > 1:
+        return torch.device("cuda", 1)
+    return torch.device("cpu")
 
 
 def _outcome[T](task: asyncio.Task[T]) -> T | BaseException | None:
