@@ -334,10 +334,17 @@ def test_a_staged_tensor_that_changed_is_named_and_the_old_weights_keep_serving(
     assert answer.log_probs == pytest.approx(old.log_probs(PROMPT, answer.tokens), abs=1e-5)
 
 
-def test_an_unknown_transport_is_refused(tiny):
+@pytest.mark.parametrize(
+    ("transport", "why"),
+    [
+        ("pigeon", r"version 1: slime\.transports: no plugin is named 'pigeon'"),
+        ("nccl", "version 1: transport nccl is for engines whose servers have ranks of their own"),
+    ],
+)
+def test_an_unknown_transport_and_one_for_ranks_of_servers_are_refused(tiny, transport, why):
     async def body(engine):
-        with pytest.raises(WeightSyncError, match=r"version 1: slime\.transports: no plugin is named 'nccl'"):
-            await engine.open_update("nccl", "1")
+        with pytest.raises(WeightSyncError, match=why):
+            await engine.open_update(transport, "1")
 
     scenario(tiny("llama"), body)
 
