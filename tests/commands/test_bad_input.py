@@ -284,6 +284,13 @@ def test_weight_transport_that_the_engine_lacks(refuse):
     )
 
 
+def test_weight_transport_for_ranks_of_servers_with_an_engine_that_has_none(refuse):
+    message = refuse(
+        "--rollout-engine", "torch", "--train-backend", "megatron", "--update-weight-transport", "nccl"
+    )
+    assert "found nccl with the engine torch, which has no servers whose ranks could join" in message
+
+
 def test_weight_folder_that_is_a_file_or_that_nothing_goes_to(refuse, letters):
     message = refuse("--update-weight-disk-dir", str(letters))
     assert "train.update_weight_disk_dir: found" in message

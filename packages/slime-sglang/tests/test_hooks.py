@@ -156,6 +156,30 @@ def test_engines_on_other_hosts_get_weights_by_disk_or_none_at_all() -> None:
     assert "found disk-delta, and the engine 192.0.2.1:1 on another host; wanted disk, in full" in problem
 
 
+def test_engines_on_other_hosts_get_weights_by_their_ranks_where_they_can_reach_this_one() -> None:
+    nccl = ("--rollout-external-engine-addrs", "192.0.2.1:1", "--update-weight-transport", "nccl")
+    (problem,) = problems_of(*REQUIRED, *nccl)
+    assert "nccl, and the engine 192.0.2.1:1 on another host" in problem
+    assert "--update-weight-host with an address that the other reaches" in problem
+    assert problems_of(*REQUIRED, *nccl, "--update-weight-host", "192.0.2.9") == []
+
+
+@pytest.mark.parametrize(
+    ("flag", "why"),
+    [
+        (
+            "--use-fault-tolerance",
+            "found nccl with use_fault_tolerance; wanted memory, distributed or disk; a server that is",
+        ),
+        ("--colocate", "found nccl with colocate; wanted memory, distributed or disk; NCCL refuses"),
+    ],
+)
+def test_what_updates_that_are_staged_nowhere_do_not_go_with_is_refused(flag: str, why: str) -> None:
+    assert problems_of(*REQUIRED, "--update-weight-transport", "nccl") == []
+    (problem,) = problems_of(*REQUIRED, "--update-weight-transport", "nccl", flag)
+    assert why in problem
+
+
 def build_problems(*flags: str, folder: Path = Path("m")) -> list[str]:
     registry = Registry.from_environment()
     settings = load_settings([], [*REQUIRED, *flags, "--hf-checkpoint", str(folder)], registry=registry)

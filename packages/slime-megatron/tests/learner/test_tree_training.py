@@ -44,17 +44,17 @@ def both_ways(make_learner, folder, batch, *, megatron=None, max_tokens=1000, **
     return found
 
 
-def check_equal(linear, shared):
-    """The gradient as a whole within 1e-6, and each tensor's within 4e-6, by the norm of the difference; log-probs and metrics.
+def check_equal(linear, shared, *, bound=2e-6):
+    """The gradient as a whole within 1e-6, and each tensor's within the bound, by the norm of the difference; log-probs and metrics.
 
-    Small tensors differ by up to 1.2e-6 already where samples by themselves are cut into other micro-batches (routers, on a CPU without
-    AMX), and by 2e-6 where they are a delta net's.
+    On a CPU without AMX small tensors differ by up to 1.5e-6. Those of samples by themselves differ by 1.2e-6 where they are only cut into
+    other micro-batches.
     """
     apart, sizes = [], []
     for name, wanted in linear[1].items():
         apart.append((shared[1][name] - wanted).norm())
         sizes.append(wanted.norm())
-        assert apart[-1] <= 4e-6 * sizes[-1], name
+        assert apart[-1] <= bound * sizes[-1], name
     assert torch.stack(apart).norm() <= 1e-6 * torch.stack(sizes).norm()
     assert (shared[2] - linear[2]).abs().max() <= 1e-5
     for name, value in linear[0].items():
@@ -74,7 +74,8 @@ def check_equal(linear, shared):
 def test_gradients_and_log_probs_are_those_of_each_sample_by_itself(make_learner, folders, kind):
     """Each sample has its own reward and mask, so that a token of several is trained by the sum of what they say."""
     linear, shared = both_ways(make_learner, folders[kind], conversations())
-    check_equal(linear, shared)
+    # A delta net's small tensors differ by 2e-6 already where samples by themselves are cut into other micro-batches.
+    check_equal(linear, shared, bound=4e-6 if kind == "qwen3_next" else 2e-6)
     assert (linear[0]["perf/forwarded_tokens"], shared[0]["perf/forwarded_tokens"]) == (LINEAR, SHARED)
 
 

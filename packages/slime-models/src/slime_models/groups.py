@@ -1,6 +1,8 @@
 """The groups of model families and of weight transports. Imports no torch."""
 
+from slime_core.errors import PluginError
 from slime_core.plugins.groups import Group
+from slime_core.plugins.registry import Registry
 
 MODELS = Group(
     "slime.models",
@@ -22,3 +24,13 @@ TRANSPORTS = Group(
 
 #: The transports of this package, best first.
 OWN_TRANSPORTS = ("memory", "distributed", "disk-delta", "disk")
+
+
+def is_by_ranks(transport: str | None, registry: Registry) -> bool:
+    """Return whether ranks of servers receive the updates of a transport themselves; of one that is not there others tell."""
+    if transport is None:
+        return False
+    try:
+        return bool(registry.resolve(TRANSPORTS.name, transport).by_ranks)
+    except PluginError:
+        return False

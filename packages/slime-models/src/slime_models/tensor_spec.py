@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 Shape = tuple[int, ...]
 
@@ -22,3 +23,8 @@ class Spec:
     def n_bytes(self) -> int:
         """How many bytes it has."""
         return math.prod(self.shape) * int(getattr(torch, self.dtype).itemsize)
+
+    def view(self, memory: Tensor, offset: int) -> Tensor:
+        """Return the tensor that lies at an offset of memory, [n_bytes] uint8."""
+        part = memory[offset : offset + self.n_bytes]
+        return part.view(getattr(torch, self.dtype)).view(self.shape)

@@ -81,6 +81,16 @@ def test_ranks_of_an_engine_share_weights_and_heads(question):
     assert found.host == {"shared memory": 2 * 2104 // 8}  # a staged update, once for all
 
 
+@pytest.mark.parametrize(
+    ("flags", "is_staged"),
+    [((), True), (("disk",), False), (("disk", "--update-weight-mode", "delta"), True), (("nccl",), False)],
+)
+def test_what_is_staged_in_shared_memory_counts_there(question, flags, is_staged):
+    transport = ("--update-weight-transport", *flags) if flags else ()
+    (found,) = engine_memory(question(*transport, kind="cpu"))
+    assert found.host == ({"shared memory": 2 * 2104} if is_staged else {})
+
+
 def test_the_first_gpu_is_the_one_that_is_given(question):
     (found,) = engine_memory(question("--sglang-base-gpu-id", "4"))
     assert found.first_device == 4

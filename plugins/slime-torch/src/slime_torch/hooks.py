@@ -10,7 +10,8 @@ from slime_core.config.settings import Settings
 from slime_core.errors import Problem
 from slime_core.plugins.hooks import Section, hookimpl
 from slime_core.plugins.registry import Registry
-from slime_core.weights.sync import transport_problems
+from slime_core.weights.sync import transport_problems, wanted_transport
+from slime_models.groups import is_by_ranks
 
 from slime_torch.section import CAPABILITIES, TorchSection
 
@@ -30,11 +31,11 @@ def slime_check_config(settings: Settings, registry: Registry) -> Iterable[Probl
     if settings.rollout.rollout_engine != "torch":
         return
     yield from transport_problems(settings.train, "engine torch", CAPABILITIES, registry)
-    transport = settings.train.update_weight_transport
-    if transport == "nccl":
+    transport = wanted_transport(settings.train)
+    if is_by_ranks(transport, registry):
         yield Problem(
             "train.update_weight_transport",
-            "nccl with the engine torch, which has no servers whose ranks could join",
+            f"{transport} with the engine torch, which has no servers whose ranks could join",
             f"one of {', '.join(CAPABILITIES.transports)}",
         )
 

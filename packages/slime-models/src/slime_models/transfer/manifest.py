@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 from slime_core.errors import WeightSyncError
@@ -43,6 +43,11 @@ class Entry:
     """`whole` where the bytes are the tensor, else the encoding of its changes (see `delta`)."""
     n_changed: int | None = None
     """Number of changed elements; None for a whole tensor."""
+
+    @property
+    def spec(self) -> Spec:
+        """Shape and dtype."""
+        return Spec(shape=self.shape, dtype=self.dtype)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +88,7 @@ class _EntryText(_Strict):
     n_changed: _Count | None
 
     def entry(self) -> Entry:
-        return Entry(**self.model_dump() | {"shape": tuple(self.shape)})
+        return entry_of(self.model_dump())
 
 
 class _ManifestText(_Strict):
@@ -186,6 +191,11 @@ def entries_of(bucket: Bucket, fingerprints: Fingerprint) -> list[Entry]:
         )
         for name, tensor in bucket
     ]
+
+
+def entry_of(values: Mapping[str, Any]) -> Entry:
+    """Return an entry from its fields as JSON has them."""
+    return Entry(**{**values, "shape": tuple(values["shape"])})
 
 
 def bytes_of(bucket: Bucket) -> int:

@@ -8,6 +8,7 @@ the others that it knows the channel's secret before anything is sent. What is s
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import json
 import secrets
@@ -16,6 +17,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -24,7 +26,7 @@ from slime_core.errors import DeadlineError, WeightSyncError
 from torch import Tensor
 
 from slime_models.transfer.same_host import MemoryAddress
-from slime_models.transfer.storage import pauses
+from slime_models.transfer.storage import UpdateStorage, pauses
 
 #: Its type stubs lack stores and bare groups.
 dist: Any = torch.distributed
@@ -65,6 +67,43 @@ def read_channel(text: str) -> BroadcastChannel:
     return BroadcastChannel(**json.loads(text))
 
 
+class MeetingPlace:
+    """Where the receiving side of updates has members of groups meet: a store at its address, opened on first use.
+
+    Args:
+        storage: says at which address, and how long members wait for one another.
+    """
+
+    def __init__(self, storage: UpdateStorage) -> None:
+        self._storage = storage
+
+    def channel(self, *, n_receivers: int, memory: MemoryAddress | None = None) -> BroadcastChannel:
+        """Return a new channel, whose key and secret nobody else has."""
+        return BroadcastChannel(
+            host=self._storage.host,
+            port=self._store.port,
+            key=secrets.token_hex(8),
+            secret=secrets.token_hex(32),
+            n_receivers=n_receivers,
+            timeout_s=self._storage.timeout_s,
+            memory=memory,
+        )
+
+    async def sender_comes(self, channel: BroadcastChannel) -> None:
+        """Wait until the sender of a channel is there."""
+        view, waits = dist.PrefixStore(channel.key, self._store), pauses()
+        while not view.check([SENDER]):
+            await asyncio.sleep(next(waits))
+
+    def call_off(self, channel: BroadcastChannel) -> None:
+        """Tell a sender that waits for receivers that none will come."""
+        call_off(self._store, channel)
+
+    @cached_property
+    def _store(self) -> Any:
+        return open_store(self._storage.host, self._storage.timeout_s)
+
+
 def open_store(host: str, timeout_s: float) -> Any:
     """Open a store where groups meet, on a free port of `host`; it lives as long as the object."""
     listener = socket.socket()
@@ -87,9 +126,9 @@ def own_address(channel: BroadcastChannel) -> str:
     return address
 
 
-def sender_is_there(store: Any, channel: BroadcastChannel) -> bool:
-    """Return whether the sender waits for the receivers."""
-    return bool(dist.PrefixStore(channel.key, store).check([SENDER]))
+def call_off(store: Any, channel: BroadcastChannel) -> None:
+    """Tell a sender that waits for receivers that none will come."""
+    dist.PrefixStore(channel.key, store).set(OFF, "1")
 
 
 def await_receivers(store: Any, channel: BroadcastChannel, *, version: str) -> list[str]:
@@ -118,11 +157,6 @@ def await_receivers(store: Any, channel: BroadcastChannel, *, version: str) -> l
             )
         time.sleep(next(waits))
     return [store.get(key).decode() for key in keys]
-
-
-def call_off(store: Any, channel: BroadcastChannel) -> None:
-    """Tell a sender that waits for receivers that none will come."""
-    dist.PrefixStore(channel.key, store).set(OFF, "1")
 
 
 def broadcast_all(group: Any, tensors: Iterable[Tensor]) -> None:

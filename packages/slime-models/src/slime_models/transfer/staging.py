@@ -212,7 +212,7 @@ class StagingFolder:
         self._entries.append(replace(entry, offset=self._offsets[name], n_bytes=spec.n_bytes))
 
     def _view(self, name: str) -> Tensor:
-        return _view(self._bytes, self._offsets[name], self._specs[name])
+        return self._specs[name].view(self._bytes, self._offsets[name])
 
 
 class StagedTensors:
@@ -237,8 +237,7 @@ class StagedTensors:
         if path.exists():
             memory = self._mapped(path, None if before is None else before._memory)
             self._tensors = {
-                name: _view(memory, entry.offset, Spec(shape=entry.shape, dtype=entry.dtype))
-                for name, entry in self.entries.items()
+                name: entry.spec.view(memory, entry.offset) for name, entry in self.entries.items()
             }
         else:
             self._tensors = HfCheckpoint(folder)
@@ -290,10 +289,6 @@ def _reserve(path: Path, *, n_bytes: int) -> None:
 
 def _mapped(path: Path, *, n_bytes: int) -> Tensor:
     return torch.from_file(str(path), shared=True, size=n_bytes, dtype=torch.uint8)
-
-
-def _view(memory: Tensor, offset: int, spec: Spec) -> Tensor:
-    return memory[offset : offset + spec.n_bytes].view(getattr(torch, spec.dtype)).view(spec.shape)
 
 
 def _name(dtype: torch.dtype) -> str:

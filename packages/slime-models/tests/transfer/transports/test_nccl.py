@@ -155,7 +155,7 @@ def test_a_rank_that_leaves_ends_the_update_and_the_next_one_meets_anew(storage,
     before = halves.ranks[0]._group
     sent, received = halves.update(values, "2", **{f"rank_{rank}": {"fails_after": 1}})
     assert isinstance(sent, WeightSyncError)
-    assert "version 2: a rank of a server left or hung" in str(sent)
+    assert "version 2: a receiver left or hung during the broadcast" in str(sent)
     assert isinstance(received[rank - 1], KeyError)
     check_arrived(values, *halves.update(values, "3"))
     assert halves.ranks[0]._group is not before

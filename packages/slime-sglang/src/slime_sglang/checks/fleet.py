@@ -10,10 +10,11 @@ from slime_core.errors import ConfigError, Problem
 from slime_core.plugins.registry import Registry
 from slime_core.runtime.processes.ports import is_local_address
 from slime_core.weights.sync import wanted_transport
+from slime_models.groups import is_by_ranks
 
 from slime_sglang.http.api_key import read_key
 from slime_sglang.settings.section import FleetSection, SglangSection
-from slime_sglang.settings.server import crosses_hosts, is_by_ranks
+from slime_sglang.settings.server import crosses_hosts
 from slime_sglang.settings.topology import all_gpus
 
 
@@ -92,8 +93,8 @@ def external_problems(
                 "external engines bring their own GPUs and arguments",
             )
     for address in addresses:
-        host, _, port = address.rpartition(":")
-        if not host or not port.isdecimal() or not 0 < int(port) < 65536 or addresses.count(address) > 1:
+        name, _, port = address.rpartition(":")
+        if not name or not port.isdecimal() or not 0 < int(port) < 65536 or addresses.count(address) > 1:
             yield Problem(
                 "fleet.rollout_external_engine_addrs", repr(address), "host:port, each of them once"
             )

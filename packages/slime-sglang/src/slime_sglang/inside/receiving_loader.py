@@ -33,7 +33,8 @@ def receive(model: Any, named_tensors: Sequence[tuple[str, Tensor]]) -> None:
     request = read_request(named_tensors)
     loading: _Loading | None = None
     error: Exception | None = None
-    try:  # raising would end the server
+    # Raising would end the server; and a rank that leaves before the end breaks the group for all others.
+    try:
         update = read_description(Path(request.folder))
         try:
             loading = _Loading(model, update, request)

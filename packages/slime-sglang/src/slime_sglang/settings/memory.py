@@ -12,6 +12,8 @@ from slime_core.config.derive import compute_dtype
 from slime_core.errors import PluginError
 from slime_core.protocols.memory import MemoryEstimate, Remedy
 from slime_core.run.build import resolve_model
+from slime_core.weights.sync import wanted_transport
+from slime_models.groups import is_by_ranks
 from slime_models.hf.config import read_config
 
 from slime_sglang.settings.section import FleetSection, SglangSection
@@ -81,7 +83,9 @@ def _of_model(
     whole = min(shapes, _folder_bytes(folder) or shapes)  # quantised weights are fewer bytes
     base = int(section.server_args.get("base_gpu_id") or 0)
     placements = topology.placements(model)
-    staged = whole if is_policy and settings.train.update_weight_transport != "disk" else 0
+    transport = wanted_transport(settings.train)
+    is_staged = is_policy and transport != "disk" and not is_by_ranks(transport, question.registry)
+    staged = whole if is_staged else 0
     n_ranks = sum(placement.num_gpus for placement in placements)
     of_kind: dict[str, list[EnginePlacement]] = {}
     for placement in placements:

@@ -71,13 +71,3 @@ def crosses_hosts(transport: str, registry: Registry, *, host: str) -> bool:
     except PluginError:
         return True
     return bool(found.crosses_hosts) and not (found.by_ranks and host.startswith("127."))
-
-
-def is_by_ranks(transport: str | None, registry: Registry) -> bool:
-    """Return whether ranks of servers receive the updates of a transport themselves; of one that is not there others tell."""
-    if transport is None:
-        return False
-    try:
-        return bool(registry.resolve(TRANSPORTS.name, transport).by_ranks)
-    except PluginError:
-        return False

@@ -1,1 +1,1 @@
-"""Weight updates: received by a transport, staged on the servers' host, checked, loaded and proven by the servers."""
+"""Weight updates: staged on the servers' host or received by their ranks, checked, loaded and proven by the servers."""

@@ -1,4 +1,4 @@
-"""`create_receiver`: what receives the weight updates of the servers, staged in shared memory of their host."""
+"""`create_receiver`: what agrees on the weight updates of the servers, and stages those that are staged in shared memory of their host."""
 
 from __future__ import annotations
 

@@ -10,11 +10,11 @@ up may still write the bucket that it has begun; fingerprints tell, as they are 
 from __future__ import annotations
 
 import asyncio
-import secrets
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,31 +23,28 @@ from slime_core.protocols import Fingerprint, TransferPlan
 from slime_core.weights.sync import Bucket
 from torch import Tensor
 
-from slime_models.tensor_spec import Spec
-from slime_models.transfer.manifest import Entry, UpdateManifest, bytes_of, entries_of
+from slime_models.transfer.manifest import Entry, UpdateManifest, bytes_of, entries_of, entry_of
 from slime_models.transfer.meeting import (
     SENDER,
     BroadcastChannel,
+    MeetingPlace,
     StrangerError,
     await_receivers,
     broadcast_all,
-    call_off,
     client_of,
     form_group,
     hear,
-    open_store,
     receiver_key,
-    sender_is_there,
     tell,
 )
 from slime_models.transfer.same_host import MemoryAddress, SharedWeights
 from slime_models.transfer.staging import StagedUpdate
-from slime_models.transfer.storage import UpdateStorage, pauses
+from slime_models.transfer.storage import UpdateStorage
 from slime_models.transfer.threads import copy_all
 from slime_models.transfer.transport import OnThread, ThreadSender, Transport
 
-#: Seconds that a sender which failed in a broadcast gets to raise its error, which cancels the receiver.
-SENDER_ERROR_S = 2.0
+#: Seconds that one side of a broadcast waits with its error where the other failed: that one knows why, and its error ends both.
+OTHERS_ERROR_S = 2.0
 
 
 class MappedMemory:
@@ -119,28 +116,19 @@ class Broadcast:
             WeightSyncError: a receiver left or hung.
         """
         told = {"version": self._version, "base": base, "is_there": data is None}
-        with self._naming():
+        assert self._group is not None, "put outside the context"
+        with receiver_errors(self._version):
             tell(self._group, told | {"entries": [asdict(entry) for entry in entries]})
             broadcast_all(self._group, data or ())
 
     def end(self) -> None:
         """Say that there are no more buckets."""
-        with self._naming():
+        with receiver_errors(self._version):
             tell(self._group, {})
 
     def __exit__(self, *error: object) -> None:
         """Leave the group; receivers that wait for more then fail."""
         self._group = self._memory = None
-
-    @contextmanager
-    def _naming(self) -> Iterator[None]:
-        assert self._group is not None, "put outside the context"
-        try:
-            yield
-        except RuntimeError as error:
-            raise WeightSyncError(
-                f"update to version {self._version}: a receiver left or hung during the broadcast: {error}"
-            ) from error
 
 
 def write_bucket(memory: SharedWeights, bucket: Bucket) -> None:
@@ -213,9 +201,23 @@ def receive_parts(channel: BroadcastChannel, rank: int) -> Iterator[Part]:
             message = hear(group)
         if not message:
             return
-        entries = [Entry(**values | {"shape": tuple(values["shape"])}) for values in message["entries"]]
+        entries = [entry_of(values) for values in message["entries"]]
         told = {name: message[name] for name in ("version", "base", "is_there")}
         yield Part(**told, entries=entries, receive=receive)
+
+
+@contextmanager
+def receiver_errors(version: str, *, wait_s: float = 0.0) -> Iterator[None]:
+    """Raise what a group raises at the sender as a `WeightSyncError`, after `wait_s` seconds, which others have to say why."""
+    try:
+        yield
+    except WeightSyncError:
+        raise
+    except RuntimeError as error:
+        time.sleep(wait_s)
+        raise WeightSyncError(
+            f"update to version {version}: a receiver left or hung during the broadcast: {error}"
+        ) from error
 
 
 @contextmanager
@@ -232,7 +234,7 @@ def group_errors() -> Iterator[None]:
 def _rooms(entries: Iterable[Entry], room: Callable[[str, int], Tensor | None]) -> Iterator[Tensor]:
     """Yield the memory for each tensor that has any bytes."""
     for entry in entries:
-        if n_bytes := Spec(shape=entry.shape, dtype=entry.dtype).n_bytes:
+        if n_bytes := entry.spec.n_bytes:
             place = room(entry.name, n_bytes)
             yield torch.empty(n_bytes, dtype=torch.uint8) if place is None else place
 
@@ -245,19 +247,11 @@ class BroadcastReceiver:
     """The receiving half of `distributed`: this process receives a broadcast into the staging folder, for all servers of this host."""
 
     def __init__(self, storage: UpdateStorage) -> None:
-        self._storage = storage
+        self._storage, self._place = storage, MeetingPlace(storage)
 
     def open(self, version: str) -> BroadcastChannel:
         """Return where the process group meets."""
-        return BroadcastChannel(
-            host=self._storage.host,
-            port=self._store.port,
-            key=secrets.token_hex(8),
-            secret=secrets.token_hex(32),
-            n_receivers=1,
-            timeout_s=self._storage.timeout_s,
-            memory=self._storage.staging.address,
-        )
+        return self._place.channel(n_receivers=1, memory=self._storage.staging.address)
 
     async def arrive(self, plan: TransferPlan) -> StagedUpdate:
         """Wait for the sender, and join its broadcast."""
@@ -278,13 +272,11 @@ class BroadcastReceiver:
         Raises:
             WeightSyncError: the sender left or hung; names the update. What `receive` raises else.
         """
-        waits = pauses()
-        while not sender_is_there(self._store, channel):
-            await asyncio.sleep(next(waits))
+        await self._place.sender_comes(channel)
         try:
             received: R = await self._storage.on_thread(receive, channel)
         except SenderLostError as error:
-            await asyncio.sleep(SENDER_ERROR_S)
+            await asyncio.sleep(OTHERS_ERROR_S)
             raise WeightSyncError(f"update to version {version}: {error}") from error
         return received
 
@@ -294,11 +286,7 @@ class BroadcastReceiver:
 
     def call_off(self, channel: BroadcastChannel) -> None:
         """Tell the sender, if it waits for this receiver, that it will not come."""
-        call_off(self._store, channel)
-
-    @cached_property
-    def _store(self) -> Any:
-        return open_store(self._storage.host, self._storage.timeout_s)
+        self._place.call_off(channel)
 
 
 def _create_sender(on_thread: OnThread) -> ThreadSender:

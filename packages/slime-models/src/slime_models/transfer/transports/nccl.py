@@ -9,15 +9,10 @@ one or none, or an update failed, the next one forms anew.
 
 from __future__ import annotations
 
-import asyncio
 import json
-import secrets
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -26,27 +21,24 @@ from slime_core.protocols import Fingerprint, TransferPlan
 from slime_core.weights.sync import Bucket
 from torch import Tensor
 
-from slime_models.tensor_spec import Spec
-from slime_models.transfer.manifest import Entry, aligned, bytes_of, entries_of
+from slime_models.transfer.manifest import Entry, aligned, bytes_of, entries_of, entry_of
 from slime_models.transfer.meeting import (
     SENDER,
     BroadcastChannel,
+    MeetingPlace,
     await_receivers,
-    call_off,
     client_of,
     dist,
     form_group,
     hear,
-    open_store,
     receiver_key,
-    sender_is_there,
     tell,
 )
 from slime_models.transfer.ranks_update import RanksUpdate
-from slime_models.transfer.storage import UpdateStorage, pauses
+from slime_models.transfer.storage import UpdateStorage
 from slime_models.transfer.threads import copy_all
 from slime_models.transfer.transport import OnThread, ThreadSender, Transport
-from slime_models.transfer.transports.broadcast import SENDER_ERROR_S, group_errors
+from slime_models.transfer.transports.broadcast import OTHERS_ERROR_S, group_errors, receiver_errors
 
 #: Keys under which the sender says which group an update goes through, and which library carries its weights.
 _GROUP, _BACKEND = "group", "backend"
@@ -143,12 +135,12 @@ class RanksBroadcast:
         if not bucket:
             return 0
         entries, n_bytes = _placed(entries_of(bucket, fingerprints))
-        with self._naming():
+        with receiver_errors(self._version, wait_s=OTHERS_ERROR_S):
             group = self._joined(bucket[0][1].device)
             flat = self._flat_of(n_bytes, group.device)
             copy_all(
                 [
-                    (_view(flat, entry), tensor)
+                    (entry.spec.view(flat, entry.offset), tensor)
                     for entry, (_, tensor) in zip(entries, bucket, strict=True)
                     if entry.n_bytes
                 ]
@@ -160,7 +152,7 @@ class RanksBroadcast:
 
     def end(self) -> None:
         """Say that there are no more buckets."""
-        with self._naming():
+        with receiver_errors(self._version, wait_s=OTHERS_ERROR_S):
             tell(self._joined(torch.device("cpu")).told, {})
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
@@ -182,19 +174,6 @@ class RanksBroadcast:
             self._flat = torch.empty(n_bytes, dtype=torch.uint8, device=device)
         return self._flat[:n_bytes]
 
-    @contextmanager
-    def _naming(self) -> Iterator[None]:
-        """Raise what the group raises as a `WeightSyncError`, once the receiving side had time to say why."""
-        try:
-            yield
-        except WeightSyncError:
-            raise
-        except RuntimeError as error:
-            time.sleep(SENDER_ERROR_S)
-            raise WeightSyncError(
-                f"update to version {self._version}: a rank of a server left or hung: {error}"
-            ) from error
-
 
 @dataclass(frozen=True, kw_only=True)
 class ReceivedBucket:
@@ -203,7 +182,7 @@ class ReceivedBucket:
     version: str
     entries: Sequence[Entry]
     tensors: Mapping[str, Tensor]
-    """By name, in the order of the entries; valid until the next bucket but one is asked for."""
+    """By name, in the order of the entries; valid until the next bucket is asked for."""
 
 
 class RankReceiver:
@@ -237,10 +216,8 @@ class RankReceiver:
                     yield before
                 with group_errors():
                     arriving.wait()
-                entries = [
-                    Entry(**values | {"shape": tuple(values["shape"])}) for values in message["entries"]
-                ]
-                tensors = {entry.name: _view(flat, entry) for entry in entries}
+                entries = [entry_of(values) for values in message["entries"]]
+                tensors = {entry.name: entry.spec.view(flat, entry.offset) for entry in entries}
                 before = ReceivedBucket(version=message["version"], entries=entries, tensors=tensors)
                 n_received += 1
             if before is not None:
@@ -265,7 +242,7 @@ class RanksReceiver:
     """The receiving half of `nccl` in the process of the run: it says where the group meets, and receives nothing itself."""
 
     def __init__(self, storage: UpdateStorage) -> None:
-        self._storage = storage
+        self._storage, self._place = storage, MeetingPlace(storage)
 
     def open(self, version: str) -> BroadcastChannel:
         """Return where sender and ranks meet."""
@@ -275,44 +252,26 @@ class RanksReceiver:
                 f"update to version {version}: transport nccl is for engines whose servers have ranks of their own; "
                 "leave --update-weight-transport away"
             )
-        return BroadcastChannel(
-            host=self._storage.host,
-            port=self._store.port,
-            key=secrets.token_hex(8),
-            secret=secrets.token_hex(32),
-            n_receivers=count,
-            timeout_s=self._storage.timeout_s,
-        )
+        return self._place.channel(n_receivers=count)
 
     async def arrive(self, plan: TransferPlan) -> RanksUpdate:
         """Wait until the sender has a bucket."""
-        waits = pauses()
-        while not sender_is_there(self._store, plan.channel):
-            await asyncio.sleep(next(waits))
+        await self._place.sender_comes(plan.channel)
         return RanksUpdate(version=plan.version, channel=plan.channel, specs=self._storage.specs)
 
     def give_up(self, plan: TransferPlan) -> None:
         """Call the update off."""
-        call_off(self._store, plan.channel)
-
-    @cached_property
-    def _store(self) -> Any:
-        return open_store(self._storage.host, self._storage.timeout_s)
+        self._place.call_off(plan.channel)
 
 
 def _placed(entries: Sequence[Entry]) -> tuple[list[Entry], int]:
     """Return the entries with their places in a flat tensor, and its number of bytes."""
     placed, end = list[Entry](), 0
     for entry in entries:
-        n_bytes = Spec(shape=entry.shape, dtype=entry.dtype).n_bytes
+        n_bytes = entry.spec.n_bytes
         placed.append(replace(entry, offset=end, n_bytes=n_bytes))
         end = aligned(end + n_bytes)
     return placed, end
-
-
-def _view(flat: Tensor, entry: Entry) -> Tensor:
-    part = flat[entry.offset : entry.offset + entry.n_bytes]
-    return part.view(getattr(torch, entry.dtype)).view(entry.shape)
 
 
 def _device_name(device: torch.device) -> str:
