@@ -37,7 +37,7 @@ def test_a_dense_layer_on_cuda_by_hand():
     attention = (
         2 * 16 + 2 * 8 + 2 * (16 + 8 + 8) + 2 * 16 + 4 * 4
     )  # q, k, the fused projection, output, log-normalisers
-    mlp = 2 * (2 * 16 + 16 + 16 + 16)  # gate and up, a copy of up, silu of the gate, the product
+    mlp = 2 * (2 * 16 + 16)  # gate and up, the product
     assert (
         layer_bytes(DENSE, ONE, shape(), layer=0) == norms + inputs + query_norm + key_norm + attention + mlp
     )
@@ -56,7 +56,7 @@ def test_sequence_parallelism_cuts_what_tensor_parallelism_leaves_whole():
 
 def test_a_layer_with_experts_on_cuda_by_hand():
     """A token passes 2 of 4 experts, each 4 wide."""
-    mlp = 2 * (2 * 16 + 16 + 16 + 16)
+    mlp = 2 * (2 * 16 + 16)
     routes = 2 * (
         8 + 4 + 2 * 8 + 4
     )  # chosen experts, their gates, where rows go and which gate they have, the gates of rows

@@ -1,8 +1,8 @@
 """What the parts of a decoder layer keep for the backward pass, in bytes, where `Architecture` says all of them.
 
-Counted from the code that runs: Megatron's layers as `model.layer_spec` puts them together, `PackedAttention`, torch's norms,
-`GroupedExperts` and `LocalDispatcher`. On CUDA two things are taken from torch's code and not from a measurement: RMSNorm keeps
-its input instead of two float32 copies, and attention is a flash kernel.
+Counted from the code that runs: Megatron's layers as `model.layer_spec` puts them together, `PackedAttention`, `RMSNorm`, `swiglu`,
+`GroupedExperts` and `LocalDispatcher`. On CUDA two things are taken from torch's code and not from a measurement: torch's RMSNorm
+keeps its input, as ours does on a CPU, and attention is a flash kernel.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ def attention_bytes(
         groups = a.num_query_groups // layout.tensor
         found += norm_bytes(query, shape, groups=heads)
         found += norm_bytes(key, shape, groups=groups)
-        if shape.device == "cuda" or each == FLOAT32:  # the input of the keys' norm is part of `mixed`
-            found -= each * key
+        found -= each * key  # the input of its norm is part of `mixed`
     if shape.recompute == "selective":
         found += each * query + (each * key if a.qk_layernorm else 0) + mixed + each * query
     elif shape.attends_in_float32:
         found += FLOAT32 * (2 * query + 2 * key) + each * query + FLOAT32 * heads
+        found += mixed if a.qk_layernorm else 0
     else:
         found += each * (2 * query + key) + mixed + FLOAT32 * heads
     norms = 1 + a.post_layernorms
@@ -52,10 +52,10 @@ def mlp_bytes(architecture: Architecture, layout: Layout, shape: MicroBatchShape
     """Return what a layer's MLP or experts keep, with the norms around it."""
     a, each, rows = architecture, shape.dtype_bytes, residual_rows(layout, shape)
     found = rows * ((1 + a.post_layernorms) * norm_bytes(a.hidden_size, shape) + each * a.hidden_size)
-    if layer not in a.moe_layers:  # gate and up, a copy of up, silu of the gate, the product
-        return found + shape.tokens * 5 * each * a.ffn_hidden_size // layout.tensor
+    if layer not in a.moe_layers:  # gate and up, and the product
+        return found + shape.tokens * 3 * each * a.ffn_hidden_size // layout.tensor
     shared = (a.moe_shared_expert_intermediate_size or 0) // layout.tensor
-    found += shape.tokens * 5 * each * shared
+    found += shape.tokens * 3 * each * shared
     if a.moe_shared_expert_gate:  # what it gives, and the gate
         found += rows * each * (a.hidden_size + 1)
     width = (a.moe_ffn_hidden_size or 0) // layout.expert_tensor
@@ -88,15 +88,14 @@ def is_local(layout: Layout) -> bool:
 
 
 def norm_bytes(width: int, shape: MicroBatchShape, *, groups: int = 1) -> int:
-    """Return what an RMSNorm keeps of a token: on a CPU input and normalised input, both float32, on CUDA its input alone.
+    """Return what an RMSNorm keeps of a token: its input, and a scale in float32.
 
     Args:
         width: of all that is normalised.
         shape: of the micro-batch.
         groups: in which it is, each with a scale.
     """
-    kept = 2 * FLOAT32 if shape.device == "cpu" else shape.dtype_bytes
-    return kept * width + FLOAT32 * groups
+    return shape.dtype_bytes * width + FLOAT32 * groups
 
 
 def residual_rows(layout: Layout, shape: MicroBatchShape) -> int:

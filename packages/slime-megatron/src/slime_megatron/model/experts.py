@@ -15,6 +15,7 @@ from slime_models.cpu import product
 from torch import Tensor
 
 from slime_megatron.model.lora_math import A, B
+from slime_megatron.model.swiglu import is_swiglu, swiglu
 
 #: torch's grouped products want rows that begin at multiples of so many bytes.
 _ALIGNED_BYTES = 16
@@ -54,12 +55,8 @@ class GroupedExperts(SequentialMLP):
         if not config.gated_linear_unit:
             activated: Tensor = config.activation_func(mixed) * gates[:, None]
             return activated.to(mixed.dtype)
-        if (
-            config.activation_func is F.silu
-            and not config.glu_linear_offset
-            and config.activation_func_clamp_value is None
-        ):
-            return cast(Tensor, _GatedSilu.apply(mixed, gates))
+        if is_swiglu(config):
+            return swiglu(mixed, gates)
         gate, up = mixed.chunk(2, dim=-1)
         if (bound := config.activation_func_clamp_value) is not None:
             gate, up = gate.clamp(max=bound), up.clamp(min=-bound, max=bound)
@@ -129,28 +126,6 @@ class _GroupedProduct(torch.autograd.Function):
             parts = zip(*(each.split(_sizes(ends)) for each in (gradient, rows)), strict=True)
             of_weights = [product(left.t(), right) for left, right in parts]
         return of_rows, None, *of_weights
-
-
-class _GatedSilu(torch.autograd.Function):
-    """silu(gate) * up * gates of mixed [n, 2 width], whose halves are gate and up; keeps its inputs alone."""
-
-    @staticmethod
-    def forward(ctx: Any, mixed: Tensor, gates: Tensor) -> Tensor:
-        ctx.save_for_backward(mixed, gates)
-        gate, up = mixed.chunk(2, dim=-1)
-        return F.silu(gate).mul_(up).mul_(gates[:, None])
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        mixed, gates = ctx.saved_tensors
-        gate, up = mixed.chunk(2, dim=-1)
-        activated, found = F.silu(gate), torch.empty_like(mixed)
-        of_gate, of_up = found.chunk(2, dim=-1)
-        scaled = (gradient * gates[:, None]).to(mixed.dtype)
-        of_gate.copy_(torch.ops.aten.silu_backward(scaled * up, gate))
-        torch.mul(scaled, activated, out=of_up)
-        of_gates = (activated.mul_(up) * gradient).sum(-1, dtype=gates.dtype)
-        return found, of_gates
 
 
 def _one_by_one(rows: Tensor, matrices: Sequence[Tensor], ends: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from slime_megatron.model.local_experts import with_local_experts
 from slime_megatron.model.norm import RMSNorm
 from slime_megatron.model.router import RoutedLayer, with_router
 from slime_megatron.model.sandwich import SandwichLayer
+from slime_megatron.model.swiglu import with_swiglu
 from slime_megatron.model.transformer_config import has_experts
 
 
@@ -45,6 +46,7 @@ def layer_spec(config: TransformerConfig, architecture: Architecture, layer: int
         attention.q_layernorm = attention.k_layernorm = RMSNorm
     if config.transformer_impl == "transformer_engine":
         _take_transformer_engine(submodules, config, dense=experts is None)
+    submodules.mlp = with_swiglu(submodules.mlp)
     if experts is None:
         module = SandwichLayer if architecture.post_layernorms else TransformerLayer
         return ModuleSpec(module=module, submodules=submodules)

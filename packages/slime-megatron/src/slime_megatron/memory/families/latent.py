@@ -20,10 +20,7 @@ def latent_attention_bytes(
     rows = norm_bytes(a.hidden_size, shape) + each * a.hidden_size
     for latent in (a.kv_lora_rank, a.q_lora_rank or 0):  # before its norm, and after
         rows += (norm_bytes(latent, shape) + each * latent) if latent else 0
-    if (
-        shape.device == "cuda" or each == FLOAT32
-    ):  # the norm's input is a part of what else holds the rotated key
-        rows += each * a.qk_rope_head_dim
+    rows += each * a.qk_rope_head_dim  # the norm's input is a part of what else holds the rotated key
     padded = width > a.v_head_dim
     value = heads * (width if padded else a.qk_nope_head_dim + a.v_head_dim)  # else a view of the projection
     output = each * heads * (a.v_head_dim + (width if padded else 0))
