@@ -104,7 +104,7 @@ def test_commands_of_the_page_and_the_script_are_taken(root):
     page = "\n".join(re.findall(r"```\n(.*?)```", (root / "docs/clusters.md").read_text(), re.DOTALL))
     script = re.sub(r"^#.*\n", "", (root / "clusters/slurm.sh").read_text(), flags=re.MULTILINE)
     of_page, of_script = commands(page), commands(script)
-    assert [words[0] for words in of_page] == ["doctor", "train", "top", "train", "train", "train"]
+    assert [words[0] for words in of_page] == ["doctor", "train", "top", "train", "train", "train", "train"]
     assert [words[0] for words in of_script] == ["train"]
     for words in of_page + of_script:
         check(words, root)

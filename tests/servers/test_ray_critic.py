@@ -84,7 +84,7 @@ def test_what_cannot_have_a_critic_apart_is_refused_before_anything_starts(lette
     registry = Registry.from_environment()
     local = load_settings([str(letters)], POOL[4:], registry=registry)
     assert [str(problem) for problem in check_settings(local, registry)] == [
-        "cluster.critic_num_gpus_per_node: found 4 with launcher local; wanted nothing: it has one process, with policy and critic; "
+        "cluster.critic_num_gpus_per_node: found 4 with launcher local; wanted nothing: it has one process, with all roles; "
         "give --launcher ray"
     ]
     settings = load_settings([str(letters)], POOL, registry=registry)

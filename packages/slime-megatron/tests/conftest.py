@@ -289,13 +289,29 @@ def qwen3(make_hf: Callable[..., tuple[Any, Path]]) -> tuple[Any, Path]:
     return make_hf("qwen3", head_dim=32)
 
 
+@pytest.fixture(scope="session")
+def other(qwen3: tuple[Any, Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    """A model of that architecture with other weights, and its folder."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(qwen3[1])
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.05)
+    folder = tmp_path_factory.mktemp("other")
+    model.save_pretrained(folder)
+    return model.eval(), folder
+
+
 @pytest.fixture
 def make_learner(qwen3: tuple[Any, Path]) -> Iterator[Callable[..., Any]]:
-    """Return a function that builds a learner on the tiny Qwen 3, the whole or its critic alone; a new one ends the one before.
+    """Return a function that builds a learner on the tiny Qwen 3, the whole or one of its roles alone; a new one ends the one before.
 
     `settings` are other fields of `LearnerSettings`, and what is left those of `TrainSection`.
     """
     from slime_megatron.learner.critic_learner import CriticLearner
+    from slime_megatron.learner.frozen_learner import FrozenLearner
     from slime_megatron.learner.learner import Learner
 
     alive: list[Any] = []
@@ -315,7 +331,7 @@ def make_learner(qwen3: tuple[Any, Path]) -> Iterator[Callable[..., Any]]:
     ) -> Any:
         close()
         alive.append(
-            {"policy": Learner, "critic": CriticLearner}[role](
+            {"policy": Learner, "critic": CriticLearner, "ref": FrozenLearner}[role](
                 LearnerSettings(
                     model_path=folder,
                     family=FAMILIES[read_config(folder)["model_type"]],

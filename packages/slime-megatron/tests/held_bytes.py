@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 def bytes_of(learner: Learner) -> tuple[int, int, int]:
     """Return bytes of weights, of gradient buffers, and of moments and weights that are not the model's own."""
     model, wrapped = learner.model, learner._policy.model
-    saved = model.state_dict()  # without buffers that only count tokens
-    weights = [*model.parameters(), *(buffer for name, buffer in model.named_buffers() if name in saved)]
     own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     optimizer = learner._policy.optimizer
     states = [
@@ -27,5 +25,12 @@ def bytes_of(learner: Learner) -> tuple[int, int, int]:
     ]
     masters = [parameter for parameter, _ in states if parameter.untyped_storage().data_ptr() not in own]
     gradients = [buffer.grad_data for buffer in (*wrapped.buffers, *wrapped.expert_parallel_buffers)]
-    sizes = [sum(tensor.nbytes for tensor in each) for each in (weights, gradients, moments + masters)]
-    return sizes[0], sizes[1], sizes[2]
+    sizes = [sum(tensor.nbytes for tensor in each) for each in (gradients, moments + masters)]
+    return weight_bytes(model), sizes[0], sizes[1]
+
+
+def weight_bytes(model: torch.nn.Module) -> int:
+    """Return bytes of a model's parameters, and of its buffers but those that only count tokens."""
+    saved = model.state_dict()
+    buffers = [buffer for name, buffer in model.named_buffers() if name in saved]
+    return sum(tensor.nbytes for tensor in (*model.parameters(), *buffers))

@@ -14,11 +14,13 @@ import torch.distributed as dist
 from held_bytes import bytes_of
 from slime_core.config.sections import TrainSection
 from slime_core.errors import TrainerError
+from slime_core.protocols import Columns
 from slime_core.run.assemble import Algorithm
 from slime_core.samples import TrainBatch
 from slime_megatron import compat
 from slime_megatron.batch.sampling_mask import SamplingMask
 from slime_megatron.hf.shard import whole_tensors
+from slime_megatron.learner.frozen_learner import FrozenLearner
 from slime_megatron.learner.learner import Learner
 from slime_megatron.model.log_probs import VocabularyShard, sum_pi_squared, token_log_probs
 from slime_megatron.model.lora import adapter_weights
@@ -389,6 +391,25 @@ def learn_with_a_critic(
         if save is not None:
             learner.save(save)
         return [*metrics, learner.train(replace(batch, step=3))]
+    finally:
+        learner.close()
+
+
+def frozen_log_probs(*, folder: Path, batch: TrainBatch, megatron: dict[str, Any]) -> Columns:
+    """Return the columns that a reference and a teacher, of the same weights, give alone."""
+    learner = FrozenLearner(
+        LearnerSettings(
+            model_path=folder,
+            family=FAMILIES[read_config(folder)["model_type"]],
+            train=TrainSection(bf16=False, max_tokens_per_gpu=40),
+            megatron=MegatronSection(**megatron),
+            seed=1,
+            algorithm=policy_gradient("entropy", "ref_log_probs", "teacher_log_probs"),
+            teacher_path=folder,
+        )
+    )
+    try:
+        return learner.begin(batch)
     finally:
         learner.close()
 

@@ -109,10 +109,19 @@ def test_transformer_engine_is_let_pass():
     assert problems("--transformer-impl", "transformer_engine", "--fp8-format", "hybrid") == []
 
 
-def test_a_critic_of_its_own_is_cut_as_the_policy_is():
+@pytest.mark.parametrize("role", ["critic", "ref"])
+def test_a_role_with_ranks_of_its_own_is_cut_as_the_policy_is(role):
     pool = ("--launcher", "ray", "--actor-num-gpus-per-node", "4", "--tensor-model-parallel-size", "2")
-    assert problems(*pool, "--critic-num-gpus-per-node", "2") == []
-    assert problems(*pool, "--critic-num-gpus-per-node", "3") == [
-        "cluster.critic_num_nodes x cluster.critic_num_gpus_per_node: found 3 ranks of the critic, and "
-        "megatron.tensor_model_parallel_size 2; wanted a multiple of that: the critic is cut as the policy is"
+    assert problems(*pool, f"--{role}-num-gpus-per-node", "2") == []
+    assert problems(*pool, f"--{role}-num-gpus-per-node", "3") == [
+        f"cluster.{role}_num_nodes x cluster.{role}_num_gpus_per_node: found 3 ranks of the {role}, and "
+        f"megatron.tensor_model_parallel_size 2; wanted a multiple of that: the {role} is cut as the policy is"
+    ]
+
+
+def test_a_reference_with_ranks_of_its_own_does_not_change():
+    assert problems("--ref-update-interval", "5") == []
+    assert problems("--launcher", "ray", "--ref-num-nodes", "1", "--ref-update-interval", "5") == [
+        "roles.ref_update_interval: found 5, beside a reference in ranks of its own; wanted a frozen reference: those "
+        "ranks get no weights of the policy; leave --ref-num-nodes and --ref-num-gpus-per-node out, or this"
     ]

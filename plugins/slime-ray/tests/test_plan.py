@@ -125,42 +125,55 @@ def test_the_table_says_who_is_on_each_gpu(name):
     assert table(needs, make_plan(needs, gpus_per_node=size)) == lines
 
 
-#: nodes, ranks a node, critic, engine, colocate, GPUs a node; and machines, (machine, GPU) of the critic's ranks, (machine, GPUs) of servers.
-CRITICS = {
-    "4 + 4 of one machine": ((1, 4, (1, 4), EngineGpus(), False, 8), (8,), [(0, 4), (0, 5), (0, 6), (0, 7)], []),
+#: nodes, ranks a node, pools, engine, colocate, GPUs a node; and machines, (machine, GPU) of the pools' ranks, (machine, GPUs) of servers.
+POOLS = {
+    "4 + 4 of one machine": (
+        (1, 4, {"critic": (1, 4)}, EngineGpus(), False, 8), (8,), [(0, 4), (0, 5), (0, 6), (0, 7)], [],
+    ),
     "servers follow the critic": (
-        (1, 2, (1, 2), servers(2, 2), False, 8), (8,), [(0, 2), (0, 3)], [(0, (4, 5)), (0, (6, 7))],
+        (1, 2, {"critic": (1, 2)}, servers(2, 2), False, 8), (8,), [(0, 2), (0, 3)], [(0, (4, 5)), (0, (6, 7))],
     ),
     "colocated servers have the policy's GPUs alone": (
-        (1, 4, (1, 4), servers(2, 2), True, 8), (8,), [(0, 4), (0, 5), (0, 6), (0, 7)], [(0, (0, 1)), (0, (2, 3))],
+        (1, 4, {"critic": (1, 4)}, servers(2, 2), True, 8), (8,), [(0, 4), (0, 5), (0, 6), (0, 7)], [(0, (0, 1)), (0, (2, 3))],
     ),
-    "a machine that has no room for it": ((1, 8, (1, 4), servers(4), False, 8), (8, 8), [(1, 0), (1, 1), (1, 2), (1, 3)], [(1, (4, 5, 6, 7))]),
+    "a machine that has no room for it": (
+        (1, 8, {"ref": (1, 4)}, servers(4), False, 8), (8, 8), [(1, 0), (1, 1), (1, 2), (1, 3)], [(1, (4, 5, 6, 7))],
+    ),
     "two machines of it, of which the first is the policy's": (
-        (1, 2, (2, 2), servers(1), False, 4), (4, 3), [(0, 2), (0, 3), (1, 0), (1, 1)], [(1, (2,))],
+        (1, 2, {"critic": (2, 2)}, servers(1), False, 4), (4, 3), [(0, 2), (0, 3), (1, 0), (1, 1)], [(1, (2,))],
+    ),
+    "a critic, then a reference; colocated servers have neither's GPUs": (
+        (1, 4, {"critic": (1, 2), "ref": (1, 2)}, servers(2, 2), True, 8),
+        (8,), [(0, 4), (0, 5), (0, 6), (0, 7)], [(0, (0, 1)), (0, (2, 3))],
+    ),
+    "a reference goes where the critic has left room, servers follow both": (
+        # The critic's two do not fit beside three ranks; the reference's one does.
+        (1, 3, {"critic": (1, 2), "ref": (1, 1)}, servers(2), False, 4), (4, 4), [(1, 0), (1, 1), (0, 3)], [(1, (2, 3))],
     ),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CRITICS)
-def test_a_critic_of_its_own_has_gpus_that_nobody_else_has(name):
-    (nodes, per_node, critic, engine, colocate, size), machines, critics, placed = CRITICS[name]
-    needs = Needs(nodes, per_node, engine, colocate, critic)
+@pytest.mark.parametrize("name", POOLS)
+def test_roles_with_ranks_of_their_own_have_gpus_that_nobody_else_has(name):
+    (nodes, per_node, pools, engine, colocate, size), machines, pooled, placed = POOLS[name]
+    needs = Needs(nodes, per_node, engine, colocate, pools)
     plan = make_plan(needs, gpus_per_node=size)
     assert plan.gpus == machines
-    assert [(slot.machine, *slot.gpus) for slot in plan.ranks[needs.num_ranks :]] == critics
+    assert [(slot.machine, *slot.gpus) for slot in plan.ranks[needs.num_ranks :]] == pooled
     assert [(slot.machine, slot.gpus) for slot in plan.servers.values()] == placed
     assert sum(plan.gpus) == needs.num_gpus
 
 
-def test_a_critic_that_no_machine_has_room_for_is_refused():
+@pytest.mark.parametrize("role", ["critic", "ref"])
+def test_a_pool_that_no_machine_has_room_for_is_refused(role):
     with pytest.raises(
-        ConfigError, match=r"cluster\.critic_num_gpus_per_node: found 8, with 4 GPUs a machine"
+        ConfigError, match=rf"cluster\.{role}_num_gpus_per_node: found 8, with 4 GPUs a machine"
     ):
-        make_plan(Needs(1, 4, critic=(1, 8)), gpus_per_node=4)
+        make_plan(Needs(1, 4, pools={role: (1, 8)}), gpus_per_node=4)
 
 
-def test_the_table_names_the_ranks_of_a_critic():
-    needs = Needs(1, 2, servers(1, 1), colocate=True, critic=(1, 2))
+def test_the_table_names_the_ranks_of_each_role():
+    needs = Needs(1, 2, servers(1, 1), colocate=True, pools={"critic": (1, 2), "ref": (1, 1)})
     assert table(needs, make_plan(needs)) == [
-        "machine 0, 4 GPUs: 0 rank 0 and server 0; 1 rank 1 and server 1; 2 critic 0; 3 critic 1"
+        "machine 0, 5 GPUs: 0 rank 0 and server 0; 1 rank 1 and server 1; 2 critic 0; 3 critic 1; 4 ref 0"
     ]

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slime_core.config.derive import choices, num_critic_ranks, num_ranks
+from slime_core.config.derive import choices, num_ranks
 from slime_core.errors import Problem
 from slime_core.plugins.hooks import ForeignFlags, Section, hookimpl
 from slime_core.protocols import TOP_P_TOKENS
@@ -53,7 +53,8 @@ def slime_check_config(settings: Settings, registry: Registry) -> list[Problem]:
     run, section = settings.run, settings.section(MegatronSection)
     return [
         *parallel_checks.process_problems(section, num_ranks(settings)),
-        *checks.critic_pool_problems(section, num_critic_ranks(settings), num_ranks(settings)),
+        *checks.pool_problems(section, settings),
+        *checks.changing_ref_problems(settings.cluster.pools, settings.section(RolesSection)),
         *transport_problems(train, "trainer megatron", CAPABILITIES, registry),
         *checks.section_problems(
             run, train, section, settings.section(RolesSection), settings.section(LoraSection)
@@ -87,8 +88,11 @@ def slime_check_build(build: BuildContext) -> list[Problem]:
     found = list(parallel_checks.model_problems(section, architecture, family))
     found += role_problems(build.section(RolesSection), family, architecture)
     computed = algorithm(build.settings, build.registry)
-    if num_critic_ranks(build.settings):
+    if "critic" in build.settings.cluster.pools:
         found += checks.apart_problems(computed, choices(build.settings).advantage)
+    if "ref" in build.settings.cluster.pools:
+        has_teacher = build.section(RolesSection).opd_teacher_load is not None
+        found += checks.unread_ref_problems(computed, has_teacher=has_teacher)
     found += checks.logits_problems(section, computed.needs)
     save_hf, lora = build.settings.checkpoint.save_hf, build.section(LoraSection)
     found += checks.adapter_problems(save_hf, lora, family, architecture)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from slime_core.config.build import BuildContext
-from slime_core.config.derive import batch_sizes, num_critic_ranks
+from slime_core.config.derive import batch_sizes
 from slime_core.config.factories import TrainerFactory
 from slime_core.errors import TrainerError
 from slime_core.plugins.importing import few_collections
@@ -36,7 +36,11 @@ if TYPE_CHECKING:
     from slime_models.transfer.sender import WeightSender
 
     from slime_megatron.learner.critic_learner import CriticLearner
+    from slime_megatron.learner.frozen_learner import FrozenLearner
     from slime_megatron.learner.learner import Learner
+
+    #: A rank of one of the roles.
+    AnyLearner = Learner | CriticLearner | FrozenLearner
 
 T = TypeVar("T")
 
@@ -53,7 +57,7 @@ FILLED = frozenset(
 class MegatronTrainer:
     """Trains with megatron-core, in this process: the only one, or one rank of several that all get the same calls.
 
-    It is a `PooledTrainer`, too: of a rank whose role is the critic the methods of both protocols serve that alone.
+    It is a `PooledTrainer`, too: of a rank whose role is not the policy the methods of both protocols serve that role alone.
 
     Args:
         settings: of the learner.
@@ -74,7 +78,7 @@ class MegatronTrainer:
                 f"compute; it fills {', '.join(sorted(FILLED))}"
             )
         self._settings, self._registry, self._close_s = settings, registry, close_s
-        self._learner: Learner | CriticLearner | None = None
+        self._learner: AnyLearner | None = None
         self._sender: WeightSender | None = None
         # One thread for everything: torch keeps a pool of workers for each thread that calls it.
         self._thread = DaemonThread("megatron")
@@ -95,11 +99,11 @@ class MegatronTrainer:
         return await self._on_thread(self._policy.train, batch)
 
     async def begin(self, batch: TrainBatch) -> Columns:
-        """Compute log-probs of the policy and its other roles; or the critic's `values`."""
+        """Compute log-probs of the policy and of the roles that are here; or the columns of the role that this rank has."""
         return await self._on_thread(self._started.begin, batch)
 
     async def credit(self, columns: Columns) -> Columns:
-        """Credit the batch's tokens by the critic's values."""
+        """Credit the batch's tokens by the columns of roles that are elsewhere."""
         return await self._on_thread(self._policy.credit, columns)
 
     async def learn(self, columns: Columns) -> Metrics:
@@ -194,12 +198,12 @@ class MegatronTrainer:
     def _policy(self) -> Learner:
         if self._settings.rank.role != "policy":
             raise TrainerError(
-                "a rank of the critic's pool was asked for the policy; wanted a rank of the role policy"
+                f"a rank of the role {self._settings.rank.role} was asked for the policy; wanted a rank of the role policy"
             )
         return cast("Learner", self._started)
 
     @property
-    def _started(self) -> Learner | CriticLearner:
+    def _started(self) -> AnyLearner:
         if self._learner is None:
             raise TrainerError(
                 "the trainer megatron is not started; call start() first, and nothing after close()"
@@ -248,7 +252,7 @@ def _create_trainer(build: BuildContext) -> MegatronTrainer:
             actor_path=folder(roles.actor_load),
             ref_path=folder(roles.ref_load),
             teacher_path=folder(roles.opd_teacher_load),
-            critic_apart=num_critic_ranks(build.settings) > 0,
+            apart=frozenset(build.settings.cluster.pools),
             critic_path=folder(roles.critic_load),
             restricted=TOP_P_TOKENS in build.engine_needs,
         ),
@@ -264,19 +268,20 @@ def _released[T](function: Callable[..., T], *args: Any) -> T:
         release_threads()
 
 
-def _learner_classes() -> Mapping[Role, type[Learner] | type[CriticLearner]]:
+def _learner_classes() -> Mapping[Role, Callable[[LearnerSettings], AnyLearner]]:
     """Import Megatron, and what learns with it; takes seconds."""
     with few_collections():
         from slime_megatron import compat
 
         compat.install()
         from slime_megatron.learner.critic_learner import CriticLearner
+        from slime_megatron.learner.frozen_learner import FrozenLearner
         from slime_megatron.learner.learner import Learner
 
-    return {"policy": Learner, "critic": CriticLearner}
+    return {"policy": Learner, "critic": CriticLearner, "ref": FrozenLearner}
 
 
-def _build_learner(settings: LearnerSettings) -> Learner | CriticLearner:
+def _build_learner(settings: LearnerSettings) -> AnyLearner:
     return _learner_classes()[settings.rank.role](settings)
 
 

@@ -27,7 +27,7 @@ def test_policy_and_critic_apart_learn_what_they_learn_together_and_save_where_i
     make_learner, settings, tmp_path
 ):
     batches = [make_batch(seed=0, n_steps=2), replace(make_batch(seed=1, n_steps=2), step=2)]
-    apart = {"settings": settings | {"critic_apart": True}, "lr": 1e-2}
+    apart = {"settings": settings | {"apart": frozenset({"critic"})}, "lr": 1e-2}
     learner = make_learner(actor_critic(), settings=settings, lr=1e-2)
     together = [learner.train(batch) for batch in batches]
     for number, batch in enumerate(batches):
@@ -47,7 +47,7 @@ def test_policy_and_critic_apart_learn_what_they_learn_together_and_save_where_i
             columns = columns or begun
         assert sorted(columns) == ["loss_mask", "returns", "weights"]
         assert metrics_of(found) == metrics_of(together[number])
-        assert found["perf/critic_wait_time"] >= 0
+        assert found["perf/pools_wait_time"] >= 0
     assert (tmp_path / "1/trainer.json").exists() and (tmp_path / "1/critic/trainer.json").exists()
     learner = make_learner(actor_critic(), settings=settings, lr=1e-2)
     for batch in batches:

@@ -11,22 +11,8 @@ from slime_core.errors import CheckpointError, SampleError, TrainerError
 from slime_core.samples import VersionSpans
 from slime_megatron.optim.weight_sets import WeightSets
 from slime_megatron.settings.section_roles import RolesSection
-from transformers import AutoModelForCausalLM
 
 from ..conftest import hf_log_probs, make_batch, recording
-
-
-@pytest.fixture(scope="module")
-def other(qwen3, tmp_path_factory):
-    """A model of the same architecture with other weights, and its folder."""
-    model = AutoModelForCausalLM.from_pretrained(qwen3[1])
-    generator = torch.Generator().manual_seed(7)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.05)
-    folder = tmp_path_factory.mktemp("other")
-    model.save_pretrained(folder)
-    return model.eval(), folder
 
 
 def in_order(batch, views, name):

@@ -24,8 +24,8 @@ from slime_megatron.settings.section import MegatronSection
 from slime_megatron.settings.section_roles import LoraSection
 from slime_models.hf.config import read_config
 
-from ..conftest import FAMILIES, make_batch
-from ..held_bytes import bytes_of
+from ..conftest import FAMILIES, make_batch, policy_gradient
+from ..held_bytes import bytes_of, weight_bytes
 from ..layouts import DENSE, LAYOUTS, PIPELINE, SEQUENCE, TENSOR, settings_of
 from .test_parameters import EXPERTS
 
@@ -144,6 +144,32 @@ def test_a_critic_with_ranks_of_its_own_leaves_the_policy_as_it_is_without_one(q
     apart = "--launcher ray --critic-num-gpus-per-node 4"
     assert apart in [remedy.text for remedy in trainer_remedies(question(*ppo))]
     assert among.total > policy.total
+
+
+def test_frozen_models_with_ranks_of_their_own_have_weights_alone(question):
+    on_four = ("--launcher", "ray", "--actor-num-gpus-per-node", "4")
+    both = ("--use-kl-loss", "--use-opd", "--opd-teacher-load", "teacher")
+    (plain,) = trainer_memory(question(*on_four, "--use-opd"))
+    policy, ref = trainer_memory(question(*on_four, *both, "--ref-num-gpus-per-node", "2"))
+    assert policy == plain
+    (among,) = trainer_memory(question(*on_four, *both))
+    assert among.host == {"reference": 2 * 2104, "teacher": 2 * 2104}
+    assert (ref.who, ref.ranks, ref.host) == ("ref", 2, {})
+    assert ref.parts.keys() == {WEIGHTS, WORKING, CONTEXT}
+    assert ref.parts[WEIGHTS] == 2 * 2 * 2104
+    assert 0 < ref.parts[WORKING] < policy.parts[ACTIVATIONS] + policy.parts[WORKING]
+    assert ref.resting == ref.parts[WEIGHTS] + ref.parts[CONTEXT]
+
+
+@pytest.mark.parametrize("model", ["deepseek_v3", "qwen3", "qwen3_moe"])
+def test_weights_of_a_reference_of_its_own_are_those_that_are_predicted(
+    question, make_learner, cut_models, model
+):
+    algorithm, apart = policy_gradient("ref_log_probs"), {"apart": frozenset({"ref"})}
+    learner = make_learner(algorithm, folder=cut_models[model], bf16=True, settings=apart, role="ref")
+    flags = ("--use-kl-loss", "--launcher", "ray", "--ref-num-gpus-per-node", "1")
+    _, found = trainer_memory(question(*flags, folder=cut_models[model]))
+    assert found.parts[WEIGHTS] == weight_bytes(learner._models["ref"])
 
 
 def test_what_is_offloaded_and_copied_is_in_the_hosts_memory(question):

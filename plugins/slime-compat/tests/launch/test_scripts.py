@@ -223,5 +223,5 @@ def test_weights_that_a_folder_was_to_hold_are_found_by_its_name(
 def test_a_critic_of_ppo_gets_gpus_of_its_own_and_another_estimator_none(words, registry):
     pool = ("--critic-num-nodes", "1", "--critic-num-gpus-per-node", "4")
     ppo = read_stages(words("qwen2.5-0.5B-ppo", *pool), registry)[0].settings
-    assert ppo.cluster.critic_pool == (1, 4)
-    assert read_stages(words("qwen3-4B", *pool), registry)[0].settings.cluster.critic_pool is None
+    assert ppo.cluster.pools == {"critic": (1, 4)}
+    assert read_stages(words("qwen3-4B", *pool), registry)[0].settings.cluster.pools == {}

@@ -347,7 +347,9 @@ def _check_room(needs: Needs, plan: DevicePlan, found: Sequence[int], kind: str)
     wanted = sorted(plan.gpus, reverse=True)
     if len(found) >= len(wanted) and all(one >= number for one, number in zip(found, wanted, strict=False)):
         return
-    critic = f", a critic of {needs.critic[0]} x {needs.critic[1]}" if needs.critic else ""
+    pools = "".join(
+        f", {role} ranks of {machines} x {each}" for role, (machines, each) in needs.pools.items()
+    )
     servers = (
         f" and servers of {needs.engine.total} more" if needs.engine.total and not needs.colocate else ""
     )
@@ -355,7 +357,7 @@ def _check_room(needs: Needs, plan: DevicePlan, found: Sequence[int], kind: str)
         [
             Problem(
                 "cluster.actor_num_nodes x cluster.actor_num_gpus_per_node",
-                f"{needs.num_nodes} x {needs.ranks_per_node}{critic}{servers}, and a Ray cluster whose machines have "
+                f"{needs.num_nodes} x {needs.ranks_per_node}{pools}{servers}, and a Ray cluster whose machines have "
                 f"{', '.join(map(str, found))} {kind}s",
                 f"machines with {', '.join(map(str, wanted))} {kind}s",
                 "choose fewer, or join a larger cluster by --ray-address",

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from slime_core.config.build import BuildContext
 from slime_core.config.factories import engine_factory
 from slime_core.errors import ConfigError, Problem
-from slime_core.protocols import EngineGpus, GpuRange
+from slime_core.protocols import EngineGpus, GpuRange, Role
 
 _RANKS = "cluster.actor_num_gpus_per_node"
-_CRITICS = "cluster.critic_num_gpus_per_node"
 _SIZE = "cluster.num_gpus_per_node"
 
 
@@ -27,14 +26,14 @@ class Needs:
     """GPUs of the engine's processes."""
     colocate: bool = False
     """Whether these are the GPUs of the policy's ranks, not others."""
-    critic: tuple[int, int] | None = None
-    """(machines, ranks on each) that have the critic alone; None where it is in the policy's ranks."""
+    pools: Mapping[Role, tuple[int, int]] = field(default_factory=dict)
+    """(machines, ranks on each) of each role that has ranks of its own, in their order."""
 
     @property
     def num_gpus(self) -> int:
         """GPUs of everything together."""
         shared = self.colocate and bool(self.engine.processes)
-        return self.num_ranks + self.num_critics + (0 if shared else self.engine.total)
+        return self.num_ranks + self.num_pooled + (0 if shared else self.engine.total)
 
     @property
     def num_ranks(self) -> int:
@@ -42,16 +41,15 @@ class Needs:
         return self.num_nodes * self.ranks_per_node
 
     @property
-    def num_critics(self) -> int:
-        """Ranks of the critic's own."""
-        machines, per_machine = self.critic or (0, 0)
-        return machines * per_machine
+    def num_pooled(self) -> int:
+        """Ranks of all other roles' own."""
+        return sum(machines * per_machine for machines, per_machine in self.pools.values())
 
     @property
     def largest(self) -> int:
         """GPUs that one machine has at least: those of its ranks, or of the largest process of the engine."""
-        critics = self.critic[1] if self.critic else 0
-        return max(self.ranks_per_node, critics, *(process.count for process in self.engine.processes), 1)
+        pooled = (per_machine for _, per_machine in self.pools.values())
+        return max(self.ranks_per_node, *pooled, *(process.count for process in self.engine.processes), 1)
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,7 @@ class DevicePlan:
     gpus: tuple[int, ...]
     """GPUs that the run reserves on each machine; machines that train come first."""
     ranks: tuple[Slot, ...]
-    """Of each rank: the policy's, then those of the critic's own."""
+    """Of each rank: the policy's, then those of each pool."""
     servers: Mapping[int, Slot]
     """Of each process of the engine, by its `GpuRange.first`."""
 
@@ -84,16 +82,16 @@ def needs_of(build: BuildContext) -> Needs:
         cluster.actor_num_gpus_per_node,
         engine_factory(build.settings.rollout, build.registry).gpus(build),
         cluster.colocate,
-        cluster.critic_pool,
+        cluster.pools,
     )
 
 
 def make_plan(needs: Needs, *, gpus_per_node: int | None = None) -> DevicePlan:
     """Place ranks and the engine's processes.
 
-    Rank r of the policy is on machine r / ranks_per_node. Ranks of the critic's own have the GPUs that follow: on each machine that has
-    room for all that one of the critic's machines is to have, in their order, and then on further ones. A colocated engine has the
-    policy's GPUs, in their order. Otherwise its GPUs follow those of all ranks on the first machine, and go on on the next; a process for
+    Rank r of the policy is on machine r / ranks_per_node. Ranks of another role's own have the GPUs that follow, one role after the other:
+    on each machine that has room for all that one of the role's machines is to have, in their order, and then on further ones. A colocated
+    engine has the policy's GPUs, in their order. Otherwise its GPUs follow those of all ranks on the first machine, and go on on the next; a process for
     which a machine has too few left is on the next one.
 
     Args:
@@ -110,7 +108,8 @@ def make_plan(needs: Needs, *, gpus_per_node: int | None = None) -> DevicePlan:
     per = needs.ranks_per_node
     ranks = tuple(Slot(number // per, (number % per,)) for number in range(needs.num_ranks))
     taken = [per] * needs.num_nodes
-    ranks += _critics(needs, taken, size)
+    for machines, per_machine in needs.pools.values():
+        ranks += _pool(machines, per_machine, taken, size)
     if shares:
         return DevicePlan(
             tuple(taken),
@@ -121,9 +120,8 @@ def make_plan(needs: Needs, *, gpus_per_node: int | None = None) -> DevicePlan:
     return DevicePlan(tuple(taken), ranks, servers)
 
 
-def _critics(needs: Needs, taken: list[int], size: int) -> tuple[Slot, ...]:
-    """Return the slots of the critic's own ranks on GPUs that nobody has; `taken`, of each machine, grows by them."""
-    machines, per_machine = needs.critic or (0, 0)
+def _pool(machines: int, per_machine: int, taken: list[int], size: int) -> tuple[Slot, ...]:
+    """Return the slots of a role's own ranks on GPUs that nobody has; `taken`, of each machine, grows by them."""
     slots: list[Slot] = []
     machine = 0
     for _ in range(machines):
@@ -164,12 +162,14 @@ def _take(engine: EngineGpus, taken: list[int], size: int) -> dict[int, Slot]:
 def _too_large(needs: Needs, size: int) -> list[Problem]:
     """Return what no machine of `size` GPUs has room for."""
     problems = []
-    if needs.ranks_per_node > size:
-        found = f"{needs.ranks_per_node}, with {size} GPUs a machine"
-        problems.append(Problem(_RANKS, found, f"at most {size}", f"--num-gpus-per-node says {size}"))
-    if needs.critic is not None and needs.critic[1] > size:
-        found = f"{needs.critic[1]}, with {size} GPUs a machine"
-        problems.append(Problem(_CRITICS, found, f"at most {size}", f"--num-gpus-per-node says {size}"))
+    given = {_RANKS: needs.ranks_per_node}
+    given |= {
+        f"cluster.{role}_num_gpus_per_node": per_machine for role, (_, per_machine) in needs.pools.items()
+    }
+    for setting, per_machine in given.items():
+        if per_machine > size:
+            found = f"{per_machine}, with {size} GPUs a machine"
+            problems.append(Problem(setting, found, f"at most {size}", f"--num-gpus-per-node says {size}"))
     largest = max((process.count for process in needs.engine.processes), default=0)
     if largest > size:
         found = f"{largest} GPUs of one server, with {size} GPUs a machine"
@@ -202,7 +202,9 @@ def _misfits(needs: Needs) -> list[Problem]:
 def table(needs: Needs, plan: DevicePlan) -> list[str]:
     """Return who is where, a line a machine: `machine 0, 2 GPUs: 0 rank 0; 1 policy 0`. GPUs count from the first that the run has there."""
     names = {process.first: process.name or f"server {process.first}" for process in needs.engine.processes}
-    who = [*(f"rank {i}" for i in range(needs.num_ranks)), *(f"critic {i}" for i in range(needs.num_critics))]
+    who = [f"rank {i}" for i in range(needs.num_ranks)]
+    for role, (machines, per_machine) in needs.pools.items():
+        who += [f"{role} {i}" for i in range(machines * per_machine)]
     there: list[tuple[str, Slot]] = list(zip(who, plan.ranks, strict=True))
     there += [(names[first], slot) for first, slot in plan.servers.items()]
     lines = []

@@ -134,8 +134,11 @@ class RankProcess:
 
     @answering
     async def credit(self, column_refs: Sequence[Awaitable[Columns]]) -> list[Any]:
-        """Credit the step that has begun, by columns of another role; returns as `begin` does. Of the policy's ranks."""
-        return self._shown(await self._pooled.credit(await column_refs[0]))
+        """Credit the step that has begun, by columns of the other roles; returns as `begin` does. Of the policy's ranks."""
+        columns: dict[str, Any] = {}
+        for each in column_refs:
+            columns |= await each
+        return self._shown(await self._pooled.credit(columns))
 
     @answering
     async def learn(self, column_refs: Sequence[Awaitable[Columns]]) -> Metrics:

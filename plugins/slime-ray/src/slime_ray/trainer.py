@@ -13,7 +13,7 @@ from pathlib import Path
 
 import ray
 from slime_core.config.build import BuildContext, Rank
-from slime_core.config.derive import num_critic_ranks, num_ranks
+from slime_core.config.derive import num_ranks
 from slime_core.devices.cuda_variables import CUDA_VARIABLE_NAMES, users_environment
 from slime_core.errors import TrainerError
 from slime_core.plugins.registry import ALLOW_LIST
@@ -43,7 +43,7 @@ from slime_ray.surroundings import Surroundings
 logger = logging.getLogger(__name__)
 
 #: How messages call the ranks of each role.
-_WHO: dict[Role, str] = {"policy": "rank", "critic": "critic rank"}
+_WHO: dict[Role, str] = {"policy": "rank", "critic": "critic rank", "ref": "reference rank"}
 #: Seconds that ranks get to close by themselves before they are killed.
 _CLOSE_S = 60.0
 
@@ -85,22 +85,23 @@ class RayTrainer:
     async def train(self, batch: TrainBatch) -> Metrics:
         """Run the batch's optimizer steps; every rank is given the whole batch, which is copied once to each machine.
 
-        Where the critic has ranks of its own, it computes values while the policy's ranks compute log-probs, and trains while they
-        do.
+        Where other roles have ranks of their own, these compute values and the log-probs of frozen models while the policy's compute
+        theirs; and a critic trains while the policy does.
         """
         batch_ref, ranks = ray.put(batch), self._started
-        if "critic" not in ranks.roles:
+        if ranks.roles == ("policy",):
             metrics: Metrics = (await ranks.ask("train", [batch_ref]))[0]
             return metrics
         begun = await ranks.ask_roles("begin", [batch_ref])
-        credited = await ranks.ask("credit", begun["critic"], role="policy")
+        columns = [column for role in ranks.roles[1:] for column in begun[role]]
+        credited = await ranks.ask("credit", columns, role="policy")
         learnt = await ranks.ask_roles("learn", credited[0])
         return {name: value for metrics in learnt.values() for name, value in metrics.items()}
 
     async def phases(self) -> list[Phase]:
         """Return what each rank did in the last `train`, by its own clock from the begin of its call.
 
-        Ranks of the critic's own count on behind those of the policy.
+        Ranks of other roles' own count on behind those of the policy.
         """
         answers: list[list[Phase]] = await self._started.ask("call", "phases")
         return [dataclasses.replace(phase, rank=i) for i, phases in enumerate(answers) for phase in phases]
@@ -148,7 +149,7 @@ class RayTrainer:
         await self._started.ask("call", "save_hf", path.absolute(), merged, role="policy")
 
     async def offload(self) -> None:
-        """Free device memory, on every rank but those of the critic's own, whose GPUs nobody shares."""
+        """Free device memory, on every rank but those of other roles' own, whose GPUs nobody shares."""
         await self._started.ask("call", "offload", role="policy")
 
     async def onload(self) -> None:
@@ -211,9 +212,9 @@ class RayTrainer:
 
 
 def role_sizes(build: BuildContext) -> dict[Role, int]:
-    """Return how many ranks each role has; the critic is in the policy's where it is not one."""
-    sizes: dict[Role, int] = {"policy": num_ranks(build.settings), "critic": num_critic_ranks(build.settings)}
-    return {role: count for role, count in sizes.items() if count}
+    """Return how many ranks each role has of its own, the policy first; the others are in the policy's."""
+    roles: list[Role] = ["policy", *build.settings.cluster.pools]
+    return {role: num_ranks(build.settings, role) for role in roles}
 
 
 def begin_ranks(build: BuildContext, placement: RayPlacement) -> RankActors:

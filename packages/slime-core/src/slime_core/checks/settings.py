@@ -252,9 +252,9 @@ def _processes(settings: Settings) -> Iterator[Problem]:
             yield Problem(
                 f"cluster.{name}", str(number), "1: launcher local is one process", "give --launcher ray"
             )
-    for name in ("critic_num_nodes", "critic_num_gpus_per_node"):
+    for name in (f"{role}_num_{which}" for role in section.pools for which in ("nodes", "gpus_per_node")):
         if (given := getattr(section, name)) is not None:
-            wanted = "nothing: it has one process, with policy and critic"
+            wanted = "nothing: it has one process, with all roles"
             yield Problem(f"cluster.{name}", f"{given} with launcher local", wanted, "give --launcher ray")
     if section.train_env_vars:
         yield Problem(

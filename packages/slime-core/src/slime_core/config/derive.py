@@ -12,6 +12,7 @@ from slime_core.config.sections import (
 )
 from slime_core.config.settings import Settings
 from slime_core.errors import ConfigError, Problem
+from slime_core.protocols import Role
 
 #: How settings name the generator that sends a prompt with its images.
 _SINGLE_TURN = ("single-turn", "slime-core/single-turn")
@@ -100,16 +101,17 @@ def is_local(run: RunSection) -> bool:
     return run.launcher in ("local", "slime-core/local")
 
 
-def num_ranks(settings: Settings) -> int:
-    """Return how many processes the trainer is, without those that have the critic alone."""
+def num_ranks(settings: Settings, role: Role = "policy") -> int:
+    """Return how many of the trainer's processes a role has of its own; 0 of one that is in the policy's."""
     section = settings.cluster
-    return section.actor_num_nodes * section.actor_num_gpus_per_node
-
-
-def num_critic_ranks(settings: Settings) -> int:
-    """Return how many processes have the critic alone; 0 where it is in the policy's."""
-    machines, per_machine = settings.cluster.critic_pool or (0, 0)
+    of_policy = (section.actor_num_nodes, section.actor_num_gpus_per_node)
+    machines, per_machine = of_policy if role == "policy" else section.pools.get(role, (0, 0))
     return machines * per_machine
+
+
+def pool_setting(role: Role) -> str:
+    """Return the settings, as problems name them, that give a role ranks of its own."""
+    return f"cluster.{role}_num_nodes x cluster.{role}_num_gpus_per_node"
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from slime_core.config.build import BuildContext
-from slime_core.config.derive import num_critic_ranks, num_ranks, sends_images
+from slime_core.config.derive import num_ranks, pool_setting, sends_images
 from slime_core.config.factories import engine_factory, trainer_factory
 from slime_core.errors import Problem
 
@@ -23,14 +23,15 @@ def check_build(build: BuildContext) -> list[Problem]:
                 "1: this trainer is one process",
             )
         )
-    if (n_critics := num_critic_ranks(build.settings)) and "critic" not in trainer.pools:
-        problems.append(
-            Problem(
-                "cluster.critic_num_nodes x cluster.critic_num_gpus_per_node",
-                f"{n_critics} with the trainer {backend!r}",
-                "neither: this trainer has no critic that could be apart",
-            )
+    problems += [
+        Problem(
+            pool_setting(role),
+            f"{num_ranks(build.settings, role)} with the trainer {backend!r}",
+            f"neither: this trainer has no {role} that could be apart",
         )
+        for role in build.settings.cluster.pools
+        if role not in trainer.pools
+    ]
     if build.settings.checkpoint.async_save and not trainer.background_save:
         problems.append(
             Problem(

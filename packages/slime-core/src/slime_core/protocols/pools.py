@@ -13,14 +13,15 @@ if TYPE_CHECKING:
 
     from slime_core.samples import TrainBatch
 
-#: What a trainer's process may hold: the policy, with all that has no processes of its own, or the critic alone.
-Role = Literal["policy", "critic"]
+#: What a trainer's process may hold: the policy, with all that has no processes of its own; the critic alone; or the frozen models
+#: alone, which are the reference and a teacher.
+Role = Literal["policy", "critic", "ref"]
 #: Columns of a batch, by name: float32 [T], an entry for each response token.
 type Columns = Mapping[str, NDArray[np.float32]]
 
 
 class PooledTrainer(Protocol):
-    """What a rank of a trainer offers beside `Trainer`, so that a launcher can have its critic in a pool of its own.
+    """What a rank of a trainer offers beside `Trainer`, so that a launcher can have its other roles in pools of their own.
 
     `Rank.role` says what the rank holds. Each role's ranks are a world of their own, and get the same whole batch. What
     `Trainer.train` does is three calls then: `begin` of all roles at the same time, `credit` of the policy's ranks, `learn` of all
@@ -32,7 +33,10 @@ class PooledTrainer(Protocol):
     """
 
     async def begin(self, batch: TrainBatch) -> Columns:
-        """Take a batch, and return what this role computes of it for the others: a critic its `values`, the policy nothing."""
+        """Take a batch, and return what this role computes of it for the policy, which returns nothing.
+
+        A critic its `values`, the role `ref` the `ref_log_probs` and `teacher_log_probs` that are read.
+        """
 
     async def credit(self, columns: Columns) -> Columns:
         """Credit the batch's tokens, by the columns of the other roles; return what the critic learns from.
@@ -41,7 +45,7 @@ class PooledTrainer(Protocol):
         """
 
     async def learn(self, columns: Columns) -> Metrics:
-        """Run the batch's optimizer steps of this role; return its metrics.
+        """Run the batch's optimizer steps of this role, which may have none; return its metrics.
 
         Args:
             columns: what `credit` returned.

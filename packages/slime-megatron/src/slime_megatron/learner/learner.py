@@ -75,7 +75,8 @@ class Learner:
             on: dict[str, Any] = {"dtype": self._dtype, "device": self._device}
             model = build_policy(settings, self._held, layers=self._layers, **on)
             self._weight_sets = WeightSets(model)
-            add_roles(self._weight_sets, model, settings, self._architecture)
+            if "ref" not in settings.apart:
+                add_roles(self._weight_sets, model, settings, self._architecture)
             self._behaviour_policies = (
                 BehaviourPolicies(self._weight_sets) if settings.roles.keep_old_actor else None
             )
@@ -94,7 +95,7 @@ class Learner:
                 n_mtp_layers=self._n_mtp_layers,
             )
             self._critic: Critic | None = None
-            if "values" in self._needs and not settings.critic_apart:
+            if "values" in self._needs and "critic" not in settings.apart:
                 self._critic = Critic(settings, self._architecture, self._world, times=self.times, **on)
             self._step: BegunStep | CreditedStep | None = None  # between calls
             on_failure.pop_all()
@@ -109,7 +110,7 @@ class Learner:
         return self._learn(self._credit(self._begin(batch), {}))
 
     def begin(self, batch: TrainBatch) -> Columns:
-        """Do what of `train` needs no values of a critic that is elsewhere; see `PooledTrainer`."""
+        """Do what of `train` needs nothing of roles that are elsewhere; see `PooledTrainer`."""
         self._step = self._begin(batch)
         return {}
 
@@ -186,7 +187,7 @@ class Learner:
             | credited.metrics
             | sample_means(batch, learned, log_probs, means)
             | work(batch, steps, self.times, self._world, waited_s=waited_s)
-            | ({"perf/critic_wait_time": waited_s} if self._settings.critic_apart else {})
+            | ({"perf/pools_wait_time": waited_s} if self._settings.apart else {})
         )
 
     def mark_sent(self, version: str) -> None:
@@ -216,9 +217,10 @@ class Learner:
             state.load(self._critic.state, folder / CRITIC)
         state.load(self._policy_state, folder)
         # Those of the run that saved may be roles that this one does not read.
+        has_ref = "ref_log_probs" in self._needs and "ref" not in self._settings.apart
         for role in self._weight_sets.checkpointed:
             is_old_policy = role.startswith(ROLE_PREFIX)
-            if self._behaviour_policies is None if is_old_policy else "ref_log_probs" not in self._needs:
+            if self._behaviour_policies is None if is_old_policy else not has_ref:
                 self._weight_sets.drop(role)
 
     def save_hf(self, folder: Path, merged: bool = False) -> None:

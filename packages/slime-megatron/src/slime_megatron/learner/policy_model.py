@@ -1,4 +1,4 @@
-"""Building the policy's model, and the weights of its other roles: reference and teacher."""
+"""Building the policy's model, and the frozen ones: reference and teacher."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from torch import Tensor
 from slime_megatron.checkpoint.stored_as_hf import weights_of
 from slime_megatron.hf.load_weights import load_weights
 from slime_megatron.hf.shard import global_weights
-from slime_megatron.model.family_layers import FamilyLayers
+from slime_megatron.model.family_layers import FamilyLayers, layers_of
 from slime_megatron.model.freezing import freeze
 from slime_megatron.model.gpt import build_model
 from slime_megatron.model.lora import add_adapters, clear_adapters
 from slime_megatron.optim.weight_sets import WeightSets, check_same_model
+from slime_megatron.settings.derive import Frozen
 from slime_megatron.settings.learner_settings import LearnerSettings
 
 
@@ -45,7 +46,7 @@ def build_policy(
     model = build_model(
         held, section, provider=settings.hooks.model_provider, dtype=dtype, device=device, layers=layers
     )
-    start = _weights_of(settings.actor_path or settings.model_path, settings, held)
+    start = _weights_of(settings.first_path, settings, held)
     load_weights(model, start, settings.family, held)
     names = global_weights(model, held)
     if settings.lora.rank is not None:
@@ -69,7 +70,6 @@ def add_roles(
     Raises:
         CheckpointError: a folder's weights are of another architecture than the policy's.
     """
-    needs = settings.algorithm.needs
 
     def load(role: str, folder: Path) -> None:
         check_same_model(folder, settings.family, architecture, role=role)
@@ -80,13 +80,47 @@ def add_roles(
 
         weight_sets.load(role, write)
 
-    if "ref_log_probs" in needs:
-        if settings.ref_path is None:
-            weight_sets.snapshot("ref", checkpointed=False)
+    for role, folder in settings.frozen.items():
+        if folder is None:
+            weight_sets.snapshot(role, checkpointed=False)
         else:
-            load("ref", settings.ref_path)
-    if "teacher_log_probs" in needs and settings.teacher_path is not None:
-        load("teacher", settings.teacher_path)
+            load(role, folder)
+
+
+def build_frozen(
+    settings: LearnerSettings,
+    architecture: Architecture,
+    role: Frozen,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> GPTModel:
+    """Return this rank's part of a frozen model: weights alone, on the device.
+
+    Args:
+        settings: of the learner.
+        architecture: of the policy, without MTP layers.
+        role: which of `settings.frozen`.
+        dtype: of the weights.
+        device: where they are to be.
+
+    Raises:
+        CheckpointError: the folder's weights are of another architecture than the policy's.
+    """
+    folder = settings.frozen[role]
+    if folder is not None:
+        check_same_model(folder, settings.family, architecture, role=role)
+    model = build_model(
+        architecture,
+        settings.megatron,
+        provider=settings.hooks.model_provider,
+        dtype=dtype,
+        device=device,
+        layers=layers_of(settings.family, architecture),
+    )
+    weights = _weights_of(folder or settings.first_path, settings, architecture)
+    load_weights(model, weights, settings.family, architecture)
+    return model.requires_grad_(False)
 
 
 def _weights_of(folder: Path, settings: LearnerSettings, architecture: Architecture) -> Mapping[str, Tensor]:

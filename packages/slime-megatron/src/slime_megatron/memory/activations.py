@@ -70,6 +70,29 @@ def activations_of_stage(
     return Activations(kept=in_flight * kept, working=max(working, kept_by_head + working_of_head))
 
 
+def forward_of_stage(
+    architecture: Architecture,
+    layout: Layout,
+    shape: MicroBatchShape,
+    *,
+    stage: int,
+    memory: FamilyMemory = _DECODER,
+) -> int:
+    """Return the most that a forward pass without gradient works with, which keeps nothing: a layer at a time, or the head.
+
+    A layer is reckoned with all that it would keep for a backward pass. Arguments are those of `activations_of_stage`.
+    """
+    size = architecture.num_layers // layout.pipeline
+    own = range(stage * size, (stage + 1) * size)
+    working = max(layer_bytes(architecture, layout, shape, layer=layer, memory=memory) for layer in own)
+    if stage == layout.pipeline - 1:
+        kept_by_head, _ = _head_bytes(architecture, layout, shape)
+        working = max(working, kept_by_head + _float32_logits(architecture, layout, shape))
+    rows = shape.tokens if layout.sequence else 0  # Megatron keeps one buffer for rows that are gathered
+    rows += shape.tokens // token_ranks(layout)
+    return working + rows * shape.dtype_bytes * architecture.hidden_size
+
+
 def layer_bytes(
     architecture: Architecture,
     layout: Layout,
@@ -109,7 +132,7 @@ def _head_bytes(architecture: Architecture, layout: Layout, shape: MicroBatchSha
     at_once = min(shape.logits_tokens, shape.tokens)
     kept = residual_rows(layout, shape) * norm_bytes(hidden, shape) + shape.tokens * each * hidden
     kept += at_once * columns * each
-    float32 = min(at_once * columns * FLOAT32, max(_FLOAT32_LOGITS[shape.device], columns * FLOAT32))
+    float32 = _float32_logits(a, layout, shape)
     working = shape.tokens * each * hidden + float32 * (2 if shape.with_entropy else 1)
     if shape.with_logits:  # of the whole vocabulary, their log-softmax, and a gradient of each
         kept += 2 * shape.tokens * a.padded_vocab_size * FLOAT32
@@ -117,6 +140,12 @@ def _head_bytes(architecture: Architecture, layout: Layout, shape: MicroBatchSha
     weight = columns * hidden
     in_float32 = shape.tokens > at_once  # gradients of several chunks are added up
     return kept, working + weight * (each + (FLOAT32 if in_float32 else 0))
+
+
+def _float32_logits(architecture: Architecture, layout: Layout, shape: MicroBatchShape) -> int:
+    """Return what logits take that are in float32 at once."""
+    row = architecture.padded_vocab_size // layout.tensor * FLOAT32
+    return min(min(shape.logits_tokens, shape.tokens) * row, max(_FLOAT32_LOGITS[shape.device], row))
 
 
 def _embedding_bytes(architecture: Architecture, layout: Layout, shape: MicroBatchShape) -> int:

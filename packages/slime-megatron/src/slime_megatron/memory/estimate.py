@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from slime_core.config.build import MemoryQuestion
-from slime_core.config.derive import batch_sizes, compute_dtype, num_critic_ranks, num_ranks
+from slime_core.config.derive import batch_sizes, compute_dtype, num_ranks
 from slime_core.protocols.memory import MemoryEstimate
 from slime_core.run.assemble import algorithm
 
-from slime_megatron.memory.activations import activations_of_stage, in_flight
+from slime_megatron.memory.activations import activations_of_stage, forward_of_stage, in_flight
 from slime_megatron.memory.family_memory import memory_of
 from slime_megatron.memory.layout import Layout
 from slime_megatron.memory.micro_batch import MicroBatchShape, micro_batch_tokens
 from slime_megatron.memory.parameters import Parameters, parameters_of_stages
-from slime_megatron.settings.derive import LOGITS, shares_optimizer
+from slime_megatron.settings.derive import LOGITS, Frozen, frozen_models, shares_optimizer
 from slime_megatron.settings.learner_settings import family_of
 from slime_megatron.settings.section import MegatronSection
 from slime_megatron.settings.section_roles import LoraSection, RolesSection
@@ -93,7 +93,7 @@ def static_parts(parameters: Parameters, rank: RankSettings, layout: Layout) -> 
 def trainer_memory(question: MemoryQuestion) -> Sequence[MemoryEstimate]:
     """Return what a rank of each pipeline stage takes at its peak; stages that take as much are one entry.
 
-    A critic with ranks of its own follows, by its stages.
+    Roles with ranks of their own follow, by their stages.
 
     Empty where flags of Megatron's own change sizes, where stages have layers of their own number, and where the family says that
     nothing is predicted.
@@ -116,8 +116,11 @@ def trainer_memory(question: MemoryQuestion) -> Sequence[MemoryEstimate]:
     shape, rank = _micro_batch(question, layout), _rank_settings(question, layout.ranks)
     needs = algorithm(question.settings, question.registry).needs
     stages = parameters_of_stages(family, held, section, question.section(LoraSection), layout)
-    n_critics = num_critic_ranks(question.settings) if "values" in needs else 0
+    n_critics = num_ranks(question.settings, "critic") if "values" in needs else 0
     is_among = "values" in needs and not n_critics
+    frozen = _frozen(question, needs)
+    n_frozen = num_ranks(question.settings, "ref") if frozen else 0
+    beside = () if n_frozen else frozen
     critics: Sequence[Parameters | None] = [None] * layout.pipeline
     if is_among:
         critics = _critics(family, architecture, layout)
@@ -135,11 +138,37 @@ def trainer_memory(question: MemoryQuestion) -> Sequence[MemoryEstimate]:
         }
         if question.device.kind == "cuda":
             parts[CONTEXT] = CONTEXT_BYTES
-        found.append({"parts": parts, "host": _host(question, parameters, parts, rank, needs)})
+        found.append({"parts": parts, "host": _host(question, parameters, parts, rank, beside)})
     estimates = _as_estimates(found, layout)
     if n_critics:
         estimates += _critic_memory(question, family, architecture, Layout.of(section, n_critics))
+    if n_frozen:
+        estimates += _frozen_memory(
+            question, family, architecture, Layout.of(section, n_frozen), count=len(frozen)
+        )
     return estimates
+
+
+def _frozen(question: MemoryQuestion, needs: frozenset[str]) -> Sequence[Frozen]:
+    """Return which frozen models the run has."""
+    return frozen_models(needs, has_teacher=question.section(RolesSection).opd_teacher_load is not None)
+
+
+def _frozen_memory(
+    question: MemoryQuestion, family: ModelFamily, architecture: Architecture, layout: Layout, *, count: int
+) -> list[MemoryEstimate]:
+    """Return what ranks take that have `count` frozen models alone: weights, and one forward pass at a time."""
+    shape, rank = _micro_batch(question, layout), _rank_settings(question, layout.ranks)
+    shape = dataclasses.replace(shape, with_entropy=False, with_logits=False)
+    found: list[dict[str, Any]] = []
+    stages = parameters_of_stages(family, architecture, MegatronSection(), LoraSection(), layout)
+    for stage, parameters in enumerate(stages):
+        working = forward_of_stage(architecture, layout, shape, stage=stage, memory=memory_of(family))
+        parts = {WEIGHTS: count * static_parts(parameters, rank, layout)[WEIGHTS], WORKING: working}
+        if question.device.kind == "cuda":
+            parts[CONTEXT] = CONTEXT_BYTES
+        found.append({"parts": parts, "host": {}})
+    return _as_estimates(found, layout, who="ref")
 
 
 def _critic_memory(
@@ -259,16 +288,16 @@ def _host(
     parameters: Parameters,
     parts: Mapping[str, int],
     rank: RankSettings,
-    needs: frozenset[str],
+    frozen: Sequence[Frozen],
 ) -> dict[str, int]:
-    """Return what a rank has in the host's memory: weights of other roles, and copies of its state."""
+    """Return what a rank has in the host's memory: weights of other roles, `frozen` among them, and copies of its state."""
     settings, roles = question.settings, question.section(RolesSection)
     weights = parts[WEIGHTS]
     snapshot = parameters.all_trained * rank.dtype_bytes + parameters.buffers * _FLOAT32
     found = {}
-    if "ref_log_probs" in needs:
+    if "ref" in frozen:
         found["reference"] = snapshot if roles.ref_load is None else weights
-    if "teacher_log_probs" in needs and roles.opd_teacher_load is not None:
+    if "teacher" in frozen:
         found["teacher"] = weights
     if roles.keep_old_actor:
         found["earlier policies"] = 2 * snapshot

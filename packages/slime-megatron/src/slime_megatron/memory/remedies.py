@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from slime_core.config.build import MemoryQuestion
-from slime_core.config.derive import num_critic_ranks, num_ranks
+from slime_core.config.derive import num_ranks
 from slime_core.protocols.memory import Remedy
 from slime_core.run.assemble import algorithm
 
 from slime_megatron.memory.layout import Layout
-from slime_megatron.settings.checks import critic_pool_problems
+from slime_megatron.settings.checks import pool_problems
 from slime_megatron.settings.derive import shares_optimizer
 from slime_megatron.settings.learner_settings import family_of
 from slime_megatron.settings.parallel_checks import model_problems, process_problems
@@ -33,7 +33,7 @@ def trainer_remedies(question: MemoryQuestion) -> Sequence[Remedy]:
         changed = section.model_copy(update={field: value for (_, field), value in remedy.settings.items()})
         problems = [
             *process_problems(changed, ranks),
-            *critic_pool_problems(changed, num_critic_ranks(settings), ranks),
+            *pool_problems(changed, settings),
             *model_problems(changed, architecture, family),
         ]
         if not problems:
@@ -75,7 +75,7 @@ def _fewer_tokens(question: MemoryQuestion) -> Iterator[Remedy]:
 def _critic_apart(question: MemoryQuestion) -> Iterator[Remedy]:
     """Yield as many ranks for the critic alone as the policy has, where it is among those."""
     settings = question.settings
-    if question.device.kind == "cpu" or num_critic_ranks(settings):
+    if question.device.kind == "cpu" or "critic" in settings.cluster.pools:
         return  # all ranks of a CPU have one memory
     if "values" in algorithm(settings, question.registry).needs:
         value = settings.cluster.actor_num_gpus_per_node

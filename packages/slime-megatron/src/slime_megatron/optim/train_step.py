@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
 from megatron.core.models.gpt import GPTModel
-from megatron.core.pipeline_parallel import get_forward_backward_func
 from slime_core.config.sections import TrainSection
 from slime_core.protocols import Metrics
 from slime_core.runtime.phase_times import PhaseTimes
@@ -29,12 +26,10 @@ from slime_megatron.optim.optimizer import (
     loss_scaler,
     update,
 )
+from slime_megatron.optim.passes import ForEachMicroBatch, Passes
 from slime_megatron.optim.skipped_steps import SkippedSteps
 from slime_megatron.parallel.process_groups import World, device
 from slime_megatron.settings.section import MegatronSection
-
-#: (micro-batch, what the output processor made of the model's output) -> anything.
-ForEachMicroBatch = Callable[[MicroBatch, Any], Any]
 
 
 class TrainedModel:
@@ -74,28 +69,14 @@ class TrainedModel:
         self.scheduler = build_scheduler(self.optimizer, train, total_steps=total_steps)
         self._clip_grad = train.clip_grad
         self.skipped_steps = SkippedSteps(section.max_skipped_steps)
-        self._output_processor = output_processor
+        self._passes = Passes(self.model, world, times=times, output_processor=output_processor)
         self._world, self._times = world, times
         self._n_mtp_layers = n_mtp_layers
         self._offloaded: list[Tensor] = []
 
-    @torch.no_grad()
     def forward(self, steps: Sequence[MicroBatches], like: Tensor, output: Callable[[Any], Tensor]) -> Tensor:
-        """Return numbers for each response token of the batch, under the weights as they are, in the shape of `like`.
-
-        Args:
-            steps: this rank's micro-batches; those of all ranks cover every token.
-            like: a column [T] of the batch, or k of them.
-            output: picks the numbers of a micro-batch, [R] or [k, R], from what the output processor returned.
-        """
-        found = torch.full_like(like, math.nan)
-
-        def keep(micro: MicroBatch, made: Any) -> None:
-            found[..., micro.columns] = output(made)
-
-        for step in steps:
-            self._run(step, keep, forward_only=True)
-        return self._world.gather_columns(found)
+        """Return numbers for each response token of the batch, without gradient; see `Passes.forward`."""
+        return self._passes.forward(steps, like, output)
 
     def take_step(self, step: MicroBatches, loss: ForEachMicroBatch) -> Metrics:
         """Take one optimizer step, unless its gradient is not finite.
@@ -126,7 +107,7 @@ class TrainedModel:
         if self._updates_bias:
             reset_loads(self._all_routers)
         with self._times.timed("forward_backward"):
-            shares = self._run(step, share, forward_only=False)
+            shares = self._passes.run(step, share, forward_only=False)
         metrics: Metrics = dict(self._world.sum_over_ranks(_sums(shares)))
         metrics |= take_losses(
             self._all_routers, self.model.config, device=device(), n_mtp_layers=self._n_mtp_layers
@@ -161,37 +142,6 @@ class TrainedModel:
             to_device(self._offloaded)
             self._offloaded = []
 
-    def _run(self, step: MicroBatches, each: ForEachMicroBatch, *, forward_only: bool) -> list[Any]:
-        """Run the model, and its gradients unless `forward_only`, over micro-batches; return what `each` returned."""
-
-        begins: list[float] = []
-
-        def forward(micro_batches: Iterator[MicroBatch], model: Any) -> tuple[Any, Any]:
-            begins.append(time.perf_counter())
-            micro = next(micro_batches)
-            output = model(
-                input_ids=micro.tokens,
-                position_ids=None,
-                attention_mask=None,
-                packed_seq_params=micro.packed,
-                output_processor=self._output_processor,
-                output_processor_context=micro.responses,
-            )
-            return output, partial(_call, each, micro)
-
-        results: list[Any] = get_forward_backward_func()(
-            forward_step_func=forward,
-            data_iterator=iter(step),
-            model=self.model,
-            num_microbatches=len(step),
-            seq_length=self.model.module.max_sequence_length,
-            micro_batch_size=1,
-            forward_only=forward_only,
-            collect_non_loss_data=forward_only,
-        )
-        self._times.add_each("micro_batch", begins)
-        return results
-
 
 def average(steps: Sequence[Metrics], *, prefix: str) -> Metrics:
     """Return each metric's mean over the optimizer steps that have it, and how many steps were skipped."""
@@ -220,8 +170,3 @@ def _sums(shares: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 def _finish_gradients(model: list[Any], _num_tokens: Tensor | None, **groups: Any) -> None:
     """Sum gradients over ranks. Without the number of tokens, by which Megatron would divide: shares add up."""
     finalize_model_grads(model, None, **groups)
-
-
-def _call(each: ForEachMicroBatch, micro: MicroBatch, output: Any, non_loss_data: bool = False) -> Any:
-    """Call `each`; Megatron adds `non_loss_data` where no gradient is wanted."""
-    return each(micro, output)

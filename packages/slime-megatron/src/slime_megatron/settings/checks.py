@@ -6,17 +6,19 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from slime_core.config.derive import num_ranks, pool_setting
 from slime_core.config.sections import RolloutSection, RunSection, TrainSection
 from slime_core.errors import Problem
-from slime_core.protocols import needs_of
+from slime_core.protocols import Role, needs_of
 
 from slime_megatron.settings import megatron_flags
-from slime_megatron.settings.derive import LOGITS, offloads_optimizer
+from slime_megatron.settings.derive import LOGITS, frozen_models, offloads_optimizer
 from slime_megatron.settings.parallel_checks import process_problems
 from slime_megatron.settings.section import MegatronSection
 from slime_megatron.settings.section_roles import LoraSection, RolesSection
 
 if TYPE_CHECKING:
+    from slime_core.config.settings import Settings
     from slime_core.run.assemble import Algorithm
     from slime_models.family.architecture import Architecture
     from slime_models.family.family import ModelFamily
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
 #: What balances experts and is right for packed rows of several sizes.
 _BALANCING = ("aux_loss", "seq_aux_loss", "global_aux_loss", "none")
 
-_CRITIC_POOL = "cluster.critic_num_nodes x cluster.critic_num_gpus_per_node"
 #: Optional fields of `TokenView` that a critic fills where it is in processes of its own.
 _KNOWN_TO_CRITIC = frozenset(
     {"new_values", "rollout_log_probs", "staleness", "teacher_log_probs", "total_lengths", "values"}
@@ -46,15 +47,39 @@ def section_problems(
     yield from _routing_problems(roles, section)
 
 
-def critic_pool_problems(section: MegatronSection, n_critics: int, n_ranks: int) -> Iterator[Problem]:
-    """Yield each product of sizes that divides the number of the policy's ranks, and not that of a critic's own."""
-    if not n_critics or any(process_problems(section, n_ranks)):
+def pool_problems(section: MegatronSection, settings: Settings) -> Iterator[Problem]:
+    """Yield each product of sizes that divides the number of the policy's ranks, and not that of another role's own."""
+    if any(process_problems(section, num_ranks(settings))):
         return
-    for problem in process_problems(section, n_critics):
+    for role in settings.cluster.pools:
+        count = num_ranks(settings, role)
+        for problem in process_problems(section, count):
+            yield Problem(
+                pool_setting(role),
+                f"{count} ranks of the {role}, and {problem.where} {problem.found.partition(' and ')[0]}",
+                f"a multiple of that: the {role} is cut as the policy is",
+            )
+
+
+def changing_ref_problems(pools: Collection[Role], roles: RolesSection) -> Iterator[Problem]:
+    """Yield that a reference is to become the policy, whose weights are in other processes."""
+    if "ref" in pools and roles.ref_update_interval is not None:
         yield Problem(
-            _CRITIC_POOL,
-            f"{n_critics} ranks of the critic, and {problem.where} {problem.found.partition(' and ')[0]}",
-            "a multiple of that: the critic is cut as the policy is",
+            "roles.ref_update_interval",
+            f"{roles.ref_update_interval}, beside a reference in ranks of its own",
+            "a frozen reference: those ranks get no weights of the policy",
+            "leave --ref-num-nodes and --ref-num-gpus-per-node out, or this",
+        )
+
+
+def unread_ref_problems(algorithm: Algorithm, *, has_teacher: bool) -> Iterator[Problem]:
+    """Yield that estimator and loss read nothing of the models that are to have processes of their own."""
+    if not frozen_models(algorithm.needs, has_teacher=has_teacher):
+        yield Problem(
+            pool_setting("ref"),
+            "them with an estimator and a loss that read log-probs of no reference, and of no teacher that has a folder",
+            "something for these ranks to compute",
+            "give --use-kl-loss or --kl-coef, or --use-opd and --opd-teacher-load, or leave them out",
         )
 
 
@@ -62,7 +87,7 @@ def apart_problems(algorithm: Algorithm, estimator: str) -> Iterator[Problem]:
     """Yield why a critic cannot be in processes of its own under an estimator and the critic's loss."""
     if algorithm.value_loss is None:
         yield Problem(
-            _CRITIC_POOL,
+            pool_setting("critic"),
             f"them with the estimator {estimator!r}, which reads no values",
             "an estimator with a critic",
             "give --advantage-estimator ppo, or leave them out",

@@ -2,10 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from typing import Literal
+
 from slime_megatron.settings.section import MegatronSection
 
 #: Fields of `TokenView` with logits of the whole vocabulary.
 LOGITS = frozenset({"logits", "sequence_logits"})
+#: Models that are not trained, by the names of their weights.
+Frozen = Literal["ref", "teacher"]
+
+
+def frozen_models(needs: Collection[str], *, has_teacher: bool) -> tuple[Frozen, ...]:
+    """Return which frozen models estimator and loss read.
+
+    Args:
+        needs: optional fields of `TokenView` that they read.
+        has_teacher: whether there is a folder of a teacher; without it samples carry its log-probs.
+    """
+    read: dict[Frozen, bool] = {
+        "ref": "ref_log_probs" in needs,
+        "teacher": has_teacher and "teacher_log_probs" in needs,
+    }
+    return tuple(name for name, is_read in read.items() if is_read)
 
 
 def shares_optimizer(section: MegatronSection, n_ranks: int) -> bool:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slime_core.config.build import BuildContext, MemoryQuestion, Rank
 from slime_core.config.sections import TrainSection
+from slime_core.protocols import Role
 from slime_core.run.assemble import Algorithm
 from slime_models.family.chosen import family_of_config
 from slime_models.hf.config import read_config
 
+from slime_megatron.settings.derive import Frozen, frozen_models
 from slime_megatron.settings.section import MegatronSection
 from slime_megatron.settings.section_roles import LoraSection, RolesSection
 from slime_megatron.settings.user_hooks import MegatronHooks
@@ -56,10 +59,22 @@ class LearnerSettings:
     """Which of the trainer's processes this is."""
     restricted: bool = False
     """Whether tokens are drawn from what top-p or top-k keep; batches then say from which ids."""
-    critic_apart: bool = False
-    """Whether the critic is in processes of its own: this is one of them if its `rank` says so, else one of the policy's."""
+    apart: frozenset[Role] = frozenset()
+    """Roles that have processes of their own: this is one of them if its `rank` says so, else one of the policy's."""
     critic_path: Path | None = None
     """Folder that the critic starts from; `model_path` when None."""
+
+    @property
+    def first_path(self) -> Path:
+        """Folder of the policy's initial weights."""
+        return self.actor_path or self.model_path
+
+    @property
+    def frozen(self) -> Mapping[Frozen, Path | None]:
+        """The frozen models that are read, and the folder of each; None for a copy of the policy's initial weights."""
+        paths = {"ref": self.ref_path, "teacher": self.teacher_path}
+        read = frozen_models(self.algorithm.needs, has_teacher=self.teacher_path is not None)
+        return {name: paths[name] for name in read}
 
 
 def family_of(build: BuildContext | MemoryQuestion) -> tuple[ModelFamily, dict[str, Any]]:

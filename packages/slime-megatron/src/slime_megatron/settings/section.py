@@ -14,7 +14,7 @@ CAPABILITIES = TrainerCapabilities(
     other_transports=True,
     ranked=True,
     background_save=True,
-    pools=frozenset({"critic"}),
+    pools=frozenset({"critic", "ref"}),
     phases=True,
 )
 

@@ -194,7 +194,7 @@ IDLE: Mapping[str, str] = {
     f"{_C}.model.enable_gradient_checkpointing": "the critic recomputes what the policy does",
     f"{_A}.strategy": "the trainer is Megatron",
     f"{_C}.strategy": "the trainer is Megatron",
-    "actor_rollout_ref.ref.strategy": "the reference is weights of the policy's own model",
+    "actor_rollout_ref.ref.strategy": "the reference is weights of the policy's own model, or by --ref-num-gpus-per-node in ranks of its own",
     **dict.fromkeys(
         (f"{_A}.fsdp_config", "actor_rollout_ref.ref.fsdp_config", f"{_C}.model.fsdp_config"),
         "sharding and offloading are --use-distributed-optimizer, --optimizer-cpu-offload and --offload-train",

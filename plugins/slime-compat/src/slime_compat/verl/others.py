@@ -38,6 +38,8 @@ OPENRLHF: Mapping[str, str] = {
     "--value_clip": "algos.value_clip", "--lambd": "algos.lambd", "--gamma": "algos.gamma", "--dynamic_filtering":
     "rollout.dynamic_sampling_filter_path", "--num_episodes": "run.num_epoch", "--actor_num_nodes": "cluster.actor_num_nodes",
     "--actor_num_gpus_per_node": "cluster.actor_num_gpus_per_node", "--colocate_all_models": "cluster.colocate",
+    "--critic_num_nodes": "cluster.critic_num_nodes", "--critic_num_gpus_per_node": "cluster.critic_num_gpus_per_node",
+    "--ref_num_nodes": "cluster.ref_num_nodes", "--ref_num_gpus_per_node": "cluster.ref_num_gpus_per_node",
     "--vllm_num_engines": "fleet.rollout_num_gpus", "--vllm_tensor_parallel_size": "fleet.rollout_num_gpus_per_engine",
     "--vllm_gpu_memory_utilization": "sglang.server_args", "--save_steps": "checkpoint.save_interval", "--eval_steps":
     "eval.eval_interval", "--gradient_checkpointing": "megatron.recompute_granularity", "--use_wandb": "run.use_wandb",

@@ -8,6 +8,7 @@ from slime_core.config.base import (
     SectionModel,
     Seed,
 )
+from slime_core.protocols import Role
 
 
 class RunSection(SectionModel):
@@ -71,6 +72,12 @@ class ClusterSection(SectionModel):
     critic_num_gpus_per_node: Count | None = None
     """Ranks on each of these machines, on GPUs of their own; when only the number of machines is given, as many as those of the policy.
     They compute and train the critic while those of the policy do the same."""
+    ref_num_nodes: Count | None = None
+    """Machines with ranks that have the frozen models alone, which are the reference and the teacher of on-policy distillation; when only
+    their number on each is given, as many as those of the policy. Without either flag these models are in the policy's ranks."""
+    ref_num_gpus_per_node: Count | None = None
+    """Ranks on each of these machines, on GPUs of their own; when only the number of machines is given, as many as those of the policy.
+    They compute log-probs while those of the policy do the same."""
     num_gpus_per_node: Count | None = None
     """GPUs of each machine that trainer and engines together may take; what the largest has when not given."""
     colocate: bool = False
@@ -84,12 +91,17 @@ class ClusterSection(SectionModel):
     """Environment variables of the trainer's processes, set before they import anything."""
 
     @property
-    def critic_pool(self) -> tuple[int, int] | None:
-        """(machines, ranks on each) of the critic's own; None where it is in the policy's ranks."""
-        if self.critic_num_nodes is None and self.critic_num_gpus_per_node is None:
-            return None
-        per_node = self.critic_num_gpus_per_node or self.actor_num_gpus_per_node
-        return self.critic_num_nodes or self.actor_num_nodes, per_node
+    def pools(self) -> dict[Role, tuple[int, int]]:
+        """(machines, ranks on each) of each role that has ranks of its own; the others are in the policy's ranks."""
+        given: dict[Role, tuple[int | None, int | None]] = {
+            "critic": (self.critic_num_nodes, self.critic_num_gpus_per_node),
+            "ref": (self.ref_num_nodes, self.ref_num_gpus_per_node),
+        }
+        return {
+            role: (machines or self.actor_num_nodes, per_machine or self.actor_num_gpus_per_node)
+            for role, (machines, per_machine) in given.items()
+            if machines or per_machine
+        }
 
     @property
     def shares_devices(self) -> bool:
