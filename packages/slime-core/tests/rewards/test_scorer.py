@@ -3,10 +3,13 @@
 import asyncio
 
 import pytest
-from slime_core.errors import PluginError
+from slime_core.config.sections import RewardSection
+from slime_core.errors import PluginError, RewardError
 from slime_core.rewards.pool import RewardPool
 from slime_core.rewards.scorer import Scorer
-from slime_core.samples import Sample
+from slime_core.rollout.group import score
+from slime_core.rundir.events import EventLog
+from slime_core.samples import Sample, Status
 
 pytestmark = pytest.mark.timeout(60)
 INSTALLED = ("length", "returned", "acting_async", "lengths")
@@ -105,3 +108,31 @@ def test_a_group_is_scored_by_one_reward():
     assert [f.message.split(";")[0] for f in failures] == [
         f"sample {i}: its group chooses several rewards, ['None', 'x:f']" for i in (0, 1)
     ]
+
+
+@pytest.mark.parametrize(("on_error", "ends"), [("stop", True), ("drop", False)])
+def test_a_failure_that_ends_the_run_waits_for_no_other_reward(on_error, ends):
+    """The second sample's reward never returns, and has 1,000 s for that."""
+    samples = [Sample(index=0, response="sys.exit"), Sample(index=1, response="hang")]
+
+    async def main():
+        scorer = Scorer({"acting_async": 1.0}, pool_of=lambda name: RewardPool(
+            f"misbehaving_rewards:{name}", {}, workers=1, timeout_s=1000
+        ))  # fmt: skip
+        await scorer.start()
+        scoring = asyncio.create_task(
+            score(samples, scorer, RewardSection(on_reward_error=on_error), events=EventLog())
+        )
+        try:
+            await asyncio.wait({scoring}, timeout=20 if ends else 0.5)
+            return scoring.exception() if scoring.done() else None
+        finally:
+            scoring.cancel()
+            await scorer.close()
+
+    error = asyncio.run(main())
+    assert isinstance(error, RewardError) == ends
+    assert samples[0].status is Status.FAILED
+    assert samples[1].status is not Status.FAILED
+    if ends:
+        assert str(error).startswith("sample 0: reward misbehaving_rewards:acting_async raised")

@@ -282,7 +282,7 @@ async def score(
     """Score samples in place, and tell how long each call took. One that cannot be scored becomes FAILED with its reason.
 
     Raises:
-        RewardError: a reward failed and `on_reward_error` is `stop`; names the sample.
+        RewardError: a reward failed and `on_reward_error` is `stop`; names the sample, and waits for no other.
     """
 
     def tell(begin: float, worker_s: float, failed: bool, group: int | None, sample: int | None) -> None:
@@ -298,22 +298,7 @@ async def score(
             failed=failed,
         )
 
-    async def one(sample: Sample) -> Result:
-        begin = now()
-        result = await scorer.score(sample)
-        if events.is_on:
-            worker_s = result.seconds if isinstance(result, Reward) else None
-            tell(begin, worker_s or 0.0, worker_s is None, sample.group_index, sample.index)
-        return result
-
-    if section.group_rm:
-        begin = now()
-        scored = await scorer.score_group(list(samples))
-        seconds = [result.seconds for result in scored if isinstance(result, Reward)]
-        tell(begin, sum(seconds), len(seconds) < len(scored), samples[0].group_index, None)
-    else:
-        scored = await results(start_now(one(sample)) for sample in samples)
-    for sample, result in zip(samples, scored, strict=True):
+    def take(sample: Sample, result: Result) -> None:
         if isinstance(result, RewardFailure):
             error = fail(sample, result.message)
             logger.warning("%s", error)
@@ -322,6 +307,24 @@ async def score(
         else:
             sample.reward = result.value
             sample.timings["reward"] = result.seconds
+
+    async def one(sample: Sample) -> None:
+        begin = now()
+        result = await scorer.score(sample)
+        if events.is_on:
+            worker_s = result.seconds if isinstance(result, Reward) else None
+            tell(begin, worker_s or 0.0, worker_s is None, sample.group_index, sample.index)
+        take(sample, result)
+
+    if not section.group_rm:
+        await results(start_now(one(sample)) for sample in samples)
+        return
+    begin = now()
+    scored = await scorer.score_group(list(samples))
+    seconds = [result.seconds for result in scored if isinstance(result, Reward)]
+    tell(begin, sum(seconds), len(seconds) < len(scored), samples[0].group_index, None)
+    for sample, result in zip(samples, scored, strict=True):
+        take(sample, result)
 
 
 def fail(sample: Sample, message: str) -> RewardError:
