@@ -88,7 +88,8 @@ class Fused:
 
     def write(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy some of the parts in, casting them."""
-        plain = self.plain()
+        is_whole = self.packed and len(tensors) == len(self.parts)  # nothing of what is there is needed
+        plain = torch.empty(self.shape, dtype=self.tensor.dtype) if is_whole else self.plain()
         for name, tensor in tensors.items():
             ordered = tensor if name not in self._orders else tensor[self._orders[name]]
             plain[self._rows[name]].copy_(ordered)
