@@ -112,6 +112,9 @@ FLAGS = [
     ["--rollout-max-context-len", "1"], ["--rollout-min-new-tokens", "9"], ["--overlong-buffer-len", "9"], ["--rollout-stop", ""],
     ["--rollout-stop-token-ids", "-1"], ["--rollout-stop-token-ids", "999999999"], ["--reward-key", "nope"], ["--lr", "\udcff"],
     ["--filter-args", '{"x": 1}'], ["--rm-args", '{"x": NaN}'], ["--rm-args", "[" * 100_000], ["--rm-args", '{"nope": 1}'],
+    ["--run-name", "a\nb"], ["--run-name", " "], ["--run-name", "a\x07b"], ["--run-name", "a\u202eb"], ["--run-name", "a/ "],
+    ["--eval-prompt-data", "", "letters.jsonl"], ["--eval-prompt-data", "a\n", "letters.jsonl"],
+    ["--prompt-data", "", "letters.jsonl", "b", "letters.jsonl"],
     ["--global-batch-size", "48"], ["--num-rollout", "none"], ["--multimodal-keys", '{"image": 3}'], ["stray"],
 ]  # fmt: skip
 
@@ -208,6 +211,8 @@ ROWS = {
     "metadata that is a list": '{"input": "a", "label": "x", "metadata": [1]}',
     "metadata that is text": '{"input": "a", "label": "x", "metadata": "text"}',
     "tools that are a number": '{"input": "a", "label": "x", "tools": 3}',
+    "tools that are numbers": '{"input": "a", "label": "x", "tools": [1]}',
+    "a reward with a long name": '{"input": "a", "label": "x", "metadata": {"rm_type": "' + "a." * 3000 + 'a:b"}}',
     "a reward that is not there": '{"input": "a", "label": "x", "metadata": {"rm_type": "nope"}}',
     "a reward that is a number": '{"input": "a", "label": "x", "metadata": {"rm_type": 3}}',
     "a reward of the wrong arity": '{"input": "a", "label": "x", "metadata": {"rm_type": "os:getcwd"}}',

@@ -51,6 +51,10 @@ async def raises_stop_iteration(ctx, sample, params):
     raise StopAsyncIteration
 
 
+async def raises_generator_exit(ctx, sample, params):
+    raise GeneratorExit
+
+
 async def raises_without_text(ctx, sample, params):
     class Mute(Exception):
         def __str__(self):
@@ -178,6 +182,10 @@ reward_part_of_infinity = setting(reward={"score": float("inf")})
 metadata_with_an_object = setting(metadata={"a": object()})
 metadata_with_keys_of_tuples = setting(metadata={(1, 2): 3})
 metadata_is_a_list = setting(metadata=[1])
+counters_as_text = setting(spec_info={"spec_verify_ct": "x"})
+counters_of_nan = setting(prefix_cache_info={"cached_tokens": float("nan")})
+counters_below_zero = setting(spec_info={"spec_draft_token_num": -1})
+an_id_for_all_executions = setting(rollout_id=-5)
 timings_of_nan = setting(timings={"tool": float("nan")})
 sampling_mask_beyond_the_vocabulary = setting(
     rollout_top_p_token_ids=[99], rollout_top_p_token_offsets=[0, 1]

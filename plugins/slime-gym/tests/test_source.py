@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 from slime_core.config.sections import DataSection, EvalSection, RolloutSection
 from slime_core.config.settings import Settings
-from slime_core.errors import DataError
+from slime_core.errors import ConfigError, DataError
 from slime_gym.problems import held_out_problems, training_problems
 from slime_gym.section import GymSection
 from slime_gym.source import create_source
@@ -176,6 +176,13 @@ def test_prompts_over_the_length_limit_are_dropped():
 def test_a_length_limit_below_every_prompt_is_refused():
     with pytest.raises(DataError, match="rollout_max_prompt_len: all 68 gym prompts"):
         create_source(Build(sums(), data=DataSection(rollout_max_prompt_len=3)))
+
+
+def test_files_of_prompts_are_refused_and_not_ignored():
+    data = DataSection(data_source_path="gym", prompt_data=["mine.jsonl"])
+    with pytest.raises(ConfigError, match="the data source 'gym' has prompts of its own"):
+        create_source(Build(sums(), data=data))
+    assert create_source(Build(sums(), data=data, evaluation=True))  # they are what is trained on
 
 
 def test_unknown_task_is_refused_with_the_nearest_name():

@@ -92,6 +92,13 @@ def test_only_the_first_tests_run_when_so_asked():
         "[" * 100_000,
         '{"inputs": ["\\ud800"], "outputs": ["1"]}',
         '{"fn_name": 3, "inputs": [[1]], "outputs": ["1"]}',
+        '{"fn_name": "a b", "inputs": [[1]], "outputs": ["1"]}',
+        '{"fn_name": "", "inputs": [[1]], "outputs": ["1"]}',
+        '{"fn_name": "f(1)", "inputs": [[1]], "outputs": ["1"]}',
+        '{"inputs": "ab", "outputs": "cd"}',
+        '{"inputs": {"a": 1}, "outputs": {"a": 1}}',
+        '{"inputs": ["1"], "outputs": [["1"]]}',
+        '{"inputs": ["1"], "outputs": [null]}',
     ],
 )
 def test_a_label_that_is_no_tests_is_an_error_that_names_the_sample(label):

@@ -6,7 +6,7 @@ from typing import Any
 
 from slime_core.config.build import BuildContext
 from slime_core.config.sections import DataSection
-from slime_core.data.prompt_source import PromptSource, source_of
+from slime_core.data.prompt_source import PromptSource, refuse_prompt_data, source_of
 from slime_core.errors import DataError
 from slime_core.protocols import Tokenizer
 from slime_core.samples import Sample
@@ -22,8 +22,10 @@ def create_source(build: BuildContext) -> PromptSource:
     `metadata["source_name"]` the task.
 
     Raises:
+        ConfigError: `prompt_data` is given.
         DataError: the task has too few problems, or `rollout_max_prompt_len` leaves none to train on.
     """
+    refuse_prompt_data(build)
     section, data = build.section(GymSection), build.settings.data
     if build.evaluation:
         prototypes = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from slime_core.config.base import Unset
@@ -52,8 +52,16 @@ def _data(settings: Settings) -> Iterator[Problem]:
             wanted = "one file, or names and files in turn, each name once: math math.jsonl code code.jsonl"
             yield Problem("data.prompt_data", shown(words), wanted)
             return
+        if len(words) > 1:
+            yield from _unreadable_names("data.prompt_data", words[::2])
         for spec in words[1::2] or words:
             yield from _unreadable("data.prompt_data", spec)
+
+
+def _unreadable_names(where: str, names: Sequence[str]) -> Iterator[Problem]:
+    for name in names:
+        if not name.strip() or not name.isprintable():
+            yield Problem(where, f"the name {name!a}", "one that can be read: gsm8k test.jsonl")
 
 
 def _held_out(settings: Settings, registry: Registry) -> Iterator[Problem]:
@@ -61,6 +69,7 @@ def _held_out(settings: Settings, registry: Registry) -> Iterator[Problem]:
     if evaluation.eval_interval is None or evaluation.eval_data_source_path not in (None, "file"):
         return
     names, files = evaluation.eval_prompt_data[::2], evaluation.eval_prompt_data[1::2]
+    yield from _unreadable_names("eval.eval_prompt_data", names)
     if len(set(names)) != len(names):
         yield Problem("eval.eval_prompt_data", f"the names {names}", "each name once: gsm8k test.jsonl")
     for spec in files:

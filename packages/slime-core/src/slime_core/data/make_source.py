@@ -14,6 +14,7 @@ from slime_core.data.mixed_source import MixedSource
 from slime_core.data.prompt_source import PromptSource
 from slime_core.data.promptless_source import PromptlessSource
 from slime_core.errors import DataError, PluginError
+from slime_core.files.json_text import shown
 from slime_core.protocols import DataSource
 from slime_core.runtime.progress import ON_TERMINAL
 from slime_core.samples import Sample
@@ -98,7 +99,7 @@ def _misfits(source: PromptSource | MixedSource, build: BuildContext) -> Iterato
         if name is not None:
             why = _no_reward(name, sample, build, known)
             if why is not None:
-                yield f"{place}: metadata rm_type: found {name!r}; wanted the name of a reward: {why}"
+                yield f"{place}: metadata rm_type: found {shown(name)}; wanted the name of a reward: {why}"
 
 
 def _no_reward(name: object, sample: Sample, build: BuildContext, known: dict[str, str | None]) -> str | None:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slime_core.config.build import BuildContext
-from slime_core.errors import CheckpointError, DataError
+from slime_core.errors import CheckpointError, ConfigError, DataError, Problem
 from slime_core.samples import Group, Sample
 
 logger = logging.getLogger(__name__)
@@ -285,6 +285,21 @@ def _is_flat(value: Any) -> bool:
     if type(value) is dict:
         return _FLAT.issuperset(map(type, value.values()))
     return type(value) is list and _FLAT.issuperset(map(type, value))
+
+
+def refuse_prompt_data(build: BuildContext) -> None:
+    """Refuse files of prompts, for a source of training prompts that reads none: they would be ignored without a word.
+
+    Raises:
+        ConfigError: `prompt_data` is given.
+    """
+    data = build.settings.data
+    if data.prompt_data and not build.evaluation:
+        wanted = f"none: the data source {data.data_source_path!r} has prompts of its own"
+        found = repr(data.prompt_data)[:200]
+        raise ConfigError(
+            [Problem("data.prompt_data", found, wanted, "--data-source-path file reads the files")]
+        )
 
 
 def source_of(

@@ -13,7 +13,7 @@ from slime_core.data.media import image_of
 from slime_core.data.rows.open_rows import Rows
 from slime_core.data.rows.record import Record
 from slime_core.errors import DataError
-from slime_core.files.json_text import parse_json
+from slime_core.files.json_text import parse_json, shown
 from slime_core.protocols import IMAGE, Tokenizer
 from slime_core.samples import Sample
 
@@ -206,6 +206,10 @@ def _tools(record: Record, key: str) -> list[Any] | None:
         return None
     if not isinstance(value, list):
         raise DataError(f"{record.where}: found {type(value).__name__} in {key!r}; wanted a list (tool_key)")
+    if stray := [tool for tool in value if not isinstance(tool, dict)]:
+        raise DataError(
+            f"{record.where}: found {shown(stray[0])} in {key!r}; wanted a list of objects, one a tool (tool_key)"
+        )
     return value
 
 

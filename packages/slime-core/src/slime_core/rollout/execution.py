@@ -66,11 +66,29 @@ class Generator:
             error.add_note(f"returned by the generator {self.name}")
             raise
 
+    def check_executions(self, samples: Sequence[Sample]) -> None:
+        """Check that samples of a group that share a `rollout_id` are of one execution: others would count as one, too.
+
+        Raises:
+            SampleError: names the two samples and the generator.
+        """
+        first: dict[int, Sample] = {}
+        for sample in samples:
+            if sample.rollout_id is None:
+                continue
+            other = first.setdefault(sample.rollout_id, sample)
+            if other.index != sample.index:
+                raise SampleError(
+                    f"{sample.name}: its rollout_id, {sample.rollout_id}, is that of {other.name}, too; only samples that one "
+                    f"execution of the generator {self.name} returns share it (sample.rollout_id = sample.index)"
+                )
+
     def _who(self, name: str) -> str:
         """Return how messages call the execution for a sample."""
         return f"{name}: the generator {self.name}"
 
     async def _call(self, name: str, context: GenerateContext, sample: Sample, params: SamplingParams) -> Any:
+        task = asyncio.current_task()
         try:
             running = self.function(self._bounded(context), sample, params)
             if not (inspect.iscoroutine(running) or inspect.isawaitable(running)):
@@ -83,13 +101,14 @@ class Generator:
             error.add_note(f"{self._who(name)} was at work")
             raise
         except asyncio.CancelledError as error:
-            task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
             told = f"{self._who(name)} raised CancelledError, and nobody had cancelled it"
             raise SampleError(told) from error
-        except GeneratorExit:
-            raise
+        except GeneratorExit as error:
+            if not _runs(task):  # the coroutine is closed, by whoever forgets it
+                raise
+            raise SampleError(f"{self._who(name)} raised GeneratorExit") from error
         except BaseException as error:  # sys.exit() in a generator must not end the run as if it were done
             raise SampleError(f"{self._who(name)} raised {_told(error)}") from error
 
@@ -209,6 +228,14 @@ def check_groups(groups: Any, step: int, *, vocab_size: int | None) -> None:
         except SampleError as error:
             error.add_note(f"returned by {who}")
             raise
+
+
+def _runs(task: asyncio.Task[Any] | None) -> bool:
+    """Return whether `task` is what its event loop executes now."""
+    try:
+        return task is not None and asyncio.current_task() is task
+    except RuntimeError:  # no event loop runs
+        return False
 
 
 def _told(error: BaseException) -> str:

@@ -58,6 +58,7 @@ async def run_group(
     )
     samples = [sample for execution in executions for sample in execution]
     generator.check_numbers(samples)
+    generator.check_executions(samples)
     if any(sample.status is Status.ABORTED for sample in samples):
         return samples
     if run.scorer is not None:

@@ -70,6 +70,10 @@ def folder_problems(settings: Settings) -> Iterator[Problem]:
     if not parts or Path(run.run_name).is_absolute() or ".." in parts:
         yield Problem("run.run_name", ascii(run.run_name), "the name of a folder below run.output_dir")
         return
+    if run.run_name.strip() != run.run_name or not run.run_name.isprintable():
+        shown = "a name without blanks around it and characters that a terminal does not show"
+        yield Problem("run.run_name", ascii(run.run_name[:80]), shown)
+        return
     folder = Path(run.output_dir) / run.run_name
     if why := _unwritable(folder):
         where = "run.output_dir" if _unwritable(Path(run.output_dir)) else "run.run_name"

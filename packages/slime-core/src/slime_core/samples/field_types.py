@@ -41,6 +41,8 @@ TYPES: dict[str, tuple[tuple[type, ...], str]] = {
 TEXTS = tuple(name for name, (types, _) in TYPES.items() if str in types)
 #: Fields that are to have a JSON form.
 JSON_FIELDS = ("metadata", "train_metadata", "apply_chat_template_kwargs", "spec_info", "prefix_cache_info")
+#: Those whose values are counts.
+COUNTERS = ("spec_info", "prefix_cache_info")
 #: Columns of tokens that few samples have.
 COLUMNS = (
     "loss_mask",

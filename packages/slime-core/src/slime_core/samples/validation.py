@@ -23,7 +23,7 @@ from slime_core.samples.compact import (
     is_compact,
     view,
 )
-from slime_core.samples.field_types import JSON_FIELDS, TEXTS, TYPES, GivenFields, given_fields
+from slime_core.samples.field_types import COUNTERS, JSON_FIELDS, TEXTS, TYPES, GivenFields, given_fields
 from slime_core.samples.status import Status
 
 #: Nats by which a log-prob may exceed 0: what a softmax in 16 bits gets wrong.
@@ -128,10 +128,18 @@ def check_fields(sample: Fields, *, vocab_size: int | None = None, compact: bool
     for name in given.dicts:
         if values[name]:
             _check_json(sample, name)
+            if name in COUNTERS:
+                _check_counters(sample, name)
     for phase, seconds in sample.timings.items():
         if not (type(seconds) is float and math.isfinite(seconds)) and not _is_finite(seconds):
             raise _wrong(sample, f"timings[{phase!r}]", seconds, "finite seconds")
     _check_reward(sample)
+
+
+def _check_counters(sample: Fields, name: str) -> None:
+    for counter, count in getattr(sample, name).items():
+        if isinstance(count, bool) or not _is_finite(count) or count < 0:
+            raise _wrong(sample, f"{name}[{counter!r}]", count, "a count, at least 0")
 
 
 def check_numbers(samples: Sequence[Fields], *, vocab_size: int | None = None) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from slime_core.config.build import BuildContext
-from slime_core.data.prompt_source import PromptSource, source_of
+from slime_core.data.prompt_source import PromptSource, refuse_prompt_data, source_of
 from slime_core.data.prompts import PromptFormat, build_prompts
 from slime_core.data.rows.record import Record
 from slime_core.errors import ConfigError, DataError, Problem
@@ -27,9 +27,10 @@ def create_source(build: BuildContext) -> PromptSource:
     be text, and there may be no system prompt.
 
     Raises:
-        ConfigError: a taskset without end, and no size; or an evaluation of no tasks.
+        ConfigError: a taskset without end, and no size; an evaluation of no tasks; or `prompt_data` is given.
         DataError: there are no tasks left, a prompt does not fit, or all are too long.
     """
+    refuse_prompt_data(build)
     section, data = build.section(VerifiersSection), build.settings.data
     taskset = LoadedTaskset(section.taskset, section.taskset_args)
     prompt_format = PromptFormat(

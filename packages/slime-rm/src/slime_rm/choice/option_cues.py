@@ -30,7 +30,7 @@ _NOUN = _words(
 #: What may stand between a cue and the option without changing what it says.
 _FILL = (
     r"(?:(?:definitely|clearly|certainly|most likely|likely|probably|indeed|thus|therefore|hence|simply|just|of course"
-    r"|still|then|really|surely|obviously|now|only|always|again|actually|the|an?|that|my|final|correct|right|best|proper"
+    r"|still|then|really|surely|obviously|now|only|always|again|actually|in fact|in truth|the|an?|that|my|final|correct|right|best|proper"
     r"|option|choice|answer|letter|statement|item|alternative|candidate|number|possibility|labell?ed|marked|is|be|to be)\b"
     r"|[\s:=\"'“(\[>*~–—.→⇒∴,-])*"
 )
@@ -43,7 +43,7 @@ _VERB = _words(
 )
 _MARKED = re.compile(rf"\b{_NOUN}\b(?:[^.!?;\n]*?)$", re.IGNORECASE)
 _ANSWER = re.compile(
-    rf"\b(?:(?:{_NOUN}|(?:correct|right|best) \w+)\b[^.!?;\n]{{0,80}}{_COPULA}|(?:final )?answer|{_VERB})\s*{_FILL}$",
+    rf"\b(?:(?:{_NOUN}|(?:correct|right|best|true) \w+)\b[^.!?;\n]{{0,80}}{_COPULA}|(?:final )?answer|{_VERB})\s*{_FILL}$",
     re.IGNORECASE,
 )
 _COPULA_END = re.compile(rf"{_COPULA}{_FILL}$", re.IGNORECASE)
@@ -62,17 +62,18 @@ _IMPLIED = re.compile(
 _ADVERBS = r"(?:\s*,?\s*(?:also|clearly|definitely|obviously|too|both|all|simply|just|therefore|thus|indeed|certainly|surely|most likely|likely|probably|always|then|hence|in fact|still|actually|really|totally|completely|entirely|plainly|quite)\b,?)*"
 _BE = r"(?:\b(?:is|are|was|were|seems?|looks?|appears?|remains?|(?:must|has to|have to|should|will|would|can only) be|being|to be)\b(?: to be\b)?|'s\b)"
 _GOOD = _words(
-    r"correct\w*;right;(?:most|more) \w+;(?:best|better|accurate|proper|valid)\b;(?:the|my|our)?\s*(?:(?:only|single|most|final|best|correct|right|likely|consistent)\s+)*"
+    r"correct\w*;right;(?:most|more) \w+;(?:best|better|preferable|superior|accurate|proper|valid)\b;(?:the|my|our)?\s*(?:(?:only|single|most|final|best|correct|right|likely|consistent)\s+)*"
     r"(?:answers?|choices?|options?|solution|winner|pick|one)\b"
 )
 _CALLED_CORRECT = re.compile(
-    rf"[)\]\s:–—,-]*(?:{_ADVERBS}\s*{_BE}{_ADVERBS}\s+(?:the\s+|an?\s+|my\s+)?{_GOOD}(?!\s+(?:only\s+)?(?:if|unless|when|about))"
+    rf"[)\]\s:–—,-]*(?:{_ADVERBS}\s*{_BE}{_ADVERBS}\s+(?:the\s+|an?\s+|my\s+)?{_GOOD}(?!\s+(?:only\s+)?(?:if|unless|when|about|at first|initially|at a glance))"
     rf"|\s*it is\b|(?:[:)–—-]|\()\s*(?:correct|right|true|yes|✓|✔|✅)(?!\w)|\s*[✓✔✅])",
     re.IGNORECASE,
 )
 _FITS = re.compile(
     rf"[)\]\s,]*{_ADVERBS}\s*(?:fits?|match(?:es)?|works?|wins?|holds?|stands?|remains?|is (?:left|true|chosen|selected)|does|is)(?=\s*(?:[.,;!)]|$)"
-    r"|\s+(?:best|well|perfectly|exactly|all|the|every\w*|only|here|alone)\b)",
+    r"|\s+(?:best|well|perfectly|exactly|all|the|every\w*|only|here|alone|while|whereas|although|but)\b)"
+    r"|[)\]\s,]*(?!(?:is|was|are|were|not|no)\b)\w+s\s+(?:(?!(?:no|not|never|hardly)\b)[\w']+\s+){0,3}?(?:better|more\s+\w+)\s+than\s+(?:option |choice )?\W*$",
     re.IGNORECASE,
 )
 _NOT_DOUBT = r"(?<!\bno )(?<!without )(?<!without a )(?<!without any )"
@@ -112,6 +113,19 @@ _AFTER_POSSIBLE = re.compile(
     rf"|{_BE}\s+(?:also|equally|possible|plausible|acceptable|likely|close|just as)\b|if\b|otherwise\b|unless\b|when\b|depending\b)",
     re.IGNORECASE,
 )
+_CLOSE_BUT_WRONG = re.compile(
+    rf"[)\]\s,]*{_BE}[^.;!?\n]*?\b(?:but|yet|though)\s+(?:\w+\s+)?(?:not\b|{_BAD})", re.IGNORECASE
+)
+_CONTRARY_TO_FACT = re.compile(
+    r"\s*,?\s*(?:(?:would|could|might|may)\b[^.;!?\n]*)?\bif\b[^.;!?\n]*\b(?:were|had)\b(?!\s+to\s+(?:choose|guess|pick|say|answer))",
+    re.IGNORECASE,
+)
+OR_NONE = re.compile(
+    r"[)\]\s,(]*(?:[/|]|(?:and/)?or\b|unless\b)\s*(?:else\s+|it\s+|it's\s+|is\s+)*"
+    r"(?:none|nothing|neither|not|no|something|another|others?)\b(?!\s*[,:])",
+    re.IGNORECASE,
+)
+"""Words after an option that take it for one of two possibilities, of which the other is none or is not named."""
 _ALSO = re.compile(
     r"[)\]\s,]*(?!(?:would|does|do|did|has|had)\b)(?:\w+\s+){0,3}(?:too|as well|also)\s*(?:[.,;!)]|$)",
     re.IGNORECASE,
@@ -157,6 +171,10 @@ def role_of(before: str, after: str, sentence: str, *, decided: bool) -> Role:
     if _DOUBLE_NO.search(before) or _NOT_BAD.match(after):
         return Role.POSSIBLE if "only" in before.lower() else Role.NAMED
     bad_after = _AFTER_REJECTED.match(after) is not None
+    if OR_NONE.match(after):
+        return Role.REJECTED
+    if _CONTRARY_TO_FACT.match(after) or _CLOSE_BUT_WRONG.match(after):
+        return Role.NAMED
     if _EXCEPT.search(before):
         return Role.CORRECT if bad_after else Role.REJECTED
     if bad_after or _BEFORE_REJECTED.search(_last_clause(before)):

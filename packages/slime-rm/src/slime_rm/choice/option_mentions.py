@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
-from slime_rm.choice.option_cues import CORRECTION, Role, role_of
+from slime_rm.choice.option_cues import CORRECTION, OR_NONE, Role, role_of
 from slime_rm.choice.option_text import BOX, TEXT
 
 _AFTER_OPTION = (
@@ -17,7 +17,7 @@ _AFTER_OPTION = (
     "gives holds states says fails violates contradicts over rather instead through to nor than vs versus remains wins it then beats being against"
 )
 _JOIN = re.compile(
-    r"[\s,;/|&+)(\[\]\"'….*–—-]*(?:(?:or|and|and/or|nor|through|thru|to|till|until|up to|plus|but also|as well as|along with|together with|either"
+    r"[\s,;/|&+)(\[\]\"'….*–—-]*(?:(?:or|and|and/or|xor|und|oder|et|ou|y|nor|through|thru|to|till|until|up to|plus|but also|as well as|along with|together with|either"
     r"|maybe|perhaps|possibly|probably|alternatively|otherwise|else|options?|choices?|answers?|letters?|versus|vs|then)\b[\s.,;/|&+()\[\]\"'–—-]*)*",
     re.IGNORECASE,
 )
@@ -206,7 +206,7 @@ def _joined(between: str, last: Mention, mention: Mention, text: str) -> bool:
     if mention.is_text != last.is_text and mention.box is None and _TEXT_OF_LETTER.fullmatch(between):
         return True
     if re.fullmatch(r"\s*to\s*", between) and re.search(
-        r"\b(?:prefer\w*|superior|compared?|chang\w+|switch\w*|mov\w+)\b", text[: last.start]
+        r"\b(?:prefer\w*|superior|compared?|chang\w+|switch\w*|mov\w+)\b", text[: last.start], re.IGNORECASE
     ):
         return False
     return _JOIN.fullmatch(between) is not None or _both_remarked(between, text[mention.end :])
@@ -269,7 +269,12 @@ def _boxed(content: str, letters: str) -> list[str]:
     if not groups or not re.fullmatch(opening, content[: groups[0][0].start], re.IGNORECASE):
         return []
     end = groups[0][-1].end
-    if not re.match(r"[\s.):,;\]\"'–—-]|$", content[end:]) or re.match(r"\s*[=+*/^<>]", content[end:]):
+    behind = content[end:]
+    if (
+        not re.match(r"[\s.):,;\]\"'–—-]|$", behind)
+        or re.match(r"\s*[=+*/^<>]", behind)
+        or OR_NONE.match(behind)
+    ):
         return []
     named = {mention.letter for mention in groups[0]}
     for group in groups[1:]:

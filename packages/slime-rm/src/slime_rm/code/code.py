@@ -93,13 +93,19 @@ def _tests(sample: Sample) -> tuple[str | None, Sequence[_Test]]:
     try:
         tests = json.loads(label)
         inputs, outputs, name = tests["inputs"], tests["outputs"], tests.get("fn_name")
+        if not isinstance(inputs, list) or not isinstance(outputs, list):
+            raise ValueError("inputs and outputs that are not both lists")
         if not inputs or len(inputs) != len(outputs):
             raise ValueError(f"{len(inputs)} inputs and {len(outputs)} outputs")
-        if name is not None and not isinstance(name, str):
+        if name is not None and not (isinstance(name, str) and name.isidentifier()):
             raise ValueError(f"fn_name {str(name)[:30]}")
         kind = str if name is None else list
         if not all(isinstance(given, kind) for given in inputs):
             raise ValueError(f"inputs that are not {'texts' if name is None else 'lists of arguments'}")
+        if name is None and not all(
+            isinstance(wanted, str | int | float) and not isinstance(wanted, bool) for wanted in outputs
+        ):
+            raise ValueError("outputs that are not texts")
         "".join(inputs if name is None else ()).encode()  # a lone surrogate is no input of a program
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         why = f"without the key {error}" if isinstance(error, KeyError) else error

@@ -8,6 +8,7 @@ import textwrap
 from slime_rm.text.ending import without_special_tokens
 
 _FENCE = re.compile(r"`{3,}+|~{3,}+")
+_QUOTES = re.compile(r"^(?:[ \t]*> ?)+")
 _PYTHON = frozenset({"python", "python3", "py", "py3", "ipython", "ipython3"})
 
 
@@ -16,7 +17,8 @@ def python_block(response: str) -> str | None:
 
     A fence is three or more backticks or tildes, indented or not, and closes with as many of the same; one that never
     closes holds all that follows. A tag of Python may follow text on its line. Blocks of other languages are none. The
-    indentation that all lines share goes, and line ends are newlines.
+    indentation that all lines share goes, as do the marks of a quotation (`>`) that holds the block; line ends are
+    newlines.
     """
     tagged = untagged = None
     for tag, source in _blocks(without_special_tokens(response)):
@@ -31,9 +33,11 @@ def python_block(response: str) -> str | None:
 def _blocks(text: str) -> list[tuple[str, str]]:
     """Return tag and content of each block."""
     blocks: list[tuple[str, list[str]]] = []
-    fence = ""
-    for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n"):
+    fence, quotes = "", 0
+    for marked in text.replace("\r\n", "\n").replace("\r", "\n").split("\n"):
         if not fence:
+            line = _QUOTES.sub("", marked)
+            quotes = marked.count(">", 0, len(marked) - len(line))
             opening = _FENCE.search(line)
             if opening is None:
                 continue
@@ -42,6 +46,7 @@ def _blocks(text: str) -> list[tuple[str, str]]:
                 fence = opening[0]
                 blocks.append((tag, []))
             continue
+        line = re.sub(rf"^(?:[ \t]*> ?){{0,{quotes}}}", "", marked) if quotes else marked
         code = line.rstrip().rstrip(fence[0])
         if len(line.rstrip()) - len(code) >= len(fence) and (not code.strip() or _ends_code(code)):
             fence = ""

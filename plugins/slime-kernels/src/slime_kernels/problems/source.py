@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from slime_core.config.build import BuildContext
-from slime_core.data.prompt_source import PromptSource, source_of
+from slime_core.data.prompt_source import PromptSource, refuse_prompt_data, source_of
 from slime_core.data.rows.open_rows import open_rows
 from slime_core.errors import ConfigError, DataError, Problem
 from slime_core.samples import Sample
@@ -24,9 +24,10 @@ def create_kernelbench(build: BuildContext) -> PromptSource:
     The label is the problem's source, as in the fork's data.
 
     Raises:
-        ConfigError: no file is set.
+        ConfigError: no file is set, or `prompt_data` is.
         DataError: a row is no problem, or no problem is of the wanted levels.
     """
+    refuse_prompt_data(build)
     section = build.section(KernelsSection)
     name = "eval_problems" if build.evaluation else "problems"
     spec = section.eval_problems if build.evaluation else section.problems
@@ -51,8 +52,10 @@ def create_generated(build: BuildContext) -> PromptSource:
     The label is a right answer, where the family has some: the rollout `sft` trains on it.
 
     Raises:
+        ConfigError: `prompt_data` is given.
         DataError: the families do not have that many, or there are none of the wanted levels.
     """
+    refuse_prompt_data(build)
     section = build.section(KernelsSection)
     train, held_out = generated_problems(
         section.size, families=section.families, seed=section.seed, held_out=section.eval_size

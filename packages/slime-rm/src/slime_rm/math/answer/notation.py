@@ -79,6 +79,14 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"(?<!\\)(?<![A-Za-z])\{([:;=<>])\}", r"\1"),
         (r"(?<=\d)\{\.\}(?=\d)", "."),
         (r"(?<=\d)\{,\}(?=\d)", "."),
+        # Greek letters of units, in the markup of text and behind it: micrometres, kilo-ohms.
+        (r"(\\(?:text|mathrm)\s*\{\s*)\$?\\mu\s*\$?\s*(?=[A-Za-z])", r"\1μ"),
+        (r"\\mu\s*(\\(?:text|mathrm)\s*\{)\s*(?=[A-Za-z]+\s*\})", r"\1μ"),
+        (r"(\\(?:text|mathrm)\s*\{\s*[kMGmμ]?)\s*\$?\\Omega\s*\$?\s*\}", r"\1Ω}"),
+        (
+            r"((?:^|=)\s*[-+]?\d[\d.]*)\s+(?:\\(?:text|mathrm)\s*\{\s*([kMGm]?)\s*\}|([kMG]))?\s*\\Omega\s*$",
+            r"\1\\text{\2\3Ω}",
+        ),
         (r"(?<=[\d)\]}])[,;\s]*(?:\.\s*){2,}$", r"\\ldots"),  # it goes on
         (r"(?:\\\\|[.;,\s]|(?<!\\)\\$)+$", ""),
         (r"\s+", " "),

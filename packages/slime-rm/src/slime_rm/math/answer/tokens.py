@@ -152,7 +152,7 @@ def _is_word(letters: str, marked: bool) -> bool:
     """Return whether a run of letters is a word: a unit, or long enough to be no product at first sight."""
     if len(letters) == 1:
         return marked and is_unit_word(letters)
-    return len(letters) > 2 or marked or is_unit_word(letters)
+    return len(letters) > 2 or marked or is_unit_word(letters, marked=False)
 
 
 def _group(text: str, start: int) -> tuple[str, int]:

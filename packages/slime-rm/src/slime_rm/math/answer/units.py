@@ -38,7 +38,7 @@ metre 1000 km kilometer kilometre
 metre 1/10 dm decimeter decimetre
 metre 1/100 cm centimeter centimetre
 metre 1/1000 mm millimeter millimetre
-metre 1/1000000 μm micrometer micrometre micron
+metre 1/1000000 micrometer micrometre micron
 metre 1/1000000000 nm nanometer nanometre
 metre 254/10000 in inch inches
 metre 3048/10000 ft foot feet
@@ -98,12 +98,18 @@ watt 1000 kW kilowatt
 volt 1 V volt
 ampere 1 A amp ampere
 ohm 1 Ω ohm
+farad 1 farad
+coulomb 1 coulomb
+tesla 1 tesla
+henry 1 henry
 hertz 1 Hz hertz
-hertz 1000 kHz
-hertz 1000000 MHz
 pascal 1 Pa pascal
-pascal 1000 kPa
+pascal 101325 atm atmosphere
 mole 1 mol mole
+joule 3600 Wh
+joule 1602176634/10000000000000000000000000000 eV electronvolt
+lumen 1 lumen
+candela 1 candela
 bit 1 bit
 bit 8 byte B
 hectare 1 ha hectare
@@ -112,6 +118,13 @@ revolution 1 rev revolution
 decibel 1 dB decibel
 unit 1 unit
 """
+#: Symbols that take the prefixes of the SI, beside those that stand above.
+_PREFIXED = {"F": "farad", "C": "coulomb", "T": "tesla", "H": "henry"} | {
+    symbol: symbol
+    for symbol in ("m", "g", "s", "L", "N", "J", "W", "V", "A", "Ω", "Hz", "Pa", "mol", "Wh", "eV", "B")
+}
+#: Without pico: `pm` is a half of the day.
+_SI_PREFIXES = {"n": -9, "μ": -6, "m": -3, "k": 3, "M": 6, "G": 9, "T": 12}
 #: What is counted, in the singular where the plural is regular.
 _COUNTED = """
 apple orange banana pear peach plum cherry cherries berry berries grape lemon lime melon mango fruit vegetable carrot
@@ -215,12 +228,21 @@ def _known() -> dict[str, Unit]:
             units[name] = unit
             if len(name) > 2:
                 units.setdefault(name + "s", unit)
+    units |= {name: unit for name, unit in _with_si_prefixes(units).items() if name not in units}
     for name in _COUNTED.split():
         units.setdefault(name, Unit(powers={_singular(name): 1}))
         units.setdefault(name + "s", Unit(powers={_singular(name): 1}))
     for name, (above, below) in _SPECIAL.items():
         units[name] = units[above].times(units[below], -1)
     return units
+
+
+def _with_si_prefixes(units: Mapping[str, Unit]) -> dict[str, Unit]:
+    return {
+        prefix + symbol: Unit(units[name].scale * Fraction(10) ** n, units[name].powers)
+        for symbol, name in _PREFIXED.items()
+        for prefix, n in _SI_PREFIXES.items()
+    }
 
 
 def _singular(name: str) -> str:
@@ -230,14 +252,23 @@ def _singular(name: str) -> str:
 
 
 _UNITS = _known()
+#: As plain letters they are rather the product of two variables: `nF`, `MN`.
+_ONLY_MARKED = frozenset(name for name in _with_si_prefixes(_UNITS) if len(name) == 2) - frozenset(
+    ["km", "mm", "nm", "kg", "mg", "ms", "mL", "kJ", "kW"]
+)
 _CLOSED_CLASS = frozenset(_NO_UNIT.split())
 
 
-def is_unit_word(word: str) -> bool:
-    """Return whether `word` may be part of a unit, multiplies the number before it, or names a time of day."""
+def is_unit_word(word: str, *, marked: bool = True) -> bool:
+    r"""Return whether `word` may be part of a unit, multiplies the number before it, or names a time of day.
+
+    Args:
+        word: a run of letters.
+        marked: whether it stands in `\text` or the like.
+    """
     lower = word.lower()
     return (
-        word in _UNITS
+        (word in _UNITS and (marked or word not in _ONLY_MARKED))
         or (len(word) > 2 and lower in _UNITS)
         or lower in MULTIPLIERS
         or lower in _PREFIXES
