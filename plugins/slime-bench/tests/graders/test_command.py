@@ -1,6 +1,8 @@
 """`slime bench graders`: what it counts, shows and refuses."""
 
+import importlib.util
 import json
+import sys
 
 import pytest
 from slime_bench.graders.command import graders
@@ -73,3 +75,16 @@ def test_bad_input_is_refused(tmp_path):
         graders([str(tmp_path / "text.jsonl")])
     with pytest.raises(DataError, match="found nothing"):
         graders([str(tmp_path / "none.jsonl")])
+
+
+def test_the_package_of_slime_compat_is_not_the_reference_system(tmp_path, monkeypatch):
+    """Its graders are ours: to compare with them says nothing. A checkout of the reference system is found before it."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "slime"]:
+        monkeypatch.delitem(sys.modules, name)
+    assert importlib.util.find_spec("slime") is not None
+    assert not LIBRARIES["slime"].is_installed()
+    (tmp_path / "slime" / "rollout" / "rm_hub").mkdir(parents=True)
+    for folder in ("slime", "slime/rollout", "slime/rollout/rm_hub"):
+        (tmp_path / folder / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert LIBRARIES["slime"].is_installed()

@@ -121,11 +121,12 @@ _CONTRARY_TO_FACT = re.compile(
     re.IGNORECASE,
 )
 OR_NONE = re.compile(
-    r"[)\]\s,(]*(?:[/|]|(?:and/)?or\b|unless\b)\s*(?:else\s+|it\s+|it's\s+|is\s+)*"
+    r"[)\]\s,(]*with\s+(?:an?\s+|equal\s+)?(?:[\d.,/%]+\s+)?(?:probability|likelihood|odds|chances?)\b"
+    r"|[)\]\s,(]*(?:[/|]|(?:and/)?or\b|unless\b)\s*(?:else\s+|it\s+|it's\s+|is\s+)*"
     r"(?:none|nothing|neither|not|no|something|another|others?)\b(?!\s*[,:])",
     re.IGNORECASE,
 )
-"""Words after an option that take it for one of two possibilities, of which the other is none or is not named."""
+"""Words after an option that take it for one of several possibilities, of which the others are none or are not named."""
 _ALSO = re.compile(
     r"[)\]\s,]*(?!(?:would|does|do|did|has|had)\b)(?:\w+\s+){0,3}(?:too|as well|also)\s*(?:[.,;!)]|$)",
     re.IGNORECASE,
