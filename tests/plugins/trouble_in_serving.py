@@ -1,10 +1,12 @@
-"""A rollout and a tracker by which two SGLang servers are lost: one killed in a rollout, the other stopped over an update."""
+"""A rollout and trackers by which SGLang servers are lost: killed in a rollout or beside training, or stopped over an update."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 from slime_core.config.build import BuildContext
@@ -32,6 +34,45 @@ class Trouble:
 
 def create_tracker(build: BuildContext) -> Trouble:
     return Trouble()
+
+
+class TroubleInTraining:
+    """Kills the first server as a step's training begins, beside which the next step is generated."""
+
+    @hookimpl
+    def slime_run_start(self, run: Run) -> None:
+        self._replicas: Any = run.engine._replicas
+
+    @hookimpl
+    def slime_progress(self, step: int, phase: str, done: int, total: int) -> None:
+        if (step, phase, done) == (KILLED_IN, "train", 0):
+            _send(self._replicas[0], signal.SIGKILL)
+
+
+def create_killer(build: BuildContext) -> TroubleInTraining:
+    return TroubleInTraining()
+
+
+class TroubleOverUpdate:
+    """Stops the first server as an update begins, wherever it was placed on this machine."""
+
+    @hookimpl
+    def slime_run_start(self, run: Run) -> None:
+        self._replicas: Any = run.engine._replicas
+
+    @hookimpl
+    def slime_progress(self, step: int, phase: str, done: int, total: int) -> None:
+        if (step, phase, done) == (KILLED_IN, "sync", 0):
+            port = self._replicas[0].engine.url.rpartition(":")[2].encode()
+            for folder in Path("/proc").glob("[0-9]*"):
+                with contextlib.suppress(OSError):  # it has ended meanwhile, or is another user's
+                    words = (folder / "cmdline").read_bytes().split(b"\0")
+                    if b"slime_sglang.server.launch" in words and port in words:
+                        os.kill(int(folder.name), signal.SIGSTOP)
+
+
+def create_stopper(build: BuildContext) -> TroubleOverUpdate:
+    return TroubleOverUpdate()
 
 
 async def rollout(run: Run, step: int) -> list[Group]:

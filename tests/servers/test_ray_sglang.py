@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -46,6 +47,25 @@ def test_two_ranks_and_two_servers_learn_what_one_rank_learns_with_two_servers(s
     for layout, flags in LAYOUTS.items():
         finish(sglang_run, "--run-name", layout, *ranks, *flags)
         check_same(tmp_path / "runs" / layout, local)
+
+
+def test_two_ranks_send_an_update_again_during_which_a_server_is_lost(
+    sglang_run, tmp_path, root, monkeypatch
+):
+    """A call of the ranks that failed would end them: they come to the end of the update that broke off."""
+    monkeypatch.setenv("PYTHONPATH", str(root / "tests/plugins"))
+    ranks = ("--launcher", "ray", "--actor-num-gpus-per-node", "2", "--pipeline-model-parallel-size", "2")
+    servers = ("--rollout-num-gpus", "2", "--update-weight-transport", "nccl", "--use-fault-tolerance")
+    trouble = ("--tracker", "jsonl", "trouble_in_serving:create_stopper")
+    checks = ("--rollout-health-check-interval", "2", "--rollout-health-check-timeout", "30")
+    finish(sglang_run, *ranks, *servers, *trouble, *checks)
+    run = tmp_path / "runs/letters"
+    check_whole(run)
+    log = (run / "log.txt").read_text()
+    lost = r"update to version 2: engine 0 \(.+\) was lost during it; sending it again"
+    assert re.search(lost, log, re.S)
+    assert "it failed its health check" in log
+    assert writers_below(run) == []
 
 
 def check_same(placed: Path, local: Path) -> None:

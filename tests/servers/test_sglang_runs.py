@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -95,9 +96,15 @@ def chatty(qwen3, tmp_path):
     return folder
 
 
-@pytest.mark.parametrize("generator", ["single-turn", "agent"])
+#: By which a server that hangs is found in a minute.
+CHECKS = ("--rollout-health-check-interval", "2", "--rollout-health-check-timeout", "30")
+
+
+@pytest.mark.parametrize(
+    ("generator", "transport"), [("single-turn", "memory"), ("agent", "memory"), ("single-turn", "nccl")]
+)
 def test_a_run_that_loses_both_servers_in_turn_ends_with_every_sample_once(
-    sglang_run, tmp_path, chatty, generator
+    sglang_run, tmp_path, chatty, generator, transport
 ):
     run = tmp_path / "runs/letters"
     sglang_run += ["--hf-checkpoint", str(chatty), "--custom-generate-function-path", generator]
@@ -105,9 +112,8 @@ def test_a_run_that_loses_both_servers_in_turn_ends_with_every_sample_once(
         sglang_run += ["--agents-function", "talking_agents:three_turns"]
     trouble = ["--tracker", "jsonl", "trouble_in_serving:create_tracker"]
     trouble += ["--rollout-function-path", "trouble_in_serving:rollout", "--use-fault-tolerance"]
-    checks = ["--rollout-health-check-interval", "2", "--rollout-health-check-timeout", "30"]
     more = ["--rollout-num-gpus", "2", "--sglang-server-concurrency", "8", "--rollout-max-response-len", "64"]
-    finish(sglang_run, *trouble, *checks, *more)
+    finish(sglang_run, *trouble, *CHECKS, *more, "--update-weight-transport", transport)
     check_whole(run)
     log = (run / "log.txt").read_text()
     assert re.search(
@@ -115,9 +121,39 @@ def test_a_run_that_loses_both_servers_in_turn_ends_with_every_sample_once(
     )
     assert "engine 0 serves again, with weights of version 2" in log
     assert "it failed its health check" in log[log.index("engine 1 is lost") :]
+    if transport == "nccl":
+        assert "engine 0 has started again, and waits for weights" in log
+        assert re.search(
+            r"update to version 3: engine 1 \(.+\) was lost during it; sending it again", log, re.S
+        )
     if generator == "agent":
         done = [sample["metadata"]["agent"] for step in range(1, 5) for sample in samples(run, step)]
         assert {(one["turns"], one["ended_by"], str(one["refused"])) for one in done} == {(3, "exit", "{}")}
+
+
+@pytest.mark.parametrize("loop", ["one-step-off", "fully-async"])
+def test_a_run_that_loses_its_only_server_beside_training_sends_weights_when_another_has_come(
+    sglang_run, tmp_path, loop
+):
+    """Nobody stages the weights: the loop waits for groups, and sends them to the server that waits for weights."""
+    run = tmp_path / "runs/letters"
+    trouble = ("--tracker", "jsonl", "trouble_in_serving:create_killer", "--use-fault-tolerance")
+    long = ("--rollout-max-response-len", "64", "--update-weight-transport", "nccl")
+    finish(sglang_run, "--loop", loop, *trouble, *CHECKS, *long)
+    log = (run / "log.txt").read_text()
+    assert re.search(r"engine 0 is lost, .* the SGLang server ended with status -9", log)
+    assert "engine 0 serves again, with weights of version 2" in log
+    for row in metrics(run)[
+        1:
+    ]:  # tokens of the weights that they are trained on have the trainer's log-probs
+        name = "train/train_rollout_logprob_abs_diff"
+        if f"{name}/on_policy" in row or not row.get("rollout/staleness/max"):
+            assert 0 <= row.get(f"{name}/on_policy", row[name]) < 1e-5
+    used = Counter(each["index"] for step in range(1, 5) for each in samples(run, step))
+    assert used == Counter(range(4 * 4 * 4))
+    for step in range(1, 5):
+        versions = {int(version) for each in samples(run, step) for version in each["weight_versions"]}
+        assert versions <= {step - 2, step - 1}
 
 
 def test_generate_functions_of_the_reference_system_ask_the_server(sglang_run, tmp_path, root, monkeypatch):

@@ -58,6 +58,10 @@ class DeltaBaseError(WeightSyncError):
     """Changes do not fit the weights that the engine keeps to apply them to; all weights would."""
 
 
+class ReceiverLostError(WeightSyncError):
+    """A receiver was lost during an update that nobody stages; those that are left, or come, take it again."""
+
+
 class CheckpointError(SlimeError, OSError):
     """A checkpoint cannot be written, or cannot be read back into this run."""
 

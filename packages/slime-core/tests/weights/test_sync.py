@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from slime_core.config.sections import TrainSection
-from slime_core.errors import DeadlineError, DeltaBaseError, WeightSyncError
+from slime_core.errors import DeadlineError, DeltaBaseError, ReceiverLostError, WeightSyncError
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import EngineCapabilities, TrainerCapabilities, TransferPlan
 from slime_core.weights.sync import (
@@ -106,6 +106,38 @@ def test_a_delta_that_never_fits_is_an_error():
         raise DeltaBaseError("of other weights")
 
     with pytest.raises(DeltaBaseError, match="of other weights"):
+        sync(agree, receive)
+
+
+def test_an_update_of_which_a_receiver_is_lost_comes_to_the_senders_end_and_is_sent_again():
+    calls, ends, lost = [], [], asyncio.Event()
+
+    async def send():
+        if not ends:
+            await lost.wait()
+            await asyncio.sleep(0)
+        ends.append(True)
+        return {"w": 1}
+
+    async def receive():
+        calls.append(1)
+        if len(calls) == 1:
+            lost.set()
+            raise ReceiverLostError("server 1 was lost during it")
+        return {"w": 1}
+
+    assert sync(send, receive) == "memory"
+    assert len(ends) == len(calls) == 2
+
+
+def test_an_update_of_which_receivers_are_lost_again_and_again_is_an_error():
+    calls = []
+
+    async def receive():
+        calls.append(1)
+        raise ReceiverLostError(f"server {len(calls)} was lost during it")
+
+    with pytest.raises(ReceiverLostError, match="server 5 was lost"):
         sync(agree, receive)
 
 

@@ -32,7 +32,7 @@ from slime_sglang.server.placed import PlacedServer
 from slime_sglang.server.prometheus import PrometheusTargets
 from slime_sglang.settings.section import CAPABILITIES
 from slime_sglang.settings.server import ServerSettings
-from slime_sglang.weights.apply import Ranks, checked_ranks, finish_or_end, load_update
+from slime_sglang.weights.apply import Ranks, checked_ranks, finish_or_end, load_update, why_mixed
 from slime_sglang.weights.protocol import NONE_SENT
 
 #: Seconds between two looks at a server that is starting.
@@ -82,6 +82,8 @@ class SglangEngine:
         """Whether each event of a stream brings only new tokens; known once it is started."""
         self._has_metrics = False
         self._is_paused, self._memory = False, DeviceMemory(self.control)
+        self.is_held = False
+        """Whether it stays paused until it has loaded an update, as its weights are a mixture."""
         self._sendable = asyncio.Event()
         self._sendable.set()
         self._checking = asyncio.Lock()  # held by a health check, which may generate a token
@@ -230,7 +232,8 @@ class SglangEngine:
 
     async def resume(self) -> None:
         """Go on after `pause`."""
-        await self.control("/continue_generation", {})
+        if not self.is_held:
+            await self.control("/continue_generation", {})
         self._is_paused = False
 
     async def offload(self) -> None:
@@ -253,7 +256,7 @@ class SglangEngine:
             DeadlineError: no answer within `timeout_s`.
         """
         async with self._checking:
-            was_paused = self._is_paused or self._memory.lacks_cache
+            was_paused = self._is_paused or self.is_held or self._memory.lacks_cache
             try:
                 await self._get("/model_info" if was_paused else "/health_generate", timeout_s=timeout_s)
             except (EngineError, DeadlineError):
@@ -263,7 +266,7 @@ class SglangEngine:
 
     async def open_update(self, transport: str, version: str) -> TransferPlan:
         """Agree on a weight update by `transport`."""
-        return self._updates().open(transport, version, n_ranks=self.n_ranks)
+        return self._updates().open(transport, version, has_ranks=True)
 
     async def receive(self, plan: TransferPlan) -> Fingerprint:
         """Receive the update, and have the server load it once it is complete and checked; or as it comes, by ranks that join it.
@@ -276,7 +279,14 @@ class SglangEngine:
         self._check_usable()
         receiver = self._updates()
         with receiver.taking(plan):
-            return await self.load(await receiver.arrive(plan))
+            update = await receiver.arrive(plan)
+            if isinstance(update, RanksUpdate):
+                update.begin(self.n_ranks)
+            try:
+                return await self.load(update)
+            finally:
+                if self.is_held:
+                    await self.lose(why_mixed(plan.version))
 
     def _updates(self) -> UpdateReceiver:
         assert self._receiver is not None, "a fleet receives the updates of its engines"
@@ -338,7 +348,7 @@ class SglangEngine:
             yield
         finally:
             self._sendable.set()
-            if self._server.failure is None:
+            if self._server.failure is None and not self.is_held:
                 await self.control("/continue_generation", {})
             self._is_paused = was_paused
 
@@ -359,7 +369,7 @@ class SglangEngine:
 
     async def loaded(self, version: str) -> None:
         """Say that the server has loaded an update; it is still paused."""
-        self.weight_version = version
+        self.weight_version, self.is_held = version, False
         await self._memory.take_all()
 
     async def _is_ready(self) -> bool:

@@ -14,17 +14,14 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from slime_core.protocols import SamplingParams
 from slime_core.weights.sync import sync_weights
 
 from ..fake_fleet import begun
 from ..sender import Sender
+from .greedy import GREEDY, LONG, PROMPTS, assert_greedy, group_of
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1200)]
 
-PROMPTS = [[5, 6, number] for number in range(8)]
-GREEDY = SamplingParams(max_new_tokens=12, temperature=0)
-LONG = SamplingParams(max_new_tokens=200, min_new_tokens=200, temperature=0)
 INTERVAL_S, DEADLINE_S = 2, 30
 
 
@@ -63,10 +60,6 @@ def check_holds(pair, log_probs_of):
     return check
 
 
-def group_of(replica):
-    return replica.engine._server._process.pid
-
-
 def shares(pair, *logs):
     """Return how many of eight requests at once each server answers, by their logs."""
 
@@ -85,19 +78,6 @@ def shares(pair, *logs):
     before = answered()
     answers, after = pair.run(scenario()), answered()
     return [new - old for new, old in zip(after, before, strict=True)], answers
-
-
-def assert_greedy(prompt, answer, models, log_probs_of):
-    """Check that each token of a long answer is the likeliest of the model of its version, with its log-prob.
-
-    The models are in float64: over 200 tokens transformers in float32 is off too.
-    """
-    for span in answer.metadata["weight_versions"]:
-        place = slice(span["start"], span["end"])
-        log_probs, likeliest = log_probs_of(models[span["version"]], prompt, answer.tokens, can_end=False)
-        assert answer.tokens[place] == likeliest[place]
-        assert answer.log_probs[place] == pytest.approx(log_probs[place], abs=1e-5, rel=0)
-    assert span["end"] == len(answer.tokens) == len(answer.log_probs) == LONG.max_new_tokens
 
 
 async def generated(engine):

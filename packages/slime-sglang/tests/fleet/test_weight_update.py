@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from slime_core.errors import EngineError, WeightSyncError
 from slime_core.weights.sync import sync_weights
@@ -32,14 +34,17 @@ def test_updates_reach_every_engine_and_the_fingerprint_is_theirs(fleet_of, send
     assert fleet_of(scenario) == ("6", "6", "6")
 
 
+@pytest.mark.parametrize("transport", ["memory", "nccl"])
 @pytest.mark.parametrize("fault", [500, "torn", "hang"])
 @pytest.mark.parametrize(
     "path", ["/pause_generation", "/begin_weight_update", "/update_weights_from_tensor", "/end_weight_update"]
 )
-def test_an_engine_that_fails_at_an_update_is_lost_and_the_others_have_it(fleet_of, sender, path, fault):
+def test_an_engine_that_fails_at_an_update_is_lost_and_the_others_have_it(
+    fleet_of, sender, path, fault, transport
+):
     async def scenario(engine, first, second):
         first.faults |= {path: fault} | ({"/model_info": "hang"} if fault == "hang" else {})
-        await sync_weights(sender, engine, version="5", timeout_s=60)
+        await sync_weights(sender, engine, version="5", timeout_s=60, transport=transport)
         assert right(await generate_all(engine))
         assert len(second.answered) == len(PROMPTS)
         await until(lambda: engine._replicas[0].state == "gone")
@@ -158,3 +163,67 @@ def test_ranks_that_receive_an_update_themselves_have_it_all_and_one_that_holds_
         return first.version, second.version, engine.weight_version
 
     assert fleet_of(scenario, use_fault_tolerance=False) == ("7", "6", "6")
+
+
+async def given_if_wanted(engine, sender, version):
+    """Send weights as soon as the fleet asks for them, as a run does while it waits; returns the transport."""
+    await engine.weights_wanted(version)
+    return await sync_weights(sender, engine, version=version, timeout_s=60, transport="nccl")
+
+
+def test_an_engine_that_takes_anothers_place_waits_for_weights_that_nobody_stages(fleet_of, sender):
+    async def scenario(engine, first, second, spare):
+        await sync_weights(sender, engine, version="5", timeout_s=60, transport="nccl")
+        replica = engine._replicas[0]
+        await first.stop()
+        assert right(await generate_all(engine))
+        await until(lambda: replica.state == "waiting")
+        assert right(await generate_all(engine))
+        assert (spare.version, spare.answered) == ("initial", [])
+        paused = second.asked.count("/pause_generation")
+
+        wanted = asyncio.create_task(engine.weights_wanted("6"))  # others serve: it is for the next update
+        await asyncio.sleep(0)
+        assert not wanted.done()
+        wanted.cancel()
+        await given_if_wanted(engine, sender, "5")
+        assert replica.state == "serving"
+        assert second.asked.count("/pause_generation") == paused  # the others go on
+        assert spare.model.a.equal(sender.tensors["a"])
+        assert {answer.weight_version for answer in await generate_all(engine)} == {"5"}
+
+        await sync_weights(sender, engine, version="6", timeout_s=60, transport="nccl")
+        return second.version, spare.version, len(spare.answered)
+
+    assert fleet_of(scenario, spare=True, **WATCHED) == ("6", "6", len(PROMPTS) // 2)
+
+
+def test_where_no_engine_has_weights_requests_wait_for_an_update_to_any_version(fleet_of, sender):
+    async def scenario(engine, only, spare):
+        await sync_weights(sender, engine, version="5", timeout_s=60, transport="nccl")
+        await only.stop()
+        asked = asyncio.create_task(generate_all(engine))
+        await given_if_wanted(engine, sender, "6")
+        return {answer.weight_version for answer in await asked}, spare.version
+
+    assert fleet_of(scenario, roles=("regular",), spare=True, **WATCHED) == ({"6"}, "6")
+
+
+def test_where_all_engines_are_lost_at_an_update_the_first_that_is_replaced_takes_it(fleet_of, sender):
+    async def scenario(engine, only, spare):
+        await sync_weights(sender, engine, version="5", timeout_s=60, transport="nccl")
+        only.faults["/update_weights_from_tensor"] = "torn"
+        await sync_weights(sender, engine, version="6", timeout_s=60, transport="nccl")
+        return {answer.weight_version for answer in await generate_all(engine)}, spare.version
+
+    assert fleet_of(scenario, roles=("regular",), spare=True, **WATCHED) == ({"6"}, "6")
+
+
+def test_where_the_last_engine_is_lost_at_an_update_it_fails_by_name(fleet_of, sender):
+    async def scenario(engine, first, second):
+        for worker in (first, second):
+            worker.faults["/update_weights_from_tensor"] = 500
+        with pytest.raises(EngineError, match=r"no engine is left to generate:\nengine 0: .*status 500"):
+            await sync_weights(sender, engine, version="5", timeout_s=60, transport="nccl")
+
+    fleet_of(scenario, **WATCHED)

@@ -49,7 +49,7 @@ def run(tmp_path, model, specs, buckets, *, version="7", sent_as="7"):
     storage = UpdateStorage(
         specs={name: Spec(shape=shape, dtype="float32") for name, shape in specs.items()},
         model_path=tmp_path, staging_dir=tmp_path, disk_dir=tmp_path / "disk", keep_files=False, encoding="xor",
-        timeout_s=20, n_ranks=1,
+        timeout_s=20, has_ranks=True,
     )  # fmt: skip
     receiver = TRANSPORT.create_receiver(storage)
     channel = receiver.open(version)
@@ -64,6 +64,7 @@ def run(tmp_path, model, specs, buckets, *, version="7", sent_as="7"):
 
     async def load():
         update = await receiver.arrive(plans[1])
+        update.begin(1)
         description, answer = tmp_path / f"update-{version}", tmp_path / f"answer-{version}"
         write_description(update, description)
         assert description.stat().st_mode & 0o077 == 0

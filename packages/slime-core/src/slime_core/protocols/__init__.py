@@ -19,6 +19,7 @@ from slime_core.protocols.data import Buffer, DataSource
 from slime_core.protocols.engine import (
     IMAGE,
     TOP_P_TOKENS,
+    AsksForWeights,
     Completion,
     EngineLoad,
     Generates,
@@ -40,6 +41,7 @@ __all__ = [
     "MULTI_TURN",
     "TOP_P_TOKENS",
     "AdvantageEstimator",
+    "AsksForWeights",
     "Buffer",
     "Columns",
     "Completion",

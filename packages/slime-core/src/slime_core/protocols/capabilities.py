@@ -17,6 +17,8 @@ class EngineCapabilities:
     """Whether `generate` may be given images."""
     reports_load: bool = False
     """Whether it has the method `current_load` (`ReportsLoad`), which says how busy it is."""
+    asks_for_weights: bool = False
+    """Whether it has the method `weights_wanted` (`AsksForWeights`), which says that it has use for an update now."""
     completions: frozenset[str] = frozenset()
     """Entries of `Completion.metadata` that it fills when a run needs them (hook `slime_engine_needs`)."""
 

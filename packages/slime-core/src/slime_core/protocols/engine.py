@@ -149,6 +149,17 @@ class RolloutEngine(Generates, Protocol):
         """Stop, and free everything. May be called twice."""
 
 
+class AsksForWeights(Protocol):
+    """What an engine whose capabilities have `asks_for_weights` does besides."""
+
+    async def weights_wanted(self, version: str) -> None:
+        """Wait until an update to `version`, the trainer's weights as they are, would have a server generate that waits for weights.
+
+        Such a server came after the last update, which nobody staged. While others generate by other weights than the trainer's,
+        it waits for the next update.
+        """
+
+
 class ReportsLoad(Protocol):
     """What an engine whose capabilities have `reports_load` does besides."""
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,6 +84,10 @@ class GeneratingHalf(ABC):
         """Let the engine generate, with the weights that it had last."""
 
     @abstractmethod
+    async def supplied[T](self, work: Awaitable[T]) -> T:
+        """Await generation while the trainer is free: weights go to servers that came back without any."""
+
+    @abstractmethod
     def timed(self, phase: str) -> contextlib.AbstractContextManager[None]:
         """Add the time of a block to `perf/<phase>_time` of the step that is trained, seconds."""
 
@@ -131,7 +135,7 @@ class GeneratingHalf(ABC):
         try:
             yield
             with self.timed("wait_rollout"):
-                self.ahead[step] = await task
+                self.ahead[step] = await self.supplied(task)
         finally:
             task.cancel()
             await asyncio.wait({task})

@@ -203,3 +203,15 @@ def evaluation_metrics(
     }
     rates = pass_rates([[value >= threshold for value in values] for values in rewards])
     return metrics | {f"eval/{name}-{k}": value for k, value in rates.items()}
+
+
+def idle_shares(metrics: Metrics, step_s: float, *, engine_s: float) -> Metrics:
+    """Return the shares of a step in which the engine had no request of training, and the trainer no batch.
+
+    Args:
+        metrics: of the step.
+        step_s: how long it took, seconds.
+        engine_s: seconds in which the engine had requests.
+    """
+    busy_s = {"engine": engine_s, "trainer": metrics.get("perf/train_time", 0.0)}
+    return {f"perf/{part}_idle_share": max(0.0, 1.0 - busy / step_s) for part, busy in busy_s.items()}

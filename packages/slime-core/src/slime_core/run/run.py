@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,10 +17,11 @@ from slime_core.run.colocate import SharedDevices
 from slime_core.run.evaluation import evaluate, evaluate_groups
 from slime_core.run.generating import GeneratingHalf, Snapshot
 from slime_core.run.log_prob_gate import LogProbGate
-from slime_core.run.metrics import request_metrics, rollout_metrics
+from slime_core.run.metrics import idle_shares, request_metrics, rollout_metrics
 from slime_core.run.progress_check import Learnt
 from slime_core.run.staleness import check_staleness, staleness_metrics
 from slime_core.run.step_record import StepRecord
+from slime_core.run.supply import supplied
 from slime_core.run.tracking import detach
 from slime_core.rundir.checkpoint import Checkpoints
 from slime_core.rundir.events import LOOP, RANK
@@ -122,7 +123,7 @@ class Run(GeneratingHalf):
         if step in self.ahead:
             record, groups = self.ahead.pop(step)
         else:
-            record, groups = await self.generate_groups(step)
+            record, groups = await self.supplied(self.generate_groups(step))
         # A step's checkpoint is written when its row is: the time of that goes into the next one.
         saved = {name: s for name, s in self._learning.metrics.items() if name == "perf/save_time"}
         self._learning = record
@@ -223,7 +224,8 @@ class Run(GeneratingHalf):
         """Evaluate and save when it is time, and tell the trackers the step's metrics."""
         step_s = now() - self._step_began
         self.events.span("step", lane=LOOP, begin=self._step_began, seconds=step_s, step=step)
-        self._learning.metrics |= {"perf/step_time": step_s} | self._idle_shares(step_s)
+        shares = idle_shares(self._learning.metrics, step_s, engine_s=self.dispatcher.busy_s())
+        self._learning.metrics |= {"perf/step_time": step_s} | shares
         self.done_steps = step
         await self._log_step(step)
         self._keep_state()  # before the save, too: a run that is asked to end here does not begin it
@@ -256,18 +258,13 @@ class Run(GeneratingHalf):
         self.events.hand_over()
         begin = now()
         write = functools.partial(self.run_dir.write_samples, step, evaluation=True)
-        metrics, accuracy = await within(
+        start, function = self.eval_start, self.eval_fn
+        evaluating = within(
             self.settings.rollout.rollout_timeout_s,
             f"evaluation after step {step} (--rollout-timeout-s)",
-            evaluate_groups(
-                self,
-                self.eval_source,
-                step=step,
-                start=self.eval_start,
-                write=write,
-                function=self.eval_fn,
-            ),
+            evaluate_groups(self, self.eval_source, step=step, start=start, write=write, function=function),
         )
+        metrics, accuracy = await self.supplied(evaluating)
         self.eval_after, self.evaluated_at = accuracy, step
         seconds = now() - begin
         self.events.span("eval", lane=LOOP, begin=begin, seconds=seconds, step=step)
@@ -297,14 +294,6 @@ class Run(GeneratingHalf):
             "largest_logprob_diff": self.log_prob_gate.largest,
         }
         return lambda: generating() | own
-
-    def _idle_shares(self, step_s: float) -> Metrics:
-        """Return the shares of a step in which the engine had no request of training, and the trainer no batch."""
-        busy_s = {
-            "engine": self.dispatcher.busy_s(),
-            "trainer": self._learning.metrics.get("perf/train_time", 0.0),
-        }
-        return {f"perf/{part}_idle_share": max(0.0, 1.0 - busy / step_s) for part, busy in busy_s.items()}
 
     def report(self, phase: str, done: int, total: int) -> None:
         """Tell trackers and plugins how far a phase is."""
@@ -387,6 +376,11 @@ class Run(GeneratingHalf):
         """Offloads trainer and engine in turn if they share devices."""
         section, timeout = self.settings.cluster, self.settings.train.weight_sync_timeout_s
         return SharedDevices(self.trainer, self.engine, section, timeout_s=timeout, during=self._held)
+
+    async def supplied[T](self, work: Awaitable[T]) -> T:
+        """Await generation while the trainer is free: weights go to servers that came back without any."""
+        version = max(self._version, self.trained_step)
+        return await supplied(work, self.engine, version=version, send=lambda: self._send_weights(version))
 
     async def ready_engine(self) -> None:
         """Let the engine generate, with the weights that it had last."""

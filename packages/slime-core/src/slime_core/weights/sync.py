@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequen
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from slime_core.errors import DeltaBaseError, Problem, WeightSyncError
+from slime_core.errors import DeltaBaseError, Problem, ReceiverLostError, WeightSyncError
 from slime_core.protocols import (
     EngineCapabilities,
     Fingerprint,
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from slime_core.plugins.registry import Registry
 
 logger = logging.getLogger(__name__)
+
+#: How often an update is sent of which receivers are lost, one after the other.
+_TRIES = 5
 
 #: Some of a model's tensors: (Hugging Face name, torch tensor in the plan's dtype).
 Bucket = Sequence[tuple[str, Any]]
@@ -155,7 +158,8 @@ async def sync_weights(
     """Send the trainer's weights to the engine, and compare fingerprints. Returns the transport's name.
 
     Both sides run under one deadline, and when one fails the other is cancelled. When the engine cannot apply a
-    delta to what it keeps, it asks for all weights, once.
+    delta to what it keeps, it asks for all weights, once; when it has lost a receiver, and others are to take the update
+    again, up to `_TRIES` times in all.
 
     Raises:
         WeightSyncError: no common transport, a side refused, or the fingerprints differ; names the tensors.
@@ -164,11 +168,18 @@ async def sync_weights(
     transport = choose_transport(trainer, engine, transport)
 
     async def update() -> tuple[Fingerprint, Fingerprint]:
-        try:
-            return await _once(trainer, engine, transport, version)
-        except DeltaBaseError as error:
-            logger.warning("%s; sending all weights", error)
-            return await _once(trainer, engine, transport, version)
+        tries = 0
+        while True:
+            try:
+                return await _once(trainer, engine, transport, version)
+            except DeltaBaseError as error:
+                logger.warning("%s; sending all weights", error)
+                return await _once(trainer, engine, transport, version)
+            except ReceiverLostError as error:
+                tries += 1
+                if tries == _TRIES:
+                    raise
+                logger.warning("%s; sending it again", error)
 
     sent, held = await within(timeout_s, f"weight sync to version {version} by {transport}", update())
     check_fingerprints(sent, held, version=version)
@@ -185,15 +196,29 @@ async def _once(
 async def _both(
     send: Coroutine[Any, Any, Fingerprint], receive: Coroutine[Any, Any, Fingerprint]
 ) -> tuple[Fingerprint, Fingerprint]:
-    """Run both sides; when one fails, cancel the other and raise its error, with a note where both failed."""
+    """Run both sides; when one fails, cancel the other and raise its error, with a note where both failed.
+
+    Where the engine has lost a receiver, the trainer comes to its end first: it is to send again.
+    """
+    lost: list[ReceiverLostError] = []
+
+    async def received() -> Fingerprint:
+        try:
+            return await receive
+        except ReceiverLostError as error:
+            lost.append(error)
+            return {}
+
     try:
         async with asyncio.TaskGroup() as tasks:
-            sending, receiving = tasks.create_task(send), tasks.create_task(receive)
+            sending, receiving = tasks.create_task(send), tasks.create_task(received())
     except ExceptionGroup as errors:
         first, *others = errors.exceptions
         for other in others:
             first.add_note(f"the other side failed, too: {type(other).__name__}: {other}")
         raise first from None  # the group adds nothing
+    if lost:
+        raise lost[0]
     return sending.result(), receiving.result()
 
 

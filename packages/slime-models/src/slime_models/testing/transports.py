@@ -77,7 +77,7 @@ async def _check(where: str, transport: Transport, folder: Path, device: str) ->
         keep_files=False,
         encoding="xor",
         timeout_s=PATIENCE_S,
-        n_ranks=1,
+        has_ranks=True,
     )
     try:
         with answering(where, "two halves"):
@@ -120,6 +120,7 @@ def _joined(rank: RankReceiver, update: RanksUpdate) -> _Arrived:
         dict[str, Tensor](),
         dict[str, int](),
     )
+    update.begin(1)
     for bucket in rank.buckets(update.channel, update.take_ranks(1)):
         for entry in bucket.entries:
             check.see(entry.name, entry.shape, entry.dtype)

@@ -14,7 +14,7 @@ import json
 import secrets
 import socket
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
@@ -32,7 +32,9 @@ from slime_models.transfer.storage import UpdateStorage, pauses
 dist: Any = torch.distributed
 #: Key that the sender sets when it waits for the receivers.
 SENDER = "sender"
-#: Key that the receiving side sets to cancel an update that has not begun.
+#: Key that the receiving side sets to how many ranks of servers are to join, once it knows (`nccl`).
+EXPECTED = "expected"
+#: Key that the receiving side sets to call an update off.
 OFF = "off"
 #: Bytes of each member's random challenge; also of the HMAC that answers all of them.
 _PROOF_BYTES = 32
@@ -51,6 +53,7 @@ class BroadcastChannel:
     secret: str = field(repr=False)
     """Of this group: each side proves to the others that it knows it, before anything is sent."""
     n_receivers: int
+    """0 in the plan of an update whose ranks are counted when it begins."""
     timeout_s: float
     """Deadline of meeting, and of each broadcast."""
     memory: MemoryAddress | None = None
@@ -95,8 +98,12 @@ class MeetingPlace:
         while not view.check([SENDER]):
             await asyncio.sleep(next(waits))
 
+    def expect(self, channel: BroadcastChannel) -> None:
+        """Tell the sender how many ranks of servers join, which it waits for."""
+        dist.PrefixStore(channel.key, self._store).set(EXPECTED, str(channel.n_receivers))
+
     def call_off(self, channel: BroadcastChannel) -> None:
-        """Tell a sender that waits for receivers that none will come."""
+        """Tell members that wait for others that these will not come."""
         call_off(self._store, channel)
 
     @cached_property
@@ -127,7 +134,7 @@ def own_address(channel: BroadcastChannel) -> str:
 
 
 def call_off(store: Any, channel: BroadcastChannel) -> None:
-    """Tell a sender that waits for receivers that none will come."""
+    """Tell members that wait for others that these will not come."""
     dist.PrefixStore(channel.key, store).set(OFF, "1")
 
 
@@ -144,17 +151,28 @@ def await_receivers(store: Any, channel: BroadcastChannel, *, version: str) -> l
         DeadlineError: they did not come in time.
     """
     keys = [receiver_key(rank) for rank in range(1, channel.n_receivers + 1)]
-    deadline = time.monotonic() + channel.timeout_s
-    waits = pauses()
-    while not store.check(keys):
+    where = f"update to version {version}"
+    try:
+        return await_keys(store, keys, timeout_s=channel.timeout_s)
+    except CalledOffError as error:
+        raise WeightSyncError(f"{where}: {error} before it began") from error
+    except AbsentError as error:
+        raise DeadlineError(f"{where}: the receivers had not joined after {channel.timeout_s:g} s") from error
+
+
+def await_keys(store: Any, keys: Sequence[str], *, timeout_s: float) -> list[str]:
+    """Wait until keys of a group are set; returns their values.
+
+    Raises:
+        CalledOffError: the receiving side called the update off.
+        AbsentError: they were not set in time.
+    """
+    deadline, waits = time.monotonic() + timeout_s, pauses()
+    while not store.check(list(keys)):
         if store.check([OFF]):
-            raise WeightSyncError(
-                f"update to version {version}: the receiving side called it off before it began"
-            )
+            raise CalledOffError("the receiving side called it off")
         if time.monotonic() > deadline:
-            raise DeadlineError(
-                f"update to version {version}: the receivers had not joined after {channel.timeout_s:g} s"
-            )
+            raise AbsentError(f"{', '.join(keys)}: not there after {timeout_s:g} s")
         time.sleep(next(waits))
     return [store.get(key).decode() for key in keys]
 
@@ -220,6 +238,14 @@ def _told(group: Any, root: int, own: bytes) -> bytes:
     said = torch.frombuffer(bytearray(own), dtype=torch.uint8)
     group.broadcast(said, root).wait()
     return said.numpy().tobytes()
+
+
+class CalledOffError(RuntimeError):
+    """The receiving side has called an update off."""
+
+
+class AbsentError(RuntimeError):
+    """A member did not come in time."""
 
 
 class StrangerError(RuntimeError):

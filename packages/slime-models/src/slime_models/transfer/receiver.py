@@ -39,19 +39,21 @@ class UpdateReceiver:
         self._receivers: dict[str, TransportReceiver] = {}
         self.kept: StagedUpdate | None = None
         """The newest update, for servers that start later; None where it is not staged completely any more."""
+        self.keeps_nothing = False
+        """Whether the newest update was one that ranks of servers join, so that a server that starts later waits for the next."""
 
-    def open(self, transport: str, version: str, *, n_ranks: int | None = None) -> TransferPlan:
+    def open(self, transport: str, version: str, *, has_ranks: bool = False) -> TransferPlan:
         """Agree on an update by `transport`.
 
         Args:
             transport: its name.
             version: of the weights.
-            n_ranks: of all servers that will load it; None where the engine loads only what is staged.
+            has_ranks: whether the engine has servers whose ranks can join it; others load only what is staged.
 
         Raises:
             WeightSyncError: no such transport is installed, or it wants ranks of servers.
         """
-        self._storage.n_ranks = n_ranks
+        self._storage.has_ranks = has_ranks
         if transport not in self._receivers:
             found = transport_of(self._registry, transport, version=version)
             self._receivers[transport] = found.create_receiver(self._storage)
@@ -94,6 +96,7 @@ class UpdateReceiver:
         """
         self.kept = None
         update = await self._receivers[plan.transport].arrive(plan)
+        self.keeps_nothing = isinstance(update, RanksUpdate)
         if isinstance(update, StagedUpdate):
             self.kept = update
         return update

@@ -48,8 +48,8 @@ class UpdateStorage:
     """Deadline of a broadcast, seconds."""
     host: str = "127.0.0.1"
     """IPv4 address of this machine at which the transports `distributed` and `nccl` meet."""
-    n_ranks: int | None = None
-    """Ranks of all servers that load the next update; None for an engine that has none."""
+    has_ranks: bool = False
+    """Whether the engine has servers, whose ranks may join the next update."""
     # One thread for all of it: torch keeps a pool of workers for each thread that calls it.
     _thread: DaemonThread = field(default_factory=lambda: DaemonThread("weight-updates"))
     _folders: deque[Path] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))

@@ -112,17 +112,10 @@ def external_problems(
 
 
 def rank_update_problems(settings: Settings, registry: Registry) -> Iterator[Problem]:
-    """Refuse what does not go with updates that ranks of servers receive themselves: they are staged nowhere."""
+    """Refuse what does not go with updates that ranks of servers receive themselves."""
     transport, where = settings.train.update_weight_transport, "train.update_weight_transport"
     if not is_by_ranks(wanted_transport(settings.train), registry):
         return
-    if settings.section(FleetSection).use_fault_tolerance:
-        yield Problem(
-            where,
-            f"{transport} with use_fault_tolerance",
-            "memory, distributed or disk",
-            "a server that is started anew gets the last update, which this transport keeps nowhere",
-        )
     if settings.cluster.colocate:
         yield Problem(
             where,

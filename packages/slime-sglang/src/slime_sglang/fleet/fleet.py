@@ -6,20 +6,21 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager
+from dataclasses import replace
 
-from slime_core.errors import DeadlineError, EngineError, WeightSyncError
+from slime_core.errors import DeadlineError, EngineError, ReceiverLostError
 from slime_core.protocols import Completion, EngineLoad, Fingerprint, SamplingParams, Tokenizer, TransferPlan
-from slime_core.weights.sync import check_fingerprints
 from slime_models.transfer.ranks_update import RanksUpdate
 from slime_models.transfer.receiver import UpdateReceiver
-from slime_models.transfer.staging import StagedUpdate
 
 from slime_sglang.engine import SglangEngine
 from slime_sglang.fleet.load_balancer import pick
 from slime_sglang.fleet.loads import FleetLoads
+from slime_sglang.fleet.pools import Pools
 from slime_sglang.fleet.replica import Replica
 from slime_sglang.fleet.router import Router
 from slime_sglang.fleet.supervisor import EngineSupervisor, gather_all
+from slime_sglang.fleet.updates import load, load_by_ranks, lose_engine, lose_those_with
 from slime_sglang.generation.disaggregation import PrefillDecodePair
 from slime_sglang.generation.images import data_urls
 from slime_sglang.generation.response import PartialResponse
@@ -29,16 +30,14 @@ from slime_sglang.weights.protocol import NONE_SENT
 
 #: Engines that may fail at one request before it is given up: the request may be what makes them fail.
 _ATTEMPTS = 3
-#: What an engine does, by its role.
-_WORK = {"regular": "generate", "prefill": "prefill", "decode": "decode"}
 
 
 class EngineFleet:
     """Generates by several SGLang servers. All methods must be called on the event loop that `start` ran on.
 
     With `use_fault_tolerance` an engine that exits or hangs is taken out at once. Its requests continue at others from the
-    tokens that arrived, and a new engine takes its place, with the weights of the last update. Without it the first
-    failure is the caller's.
+    tokens that arrived, and a new engine takes its place, with the weights of the last update; where that was staged nowhere, it
+    waits for the next one, and asks for it (`weights_wanted`). Without it the first failure is the caller's.
 
     Prefill and decode engines are two pools: a request gets one of each. While they are paused or load an update, they are
     drained: requests in flight are aborted, and continue from their tokens afterwards.
@@ -52,7 +51,7 @@ class EngineFleet:
         others: engines of models that are not trained: they are started and stopped with these.
     """
 
-    capabilities = SglangEngine.capabilities
+    capabilities = replace(SglangEngine.capabilities, asks_for_weights=True)
 
     def __init__(
         self,
@@ -68,13 +67,8 @@ class EngineFleet:
         self._tokenizer, self._router = tokenizer, router
         self._supervisor = EngineSupervisor(replicas, section=section, registry=router, join=self._join)
         self._others = tuple(others)
-        roles = [replica.engine.role for replica in self._replicas]
-        self._pools = [
-            [replica for replica, own in zip(self._replicas, roles, strict=True) if own == role]
-            for role in ("regular", "prefill", "decode")
-            if role in roles
-        ]
-        self._is_disaggregated = len(self._pools) > 1
+        self._pools = Pools(self._replicas)
+        self._is_disaggregated = len(self._pools.all) > 1
         self._room_numbers = itertools.count(1)
         self._n_drains = 0  # so far
         self._n_draining = 0  # of them, not yet ended: while any is, requests wait
@@ -165,7 +159,7 @@ class EngineFleet:
             EngineError: no server told it; without fault tolerance, one did not.
             DeadlineError: as above.
         """
-        engines = [replica.engine for replica in self._pools[-1] if self._is_ready(replica)]
+        engines = [replica.engine for replica in self._pools.all[-1] if self._is_ready(replica)]
         waiting = 0 if self._router is None else self._router.waiting
         return await self._loads.read(engines, some=self._section.use_fault_tolerance, waiting=waiting)
 
@@ -208,9 +202,20 @@ class EngineFleet:
             await self._on_all(lambda replica: replica.engine.onload())
 
     async def open_update(self, transport: str, version: str) -> TransferPlan:
-        """Agree on a weight update by `transport`."""
-        n_ranks = sum(replica.engine.n_ranks for replica in self._replicas)
-        return self._receiver.open(transport, version, n_ranks=n_ranks)
+        """Agree on a weight update by `transport`, once an engine of each pool is there to take it.
+
+        Raises:
+            EngineError: none is left; says what became of each.
+        """
+        while self._section.use_fault_tolerance and not self._pools.can_receive():
+            self._pools.check_left()
+            await self._supervisor.changed()
+        return self._receiver.open(transport, version, has_ranks=True)
+
+    async def weights_wanted(self, version: str) -> None:
+        """Wait until an engine waits for weights that all others have, or for any, as no engine of a pool has weights."""
+        while not self._pools.lack(version, served=self.weight_version):
+            await self._supervisor.changed()
 
     async def receive(self, plan: TransferPlan) -> Fingerprint:
         """Receive the update once, and have every engine load it. An engine that is lost meanwhile gets it later.
@@ -218,6 +223,7 @@ class EngineFleet:
         Raises:
             WeightSyncError: it is not the update agreed on, or a tensor is unknown, missing, misshapen or damaged; names
                 it. No engine serves it.
+            ReceiverLostError: an engine was lost while its ranks and others' received it, or all were; it is to be sent again.
             EngineError: an engine exited or failed; under fault tolerance, all of them.
         """
         with self._receiver.taking(plan):
@@ -225,11 +231,17 @@ class EngineFleet:
                 async with self._moving:
                     update = await self._receiver.arrive(plan)
                     async with self._drained():
-                        await self._on_all(lambda replica: self._load(replica, update))
-                while not self._has(plan.version):  # all were lost: the first that is replaced loads it
+                        if isinstance(update, RanksUpdate):
+                            await self._receive_by_ranks(update)
+                        else:
+                            await self._on_all(lambda replica: load(replica, update))
+                # Where all were lost, the first that is replaced loads it.
+                while not self._pools.have(plan.version):
                     await self._choose(None, avoid=(), n_aborts=self._n_aborts)
+            except ReceiverLostError:
+                raise  # those that have the update keep it, and those with a mixture are held
             except BaseException:
-                await self._lose_those_with(plan.version)
+                await lose_those_with(self._replicas, plan.version, served=self.weight_version)
                 raise
         self.weight_version = plan.version
         return update.fingerprint
@@ -277,16 +289,13 @@ class EngineFleet:
             EngineError: none is left; says what became of each.
         """
         while n_aborts == self._n_aborts:
-            ready = [[replica for replica in pool if self._is_ready(replica)] for pool in self._pools]
+            ready = [[replica for replica in pool if self._is_ready(replica)] for pool in self._pools.all]
             if all(ready) and not self._n_draining:
                 return [
                     pick([replica for replica in pool if replica not in avoid] or pool, session_id)
                     for pool in ready
                 ]
-            for pool in self._pools:
-                if all(replica.state == "gone" for replica in pool):
-                    reasons = "\n".join(f"{replica.name}: {replica.reason}" for replica in pool)
-                    raise EngineError(f"no engine is left to {_WORK[pool[0].engine.role]}:\n{reasons}")
+            self._pools.check_left()
             await self._supervisor.changed()
         return None
 
@@ -294,11 +303,8 @@ class EngineFleet:
         """Whether a replica may get a request. Without fault tolerance each does, and a failure is the caller's."""
         if not self._section.use_fault_tolerance:
             return True
-        return replica.is_ready and not replica.engine.suspected.is_set()
-
-    def _has(self, version: str) -> bool:
-        """Whether an engine of each pool holds a version."""
-        return all(any(replica.engine.weight_version == version for replica in pool) for pool in self._pools)
+        engine = replica.engine
+        return replica.is_ready and not engine.suspected.is_set() and not engine.is_held
 
     @asynccontextmanager
     async def _drained(self) -> AsyncIterator[None]:
@@ -338,35 +344,29 @@ class EngineFleet:
         good: list[T] = []
         for (replica, engine), answer in zip(asked, answers, strict=True):
             if isinstance(answer, EngineError | DeadlineError):
-                if replica.state == "serving" and replica.engine is engine:  # the supervisor was not faster
-                    replica.lose(str(answer))
-                    await engine.kill()  # which the supervisor sees
+                await lose_engine(replica, engine, answer)
             elif isinstance(answer, BaseException):
                 raise answer
             else:
                 good.append(answer)
         return good
 
-    async def _load(self, replica: Replica, update: StagedUpdate | RanksUpdate) -> None:
-        """Have one engine load an update, and compare what it then holds with what was sent.
+    async def _receive_by_ranks(self, update: RanksUpdate) -> None:
+        """Have all engines that lack an update join it, and have those serve that waited for it.
 
         Raises:
-            WeightSyncError: it refused it, or holds something else.
+            WeightSyncError: one refused it, or holds something else.
+            ReceiverLostError: some were lost, and others lack it.
         """
-        try:
-            held = await replica.engine.load(update)
-            check_fingerprints(update.fingerprint, held, version=update.version)
-        except WeightSyncError as error:
-            error.add_note(f"found by {replica.name}")
-            raise
-
-    async def _lose_those_with(self, version: str) -> None:
-        """Stop the engines that have loaded an update which failed: all engines serve one version."""
-        if version == self.weight_version:
-            return
-        ahead = [replica.engine for replica in self._replicas if replica.engine.weight_version == version]
-        why = f"it had loaded the update to version {version}, which failed"
-        await asyncio.gather(*(engine.lose(why) for engine in ahead))
+        await load_by_ranks(self._replicas, update, self._section)
+        if not self._pools.have(update.version):
+            raise ReceiverLostError(
+                f"update to version {update.version}: every engine was lost that received it"
+            )
+        self.weight_version = update.version
+        for replica in self._replicas:
+            if replica.is_waiting and replica.engine.weight_version == update.version:
+                await self._enter(replica)
 
     async def _join(self, replica: Replica) -> None:
         """Bring an engine that has just started to the others' weights and state, and have it serve.
@@ -377,13 +377,20 @@ class EngineFleet:
         """
         async with self._moving:
             if self._receiver.kept is not None:
-                await self._load(replica, self._receiver.kept)
+                await load(replica, self._receiver.kept)
+            elif self.weight_version != NONE_SENT and self._receiver.keeps_nothing:
+                self._supervisor.keep_waiting(replica)
+                return
             elif self.weight_version != NONE_SENT:
                 raise EngineError(
                     f"{replica.name}: the last update failed, and no weights are staged to give it"
                 )
-            if self._is_paused and not self._is_disaggregated:
-                await replica.engine.pause()
-            if self._is_offloaded:
-                await replica.engine.offload()
-            await self._supervisor.admit(replica)
+            await self._enter(replica)
+
+    async def _enter(self, replica: Replica) -> None:
+        """Bring an engine that has the others' weights to their state, and have it serve."""
+        if self._is_paused and not self._is_disaggregated:
+            await replica.engine.pause()
+        if self._is_offloaded:
+            await replica.engine.offload()
+        await self._supervisor.admit(replica)

@@ -21,7 +21,8 @@ class Replica:
         self.name, self._make, self._restarts_left = name, make, restarts
         self._n_made = 0
         self.engine = self._next()
-        self.state: Literal["starting", "serving", "gone"] = "starting"
+        self.state: Literal["starting", "waiting", "serving", "gone"] = "starting"
+        """Where it is `waiting`, its engine has started, and waits for an update, as it has initial weights."""
         self.reason = ""
         """Why the engine before was lost."""
 
@@ -34,6 +35,11 @@ class Replica:
     def is_ready(self) -> bool:
         """Whether its engine can get requests."""
         return self.state == "serving" and self.engine.failure is None
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether its engine can get an update, and no requests before."""
+        return self.state == "waiting" and self.engine.failure is None
 
     def lose(self, reason: str) -> None:
         """Count the engine as lost: it gets no more requests."""

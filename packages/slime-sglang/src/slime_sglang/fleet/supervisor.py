@@ -91,7 +91,17 @@ class EngineSupervisor:
         """Have a replica's engine serve."""
         if self._registry is not None:
             await self._registry.add(replica.engine.url, replica.engine.key)
+        if replica.reason:
+            logger.warning(
+                "%s serves again, with weights of version %s", replica.name, replica.engine.weight_version
+            )
         replica.state = "serving"
+        self.notify()
+
+    def keep_waiting(self, replica: Replica) -> None:
+        """Have a replica's engine, which has started, wait for an update."""
+        logger.warning("%s has started again, and waits for weights", replica.name)
+        replica.state = "waiting"
         self.notify()
 
     async def close(self) -> None:
@@ -116,16 +126,11 @@ class EngineSupervisor:
                     timeout_s=section.rollout_health_check_timeout,
                     cleared=self.notify,
                 )
-                await self._remove(replica, reason if replica.state == "serving" else replica.reason)
+                await self._remove(replica, replica.reason if replica.state == "starting" else reason)
                 while replica.replace():
                     try:
                         await replica.engine.start()
                         await self._join(replica)
-                        logger.warning(
-                            "%s serves again, with weights of version %s",
-                            replica.name,
-                            replica.engine.weight_version,
-                        )
                         break
                     except (EngineError, DeadlineError, WeightSyncError) as error:
                         await self._remove(replica, str(error))

@@ -11,6 +11,7 @@ from slime_core.errors import WeightSyncError
 from slime_models.transfer.fingerprint import fingerprints_of
 from slime_models.transfer.manifest import Entry, TensorCheck, listed
 from slime_models.transfer.threads import PlainCopies
+from slime_models.transfer.transports.broadcast import SenderLostError
 from slime_models.transfer.transports.nccl import RankReceiver, ReceivedBucket
 from torch import Tensor
 
@@ -33,6 +34,7 @@ def receive(model: Any, named_tensors: Sequence[tuple[str, Tensor]]) -> None:
     request = read_request(named_tensors)
     loading: _Loading | None = None
     error: Exception | None = None
+    is_broken = False
     # Raising would end the server; and a rank that leaves before the end breaks the group for all others.
     try:
         update = read_description(Path(request.folder))
@@ -49,12 +51,14 @@ def receive(model: Any, named_tensors: Sequence[tuple[str, Tensor]]) -> None:
         if loading is not None and error is None:
             loading.end()
     except Exception as problem:
+        is_broken = error is None and isinstance(problem, SenderLostError)
         error = error or problem
     if loading is not None and error is None:
         result = LoaderResult(sent=loading.sent, held=loading.held)
     else:
         told = str(error) if isinstance(error, WeightSyncError) else f"{type(error).__name__}: {error}"
-        result = LoaderResult(error=told, is_written=loading is not None and loading.is_written)
+        is_written = loading is not None and loading.is_written
+        result = LoaderResult(error=told, is_broken=is_broken, is_written=is_written)
     answer(request, result)
 
 

@@ -58,6 +58,14 @@ class UpdatableServer(Protocol):
     async def lose(self, why: str) -> None:
         """Stop it: its weights cannot be trusted."""
 
+    is_held: bool
+    """Whether it is left paused after `paused`, until it has loaded an update: its weights are a mixture."""
+
+
+class GroupBrokenError(WeightSyncError):
+    """Ranks did not receive the rest of an update, as the sender or another rank left or hung; a server whose weights are a mixture
+    is held."""
+
 
 async def load_update(
     server: UpdatableServer, update: StagedUpdate | RanksUpdate, *, ranks: Ranks, answers: Path
@@ -73,6 +81,7 @@ async def load_update(
     Raises:
         WeightSyncError: a tensor is unknown, missing, misshapen or damaged; names it. The server keeps the old weights; it is
             stopped where its ranks joined the update and some had been written.
+        GroupBrokenError: its ranks joined the update, and it broke off.
         EngineError: the server exited or failed while it was loading; it is stopped.
         DeadlineError: it did not answer in time; it is stopped.
     """
@@ -132,6 +141,7 @@ async def _receive(
 
     Raises:
         WeightSyncError: something is wrong with it. The server is stopped where a weight had been written.
+        GroupBrokenError: the rest did not come. The server is held where a weight had been written.
     """
     version, first, once = update.version, update.take_ranks(ranks.count), secrets.token_hex(8)
     description = answers / f"update-{once}.json"
@@ -152,12 +162,23 @@ async def _receive(
             results = await _call(server, RECEIVE, requests)
     finally:
         description.unlink()
-    if any(result.is_written for result in results):
-        await server.lose(f"the update to version {version} failed, and its weights may be a mixture")
+    is_mixture = any(result.is_written or result.error is None for result in results)
+    errors = [result for result in results if result.error is not None]
+    if errors and all(result.is_broken for result in errors):
+        if is_mixture:
+            server.is_held = True
+        raise GroupBrokenError(f"update to version {version}: {errors[0].error}")
+    if errors and is_mixture:
+        await server.lose(why_mixed(version))
     _raise_errors(results, version)
     await server.control("/update_weight_version", {"new_version": version, "abort_all_requests": False})
     update.fingerprint |= results[0].sent or {}
     return [result.held or {} for result in results]
+
+
+def why_mixed(version: str) -> str:
+    """Return why a server is lost that has some weights of an update, and some of the one before."""
+    return f"the update to version {version} failed, and its weights may be a mixture"
 
 
 @asynccontextmanager

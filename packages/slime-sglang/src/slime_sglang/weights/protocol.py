@@ -51,6 +51,8 @@ class LoaderResult:
 
     error: str | None = None
     """Why it was refused, before anything was written; None when it was not."""
+    is_broken: bool = False
+    """Whether the error is that the sender or another rank left or hung, so that the rest did not come."""
     is_written: bool = False
     """Whether a weight had been written when the error was found."""
     sent: Mapping[str, int] | None = None

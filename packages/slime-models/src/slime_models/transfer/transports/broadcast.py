@@ -10,7 +10,6 @@ up may still write the bucket that it has begun; fingerprints tell, as they are 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -207,14 +206,13 @@ def receive_parts(channel: BroadcastChannel, rank: int) -> Iterator[Part]:
 
 
 @contextmanager
-def receiver_errors(version: str, *, wait_s: float = 0.0) -> Iterator[None]:
-    """Raise what a group raises at the sender as a `WeightSyncError`, after `wait_s` seconds, which others have to say why."""
+def receiver_errors(version: str) -> Iterator[None]:
+    """Raise what a group raises at the sender as a `WeightSyncError`."""
     try:
         yield
     except WeightSyncError:
         raise
     except RuntimeError as error:
-        time.sleep(wait_s)
         raise WeightSyncError(
             f"update to version {version}: a receiver left or hung during the broadcast: {error}"
         ) from error

@@ -5,14 +5,18 @@ by gloo always. A bucket is one flat tensor. While a rank loads one, the next is
 rank proves each bucket by fingerprints of what it then holds, and one that finds a mistake after it has written is not to
 be used any more. A group stays for the next update, as NCCL takes seconds to form one; where a member says that it has another
 one or none, or an update failed, the next one forms anew.
+
+The ranks are counted when the sender is there. Where one is lost, the group breaks, and all members leave it: by their connections to the
+one that is gone and to those that have left, or because the receiving side calls the update off. The ranks say so. The sender
+goes on without them, so that all ranks of a trainer come to the end of its buckets: what became of the update, the receiving side says.
 """
 
 from __future__ import annotations
 
-import json
+import logging
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -23,92 +27,27 @@ from torch import Tensor
 
 from slime_models.transfer.manifest import Entry, aligned, bytes_of, entries_of, entry_of
 from slime_models.transfer.meeting import (
-    SENDER,
     BroadcastChannel,
     MeetingPlace,
-    await_receivers,
-    client_of,
-    dist,
-    form_group,
+    StrangerError,
     hear,
-    receiver_key,
     tell,
 )
+from slime_models.transfer.rank_group import RankGroup, forget_frames, group_of_rank, group_of_sender
 from slime_models.transfer.ranks_update import RanksUpdate
 from slime_models.transfer.storage import UpdateStorage
 from slime_models.transfer.threads import copy_all
 from slime_models.transfer.transport import OnThread, ThreadSender, Transport
-from slime_models.transfer.transports.broadcast import OTHERS_ERROR_S, group_errors, receiver_errors
+from slime_models.transfer.transports.broadcast import group_errors
 
-#: Keys under which the sender says which group an update goes through, and which library carries its weights.
-_GROUP, _BACKEND = "group", "backend"
-
-
-class RankGroup:
-    """One member's side of a group: announcements by gloo, weights by gloo or NCCL.
-
-    Args:
-        store: where it forms, by `client_of`; holds `_BACKEND`.
-        rank: 0 for the sender.
-        channel: of the update that it forms for.
-        device: of this member's weights.
-
-    Raises:
-        StrangerError: a member does not know the secret.
-    """
-
-    def __init__(self, store: Any, rank: int, channel: BroadcastChannel, device: torch.device) -> None:
-        self.key = channel.key
-        """Which group it is."""
-        self.told: Any = form_group(store, rank, channel)
-        is_nccl = store.get(_BACKEND) == b"nccl"
-        self._data: Any = _nccl_group(store, rank, channel) if is_nccl else self.told
-        self.device = device if is_nccl else torch.device("cpu")
-        """Of the tensors that are broadcast."""
-
-    def broadcast(self, flat: Tensor) -> Any:
-        """Begin to broadcast a tensor of `device` from rank 0; returns what is to be waited for."""
-        return self._data.broadcast(flat, 0)
-
-
-def group_of_sender(
-    before: RankGroup | None, channel: BroadcastChannel, device: torch.device, *, version: str
-) -> RankGroup:
-    """Return the group of an update as its sender: the one before, where all ranks are still in it, or a new one.
-
-    Raises:
-        WeightSyncError: the receiving side called the update off, or two members share a GPU.
-        DeadlineError: the ranks did not come in time.
-        StrangerError: a member does not know the secret.
-    """
-    store = client_of(channel)
-    store.set(SENDER, "1")
-    there = [json.loads(text) for text in await_receivers(store, channel, version=version)]
-    if before is not None and all(each["group"] == before.key for each in there):
-        store.set(_GROUP, before.key)
-        return before
-    store.set(_BACKEND, _backend([_device_name(device), *(each["device"] for each in there)]))
-    store.set(_GROUP, channel.key)
-    return RankGroup(store, 0, channel, device)
-
-
-def group_of_rank(
-    before: RankGroup | None, channel: BroadcastChannel, rank: int, device: torch.device
-) -> RankGroup:
-    """Return the group of an update as a rank of a server; see `group_of_sender`.
-
-    Raises:
-        StrangerError: a member does not know the secret.
-    """
-    store, held = client_of(channel), None if before is None else before.key
-    store.set(receiver_key(rank), json.dumps({"group": held, "device": _device_name(device)}))
-    if before is not None and store.get(_GROUP).decode() == before.key:
-        return before
-    return RankGroup(store, rank, channel, device)
+#: Share of a call's deadline after which a member of a group gives the others up: ranks that wait for one that hangs are to answer
+#: their server's call before its deadline, which the one that hangs misses.
+_PATIENCE = 0.5
+logger = logging.getLogger(__name__)
 
 
 class RanksBroadcast:
-    """One update, being sent. A context manager; `BlockingUpdate`.
+    """One update, being sent. A context manager; `BlockingUpdate`. Where a receiver is lost, the rest is taken and not sent.
 
     Args:
         plan: of the update.
@@ -119,6 +58,7 @@ class RanksBroadcast:
         self._channel: BroadcastChannel = plan.channel
         self._version, self._groups = plan.version, groups
         self._group: RankGroup | None = None
+        self._is_broken = False
         self._flat = torch.empty(0, dtype=torch.uint8)
 
     def __enter__(self) -> RanksBroadcast:
@@ -126,48 +66,78 @@ class RanksBroadcast:
         return self
 
     def put(self, bucket: Bucket, fingerprints: Fingerprint) -> int:
-        """Announce a bucket and broadcast it as one tensor.
+        """Announce a bucket and broadcast it as one tensor; returns 0 where a receiver is lost.
 
         Raises:
-            WeightSyncError: a receiver left or hung, or the group does not form.
-            DeadlineError: the receivers did not join in time.
+            WeightSyncError: a member does not know the secret, or two of them share a GPU.
         """
-        if not bucket:
+        group = self._joined(bucket[0][1].device) if bucket else None
+        if group is None:
             return 0
         entries, n_bytes = _placed(entries_of(bucket, fingerprints))
-        with receiver_errors(self._version, wait_s=OTHERS_ERROR_S):
-            group = self._joined(bucket[0][1].device)
-            flat = self._flat_of(n_bytes, group.device)
-            copy_all(
-                [
-                    (entry.spec.view(flat, entry.offset), tensor)
-                    for entry, (_, tensor) in zip(entries, bucket, strict=True)
-                    if entry.n_bytes
-                ]
-            )
-            told = [asdict(entry) for entry in entries]
+        flat = self._flat_of(n_bytes, group.device)
+        copy_all(
+            [
+                (entry.spec.view(flat, entry.offset), tensor)
+                for entry, (_, tensor) in zip(entries, bucket, strict=True)
+                if entry.n_bytes
+            ]
+        )
+        told = [asdict(entry) for entry in entries]
+        with self._breaking():
             tell(group.told, {"version": self._version, "n_bytes": n_bytes, "entries": told})
-            group.broadcast(flat).wait()
-        return bytes_of(bucket)
+            group.wait(group.broadcast(flat))
+        return 0 if self._is_broken else bytes_of(bucket)
 
     def end(self) -> None:
         """Say that there are no more buckets."""
-        with receiver_errors(self._version, wait_s=OTHERS_ERROR_S):
-            tell(self._joined(torch.device("cpu")).told, {})
+        group = self._joined(torch.device("cpu"))
+        if group is not None:
+            with self._breaking():
+                tell(group.told, {})
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         """Leave the update; after an error also the group, whose other members fail then."""
         self._flat, self._group = torch.empty(0, dtype=torch.uint8), None
         if kind is not None:
-            self._groups.clear()
+            self._leave()
 
-    def _joined(self, device: torch.device) -> RankGroup:
-        """Return the group, which is formed with the first bucket, so that servers are paused no earlier."""
-        if self._group is None:
+    def _joined(self, device: torch.device) -> RankGroup | None:
+        """Return the group, which is formed with the first bucket, so that servers are paused no earlier; None once it is broken."""
+        if self._group is None and not self._is_broken:
             before = self._groups.pop() if self._groups else None
-            self._group = group_of_sender(before, self._channel, device, version=self._version)
-            self._groups.append(self._group)
+            with self._breaking():
+                self._group = group_of_sender(before, self._channel, device)
+                self._groups.append(self._group)
         return self._group
+
+    @contextmanager
+    def _breaking(self) -> Iterator[None]:
+        """Leave the group where it fails within the context, and go on without it: the receiving side knows why.
+
+        Raises:
+            WeightSyncError: it is no failure of a receiver.
+        """
+        try:
+            yield
+        except StrangerError as error:
+            raise WeightSyncError(f"update to version {self._version}: {error}") from error
+        except WeightSyncError:
+            raise
+        except RuntimeError as error:
+            logger.warning(
+                "update to version %s: a receiver left or hung, and the rest is not sent: %s",
+                self._version,
+                error,
+            )
+            self._leave()
+            forget_frames(error)
+
+    def _leave(self) -> None:
+        """Leave the group, whose other members fail then, if they have not yet."""
+        self._group, self._is_broken = None, True
+        while self._groups:
+            self._groups.pop().close()
 
     def _flat_of(self, n_bytes: int, device: torch.device) -> Tensor:
         if self._flat.numel() < n_bytes or self._flat.device != device:
@@ -203,6 +173,7 @@ class RankReceiver:
         Raises:
             WeightSyncError: the sender left or hung, or does not know the channel's secret. The group is left then.
         """
+        arriving: Any = None
         try:
             with group_errors():
                 self._group = group = group_of_rank(self._group, channel, rank, self._device)
@@ -215,15 +186,19 @@ class RankReceiver:
                 if before is not None:
                     yield before
                 with group_errors():
-                    arriving.wait()
+                    group.wait(arriving)
                 entries = [entry_of(values) for values in message["entries"]]
                 tensors = {entry.name: entry.spec.view(flat, entry.offset) for entry in entries}
                 before = ReceivedBucket(version=message["version"], entries=entries, tensors=tensors)
                 n_received += 1
             if before is not None:
                 yield before
-        except BaseException:
-            self._group = None
+        except BaseException as error:
+            arriving = None  # it holds the connections, too
+            left, self._group = self._group, None
+            if left is not None:
+                left.close()
+            forget_frames(error)
             raise
         finally:
             self._flats = [torch.empty(0, dtype=torch.uint8)] * 2
@@ -245,19 +220,21 @@ class RanksReceiver:
         self._storage, self._place = storage, MeetingPlace(storage)
 
     def open(self, version: str) -> BroadcastChannel:
-        """Return where sender and ranks meet."""
-        count = self._storage.n_ranks
-        if count is None:
+        """Return where sender and ranks meet; how many ranks, the update says once it begins."""
+        if not self._storage.has_ranks:
             raise WeightSyncError(
                 f"update to version {version}: transport nccl is for engines whose servers have ranks of their own; "
                 "leave --update-weight-transport away"
             )
-        return self._place.channel(n_receivers=count)
+        channel = self._place.channel(n_receivers=0)
+        return replace(channel, timeout_s=_PATIENCE * channel.timeout_s)
 
     async def arrive(self, plan: TransferPlan) -> RanksUpdate:
         """Wait until the sender has a bucket."""
         await self._place.sender_comes(plan.channel)
-        return RanksUpdate(version=plan.version, channel=plan.channel, specs=self._storage.specs)
+        return RanksUpdate(
+            version=plan.version, channel=plan.channel, specs=self._storage.specs, place=self._place
+        )
 
     def give_up(self, plan: TransferPlan) -> None:
         """Call the update off."""
@@ -272,33 +249,6 @@ def _placed(entries: Sequence[Entry]) -> tuple[list[Entry], int]:
         placed.append(replace(entry, offset=end, n_bytes=n_bytes))
         end = aligned(end + n_bytes)
     return placed, end
-
-
-def _device_name(device: torch.device) -> str:
-    """Return what tells this device from those of other members: `cpu`, or the GPU's own number."""
-    return "cpu" if device.type == "cpu" else f"cuda {torch.cuda.get_device_properties(device).uuid}"
-
-
-def _backend(names: Sequence[str]) -> str:
-    """Return the library that carries weights between members with such devices, that of the sender first.
-
-    Raises:
-        WeightSyncError: NCCL would have to carry them, and two members are on one GPU.
-    """
-    if any(name == "cpu" for name in names):
-        return "gloo"
-    if len(set(names)) < len(names):
-        raise WeightSyncError(
-            "transport nccl: two members of its group are on one GPU, which NCCL refuses; give servers GPUs of their own, "
-            "or --update-weight-transport memory"
-        )
-    return "nccl"
-
-
-def _nccl_group(store: Any, rank: int, channel: BroadcastChannel) -> Any:
-    options = dist.ProcessGroupNCCL.Options()
-    options._timeout = timedelta(seconds=channel.timeout_s)
-    return dist.ProcessGroupNCCL(dist.PrefixStore("nccl", store), rank, channel.n_receivers + 1, options)
 
 
 def _create_sender(on_thread: OnThread) -> ThreadSender:
