@@ -23,6 +23,8 @@ _PACKAGES = str(Path(__file__).parents[3])
 _SYSTEM = ("/usr", "/bin", "/lib", "/lib64", "/lib32", "/etc/ld.so.cache")
 _START_S = 20.0
 _REPORT_BYTES = 1 << 16
+#: What `confine` reports once the program has started.
+_READY = b'{"ready": true}'
 
 Ending = Literal["exit", "signal", "time", "output", "memory"]
 
@@ -260,12 +262,27 @@ def follow(
                 open_streams.discard(descriptor)
             if len(streams[descriptor]) > outputs.get(descriptor, _REPORT_BYTES):
                 ending = "output"
-        if not ready and b'{"ready": true}' in streams[reported]:
+        if not ready and _READY in streams[reported]:
             ready, deadline = True, time.monotonic() + wall_s
+    ready = ready or (ending == "output" and _started(reported, streams[reported], deadline))
     kill()
     _drain(streams, open_streams - {reported}, outputs)
     output = {descriptor: bytes(streams[descriptor][:most]) for descriptor, most in outputs.items()}
     return _followed(bytes(streams[reported]), ending, ready, output)
+
+
+def _started(reported: int, report: bytearray, deadline: float) -> bool:
+    """Wait for the word that the program has started: process 1 sends it when it has, and a flood of output may be there before."""
+    poll = select.poll()
+    poll.register(reported, select.POLLIN)
+    while _READY not in report:
+        if len(report) > _REPORT_BYTES or not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            return False
+        chunk = os.read(reported, 1 << 16)
+        if not chunk:
+            return False
+        report += chunk
+    return True
 
 
 def _feed(feed: IO[bytes], poll: select.poll, left: memoryview) -> memoryview:
@@ -295,7 +312,7 @@ def _drain(streams: Mapping[int, bytearray], open_streams: set[int], outputs: Ma
 def _followed(report: bytes, ending: Ending | None, ready: bool, output: dict[int, bytes]) -> Followed:
     lines = [json.loads(line) for line in report.splitlines() if line.endswith(b"}")]
     said = {key: value for line in lines for key, value in line.items()}
-    if "error" in said or not ready:
+    if "error" in said or not (ready or "memory" in said):  # who is killed at once has not told that it was ready
         told = b"".join(output.values()).decode(errors="replace").strip()[-300:]
         why = said.get("error") or told or "it did not start in time"
         raise SandboxError(f"the sandbox cannot isolate a program here ({why}); nothing was run")
