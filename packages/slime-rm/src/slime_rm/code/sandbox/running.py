@@ -312,7 +312,9 @@ def _drain(streams: Mapping[int, bytearray], open_streams: set[int], outputs: Ma
 def _followed(report: bytes, ending: Ending | None, ready: bool, output: dict[int, bytes]) -> Followed:
     lines = [json.loads(line) for line in report.splitlines() if line.endswith(b"}")]
     said = {key: value for line in lines for key, value in line.items()}
-    if "error" in said or not (ready or "memory" in said):  # who is killed at once has not told that it was ready
+    if "error" in said or not (
+        ready or "memory" in said
+    ):  # who is killed at once has not told that it was ready
         told = b"".join(output.values()).decode(errors="replace").strip()[-300:]
         why = said.get("error") or told or "it did not start in time"
         raise SandboxError(f"the sandbox cannot isolate a program here ({why}); nothing was run")
