@@ -97,6 +97,8 @@ def test_error_of_a_rank_names_it_and_the_resumed_run_learns_what_one_process_le
     assert writers_below(tmp_path) == []
 
 
+@pytest.mark.faults
+@pytest.mark.slow
 def test_bench_of_batches_says_how_fast_every_rank_has_one(cluster, capsys):
     assert batches(["--mebibytes", "1", "--repeats", "1"]) == 0  # rank 0 has read what it was given
     heads, *rows = capsys.readouterr().out.splitlines()

@@ -77,6 +77,8 @@ def test_twelve_configurations_that_compute_are_none_of_those_that_costs_come_fr
     assert Counter(loops) == {"sync": 4, "one-step-off": 3, "fully-async": 5}
 
 
+@pytest.mark.faults
+@pytest.mark.slow
 def test_runs_of_an_engine_and_a_trainer_that_compute_are_predicted(capsys, monkeypatch, tmp_path):
     """Of a smaller model than the command's own, for how near the times come is not asked here."""
     for name, size in {"hidden_size": 96, "intermediate_size": 192, "num_hidden_layers": 2}.items():

@@ -19,6 +19,7 @@ def spare_the_collector() -> None:
 
 
 def collect_as_usual() -> None:
-    """Undo it, for what the process does after the run."""
-    gc.unfreeze()
-    gc.set_threshold(*gc.get_threshold()[:2], _USUAL)
+    """Undo it, for what the process does after the run. Does nothing where a run had not begun: what a caller froze stays so."""
+    if gc.get_threshold()[2] == _SELDOM:
+        gc.unfreeze()
+        gc.set_threshold(*gc.get_threshold()[:2], _USUAL)
