@@ -72,13 +72,14 @@ def operations_of(learner):
 
 
 def test_a_micro_batch_waits_for_nothing_and_a_layer_launches_so_much(make_learner, make_hf):
-    """Attention counts as the plain operations that stand in for it, 18 of them."""
+    """Attention is one operation, or, where torch has none for tensors without data, the 18 plain ones that stand in for it."""
     found = {}
     for n_layers in (1, 3):
         _, folder = make_hf("qwen3", head_dim=32, num_hidden_layers=n_layers, dtype=torch.bfloat16)
         found[n_layers] = operations_of(make_learner(folder=folder, bf16=True))
     of_a_layer = (len(found[3]) - len(found[1])) / 2
-    assert of_a_layer <= 44
+    attention = 1 if any("varlen_attn" in str(operation) for operation in found[1]) else 18
+    assert of_a_layer - attention <= 24
     assert len(found[1]) - of_a_layer <= 19
 
 

@@ -14,6 +14,15 @@ def group_of(replica):
     return replica.engine._server._process.pid
 
 
+async def assert_generates(engine, model, log_probs_of, prompts=PROMPTS[:3]):
+    """Check that short answers of an engine are a model's likeliest tokens, with its log-probs."""
+    for prompt in prompts:
+        answer = await engine.generate(prompt, GREEDY)
+        log_probs, likeliest = log_probs_of(model, prompt, answer.tokens)
+        assert answer.tokens == likeliest
+        assert answer.log_probs == pytest.approx(log_probs, abs=1e-5, rel=0)
+
+
 def assert_greedy(prompt, answer, models, log_probs_of):
     """Check that each token of a long answer is the likeliest of the model of its version, with its log-prob.
 

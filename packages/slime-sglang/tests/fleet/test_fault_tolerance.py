@@ -18,7 +18,7 @@ from slime_core.weights.sync import sync_weights
 
 from ..fake_fleet import begun
 from ..sender import Sender
-from .greedy import GREEDY, LONG, PROMPTS, assert_greedy, group_of
+from .greedy import GREEDY, LONG, PROMPTS, assert_generates, assert_greedy, group_of
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1200)]
 
@@ -50,14 +50,7 @@ def pair(served_by_flags, model_path, tmp_path_factory):
 def check_holds(pair, log_probs_of):
     """Checks that an engine generates what a model does."""
 
-    def check(engine, model):
-        for prompt in PROMPTS[:3]:
-            answer = pair.run(engine.generate(prompt, GREEDY))
-            log_probs, likeliest = log_probs_of(model, prompt, answer.tokens)
-            assert answer.tokens == likeliest
-            assert answer.log_probs == pytest.approx(log_probs, abs=1e-5, rel=0)
-
-    return check
+    return lambda engine, model: pair.run(assert_generates(engine, model, log_probs_of))
 
 
 def shares(pair, *logs):

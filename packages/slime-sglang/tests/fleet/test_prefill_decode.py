@@ -16,14 +16,13 @@ from slime_core.weights.sync import sync_weights
 
 from ..fake_fleet import begun, tokens_so_far, until
 from ..sender import Sender
+from .greedy import GREEDY, LONG, assert_generates
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1200)]
 
 PROMPTS = [[5, 6, number] for number in range(6)]
 #: Read in five pieces of 64 tokens.
 LONG_PROMPT = [1 + number * 37 % 126 for number in range(300)]
-GREEDY = SamplingParams(max_new_tokens=12, temperature=0)
-LONG = SamplingParams(max_new_tokens=200, min_new_tokens=200, temperature=0)
 #: Minutes of work for the cores, ended by whoever asks for it.
 ENDLESS = SamplingParams(max_new_tokens=5000, min_new_tokens=5000, temperature=0)
 INTERVAL_S, DEADLINE_S = 3, 30
@@ -55,14 +54,8 @@ def pair(served_by_flags, model_path, tmp_path_factory):
 def check_holds(pair, log_probs_of):
     """Checks that the engines generate what a model does."""
 
-    def check(model):
-        for prompt in (*PROMPTS[:2], LONG_PROMPT):
-            answer = pair.run(pair.engine.generate(prompt, GREEDY))
-            log_probs, likeliest = log_probs_of(model, prompt, answer.tokens)
-            assert answer.tokens == likeliest
-            assert answer.log_probs == pytest.approx(log_probs, abs=1e-5, rel=0)
-
-    return check
+    prompts = (*PROMPTS[:2], LONG_PROMPT)
+    return lambda model: pair.run(assert_generates(pair.engine, model, log_probs_of, prompts))
 
 
 def update(pair, model, version, transport="memory"):

@@ -9,6 +9,7 @@ import asyncio
 import os
 import re
 import signal
+from functools import partial
 
 import pytest
 from slime_core.weights.sync import sync_weights
@@ -16,7 +17,7 @@ from slime_models.transfer.fingerprint import fingerprint
 
 from ..fake_fleet import begun
 from ..sender import Sender
-from .greedy import GREEDY, LONG, PROMPTS, assert_greedy, group_of
+from .greedy import GREEDY, LONG, PROMPTS, assert_generates, assert_greedy, group_of
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1200)]
 
@@ -53,17 +54,9 @@ def pair(served_by_flags, model_path, tmp_path_factory):
 
 
 @pytest.fixture
-def check_holds(pair, log_probs_of):
+def check_holds(log_probs_of):
     """Checks that an engine generates what a model does."""
-
-    async def check(engine, model):
-        for prompt in PROMPTS[:3]:
-            answer = await engine.generate(prompt, GREEDY)
-            log_probs, likeliest = log_probs_of(model, prompt, answer.tokens)
-            assert answer.tokens == likeliest
-            assert answer.log_probs == pytest.approx(log_probs, abs=1e-5, rel=0)
-
-    return check
+    return partial(assert_generates, log_probs_of=log_probs_of)
 
 
 async def update(pair, sender, version):

@@ -6,15 +6,11 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import torch
-from slime_core.config.derive import compute_dtype
 from slime_core.errors import TrainerError
 from slime_core.protocols import Columns, Metrics
 from slime_core.runtime.phase_times import PhaseTimes
 from slime_core.samples import TrainBatch
-from slime_models.hf.config import read_config
 from slime_models.upload import upload
 
 from slime_megatron.batch.micro_batch import MicroBatches
@@ -22,11 +18,11 @@ from slime_megatron.batch.token_columns import TokenColumns
 from slime_megatron.checkpoint import state
 from slime_megatron.checkpoint.writer import CheckpointWriter
 from slime_megatron.importing import quiet
+from slime_megatron.learner.architecture import padded_architecture, placement
 from slime_megatron.learner.critic import CRITIC, Critic
 from slime_megatron.learner.step import pack
 from slime_megatron.parallel import process_groups
 from slime_megatron.settings.learner_settings import LearnerSettings
-from slime_megatron.settings.parallel_checks import check_model
 
 
 class CriticLearner:
@@ -38,15 +34,10 @@ class CriticLearner:
 
     def __init__(self, settings: LearnerSettings) -> None:
         self._settings = settings
-        architecture = settings.family.architecture(read_config(settings.model_path))
-        check_model(settings.megatron, architecture, settings.family)
-        self._architecture = architecture.with_padded_vocab(settings.megatron.tensor_model_parallel_size)
+        self._architecture = padded_architecture(settings)
         self.times = PhaseTimes(settings.rank.number)
         """What the last step did and when, on this rank."""
-        self._on: dict[str, Any] = {
-            "dtype": getattr(torch, compute_dtype(settings.train)),
-            "device": process_groups.device(),
-        }
+        self._on = placement(settings)
         self._step: tuple[Sequence[MicroBatches], TokenColumns] | None = None  # between calls
         self._world = process_groups.World(settings.megatron, seed=settings.seed, rank=settings.rank)
         with contextlib.ExitStack() as on_failure, quiet():

@@ -5,18 +5,16 @@ from __future__ import annotations
 import contextlib
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
-from slime_core.config.derive import compute_dtype
 from slime_core.errors import CheckpointError
 from slime_core.protocols import Columns, Metrics
 from slime_core.runtime.phase_times import PhaseTimes
 from slime_core.samples import TrainBatch
-from slime_models.hf.config import read_config
 
 from slime_megatron.batch.sampling_mask import sampling_mask_of
 from slime_megatron.importing import quiet
+from slime_megatron.learner.architecture import padded_architecture, placement
 from slime_megatron.learner.policy_model import build_frozen
 from slime_megatron.learner.step import pack
 from slime_megatron.model.gpt import response_log_probs
@@ -24,7 +22,6 @@ from slime_megatron.optim.passes import Passes
 from slime_megatron.parallel import process_groups
 from slime_megatron.settings.learner_settings import LearnerSettings
 from slime_megatron.settings.manifest import read_description
-from slime_megatron.settings.parallel_checks import check_model
 
 
 class FrozenLearner:
@@ -40,15 +37,10 @@ class FrozenLearner:
 
     def __init__(self, settings: LearnerSettings) -> None:
         self._settings = settings
-        architecture = settings.family.architecture(read_config(settings.model_path))
-        check_model(settings.megatron, architecture, settings.family)
-        self._architecture = architecture.with_padded_vocab(settings.megatron.tensor_model_parallel_size)
+        self._architecture = padded_architecture(settings)
         self.times = PhaseTimes(settings.rank.number)
         """What the last step did and when, on this rank."""
-        self._on: dict[str, Any] = {
-            "dtype": getattr(torch, compute_dtype(settings.train)),
-            "device": process_groups.device(),
-        }
+        self._on = placement(settings)
         self._world = process_groups.World(settings.megatron, seed=settings.seed, rank=settings.rank)
         with contextlib.ExitStack() as on_failure, quiet():
             on_failure.callback(self._world.close)

@@ -13,13 +13,11 @@ from typing import Any
 import torch
 from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer.moe.router_replay import RouterReplayAction
-from slime_core.config.derive import compute_dtype
 from slime_core.errors import TrainerError
 from slime_core.protocols import Columns, Metrics
 from slime_core.runtime.phase_times import PhaseTimes
 from slime_core.samples import TrainBatch
 from slime_models.family.architecture import Architecture
-from slime_models.hf.config import read_config
 from torch import Tensor
 
 from slime_megatron.batch.micro_batch import MicroBatch, MicroBatches
@@ -30,6 +28,7 @@ from slime_megatron.checkpoint.writer import CheckpointWriter
 from slime_megatron.hf.export import hf_buckets
 from slime_megatron.hf.save_folder import save_adapter, save_model
 from slime_megatron.importing import quiet
+from slime_megatron.learner.architecture import padded_architecture, placement
 from slime_megatron.learner.behaviour_policies import ROLE_PREFIX, BehaviourPolicies
 from slime_megatron.learner.critic import CRITIC, Critic
 from slime_megatron.learner.estimator import StatefulEstimator
@@ -45,7 +44,6 @@ from slime_megatron.optim.train_step import TrainedModel, average
 from slime_megatron.optim.weight_sets import WeightSets
 from slime_megatron.parallel import process_groups
 from slime_megatron.settings.learner_settings import LearnerSettings
-from slime_megatron.settings.parallel_checks import check_model
 
 
 class Learner:
@@ -56,14 +54,11 @@ class Learner:
         self._settings = settings
         self._needs = settings.algorithm.needs
         self._estimator = StatefulEstimator(settings.algorithm.estimator)
-        architecture = settings.family.architecture(read_config(settings.model_path))
-        check_model(section, architecture, settings.family)
-        self._layers = layers_of(settings.family, architecture)
-        self._architecture = architecture.with_padded_vocab(section.tensor_model_parallel_size)
+        self._architecture = padded_architecture(settings)
+        self._layers = layers_of(settings.family, self._architecture)
         #: With MTP layers, where they are trained: engines, critic, reference and teacher have none.
         self._held = self._architecture.with_mtp(section.enable_mtp_training)
-        self._device = process_groups.device()
-        self._dtype: torch.dtype = getattr(torch, compute_dtype(train))
+        self._on = placement(settings)
         self.times = PhaseTimes(settings.rank.number)
         """What the last `train` did and when, on this rank."""
         self._world = process_groups.World(section, seed=settings.seed, rank=settings.rank)
@@ -72,8 +67,7 @@ class Learner:
             self._checkpoint_writer = CheckpointWriter(self._world)
             if settings.hooks.init is not None:
                 settings.hooks.init(settings)
-            on: dict[str, Any] = {"dtype": self._dtype, "device": self._device}
-            model = build_policy(settings, self._held, layers=self._layers, **on)
+            model = build_policy(settings, self._held, layers=self._layers, **self._on)
             self._weight_sets = WeightSets(model)
             if "ref" not in settings.apart:
                 add_roles(self._weight_sets, model, settings, self._architecture)
@@ -96,7 +90,7 @@ class Learner:
             )
             self._critic: Critic | None = None
             if "values" in self._needs and "critic" not in settings.apart:
-                self._critic = Critic(settings, self._architecture, self._world, times=self.times, **on)
+                self._critic = Critic(settings, self._architecture, self._world, times=self.times, **self._on)
             self._step: BegunStep | CreditedStep | None = None  # between calls
             on_failure.pop_all()
 
@@ -131,11 +125,16 @@ class Learner:
     def _begin(self, batch: TrainBatch) -> BegunStep:
         self.times.restart()
         restricted = sampling_mask_of(batch) if self._settings.restricted else None
-        on: dict[str, Any] = {"dtype": self._dtype, "device": self._device}
         steps = pack(
-            batch, self._settings, self._held, self._world, needs=self._needs, sampling_mask=restricted, **on
+            batch,
+            self._settings,
+            self._held,
+            self._world,
+            needs=self._needs,
+            sampling_mask=restricted,
+            **self._on,
         )
-        columns = TokenColumns.of(batch, self._device, needs=self._needs)
+        columns = TokenColumns.of(batch, self._on["device"], needs=self._needs)
         critic_only = "values" in self._needs and batch.step <= self._settings.roles.num_critic_only_steps
         with self.times.timed("log_probs"):
             columns, before = self._with_old_policy(batch, columns, steps, always=critic_only)
@@ -238,7 +237,7 @@ class Learner:
         else:
             save_model(
                 folder,
-                self._buckets(self._held, self._dtype),
+                self._buckets(self._held, self._on["dtype"]),
                 settings.family,
                 self._held,
                 config_from=settings.model_path,

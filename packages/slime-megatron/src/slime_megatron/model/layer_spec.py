@@ -23,7 +23,7 @@ from slime_megatron.model.local_experts import with_local_experts
 from slime_megatron.model.norm import RMSNorm
 from slime_megatron.model.router import RoutedLayer, with_router
 from slime_megatron.model.sandwich import SandwichLayer
-from slime_megatron.model.swiglu import with_swiglu
+from slime_megatron.model.swiglu import with_swiglu, with_swiglu_in_shared_experts
 from slime_megatron.model.transformer_config import has_experts
 
 
@@ -46,8 +46,8 @@ def layer_spec(config: TransformerConfig, architecture: Architecture, layer: int
         attention.q_layernorm = attention.k_layernorm = RMSNorm
     if config.transformer_impl == "transformer_engine":
         _take_transformer_engine(submodules, config, dense=experts is None)
-    submodules.mlp = with_swiglu(submodules.mlp)
     if experts is None:
+        submodules.mlp = with_swiglu(submodules.mlp)
         module = SandwichLayer if architecture.post_layernorms else TransformerLayer
         return ModuleSpec(module=module, submodules=submodules)
     if architecture.post_layernorms:
@@ -55,7 +55,7 @@ def layer_spec(config: TransformerConfig, architecture: Architecture, layer: int
             f"{architecture.model_type}: layer {layer} has experts and norms after attention and MLP; wanted one of them: "
             "both are not implemented"
         )
-    submodules.mlp = with_local_experts(with_router(submodules.mlp))
+    submodules.mlp = with_swiglu_in_shared_experts(with_local_experts(with_router(submodules.mlp)))
     if config.moe_grouped_gemm:
         submodules.mlp = with_grouped_experts(submodules.mlp)
     return ModuleSpec(module=RoutedLayer, submodules=submodules)

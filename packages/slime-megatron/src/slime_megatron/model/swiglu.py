@@ -60,10 +60,13 @@ class SwiGLUSharedExperts(SharedExpertMLP, SwiGLUMLP):
 
 
 def with_swiglu(mlp: partial[Any]) -> partial[Any]:
-    """Return Megatron's builder of a layer's MLP, or of its experts, with `swiglu` in the MLP or in the shared experts."""
+    """Return Megatron's builder of a dense layer's MLP, which builds `SwiGLUMLP`."""
+    return partial(SwiGLUMLP.as_mlp_submodule, **mlp.keywords)
+
+
+def with_swiglu_in_shared_experts(mlp: partial[Any]) -> partial[Any]:
+    """Return Megatron's builder of a layer's experts, with `SwiGLUSharedExperts` in the place of its shared ones."""
     submodules = mlp.keywords["submodules"]
-    if not hasattr(submodules, "experts"):
-        return partial(SwiGLUMLP.as_mlp_submodule, submodules=submodules)
     shared = partial(_shared_experts, **submodules.shared_experts.keywords)
     changed = type(submodules)(**{**vars(submodules), "shared_experts": shared})
     return partial(mlp, submodules=changed)
