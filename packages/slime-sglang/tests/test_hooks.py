@@ -162,13 +162,17 @@ def test_engines_on_other_hosts_get_weights_by_their_ranks_where_they_can_reach_
     assert "nccl, and the engine 192.0.2.1:1 on another host" in problem
     assert "--update-weight-host with an address that the other reaches" in problem
     assert problems_of(*REQUIRED, *nccl, "--update-weight-host", "192.0.2.9") == []
+    ipc = ("--rollout-external-engine-addrs", "192.0.2.1:1", "--update-weight-transport", "cuda-ipc")
+    (problem,) = problems_of(*REQUIRED, *ipc, "--update-weight-host", "192.0.2.9")
+    assert "cuda-ipc, and the engine 192.0.2.1:1 on another host" in problem
 
 
 def test_updates_that_are_staged_nowhere_are_refused_on_shared_devices() -> None:
     nccl = ("--update-weight-transport", "nccl")
     assert problems_of(*REQUIRED, *nccl) == problems_of(*REQUIRED, *nccl, "--use-fault-tolerance") == []
     (problem,) = problems_of(*REQUIRED, *nccl, "--colocate")
-    assert "found nccl with colocate; wanted memory, distributed or disk; NCCL refuses" in problem
+    assert "found nccl with colocate; wanted cuda-ipc, memory, distributed or disk; NCCL refuses" in problem
+    assert problems_of(*REQUIRED, "--update-weight-transport", "cuda-ipc", "--colocate") == []
 
 
 def build_problems(*flags: str, folder: Path = Path("m")) -> list[str]:

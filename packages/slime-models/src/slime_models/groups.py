@@ -28,9 +28,18 @@ OWN_TRANSPORTS = ("memory", "distributed", "disk-delta", "disk")
 
 def is_by_ranks(transport: str | None, registry: Registry) -> bool:
     """Return whether ranks of servers receive the updates of a transport themselves; of one that is not there others tell."""
+    return _says("by_ranks", transport, registry)
+
+
+def shares_gpus(transport: str | None, registry: Registry) -> bool:
+    """Return whether ranks that receive updates themselves may be on the sender's GPU; of a transport that is not there others tell."""
+    return _says("shares_gpus", transport, registry)
+
+
+def _says(what: str, transport: str | None, registry: Registry) -> bool:
     if transport is None:
         return False
     try:
-        return bool(registry.resolve(TRANSPORTS.name, transport).by_ranks)
+        return bool(getattr(registry.resolve(TRANSPORTS.name, transport), what))
     except PluginError:
         return False

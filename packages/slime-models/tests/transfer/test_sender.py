@@ -16,7 +16,7 @@ from .updates import plan_of, send
 
 
 def test_an_unknown_transport_is_refused_by_name():
-    wanted = r"version 7: slime.transports: no plugin is named 'pigeon'; installed: disk, disk-delta, distributed, distributed-delta, memory"
+    wanted = r"version 7: slime.transports: no plugin is named 'pigeon'; installed: cuda-ipc, disk, disk-delta, distributed, distributed-delta, memory"
     with pytest.raises(WeightSyncError, match=wanted):
         send(WeightSender(asyncio.to_thread, Registry()), plan_of("pigeon", None), {})
 

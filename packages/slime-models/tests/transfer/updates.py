@@ -31,3 +31,10 @@ def send(sender, plan, values):
 
 def plan_of(transport, channel, version="7"):
     return TransferPlan(transport=transport, version=version, dtype="float32", channel=channel)
+
+
+def begun(receiver, plan, n_ranks):
+    """An update of a transport by ranks, whose sender is there, for so many ranks."""
+    update = asyncio.run(receiver.arrive(plan))
+    update.begin(n_ranks)
+    return update

@@ -12,7 +12,7 @@ from slime_core.protocols import Completion, EngineLoad, Fingerprint, SamplingPa
 from slime_core.runtime.processes.ports import ReservedPort
 from slime_core.runtime.processes.server_process import ServerProcess
 from slime_models.hf.config import read_config
-from slime_models.transfer.ranks_update import RanksUpdate
+from slime_models.transfer.ranks.update import RanksUpdate
 from slime_models.transfer.receiver import UpdateReceiver
 from slime_models.transfer.staging import StagedUpdate
 

@@ -83,7 +83,13 @@ def test_ranks_of_an_engine_share_weights_and_heads(question):
 
 @pytest.mark.parametrize(
     ("flags", "is_staged"),
-    [((), True), (("disk",), False), (("disk", "--update-weight-mode", "delta"), True), (("nccl",), False)],
+    [
+        ((), True),
+        (("disk",), False),
+        (("disk", "--update-weight-mode", "delta"), True),
+        (("nccl",), False),
+        (("cuda-ipc",), False),
+    ],
 )
 def test_what_is_staged_in_shared_memory_counts_there(question, flags, is_staged):
     transport = ("--update-weight-transport", *flags) if flags else ()

@@ -69,7 +69,8 @@ def update(ranks, tensors, version, transport):
 
 
 @pytest.mark.parametrize(
-    ("transport", "seed"), [("memory", 1), ("distributed", 2), ("disk", 3), ("disk-delta", 4), ("nccl", 5)]
+    ("transport", "seed"),
+    [("memory", 1), ("distributed", 2), ("disk", 3), ("disk-delta", 4), ("nccl", 5), ("cuda-ipc", 6)],
 )
 def test_after_an_update_both_ranks_serve_the_new_model(ranks, transport, seed):
     check_serves(ranks, llama(seed - 1))

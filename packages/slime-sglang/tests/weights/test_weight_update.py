@@ -92,7 +92,7 @@ def restored(serving, model):
     update(serving, tensors_of(model), "back")
 
 
-@pytest.mark.parametrize("transport", (*OWN_TRANSPORTS, "nccl"))
+@pytest.mark.parametrize("transport", (*OWN_TRANSPORTS, "nccl", "cuda-ipc"))
 @pytest.mark.proves("llama", "sglang")
 def test_after_twenty_updates_the_server_is_the_newest_model(restored, tiny_llama, check_serves, transport):
     models, sender = [tiny_llama(seed) for seed in (1, 2, 3)], Sender()

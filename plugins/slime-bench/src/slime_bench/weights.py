@@ -36,7 +36,9 @@ _TIMEOUT_S = 600.0
 _BY_SOCKETS = "by sockets"
 _TEXT = "In the {}th lesson we count apples and pears: {} and {} make {}, and one more makes {}."
 
-_TRANSPORTS = (*OWN_TRANSPORTS, "nccl", _BY_SOCKETS)
+#: By which ranks of servers receive updates themselves.
+_BY_RANKS = ("nccl", "cuda-ipc")
+_TRANSPORTS = (*OWN_TRANSPORTS, *_BY_RANKS, _BY_SOCKETS)
 
 Weights = Mapping[str, Tensor]
 
@@ -73,7 +75,7 @@ def weights(argv: list[str]) -> int:
 class _Sender:
     """The sending half of a trainer whose weights are at hand."""
 
-    capabilities = TrainerCapabilities(transports=(*OWN_TRANSPORTS, "nccl"))
+    capabilities = TrainerCapabilities(transports=(*OWN_TRANSPORTS, *_BY_RANKS))
 
     def __init__(self, registry: Registry, thread: DaemonThread) -> None:
         self.sender, self.weights = WeightSender(self._on_thread, registry), dict[str, Tensor]()
@@ -135,6 +137,7 @@ def _report(seconds: Mapping[str, list[float]], n_bytes: int, options: argparse.
     notes = {
         "copy": "a plain copy from memory to memory",
         "nccl": "by gloo",
+        "cuda-ipc": "in host memory",
         _BY_SOCKETS: "distributed, as to another machine",
     }
     for name in seconds:

@@ -150,7 +150,7 @@ def _saving(settings: Settings) -> Iterator[Problem]:
 
 
 #: Transports whose halves meet at an address.
-_MET = ("distributed", "distributed-delta", "nccl")
+_MET = ("distributed", "distributed-delta", "nccl", "cuda-ipc")
 
 
 def _weight_folder(settings: Settings) -> Iterator[Problem]:

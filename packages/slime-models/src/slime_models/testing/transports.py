@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import tempfile
 from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from slime_core.errors import ContractError, PluginError, WeightSyncError
@@ -18,11 +21,12 @@ from torch import Tensor
 from slime_models.tensor_spec import Spec
 from slime_models.transfer.fingerprint import fingerprint
 from slime_models.transfer.manifest import TensorCheck
-from slime_models.transfer.ranks_update import RanksUpdate
+from slime_models.transfer.meeting import BroadcastChannel
+from slime_models.transfer.ranks.receiver import RankReceiver
+from slime_models.transfer.ranks.update import RanksUpdate
 from slime_models.transfer.staging import StagedTensors, StagedUpdate
 from slime_models.transfer.storage import UpdateStorage
 from slime_models.transfer.transport import Transport
-from slime_models.transfer.transports.nccl import RankReceiver
 
 #: Seconds that a whole check may take.
 PATIENCE_S = 120.0
@@ -38,11 +42,13 @@ class _BrokenOff(Exception):
 def check_transport(transport: Transport, *, device: str = "cpu") -> None:
     """Check a weight transport: updates arrive bit for bit; one that breaks off or lacks a tensor never does; and what follows arrives.
 
-    Both halves run in this process, over a model of four small tensors, and so does the rank of a server where ranks join updates.
+    Both halves run in this process, over a model of four small tensors, and on a CPU so does the rank of a server where ranks join
+    updates.
 
     Args:
         transport: what is checked.
-        device: of the tensors that are sent. Ranks of servers are on the second GPU where that is `cuda`; on the CPU where there is none.
+        device: of the tensors that are sent. Where that is `cuda`, the rank of a server is a process of its own: on the same GPU for a
+            transport that shares it, else on the second one; on the CPU where there is none.
 
     Raises:
         ContractError: says which promise is broken.
@@ -79,6 +85,7 @@ async def _check(where: str, transport: Transport, folder: Path, device: str) ->
         timeout_s=PATIENCE_S,
         has_ranks=True,
     )
+    halves: _Halves | None = None
     try:
         with answering(where, "two halves"):
             halves = _Halves(where, transport, storage, device)
@@ -91,6 +98,8 @@ async def _check(where: str, transport: Transport, folder: Path, device: str) ->
         await halves.check_incomplete("5", _tensors(5, device))
         await halves.check_arrives("6", _tensors(6, device))
     finally:
+        if halves is not None:
+            halves.close()
         storage.close()
 
 
@@ -109,24 +118,67 @@ class _Arrived:
     tensors: Callable[[], Mapping[str, Tensor]]
 
 
-def _joined(rank: RankReceiver, update: RanksUpdate) -> _Arrived:
-    """Join an update, and return what came.
+class _Rank:
+    """The only rank of a server: in this process, or where the sender's tensors are on a GPU in one of its own.
 
-    Raises:
-        WeightSyncError: the sender left, or a tensor is unknown, misshapen or missing.
+    Args:
+        transport: by which it receives.
+        device: of the tensors that are sent.
     """
-    check, tensors, sent = (
-        TensorCheck(update.specs, version=update.version),
-        dict[str, Tensor](),
-        dict[str, int](),
-    )
-    update.begin(1)
-    for bucket in rank.buckets(update.channel, update.take_ranks(1)):
+
+    def __init__(self, transport: Transport, device: str) -> None:
+        self._device, self._receiver = device, None if _is_cuda(device) else RankReceiver(torch.device("cpu"))
+        self._processes: ProcessPoolExecutor | None = None
+        if transport.by_ranks and self._receiver is None:
+            of_rank = _device_of_rank(transport, device)
+            start = multiprocessing.get_context("spawn")
+            self._processes = ProcessPoolExecutor(1, start, initializer=_begin_rank, initargs=(of_rank,))
+
+    def join(self, update: RanksUpdate) -> _Arrived:
+        """Join an update, and return what came.
+
+        Raises:
+            WeightSyncError: the sender left, or a tensor is unknown, misshapen or missing.
+        """
+        update.begin(1)
+        words = update.channel, update.take_ranks(1), update.specs, update.version
+        if self._receiver is not None:
+            tensors, sent = _received(self._receiver, *words)
+        else:
+            assert self._processes is not None, "a transport by ranks"
+            tensors, sent = self._processes.submit(_received_there, *words).result()
+        return _Arrived(update.version, sent, lambda: tensors)
+
+    def close(self) -> None:
+        """End its process."""
+        if self._processes is not None:
+            self._processes.shutdown()
+
+
+#: The rank of this process, where it is that of a `_Rank`.
+_own_rank: list[RankReceiver] = []
+
+
+def _begin_rank(device: str) -> None:
+    _own_rank.append(RankReceiver(torch.device(device)))
+
+
+def _received_there(*words: Any) -> tuple[dict[str, Tensor], Fingerprint]:
+    return _received(_own_rank[0], *words)
+
+
+def _received(
+    rank: RankReceiver, channel: BroadcastChannel, number: int, specs: Mapping[str, Spec], version: str
+) -> tuple[dict[str, Tensor], Fingerprint]:
+    """Return the tensors of an update, in host memory, and the fingerprints that were announced; see `_Rank.join`."""
+    check, tensors, sent = TensorCheck(specs, version=version), dict[str, Tensor](), dict[str, int]()
+    for bucket in rank.buckets(channel, number):
         for entry in bucket.entries:
             check.see(entry.name, entry.shape, entry.dtype)
-            tensors[entry.name], sent[entry.name] = bucket.tensors[entry.name].clone(), entry.fingerprint
+            tensors[entry.name] = bucket.tensors[entry.name].to("cpu", copy=True)
+            sent[entry.name] = entry.fingerprint
     check.end()
-    return _Arrived(update.version, sent, lambda: tensors)
+    return tensors, sent
 
 
 class _Halves:
@@ -136,7 +188,7 @@ class _Halves:
         self._where, self._storage, self._name = where, storage, transport.name
         self._sender = transport.create_sender(asyncio.to_thread)
         self._receiver = transport.create_receiver(storage)
-        self._rank = RankReceiver(_device_of_rank(device))
+        self._rank = _Rank(transport, device)
 
     async def check_arrives(self, version: str, tensors: Mapping[str, Tensor]) -> None:
         """Check that an update is the one that was sent."""
@@ -192,13 +244,17 @@ class _Halves:
             raise error
         return error, _outcome(receiving)
 
+    def close(self) -> None:
+        """End what the rank runs in."""
+        self._rank.close()
+
     async def _arrives(self, plan: TransferPlan) -> _Arrived:
         """Receive an update, as a server whose only rank this is where ranks are to join it."""
         update = await self._receiver.arrive(plan)
         if isinstance(update, StagedUpdate):
             folder = update.folder
             return _Arrived(update.version, update.fingerprint, lambda: dict(StagedTensors(folder).tensors()))
-        return await asyncio.to_thread(_joined, self._rank, update)
+        return await asyncio.to_thread(self._rank.join, update)
 
     def _plan(self, version: str) -> TransferPlan:
         with answering(f"{self._where}: open", "a channel"):
@@ -228,11 +284,15 @@ class _Halves:
         self._storage.drop_folders()
 
 
-def _device_of_rank(device: str) -> torch.device:
-    """Return the device of the rank that joins updates: another GPU than the sender's, as NCCL wants it, or the CPU."""
-    if torch.device(device).type == "cuda" and torch.cuda.device_count() > 1:
-        return torch.device("cuda", 1)
-    return torch.device("cpu")
+def _device_of_rank(transport: Transport, device: str) -> str:
+    """Return the device of the rank that joins updates: a GPU where the transport can have one, or the CPU."""
+    if transport.shares_gpus:
+        return device
+    return "cuda:1" if torch.cuda.device_count() > 1 else "cpu"
+
+
+def _is_cuda(device: str) -> bool:
+    return torch.device(device).type == "cuda"
 
 
 def _outcome[T](task: asyncio.Task[T]) -> T | BaseException | None:

@@ -1,4 +1,4 @@
-"""The process groups of `distributed` and `nccl`: where sender and receivers meet, and how each proves who it is.
+"""The process groups of `distributed`, `nccl` and `cuda-ipc`: where sender and receivers meet, and how each proves who it is.
 
 It is a bare `ProcessGroupGloo` that forms through a TCP store, so that it neither needs nor touches torch's default group. The
 store listens on the channel's host only, and each member on the address by which its machine reaches that one. Whoever reaches
@@ -14,7 +14,8 @@ import json
 import secrets
 import socket
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
@@ -32,10 +33,13 @@ from slime_models.transfer.storage import UpdateStorage, pauses
 dist: Any = torch.distributed
 #: Key that the sender sets when it waits for the receivers.
 SENDER = "sender"
-#: Key that the receiving side sets to how many ranks of servers are to join, once it knows (`nccl`).
+#: Key that the receiving side sets to how many ranks of servers are to join, once it knows (`nccl`, `cuda-ipc`).
 EXPECTED = "expected"
 #: Key that the receiving side sets to call an update off.
 OFF = "off"
+#: Seconds that a connection may take at least: torch asks for the names of both addresses, and a name server that does not answer
+#: takes 5 to 10 s for each.
+_CONNECTING_S = 60.0
 #: Bytes of each member's random challenge; also of the HMAC that answers all of them.
 _PROOF_BYTES = 32
 
@@ -142,7 +146,7 @@ def await_receivers(store: Any, channel: BroadcastChannel, *, version: str) -> l
     """Wait, as the sender, until all receivers are there; returns what each set its key to.
 
     Args:
-        store: the channel's, by `client_of`.
+        store: the channel's, by `view_of`.
         channel: where they meet.
         version: of the update, for messages.
 
@@ -200,15 +204,22 @@ def hear(group: Any) -> Mapping[str, Any]:
 
 
 def client_of(channel: BroadcastChannel) -> Any:
-    """Return a member's view of the store where the group meets, which has the keys of this group alone."""
+    """Return a new connection to the store where the group meets; see `view_of`."""
+    seconds = max(channel.timeout_s, _CONNECTING_S)
     store = dist.TCPStore(
         channel.host,
         channel.port,
         is_master=False,
-        timeout=timedelta(seconds=channel.timeout_s),
+        timeout=timedelta(seconds=seconds),
         wait_for_workers=False,
     )
-    return dist.PrefixStore(channel.key, store)
+    store.set_timeout(timedelta(seconds=channel.timeout_s))
+    return store
+
+
+def view_of(client: Any, channel: BroadcastChannel) -> Any:
+    """Return what a member sees of the store: the keys of its group alone."""
+    return dist.PrefixStore(channel.key, client)
 
 
 def form_group(store: Any, rank: int, channel: BroadcastChannel) -> Any:
@@ -255,3 +266,18 @@ class StrangerError(RuntimeError):
 def receiver_key(rank: int) -> str:
     """Return the key that a receiver sets when it is there."""
     return f"receiver-{rank}"
+
+
+@contextmanager
+def group_errors() -> Iterator[None]:
+    """Raise what a group raises at a receiver as a `SenderLostError`."""
+    try:
+        yield
+    except StrangerError as error:
+        raise SenderLostError(str(error)) from error
+    except RuntimeError as error:
+        raise SenderLostError(f"the sender left or hung during the broadcast: {error}") from error
+
+
+class SenderLostError(WeightSyncError):
+    """The sender of an update left or hung, or is none of this run."""

@@ -10,7 +10,7 @@ from slime_core.plugins.registry import Registry
 from slime_core.protocols import TransferPlan
 from slime_core.weights.sync import Agreement
 
-from slime_models.transfer.ranks_update import RanksUpdate
+from slime_models.transfer.ranks.update import RanksUpdate
 from slime_models.transfer.staging import StagedUpdate
 from slime_models.transfer.storage import UpdateStorage
 from slime_models.transfer.transport import TransportReceiver, transport_of

@@ -47,7 +47,7 @@ class UpdateStorage:
     timeout_s: float
     """Deadline of a broadcast, seconds."""
     host: str = "127.0.0.1"
-    """IPv4 address of this machine at which the transports `distributed` and `nccl` meet."""
+    """IPv4 address of this machine at which the transports `distributed`, `nccl` and `cuda-ipc` meet."""
     has_ranks: bool = False
     """Whether the engine has servers, whose ranks may join the next update."""
     # One thread for all of it: torch keeps a pool of workers for each thread that calls it.

@@ -17,7 +17,7 @@ from slime_core.runtime.daemon_thread import DaemonThread
 from slime_core.weights.sync import Bucket
 
 from slime_models.groups import TRANSPORTS
-from slime_models.transfer.ranks_update import RanksUpdate
+from slime_models.transfer.ranks.update import RanksUpdate
 from slime_models.transfer.staging import StagedUpdate
 from slime_models.transfer.storage import UpdateStorage
 
@@ -85,6 +85,8 @@ class Transport:
     """Whether an update arrives where servers on other hosts have it."""
     by_ranks: bool = False
     """Whether `arrive` returns an update that the ranks of servers join (`RanksUpdate`), not one that is staged."""
+    shares_gpus: bool = False
+    """Of one by ranks: whether a rank may be on the sender's GPU (`--colocate`)."""
 
 
 def transport_of(registry: Registry, plan_name: str, *, version: str) -> Transport:

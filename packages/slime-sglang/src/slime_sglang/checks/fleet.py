@@ -10,7 +10,7 @@ from slime_core.errors import ConfigError, Problem
 from slime_core.plugins.registry import Registry
 from slime_core.runtime.processes.ports import is_local_address
 from slime_core.weights.sync import wanted_transport
-from slime_models.groups import is_by_ranks
+from slime_models.groups import is_by_ranks, shares_gpus
 
 from slime_sglang.http.api_key import read_key
 from slime_sglang.settings.section import FleetSection, SglangSection
@@ -112,15 +112,17 @@ def external_problems(
 
 
 def rank_update_problems(settings: Settings, registry: Registry) -> Iterator[Problem]:
-    """Refuse what does not go with updates that ranks of servers receive themselves."""
-    transport, where = settings.train.update_weight_transport, "train.update_weight_transport"
-    if not is_by_ranks(wanted_transport(settings.train), registry):
-        return
-    if settings.cluster.colocate:
+    """Refuse updates that ranks of servers receive themselves where a rank is on the sender's GPU, and they cannot."""
+    transport = wanted_transport(settings.train)
+    if (
+        settings.cluster.colocate
+        and is_by_ranks(transport, registry)
+        and not shares_gpus(transport, registry)
+    ):
         yield Problem(
-            where,
+            "train.update_weight_transport",
             f"{transport} with colocate",
-            "memory, distributed or disk",
+            "cuda-ipc, memory, distributed or disk",
             "NCCL refuses a group of which two members share a GPU",
         )
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from slime_core.errors import DeadlineError, EngineError, ReceiverLostError
 from slime_core.protocols import Completion, EngineLoad, Fingerprint, SamplingParams, Tokenizer, TransferPlan
-from slime_models.transfer.ranks_update import RanksUpdate
+from slime_models.transfer.ranks.update import RanksUpdate
 from slime_models.transfer.receiver import UpdateReceiver
 
 from slime_sglang.engine import SglangEngine

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from slime_core.errors import DeadlineError, EngineError, ReceiverLostError, WeightSyncError
 from slime_core.weights.sync import check_fingerprints
-from slime_models.transfer.ranks_update import RanksUpdate
+from slime_models.transfer.ranks.update import RanksUpdate
 from slime_models.transfer.staging import StagedUpdate
 
 from slime_sglang.engine import SglangEngine

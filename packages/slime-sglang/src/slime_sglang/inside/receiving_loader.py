@@ -10,9 +10,9 @@ import torch
 from slime_core.errors import WeightSyncError
 from slime_models.transfer.fingerprint import fingerprints_of
 from slime_models.transfer.manifest import Entry, TensorCheck, listed
+from slime_models.transfer.meeting import SenderLostError
+from slime_models.transfer.ranks.receiver import RankReceiver, ReceivedBucket
 from slime_models.transfer.threads import PlainCopies
-from slime_models.transfer.transports.broadcast import SenderLostError
-from slime_models.transfer.transports.nccl import RankReceiver, ReceivedBucket
 from torch import Tensor
 
 from slime_sglang.inside.loader import answer, fingerprints_held, missing, read_request
@@ -42,7 +42,7 @@ def receive(model: Any, named_tensors: Sequence[tuple[str, Tensor]]) -> None:
             loading = _Loading(model, update, request)
         except Exception as problem:
             error = problem
-        for bucket in _receiver_of(model).buckets(update.channel, request.group_rank or 0):
+        for bucket in _receiver_of(model, request).buckets(update.channel, request.group_rank or 0):
             if loading is not None and error is None:
                 try:
                     loading.load(bucket)
@@ -62,10 +62,10 @@ def receive(model: Any, named_tensors: Sequence[tuple[str, Tensor]]) -> None:
     answer(request, result)
 
 
-def _receiver_of(model: Any) -> RankReceiver:
+def _receiver_of(model: Any, request: LoaderRequest) -> RankReceiver:
     receiver: RankReceiver | None = model.__dict__.get(_RECEIVER)
     if receiver is None:
-        receiver = RankReceiver(next(model.parameters()).device)
+        receiver = RankReceiver(next(model.parameters()).device, keeps=request.keeps)
         setattr(model, _RECEIVER, receiver)
     return receiver
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 from slime_core.errors import DeadlineError, EngineError, WeightSyncError
 from slime_core.protocols import Fingerprint
-from slime_models.transfer.ranks_update import RanksUpdate
+from slime_models.transfer.ranks.update import RanksUpdate
 from slime_models.transfer.staging import StagedUpdate
 
 from slime_sglang.weights.description import write_description
@@ -153,6 +153,7 @@ async def _receive(
             rank=rank,
             n_ranks=ranks.count,
             attention_ranks=ranks.attention,
+            keeps=not server.is_external,
             group_rank=first + rank,
         )
         for rank in range(ranks.count)

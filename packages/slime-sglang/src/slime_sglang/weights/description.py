@@ -10,7 +10,7 @@ from pathlib import Path
 from slime_core.errors import WeightSyncError
 from slime_models.tensor_spec import Spec
 from slime_models.transfer.meeting import BroadcastChannel, channel_text, read_channel
-from slime_models.transfer.ranks_update import RanksUpdate
+from slime_models.transfer.ranks.update import RanksUpdate
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,7 +36,7 @@ class LoaderRequest:
     attention_ranks: int | None = None
     """How many of them, in a row, share attention; all when None."""
     keeps: bool = False
-    """Whether the server keeps the update's memory mapped for the next one; for a server that ends with the run."""
+    """Whether the server keeps memory that an update is read from mapped for the next one; for a server that ends with the run."""
     group_rank: int | None = None
     """Which rank of the update's group this one is; None of an update that is staged."""
 

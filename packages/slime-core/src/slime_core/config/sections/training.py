@@ -112,11 +112,11 @@ class TrainSection(SectionModel):
     """What becomes of requests in flight at a weight update, in the loop fully-async: their KV cache is recomputed with the new
     weights, or kept; or they are ended, and continued from their tokens as new requests, which every engine can."""
     update_weight_transport: str | None = None
-    """How weights go to the engine: `memory`, `distributed`, `nccl`, `disk`, or the name of another transport that is installed;
-    the engine's best that the trainer has too when not given."""
+    """How weights go to the engine: `memory`, `distributed`, `nccl`, `cuda-ipc`, `disk`, or the name of another transport that is
+    installed; the engine's best that the trainer has too when not given."""
     update_weight_host: str = "127.0.0.1"
-    """Address of the driver's machine at which `distributed` and `nccl` meet ranks and servers, IPv4: one that their machines
-    reach. Whoever reaches it can read what is sent."""
+    """Address of the driver's machine at which `distributed`, `nccl` and `cuda-ipc` meet ranks and servers, IPv4: one that their
+    machines reach. Whoever reaches it can read what is sent."""
     update_weight_mode: Literal["full", "delta"] = "full"
     """Send all weights, or the changes since the last update: by way of the disk, or of `distributed` where that is the transport."""
     update_weight_disk_dir: str | None = None

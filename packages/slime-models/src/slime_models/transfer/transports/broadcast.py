@@ -27,14 +27,16 @@ from slime_models.transfer.meeting import (
     SENDER,
     BroadcastChannel,
     MeetingPlace,
-    StrangerError,
+    SenderLostError,
     await_receivers,
     broadcast_all,
     client_of,
     form_group,
+    group_errors,
     hear,
     receiver_key,
     tell,
+    view_of,
 )
 from slime_models.transfer.same_host import MemoryAddress, SharedWeights
 from slime_models.transfer.staging import StagedUpdate
@@ -80,7 +82,7 @@ class Broadcast:
             DeadlineError: they did not come in time.
         """
         channel = self._channel
-        store = client_of(channel)
+        store = view_of(client_of(channel), channel)
         store.set(SENDER, "1")
         await_receivers(store, channel, version=self._version)
         try:
@@ -186,7 +188,7 @@ def receive_parts(channel: BroadcastChannel, rank: int) -> Iterator[Part]:
     Raises:
         WeightSyncError: see `receive_broadcast`; also of `Part.receive`.
     """
-    store = client_of(channel)
+    store = view_of(client_of(channel), channel)
     store.set(receiver_key(rank), "1")
     with group_errors():
         group = form_group(store, rank, channel)
@@ -218,27 +220,12 @@ def receiver_errors(version: str) -> Iterator[None]:
         ) from error
 
 
-@contextmanager
-def group_errors() -> Iterator[None]:
-    """Raise what a group raises at a receiver as a `SenderLostError`."""
-    try:
-        yield
-    except StrangerError as error:
-        raise SenderLostError(str(error)) from error
-    except RuntimeError as error:
-        raise SenderLostError(f"the sender left or hung during the broadcast: {error}") from error
-
-
 def _rooms(entries: Iterable[Entry], room: Callable[[str, int], Tensor | None]) -> Iterator[Tensor]:
     """Yield the memory for each tensor that has any bytes."""
     for entry in entries:
         if n_bytes := entry.spec.n_bytes:
             place = room(entry.name, n_bytes)
             yield torch.empty(n_bytes, dtype=torch.uint8) if place is None else place
-
-
-class SenderLostError(WeightSyncError):
-    """The sender of a broadcast left or hung, or is none of this run."""
 
 
 class BroadcastReceiver:

@@ -1,17 +1,16 @@
-"""`RankGroup`: the process group of transport `nccl`, of the sender and all ranks of all servers, which stays from update to update."""
+"""`RankGroup`: the process group of the sender and all ranks of all servers, which stays from update to update."""
 
 from __future__ import annotations
 
 import json
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import torch
-from slime_core.errors import WeightSyncError
 from torch import Tensor
 
 from slime_models.transfer.meeting import (
@@ -25,6 +24,7 @@ from slime_models.transfer.meeting import (
     dist,
     form_group,
     receiver_key,
+    view_of,
 )
 from slime_models.transfer.storage import pauses
 
@@ -38,7 +38,7 @@ class RankGroup:
     """One member's side of a group: announcements by gloo, weights by gloo or NCCL.
 
     Args:
-        store: where it forms, by `client_of`; holds `_BACKEND`.
+        client: connection to the store where it forms, which holds `_BACKEND` for it. It stays for later updates.
         rank: 0 for the sender.
         channel: of the update that it forms for.
         device: of this member's weights.
@@ -47,11 +47,12 @@ class RankGroup:
         StrangerError: a member does not know the secret.
     """
 
-    def __init__(self, store: Any, rank: int, channel: BroadcastChannel, device: torch.device) -> None:
+    def __init__(self, client: Any, rank: int, channel: BroadcastChannel, device: torch.device) -> None:
+        self._client, self._address = client, (channel.host, channel.port)
+        store = view_of(client, channel)
         self.key, self.size = channel.key, channel.n_receivers + 1
         """Which group it is, and how many members it has."""
-        self.store, self._timeout_s = store, channel.timeout_s
-        """Where those of the present update meet."""
+        self._store, self._timeout_s = store, channel.timeout_s
         self.told: Any = form_group(store, rank, channel)
         is_nccl = store.get(_BACKEND) == b"nccl"
         self._nccl: Any = _nccl_group(store, rank, channel) if is_nccl else None
@@ -62,6 +63,14 @@ class RankGroup:
         """Begin to broadcast a tensor of `device` from rank 0; returns what `wait` waits for."""
         return (self.told if self._nccl is None else self._nccl).broadcast(flat, 0)
 
+    def meet(self) -> None:
+        """Wait until all members call this.
+
+        Raises:
+            RuntimeError: a member left or hung.
+        """
+        self.told.barrier().wait()
+
     def wait(self, work: Any) -> None:
         """Wait until a broadcast is over. NCCL itself would not notice a member that is lost.
 
@@ -70,8 +79,18 @@ class RankGroup:
             RuntimeError: a member left or hung.
         """
         if self._nccl is not None:
-            await_work(work, self.store, timeout_s=self._timeout_s)
+            await_work(work, self._store, timeout_s=self._timeout_s)
         work.wait()
+
+    def client_for(self, channel: BroadcastChannel) -> Any:
+        """Return a connection to an update's store: the one that is there, or a new one."""
+        return self._client if self._address == (channel.host, channel.port) else client_of(channel)
+
+    def go_on(self, client: Any, channel: BroadcastChannel) -> RankGroup:
+        """Serve another update, whose members meet where `client` is connected to; returns this."""
+        self._client, self._address = client, (channel.host, channel.port)
+        self._store = view_of(client, channel)
+        return self
 
     def close(self) -> None:
         """Leave the group: its connections close, once nobody holds a broadcast of it any more."""
@@ -110,16 +129,28 @@ def forget_frames(error: BaseException) -> None:
         each = each.__cause__ or each.__context__
 
 
-def group_of_sender(before: RankGroup | None, channel: BroadcastChannel, device: torch.device) -> RankGroup:
+def group_of_sender(
+    before: RankGroup | None,
+    channel: BroadcastChannel,
+    device: torch.device,
+    backend: Callable[[Sequence[str]], str],
+) -> RankGroup:
     """Return the group of an update as its sender: the one before, where its ranks are those of the update, or a new one.
 
+    Args:
+        before: that of the update before.
+        channel: of the update.
+        device: of the sender's weights.
+        backend: returns the library that carries weights between members with such devices, the sender's first: `nccl` or `gloo`.
+
     Raises:
-        WeightSyncError: two members share a GPU.
+        WeightSyncError: `backend` refuses the devices.
         CalledOffError: the receiving side called the update off.
         AbsentError: the ranks did not come in time.
         StrangerError: a member does not know the secret.
     """
-    store = client_of(channel)
+    client = client_of(channel) if before is None else before.client_for(channel)
+    store = view_of(client, channel)
     store.set(SENDER, "1")
     patience_s = _MEETING * channel.timeout_s
     (count,) = await_keys(store, [EXPECTED], timeout_s=patience_s)
@@ -128,49 +159,32 @@ def group_of_sender(before: RankGroup | None, channel: BroadcastChannel, device:
     there = [json.loads(text) for text in await_keys(store, keys, timeout_s=patience_s)]
     if before is not None:
         if before.size == len(there) + 1 and all(each["group"] == before.key for each in there):
-            before.store = store
             store.set(_GROUP, before.key)
-            return before
+            return before.go_on(client, channel)
         before.close()
-    store.set(_BACKEND, _backend([_device_name(device), *(each["device"] for each in there)]))
+    store.set(_BACKEND, backend([_device_name(device), *(each["device"] for each in there)]))
     store.set(_GROUP, channel.key)
-    return RankGroup(store, 0, channel, device)
+    return RankGroup(client, 0, channel, device)
 
 
 def group_of_rank(
     before: RankGroup | None, channel: BroadcastChannel, rank: int, device: torch.device
 ) -> RankGroup:
     """Return the group of an update as a rank of a server; see `group_of_sender`, whose errors it raises, too."""
-    store, held = client_of(channel), None if before is None else before.key
+    client = client_of(channel) if before is None else before.client_for(channel)
+    store, held = view_of(client, channel), None if before is None else before.key
     store.set(receiver_key(rank), json.dumps({"group": held, "device": _device_name(device)}))
     (key,) = await_keys(store, [_GROUP], timeout_s=channel.timeout_s)
     if before is not None:
         if key == before.key:
-            before.store = store
-            return before
+            return before.go_on(client, channel)
         before.close()
-    return RankGroup(store, rank, channel, device)
+    return RankGroup(client, rank, channel, device)
 
 
 def _device_name(device: torch.device) -> str:
     """Return what tells this device from those of other members: `cpu`, or the GPU's own number."""
     return "cpu" if device.type == "cpu" else f"cuda {torch.cuda.get_device_properties(device).uuid}"
-
-
-def _backend(names: Sequence[str]) -> str:
-    """Return the library that carries weights between members with such devices, that of the sender first.
-
-    Raises:
-        WeightSyncError: NCCL would have to carry them, and two members are on one GPU.
-    """
-    if any(name == "cpu" for name in names):
-        return "gloo"
-    if len(set(names)) < len(names):
-        raise WeightSyncError(
-            "transport nccl: two members of its group are on one GPU, which NCCL refuses; give servers GPUs of their own, "
-            "or --update-weight-transport memory"
-        )
-    return "nccl"
 
 
 def _nccl_group(store: Any, rank: int, channel: BroadcastChannel) -> Any:

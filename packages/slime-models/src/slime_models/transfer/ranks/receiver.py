@@ -1,0 +1,111 @@
+"""`RankReceiver`: one rank of a server, which receives updates bucket by bucket."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slime_models.transfer.manifest import Entry, entry_of
+from slime_models.transfer.meeting import BroadcastChannel, group_errors, hear
+from slime_models.transfer.ranks.group import RankGroup, forget_frames, group_of_rank
+from slime_models.transfer.ranks.shared_buffer import OpenedBuffers
+
+#: In an announcement: where a bucket lies that the rank reads from the sender's memory; without it the bucket is broadcast.
+BUFFER = "buffer"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReceivedBucket:
+    """A bucket at a rank of a server."""
+
+    version: str
+    entries: Sequence[Entry]
+    tensors: Mapping[str, Tensor]
+    """By name, in the order of the entries; valid until the next bucket is asked for."""
+
+
+class RankReceiver:
+    """One rank of a server, for all of its updates.
+
+    Args:
+        device: of its weights.
+        keeps: whether host memory of the sender's stays mapped from update to update, for a server that ends with the run.
+    """
+
+    def __init__(self, device: torch.device, *, keeps: bool = False) -> None:
+        self._device = device
+        self._group: RankGroup | None = None
+        self._flats = [torch.empty(0, dtype=torch.uint8)] * 2
+        self._opened = OpenedBuffers(device, keeps=keeps)
+
+    def buckets(self, channel: BroadcastChannel, rank: int) -> Iterator[ReceivedBucket]:
+        """Join an update as a rank of its group, and yield its buckets; the next one arrives while the caller has one.
+
+        Raises:
+            WeightSyncError: the sender left or hung, does not know the channel's secret, or has memory that is out of reach. The
+                group is left then.
+        """
+        try:
+            with group_errors():
+                self._group = group = group_of_rank(self._group, channel, rank, self._device)
+            if first := _heard(group):
+                read = self._shared if BUFFER in first else self._broadcast
+                yield from read(group, first, rank)
+        except BaseException as error:
+            left, self._group = self._group, None
+            if left is not None:
+                left.close()
+            forget_frames(error)
+            raise
+        finally:
+            self._flats = [torch.empty(0, dtype=torch.uint8)] * 2
+            self._opened.end()
+
+    def _broadcast(self, group: RankGroup, first: Mapping[str, Any], _rank: int) -> Iterator[ReceivedBucket]:
+        """Yield buckets that are broadcast: one arrives in a buffer while the caller has what is in the other."""
+        message, before, number = first, None, 0
+        while message:
+            with group_errors():
+                flat = self._flat_of(number % 2, message["n_bytes"], group.device)
+                arriving = group.broadcast(flat)
+            if before is not None:
+                yield before
+            with group_errors():
+                group.wait(arriving)
+            del arriving  # it holds the connections, too
+            before = _bucket(message, flat)
+            number += 1
+            message = _heard(group)
+        if before is not None:
+            yield before
+
+    def _shared(self, group: RankGroup, first: Mapping[str, Any], rank: int) -> Iterator[ReceivedBucket]:
+        """Yield buckets that lie in the sender's memory: it fills one buffer while the caller has what is in the other."""
+        message = first
+        while message:
+            yield _bucket(message, self._opened.flat(message[BUFFER], rank, message["n_bytes"]))
+            if self._device.type == "cuda":  # what reads the bucket is queued
+                torch.cuda.current_stream(self._device).synchronize()
+            message = _heard(group)
+            with group_errors():
+                group.meet()
+
+    def _flat_of(self, number: int, n_bytes: int, device: torch.device) -> Tensor:
+        if self._flats[number].numel() < n_bytes:
+            self._flats[number] = torch.empty(n_bytes, dtype=torch.uint8, device=device)
+        return self._flats[number][:n_bytes]
+
+
+def _heard(group: RankGroup) -> Mapping[str, Any]:
+    with group_errors():
+        return hear(group.told)
+
+
+def _bucket(message: Mapping[str, Any], flat: Tensor) -> ReceivedBucket:
+    entries = [entry_of(values) for values in message["entries"]]
+    tensors = {entry.name: entry.spec.view(flat, entry.offset) for entry in entries}
+    return ReceivedBucket(version=message["version"], entries=entries, tensors=tensors)

@@ -1,0 +1,160 @@
+"""`SendingToRanks`: an update on its way to every rank of every server, bucket by bucket, by a `Carrier` of the transport's own."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from typing import Any, Protocol
+
+import torch
+from slime_core.errors import WeightSyncError
+from slime_core.protocols import Fingerprint, TransferPlan
+from slime_core.weights.sync import Bucket
+from torch import Tensor
+
+from slime_models.transfer.manifest import Entry, aligned, bytes_of, entries_of
+from slime_models.transfer.meeting import BroadcastChannel, StrangerError, tell
+from slime_models.transfer.ranks.group import RankGroup, forget_frames, group_of_sender
+from slime_models.transfer.threads import copy_all
+
+logger = logging.getLogger(__name__)
+
+
+class Carrier(Protocol):
+    """Brings the buckets of one update from the sender to the ranks of a group."""
+
+    def room(self, n_bytes: int, device: torch.device) -> Tensor:
+        """Return memory for the next bucket, of tensors on this device: [n_bytes] uint8."""
+
+    def told(self) -> Mapping[str, Any]:
+        """Return what else the ranks are told of the bucket that `room` has got, in JSON's types."""
+
+    def carry(self, flat: Tensor) -> None:
+        """Bring this bucket to the ranks, which have been told of it."""
+
+    def end(self) -> None:
+        """Wait for what is left to do, after ranks have been told that no more buckets come."""
+
+    def close(self) -> None:
+        """Free what is not kept for the next update, also after an error."""
+
+
+class SendingToRanks:
+    """One update, being sent. A context manager; `BlockingUpdate`. Where a receiver is lost, the rest is taken and not sent.
+
+    Args:
+        plan: of the update.
+        groups: the sender's, with at most one in it: that of the last update.
+        carrier: makes what carries the buckets, of the group.
+        backend: library that carries weights between members of a group with such devices (`RankGroup`).
+    """
+
+    def __init__(
+        self,
+        plan: TransferPlan,
+        groups: list[RankGroup],
+        *,
+        carrier: Callable[[RankGroup], Carrier],
+        backend: Callable[[Sequence[str]], str],
+    ) -> None:
+        self._channel: BroadcastChannel = plan.channel
+        self._version, self._groups = plan.version, groups
+        self._make_carrier, self._backend = carrier, backend
+        self._group: RankGroup | None = None
+        self._carrier: Carrier | None = None
+        self._is_broken = False
+
+    def __enter__(self) -> SendingToRanks:
+        """Begin; the first bucket says so to the other side, so that servers are paused no earlier."""
+        return self
+
+    def put(self, bucket: Bucket, fingerprints: Fingerprint) -> int:
+        """Announce a bucket and carry it as one flat tensor; returns 0 where a receiver is lost.
+
+        Raises:
+            WeightSyncError: a member does not know the secret, or the transport cannot reach its device.
+        """
+        device = bucket[0][1].device if bucket else torch.device("cpu")
+        if not bucket or not self._join(device):
+            return 0
+        assert self._group is not None and self._carrier is not None
+        entries, n_bytes = _placed(entries_of(bucket, fingerprints))
+        flat = self._carrier.room(n_bytes, device)
+        copy_all(
+            [
+                (entry.spec.view(flat, entry.offset), tensor)
+                for entry, (_, tensor) in zip(entries, bucket, strict=True)
+                if entry.n_bytes
+            ]
+        )
+        told = {"version": self._version, "n_bytes": n_bytes, **self._carrier.told()}
+        with self._breaking():
+            tell(self._group.told, told | {"entries": [asdict(entry) for entry in entries]})
+            self._carrier.carry(flat)
+        return 0 if self._is_broken else bytes_of(bucket)
+
+    def end(self) -> None:
+        """Say that there are no more buckets."""
+        if self._join(torch.device("cpu")):
+            assert self._group is not None and self._carrier is not None
+            with self._breaking():
+                tell(self._group.told, {})
+                self._carrier.end()
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        """Leave the update; after an error also the group, whose other members fail then."""
+        self._group = None
+        if self._carrier is not None:
+            self._carrier.close()
+        if kind is not None:
+            self._leave()
+
+    def _join(self, device: torch.device) -> bool:
+        """Join the group, which is formed with the first bucket, so that servers are paused no earlier; False once it is broken."""
+        if self._group is None and not self._is_broken:
+            before = self._groups.pop() if self._groups else None
+            with self._breaking():
+                self._group = group_of_sender(before, self._channel, device, self._backend)
+                self._groups.append(self._group)
+                self._carrier = self._make_carrier(self._group)
+        return self._group is not None
+
+    @contextmanager
+    def _breaking(self) -> Iterator[None]:
+        """Leave the group where it fails within the context, and go on without it: the receiving side knows why.
+
+        Raises:
+            WeightSyncError: it is no failure of a receiver.
+        """
+        try:
+            yield
+        except StrangerError as error:
+            raise WeightSyncError(f"update to version {self._version}: {error}") from error
+        except WeightSyncError:
+            raise
+        except RuntimeError as error:
+            logger.warning(
+                "update to version %s: a receiver left or hung, and the rest is not sent: %s",
+                self._version,
+                error,
+            )
+            self._leave()
+            forget_frames(error)
+
+    def _leave(self) -> None:
+        """Leave the group, whose other members fail then, if they have not yet."""
+        self._group, self._is_broken = None, True
+        while self._groups:
+            self._groups.pop().close()
+
+
+def _placed(entries: Sequence[Entry]) -> tuple[list[Entry], int]:
+    """Return the entries with their places in a flat tensor, and its number of bytes."""
+    placed, end = list[Entry](), 0
+    for entry in entries:
+        n_bytes = entry.spec.n_bytes
+        placed.append(replace(entry, offset=end, n_bytes=n_bytes))
+        end = aligned(end + n_bytes)
+    return placed, end
