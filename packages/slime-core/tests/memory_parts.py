@@ -28,6 +28,10 @@ def _trained(question):
     ]
 
 
+def _leaving(question):
+    return [replace(each, stays=(), updated=("weights",)) for each in _trained(question)]
+
+
 def _in_stages(question):
     (found,) = _trained(question)
     return [replace(found, who=f"stage {stage}", ranks=found.ranks // 2) for stage in range(2)]
@@ -55,7 +59,7 @@ def _smaller(question):
 def _served(question):
     parts = {"weights": 50 * MIB, "KV cache": question.settings.rollout.rollout_batch_size * MIB}
     first = question.settings.rollout.max_staleness or 0
-    return [MemoryEstimate(who="engine", parts=parts, first_device=first)]
+    return [MemoryEstimate(who="engine", parts=parts, first_device=first, updated=("weights",))]
 
 
 def _filling(question):
@@ -73,6 +77,7 @@ def _none(build):
 
 
 trainer = TrainerFactory(_none, memory=_trained, remedies=_smaller)
+leaving_trainer = TrainerFactory(_none, memory=_leaving)
 staged_trainer = TrainerFactory(_none, memory=_in_stages, remedies=_smaller)
 engine = EngineFactory(_none, memory=_served, remedies=_fewer)
 filling_engine = EngineFactory(_none, memory=_filling, remedies=_fewer)

@@ -175,7 +175,12 @@ def test_offload_gives_up_masters_moments_and_gradients_and_onload_brings_them_b
         n = sum(parameter.numel() for parameter in learner.model.parameters())
         assert held is not None and left is not None
         assert held - left >= 0.95 * 16 * n  # float32: master, two moments, gradient
+        learner.offload_weights()
+        without = bytes_in_use(device)
+        assert without is not None and left - without >= 0.95 * 2 * n
+        learner.onload_weights()
     assert_same(sent(learner), weights)
+    learner.offload_weights()
     learner.onload()
     assert_same(state_of(learner), before)
     goes_on = learner.train(make_batch(seed=1))

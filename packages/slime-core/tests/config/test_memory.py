@@ -15,7 +15,10 @@ pytestmark = pytest.mark.usefixtures("memory_parts")
 MIB = 2**20
 
 
-TRAINS, GENERATES = (f"the GPU of trainer and engine while it {what}" for what in ("trains", "generates"))
+TRAINS, GENERATES, UPDATED = (
+    f"the GPU of trainer and engine while {what}"
+    for what in ("it trains", "it generates", "weights are updated")
+)
 
 
 def predicted(
@@ -76,8 +79,20 @@ def test_an_engine_is_beside_the_stage_whose_gpu_it_has(gpu, beside, alone):
 
 def test_what_is_offloaded_leaves_what_stays():
     """The trainer's weights are there while it generates; nothing of the engine is while it trains."""
-    assert uses(predicted("--colocate", memory=None)) == {TRAINS: 500, GENERATES: 100 + 150}
+    assert uses(predicted("--colocate", memory=None)) == {
+        TRAINS: 500,
+        UPDATED: 100 + 50,
+        GENERATES: 100 + 150,
+    }
     assert uses(predicted("--offload-rollout", memory=None)) == {TRAINS: 500, GENERATES: 100 + 150}
+
+
+def test_weights_that_leave_are_there_at_an_update():
+    leaving = {"trainer": "memory_parts:leaving_trainer", "memory": None}
+    assert uses(predicted("--colocate", **leaving)) == {TRAINS: 500, UPDATED: 100 + 50, GENERATES: 150}
+    assert uses(predicted("--offload-train", **leaving)) == {TRAINS: 650, GENERATES: 100 + 150}
+    filling = predicted("--colocate", **leaving | {"memory": 1000}, engine="memory_parts:filling_engine")
+    assert uses(filling)[GENERATES] == 500  # half of all
 
 
 def test_an_engine_fills_its_share_of_what_is_free_when_it_starts():
@@ -85,7 +100,7 @@ def test_an_engine_fills_its_share_of_what_is_free_when_it_starts():
     found = predicted(memory=1000, engine="memory_parts:filling_engine")
     assert uses(found) == {TRAINS: 500 + 450, GENERATES: 100 + 450}
     found = predicted("--colocate", memory=1000, engine="memory_parts:filling_engine")
-    assert uses(found) == {TRAINS: 500, GENERATES: 100 + 450}
+    assert uses(found) == {TRAINS: 500, UPDATED: 150, GENERATES: 100 + 450}
 
 
 def test_an_engine_whose_share_is_too_small_for_it_does_not_fit():

@@ -165,8 +165,16 @@ class MegatronTrainer:
         """Move the optimizer's state to the host and free the gradients; the weights stay for sending."""
         await self._on_thread(self._started.offload)
 
+    async def offload_weights(self) -> None:
+        """Move the weights to the host, too."""
+        await self._on_thread(self._policy.offload_weights)
+
+    async def onload_weights(self) -> None:
+        """Move the weights back to the device, so that they can be sent."""
+        await self._on_thread(self._policy.onload_weights)
+
     async def onload(self) -> None:
-        """Undo `offload`."""
+        """Undo `offload` and `offload_weights`."""
         await self._on_thread(self._started.onload)
 
     async def close(self) -> None:

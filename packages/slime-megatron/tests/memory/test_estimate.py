@@ -174,8 +174,10 @@ def test_weights_of_a_reference_of_its_own_are_those_that_are_predicted(
 
 def test_what_is_offloaded_and_copied_is_in_the_hosts_memory(question):
     (found,) = trainer_memory(question("--colocate", "--async-save", "--save-interval", "1"))
-    assert found.host == {"copy for saving": (2 + 12) * 2104, "offloaded optimizer": 12 * 2104}
-    assert found.offloaded == found.parts[WEIGHTS] + found.parts[CONTEXT]
+    host = {"copy for saving": (2 + 12) * 2104, "offloaded optimizer": 12 * 2104}
+    assert found.host == host | {"offloaded weights": 2 * 2104}
+    assert found.offloaded == found.parts[CONTEXT]
+    assert found.updating == found.parts[WEIGHTS] + found.parts[CONTEXT]
 
 
 def test_nothing_is_predicted_under_flags_of_megatron_that_change_sizes(question):

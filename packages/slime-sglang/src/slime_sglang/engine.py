@@ -244,7 +244,7 @@ class SglangEngine:
         await self._memory.release()
 
     async def onload(self) -> None:
-        """Take the memory of the weights back, which are undefined until the next update; that of the KV cache follows them."""
+        """Take the memory of the weights back, which are undefined until the next update; that of the KV cache follows the next request."""
         await self._memory.take_for_weights()
         self._is_paused = False
 
@@ -368,9 +368,8 @@ class SglangEngine:
         return await load_update(self, update, ranks=self._ranks, answers=folder)
 
     async def loaded(self, version: str) -> None:
-        """Say that the server has loaded an update; it is still paused."""
+        """Say that the paused server has loaded an update. Its KV cache comes back with a request: a trainer may have weights there."""
         self.weight_version, self.is_held = version, False
-        await self._memory.take_all()
 
     async def _is_ready(self) -> bool:
         assert self._client is not None

@@ -152,6 +152,14 @@ class RayTrainer:
         """Free device memory, on every rank but those of other roles' own, whose GPUs nobody shares."""
         await self._started.ask("call", "offload", role="policy")
 
+    async def offload_weights(self) -> None:
+        """Free the device memory of weights, too, on those ranks."""
+        await self._started.ask("call", "offload_weights", role="policy")
+
+    async def onload_weights(self) -> None:
+        """Take that of the weights back, on those ranks."""
+        await self._started.ask("call", "onload_weights", role="policy")
+
     async def onload(self) -> None:
         """Take device memory back, on those ranks."""
         await self._started.ask("call", "onload", role="policy")

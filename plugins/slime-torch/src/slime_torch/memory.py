@@ -59,7 +59,11 @@ def engine_memory(question: MemoryQuestion) -> Sequence[MemoryEstimate]:
     is_moved = settings.cluster.offloads_rollout and device.type == "cuda"
     host = {"offloaded weights": weights} if is_moved else {}
     stays = () if device.type == "cuda" else ("weights",)
-    return [MemoryEstimate(who="engine torch", parts=parts, host=host, passing=(_WORKING,), stays=stays)]
+    return [
+        MemoryEstimate(
+            who="engine torch", parts=parts, host=host, passing=(_WORKING,), stays=stays, updated=("weights",)
+        )
+    ]
 
 
 def engine_remedies(question: MemoryQuestion) -> Sequence[Remedy]:

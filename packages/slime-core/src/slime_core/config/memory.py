@@ -98,6 +98,8 @@ class MemoryPrediction:
         """Yield what is on a GPU that both have, while either computes."""
         cluster = self.question.settings.cluster
         resting = self._while_other_computes(trainer, offloads=cluster.offloads_train)
+        if cluster.offloads_train and not cluster.offloads_rollout:
+            resting = trainer.updating  # weights stay where they are
         # The engine starts when the trainer waits, and before that has computed anything.
         taken = self._taken(engine, beside=min(resting, trainer.resting))
         waiting = engine.offloaded if cluster.offloads_rollout else taken
@@ -105,6 +107,9 @@ class MemoryPrediction:
             waiting = self._while_other_computes(engine, offloads=False)
         where = f"the GPU of {trainer.who} and {engine.who}"
         yield DeviceUse(where=f"{where} while it trains", used_bytes=trainer.total + waiting)
+        if cluster.offloads_train and cluster.offloads_rollout:
+            both = trainer.updating + engine.updating
+            yield DeviceUse(where=f"{where} while weights are updated", used_bytes=both)
         yield DeviceUse(where=f"{where} while it generates", used_bytes=resting + taken)
 
     def _while_other_computes(self, estimate: MemoryEstimate, *, offloads: bool) -> int:

@@ -33,7 +33,7 @@ from slime_core.protocols.pools import Columns, PooledTrainer, Role
 from slime_core.protocols.rewards import GroupRewardFn, RewardFn, RewardTransform
 from slime_core.protocols.rollout import EvalFn, GenerateContext, GenerateFn, GroupFilter, WeakReason
 from slime_core.protocols.tokenizer import Tokenizer
-from slime_core.protocols.trainer import Metrics, Trainer
+from slime_core.protocols.trainer import Metrics, OffloadsWeights, Trainer
 from slime_core.protocols.transfer import Fingerprint, TransferPlan
 
 __all__ = [
@@ -62,6 +62,7 @@ __all__ = [
     "Metrics",
     "Needs",
     "Observation",
+    "OffloadsWeights",
     "Place",
     "PooledTrainer",
     "Reducer",

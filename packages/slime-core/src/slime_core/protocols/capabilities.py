@@ -45,6 +45,8 @@ class TrainerCapabilities:
     """Roles whose ranks may be a pool of their own; it is a `PooledTrainer` if there are some."""
     phases: bool = False
     """Whether `phases` says what `train` did and when."""
+    offloads_weights: bool = False
+    """Whether it has the methods `offload_weights` and `onload_weights` (`OffloadsWeights`)."""
 
     def takes(self, transport: str) -> bool:
         """Return whether it sends weights by a transport, if that is installed."""

@@ -32,7 +32,9 @@ class MemoryEstimate:
     passing: Collection[str] = ()
     """Names of those parts that are there only while it computes."""
     stays: Collection[str] = ()
-    """Names of those parts that are still on the device after `offload`."""
+    """Names of those parts that are still on the device after it has offloaded all it can."""
+    updated: Collection[str] = ()
+    """Names of those that are there besides during an update, where both have offloaded: the weights that are sent or received."""
     fills: float | None = None
     """Share of what is free on its GPU when it starts that it takes, above what `parts` need; None where it takes no share, or
     which is not known."""
@@ -51,8 +53,13 @@ class MemoryEstimate:
 
     @property
     def offloaded(self) -> int:
-        """Bytes on the device of each after `offload`."""
+        """Bytes on the device of each after it has offloaded all it can."""
         return sum(size for name, size in self.parts.items() if name in self.stays)
+
+    @property
+    def updating(self) -> int:
+        """Bytes on the device of each during an update, where it has offloaded all else."""
+        return sum(size for name, size in self.parts.items() if name in self.stays or name in self.updated)
 
     @property
     def host_total(self) -> int:

@@ -76,7 +76,17 @@ class Trainer(Protocol):
         """Release device memory of everything but the weights; `send` still works."""
 
     async def onload(self) -> None:
-        """Move the state back to the device."""
+        """Move all that was released back to the device."""
 
     async def close(self) -> None:
         """Free everything. May be called twice."""
+
+
+class OffloadsWeights(Protocol):
+    """What a trainer whose capabilities have `offloads_weights` does besides. Both come between `offload` and `onload`."""
+
+    async def offload_weights(self) -> None:
+        """Release the device memory of the weights, too; nothing is sent until they are back."""
+
+    async def onload_weights(self) -> None:
+        """Move the weights alone back to the device, so that `send` works."""

@@ -203,7 +203,7 @@ class Run(GeneratingHalf):
             self.dispatcher.weights_arrived(version)
             return
         self.report("sync", 0, 1)
-        await self.devices.for_engine()
+        await self.devices.for_update()
         section = self.settings.train
         ends = section.update_weights_in_flight == "continue"
         with self._held("update_weights"):
@@ -379,13 +379,16 @@ class Run(GeneratingHalf):
 
     async def supplied[T](self, work: Awaitable[T]) -> T:
         """Await generation while the trainer is free: weights go to servers that came back without any."""
+        if not self.devices.trainer_has_weights:
+            return await work  # they come with the next update
         version = max(self._version, self.trained_step)
         return await supplied(work, self.engine, version=version, send=lambda: self._send_weights(version))
 
     async def ready_engine(self) -> None:
         """Let the engine generate, with the weights that it had last."""
-        if not await self.devices.for_engine():
+        if not self.devices.engine_has_weights:
             await self._send_weights(self._version)
+        await self.devices.for_engine()
 
 
 def _due(step: int, interval: int | None, *, last: bool) -> bool:

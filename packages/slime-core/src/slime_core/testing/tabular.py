@@ -190,7 +190,7 @@ class TabularTrainer:
     It begins with the table of the model's folder, if there is one.
     """
 
-    capabilities = TrainerCapabilities(transports=("memory",), background_save=True)
+    capabilities = TrainerCapabilities(transports=("memory",), background_save=True, offloads_weights=True)
 
     def __init__(
         self,
@@ -205,7 +205,7 @@ class TabularTrainer:
         self._model = model
         self._estimator, self._loss, self._lr, self._needs = estimator, loss, lr, needs
         self._writing: asyncio.Future[None] | None = None
-        self._is_away = False
+        self._is_away = self._weights_are_away = False
 
     async def start(self) -> None:
         """Read the model's table."""
@@ -257,6 +257,8 @@ class TabularTrainer:
 
     async def send(self, plan: TransferPlan) -> Fingerprint:
         """Send the table in one bucket."""
+        if self._weights_are_away:
+            raise TrainerError("tabular trainer: weights offloaded; wanted onload_weights first")
         await plan.channel.put([("table", self.table)])
         await plan.channel.end()
         return fingerprint(self.table)
@@ -298,9 +300,19 @@ class TabularTrainer:
         """Offload: until `onload` the table can be sent, but neither trained nor saved."""
         self._is_away = True
 
+    async def offload_weights(self) -> None:
+        """Offload the table, too: it cannot be sent."""
+        if not self._is_away:
+            raise TrainerError("tabular trainer: wanted offload first")
+        self._weights_are_away = True
+
+    async def onload_weights(self) -> None:
+        """Undo `offload_weights`."""
+        self._weights_are_away = False
+
     async def onload(self) -> None:
-        """Undo `offload`."""
-        self._is_away = False
+        """Undo both."""
+        self._is_away = self._weights_are_away = False
 
     def _check_here(self) -> None:
         if self._is_away:

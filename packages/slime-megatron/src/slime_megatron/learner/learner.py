@@ -249,8 +249,18 @@ class Learner:
         if self._critic is not None:
             self._critic.trained.offload()
 
+    def offload_weights(self) -> None:
+        """Move the weights to the host. Nothing to do on a CPU."""
+        self._policy.offload_weights()
+        if self._critic is not None:
+            self._critic.trained.offload_weights()
+
+    def onload_weights(self) -> None:
+        """Move the policy's weights back; a critic's are not sent."""
+        self._policy.onload_weights()
+
     def onload(self) -> None:
-        """Undo `offload`."""
+        """Undo `offload` and `offload_weights`."""
         self._policy.onload()
         if self._critic is not None:
             self._critic.trained.onload()

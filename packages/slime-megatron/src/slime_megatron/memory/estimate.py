@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from slime_models.family.family import ModelFamily
 
 _FLOAT32 = 4
-#: Weights, gradients and optimizer of the policy and of a critic; the first is what `offload` leaves on the device.
+#: Weights, gradients and optimizer of the policy and of a critic; the first is on the device during updates, too.
 WEIGHTS, GRADIENTS, OPTIMIZER = "weights", "gradients", "optimizer"
 #: What the micro-batches in flight keep, and what the largest step of a backward pass has beside it.
 ACTIVATIONS, WORKING = "activations", "working memory"
@@ -212,9 +212,11 @@ def _as_estimates(
             estimates[-1] = dataclasses.replace(last, who=several, ranks=last.ranks + each)
             continue
         one = f"{who}, pipeline stage {stage}" if layout.pipeline > 1 else who
-        stays = (WEIGHTS, CONTEXT) if CONTEXT in values["parts"] else (WEIGHTS, GRADIENTS, OPTIMIZER)
+        stays = (CONTEXT,) if CONTEXT in values["parts"] else (WEIGHTS, GRADIENTS, OPTIMIZER)
         passing = (ACTIVATIONS, WORKING)
-        estimates.append(MemoryEstimate(who=one, ranks=each, stays=stays, passing=passing, **values))
+        estimates.append(
+            MemoryEstimate(who=one, ranks=each, stays=stays, updated=(WEIGHTS,), passing=passing, **values)
+        )
     return estimates
 
 
@@ -305,4 +307,6 @@ def _host(
         found["copy for saving"] = weights + parts[OPTIMIZER]
     if settings.cluster.offloads_train and question.device.kind == "cuda":
         found["offloaded optimizer"] = parts[OPTIMIZER]
+        if settings.cluster.offloads_rollout:
+            found["offloaded weights"] = weights
     return found

@@ -18,7 +18,13 @@ from slime_megatron.batch.micro_batch import MicroBatch, MicroBatches
 from slime_megatron.model.gpt import wrap_for_gradients
 from slime_megatron.model.mtp import share_embedding
 from slime_megatron.model.router import reset_loads, routers_of, take_losses, update_biases, updates_bias
-from slime_megatron.optim.offload import to_device, to_host
+from slime_megatron.optim.offload import (
+    OffloadedStorage,
+    to_device,
+    to_host,
+    weights_to_device,
+    weights_to_host,
+)
 from slime_megatron.optim.optimizer import (
     build_optimizer,
     build_scheduler,
@@ -73,6 +79,7 @@ class TrainedModel:
         self._world, self._times = world, times
         self._n_mtp_layers = n_mtp_layers
         self._offloaded: list[Tensor] = []
+        self._offloaded_weights: list[OffloadedStorage] = []
 
     def forward(self, steps: Sequence[MicroBatches], like: Tensor, output: Callable[[Any], Tensor]) -> Tensor:
         """Return numbers for each response token of the batch, without gradient; see `Passes.forward`."""
@@ -135,8 +142,19 @@ class TrainedModel:
             self._offloaded = to_host(self.optimizer, self.model)
             self.model.offload_grad_buffers()
 
+    def offload_weights(self) -> None:
+        """Move weights and buffers to the host. Nothing to do on a CPU, or where they are there."""
+        if torch.cuda.is_available() and not self._offloaded_weights:
+            self._offloaded_weights = weights_to_host(self.model.module, device())
+
+    def onload_weights(self) -> None:
+        """Undo `offload_weights`."""
+        weights_to_device(self._offloaded_weights)
+        self._offloaded_weights = []
+
     def onload(self) -> None:
-        """Undo `offload`."""
+        """Undo `offload` and `offload_weights`."""
+        self.onload_weights()
         if torch.cuda.is_available():
             self.model.restore_grad_buffers()
             to_device(self._offloaded)

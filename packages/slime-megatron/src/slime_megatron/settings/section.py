@@ -16,6 +16,7 @@ CAPABILITIES = TrainerCapabilities(
     background_save=True,
     pools=frozenset({"critic", "ref"}),
     phases=True,
+    offloads_weights=True,
 )
 
 

@@ -107,6 +107,7 @@ def _of_model(
             parts=parts,
             host={"shared memory": staged // n_ranks} if staged else {},
             stays=tuple(parts) if question.device.kind == "cpu" else (),
+            updated=("weights",),
             fills=float(str(share)) if fills else None,
             first_device=base + first.first_gpu,
         )

@@ -84,7 +84,8 @@ class ClusterSection(SectionModel):
     """Trainer and engine share devices: each gives its memory up while the other is at work. Under launcher `ray` servers of
     the engine have the GPUs of the trainer's ranks."""
     offload_train: bool | None = None
-    """Move the trainer's state, all but its weights, to the host while samples are generated; if not given, as `colocate`."""
+    """Move the trainer's state to the host while samples are generated; its weights, too, where the engine offloads as well; if not
+    given, as `colocate`."""
     offload_rollout: bool | None = None
     """Release the engine's memory while the trainer is at work; if not given, as `colocate`."""
     train_env_vars: dict[str, str] = {}

@@ -7,11 +7,12 @@ import math
 import pickle
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 
 from slime_core.errors import CheckpointError, TrainerError
-from slime_core.protocols import Fingerprint, Trainer, TrainerCapabilities, TransferPlan
+from slime_core.protocols import Fingerprint, OffloadsWeights, Trainer, TrainerCapabilities, TransferPlan
 from slime_core.samples import TrainBatch
 from slime_core.testing.contracts.promises import answering, refusing, require, run_within
 from slime_core.weights.sync import MemoryChannel
@@ -97,6 +98,11 @@ async def _first(
         await _save(where, trainer, folder / "saved")
         with answering(f"{where}: offload and onload", "memory given up and taken back"):
             await trainer.offload()
+            if trainer.capabilities.offloads_weights:
+                first = cast(OffloadsWeights, trainer)
+                await first.offload_weights()
+                await first.onload_weights()
+                await first.offload_weights()
             await trainer.onload()
         return await _train(where, trainer, batch), await _weights(where, trainer, dtype)
     finally:
