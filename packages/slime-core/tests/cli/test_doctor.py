@@ -6,10 +6,11 @@ import json
 import os
 import re
 import socket
+import time
 
 import pytest
 from slime_core.cli import doctor
-from slime_core.cli.machine import gpus, machine, ports, shared_memory
+from slime_core.cli.machine import gpus, machine, name_lookup, ports, shared_memory
 from slime_core.devices.cuda_variables import CUDA_VARIABLES
 
 
@@ -68,6 +69,16 @@ def test_a_port_that_somebody_listens_on_is_taken():
         port = listener.getsockname()[1]
         assert ports({port: "here"}).endswith(f" for servers and ranks; {port} (here) taken")
     assert ports({port: "here"}).endswith(f"{port} (here) free")
+
+
+def test_a_name_server_that_does_not_answer_is_told_of():
+    def fails():
+        raise OSError("no server")
+
+    assert re.fullmatch(r"0\.0\d\d s to look up an address's name", name_lookup(lambda: None))
+    slow = name_lookup(lambda: time.sleep(0.6))
+    assert "ranks wait so long for each connection; see that the name server" in slow
+    assert name_lookup(fails) == "an address's name is not to be had: no server"
 
 
 def test_a_machine_without_shared_memory_or_proc_is_told_of(tmp_path):

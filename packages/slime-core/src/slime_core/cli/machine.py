@@ -6,8 +6,10 @@ import os
 import platform
 import re
 import shutil
+import socket
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from importlib_metadata import PackageNotFoundError, version
@@ -23,6 +25,10 @@ _CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 SHARED_MEMORY = Path("/dev/shm")
 #: Ports that a Ray cluster listens on unless it is told others, by what they are for.
 _RAY_PORTS = {6379: "head of a Ray cluster", 8265: "its dashboard"}
+#: This machine's own address as PyTorch writes it when it asks for its name, which no file of hosts has.
+_OWN_ADDRESS = ("::ffff:127.0.0.1", 0, 0, 0)
+#: Seconds of a lookup that are worth a remark.
+_SLOW_LOOKUP_S = 0.5
 #: From which the kernel takes ports where a program does not say which: servers, router and ranks.
 _PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
@@ -38,6 +44,7 @@ def machine(folder: Path) -> dict[str, str]:
         "disk": f"{_gb(disk.free)} free of {_gb(disk.total)} at {folder}",
         "shared memory": shared_memory(),
         "ports": ports(),
+        "names": name_lookup(),
         "gpu": "; ".join(gpus()) or "no GPU",
         "links of GPUs": _links(),
     }
@@ -156,3 +163,17 @@ def ports(listened_on: Mapping[int, str] = _RAY_PORTS, kernels: Path = _PORT_RAN
         for port, what in listened_on.items()
     ]
     return "; ".join([f"{first} to {last} for servers and ranks", *each])
+
+
+def name_lookup(ask: Callable[[], object] = lambda: socket.getnameinfo(_OWN_ADDRESS, 0)) -> str:
+    """Return how long it takes to be told the name of an address, for which PyTorch asks at each connection between ranks."""
+    begin = time.perf_counter()
+    try:
+        ask()
+    except OSError as error:
+        return f"an address's name is not to be had: {error}"
+    seconds = time.perf_counter() - begin
+    text = f"{seconds:.3f} s to look up an address's name"
+    if seconds < _SLOW_LOOKUP_S:
+        return text
+    return f"{text}: ranks wait so long for each connection; see that the name server of /etc/resolv.conf answers"

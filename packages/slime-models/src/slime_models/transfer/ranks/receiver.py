@@ -24,7 +24,7 @@ class ReceivedBucket:
 
     version: str
     entries: Sequence[Entry]
-    tensors: Mapping[str, Tensor]
+    tensors: dict[str, Tensor]
     """By name, in the order of the entries; valid until the next bucket is asked for."""
 
 
@@ -87,10 +87,14 @@ class RankReceiver:
         """Yield buckets that lie in the sender's memory: it fills one buffer while the caller has what is in the other."""
         message = first
         while message:
-            yield _bucket(message, self._opened.flat(message[BUFFER], rank, message["n_bytes"]))
+            bucket = _bucket(message, self._opened.flat(message[BUFFER], rank, message["n_bytes"]))
+            yield bucket
+            bucket.tensors.clear()
             if self._device.type == "cuda":  # what reads the bucket is queued
                 torch.cuda.current_stream(self._device).synchronize()
             message = _heard(group)
+            if not message:
+                self._opened.end()  # before the sender frees a GPU's memory
             with group_errors():
                 group.meet()
 

@@ -69,8 +69,11 @@ class SharedBuffers:
         return held
 
     def close(self) -> None:
-        """Free a GPU's memory."""
+        """Free a GPU's memory, once nobody reads it any more."""
+        had_gpu = any(held is not None and held.tensor.is_cuda for held in self._buffers)
         self._buffers = [None if held is None or held.tensor.is_cuda else held for held in self._buffers]
+        if had_gpu:
+            torch.cuda.ipc_collect()
 
 
 def _serves(held: SharedBuffer, n_bytes: int, device: torch.device, n_ranks: int) -> bool:
