@@ -137,8 +137,8 @@ def test_what_is_not_implemented_is_refused_by_its_field(changes, message):
 def test_flops_leave_out_what_windows_hide():
     """A sequence of 10 tokens under windows of 8: the last two see 1 and 2 tokens less, in 2 layers of 64 query columns."""
     from slime_example_family.layers import gemma3_flops
-    from slime_megatron.batch.flops import forward_flops
-    from slime_megatron.batch.token_tree import TokenTree
+    from slime_megatron.batch.trees.flops import forward_flops
+    from slime_megatron.batch.trees.token_tree import TokenTree
 
     architecture = GEMMA3.architecture(TINY)
     for group, hidden in (

@@ -32,8 +32,8 @@ def test_all_of_it_is_on_the_device_and_nothing_waits(kind):
     from slime_megatron.batch.micro_batch import BatchOnDevice, make_micro_batch
     from slime_megatron.batch.routing import StepRouting
     from slime_megatron.batch.sampling_mask import SamplingMask
-    from slime_megatron.batch.sharing import token_trees
     from slime_megatron.batch.token_columns import TokenColumns
+    from slime_megatron.batch.trees.sharing import token_trees
     from slime_megatron.parallel.token_split import TokenSplit
 
     batch = dataclasses.replace(with_shared_prompts(), extra={"train_metadata": [{"i": i} for i in range(7)]})
@@ -70,7 +70,7 @@ def test_all_of_it_is_on_the_device_and_nothing_waits(kind):
 def test_a_batch_that_needs_no_padding_has_no_map():
     """Two samples of one length: attention reads the row as it is."""
     from slime_megatron.batch.packing import pack
-    from slime_megatron.batch.token_tree import TokenTree
+    from slime_megatron.batch.trees.token_tree import TokenTree
 
     with cuda_without_device() as counted:
         rotary = torch.empty(64, 8, device=CUDA), torch.empty(64, 8, device=CUDA)

@@ -10,7 +10,7 @@ import torch
 
 def packed_of(*prompt_groups):
     from slime_megatron.batch.packing import pack
-    from slime_megatron.batch.token_tree import TokenTree
+    from slime_megatron.batch.trees.token_tree import TokenTree
 
     return pack(
         [TokenTree.of_prompt(*group) for group in prompt_groups],
@@ -81,7 +81,7 @@ def test_forks_of_forks_follow_what_they_share_level_by_level():
     It is cut where they part: 0-19, 20-39 | 40-59; 60-69 | 70-74; 75-82; 83-92.
     """
     from slime_megatron.batch.packing import PaddedSegments, pack
-    from slime_megatron.batch.token_tree import TokenTree, predicting_rows
+    from slime_megatron.batch.trees.token_tree import TokenTree, predicting_rows
 
     tree = TokenTree(*FORKS)
     packed = pack([tree], (torch.arange(60.0)[:, None], torch.zeros(60, 1)))
@@ -111,8 +111,8 @@ def test_forks_of_forks_follow_what_they_share_level_by_level():
 def test_attention_over_shared_tokens_is_that_over_copies(groups):
     """Output and gradients, float64, against each sequence by itself through an explicit softmax."""
     from slime_megatron.batch.packing import pack
-    from slime_megatron.batch.token_tree import TokenTree
-    from slime_megatron.model.attention import PackedAttention
+    from slime_megatron.batch.trees.token_tree import TokenTree
+    from slime_megatron.model.layers.attention import PackedAttention
 
     prompt_groups = [(5, (3, 1, 40, 3)), (2, ()), (4, (2,)), (5, (1, 2, 2, 39)), (3, (0, 0)), (1, (7, 6))]
     trees = [*(TokenTree.of_prompt(*group) for group in prompt_groups), TokenTree(*FORKS)]

@@ -95,8 +95,8 @@ def test_samples_that_share_a_prompt_are_parted_for_ranks_that_have_none(rank_sc
 
 
 def test_flops_of_a_tree_are_those_counted_by_hand(megatron):
-    from slime_megatron.batch.flops import forward_flops
-    from slime_megatron.batch.token_tree import TokenTree
+    from slime_megatron.batch.trees.flops import forward_flops
+    from slime_megatron.batch.trees.token_tree import TokenTree
 
     architecture = Architecture(
         model_type="qwen3",

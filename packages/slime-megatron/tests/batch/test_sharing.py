@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from slime_megatron.batch.sharing import token_trees
-from slime_megatron.batch.token_tree import TokenTree
+from slime_megatron.batch.trees.sharing import token_trees
+from slime_megatron.batch.trees.token_tree import TokenTree
 
 from ..comparison import conversations
 from ..conftest import make_batch
@@ -106,7 +106,7 @@ def test_every_sample_is_once_on_a_path_of_its_own_ids(samples, max_tokens, at_l
 
 @pytest.mark.parametrize("at_ends", [False, True])
 def test_segments_are_the_tree_and_end_where_samples_do_if_asked(at_ends):
-    from slime_megatron.batch.segments import segments_of
+    from slime_megatron.batch.trees.segments import segments_of
 
     tree = TokenTree((60, 55, 58, 30, 12), (0, 40, 50, 20, 12), (1,) * 5)
     segments, ends = segments_of(tree, 100, at_ends=at_ends)

@@ -8,7 +8,7 @@ import re
 import pytest
 import torch
 from slime_core.errors import CheckpointError
-from slime_megatron.batch.token_tree import TokenTree
+from slime_megatron.batch.trees.token_tree import TokenTree
 from slime_megatron.testing import check_trained_family, random_model
 from slime_models.family.families.qwen3_5 import QWEN3_5, QWEN3_5_MOE, QWEN3_5_MOE_TEXT, QWEN3_5_TEXT
 from slime_models.family.families.qwen3_next import QWEN3_NEXT

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from slime_megatron.batch.token_tree import TokenTree
+from slime_megatron.batch.trees.token_tree import TokenTree
 
 #: Trees of several lengths, which are padded to several batches; prompts shorter than the two inputs that are remembered.
 ROWS = {

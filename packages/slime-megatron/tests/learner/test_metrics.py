@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from slime_megatron.batch.flops import forward_flops
-from slime_megatron.batch.token_tree import TokenTree
+from slime_megatron.batch.trees.flops import forward_flops
+from slime_megatron.batch.trees.token_tree import TokenTree
 from slime_megatron.settings.section_roles import RolesSection
 
 from ..conftest import hf_log_probs, make_batch, policy_gradient

@@ -54,10 +54,10 @@ def looped(
 @pytest.mark.parametrize("name", GROUPS)
 def test_it_is_attention_of_padded_batches_and_so_are_its_gradients(name, window):
     from slime_megatron.batch.packing import pack
-    from slime_megatron.batch.segments import row_segments
-    from slime_megatron.batch.token_tree import TokenTree
+    from slime_megatron.batch.trees.segments import row_segments
+    from slime_megatron.batch.trees.token_tree import TokenTree
     from slime_megatron.batch.variable_lengths import VariableLengths
-    from slime_megatron.model.attention import PackedAttention
+    from slime_megatron.model.layers.attention import PackedAttention
 
     groups = [TokenTree.of_prompt(*group) for group in GROUPS[name]]
     angles = torch.arange(130)[:, None] * torch.tensor([1.0, 0.3, 0.1, 0.03, 1.0, 0.3, 0.1, 0.03])
@@ -86,8 +86,8 @@ def test_it_is_attention_of_padded_batches_and_so_are_its_gradients(name, window
 @pytest.mark.parametrize("name", GROUPS)
 def test_a_layer_makes_one_call_on_the_device_and_waits_for_nothing(name, kv_heads):
     from slime_megatron.batch.packing import pack
-    from slime_megatron.batch.token_tree import TokenTree
-    from slime_megatron.model.attention import PackedAttention
+    from slime_megatron.batch.trees.token_tree import TokenTree
+    from slime_megatron.model.layers.attention import PackedAttention
 
     attention = PackedAttention(
         SimpleNamespace(attention_dropout=0.0, window_size=None, rotary_interleaved=False)
@@ -117,8 +117,8 @@ def test_a_layer_makes_one_call_on_the_device_and_waits_for_nothing(name, kv_hea
 
 def test_sinks_which_its_kernel_does_not_know_are_computed_all_the_same():
     from slime_megatron.batch.packing import pack
-    from slime_megatron.batch.segments import row_segments
-    from slime_megatron.batch.token_tree import TokenTree
+    from slime_megatron.batch.trees.segments import row_segments
+    from slime_megatron.batch.trees.token_tree import TokenTree
     from slime_megatron.batch.variable_lengths import VariableLengths
     from slime_megatron.families.gpt_oss import SinkAttention
 

@@ -23,8 +23,8 @@ GROUPS = {
 @pytest.mark.parametrize("name", GROUPS)
 def test_it_stays_on_the_device_and_uses_no_kernel_that_plans_for_a_shape(name, kv_heads, dtype):
     from slime_megatron.batch.packing import pack
-    from slime_megatron.batch.token_tree import TokenTree
-    from slime_megatron.model.attention import PackedAttention
+    from slime_megatron.batch.trees.token_tree import TokenTree
+    from slime_megatron.model.layers.attention import PackedAttention
 
     packed = pack(
         [TokenTree.of_prompt(*group) for group in GROUPS[name]],

@@ -76,7 +76,7 @@ def grouped(make_learner, cut_models):
 @pytest.mark.parametrize("flags", [{}, {"recompute_modules": ["moe_act"]}], ids=["kept", "recomputed"])
 def test_outputs_and_gradients_are_those_of_megatrons_own_experts(grouped, adapters, flags):
     from megatron.core.transformer.moe.experts import SequentialMLP
-    from slime_megatron.model.experts import GroupedExperts
+    from slime_megatron.model.layers.experts import GroupedExperts
 
     own = grouped(adapters=adapters, flags=flags)
     assert type(own) is GroupedExperts
@@ -121,7 +121,7 @@ def test_a_layers_experts_launch_so_much_on_the_device_and_wait_for_nothing(grou
 
 
 def test_sizes_on_a_cpu_are_few_and_at_most_an_eighth_more():
-    from slime_megatron.model.local_experts import whole_sizes
+    from slime_megatron.model.layers.local_experts import whole_sizes
 
     counts = torch.arange(5000)
     sizes = whole_sizes(counts)
@@ -137,7 +137,7 @@ def test_the_way_to_local_experts_and_back_is_that_of_megatrons_dispatcher(
     """Outputs and gradients, of the router too; 40 tokens of which several experts get more than 16."""
     from megatron.core.transformer.moe.moe_utils import get_default_pg_collection
     from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher
-    from slime_megatron.model.local_experts import LocalDispatcher
+    from slime_megatron.model.layers.local_experts import LocalDispatcher
 
     layer = make_learner(folder=cut_models["qwen3_moe"]).model.decoder.layers[0].mlp
     assert type(layer.token_dispatcher) is LocalDispatcher

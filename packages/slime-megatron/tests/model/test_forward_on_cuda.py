@@ -23,7 +23,7 @@ def micro_batch(architecture, routing=None):
     """Return a micro-batch of whole sequences on the device."""
     from slime_megatron.batch.micro_batch import BatchOnDevice, make_micro_batch
     from slime_megatron.batch.rope import rotary_tables
-    from slime_megatron.batch.token_tree import TokenTree
+    from slime_megatron.batch.trees.token_tree import TokenTree
     from slime_megatron.parallel.token_split import TokenSplit
 
     rotary = tuple(on_cuda(table) for table in rotary_tables(architecture, 32, dtype=torch.bfloat16))
@@ -86,7 +86,7 @@ def test_a_micro_batch_waits_for_nothing_and_a_layer_launches_so_much(make_learn
 @pytest.mark.parametrize("action", [None, "record", "replay"])
 def test_a_router_with_all_losses_stays_on_the_device_and_waits_for_nothing(make_learner, cut_models, action):
     from slime_megatron.batch.routing import StepRouting
-    from slime_megatron.model.router import RECORD, REPLAY, replay
+    from slime_megatron.model.layers.router import RECORD, REPLAY, replay
 
     flags = {
         "moe_z_loss_coeff": "1e-3",

@@ -84,7 +84,7 @@ def logits_of(model, architecture, sequences):
     """Return our logits [t, vocab] of packed sequences."""
     from slime_megatron.batch.packing import pack
     from slime_megatron.batch.rope import rotary_tables
-    from slime_megatron.batch.token_tree import TokenTree
+    from slime_megatron.batch.trees.token_tree import TokenTree
 
     lengths = [len(s) for s in sequences]
     packed = pack(

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 @pytest.fixture
 def rms_norm():
-    from slime_megatron.model.norm import rms_norm
+    from slime_megatron.model.layers.norm import rms_norm
 
     return rms_norm
 

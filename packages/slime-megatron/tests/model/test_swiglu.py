@@ -8,7 +8,7 @@ import torch
 
 @pytest.fixture
 def swiglu():
-    from slime_megatron.model.swiglu import swiglu
+    from slime_megatron.model.layers.swiglu import swiglu
 
     return swiglu
 
@@ -44,7 +44,7 @@ def test_it_keeps_its_input_alone(swiglu):
 @pytest.mark.parametrize("model", ["qwen3", "qwen2_moe"])
 def test_megatrons_own_mlp_or_shared_experts_give_the_same(make_learner, cut_models, monkeypatch, model):
     from megatron.core.transformer.mlp import MLP
-    from slime_megatron.model.swiglu import SwiGLUMLP, SwiGLUSharedExperts
+    from slime_megatron.model.layers.swiglu import SwiGLUMLP, SwiGLUSharedExperts
 
     mlp = make_learner(folder=cut_models[model], bf16=False).model.decoder.layers[-1].mlp
     module = mlp if model == "qwen3" else mlp.shared_experts

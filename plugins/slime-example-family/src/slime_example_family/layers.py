@@ -11,14 +11,14 @@ import torch.nn.functional as F
 from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
-from slime_megatron.batch.flops import forward_flops as all_pairs_flops
-from slime_megatron.batch.flops import pairs_before_window
 from slime_megatron.batch.rope import tables_of
-from slime_megatron.batch.token_tree import TokenTree
-from slime_megatron.model.attention import PackedAttention
+from slime_megatron.batch.trees.flops import forward_flops as all_pairs_flops
+from slime_megatron.batch.trees.flops import pairs_before_window
+from slime_megatron.batch.trees.token_tree import TokenTree
 from slime_megatron.model.family_layers import FamilyLayers
 from slime_megatron.model.layer_spec import layer_spec
-from slime_megatron.model.norm import ZeroCenteredNorm
+from slime_megatron.model.layers.attention import PackedAttention
+from slime_megatron.model.layers.norm import ZeroCenteredNorm
 from slime_models.family.rotary import inverse_frequencies
 from torch import Tensor
 

@@ -13,7 +13,7 @@ from slime_core.samples import TrainBatch
 from slime_models.upload import upload
 from torch import Tensor
 
-from slime_megatron.batch.token_tree import TokenTree, predicting_rows, prompt_length
+from slime_megatron.batch.trees.token_tree import TokenTree, predicting_rows, prompt_length
 from slime_megatron.settings.derive import LOGITS
 
 

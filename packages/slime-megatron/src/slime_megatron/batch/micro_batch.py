@@ -19,7 +19,7 @@ from slime_megatron.batch.packing import PackedSequences, pack, pack_zigzag
 from slime_megatron.batch.response_tokens import ResponseTokens
 from slime_megatron.batch.routing import StepRouting, routed_tokens
 from slime_megatron.batch.sampling_mask import SamplingMask
-from slime_megatron.batch.token_tree import TokenTree, predicting_rows
+from slime_megatron.batch.trees.token_tree import TokenTree, predicting_rows
 from slime_megatron.parallel.context_parallel import ZigZag
 from slime_megatron.parallel.token_split import TokenSplit
 

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from slime_megatron.batch.packing import PackedSequences, pack
 from slime_megatron.batch.routing import StepRouting, routed_tokens
-from slime_megatron.batch.token_tree import TokenTree, predicting_rows, prompt_length
+from slime_megatron.batch.trees.token_tree import TokenTree, predicting_rows, prompt_length
 from slime_megatron.parallel.token_split import TokenSplit
 
 

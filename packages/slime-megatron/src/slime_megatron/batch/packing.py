@@ -13,8 +13,8 @@ from slime_models.upload import upload
 from torch import Tensor
 
 from slime_megatron.batch.routing import RoutedTokens
-from slime_megatron.batch.segments import Segment, row_segments
-from slime_megatron.batch.token_tree import TokenTree
+from slime_megatron.batch.trees.segments import Segment, row_segments
+from slime_megatron.batch.trees.token_tree import TokenTree
 from slime_megatron.batch.variable_lengths import VariableLengths
 from slime_megatron.parallel.context_parallel import ZigZag
 

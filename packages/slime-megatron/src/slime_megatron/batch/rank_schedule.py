@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from slime_core.samples import TrainBatch
 
 from slime_megatron.batch.bin_packing import pack_micro_batches
-from slime_megatron.batch.sharing import Routes, token_trees
-from slime_megatron.batch.token_tree import TokenTree
+from slime_megatron.batch.trees.sharing import Routes, token_trees
+from slime_megatron.batch.trees.token_tree import TokenTree
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from slime_models.family.architecture import Architecture
 from slime_models.upload import upload
 from torch import Tensor
 
-from slime_megatron.batch.segments import segments_of
-from slime_megatron.batch.sharing import Routes
-from slime_megatron.batch.token_tree import TokenTree
+from slime_megatron.batch.trees.segments import segments_of
+from slime_megatron.batch.trees.sharing import Routes
+from slime_megatron.batch.trees.token_tree import TokenTree
 
 
 @dataclass(frozen=True)

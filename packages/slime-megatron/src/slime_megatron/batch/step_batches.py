@@ -13,14 +13,14 @@ from slime_core.samples import TrainBatch
 from slime_models.family.architecture import Architecture
 from torch import Tensor
 
-from slime_megatron.batch.flops import forward_flops
 from slime_megatron.batch.micro_batch import BatchOnDevice, MicroBatches, make_micro_batch
 from slime_megatron.batch.rank_schedule import rank_schedule
 from slime_megatron.batch.rope import rotary_tables
 from slime_megatron.batch.routing import StepRouting
 from slime_megatron.batch.sampling_mask import SamplingMask
-from slime_megatron.batch.sharing import Routes
-from slime_megatron.batch.token_tree import TokenTree
+from slime_megatron.batch.trees.flops import forward_flops
+from slime_megatron.batch.trees.sharing import Routes
+from slime_megatron.batch.trees.token_tree import TokenTree
 from slime_megatron.parallel.process_groups import World
 from slime_megatron.settings.section import MegatronSection
 

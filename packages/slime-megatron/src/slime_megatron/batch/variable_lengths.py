@@ -10,7 +10,7 @@ import torch
 from slime_models.upload import upload
 from torch import Tensor
 
-from slime_megatron.batch.segments import Segment
+from slime_megatron.batch.trees.segments import Segment
 
 
 @dataclass(frozen=True)

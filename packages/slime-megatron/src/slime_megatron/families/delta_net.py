@@ -21,7 +21,7 @@ from torch.nn import Parameter
 
 from slime_megatron.batch.packing import PackedSequences
 from slime_megatron.families.recurrence import State, recur
-from slime_megatron.model.norm import RMSNorm
+from slime_megatron.model.layers.norm import RMSNorm
 
 #: Parameters of which tensor-parallel ranks have the rows of their key heads.
 _CUT = ("conv_weight", "dt_bias", "A_log")

@@ -10,12 +10,12 @@ from slime_models.delta_rule import CHUNK
 from slime_models.family.architecture import Architecture
 from slime_models.family.families.delta_net import DeltaNetArchitecture
 
-from slime_megatron.batch.flops import forward_flops, seen_pairs
-from slime_megatron.batch.token_tree import TokenTree
+from slime_megatron.batch.trees.flops import forward_flops, seen_pairs
+from slime_megatron.batch.trees.token_tree import TokenTree
 from slime_megatron.families.delta_net import GatedDeltaNet
 from slime_megatron.model.family_layers import FamilyLayers
 from slime_megatron.model.layer_spec import layer_spec
-from slime_megatron.model.norm import ZeroCenteredNorm
+from slime_megatron.model.layers.norm import ZeroCenteredNorm
 
 
 def delta_net_layer(config: TransformerConfig, architecture: Architecture, number: int) -> ModuleSpec:

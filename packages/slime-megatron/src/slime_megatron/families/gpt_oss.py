@@ -16,12 +16,12 @@ from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from slime_models.family.families.gpt_oss import GptOssArchitecture
 from torch import Tensor
 
-from slime_megatron.batch.flops import forward_flops as all_pairs_flops
-from slime_megatron.batch.flops import pairs_before_window
-from slime_megatron.batch.token_tree import TokenTree
-from slime_megatron.model.attention import PackedAttention
+from slime_megatron.batch.trees.flops import forward_flops as all_pairs_flops
+from slime_megatron.batch.trees.flops import pairs_before_window
+from slime_megatron.batch.trees.token_tree import TokenTree
 from slime_megatron.model.family_layers import FamilyLayers
 from slime_megatron.model.layer_spec import layer_spec
+from slime_megatron.model.layers.attention import PackedAttention
 
 
 class SinkAttention(PackedAttention):

@@ -15,9 +15,9 @@ from slime_models.family.families.latent_attention.rules import LatentArchitectu
 from torch import Tensor
 
 from slime_megatron.batch.packing import PackedSequences
-from slime_megatron.model.attention import PackedAttention, rotated
-from slime_megatron.model.norm import RMSNorm
-from slime_megatron.model.replicated_linear import ReplicatedLinear
+from slime_megatron.model.layers.attention import PackedAttention, rotated
+from slime_megatron.model.layers.norm import RMSNorm
+from slime_megatron.model.layers.replicated_linear import ReplicatedLinear
 
 
 class LatentCoreAttention(PackedAttention):

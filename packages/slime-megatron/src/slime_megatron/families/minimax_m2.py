@@ -15,7 +15,7 @@ from torch import Tensor
 
 from slime_megatron.model.family_layers import FamilyLayers
 from slime_megatron.model.layer_spec import layer_spec
-from slime_megatron.model.norm import RMSNorm
+from slime_megatron.model.layers.norm import RMSNorm
 
 
 class AllHeadsNorm(RMSNorm):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from slime_megatron.batch.packing import PackedSequences, PaddedSegments
-from slime_megatron.model.attention import PadTokens, UnpadTokens
+from slime_megatron.model.layers.attention import PadTokens, UnpadTokens
 
 
 @dataclass(frozen=True)

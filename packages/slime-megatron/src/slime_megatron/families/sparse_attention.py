@@ -14,8 +14,8 @@ from torch import Tensor
 
 from slime_megatron.batch.packing import PackedSequences
 from slime_megatron.families.latent_attention import LatentAttention, LatentAttentionSubmodules, of_one_width
-from slime_megatron.model.attention import PackedAttention, rotated
-from slime_megatron.model.replicated_linear import ReplicatedLinear
+from slime_megatron.model.layers.attention import PackedAttention, rotated
+from slime_megatron.model.layers.replicated_linear import ReplicatedLinear
 
 
 class Indexer(torch.nn.Module):

@@ -8,8 +8,8 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
 from slime_models.family.families.latent_attention.sparse import SparseArchitecture
 
-from slime_megatron.batch.flops import forward_flops, seen_pairs
-from slime_megatron.batch.token_tree import TokenTree
+from slime_megatron.batch.trees.flops import forward_flops, seen_pairs
+from slime_megatron.batch.trees.token_tree import TokenTree
 from slime_megatron.families.latent_attention import LatentAttentionSubmodules
 from slime_megatron.families.latent_layers import latent_layer
 from slime_megatron.families.sparse_attention import SparseAttention, SparseCoreAttention

@@ -38,8 +38,8 @@ from slime_megatron.learner.postprocess import postprocess
 from slime_megatron.learner.step import BegunStep, CreditedStep, pack
 from slime_megatron.model.family_layers import layers_of
 from slime_megatron.model.gpt import Predicted, response_log_probs
+from slime_megatron.model.layers.router import RECORD, REPLAY, replay
 from slime_megatron.model.mtp import mtp_loss
-from slime_megatron.model.router import RECORD, REPLAY, replay
 from slime_megatron.optim.train_step import TrainedModel, average
 from slime_megatron.optim.weight_sets import WeightSets
 from slime_megatron.parallel import process_groups

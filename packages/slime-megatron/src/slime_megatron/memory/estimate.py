@@ -49,7 +49,7 @@ _CHANGES_SIZES = frozenset(
         *("use_precision_aware_optimizer"),
     }
 )
-#: Attention of shorter sequences is computed in float32 on a CPU (`model.attention`).
+#: Attention of shorter sequences is computed in float32 on a CPU (`model.layers.attention`).
 _FLOAT32_BELOW = 512
 
 

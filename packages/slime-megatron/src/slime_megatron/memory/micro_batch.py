@@ -19,7 +19,7 @@ class MicroBatchShape:
     device: Literal["cpu", "cuda"]
     """What it is computed on."""
     attends_in_float32: bool = False
-    """Whether attention computes in float32 whatever the dtype; see `model.attention`."""
+    """Whether attention computes in float32 whatever the dtype; see `model.layers.attention`."""
     recompute: Literal["full", "selective"] | None = None
     """What is computed again in the backward pass instead of being kept."""
     logits_tokens: int = 4096

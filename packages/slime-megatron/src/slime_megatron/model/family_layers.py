@@ -18,11 +18,11 @@ from slime_models.family.architecture import Architecture
 from slime_models.family.family import ModelFamily
 from torch import Tensor
 
-from slime_megatron.batch.flops import forward_flops
 from slime_megatron.batch.rope import rotary_tables
-from slime_megatron.batch.token_tree import TokenTree
+from slime_megatron.batch.trees.flops import forward_flops
+from slime_megatron.batch.trees.token_tree import TokenTree
 from slime_megatron.model.layer_spec import layer_spec
-from slime_megatron.model.norm import RMSNorm
+from slime_megatron.model.layers.norm import RMSNorm
 
 
 def _nothing(*_: Any) -> Any:

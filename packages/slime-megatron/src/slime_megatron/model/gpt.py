@@ -18,9 +18,9 @@ from torch.nn import functional
 
 from slime_megatron.batch.response_tokens import ResponseTokens
 from slime_megatron.model.family_layers import FamilyLayers, block_spec
+from slime_megatron.model.layers.router import check_routers, updates_bias
 from slime_megatron.model.log_probs import VocabularyShard, sum_pi_squared, token_log_probs
 from slime_megatron.model.mtp import MtpBlock, whole_row
-from slime_megatron.model.router import check_routers, updates_bias
 from slime_megatron.model.transformer_config import transformer_config
 from slime_megatron.parallel.context_parallel import GatherTokens
 from slime_megatron.settings.derive import shares_optimizer

@@ -17,13 +17,13 @@ from megatron.core.transformer.transformer_layer import (
 from slime_core.errors import TrainerError
 from slime_models.family.architecture import Architecture
 
-from slime_megatron.model.attention import PackedAttention
-from slime_megatron.model.experts import with_grouped_experts
-from slime_megatron.model.local_experts import with_local_experts
-from slime_megatron.model.norm import RMSNorm
-from slime_megatron.model.router import RoutedLayer, with_router
-from slime_megatron.model.sandwich import SandwichLayer
-from slime_megatron.model.swiglu import with_swiglu, with_swiglu_in_shared_experts
+from slime_megatron.model.layers.attention import PackedAttention
+from slime_megatron.model.layers.experts import with_grouped_experts
+from slime_megatron.model.layers.local_experts import with_local_experts
+from slime_megatron.model.layers.norm import RMSNorm
+from slime_megatron.model.layers.router import RoutedLayer, with_router
+from slime_megatron.model.layers.sandwich import SandwichLayer
+from slime_megatron.model.layers.swiglu import with_swiglu, with_swiglu_in_shared_experts
 from slime_megatron.model.transformer_config import has_experts
 
 

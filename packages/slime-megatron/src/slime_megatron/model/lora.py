@@ -29,8 +29,8 @@ from slime_models.family.weights import Weight
 from torch import Tensor
 from torch.nn import Module, Parameter
 
+from slime_megatron.model.layers.replicated_linear import ReplicatedLinear
 from slime_megatron.model.lora_math import A, B, merge
-from slime_megatron.model.replicated_linear import ReplicatedLinear
 from slime_megatron.settings.section_roles import LINEAR_LAYERS, LoraSection
 
 

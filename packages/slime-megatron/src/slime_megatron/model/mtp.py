@@ -31,7 +31,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
 from slime_megatron.batch.mtp_inputs import MtpRow
-from slime_megatron.model.norm import RMSNorm
+from slime_megatron.model.layers.norm import RMSNorm
 
 
 class MtpLayer(MultiTokenPredictionLayer):

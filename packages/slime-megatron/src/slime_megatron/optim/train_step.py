@@ -16,8 +16,14 @@ from torch import Tensor
 
 from slime_megatron.batch.micro_batch import MicroBatch, MicroBatches
 from slime_megatron.model.gpt import wrap_for_gradients
+from slime_megatron.model.layers.router import (
+    reset_loads,
+    routers_of,
+    take_losses,
+    update_biases,
+    updates_bias,
+)
 from slime_megatron.model.mtp import share_embedding
-from slime_megatron.model.router import reset_loads, routers_of, take_losses, update_biases, updates_bias
 from slime_megatron.optim.offload import (
     OffloadedStorage,
     to_device,

@@ -197,7 +197,7 @@ class _Pair:
     def logits(self, sequences: Sequence[Tensor]) -> list[Tensor]:
         """Return the trainer's logits [tokens, vocab_size] of sequences packed into one row, the last three as one tree."""
         from slime_megatron.batch.packing import pack
-        from slime_megatron.batch.token_tree import TokenTree
+        from slime_megatron.batch.trees.token_tree import TokenTree
 
         tables = self.layers.rotary_tables(self.architecture, _LENGTH, dtype=torch.float32)
         shared = (0, 0, 0, 0, 0, 37, 23)[: len(sequences)]

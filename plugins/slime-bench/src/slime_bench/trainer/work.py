@@ -86,8 +86,8 @@ Step = Callable[[], Done]
 
 def needed_flops(architecture: Architecture, batch: TrainBatch) -> int:
     """Return the floating point operations that a step over the batch needs: forward, and twice that backward."""
-    from slime_megatron.batch.flops import forward_flops  # imports Megatron
-    from slime_megatron.batch.token_tree import TokenTree
+    from slime_megatron.batch.trees.flops import forward_flops  # imports Megatron
+    from slime_megatron.batch.trees.token_tree import TokenTree
 
     return 3 * sum(forward_flops(architecture, TokenTree.of_sample(batch, i)) for i in range(len(batch)))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from slime_models.family.architecture import Architecture
 
-from slime_megatron.batch.token_tree import TokenTree
+from slime_megatron.batch.trees.token_tree import TokenTree
 
 
 def forward_flops(architecture: Architecture, tree: TokenTree) -> int:

@@ -14,8 +14,8 @@ from megatron.core.transformer.moe.experts import SequentialMLP
 from slime_models.cpu import product
 from torch import Tensor
 
+from slime_megatron.model.layers.swiglu import is_swiglu, swiglu
 from slime_megatron.model.lora_math import A, B
-from slime_megatron.model.swiglu import is_swiglu, swiglu
 
 #: torch's grouped products want rows that begin at multiples of so many bytes.
 _ALIGNED_BYTES = 16

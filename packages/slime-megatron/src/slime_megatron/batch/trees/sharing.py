@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from slime_core.samples import TrainBatch
 
-from slime_megatron.batch.token_tree import TokenTree, prompt_length
+from slime_megatron.batch.trees.token_tree import TokenTree, prompt_length
 
 #: The experts of each token of a sample but the last, in each layer: int16 [tokens - 1, layers, topk].
 Routes = NDArray[np.int16]

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from slime_megatron.batch.token_tree import TokenTree
+from slime_megatron.batch.trees.token_tree import TokenTree
 
 
 @dataclass(eq=False)

@@ -1,0 +1,1 @@
+"""Trees of samples that begin alike: what is shared is forwarded once."""

@@ -1,0 +1,1 @@
+"""Parts of decoder layers: attention, norms, MLPs, routers and experts."""
