@@ -18,7 +18,7 @@ import importlib_metadata
 from slime_compat.flags.pages import flags_page as flags_of_slime_page
 from slime_compat.flags.pages import migration_page
 from slime_core import hookspecs
-from slime_core.config.schema import Schema, build_schema
+from slime_core.config.parsing.schema import Schema, build_schema
 from slime_core.plugins.registry import Registry
 
 ROOT = Path(__file__).parents[1]

@@ -12,8 +12,8 @@ import pytest
 from slime_core.checks.settings import check_stages
 from slime_core.cli import main
 from slime_core.config.load import read_runs
-from slime_core.config.schema import build_schema
-from slime_core.config.words import takes_bool
+from slime_core.config.parsing.schema import build_schema
+from slime_core.config.parsing.words import takes_bool
 from slime_core.data.prompts import PromptFormat, build_prompts
 from slime_core.data.rows.open_rows import read_rows
 from slime_core.errors import DataError

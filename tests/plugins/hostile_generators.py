@@ -15,7 +15,7 @@ import threading
 import time
 
 import numpy as np
-from slime_core.rollout.single_turn import single_turn
+from slime_core.rollout.generators.single_turn import single_turn
 from slime_core.samples import Sample, Status
 
 

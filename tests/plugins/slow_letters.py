@@ -7,8 +7,8 @@ import dataclasses
 import random
 
 from slime_core.config.factories import EngineFactory
+from slime_core.rollout.generators.single_turn import single_turn
 from slime_core.rollout.group import reset, run_group
-from slime_core.rollout.single_turn import single_turn
 from slime_core.samples import Status
 from slime_core.testing.tabular import TabularEngine
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from slime_core.config.factories import TrainerFactory
 from slime_core.plugins.hooks import hookimpl
-from slime_core.rollout.single_turn import single_turn
+from slime_core.rollout.generators.single_turn import single_turn
 from slime_core.testing import tabular
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from slime_core.config.build import BuildContext
 from slime_core.plugins.hooks import hookimpl
-from slime_core.rollout import default
+from slime_core.rollout.rollouts import default
 from slime_core.run.run import Run
 from slime_core.samples import Group
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from slime_core.checks.settings import check_settings
 from slime_core.config.load import load_settings
-from slime_core.config.schema import build_schema
+from slime_core.config.parsing.schema import build_schema
 from slime_core.plugins.registry import Registry
 from slime_core.run.build import make_build
 

@@ -14,7 +14,7 @@ from slime_core.launch.local import drive
 from slime_core.launch.stages import train_stages
 from slime_core.plugins.registry import Registry
 from slime_core.rollout.chat_masks import Conversation, appended, rendered
-from slime_core.rollout.sft import supervised
+from slime_core.rollout.rollouts.sft import supervised
 from slime_core.run.assemble import assemble
 from slime_core.samples import Sample, Status
 from slime_models.hf.tokenizer import load_tokenizer

@@ -17,7 +17,7 @@ from slime_core.errors import TrainerError
 from slime_core.launch.local import drive
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import SamplingParams
-from slime_core.rollout.single_turn import single_turn
+from slime_core.rollout.generators.single_turn import single_turn
 from slime_core.run.assemble import assemble
 from slime_torch.factory import create_engine
 

@@ -19,10 +19,10 @@ from slime_core.null.trainer import NoTrainer
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import EngineCapabilities, EngineLoad, TrainerCapabilities
 from slime_core.rewards.transforms import group_norm
-from slime_core.rollout.default import rollout
 from slime_core.rollout.filters import nonzero_std
-from slime_core.rollout.sft import sft
-from slime_core.rollout.single_turn import single_turn
+from slime_core.rollout.generators.single_turn import single_turn
+from slime_core.rollout.rollouts.default import rollout
+from slime_core.rollout.rollouts.sft import sft
 from slime_core.run.build import make_build
 from slime_core.samples import Sample, Status
 from slime_core.testing import contracts, tabular

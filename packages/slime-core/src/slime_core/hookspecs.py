@@ -15,8 +15,8 @@ from slime_core.plugins.hooks import Section, hookspec
 
 if TYPE_CHECKING:
     from slime_core.config.build import BuildContext
+    from slime_core.config.parsing.translation import Translation
     from slime_core.config.settings import Settings
-    from slime_core.config.translation import Translation
     from slime_core.errors import Problem
     from slime_core.plugins.adapter import Adapter
     from slime_core.plugins.registry import Registry

@@ -15,8 +15,8 @@ from slime_core.protocols import Completion, EngineCapabilities
 from slime_core.rollout.admission import Bounded, Job, Jobs, Waves
 from slime_core.rollout.concurrency import ConcurrencyLimit
 from slime_core.rollout.dispatcher import Dispatcher
+from slime_core.rollout.generators.single_turn import single_turn
 from slime_core.rollout.group import leftovers, training_params
-from slime_core.rollout.single_turn import single_turn
 from slime_core.rollout.user_hooks import RolloutHooks
 from slime_core.rundir.events import EventLog
 from slime_core.runtime.virtual_time import run_in_virtual_time

@@ -7,7 +7,7 @@ import re
 import pytest
 from slime_core.plugins.registry import Registry
 from slime_core.rollout.chat_masks import STEP_LOSS_MASK
-from slime_core.rollout.sft import supervised
+from slime_core.rollout.rollouts.sft import supervised
 from slime_core.samples import Sample
 
 BEGIN, START, END, EOT, EOS = (

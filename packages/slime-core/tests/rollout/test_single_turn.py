@@ -8,8 +8,8 @@ import pytest
 from slime_core.errors import EngineError, SampleError
 from slime_core.protocols import Completion, EngineCapabilities, GenerateContext, SamplingParams
 from slime_core.rollout.execution import Generator
+from slime_core.rollout.generators.single_turn import single_turn
 from slime_core.rollout.group import _session_id
-from slime_core.rollout.single_turn import single_turn
 from slime_core.run.metrics import rollout_metrics
 from slime_core.samples import Sample, Status
 

@@ -10,7 +10,7 @@ import sys
 import pytest
 from slime_core.errors import EngineError
 from slime_core.protocols import GenerateContext, SamplingParams
-from slime_core.rollout.single_turn import single_turn
+from slime_core.rollout.generators.single_turn import single_turn
 from slime_core.rundir.records import read_records
 from slime_core.samples import Sample, Status
 from slime_models.hf.tokenizer import load_tokenizer

@@ -6,8 +6,8 @@ import asyncio
 import dataclasses
 
 from slime_core.protocols import GenerateContext, SamplingParams
+from slime_core.rollout.generators.single_turn import single_turn
 from slime_core.rollout.group import reset
-from slime_core.rollout.single_turn import single_turn
 from slime_core.samples import Sample, Status
 
 #: Key of a sample's `train_metadata` by which `remax` knows the greedy response.

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from slime_core.errors import RunError
 from slime_core.protocols import GenerateContext, SamplingParams
-from slime_core.rollout.single_turn import single_turn
+from slime_core.rollout.generators.single_turn import single_turn
 from slime_core.samples import Sample
 from slime_simulator.traces import Lognormal
 

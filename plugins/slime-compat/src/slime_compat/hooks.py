@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from slime_core.config.derive import num_ranks
 from slime_core.config.functions import run_args
-from slime_core.config.schema import build_schema
-from slime_core.config.translation import Translation
+from slime_core.config.parsing.schema import build_schema
+from slime_core.config.parsing.translation import Translation
 from slime_core.plugins.adapter import Adapter
 from slime_core.plugins.hooks import Section, hookimpl
 

@@ -10,8 +10,8 @@ from slime_compat.flags.names import NAMES
 from slime_compat.flags.pages import verdict
 from slime_compat.flags.theirs import THEIRS
 from slime_compat.launch.rules import DEALT_WITH
-from slime_core.config.flags import is_known
-from slime_core.config.schema import build_schema
+from slime_core.config.parsing.flags import is_known
+from slime_core.config.parsing.schema import build_schema
 from slime_core.plugins.registry import Registry
 
 ALL = [name for names in NAMES.values() for name in names]

@@ -9,7 +9,7 @@ from slime_compat.verl.command import main
 from slime_compat.verl.keys import KEYS
 from slime_compat.verl.others import OPENRLHF, TRL
 from slime_core.config.load import load_settings
-from slime_core.config.schema import build_schema
+from slime_core.config.parsing.schema import build_schema
 from slime_core.errors import ConfigError
 from slime_core.plugins.registry import Registry
 

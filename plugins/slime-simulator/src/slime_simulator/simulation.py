@@ -21,9 +21,9 @@ from slime_core.protocols import DataSource, Metrics, RolloutEngine, Trainer
 from slime_core.rewards.scorer import Scorer
 from slime_core.rewards.transforms import raw
 from slime_core.rollout.concurrency import ConcurrencyLimit
-from slime_core.rollout.default import rollout
+from slime_core.rollout.generators.single_turn import single_turn
 from slime_core.rollout.group import failure_of
-from slime_core.rollout.single_turn import single_turn
+from slime_core.rollout.rollouts.default import rollout
 from slime_core.run.run import Run
 from slime_core.run.tracking import attach
 from slime_core.rundir.rundir import RunDir

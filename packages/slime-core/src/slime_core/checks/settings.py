@@ -19,7 +19,7 @@ from slime_core.config.stages import STAGE, Stage
 from slime_core.errors import ConfigError, PluginError, Problem
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import IMAGE
-from slime_core.rollout.sft import misfits, sft
+from slime_core.rollout.rollouts.sft import misfits, sft
 from slime_core.rundir.claim import folder_problems
 from slime_core.runtime.processes.ports import is_local_address
 from slime_core.weights.sync import wanted_transport

@@ -15,8 +15,8 @@ from slime_core.files.json_text import shown, why_not_text
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from slime_core.config.parsing.translation import Translation
     from slime_core.config.stages import Stage
-    from slime_core.config.translation import Translation
     from slime_core.plugins.registry import Registry
 
 

@@ -6,7 +6,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from slime_core.cli.arguments import read_stages, translation_of, wants_help, wide_console
-from slime_core.config.schema import build_schema
+from slime_core.config.parsing.schema import build_schema
 from slime_core.config.settings import Settings
 from slime_core.errors import ConfigError, Problem
 from slime_core.plugins.registry import Registry

@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slime_core.config.base import Unset
-from slime_core.config.draft import Draft
-from slime_core.config.flags import merge_flags
-from slime_core.config.recipes import merge_tables, read_recipe, stage_tables
-from slime_core.config.schema import Schema, build_schema
+from slime_core.config.parsing.draft import Draft
+from slime_core.config.parsing.flags import merge_flags
+from slime_core.config.parsing.recipes import merge_tables, read_recipe, stage_tables
+from slime_core.config.parsing.schema import Schema, build_schema
+from slime_core.config.parsing.translation import Translation
+from slime_core.config.parsing.validation import validated
 from slime_core.config.settings import Settings
 from slime_core.config.stages import STAGE, Stage, chain
-from slime_core.config.translation import Translation
-from slime_core.config.validation import validated
 from slime_core.errors import ConfigError, PluginError, Problem
 from slime_core.files.json_text import shown
 from slime_core.plugins.registry import Registry

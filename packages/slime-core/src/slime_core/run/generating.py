@@ -28,10 +28,10 @@ from slime_core.rewards.scorer import Scorer
 from slime_core.rollout.admission import Bounded
 from slime_core.rollout.concurrency import ConcurrencyLimit
 from slime_core.rollout.context import RolloutFn
-from slime_core.rollout.default import rollout
 from slime_core.rollout.dispatcher import Dispatcher
 from slime_core.rollout.execution import check_groups
 from slime_core.rollout.group import common_params, leftovers, score, training_params
+from slime_core.rollout.rollouts.default import rollout
 from slime_core.rollout.user_hooks import BUFFER_FILTER, TAKEN_BY_HOOK, RolloutHooks
 from slime_core.run.step_record import StepRecord, ahead_from_json, ahead_to_json
 from slime_core.rundir.events import ROLLOUT, EventLog

@@ -9,7 +9,7 @@ from slime_core.config.functions import Resolve
 from slime_core.config.sections import EnvironmentSection
 from slime_core.protocols import GenerateContext, SamplingParams
 from slime_core.protocols.rollout import rendering_prompt
-from slime_core.rollout.multi_turn import converse
+from slime_core.rollout.generators.multi_turn import converse
 from slime_core.samples import Sample
 
 from slime_agents.section import AgentsSection

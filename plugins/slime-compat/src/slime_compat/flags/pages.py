@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from slime_core.config.flags import is_known
-from slime_core.config.schema import Schema
+from slime_core.config.parsing.flags import is_known
+from slime_core.config.parsing.schema import Schema
 
 from slime_compat.flags.fate import Fate
 from slime_compat.flags.former import FORMER

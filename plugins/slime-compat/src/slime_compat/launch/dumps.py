@@ -13,7 +13,7 @@ from typing import Any
 
 from slime_core.errors import DataError
 from slime_core.rollout.context import RolloutRun
-from slime_core.rollout.recorded import grouped, path_of
+from slime_core.rollout.rollouts.recorded import grouped, path_of
 from slime_core.samples import Group, Sample
 
 #: Fields of our samples that are not in theirs go here, within the sample's metadata, and come back from there.

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from slime_core.config.flags import is_known
-from slime_core.config.schema import Schema
-from slime_core.config.translation import Translation
+from slime_core.config.parsing.flags import is_known
+from slime_core.config.parsing.schema import Schema
+from slime_core.config.parsing.translation import Translation
 from slime_core.errors import Problem
 
 from slime_compat.flags.fate import Fate

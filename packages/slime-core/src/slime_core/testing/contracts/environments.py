@@ -16,7 +16,7 @@ from slime_core.protocols import (
     SamplingParams,
     Tokenizer,
 )
-from slime_core.rollout.dialogue import Dialogue
+from slime_core.rollout.generators.dialogue import Dialogue
 from slime_core.samples import Sample, Status
 from slime_core.testing.contracts.promises import answering, name_of, require, run_within, sample_of
 

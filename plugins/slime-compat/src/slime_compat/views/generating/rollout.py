@@ -11,7 +11,7 @@ from slime_core.errors import PluginError, RewardError
 from slime_core.protocols import SamplingParams
 from slime_core.rollout.context import RolloutRun
 from slime_core.rollout.group import run_generator, run_group, run_sample
-from slime_core.rollout.sft import sft
+from slime_core.rollout.rollouts.sft import sft
 from slime_core.run.evaluation import evaluate
 from slime_core.samples import Group, Status
 

@@ -8,9 +8,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from slime_core.config.base import SectionModel
-from slime_core.config.draft import Draft
+from slime_core.config.parsing.draft import Draft
+from slime_core.config.parsing.words import takes_bool, unfit_text, wanted
 from slime_core.config.settings import Settings
-from slime_core.config.words import takes_bool, unfit_text, wanted
 from slime_core.errors import Problem
 from slime_core.files.json_text import shown
 

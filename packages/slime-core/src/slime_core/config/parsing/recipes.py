@@ -8,11 +8,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from slime_core.config.draft import Draft
-from slime_core.config.schema import closest, nearest
+from slime_core.config.parsing.draft import Draft
+from slime_core.config.parsing.schema import closest, nearest
+from slime_core.config.parsing.words import recipe_value
 from slime_core.config.sections import ALIASES
 from slime_core.config.stages import STAGE
-from slime_core.config.words import recipe_value
 from slime_core.errors import Problem
 from slime_core.files.json_text import MAX_DEPTH, is_deep
 from slime_core.plugins.index import home_of_section

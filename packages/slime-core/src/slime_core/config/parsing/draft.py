@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from slime_core.config.schema import Schema
+from slime_core.config.parsing.schema import Schema
 from slime_core.config.sections import RIVALS
 from slime_core.errors import Problem
 

@@ -10,8 +10,8 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 from slime_core.config.base import SectionModel
+from slime_core.config.parsing.words import annotation_of
 from slime_core.config.sections import CORE_SECTIONS
-from slime_core.config.words import annotation_of
 from slime_core.errors import ConfigError, Problem
 from slime_core.plugins import index
 from slime_core.plugins.hooks import ForeignFlags, Section

@@ -10,7 +10,7 @@ from slime_core.config.functions import Resolve
 from slime_core.config.sections import EnvironmentSection
 from slime_core.errors import EnvironmentFailure
 from slime_core.protocols import MULTI_TURN, Environment, GenerateContext, SamplingParams
-from slime_core.rollout.dialogue import Dialogue
+from slime_core.rollout.generators.dialogue import Dialogue
 from slime_core.rollout.group import reset
 from slime_core.samples import Sample
 

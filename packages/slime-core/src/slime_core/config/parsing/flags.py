@@ -6,11 +6,11 @@ import tomllib
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from slime_core.config.draft import Draft
-from slime_core.config.schema import Flag, Schema, closest, nearest
+from slime_core.config.parsing.draft import Draft
+from slime_core.config.parsing.schema import Flag, Schema, closest, nearest
+from slime_core.config.parsing.words import recipe_value, value_of
 from slime_core.config.sections import ALIASES
 from slime_core.config.stages import STAGE
-from slime_core.config.words import recipe_value, value_of
 from slime_core.errors import Problem
 from slime_core.files.json_text import shown
 

@@ -1,0 +1,1 @@
+"""The generators that come with core: how one response is made."""
