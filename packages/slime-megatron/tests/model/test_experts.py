@@ -31,7 +31,7 @@ def looped(rows, weights, gradient):
 @pytest.mark.parametrize("width", [(16, 24), (6, 10)], ids=["aligned", "not aligned"])
 def test_products_and_gradients_are_those_of_a_loop_over_rows(width, dtype):
     """Also those that CUDA computes, by torch's kernels for a CPU. A group has no rows."""
-    from slime_megatron.model import experts
+    from slime_megatron.model.layers import experts
 
     n_in, n_out = width
     rows, weights = drawn(9, n_in, seed=1, dtype=dtype), drawn(4, n_out, n_in, seed=2, dtype=dtype)

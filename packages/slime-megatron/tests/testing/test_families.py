@@ -216,7 +216,7 @@ def test_a_family_that_computes_something_else_is_told(tmp_path):
         ("nowhere.at_all:LAYERS", r"layers: nowhere\.at_all:LAYERS cannot be imported: ModuleNotFoundError"),
         (
             "slime_megatron.model.layers.norm:RMSNorm",
-            r"layers: slime_megatron\.model\.norm:RMSNorm is a type; wanted a FamilyLayers",
+            r"layers: slime_megatron\.model\.layers\.norm:RMSNorm is a type; wanted a FamilyLayers",
         ),
     ],
 )

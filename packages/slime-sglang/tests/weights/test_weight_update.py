@@ -187,10 +187,15 @@ def test_after_its_memory_was_released_a_server_gets_weights_before_its_cache(
         await engine.onload()
         await engine.probe(timeout_s=60)  # generates nothing, for which there is no cache
         await sync_weights(sender, engine, version="1", timeout_s=240)
-        return restored.log.read_text()[before:]
+        await asyncio.sleep(1)
+        return before
 
-    asked = re.findall(r'"(?:POST|GET) /(\w+) HTTP', restored.run(scenario()))
-    told = [path for path in asked if path != "health"]
+    before = restored.run(scenario())
+
+    def told():
+        asked = re.findall(r'"(?:POST|GET) /(\w+) HTTP', restored.log.read_text()[before:])
+        return [path for path in asked if path != "health"]
+
     update = [
         "pause_generation",
         "begin_weight_update",
@@ -198,15 +203,10 @@ def test_after_its_memory_was_released_a_server_gets_weights_before_its_cache(
         "end_weight_update",
     ]
     resume = "resume_memory_occupation"
-    assert told[: len(update) + 5] == [
-        resume,
-        "model_info",
-        *update,
-        "model_info",
-        resume,
-        "continue_generation",
-    ]
+    updated = [resume, "model_info", *update, "model_info", "continue_generation"]
+    assert told() == updated  # that of the cache is not back yet: a trainer may have weights there
     check_serves(tiny_llama(1))
+    assert told()[len(updated)] == resume
 
 
 def with_fault(tensors, fault):
