@@ -68,9 +68,13 @@ def update(ranks, tensors, version, transport):
     )
 
 
+#: Seed of the model that the tests before have left.
+NEWEST = 6
+
+
 @pytest.mark.parametrize(
     ("transport", "seed"),
-    [("memory", 1), ("distributed", 2), ("disk", 3), ("disk-delta", 4), ("nccl", 5), ("cuda-ipc", 6)],
+    [("memory", 1), ("distributed", 2), ("disk", 3), ("disk-delta", 4), ("nccl", 5), ("cuda-ipc", NEWEST)],
 )
 def test_after_an_update_both_ranks_serve_the_new_model(ranks, transport, seed):
     check_serves(ranks, llama(seed - 1))
@@ -86,7 +90,7 @@ def test_a_tensor_that_is_missing_is_named_and_the_old_weights_serve(ranks, name
     del tensors[name]
     with pytest.raises(WeightSyncError, match=name):
         update(ranks, tensors, "bad", "memory")
-    check_serves(ranks, llama(5))
+    check_serves(ranks, llama(NEWEST))
 
 
 def test_bytes_that_change_on_their_way_are_named_by_the_rank_that_checks_them(ranks):
@@ -103,4 +107,4 @@ def test_bytes_that_change_on_their_way_are_named_by_the_rank_that_checks_them(r
         ranks.run(sync_weights(torn, ranks.engine, version="bad", timeout_s=240, transport="memory"))
     assert first in str(caught.value)
     assert second in str(caught.value)
-    check_serves(ranks, llama(5))
+    check_serves(ranks, llama(NEWEST))
