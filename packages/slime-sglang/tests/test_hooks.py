@@ -172,7 +172,12 @@ def test_updates_that_are_staged_nowhere_are_refused_on_shared_devices() -> None
     assert problems_of(*REQUIRED, *nccl) == problems_of(*REQUIRED, *nccl, "--use-fault-tolerance") == []
     (problem,) = problems_of(*REQUIRED, *nccl, "--colocate")
     assert "found nccl with colocate; wanted cuda-ipc, memory, distributed or disk; NCCL refuses" in problem
-    assert problems_of(*REQUIRED, "--update-weight-transport", "cuda-ipc", "--colocate") == []
+    ipc = (*REQUIRED, "--update-weight-transport", "cuda-ipc", "--colocate")
+    assert problems_of(*ipc) == problems_of(*ipc, "--no-offload-rollout", "--use-fault-tolerance") == []
+    (problem,) = problems_of(*ipc, "--use-fault-tolerance")
+    assert (
+        "found cuda-ipc with use_fault_tolerance, where trainer and engine offload; wanted memory" in problem
+    )
 
 
 def build_problems(*flags: str, folder: Path = Path("m")) -> list[str]:

@@ -37,14 +37,12 @@ class SharedDevices:
     ) -> None:
         self._timeout_s, self._during = timeout_s, during
         self._trainer, self._engine = trainer, engine
-        self.are_shared = section.shares_devices
-        """Whether one of the two offloads its memory while the other is at work."""
+        self._are_shared = section.shares_devices
         self._offloads_train, self._offloads_rollout = section.offloads_train, section.offloads_rollout
         both = section.offloads_train and section.offloads_rollout
         self._offloads_weights = both and trainer.capabilities.offloads_weights
         self._trainer_is_in = self._engine_is_in = True
-        self.trainer_has_weights = True
-        """Whether the trainer could send."""
+        self._trainer_has_weights = True
         self.engine_has_weights = True
         """Whether the engine has weights; after `offload` it has none until `weights_arrived`."""
 
@@ -65,7 +63,7 @@ class SharedDevices:
         await self._change(self._to_engine)
 
     async def _change(self, turn: Callable[[], Awaitable[None]]) -> None:
-        if self.are_shared:
+        if self._are_shared:
             with self._during("offload"):
                 await within(self._timeout_s, "offloading (--weight-sync-timeout-s)", turn())
 
@@ -74,23 +72,23 @@ class SharedDevices:
         if not self._trainer_is_in:
             with self._during("wake_up"):
                 await self._trainer.onload()
-            self._trainer_is_in = self.trainer_has_weights = True
+            self._trainer_is_in = self._trainer_has_weights = True
 
     async def _to_update(self) -> None:
         await self._trainer_leaves()
-        if not self.trainer_has_weights:
+        if not self._trainer_has_weights:
             await self._engine_leaves()  # they have the room of its KV cache
             with self._during("wake_up"):
                 await cast(OffloadsWeights, self._trainer).onload_weights()
-            self.trainer_has_weights = True
+            self._trainer_has_weights = True
         await self._engine_comes()
 
     async def _to_engine(self) -> None:
         await self._trainer_leaves()
-        if self._offloads_weights and self.trainer_has_weights:
+        if self._offloads_weights and self._trainer_has_weights:
             with self._during("sleep"):
                 await cast(OffloadsWeights, self._trainer).offload_weights()
-            self.trainer_has_weights = False
+            self._trainer_has_weights = False
         await self._engine_comes()
 
     async def _trainer_leaves(self) -> None:

@@ -379,8 +379,6 @@ class Run(GeneratingHalf):
 
     async def supplied[T](self, work: Awaitable[T]) -> T:
         """Await generation while the trainer is free: weights go to servers that came back without any."""
-        if not self.devices.trainer_has_weights:
-            return await work  # they come with the next update
         version = max(self._version, self.trained_step)
         return await supplied(work, self.engine, version=version, send=lambda: self._send_weights(version))
 

@@ -1,8 +1,8 @@
-"""Moving an optimizer's state, and weights, to pinned memory of the host and back, for colocation: copies of all tensors at once, one wait."""
+"""Moving an optimizer's state, and weights, to pinned memory of the host and back, for colocation: copies of all at once, one wait."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,46 +11,6 @@ from torch import Tensor, UntypedStorage
 from torch.nn import Module
 
 from slime_megatron.optim.first_state import inner_optimizers
-
-
-def to_host(optimizer: MegatronOptimizer, model: Module) -> list[Tensor]:
-    """Move master weights and moments to the host, and return them: they are the same tensors, and `to_device` moves them back.
-
-    What is the model's own memory stays: master weights that are float32 weights themselves. So does what is on the host
-    already. (Megatron 0.19.2 would move either, and give the first memory of its own.)
-    """
-    kept = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    moved = [
-        tensor
-        for tensor in _tensors(optimizer)
-        if tensor.is_cuda and tensor.untyped_storage().data_ptr() not in kept
-    ]
-    copies = [
-        torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor.detach(), non_blocking=True)
-        for tensor in moved
-    ]
-    torch.cuda.current_stream().synchronize()
-    for tensor, copy in zip(moved, copies, strict=True):
-        tensor.data = copy
-    torch.cuda.empty_cache()
-    return moved
-
-
-def to_device(moved: list[Tensor]) -> None:
-    """Undo `to_host`; later work on the device's current stream sees the tensors there."""
-    for tensor in moved:
-        tensor.data = tensor.data.to("cuda", non_blocking=True)
-
-
-def _tensors(optimizer: MegatronOptimizer) -> Iterator[Tensor]:
-    """Yield the parameters of torch's optimizers, and their state, each tensor once."""
-    seen = set()
-    for each in inner_optimizers(optimizer):
-        parameters = [parameter for group in each.param_groups for parameter in group["params"]]
-        for tensor in (*parameters, *(value for state in each.state.values() for value in state.values())):
-            if isinstance(tensor, Tensor) and id(tensor) not in seen:
-                seen.add(id(tensor))
-                yield tensor
 
 
 @dataclass(frozen=True)
@@ -63,16 +23,24 @@ class OffloadedStorage:
     """What was in it, on the host, [n_bytes] uint8."""
 
 
-def weights_to_host(model: Module, device: torch.device) -> list[OffloadedStorage]:
-    """Give up the memory of a model's parameters and buffers on a device; `weights_to_device` takes it back.
+def to_host(
+    tensors: Iterable[Tensor], device: torch.device, *, but: Iterable[Tensor] = ()
+) -> list[OffloadedStorage]:
+    """Give up the memory of tensors that are on a device; `to_device` takes it back.
 
-    All views of it, as those of Megatron's buffers and of a float32 model's optimizer, see the same numbers again afterwards. Until
-    then none may be read or written.
+    All views of it, such as those of Megatron's buffers, see the same numbers again afterwards. Until then none may be read or
+    written. (Megatron 0.19.2 would move a float32 weight apart from its master weight, which is the same memory.)
+
+    Args:
+        tensors: whose memory is given up, once for all that share it.
+        device: memory elsewhere stays.
+        but: tensors whose memory stays, too.
     """
+    kept = {tensor.untyped_storage().data_ptr() for tensor in but}
     storages: dict[int, UntypedStorage] = {}
-    for tensor in (*model.parameters(), *model.buffers()):
+    for tensor in tensors:
         storage = tensor.untyped_storage()
-        if storage.nbytes() and tensor.device == device:
+        if storage.nbytes() and tensor.device == device and storage.data_ptr() not in kept:
             storages[storage.data_ptr()] = storage
     offloaded = [OffloadedStorage(storage, _host_copy(storage)) for storage in storages.values()]
     if device.type == "cuda":
@@ -84,11 +52,26 @@ def weights_to_host(model: Module, device: torch.device) -> list[OffloadedStorag
     return offloaded
 
 
-def weights_to_device(offloaded: Sequence[OffloadedStorage]) -> None:
-    """Undo `weights_to_host`; later work on the device's current stream sees the weights there."""
+def to_device(offloaded: Sequence[OffloadedStorage]) -> None:
+    """Undo `to_host`; later work on the device's current stream sees the numbers there."""
     for each in offloaded:
         each.storage.resize_(each.held.numel())
         _bytes(each.storage).copy_(each.held, non_blocking=True)
+
+
+def weights_of(model: Module) -> Iterator[Tensor]:
+    """Yield a model's parameters and buffers; not of Megatron's wrapper, which has `buffers` of its own."""
+    yield from model.parameters()
+    yield from model.buffers()
+
+
+def state_of(optimizer: MegatronOptimizer) -> Iterator[Tensor]:
+    """Yield master weights and moments: the parameters of torch's optimizers, and their state."""
+    for each in inner_optimizers(optimizer):
+        for group in each.param_groups:
+            yield from group["params"]
+        for state in each.state.values():
+            yield from (value for value in state.values() if isinstance(value, Tensor))
 
 
 def _host_copy(storage: UntypedStorage) -> Tensor:

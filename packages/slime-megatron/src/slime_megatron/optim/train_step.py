@@ -26,10 +26,10 @@ from slime_megatron.model.layers.router import (
 from slime_megatron.model.mtp import share_embedding
 from slime_megatron.optim.offload import (
     OffloadedStorage,
+    state_of,
     to_device,
     to_host,
-    weights_to_device,
-    weights_to_host,
+    weights_of,
 )
 from slime_megatron.optim.optimizer import (
     build_optimizer,
@@ -84,7 +84,7 @@ class TrainedModel:
         self._passes = Passes(self.model, world, times=times, output_processor=output_processor)
         self._world, self._times = world, times
         self._n_mtp_layers = n_mtp_layers
-        self._offloaded: list[Tensor] = []
+        self._offloaded: list[OffloadedStorage] = []
         self._offloaded_weights: list[OffloadedStorage] = []
 
     def forward(self, steps: Sequence[MicroBatches], like: Tensor, output: Callable[[Any], Tensor]) -> Tensor:
@@ -145,17 +145,17 @@ class TrainedModel:
     def offload(self) -> None:
         """Move the optimizer's state to the host and free the gradients. Nothing to do on a CPU."""
         if torch.cuda.is_available():
-            self._offloaded = to_host(self.optimizer, self.model)
+            self._offloaded = to_host(state_of(self.optimizer), device(), but=self.model.parameters())
             self.model.offload_grad_buffers()
 
     def offload_weights(self) -> None:
         """Move weights and buffers to the host. Nothing to do on a CPU, or where they are there."""
         if torch.cuda.is_available() and not self._offloaded_weights:
-            self._offloaded_weights = weights_to_host(self.model.module, device())
+            self._offloaded_weights = to_host(weights_of(self.model.module), device())
 
     def onload_weights(self) -> None:
         """Undo `offload_weights`."""
-        weights_to_device(self._offloaded_weights)
+        to_device(self._offloaded_weights)
         self._offloaded_weights = []
 
     def onload(self) -> None:

@@ -112,18 +112,25 @@ def external_problems(
 
 
 def rank_update_problems(settings: Settings, registry: Registry) -> Iterator[Problem]:
-    """Refuse updates that ranks of servers receive themselves where a rank is on the sender's GPU, and they cannot."""
-    transport = wanted_transport(settings.train)
-    if (
-        settings.cluster.colocate
-        and is_by_ranks(transport, registry)
-        and not shares_gpus(transport, registry)
-    ):
+    """Refuse updates that ranks of servers receive themselves where GPUs are shared in a way that they cannot serve."""
+    transport, cluster = wanted_transport(settings.train), settings.cluster
+    where = "train.update_weight_transport"
+    if not is_by_ranks(transport, registry):
+        return
+    if cluster.colocate and not shares_gpus(transport, registry):
         yield Problem(
-            "train.update_weight_transport",
+            where,
             f"{transport} with colocate",
             "cuda-ipc, memory, distributed or disk",
             "NCCL refuses a group of which two members share a GPU",
+        )
+    both_offload = cluster.offloads_train and cluster.offloads_rollout
+    if both_offload and settings.section(FleetSection).use_fault_tolerance:
+        yield Problem(
+            where,
+            f"{transport} with use_fault_tolerance, where trainer and engine offload",
+            "memory, distributed or disk",
+            "a server that is started again would get its weights from a trainer that has none on the GPU",
         )
 
 

@@ -89,7 +89,7 @@ class RankReceiver:
         while message:
             bucket = _bucket(message, self._opened.flat(message[BUFFER], rank, message["n_bytes"]))
             yield bucket
-            bucket.tensors.clear()
+            bucket.tensors.clear()  # so that nobody holds the sender's memory
             if self._device.type == "cuda":  # what reads the bucket is queued
                 torch.cuda.current_stream(self._device).synchronize()
             message = _heard(group)

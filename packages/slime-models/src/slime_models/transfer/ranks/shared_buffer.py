@@ -60,7 +60,7 @@ class SharedBuffers:
         self._number = 0
 
     def next(self, n_bytes: int, device: torch.device, n_ranks: int) -> SharedBuffer:
-        """Return the one whose turn it is, of at least this size."""
+        """Return the buffer to be filled next, of at least this size."""
         self._number = 1 - self._number
         held = self._buffers[self._number]
         if held is None or not _serves(held, n_bytes, device, n_ranks):

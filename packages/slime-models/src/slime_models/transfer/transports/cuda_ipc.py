@@ -69,12 +69,8 @@ def _by_gloo(_devices: Sequence[str]) -> str:
 
 
 def _create_sender(on_thread: OnThread) -> ThreadSender:
-    groups: list[RankGroup] = []
-    buffers = SharedBuffers()
-    carrier = partial(Sharing, buffers=buffers)
-    return ThreadSender(
-        lambda plan: SendingToRanks(plan, groups, carrier=carrier, backend=_by_gloo), on_thread
-    )
+    carrier = partial(Sharing, buffers=SharedBuffers())
+    return ThreadSender(partial(SendingToRanks, groups=[], carrier=carrier, backend=_by_gloo), on_thread)
 
 
 #: The entry point `cuda-ipc` of `slime.transports`.

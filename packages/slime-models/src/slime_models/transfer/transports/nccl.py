@@ -73,10 +73,8 @@ def backend_of(names: Sequence[str]) -> str:
 
 
 def _create_sender(on_thread: OnThread) -> ThreadSender:
-    groups: list[RankGroup] = []
-    return ThreadSender(
-        lambda plan: SendingToRanks(plan, groups, carrier=Broadcasting, backend=backend_of), on_thread
-    )
+    send = partial(SendingToRanks, groups=[], carrier=Broadcasting, backend=backend_of)
+    return ThreadSender(send, on_thread)
 
 
 #: The entry point `nccl` of `slime.transports`.
