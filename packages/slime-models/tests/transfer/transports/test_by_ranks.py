@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -259,3 +261,31 @@ def test_an_engine_without_ranks_is_refused(transport, storage):
         WeightSyncError, match=f"version 4: transport {transport.name} is for engines whose servers have"
     ):
         transport.create_receiver(dataclasses.replace(storage, has_ranks=False)).open("4")
+
+
+#: A process that ends with a group, one side of which waits in vain: prints, after what was registered later, whether they are left.
+ENDING = """
+import atexit
+sides = [None, None]
+atexit.register(lambda: print([side.told for side in sides]))
+import threading, torch
+from slime_models.transfer.meeting import BroadcastChannel, client_of, dist, view_of
+from slime_models.transfer.ranks.group import RankGroup
+store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+channel = BroadcastChannel(host="127.0.0.1", port=store.port, key="k", secret="s", n_receivers=1, timeout_s=5.0)
+view_of(store, channel).set("backend", "gloo")
+def join(rank):
+    sides[rank] = RankGroup(client_of(channel), rank, channel, torch.device("cpu"))
+threads = [threading.Thread(target=join, args=(rank,)) for rank in range(2)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+sides[1].broadcast(torch.zeros(1))
+"""
+
+
+def test_groups_are_left_before_the_interpreter_ends():
+    """Threads of a group let go of tensors, for which they need the interpreter; without it they abort the process, now and then."""
+    ended = subprocess.run([sys.executable, "-c", ENDING], capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stdout) == (0, "[None, None]\n"), ended.stderr

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import time
 import traceback
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -34,6 +36,19 @@ _GROUP, _BACKEND = "group", "backend"
 _MEETING = 6
 
 
+_open_groups: weakref.WeakSet[RankGroup] = weakref.WeakSet()
+
+
+@atexit.register
+def _leave_all() -> None:
+    """Leave the groups that are open at the end of the process.
+
+    Threads of a group let go of tensors, for which they need the interpreter: one that asks for it when it has gone aborts the process.
+    """
+    for group in list(_open_groups):
+        group.close()
+
+
 class RankGroup:
     """One member's side of a group: announcements by gloo, weights by gloo or NCCL.
 
@@ -58,6 +73,7 @@ class RankGroup:
         self._nccl: Any = _nccl_group(store, rank, channel) if is_nccl else None
         self.device = device if is_nccl else torch.device("cpu")
         """Of the tensors that are broadcast."""
+        _open_groups.add(self)
 
     def broadcast(self, flat: Tensor) -> Any:
         """Begin to broadcast a tensor of `device` from rank 0; returns what `wait` waits for."""
