@@ -10,7 +10,7 @@ from slime_core.protocols.memory import Device
 from slime_core.testing.memory import TINY_QWEN3, memory_question, write_config
 from slime_models.family.families.qwen3 import QWEN3
 from slime_torch.memory import engine_memory, engine_remedies
-from slime_torch.storage.cache import KvCache
+from slime_torch.model.decoder import Decoder
 
 
 @pytest.fixture
@@ -24,45 +24,54 @@ def question(tmp_path):
     return ask
 
 
+#: Of a page of 256 tokens: two layers, and one of them once more while it grows, of keys and values, 2 heads, 4 wide, in bfloat16.
+PAGE = 3 * 2 * 256 * 2 * 4 * 2
+
+
 def test_a_cache_that_grew_holds_what_is_predicted():
-    architecture = QWEN3.architecture(TINY_QWEN3)
-    a = architecture
-    cache = KvCache(
-        a.num_layers,
-        heads=a.num_query_groups,
-        dim=a.head_dim,
-        max_slots=16,
-        dtype=torch.bfloat16,
-        device=torch.device("cpu"),
-    )
+    a = QWEN3.architecture(TINY_QWEN3)
+    device = torch.device("cpu")
+    model = Decoder(QWEN3, a, max_length=64, dtype=torch.bfloat16, device=device)
+    cache = model.create_cache(16, dtype=torch.bfloat16)
     for length in (5, 20, 40):
-        cache.reserve(16, length)
+        for slot in range(16):
+            cache.hold(slot, length)
+        cache.reserve(16)
     assert cache.nbytes <= cache.predicted_bytes(16, 40)
-    # Two layers and, once it has grown, the spare: keys and values of 16 slots, 2 heads, 48 positions (40 and a sixteenth more,
-    # in sixteens), 4 wide.
-    assert cache.predicted_bytes(16, 40) == 3 * 2 * 16 * 2 * 48 * 4 * 2
+    # 2 pages of 32 tokens each for 16 slots, and nobody's; there are never more.
+    assert cache.predicted_bytes(16, 40) == 33 * PAGE // 8
+    assert cache.predicted_bytes(10, 40) == (21 + 5) * PAGE // 8  # a quarter more than were needed
 
 
 def test_weights_and_cache_of_the_most_requests(question):
-    """2,104 numbers; 8 slots of 32 tokens and a sixteenth more, in sixteens: 48."""
+    """2,104 numbers; 8 slots of 32 tokens, a page each, and nobody's page."""
     (found,) = engine_memory(question("--torch-max-running-requests", "8"))
     assert found.parts["weights"] == 2 * 2104
-    assert found.parts["KV cache"] == 3 * 2 * 8 * 2 * 48 * 4 * 2
+    assert found.parts["KV cache"] == 9 * PAGE
     assert found.first_device == 0
     assert found.host == {}
 
 
 def test_an_evaluation_may_have_the_longest_response(question):
-    (found,) = engine_memory(question("--torch-max-running-requests", "8", "--eval-max-response-len", "40"))
-    assert found.parts["KV cache"] == 3 * 2 * 8 * 2 * 64 * 4 * 2
+    """On a CPU, whose pages hold 32 tokens: one page for prompt and response of a step, two for those of an evaluation."""
+    asked = "--torch-max-running-requests", "8"
+    (of_a_step,) = engine_memory(question(*asked, kind="cpu"))
+    (found,) = engine_memory(question(*asked, "--eval-max-response-len", "40", kind="cpu"))
+    assert found.parts["KV cache"] * 9 == of_a_step.parts["KV cache"] * 17
 
 
 def test_no_more_requests_are_reckoned_with_than_a_step_has(question):
     """8 prompts with 2 samples: 16 of the 64 slots; but where steps overlap there may be more."""
     (found,) = engine_memory(question("--n-samples-per-prompt", "2"))
-    assert found.parts["KV cache"] == 3 * 2 * 16 * 2 * 48 * 4 * 2
+    assert found.parts["KV cache"] == 17 * PAGE
     (found,) = engine_memory(question("--n-samples-per-prompt", "2", "--loop", "one-step-off"))
-    assert found.parts["KV cache"] == 3 * 2 * 64 * 2 * 48 * 4 * 2
+    assert found.parts["KV cache"] == 65 * PAGE
+
+
+def test_the_cache_is_no_larger_than_it_may_be(question):
+    asked = question("--torch-max-total-tokens", "1000", "--torch-max-running-requests", "8")
+    (found,) = engine_memory(asked)
+    assert found.parts["KV cache"] == 5 * PAGE
 
 
 def test_a_colocated_engine_leaves_its_weights_with_the_host(question):

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from slime_core.cli.machine import memory_bytes
 from slime_core.errors import EngineError
 from slime_core.protocols import (
     Completion,
@@ -138,10 +139,10 @@ class TorchEngine:
         return completion
 
     async def current_load(self) -> EngineLoad:
-        """Return how busy it is, between two steps. It puts no request back: what has a slot has room for all of its context."""
+        """Return how busy it is, between two steps."""
         if self._state not in ("ready", "offloaded"):
             self._check_state("ready")
-        load: EngineLoad = await self._worker.call(lambda: self._scheduler.current_load(self.max_context_len))
+        load: EngineLoad = await self._worker.call(self._scheduler.current_load)
         return load
 
     async def abort(self) -> None:
@@ -259,7 +260,11 @@ class TorchEngine:
             with_kernels=self._section.kernels,
         )
         self.model.weights.load(checkpoint)
-        self._cache = self.model.create_cache(self._section.max_running_requests)
+        self._cache = self.model.create_cache(
+            self._section.max_running_requests,
+            max_bytes=_half_of_memory(self.device),
+            max_tokens=self._section.max_total_tokens,
+        )
         self._scheduler = self._worker.scheduler = Scheduler(
             self.model,
             self._cache,
@@ -346,6 +351,14 @@ class TorchEngine:
                 request.future.set_result(request.completion(self.weight_version))
             else:
                 request.future.set_exception(EngineError(*error.args))
+
+
+def _half_of_memory(device: torch.device) -> int | None:
+    """Return half of the GPU's memory that is free now, or of the machine's; None where that is unknown."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0] // 2)
+    found = memory_bytes()
+    return None if found is None else found // 2
 
 
 def context_len(section: TorchSection, architecture: Architecture) -> int:

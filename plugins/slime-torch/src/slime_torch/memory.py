@@ -17,6 +17,7 @@ from slime_torch.engine import context_len, engine_dtype
 from slime_torch.layers.builder import attention_dtype
 from slime_torch.model.decoder import Decoder
 from slime_torch.section import TorchSection
+from slime_torch.storage.cache import page_len_on
 from slime_torch.storage.weights import can_pack
 
 _FLOAT32 = 4
@@ -50,7 +51,13 @@ def engine_memory(question: MemoryQuestion) -> Sequence[MemoryEstimate]:
         slots = min(slots, sizes.over_sampling_batch_size * sizes.n_samples_per_prompt)
     longest = min(question.longest_request, context_len(section, architecture))
     decoder = Decoder(family, architecture, max_length=1, dtype=dtype, device=torch.device("meta"))
-    cache = decoder.create_cache(slots, dtype=attention_dtype(dtype, device))
+    cache = decoder.create_cache(
+        slots,
+        max_len=longest,
+        max_tokens=section.max_total_tokens,
+        page_len=page_len_on(device),
+        dtype=attention_dtype(dtype, device),
+    )
     parts = {
         "weights": weights,
         "KV cache": cache.predicted_bytes(slots, longest),

@@ -28,9 +28,9 @@ class Means:
     def __init__(self, width):
         self.width = width
 
-    def create_store(self, max_slots, *, dtype=None):
+    def create_store(self, *, page_len, dtype=None):
         parts = [((self.width,), torch.float32), ((1,), torch.float32)]
-        return StateStore(LAYERS, parts=parts, max_slots=max_slots, device=torch.device("cpu"))
+        return StateStore(LAYERS, parts=parts, device=torch.device("cpu"))
 
     def begin(self, batch, store):
         return batch, store
@@ -46,13 +46,13 @@ class Mean:
     def mix(self, x, now):
         batch, store = now
         sums, counts = store.layers[self.number]
-        if batch.runs is None:
+        if batch.prompts is None:
             n = len(x)
             sums[:n] += x
             counts[:n] += 1
             return sums[:n] / counts[:n]
         mixed = torch.empty_like(x)
-        for run in batch.runs:
+        for run in batch.prompts.runs:
             added = x[run.tokens].view(run.prompts, run.length, -1).cumsum(1)
             sums[run.slots], counts[run.slots] = added[:, -1], float(run.length)
             mixed[run.tokens] = (added / torch.arange(1.0, run.length + 1)[:, None]).flatten(0, 1)

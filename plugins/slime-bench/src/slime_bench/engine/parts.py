@@ -35,7 +35,9 @@ def decoding_parts(model: Decoder, *, rows: int, length: int) -> dict[str, float
     """
     a, device = model.architecture, model.device
     cache = model.create_cache(rows)
-    cache.reserve(rows, length + 1)
+    for slot in range(rows):
+        cache.hold(slot, length + 1)
+    cache.reserve(rows)
     lengths = torch.full((rows,), length, device=device)
     tokens = torch.arange(rows, device=device) % a.vocab_size
     hidden = model.decode(tokens, lengths, cache)
@@ -44,7 +46,7 @@ def decoding_parts(model: Decoder, *, rows: int, length: int) -> dict[str, float
     heads = torch.randn(rows, a.num_attention_heads + 2 * a.num_query_groups, a.head_dim)
     heads = heads.to(device, model.dtype)
     inputs = inputs_of(model, rows)
-    batch = Batch(lengths, torch.arange(rows, device=device))
+    batch = Batch(lengths, torch.arange(rows, device=device), cache.pages(rows), cache.page_len)
     begun = {
         kind: kind.begin(batch, store)
         for kind, store in zip(model.kinds, cache.stores, strict=True)

@@ -36,9 +36,9 @@ class DeltaNets:
             ((a.linear_num_value_heads, a.linear_key_head_dim, a.linear_value_head_dim), torch.float32),
         ]
 
-    def create_store(self, max_slots: int, *, dtype: torch.dtype | None = None) -> StateStore:
+    def create_store(self, *, page_len: int, dtype: torch.dtype | None = None) -> StateStore:
         """Return an empty store; a state is float32 whatever the dtype."""
-        return StateStore(self._n_layers, parts=self._parts, max_slots=max_slots, device=self._device)
+        return StateStore(self._n_layers, parts=self._parts, device=self._device)
 
     def begin(self, batch: Batch, store: StateStore) -> tuple[Batch, StateStore]:
         """Begin a pass."""
@@ -81,7 +81,7 @@ class DeltaNet:
         beta = beta.sigmoid()
         decay = F.softplus(decay.float() + self._dt_bias.tensor.float()) * -self._decay.tensor.float().exp()
         inputs, memory = store.layers[self._index]
-        if batch.runs is None:
+        if batch.prompts is None:
             n = len(x)
             read = self._recur([part[:, None] for part in (channels, beta, decay)], inputs[:n], memory[:n])
         else:
@@ -96,7 +96,7 @@ class DeltaNet:
                         memory,
                         slots=run.slots,
                     )
-                    for run in batch.runs
+                    for run in batch.prompts.runs
                 ]
             )
         normed = F.rms_norm(read.float(), (a.linear_value_head_dim,), None, self._epsilon).to(x.dtype)

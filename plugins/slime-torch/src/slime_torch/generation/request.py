@@ -78,8 +78,10 @@ class Request:
         self.tokens: list[int] = []
         self.log_probs: list[float] = []
         self._sampling_masks: list[SamplingMask] = []
+        self.number = 0
+        """How many were submitted before, this one included."""
         self.cached_tokens = 0
-        """Prompt tokens whose keys and values were copied from another request."""
+        """Prompt tokens whose keys and values are those of another request."""
         self.hidden: Any = None
         """Hidden state after the prompt, for requests with the same prompt. None if it may not be shared."""
         self._routes: list[NDArray[np.int16]] = []
@@ -96,6 +98,11 @@ class Request:
     def length(self) -> int:
         """Number of tokens of prompt and response so far."""
         return len(self.prompt) + len(self.tokens)
+
+    @property
+    def max_length(self) -> int:
+        """Number of tokens of prompt and the longest response."""
+        return len(self.prompt) + self.params.max_new_tokens
 
     def append(
         self, token: int, log_prob: float, sampling_mask: SamplingMask = None, *, version: str = ""

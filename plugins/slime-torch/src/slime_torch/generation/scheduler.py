@@ -22,6 +22,9 @@ from slime_torch.storage.cache import Cache
 class Scheduler:
     """Requests that wait and requests that run; running ones fill the first slots of the cache, without holes.
 
+    A request begins when the cache has room for it, and one page more for each running one that may need more. Where there is no room
+    left for a next token, those that came last are put back in front of the queue, and are prefilled again with what they have.
+
     Args:
         model: with its weights.
         cache: of the same model.
@@ -49,21 +52,27 @@ class Scheduler:
         self.running: list[Request] = []
         self.version = "initial"
         """Of the weights."""
+        self._n_submitted = self._n_retracted = 0
 
     @property
     def busy(self) -> bool:
         """Whether anything waits or runs."""
         return bool(self.waiting or self.running)
 
-    def current_load(self, longest: int) -> EngineLoad:
-        """Return how busy it is, by the tokens that its slots would hold if each had `longest`."""
-        held = sum(request.length for request in self.running)
-        usage = held / (self._max_running * longest)
-        return EngineLoad(kv_cache_usage=usage, running=len(self.running), queued=len(self.waiting))
+    def current_load(self) -> EngineLoad:
+        """Return how busy it is."""
+        return EngineLoad(
+            kv_cache_usage=self._cache.usage,
+            running=len(self.running),
+            queued=len(self.waiting),
+            retractions=self._n_retracted,
+        )
 
     def submit(self, requests: Iterable[Request]) -> None:
         """Queue requests, in order."""
-        self.waiting.extend(requests)
+        for request in requests:
+            request.number = self._n_submitted = self._n_submitted + 1
+            self.waiting.append(request)
 
     @torch.inference_mode()
     def step(self) -> list[Request]:
@@ -72,11 +81,11 @@ class Scheduler:
         self._admit()
         finished = self._leave()
         if self.running:
+            self._make_room()
+            device = self._model.device
             lengths = [
                 request.length - 1 for request in self.running
             ]  # the newest token is not in the cache yet
-            self._cache.reserve(len(self.running), max(lengths) + 1)
-            device = self._model.device
             tokens = upload(np.array([request.tokens[-1] for request in self.running]), device)
             routes = self._new_routes()
             hidden = self._model.decode(tokens, upload(np.array(lengths), device), self._cache, routes=routes)
@@ -98,14 +107,16 @@ class Scheduler:
         """Take every request out."""
         requests = [*self.running, *self.waiting]
         self.running, self.waiting = [], deque()
+        self._cache.clear()
         return requests
 
     def retract(self) -> None:
         """Put the running requests back in front of the queue, to be prefilled anew with what they have."""
         for request in self.running:
             request.hidden = None
-        self.waiting.extendleft(reversed(self.running))
+        self.waiting.extendleft(sorted(self.running, key=lambda request: -request.number))
         self.running = []
+        self._cache.clear()
 
     def forbid_sharing(self) -> None:
         """Share no prompt that was prefilled before now: the weights have changed."""
@@ -125,64 +136,79 @@ class Scheduler:
 
     def _keep(self, wanted: Callable[[Request], bool]) -> None:
         """Keep some running requests, and fill the holes with the last ones."""
-        running = self.running
-        slot = 0
+        running, slot = self.running, 0
         while slot < len(running):
             if wanted(running[slot]):
                 slot += 1
                 continue
+            self._cache.release(slot)
             last = running.pop()
             if slot < len(running):
-                if wanted(last):
-                    self._cache.copy(len(running), slot, last.length - 1)
+                self._cache.move(len(running), slot)
                 running[slot] = last
 
+    def _make_room(self) -> None:
+        """Give each running request room for its newest token, and put back those that came last where there is not enough."""
+        while not self._cache.has_room([request.length for request in self.running]):
+            last = max(self.running, key=lambda request: request.number)
+            last.hidden = None
+            self._keep(lambda request, last=last: request is not last)  # type: ignore[misc]  # its default is its value
+            self.waiting.appendleft(last)
+            self._n_retracted += 1
+        for slot, request in enumerate(self.running):
+            self._cache.hold(slot, request.length)
+        self._cache.reserve(len(self.running))
+
     def _admit(self) -> None:
-        """Move waiting requests into free slots: prefill each context once, and copy it to its twins."""
-        n = min(len(self.waiting), self._max_running - len(self.running))
-        if n == 0:
-            return
-        new = [self.waiting.popleft() for _ in range(n)]
-        longest = max(request.length for request in (*self.running, *new))
-        self._cache.reserve(len(self.running) + n, longest + 1)
-        donors = {}
-        if self._cache.has_prefixes:
-            donors = {
-                request.prompt: slot
-                for slot, request in enumerate(self.running)
-                if request.hidden is not None
-            }
+        """Move waiting requests into free slots while there is room: prefill each context once, and share it with its twins."""
         first = len(self.running)
-        self.running += new
-        twins: dict[tuple[int, ...], list[int]] = {}
-        for slot, request in enumerate(new, start=first):
-            twins.setdefault(request.context, []).append(slot)
-        hidden: dict[int, Tensor] = {}
-        to_prefill = {}
-        for context, slots in twins.items():
-            donor = donors.get(context)
-            if donor is None:
-                to_prefill[slots[0]] = context
+        sources = self._begun() if self._cache.has_prefixes else {}
+        to_prefill: dict[int, tuple[int, ...]] = {}
+        twins: list[tuple[int, int, tuple[int, int] | None]] = []
+        spare = sum(map(self._may_grow, range(first)))
+        while self.waiting and len(self.running) < self._max_running:
+            request, slot = self.waiting[0], len(self.running)
+            source, length = sources.get(request.context), request.length
+            shared = 0 if source is None else length
+            if not self._cache.fits(length + 1, shared=shared, spare=spare):
+                break
+            self.running.append(self.waiting.popleft())
+            if source is None:
+                sources[request.context], to_prefill[slot] = slot, request.context
             else:
-                self._share(donor, slots, self.running[donor].hidden, hidden)
-        for slot, state in self._prefill(to_prefill).items():
-            slots = twins[to_prefill[slot]]
-            self._share(slot, slots[1:], state, hidden)
-            hidden[slot] = state
+                twins.append((source, slot, self._cache.share(source, slot, length)))
+            self._cache.hold(slot, length + 1)
+            spare += self._may_grow(slot)
+        new = self.running[first:]
+        if not new:
+            return
+        self._cache.reserve(len(self.running))
+        hidden = self._prefill(to_prefill)
+        for source, slot, page in twins:
+            self._cache.copy(source, slot, page)
+            hidden[slot] = self._take_over(source, slot, hidden)
         for slot, request in enumerate(new, start=first):
             request.hidden = None if request.tokens else hidden[slot]
-        self._sample(torch.stack([hidden[slot] for slot in range(first, first + n)]), new)
+        self._sample(torch.stack([hidden[slot] for slot in range(first, len(self.running))]), new)
 
-    def _share(self, source: int, targets: list[int], state: Tensor, hidden: dict[int, Tensor]) -> None:
-        """Give slots the context of a slot that holds it already."""
-        shared = self.running[source].routes
-        for target in targets:
-            if shared is not None:
-                self.running[target].take_routes(shared, since=0)
-            length = self.running[target].length
-            self._cache.copy(source, target, length)
-            self.running[target].cached_tokens += length
-            hidden[target] = state
+    def _may_grow(self, slot: int) -> bool:
+        """Return whether the request of a slot may need more pages than it has."""
+        return not self._cache.has_room_in(slot, self.running[slot].max_length)
+
+    def _begun(self) -> dict[tuple[int, ...], int]:
+        """Return prompt -> slot of a running request whose prompt may be shared."""
+        return {
+            request.prompt: slot for slot, request in enumerate(self.running) if request.hidden is not None
+        }
+
+    def _take_over(self, source: int, target: int, hidden: dict[int, Tensor]) -> Tensor:
+        """Give a slot what is known of the context of a slot that holds it already; returns its hidden state."""
+        request = self.running[target]
+        state: Tensor = hidden[source] if source in hidden else self.running[source].hidden
+        if (routes := self.running[source].routes) is not None:
+            request.take_routes(routes, since=0)
+        request.cached_tokens += request.length
+        return state
 
     def _prefill(self, contexts: dict[int, tuple[int, ...]]) -> dict[int, Tensor]:
         """Prefill contexts (slot -> ids), those of one length together; returns slot -> hidden state."""

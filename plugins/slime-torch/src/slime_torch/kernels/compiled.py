@@ -23,9 +23,8 @@ _BYTES = ir.IntType(8).as_pointer()
 _FAST = {"reassoc", "contract", "nsz"}
 _SIGNATURE, _W = types.void(types.voidptr), types.int64
 _KINDS = {2: np.uint16, 4: np.float32}
-_CACHE_LINE = 64
-#: Positions of the next keys or values that are fetched early: from there the CPU sees for itself where reading goes.
-_AHEAD = 64
+#: Bytes of a cache line, and positions of the next keys or values that are fetched early.
+_CACHE_LINE, _AHEAD = 64, 64
 
 # Of `_exp`: x = n log 2 + r, and a polynomial for exp(r). Source: Cephes, expf.c (Moshier); relative error below 2e-7.
 _F = np.float32
@@ -49,11 +48,9 @@ def _take(typing, block):
 @intrinsic
 def _pointer(typing, address):
     """Return an int64 as an address."""
-
-    def emit(context, builder, signature, args):
-        return builder.inttoptr(args[0], _BYTES)
-
-    return types.voidptr(types.int64), emit
+    return types.voidptr(types.int64), lambda context, builder, signature, args: builder.inttoptr(
+        args[0], _BYTES
+    )
 
 
 @intrinsic
@@ -94,57 +91,80 @@ def _power_of_two(typing, exponent):
 
 
 @intrinsic(prefer_literal=True)
-def _dot(typing, queries, keys, ahead, n, scale, weights, stride, dim, group, itemsize):
+def _dot(typing, queries, keys, ahead, pages, page, n, scale, weights, row, dim, group, itemsize, page_len):
     """Write the products of `group` queries with each of `n` keys, times `scale`, as float32.
 
-    Product of query j and key p lies at element `j * stride + p` of `weights`. What lies at `ahead` is fetched meanwhile.
+    Keys lie in pages of `page_len`, that are `page` bytes apart, and whose numbers are at `pages`. Product of query j and key p lies at
+    element `j * row + p` of `weights`. What lies `ahead` bytes behind each of the first keys is fetched meanwhile.
     """
     d, g, size = dim.literal_value, group.literal_value, itemsize.literal_value
 
     def emit(context, builder, signature, args):
-        queries, keys, ahead, n, scale, weights, stride = args[:7]
+        queries, keys, ahead, pages, page, n, scale, weights, row = args[:9]
         factor = _splat(builder, scale, _lanes(d))
         scaled = [
             [builder.fmul(q, factor) for q in _load(builder, _plus(builder, queries, j * d * size), d, size)]
             for j in range(g)
         ]
         with cgutils.for_range(builder, n) as loop:
-            row = builder.mul(loop.index, ir.Constant(_I64, d * size))
-            _fetch(builder, builder.add(ahead, row), loop.index, d * size)
-            key = _load(builder, builder.add(keys, row), d, size)
+            address = _in_pages(
+                builder, keys, pages, page, ahead, loop.index, page_len.literal_value, d * size
+            )
+            key = _load(builder, address, d, size)
             for j in range(g):
                 product = builder.fmul(scaled[j][0], key[0])
                 for a, b in zip(scaled[j][1:], key[1:], strict=True):
                     product = _multiply_add(builder, a, b, product)
-                element = builder.add(builder.mul(stride, ir.Constant(_I64, j)), loop.index)
+                element = builder.add(builder.mul(row, ir.Constant(_I64, j)), loop.index)
                 at = builder.add(weights, builder.mul(element, ir.Constant(_I64, 4)))
                 builder.store(_total(builder, product), builder.inttoptr(at, _FLOAT.as_pointer()))
         return context.get_dummy_value()
 
-    return types.void(_W, _W, _W, _W, types.float32, _W, _W, dim, group, itemsize), emit
+    return types.void(*(_W,) * 6, types.float32, _W, _W, dim, group, itemsize, page_len), emit
 
 
 @intrinsic(prefer_literal=True)
-def _mix(typing, weights, values, ahead, n, factor, out, dim, itemsize):
-    """Write the sum of `n` values by their float32 weights, times `factor`; what lies at `ahead` is fetched meanwhile."""
+def _mix(typing, weights, values, ahead, pages, page, n, factor, out, dim, itemsize, page_len):
+    """Write the sum of `n` values by their float32 weights, times `factor`; values lie, and more is fetched, as in `_dot`."""
     d, size = dim.literal_value, itemsize.literal_value
 
     def emit(context, builder, signature, args):
-        weights, values, ahead, n, factor, out = args[:6]
+        weights, values, ahead, pages, page, n, factor, out = args[:8]
         zeros = ir.Constant(ir.VectorType(_FLOAT, _lanes(d)), [0.0] * _lanes(d))
         sums = [cgutils.alloca_once_value(builder, zeros) for _ in range(d // _lanes(d))]
         with cgutils.for_range(builder, n) as loop:
-            row = builder.mul(loop.index, ir.Constant(_I64, d * size))
-            _fetch(builder, builder.add(ahead, row), loop.index, d * size)
+            address = _in_pages(
+                builder, values, pages, page, ahead, loop.index, page_len.literal_value, d * size
+            )
             at = builder.add(weights, builder.mul(loop.index, ir.Constant(_I64, 4)))
             weight = _splat(builder, builder.load(builder.inttoptr(at, _FLOAT.as_pointer())), _lanes(d))
-            for one, value in zip(sums, _load(builder, builder.add(values, row), d, size), strict=True):
+            for one, value in zip(sums, _load(builder, address, d, size), strict=True):
                 builder.store(_multiply_add(builder, weight, value, builder.load(one)), one)
         scale = _splat(builder, factor, _lanes(d))
         _store(builder, out, [builder.fmul(builder.load(one), scale) for one in sums], size)
         return context.get_dummy_value()
 
-    return types.void(_W, _W, _W, _W, types.float32, _W, dim, itemsize), emit
+    return types.void(*(_W,) * 6, types.float32, _W, dim, itemsize, page_len), emit
+
+
+def _in_pages(builder, first, pages, page, ahead, index, page_len, n_bytes):
+    """Return the address of element `index`, of `n_bytes`, of what lies in pages (see `_dot`), of which page 0 begins at `first`.
+
+    If it is one of the first, what lies `ahead` is asked for: a hint, which may be of any address.
+    """
+    kind = ir.FunctionType(ir.VoidType(), [_BYTES, _I32, _I32, _I32])
+    prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    read, near, data = (ir.Constant(_I32, number) for number in (0, 3, 1))
+    shift, inside = page_len.bit_length() - 1, ir.Constant(_I64, page_len - 1)
+    number = builder.lshr(index, ir.Constant(_I64, shift))
+    at = builder.inttoptr(builder.add(pages, builder.shl(number, ir.Constant(_I64, 3))), _I64.as_pointer())
+    begin = builder.add(first, builder.mul(builder.load(at), page))
+    address = builder.add(begin, builder.mul(builder.and_(index, inside), ir.Constant(_I64, n_bytes)))
+    with builder.if_then(builder.icmp_signed("<", index, ir.Constant(_I64, _AHEAD))):
+        for line in range(0, n_bytes, _CACHE_LINE):
+            at = builder.inttoptr(_plus(builder, builder.add(address, ahead), line), _BYTES)
+            builder.call(prefetch, [at, read, near, data])
+    return address
 
 
 def _lanes(dim):
@@ -156,8 +176,7 @@ def _load(builder, address, dim, itemsize):
     """Return `dim` elements as vectors of float32.
 
     Two bfloat16 numbers are a 32-bit word, and a bfloat16 is the upper half of its float32: the even element is the word's lower
-    half shifted up, the odd one its upper half. Vectors of even elements and of odd ones alternate; sums over all elements do
-    not mind, and `_store` puts them back.
+    half shifted up, the odd one its upper half. Vectors of even elements and of odd ones alternate, until `_store` puts them back.
     """
     width = _lanes(dim)
     words, floats = ir.VectorType(_I32, width), ir.VectorType(_FLOAT, width)
@@ -220,21 +239,12 @@ def _multiply_add(builder, a, b, c):
 
 def _total(builder, vector):
     """Return the sum of a vector."""
-    kind = ir.FunctionType(_FLOAT, [_FLOAT, vector.type])
-    name = f"llvm.vector.reduce.fadd.v{vector.type.count}f32"
+    kind, name = (
+        ir.FunctionType(_FLOAT, [_FLOAT, vector.type]),
+        f"llvm.vector.reduce.fadd.v{vector.type.count}f32",
+    )
     function = cgutils.get_or_insert_function(builder.module, kind, name)
     return builder.call(function, [ir.Constant(_FLOAT, -0.0), vector], fastmath=("reassoc",))
-
-
-def _fetch(builder, address, index, n_bytes):
-    """Ask for memory that is read soon, if `index` is one of the first: a hint, the address may be of anything."""
-    kind = ir.FunctionType(ir.VoidType(), [_BYTES, _I32, _I32, _I32])
-    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-    read, near, data = (ir.Constant(_I32, number) for number in (0, 3, 1))
-    with builder.if_then(builder.icmp_signed("<", index, ir.Constant(_I64, _AHEAD))):
-        for line in range(0, n_bytes, _CACHE_LINE):
-            at = builder.inttoptr(_plus(builder, address, line), _BYTES)
-            builder.call(function, [at, read, near, data])
 
 
 @njit(fastmath={"contract"}, inline="always")
@@ -311,90 +321,79 @@ def norm_kernel(itemsize: int, *, cache: bool):
     return norm
 
 
-def place_kernel(itemsize: int, *, cache: bool):
+def place_kernel(itemsize: int, *, page_len: int, cache: bool):
     """Return the compiled norm of query and key heads (optional), their rotation in place, and the writes of keys and values.
 
-    Block: taken, rows, heads, kv_heads, dim, then the addresses of the heads [rows, heads + 2 * kv_heads, dim], cosine and signed sine
-    [positions, dim], positions and slots (int64 [rows]), keys and values [slots, kv_heads, capacity, dim], then slots, capacity,
-    the addresses of the weights of the query norm and the key norm (float32 [dim]; 0 for none) and epsilon (float64).
+    Block: taken, rows, heads, kv_heads, dim, angles, pages, then the addresses of the heads [rows, heads + 2 * kv_heads, dim], cosine and
+    signed sine [2, angles, dim], positions, pages and places inside them (int64 [3, rows]), keys and values [2, pages, kv_heads, page_len,
+    dim], the weights of the query norm and the key norm (float32 [dim]; 0 for none), and epsilon (float64).
     """
     kind = _KINDS[itemsize]
 
     @cfunc(_SIGNATURE, cache=cache, error_model="numpy")
-    def place(block):
-        words = carray(block, 17, np.int64)
-        rows, n_query, n_kv, dim, n_slots, capacity = (
-            words[1],
-            words[2],
-            words[3],
-            words[4],
-            words[12],
-            words[13],
-        )
-        heads = carray(_pointer(words[5]), (rows, n_query + 2 * n_kv, dim), kind)
-        n_positions = 1 << 40  # of no account, and not looked at
-        cosine = carray(_pointer(words[6]), (n_positions, dim), kind)
-        sine = carray(_pointer(words[7]), (n_positions, dim), kind)
-        positions = carray(_pointer(words[8]), rows, np.int64)
-        slots = carray(_pointer(words[9]), rows, np.int64)
-        keys = carray(_pointer(words[10]), (n_slots, n_kv, capacity, dim), kind)
-        values = carray(_pointer(words[11]), (n_slots, n_kv, capacity, dim), kind)
-        epsilon = _F(carray(block, 17, np.float64)[16])
+    def place_heads(block):
+        words = carray(block, 14, np.int64)
+        rows, n_query, n_kv, dim = words[1], words[2], words[3], words[4]
+        heads = carray(_pointer(words[7]), (rows, n_query + 2 * n_kv, dim), kind)
+        angles = carray(_pointer(words[8]), (2, words[5], dim), kind)
+        where = carray(_pointer(words[9]), (3, rows), np.int64)
+        kept = carray(_pointer(words[10]), (2, words[6], n_kv, page_len, dim), kind)
+        epsilon = _F(carray(block, 14, np.float64)[13])
         while True:
             first = _take(block) * 4
             if first >= rows:
                 break
             for row in range(first, min(first + 4, rows)):
-                slot, position = slots[row], positions[row]
+                position, page, place = where[0, row], where[1, row], where[2, row]
                 for h in range(n_query + n_kv):
-                    weight = words[14] if h < n_query else words[15]
+                    weight = words[11] if h < n_query else words[12]
                     if weight != 0:
                         head = heads[row, h]
                         _norm_row(head, carray(_pointer(weight), dim, np.float32), epsilon, head)
-                    _rotate(heads[row, h], cosine[position], sine[position])
+                    _rotate(heads[row, h], angles[0, position], angles[1, position])
                 for h in range(n_kv):
-                    _copy(heads[row, n_query + h], keys[slot, h, position])
-                    _copy(heads[row, n_query + n_kv + h], values[slot, h, position])
+                    _copy(heads[row, n_query + h], kept[0, page, h, place])
+                    _copy(heads[row, n_query + n_kv + h], kept[1, page, h, place])
 
-    return place
+    return place_heads
 
 
-def attend_kernel(itemsize: int, *, dim: int, group: int, cache: bool):
-    """Return the compiled attention of one query a row and head to what its slot holds; row i has slot i.
+def attend_kernel(itemsize: int, *, dim: int, group: int, page_len: int, cache: bool):
+    """Return the compiled attention of one query a row and head, `group` of which share keys, to what its slot holds; row i has slot i.
 
-    Args:
-        itemsize: bytes of an element.
-        dim: of a head, a multiple of 16.
-        group: query heads that share a key head.
-        cache: keep what is compiled on disk.
-
-    Block: taken, rows, kv_heads, capacity, then the addresses of the heads [rows, (group + 2) * kv_heads, dim], of which the queries
-    are read, keys and values [slots, kv_heads, capacity, dim], positions (int64 [rows]: the last one that a row looks at), out
-    [rows, group * kv_heads, dim], and the factor of the products (float64).
+    Block: taken, rows, kv_heads, pages of a row, then the addresses of the heads [rows, (group + 2) * kv_heads, dim], of which the
+    queries are read, keys and values [all pages, kv_heads, page_len, dim], positions (int64 [rows]: the last one that a row looks at),
+    the pages of each row in order (int64 [rows, pages of a row]), out [rows, group * kv_heads, dim], and the products' factor (float64).
     """
     head = dim * itemsize  # bytes
 
     @cfunc(_SIGNATURE, cache=cache, error_model="numpy")
     def attend(block):
-        words = carray(block, 10, np.int64)
-        rows, n_kv, capacity = words[1], words[2], words[3]
+        words = carray(block, 11, np.int64)
+        rows, n_kv, n_pages = words[1], words[2], words[3]
         positions = carray(_pointer(words[7]), rows, np.int64)
-        scale = _F(carray(block, 10, np.float64)[9])
-        weights = np.empty((group, capacity), np.float32)
+        scale = _F(carray(block, 11, np.float64)[10])
+        weights = np.empty((group, n_pages * page_len), np.float32)
+        between, lane = words[6] - words[5], page_len * head
         while True:
             row = _take(block)
             if row >= rows:
                 break
-            n = positions[row] + 1
+            n, pages = positions[row] + 1, words[8] + row * n_pages * 8
             for h in range(n_kv):
-                lane = (row * n_kv + h) * capacity * head
-                keys, values = words[5] + lane, words[6] + lane
+                keys, values = words[5] + h * lane, words[6] + h * lane
                 query = words[4] + (row * (group + 2) * n_kv + h * group) * head
-                out = words[8] + (row * n_kv + h) * group * head
-                _dot(query, keys, values, n, scale, weights.ctypes.data, capacity, dim, group, itemsize)
+                out = words[9] + (row * n_kv + h) * group * head
+                _dot(
+                    query, keys, between, pages, n_kv * lane, n, scale, weights.ctypes.data, n_pages * page_len,
+                    dim, group, itemsize, page_len,
+                )  # fmt: skip
                 for j in range(group):
                     factor = _softmax(weights[j], n)
-                    following = keys + capacity * head if j == 0 else values
-                    _mix(weights[j].ctypes.data, values, following, n, factor, out + j * head, dim, itemsize)
+                    ahead = lane - between if j == 0 else 0  # keys of the next head
+                    _mix(
+                        weights[j].ctypes.data, values, ahead, pages, n_kv * lane, n, factor, out + j * head,
+                        dim, itemsize, page_len,
+                    )  # fmt: skip
 
     return attend

@@ -73,23 +73,23 @@ class GroupedQueries:
         self._norms.append(norms)
         return len(self._norms) - 1
 
-    def create_store(self, max_slots: int, *, dtype: torch.dtype | None = None) -> KvCache:
+    def create_store(self, *, page_len: int, dtype: torch.dtype | None = None) -> KvCache:
         """Return an empty store of its layers."""
         return KvCache(
             len(self._norms),
             heads=self.architecture.num_query_groups,
             dim=self.architecture.head_dim,
-            max_slots=max_slots,
+            page_len=page_len,
             dtype=dtype or self._stored_in,
             device=self._device,
         )
 
     def begin(self, batch: Batch, store: KvCache) -> HeadsPass:
         """Begin a pass."""
-        decoding = self._decoding.begin(batch.positions, batch.slots, store)
-        if batch.runs is None:
+        decoding = self._decoding.begin(batch, store)
+        if batch.prompts is None:
             return decoding
-        return PrefillPass(decoding, batch.runs, self._torch, dtype=self._dtype)
+        return PrefillPass(decoding, batch.prompts, self._torch, dtype=self._dtype)
 
 
 class GroupedQueryAttention:

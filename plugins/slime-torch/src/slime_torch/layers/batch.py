@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
+import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,18 @@ class PromptRun:
 
 
 @dataclass(frozen=True)
+class Prompts:
+    """Whole prompts, one after another."""
+
+    runs: tuple[PromptRun, ...]
+    """Those of one length each."""
+    ends: Tensor
+    """Int32 [prompts + 1]: where each begins among the batch's tokens, and where the last one ends."""
+    longest: int
+    """Tokens of the longest."""
+
+
+@dataclass(frozen=True)
 class Batch:
     """Tokens whose positions and slots are known: whole prompts, or the next token of each of the first slots."""
 
@@ -29,5 +44,44 @@ class Batch:
     """Int64 [tokens]: how many tokens of its slot are before each."""
     slots: Tensor
     """Int64 [tokens]; in decoding 0, 1, 2, ..."""
-    runs: tuple[PromptRun, ...] | None = None
-    """The prompts; None when decoding. A prompt's slot holds nothing of use before it."""
+    pages: Tensor
+    """Int64 [slots, most pages of one]: the pages of each slot, in order (`Cache.pages`)."""
+    page_len: int
+    """Tokens of a page, a power of two."""
+    prompts: Prompts | None = None
+    """None when decoding. A prompt's slot holds nothing of use before it."""
+
+    @cached_property
+    def page(self) -> Tensor:
+        """Int64 [tokens]: the page that each token is kept in."""
+        return self.pages[self.slots, self.positions // self.page_len]
+
+    @cached_property
+    def inside(self) -> Tensor:
+        """Int64 [tokens]: the place of each token in its page."""
+        return self.positions % self.page_len
+
+    @cached_property
+    def held(self) -> Tensor:
+        """Int32 [tokens]: tokens of each slot, the new one among them; when decoding."""
+        return (self.positions + 1).to(torch.int32)
+
+    @cached_property
+    def held_ends(self) -> Tensor:
+        """Int32 [tokens + 1]: where the tokens of each slot would begin if all were in a row, and where the last one's end; when decoding."""
+        return F.pad(self.held.cumsum(0, dtype=torch.int32), (1, 0))
+
+    @cached_property
+    def ends(self) -> Tensor:
+        """Int32 [tokens + 1]: 0, 1, 2, ...; when decoding."""
+        return torch.arange(len(self.positions) + 1, dtype=torch.int32, device=self.positions.device)
+
+    @cached_property
+    def page_numbers(self) -> Tensor:
+        """`pages` as int32."""
+        return self.pages.to(torch.int32)
+
+    @property
+    def most_held(self) -> int:
+        """No slot holds more tokens."""
+        return self.pages.size(1) * self.page_len

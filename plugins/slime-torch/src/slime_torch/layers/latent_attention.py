@@ -57,14 +57,14 @@ class LatentKind:
         self._n_layers += 1
         return self._n_layers - 1
 
-    def create_store(self, max_slots: int, *, dtype: torch.dtype | None = None) -> KvCache:
+    def create_store(self, *, page_len: int, dtype: torch.dtype | None = None) -> KvCache:
         """Return an empty store: of each position the normed latent vector, then the rotated key that all heads share."""
         return KvCache(
             self._n_layers,
             planes=1,
             heads=1,
             dim=self.kept_size,
-            max_slots=max_slots,
+            page_len=page_len,
             dtype=dtype or self._dtype,
             device=self._device,
         )
@@ -91,7 +91,7 @@ class LatentPass:
         self.batch, self.store = batch, store
         self._cosine, self._sine = tables
         self._interleaved = interleaved
-        self._rows = store.rows(batch.slots, batch.positions)
+        self._rows = store.rows(batch.page, batch.inside)
 
     def rotated(self, x: Tensor, *, interleaved: bool | None = None) -> Tensor:
         """Return x [tokens, heads, qk_rope_head_dim] rotated; the first of all pairs come before the second ones.
@@ -110,19 +110,19 @@ class LatentPass:
         self.store.write(layer, self._rows, kept[:, None].to(self.store.dtype).contiguous())
 
     def kept(self, layer: int) -> Tensor:
-        """Return what is stored of each token's slot, [tokens, 1, capacity, kept_size]; when decoding."""
-        (latents,) = self.store.views(len(self.batch.positions))[layer]
+        """Return what is stored of each token's slot, [tokens, 1, most held, kept_size]; when decoding."""
+        (latents,) = self.store.gathered(layer, self.batch.pages)
         return latents
 
     @cached_property
     def mask(self) -> Tensor:
-        """What hides positions past each token's own: 0 or -inf, [tokens, 1, 1, capacity]; when decoding."""
+        """What hides positions past each token's own: 0 or -inf, [tokens, 1, 1, most held]; when decoding."""
         return self.hiding(~self.seen[:, None])
 
     @cached_property
     def seen(self) -> Tensor:
-        """Bool [tokens, 1, capacity]: positions up to each token's own; when decoding."""
-        at = torch.arange(self.store.capacity, device=self.batch.positions.device)
+        """Bool [tokens, 1, most held]: positions up to each token's own; when decoding."""
+        at = torch.arange(self.batch.most_held, device=self.batch.positions.device)
         return (at <= self.batch.positions[:, None])[:, None]
 
     def hiding(self, hidden: Tensor) -> Tensor:
@@ -176,9 +176,9 @@ class LatentAttentionPart:
             .split((a.qk_nope_head_dim, a.qk_rope_head_dim), dim=-1)
         )
         query = plain, now.rotated(rest)
-        if now.batch.runs is None:
+        if now.batch.prompts is None:
             return self._decode(query, now, index)
-        return self._prefill(query, latent, turned, now.batch.runs, index)
+        return self._prefill(query, latent, turned, now.batch.prompts.runs, index)
 
     def _rate(self, hidden: Tensor, latent: Tensor, now: LatentPass) -> Index | None:
         """Return what chooses the tokens that are seen, of normed tokens and the latent vectors of queries; all are when None."""

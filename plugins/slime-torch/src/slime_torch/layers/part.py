@@ -23,11 +23,11 @@ Routes = list[Tensor]
 class Kind(Protocol):
     """What attention layers of one kind share."""
 
-    def create_store(self, max_slots: int, *, dtype: torch.dtype | None = None) -> Store:
+    def create_store(self, *, page_len: int, dtype: torch.dtype | None = None) -> Store:
         """Return an empty store for its layers.
 
         Args:
-            max_slots: most slots.
+            page_len: tokens of a page.
             dtype: of keys and values; the kind's own choice when not given. State that needs another has that.
         """
 

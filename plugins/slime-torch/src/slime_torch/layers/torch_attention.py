@@ -7,11 +7,11 @@ from functools import cached_property
 from typing import Protocol
 
 import torch
-from slime_models.attention import dot_product_attention
+from slime_models.attention import dot_product_attention, fits_variable_lengths, variable_length_attention
 from slime_models.family.architecture import Architecture
 from torch import Tensor
 
-from slime_torch.layers.batch import PromptRun
+from slime_torch.layers.batch import Batch, Prompts
 from slime_torch.layers.norm import Norm
 from slime_torch.layers.rope import rotate_
 from slime_torch.storage.cache import KvCache
@@ -42,8 +42,8 @@ class HeadsPass(Protocol):
 class HeadsAttention(Protocol):
     """A way to compute it when decoding; its `attend` reads what each token's slot holds, token i that of slot i."""
 
-    def begin(self, positions: Tensor, slots: Tensor, cache: KvCache) -> HeadsPass:
-        """Begin a pass over tokens of these positions in these slots, int64 [tokens] each."""
+    def begin(self, batch: Batch, cache: KvCache) -> HeadsPass:
+        """Begin a pass over tokens. The cache keeps its size until it is over."""
 
 
 class TorchAttention:
@@ -75,43 +75,67 @@ class TorchAttention:
         """Return the sinks of a layer, if it has any."""
         return None if self._sinks is None else self._sinks[layer].tensor
 
-    def begin(self, positions: Tensor, slots: Tensor, cache: KvCache) -> HeadsPass:
+    def begin(self, batch: Batch, cache: KvCache) -> HeadsPass:
         """Begin a pass."""
-        return _TorchPass(self, positions, slots, cache)
+        return _TorchPass(self, batch, cache)
+
+    def computes_at_once(self, dtype: torch.dtype, device: torch.device, *, pages: bool = False) -> bool:
+        """Return whether one call of the kernel for variable lengths attends to all sequences, whose keys are in pages or not."""
+        takes = fits_variable_lengths(self.architecture.head_dim, dtype, pages=pages)
+        return device.type == "cuda" and takes and self._sinks is None
 
 
 class _TorchPass:
-    def __init__(self, owner: TorchAttention, positions: Tensor, slots: Tensor, cache: KvCache) -> None:
-        self._n_query, self._norms = owner.architecture.num_attention_heads, owner.norms
+    def __init__(self, owner: TorchAttention, batch: Batch, cache: KvCache) -> None:
+        self._owner, self._batch, self._cache = owner, batch, cache
+        self._n_query = owner.architecture.num_attention_heads
         self._n_turned = self._n_query + owner.architecture.num_query_groups
-        self._cosine, self._sine = (table[positions].unsqueeze(1) for table in owner.tables)
-        self._positions, self._cache, self._rows = positions, cache, cache.rows(slots, positions)
-        self._scale, self._window, self._sinks = owner.scale, owner.window, owner.sinks
+        self._cosine, self._sine = (table[batch.positions].unsqueeze(1) for table in owner.tables)
+        self._rows = cache.rows(batch.page, batch.inside)
+        self._at_once = owner.computes_at_once(cache.dtype, batch.positions.device, pages=True)
 
     def place(self, layer: int, heads: Tensor) -> None:
-        norms = self._norms[layer]
+        norms = self._owner.norms[layer]
         if norms is not None:
             spans = heads[:, : self._n_query], heads[:, self._n_query : self._n_turned]
             for norm, span in zip(norms, spans, strict=True):
                 span.copy_(norm(span))
         rotate_(heads[:, : self._n_turned], self._cosine, self._sine)
-        self._cache.write(layer, self._rows, heads[:, self._n_query :].to(self._cache.dtype))
+        stored = heads[:, self._n_query :].to(self._cache.dtype).contiguous()
+        self._cache.write(layer, self._rows, stored)
 
     def attend(self, layer: int, heads: Tensor) -> Tensor:
-        keys, values = self._cache.views(len(heads))[layer]
-        n, kv_heads = len(heads), keys.shape[1]
+        owner, batch, n = self._owner, self._batch, len(heads)
+        queries = heads[:, : self._n_query].to(self._cache.dtype)
+        if self._at_once:
+            keys, values = self._cache.planes(layer)
+            attended = variable_length_attention(
+                queries,
+                keys,
+                values,
+                query_ends=batch.ends,
+                key_ends=batch.held_ends,
+                longest_query=1,
+                longest_key=batch.most_held,
+                scale=owner.scale,
+                window=owner.window,
+                pages=batch.page_numbers,
+                held=batch.held,
+            )
+            return attended.reshape(n, -1).to(heads.dtype)
+        keys, values = self._cache.gathered(layer, batch.pages)
+        kv_heads = keys.shape[1]
         # The queries that share a key are so many heads, or so many rows of one head: on a CPU the first is faster
         # (measured: 193 instead of 325 us a layer for 64 rows of 32 positions); CUDA has no fast kernel for it with a mask.
         as_heads = heads.device.type == "cpu"
         shape = (n, self._n_query, 1, -1) if as_heads else (n, kv_heads, self._n_query // kv_heads, -1)
-        queries = heads[:, : self._n_query].to(self._cache.dtype)
-        sinks = self._sinks(layer)
+        sinks = owner.sinks(layer)
         attended = dot_product_attention(
             queries.reshape(shape),
             keys,
             values,
             attn_mask=self._mask,
-            scale=self._scale,
+            scale=owner.scale,
             enable_gqa=as_heads,
             sinks=None if sinks is None else sinks.view(shape[1:3]),
         )
@@ -119,12 +143,12 @@ class _TorchPass:
 
     @cached_property
     def _mask(self) -> Tensor:
-        """What hides positions past each token's own, or before its window: 0 or -inf, [tokens, 1, 1, capacity]."""
-        at = torch.arange(self._cache.capacity, device=self._positions.device)
-        own = self._positions[:, None]
+        """What hides positions past each token's own, or before its window: 0 or -inf, [tokens, 1, 1, most held]."""
+        at = torch.arange(self._batch.most_held, device=self._batch.positions.device)
+        own = self._batch.positions[:, None]
         seen = at <= own
-        if self._window is not None:
-            seen &= at > own - self._window
+        if self._owner.window is not None:
+            seen &= at > own - self._owner.window
         mask = torch.zeros(seen.shape, device=at.device, dtype=self._cache.dtype)
         return mask.masked_fill_(~seen, -torch.inf)[:, None, None]
 
@@ -134,44 +158,56 @@ class PrefillPass:
 
     Args:
         decoding: a pass over the same tokens.
-        runs: the prompts.
+        prompts: which tokens are whose.
         owner: the kind's numbers.
         dtype: that attention is computed in.
     """
 
     def __init__(
-        self, decoding: HeadsPass, runs: Sequence[PromptRun], owner: TorchAttention, *, dtype: torch.dtype
+        self, decoding: HeadsPass, prompts: Prompts, owner: TorchAttention, *, dtype: torch.dtype
     ) -> None:
         self.place = decoding.place
         a = owner.architecture
         self._parts = [a.num_attention_heads, a.num_query_groups, a.num_query_groups]
-        self._runs, self._dim, self._dtype = runs, a.head_dim, dtype
-        self._scale, self._window, self._sinks = owner.scale, owner.window, owner.sinks
+        self._prompts, self._dim, self._dtype, self._owner = prompts, a.head_dim, dtype, owner
 
     def attend(self, layer: int, heads: Tensor) -> Tensor:
         """Return the attention [tokens, heads * head_dim] of each token to those of its prompt up to itself."""
-        wide, attended = heads.to(self._dtype), []
-        for run in self._runs:
+        wide, owner = heads.to(self._dtype), self._owner
+        if owner.computes_at_once(self._dtype, heads.device):
+            ends, longest = self._prompts.ends, self._prompts.longest
+            at_once = variable_length_attention(
+                *torch.split(wide, self._parts, dim=1),
+                query_ends=ends,
+                key_ends=ends,
+                longest_query=longest,
+                longest_key=longest,
+                scale=owner.scale,
+                window=owner.window,
+            )
+            return at_once.flatten(1).to(heads.dtype)
+        attended = []
+        for run in self._prompts.runs:
             tokens = wide[run.tokens].view(run.prompts, run.length, -1, self._dim).transpose(1, 2)
             q, k, v = torch.split(tokens, self._parts, dim=1)
-            mask = self._band(run.length)
+            mask = self._band(run.length, heads.device)
             out = dot_product_attention(
                 q,
                 k,
                 v,
                 attn_mask=mask,
                 is_causal=mask is None,
-                scale=self._scale,
+                scale=owner.scale,
                 enable_gqa=True,
-                sinks=self._sinks(layer),
+                sinks=owner.sinks(layer),
             )
             attended.append(out.transpose(1, 2).reshape(run.prompts * run.length, -1))
         return torch.cat(attended).to(heads.dtype)
 
-    def _band(self, length: int) -> Tensor | None:
+    def _band(self, length: int, device: torch.device) -> Tensor | None:
         """Return which tokens see which [length, length]; None where no window hides any."""
-        if self._window is None or length <= self._window:
+        window = self._owner.window
+        if window is None or length <= window:
             return None
-        device = self._runs[0].slots.device
         seen = torch.ones(length, length, dtype=torch.bool, device=device)
-        return seen.tril_().triu_(1 - self._window)
+        return seen.tril_().triu_(1 - window)

@@ -12,12 +12,13 @@ from slime_models.family.architecture import Architecture
 from slime_models.family.family import OUTPUT_WEIGHT, ModelFamily
 from slime_models.upload import upload
 from torch import Tensor
+from torch.nn import functional as F
 
-from slime_torch.layers.batch import Batch, PromptRun
+from slime_torch.layers.batch import Batch, PromptRun, Prompts
 from slime_torch.layers.builder import Builder
 from slime_torch.layers.part import Kind, Routes
 from slime_torch.model.family_decoder import decoder_of
-from slime_torch.storage.cache import Cache
+from slime_torch.storage.cache import Cache, page_len_on
 from slime_torch.storage.weights import Weights
 
 
@@ -48,6 +49,7 @@ class Decoder:
         with_kernels: bool = True,
     ) -> None:
         self.architecture, self.dtype, self.device = architecture, dtype, device
+        self.max_length = max_length
         shapes, described = family.hf_shapes(architecture), decoder_of(family, architecture)
         builder = Builder(
             architecture,
@@ -86,9 +88,30 @@ class Decoder:
                 "torch engine's layers have no use for: choose another --rollout-engine, or name a decoder in the model family"
             )
 
-    def create_cache(self, max_slots: int, *, dtype: torch.dtype | None = None) -> Cache:
-        """Return an empty cache of at most `max_slots` slots, of the dtype that decoding reads, or another."""
-        return Cache([kind.create_store(max_slots, dtype=dtype) for kind in self.kinds])
+    def create_cache(
+        self,
+        max_slots: int,
+        *,
+        max_len: int | None = None,
+        max_bytes: int | None = None,
+        max_tokens: int | None = None,
+        page_len: int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Cache:
+        """Return an empty cache (see `Cache`), of the dtype that decoding reads, or another.
+
+        `max_len` is the model's when not given, and `page_len` the device's.
+        """
+        page_len = page_len_on(self.device) if page_len is None else page_len
+        return Cache(
+            [kind.create_store(page_len=page_len, dtype=dtype) for kind in self.kinds],
+            page_len=page_len,
+            max_slots=max_slots,
+            max_len=self.max_length if max_len is None else max_len,
+            device=self.device,
+            max_bytes=max_bytes,
+            max_tokens=max_tokens,
+        )
 
     def decode(
         self, tokens: Tensor, lengths: Tensor, cache: Cache, *, routes: Routes | None = None
@@ -98,14 +121,15 @@ class Decoder:
         Args:
             tokens: int64 [n], token of slot i.
             lengths: int64 [n], tokens that slot i holds, and so the new token's position.
-            cache: has room for n slots of one more position than the largest of `lengths`.
+            cache: its first n slots have room for the new token.
             routes: each layer with experts appends those of the tokens.
 
         Returns:
             Normalised hidden states [n, hidden_size].
         """
         slots = torch.arange(len(tokens), device=self.device)
-        return self._forward(tokens, Batch(lengths, slots), cache, routes=routes)
+        batch = Batch(lengths, slots, cache.pages(len(tokens)), cache.page_len)
+        return self._forward(tokens, batch, cache, routes=routes)
 
     def prefill(
         self,
@@ -115,7 +139,7 @@ class Decoder:
         *,
         routes: Routes | None = None,
     ) -> Tensor:
-        """Run whole prompts and store what later tokens need of them, prompt i in slot `slots[i]`.
+        """Run whole prompts and store what later tokens need of them, prompt i in slot `slots[i]`, which has room for it.
 
         Prompts of one length that follow one another share an attention kernel: best sorted by length. Each layer with experts
         appends those of all tokens to `routes`.
@@ -136,7 +160,13 @@ class Decoder:
             span = slice(token, token + count * length)
             runs.append(PromptRun(span, count, length, where[prompt : prompt + count]))
             token, prompt = span.stop, prompt + count
-        batch = Batch(positions, where.repeat_interleave(lengths, output_size=n), tuple(runs))
+        batch = Batch(
+            positions,
+            where.repeat_interleave(lengths, output_size=n),
+            cache.pages(max(slots) + 1),
+            cache.page_len,
+            Prompts(tuple(runs), F.pad(ends, (1, 0)).to(torch.int32), max(map(len, prompts))),
+        )
         return self._forward(tokens, batch, cache, rows=ends - 1, routes=routes)
 
     def logits(self, hidden: Tensor) -> Tensor:

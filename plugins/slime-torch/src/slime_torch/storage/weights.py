@@ -15,7 +15,7 @@ from slime_models.transfer.fingerprint import fingerprints
 from torch import Tensor
 from torch.nn import functional as F
 
-from slime_torch.storage.pages import collapse
+from slime_torch.storage.huge_pages import collapse
 
 Shape = tuple[int, ...]
 #: What is done to a product before it is stored, by oneDNN's names.

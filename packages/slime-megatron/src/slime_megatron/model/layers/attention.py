@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import torch
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
-from slime_models.attention import dot_product_attention
+from slime_models.attention import dot_product_attention, fits_variable_lengths, variable_length_attention
 from slime_models.cpu import attends_in_bfloat16
 from torch import Tensor
-from torch.nn.attention import varlen
 from torch.nn.attention.bias import causal_lower_right
 
 from slime_megatron.batch.packing import PackedSequences, PaddedSegments, PaddingMap
@@ -21,11 +19,6 @@ from slime_megatron.parallel.context_parallel import attend_zigzag
 #: Batches of sequences below this length are attended to in float32 on a CPU with matrix units, where torch's bfloat16
 #: kernel takes twice as long for 90 tokens, as long for 500, and 15% less for 1,000 (torch 2.14); on another CPU all are.
 _FLOAT32_BELOW = 512
-
-#: Columns of a head, at most, that torch's flash kernel takes.
-_WIDEST_HEAD = 256
-#: From torch 2.12 on the kernel's function has to be told that several heads share keys and values; before, it sees it.
-_TELLS_GROUPS = "enable_gqa" in inspect.signature(varlen.varlen_attn).parameters
 
 
 class PackedAttention(MegatronModule):
@@ -113,12 +106,9 @@ class PackedAttention(MegatronModule):
 
     def _fits_one_call(self, query: Tensor, value: Tensor) -> bool:
         """Return whether torch's kernel for variable lengths computes this attention."""
-        width = query.size(-1)
         return (
-            query.dtype in (torch.bfloat16, torch.float16)
-            and width == value.size(-1)
-            and width % 8 == 0
-            and width <= _WIDEST_HEAD
+            query.size(-1) == value.size(-1)
+            and fits_variable_lengths(query.size(-1), query.dtype)
             and self.sinks is None
             and type(self).attend is PackedAttention.attend
         )
@@ -127,21 +117,18 @@ class PackedAttention(MegatronModule):
         """Return [t, heads * head_dim] by one call. Copies of shared keys add their gradients up in order of the row."""
         if lengths.key_tokens is not None:
             key, value = key[lengths.key_tokens], value[lengths.key_tokens]
-        grouped: Any = {"enable_gqa": True} if _TELLS_GROUPS and query.size(1) != key.size(1) else {}
-        output: Any = varlen.varlen_attn(
-            query.contiguous(),
-            key.contiguous(),
-            value.contiguous(),
-            lengths.query_ends,
-            lengths.key_ends,
-            lengths.longest_query,
-            lengths.longest_key,
+        attended = variable_length_attention(
+            query,
+            key,
+            value,
+            query_ends=lengths.query_ends,
+            key_ends=lengths.key_ends,
+            longest_query=lengths.longest_query,
+            longest_key=lengths.longest_key,
             scale=self._scale,
-            window_size=(-1 if self._window is None else self._window - 1, 0),
-            **grouped,
+            window=self._window,
         )
-        flat: Tensor = output.flatten(1)
-        return flat
+        return attended.flatten(1)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = None) -> Tensor:
         """Return [b * l, heads * head_dim] of q [b, l, heads, head_dim] and k, v [b, m, groups, head_dim], m >= l.

@@ -2,7 +2,7 @@ import contextlib
 import mmap
 
 import torch
-from slime_torch.storage.pages import collapse
+from slime_torch.storage.huge_pages import collapse
 from slime_torch.storage.weights import Fused, can_pack
 
 

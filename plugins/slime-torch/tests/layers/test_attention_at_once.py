@@ -1,0 +1,124 @@
+"""Attention as CUDA computes it, by one call over pages and lengths, with a slow loop in the kernel's place: against what a CPU computes."""
+
+from __future__ import annotations
+
+import dataclasses
+from unittest import mock
+
+import pytest
+import torch
+from slime_torch.layers.attention import GroupedQueries, GroupedQueryAttention
+from slime_torch.layers.standard import standard_layer
+from slime_torch.layers.torch_attention import TorchAttention
+from slime_torch.model.decoder import Decoder
+from slime_torch.model.family_decoder import FamilyDecoder
+from torch.nn.attention import varlen
+
+from ..conftest import CONFIGS, FAMILIES, VOCAB
+
+CPU = torch.device("cpu")
+PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3], [2, 7], [1, 8, 2, 8, 1, 8, 2]]
+
+
+def looped(
+    query,
+    key,
+    value,
+    query_ends,
+    key_ends,
+    longest_query,
+    longest_key,
+    *,
+    scale,
+    window_size,
+    enable_gqa=False,
+    block_table=None,
+    seqused_k=None,
+):
+    """Attend query by query; keys of a sequence are in its pages, or in a row."""
+    assert enable_gqa == (query.size(1) != key.size(-2)) and window_size[1] == 0
+    outputs = []
+    for i in range(len(query_ends) - 1):
+        (q0, q1), (k0, k1) = query_ends[i : i + 2].tolist(), key_ends[i : i + 2].tolist()
+        keys, values = key[k0:k1], value[k0:k1]
+        if block_table is not None:
+            assert int(seqused_k[i]) == k1 - k0
+            keys, values = (x[block_table[i]].flatten(0, 1)[: k1 - k0] for x in (key, value))
+        assert q1 - q0 <= longest_query and len(keys) <= longest_key
+        for n in range(q0, q1):
+            last = len(keys) - (q1 - n)
+            first = 0 if window_size[0] < 0 else max(0, last - window_size[0])
+            k, v = (
+                x[first : last + 1].repeat_interleave(query.size(1) // x.size(1), 1) for x in (keys, values)
+            )
+            factor = query.size(-1) ** -0.5 if scale is None else scale
+            weights = torch.einsum("hd,khd->hk", query[n] * factor, k).softmax(-1)
+            outputs.append(torch.einsum("hk,khd->hd", weights, v))
+    return torch.stack(outputs)
+
+
+def states(model, *, at_once):
+    """Hidden states after prompts and three tokens more each, two of which share pages."""
+    cache = model.create_cache(4, page_len=4)
+    for slot in (0, 1):
+        cache.hold(slot, 9)
+    cache.release(0)  # so that pages are in no order
+    cache.release(1)
+    for slot, prompt in enumerate(PROMPTS):
+        cache.hold(slot, len(prompt) + 4)
+    page = cache.share(0, 3, len(PROMPTS[0]))
+    cache.hold(3, len(PROMPTS[0]) + 4)
+    cache.reserve(4)
+    ways = {"computes_at_once": lambda *_, pages=False: at_once}
+    found, calls = [], mock.Mock(side_effect=looped)
+    with (
+        torch.inference_mode(),
+        mock.patch.multiple(TorchAttention, **ways),
+        mock.patch.object(varlen, "varlen_attn", calls),
+    ):
+        found.append(model.prefill(PROMPTS, [0, 1, 2], cache))
+        cache.copy(0, 3, page)
+        lengths = torch.tensor([len(PROMPTS[slot]) for slot in (0, 1, 2, 0)])
+        for number in range(3):
+            tokens = torch.tensor([7, 8, 9, 10]) + number
+            found.append(model.decode(tokens % VOCAB, lengths + number, cache))
+    assert bool(calls.call_count) == at_once
+    return torch.cat(found)
+
+
+def layers(builder):
+    """Every other layer sees five tokens alone, and scores have a factor of their own."""
+    kinds = [GroupedQueries(builder, window=window, scale=0.3) for window in (5, None)]
+    return [
+        standard_layer(
+            builder,
+            number,
+            GroupedQueryAttention(builder, f"{builder.layer_prefix(number)}self_attn.", kinds[number % 2]),
+        )
+        for number in range(builder.architecture.num_layers)
+    ]
+
+
+WINDOWS = FamilyDecoder(layers=layers)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "glm4", "qwen3_next", "windows"])
+def test_one_call_over_pages_and_lengths_gives_what_gathered_batches_give(kind):
+    """Heads that share keys, norms of heads, part of a head rotated, other kinds of layers beside, windows."""
+    if kind == "windows":
+        family, config = (
+            dataclasses.replace(FAMILIES["llama"], decoder=f"{__name__}:WINDOWS"),
+            CONFIGS["llama"](),
+        )
+    else:
+        family, config = FAMILIES[kind], CONFIGS[kind]()
+    architecture = family.architecture(config.to_dict() | {"model_type": family.model_type})
+    model = Decoder(family, architecture, max_length=64, dtype=torch.float32, device=CPU, with_kernels=False)
+    generator = torch.Generator().manual_seed(0)
+    shapes = model.weights.shapes()
+    model.weights.load(
+        {name: torch.randn(shape, generator=generator) * 0.2 for name, shape in shapes.items()}
+    )
+    wanted, found = (states(model, at_once=at_once) for at_once in (False, True))
+    assert wanted.shape == (3 + 3 * 4, architecture.hidden_size)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
