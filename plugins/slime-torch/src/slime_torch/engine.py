@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
@@ -33,8 +34,10 @@ from slime_torch.generation.scheduler import Scheduler
 from slime_torch.generation.update import WeightUpdate, staged_buckets
 from slime_torch.generation.worker import Worker
 from slime_torch.model.decoder import Decoder
+from slime_torch.model.recorded_steps import WANTED, RecordedSteps, can_record
 from slime_torch.section import CAPABILITIES, TorchSection
 
+log = logging.getLogger(__name__)
 #: Turns of the event loop for which new requests are gathered before the worker gets them, all together.
 _SETTLE_TURNS = 4
 
@@ -265,6 +268,7 @@ class TorchEngine:
             max_bytes=_half_of_memory(self.device),
             max_tokens=self._section.max_total_tokens,
         )
+        log.info("KV cache: room for %s tokens", f"{self._cache.max_tokens:,}")
         self._scheduler = self._worker.scheduler = Scheduler(
             self.model,
             self._cache,
@@ -272,7 +276,18 @@ class TorchEngine:
             max_prefill_tokens=self._section.max_prefill_tokens,
             with_sampling_masks=self._with_sampling_masks,
             with_routes=self._with_routes,
+            steps=self._recorded(),
         )
+
+    def _recorded(self) -> RecordedSteps | None:
+        if not self._section.cuda_graphs:
+            return None
+        if self.device.type != "cuda" or not can_record(self.model):
+            raise EngineError(
+                f"torch engine: found --torch-cuda-graphs with {self.architecture.model_type} on {self.device.type}; wanted "
+                f"{WANTED}; leave the flag away"
+            )
+        return RecordedSteps(self.model, self._cache, max_running=self._section.max_running_requests)
 
     def _end_update(self, update: WeightUpdate, *, complete: bool) -> None:
         """In the worker: go on with the new weights or the old ones, or not at all."""

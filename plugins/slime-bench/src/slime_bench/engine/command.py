@@ -51,7 +51,9 @@ def main(argv: list[str]) -> int:
     tokenizer = registry.resolve("slime.tokenizers", "hf")(path)
     workload = Workload(prompts=_prompts(tokenizer, args.prompts), new_tokens=args.new_tokens)
     family = registry.resolve("slime.models", read_config(path)["model_type"])
-    section = TorchSection(max_running_requests=max(args.prompts, 1), kernels=args.kernels)
+    section = TorchSection(
+        max_running_requests=max(args.prompts, 1), kernels=args.kernels, cuda_graphs=args.cuda_graphs
+    )
     engine = TorchEngine(path, family, tokenizer, dtype=dtype, section=section)
     device = engine.device
     print(
@@ -105,6 +107,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
         default=True,
         help="use compiled kernels where numba is installed",
     )
+    parser.add_argument("--cuda-graphs", action="store_true", help="launch decoding steps as CUDA graphs")
     parser.add_argument("--json", type=Path, help="write the figures here too")
     return parser.parse_args(argv)
 

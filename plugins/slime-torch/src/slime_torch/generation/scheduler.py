@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 
@@ -16,7 +17,10 @@ from slime_torch.generation.request import Request
 from slime_torch.generation.sampling import Draw, sample
 from slime_torch.layers.part import Routes
 from slime_torch.model.decoder import Decoder
+from slime_torch.model.recorded_steps import RecordedSteps
 from slime_torch.storage.cache import Cache
+
+log = logging.getLogger(__name__)
 
 
 class Scheduler:
@@ -32,6 +36,7 @@ class Scheduler:
         max_prefill_tokens: most tokens of a prefill batch, unless one prompt is longer.
         with_sampling_masks: whether requests record the ids that top-k and top-p kept for each token.
         with_routes: whether requests record the experts that each token was routed to.
+        steps: computes decoding steps; the model does when not given. Not beside routes.
     """
 
     def __init__(
@@ -43,8 +48,9 @@ class Scheduler:
         max_prefill_tokens: int,
         with_sampling_masks: bool = False,
         with_routes: bool = False,
+        steps: RecordedSteps | None = None,
     ) -> None:
-        self._model, self._cache = model, cache
+        self._model, self._cache, self._steps = model, cache, steps
         self._max_running, self._max_prefill_tokens = max_running, max_prefill_tokens
         self._with_sampling_masks = with_sampling_masks
         self._with_routes = with_routes and bool(model.architecture.moe_layers)
@@ -82,13 +88,16 @@ class Scheduler:
         finished = self._leave()
         if self.running:
             self._make_room()
-            device = self._model.device
-            lengths = [
-                request.length - 1 for request in self.running
-            ]  # the newest token is not in the cache yet
-            tokens = upload(np.array([request.tokens[-1] for request in self.running]), device)
+            tokens = np.array([request.tokens[-1] for request in self.running])
+            lengths = np.array(
+                [request.length - 1 for request in self.running]
+            )  # the newest is not there yet
             routes = self._new_routes()
-            hidden = self._model.decode(tokens, upload(np.array(lengths), device), self._cache, routes=routes)
+            if self._steps is not None and routes is None:
+                hidden = self._steps.decode(tokens, lengths)
+            else:
+                ids, held = (upload(each, self._model.device) for each in (tokens, lengths))
+                hidden = self._model.decode(ids, held, self._cache, routes=routes)
             if routes is not None:
                 for request, row in zip(self.running, self._routes_of_all(routes), strict=True):
                     request.take_routes(row[None], since=request.length - 1)
@@ -112,14 +121,15 @@ class Scheduler:
 
     def retract(self) -> None:
         """Put the running requests back in front of the queue, to be prefilled anew with what they have."""
-        for request in self.running:
-            request.hidden = None
+        self.forbid_sharing()
         self.waiting.extendleft(sorted(self.running, key=lambda request: -request.number))
         self.running = []
         self._cache.clear()
 
     def forbid_sharing(self) -> None:
         """Share no prompt that was prefilled before now: the weights have changed."""
+        if self._steps is not None:
+            self._steps.look_at_weights()
         for request in self.running:
             request.hidden = None
 
@@ -154,6 +164,12 @@ class Scheduler:
             last.hidden = None
             self._keep(lambda request, last=last: request is not last)  # type: ignore[misc]  # its default is its value
             self.waiting.appendleft(last)
+            if not self._n_retracted:
+                log.warning(
+                    "the KV cache of %d tokens is full: requests are put back and prefilled again; fewer at a time "
+                    "(--rollout-concurrency, --torch-max-running-requests), or a larger --torch-max-total-tokens",
+                    self._cache.max_tokens,
+                )
             self._n_retracted += 1
         for slot, request in enumerate(self.running):
             self._cache.hold(slot, request.length)

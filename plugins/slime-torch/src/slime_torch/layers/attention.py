@@ -48,6 +48,7 @@ class GroupedQueries:
         self._norms: list[tuple[Norm, Norm] | None] = []
         self._sinks: list[Fused] | None = [] if has_sinks else None
         self._dtype, self._device = builder.attention_dtype, builder.device
+        self._computed_in = builder.dtype
         self._torch = TorchAttention(
             a, tables=rows, norms=self._norms, scale=scale, window=window, sinks=self._sinks
         )
@@ -56,6 +57,11 @@ class GroupedQueries:
         if builder.has_kernels and window is None and not has_sinks:
             self._decoding = KernelAttention(a, tables=rows, norms=self._norms, scale=scale)
             self._stored_in = builder.dtype
+
+    @property
+    def has_one_shape(self) -> bool:
+        """Whether a decoding step on CUDA has shapes that no length changes."""
+        return self._torch.computes_at_once(self._computed_in, torch.device("cuda"), pages=True)
 
     def join(self, norms: tuple[Norm, Norm] | None, sinks: Fused | None = None) -> int:
         """Return the index of one more layer, whose query and key heads have these norms, and its heads these sinks [heads].

@@ -21,7 +21,11 @@ Routes = list[Tensor]
 
 
 class Kind(Protocol):
-    """What attention layers of one kind share."""
+    """What attention layers of one kind share.
+
+    A kind may have an attribute `has_one_shape`: whether a decoding step of its layers on CUDA has shapes that no length changes,
+    and keeps all in pages, so that it can be recorded (`RecordedSteps`).
+    """
 
     def create_store(self, *, page_len: int, dtype: torch.dtype | None = None) -> Store:
         """Return an empty store for its layers.

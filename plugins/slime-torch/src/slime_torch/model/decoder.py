@@ -114,7 +114,13 @@ class Decoder:
         )
 
     def decode(
-        self, tokens: Tensor, lengths: Tensor, cache: Cache, *, routes: Routes | None = None
+        self,
+        tokens: Tensor,
+        lengths: Tensor,
+        cache: Cache,
+        *,
+        pages: Tensor | None = None,
+        routes: Routes | None = None,
     ) -> Tensor:
         """Append one token to each of the first slots of the cache.
 
@@ -122,13 +128,15 @@ class Decoder:
             tokens: int64 [n], token of slot i.
             lengths: int64 [n], tokens that slot i holds, and so the new token's position.
             cache: its first n slots have room for the new token.
+            pages: of these slots, or with more columns, where they were asked for already (`Cache.pages`).
             routes: each layer with experts appends those of the tokens.
 
         Returns:
             Normalised hidden states [n, hidden_size].
         """
         slots = torch.arange(len(tokens), device=self.device)
-        batch = Batch(lengths, slots, cache.pages(len(tokens)), cache.page_len)
+        pages = cache.pages(len(tokens)) if pages is None else pages
+        batch = Batch(lengths, slots, pages, cache.page_len)
         return self._forward(tokens, batch, cache, routes=routes)
 
     def prefill(

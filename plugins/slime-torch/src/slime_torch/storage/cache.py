@@ -6,7 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from slime_models.attention import PAGE_LEN
 from slime_models.upload import upload
 from torch import Tensor
@@ -84,7 +86,10 @@ class Cache:
             fixed = self._store_bytes(max_slots, 0)
             page = self._store_bytes(max_slots, 1) - fixed
             most = min(most, (max_bytes - fixed) // page - 1) if page else most
+        self.most_pages = of_one
+        """Pages of the longest request."""
         self._max_pages, self._n_pages = max(most, of_one), 0
+        self._n_moves = 0
         self._table = PageTable(page_len, self._max_pages)
         self._uploaded: tuple[object, Tensor] | None = None
 
@@ -131,12 +136,14 @@ class Cache:
         """Give a slot pages for so many tokens. They must be free; memory for them is there after `reserve`."""
         self._table.grow(slot, length)
 
-    def reserve(self, slots: int) -> None:
-        """Make room in memory for the first slots and all pages that were given out."""
-        if self._table.end > self._n_pages:
-            self._n_pages = self._grown(self._table.end)
+    def reserve(self, slots: int, *, all_pages: bool = False) -> None:
+        """Make room in memory for the first slots and all pages that were given out, or all that there may be."""
+        if self._table.end > self._n_pages or all_pages:
+            self._n_pages = self._max_pages + 1 if all_pages else self._grown(self._table.end)
+        before = self.nbytes
         for store in self.stores:
             store.reserve(slots, self._n_pages)
+        self._n_moves += self.nbytes != before
 
     def share(self, source: int, target: int, length: int) -> tuple[int, int] | None:
         """Let an empty slot have the first `length` tokens of another one, once that holds them: `copy` does the rest then.
@@ -171,8 +178,18 @@ class Cache:
         """Empty all slots, and free all memory."""
         self.clear()
         self._n_pages = 0
+        self._n_moves += 1
         for store in self.stores:
             store.free()
+
+    @property
+    def memory(self) -> object:
+        """Another value whenever what it holds has moved in memory."""
+        return self._n_moves
+
+    def page_rows(self, slots: int) -> NDArray[np.int64]:
+        """Return `pages` as an array of the host, which is not to be written to."""
+        return self._table.rows(slots)
 
     def pages(self, slots: int) -> Tensor:
         """Return the pages of the first slots in order, int64 [slots, most pages of one]; those that are too short have page 0, too."""

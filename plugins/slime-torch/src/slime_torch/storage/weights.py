@@ -197,6 +197,11 @@ class Weights:
                 raise WeightSyncError(f"{name}: its two copies in the engine differ")
         return found
 
+    def addresses(self) -> tuple[int, ...]:
+        """Return where everything lies, what is derived from weights, too; not of packed tensors."""
+        held = (value for fused in self._fused for value in vars(fused).values() if isinstance(value, Tensor))
+        return tuple(tensor.data_ptr() for tensor in held)
+
     def move(self, device: torch.device) -> None:
         """Move everything to `device`."""
         for fused in self._fused:
