@@ -178,10 +178,14 @@ class Scheduler:
     def _admit(self) -> None:
         """Move waiting requests into free slots while there is room: prefill each context once, and share it with its twins."""
         first = len(self.running)
+        if not self.waiting or first == self._max_running:
+            return
+        spare, length = sum(map(self._may_grow, range(first))), self.waiting[0].length
+        if not self._cache.fits(length + 1, shared=length, spare=spare):  # even if another had its context
+            return
         sources = self._begun() if self._cache.has_prefixes else {}
         to_prefill: dict[int, tuple[int, ...]] = {}
         twins: list[tuple[int, int, tuple[int, int] | None]] = []
-        spare = sum(map(self._may_grow, range(first)))
         while self.waiting and len(self.running) < self._max_running:
             request, slot = self.waiting[0], len(self.running)
             source, length = sources.get(request.context), request.length
