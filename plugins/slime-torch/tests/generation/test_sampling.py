@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 import torch
 from slime_core.protocols import SamplingParams
-from slime_torch.generation.sampling import Draw, sample, uniform
+from slime_torch.generation.sampling import Draws, sample, uniform
 
 #: 99.99% quantile of chi-square with 19 degrees of freedom, from tables.
 CHI_SQUARE_19 = 50.8
@@ -32,8 +33,13 @@ def distribution(logits: list[float], params: SamplingParams) -> dict[int, float
     return {i: weight / kept for i, weight in nucleus.items()}
 
 
-def draws(params: SamplingParams, n: int) -> list[Draw]:
-    return [Draw(params, seed, 7) for seed in range(n)]
+def draws(params: SamplingParams, n: int) -> Draws:
+    return Draws.of([params] * n, range(n), [7] * n)
+
+
+def uniforms(seeds: Sequence[int], positions: Sequence[int]) -> np.ndarray:
+    drawn = Draws.of([SamplingParams(max_new_tokens=1)] * len(seeds), seeds, positions)
+    return uniform(drawn.seeds, drawn.positions)
 
 
 @pytest.mark.parametrize("vocab", [20, 256, 3000])
@@ -63,8 +69,8 @@ def test_every_row_follows_its_own_parameters():
         for t, p, k in itertools.product((0.5, 1.0, 2.0), (0.5, 1.0), (-1, 3))
     ]
     logits = torch.randn(len(params), 50, generator=torch.Generator().manual_seed(0)) * 2
-    together = sample(logits, [Draw(param, 5, i) for i, param in enumerate(params)])
-    alone = [sample(logits[i : i + 1], [Draw(param, 5, i)]) for i, param in enumerate(params)]
+    together = sample(logits, Draws.of(params, [5] * len(params), range(len(params))))
+    alone = [sample(logits[i : i + 1], Draws.of([param], [5], [i])) for i, param in enumerate(params)]
     assert together[0] == [token for [token], _, _ in alone]
     assert together[1] == pytest.approx([log_prob for _, [log_prob], _ in alone], abs=1e-6)
 
@@ -85,9 +91,7 @@ def test_positions_of_one_seed_are_independent_draws():
     params = SamplingParams(max_new_tokens=1)
     row = (torch.randn(20, generator=torch.Generator().manual_seed(4)) * 1.5).tolist()
     n = 20_000
-    tokens, _, _ = sample(
-        torch.tensor([row]).expand(n, -1), [Draw(params, 11, position) for position in range(n)]
-    )
+    tokens, _, _ = sample(torch.tensor([row]).expand(n, -1), Draws.of([params] * n, [11] * n, range(n)))
     counts = np.bincount(tokens, minlength=20)
     assert (
         sum((counts[i] - n * p) ** 2 / (n * p) for i, p in distribution(row, params).items()) < CHI_SQUARE_19
@@ -96,20 +100,20 @@ def test_positions_of_one_seed_are_independent_draws():
 
 def test_uniform_numbers_fill_the_interval_evenly():
     seeds, positions = zip(*itertools.product(range(200), range(200)), strict=True)
-    counts = np.histogram(uniform(seeds, positions), bins=20, range=(0, 1))[0]
+    counts = np.histogram(uniforms(seeds, positions), bins=20, range=(0, 1))[0]
     assert ((counts - 2000) ** 2 / 2000).sum() < CHI_SQUARE_19
 
 
 def test_uniform_depends_on_seed_and_position_alone():
-    together = uniform([1, 2, 3, -1], [5, 6, 7, 8])
-    assert together.tolist() == [uniform([s], [p])[0] for s, p in ((1, 5), (2, 6), (3, 7), (-1, 8))]
+    together = uniforms([1, 2, 3, -1], [5, 6, 7, 8])
+    assert together.tolist() == [uniforms([s], [p])[0] for s, p in ((1, 5), (2, 6), (3, 7), (-1, 8))]
 
 
 def test_greedy_takes_the_first_of_equals_with_its_untempered_log_prob():
     logits = torch.zeros(1, 600)
     logits[0, [280, 300, 599]] = 2.0
     params = SamplingParams(max_new_tokens=1, temperature=0, top_p=0.5, top_k=2)
-    [token], [log_prob], _ = sample(logits, [Draw(params, 0, 0)])
+    [token], [log_prob], _ = sample(logits, Draws.of([params], [0], [0]))
     assert token == 280
     assert log_prob == pytest.approx(2 - math.log(3 * math.exp(2) + 597), abs=1e-6)
 
@@ -126,7 +130,7 @@ def test_the_ids_that_a_token_was_drawn_from_are_told():
     """Probabilities 0.4, 0.3, 0.2, 0.1 of ids 3, 0, 2, 1: 0.6 is reached with two, 0.8 with three; three of four by k."""
     logits = torch.tensor([[0.3, 0.1, 0.2, 0.4]]).log().expand(5, -1)
     asked = [{"top_p": 0.6}, {"top_p": 0.8}, {"top_k": 3}, {}, {"top_p": 0.6, "temperature": 0}]
-    rows = [Draw(SamplingParams(max_new_tokens=1, **params), seed=7, position=0) for params in asked]
+    rows = Draws.of([SamplingParams(max_new_tokens=1, **params) for params in asked], [7] * 5, [0] * 5)
     tokens, _, sampling_masks = sample(logits, rows, with_sampling_masks=True)
     assert [None if ids is None else ids.tolist() for ids in sampling_masks] == [
         [0, 3],
@@ -149,7 +153,6 @@ def test_the_logits_are_left_as_they_are():
 def test_log_probs_over_a_real_vocabulary_are_exact_to_a_millionth():
     """`torch.log_softmax` is off by 4e-6 here, always to the same side."""
     logits = torch.randn(16, 49_152, generator=torch.Generator().manual_seed(0)) * 4
-    draws = [Draw(SamplingParams(max_new_tokens=1), seed=i, position=0) for i in range(16)]
-    tokens, log_probs, _ = sample(logits, draws)
+    tokens, log_probs, _ = sample(logits, draws(SamplingParams(max_new_tokens=1), 16))
     wanted = logits.double().log_softmax(-1)[torch.arange(16), tokens]
     assert (torch.tensor(log_probs, dtype=torch.float64) - wanted).abs().max() < 1e-6

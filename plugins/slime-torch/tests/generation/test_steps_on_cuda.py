@@ -10,7 +10,7 @@ import torch
 from slime_core.protocols import SamplingParams
 from slime_models.testing.cuda_without_device import CUDA, cuda_without_device
 from slime_torch.generation.request import Request, StopRule
-from slime_torch.generation.sampling import Draw, sample
+from slime_torch.generation.sampling import Draws, sample
 from slime_torch.generation.scheduler import Scheduler
 from slime_torch.model.decoder import Decoder
 
@@ -37,7 +37,7 @@ def test_the_host_waits_as_often_for_one_row_as_for_many(name, rows, with_masks)
     params = SamplingParams(max_new_tokens=1, **PARAMS[name])
     with cuda_without_device() as counted, torch.inference_mode():
         logits = torch.empty(rows, VOCAB, dtype=torch.bfloat16, device=CUDA)
-        draws = [Draw(params, seed, 7) for seed in range(rows)]
+        draws = Draws.of([params] * rows, range(rows), [7] * rows)
         found = sample(logits, draws, with_sampling_masks=with_masks)
     assert found[0] == rows * [0]
     of_masks = (
@@ -85,6 +85,6 @@ def test_operations_of_a_draw():
         with cuda_without_device() as counted, torch.inference_mode():
             logits = torch.empty(rows, VOCAB, dtype=torch.bfloat16, device=CUDA)
             before = len(counted.operations)
-            sample(logits, [Draw(SamplingParams(max_new_tokens=1), seed, 7) for seed in range(rows)])
+            sample(logits, Draws.of([SamplingParams(max_new_tokens=1)] * rows, range(rows), [7] * rows))
             found.append(len(counted.operations) - before)
     assert found[0] == found[1] <= 50

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from slime_core.protocols import SamplingParams
-from slime_torch.generation.sampling import Draw, sample
+from slime_torch.generation.sampling import Draws, sample
 from slime_torch.layers.attention import GroupedQueries, GroupedQueryAttention
 from slime_torch.layers.batch import Batch
 from slime_torch.model.decoder import Decoder
@@ -42,7 +42,7 @@ def decoding_parts(model: Decoder, *, rows: int, length: int) -> dict[str, float
     tokens = torch.arange(rows, device=device) % a.vocab_size
     hidden = model.decode(tokens, lengths, cache)
     logits = model.logits(hidden)
-    draws = [Draw(params=SamplingParams(max_new_tokens=1), seed=i, position=length) for i in range(rows)]
+    draws = Draws.of([SamplingParams(max_new_tokens=1)] * rows, range(rows), [length] * rows)
     heads = torch.randn(rows, a.num_attention_heads + 2 * a.num_query_groups, a.head_dim)
     heads = heads.to(device, model.dtype)
     inputs = inputs_of(model, rows)

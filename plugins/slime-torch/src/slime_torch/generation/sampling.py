@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -21,25 +21,55 @@ _CANDIDATES = (64, 1024)
 
 
 @dataclass(frozen=True)
-class Draw:
-    """What the next token of one request depends on besides its logits."""
+class Draws:
+    """What the next tokens of requests depend on besides their logits: arrays [n], so that no step goes over requests one by one."""
 
-    params: SamplingParams
-    seed: int
-    """Any integer; taken modulo 2**64."""
-    position: int
+    temperatures: NDArray[np.float32]
+    top_k: NDArray[np.int64]
+    top_p: NDArray[np.float64]
+    seeds: NDArray[np.uint64]
+    positions: NDArray[np.int64]
     """Index of the token in the sequence, prompt included."""
 
+    @classmethod
+    def of(cls, params: Sequence[SamplingParams], seeds: Sequence[int], positions: Sequence[int]) -> Draws:
+        """Return those of requests with these parameters, seeds (any integers, taken modulo 2**64) and positions."""
+        return cls(
+            np.array([each.temperature for each in params], np.float32),
+            np.array([each.top_k for each in params], np.int64),
+            np.array([each.top_p for each in params], np.float64),
+            np.array([seed & (2**64 - 1) for seed in seeds], np.uint64),
+            np.array(positions, np.int64),
+        )
 
-def uniform(seeds: Sequence[int], positions: Sequence[int]) -> NDArray[np.float64]:
+    def at(self, positions: NDArray[np.int64]) -> Draws:
+        """Return those of the same requests at other positions."""
+        return replace(self, positions=positions)
+
+    @property
+    def is_greedy(self) -> NDArray[np.bool_]:
+        """Which take the likeliest token."""
+        greedy: NDArray[np.bool_] = self.temperatures == 0
+        return greedy
+
+    def limited_by_k(self, vocab_size: int) -> NDArray[np.bool_]:
+        """Which are drawn from fewer than all ids by top-k."""
+        return ~self.is_greedy & (self.top_k > 0) & (self.top_k < vocab_size)
+
+    @property
+    def limited_by_p(self) -> NDArray[np.bool_]:
+        """Which are drawn from fewer than all ids by top-p."""
+        return ~self.is_greedy & (self.top_p < 1)
+
+
+def uniform(seeds: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return one number in [0, 1) for each (seed, position); it depends on nothing else.
 
     Source: the finaliser of splitmix64 (Steele, Lea and Flood, 2014), applied to the seed and then to its sum
     with a multiple of the position; the upper 53 bits are used.
     """
-    state = _mixed(np.array([seed & (2**64 - 1) for seed in seeds], dtype=np.uint64))
     with np.errstate(over="ignore"):
-        state = _mixed(state + np.array(positions, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15))
+        state = _mixed(_mixed(seeds) + positions.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15))
     return (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
@@ -56,7 +86,7 @@ SamplingMask = NDArray[np.int32] | None
 
 
 def sample(
-    logits: Tensor, draws: Sequence[Draw], *, with_sampling_masks: bool = False
+    logits: Tensor, draws: Draws, *, with_sampling_masks: bool = False
 ) -> tuple[list[int], list[float], list[SamplingMask]]:
     """Draw a token a row by inverting the cumulative distribution.
 
@@ -66,20 +96,20 @@ def sample(
 
     Args:
         logits: [n, vocab_size], any floating dtype; not changed.
-        draws: n of them.
+        draws: of n requests.
         with_sampling_masks: whether to return the ids that top-k and top-p kept.
 
     Returns:
         (tokens, natural log-probs in float32 precision, sampling masks; None for each row where they are not wanted).
     """
-    temperatures = [draw.params.temperature or 1.0 for draw in draws]
-    if any(temperature != 1.0 for temperature in temperatures):
-        logits = logits.float() / upload(np.array(temperatures, dtype=np.float32), logits.device)[:, None]
-    logits = _restricted(logits, [draw.params for draw in draws])
+    temperatures = np.where(draws.is_greedy, np.float32(1), draws.temperatures)
+    if (temperatures != 1).any():
+        logits = logits.float() / upload(temperatures, logits.device)[:, None]
+    logits = _restricted(logits, draws)
     maxima, sums = _per_block(logits)
     peaks, ends = maxima.amax(-1, keepdim=True), sums.double().cumsum(-1)
-    greedy = upload(np.array([draw.params.temperature == 0 for draw in draws]), logits.device)
-    points = upload(uniform([d.seed for d in draws], [d.position for d in draws]), logits.device)
+    greedy = upload(draws.is_greedy, logits.device)
+    points = upload(uniform(draws.seeds, draws.positions), logits.device)
     targets = points[:, None] * ends[:, -1:]
     block = torch.where(greedy, maxima.argmax(-1), torch.searchsorted(ends, targets, right=True).squeeze(1))
     inside = _block(logits, block)
@@ -88,25 +118,21 @@ def sample(
     index = torch.where(greedy, inside.argmax(-1), _inverted((inside - peaks).exp(), rest))
     tokens = block * _BLOCK + index
     log_probs = (logits.gather(1, tokens[:, None]) - peaks.double() - ends[:, -1:].log()).squeeze(1)
-    sampling_masks: list[SamplingMask] = [None] * len(draws)
+    sampling_masks: list[SamplingMask] = [None] * len(logits)
     if with_sampling_masks:
         sampling_masks = _sampling_masks(logits, draws)
     ids, values = torch.stack([tokens.double(), log_probs]).tolist()  # the host waits once for both
     return [int(token) for token in ids], values, sampling_masks
 
 
-def _sampling_masks(logits: Tensor, draws: Sequence[Draw]) -> list[SamplingMask]:
-    vocab = logits.shape[1]
-    is_held = [
-        bool(d.params.temperature) and (0 < d.params.top_k < vocab or d.params.top_p < 1) for d in draws
-    ]
-    held = [i for i, wanted in enumerate(is_held) if wanted]
-    masks: list[SamplingMask] = [None] * len(draws)
-    if held:
-        rows = logits.index_select(0, upload(np.array(held), logits.device))
+def _sampling_masks(logits: Tensor, draws: Draws) -> list[SamplingMask]:
+    held = np.flatnonzero(draws.limited_by_k(logits.shape[1]) | draws.limited_by_p)
+    masks: list[SamplingMask] = [None] * len(logits)
+    if len(held):
+        rows = logits.index_select(0, upload(held, logits.device))
         row, ids = rows.isfinite().nonzero().to(torch.int32).cpu().numpy().T
         ends = np.searchsorted(row, np.arange(1, len(held)))
-        for i, kept in zip(held, np.split(ids, ends), strict=True):
+        for i, kept in zip(held.tolist(), np.split(ids, ends), strict=True):
             masks[i] = kept.copy()  # without holding on to those of all rows
     return masks
 
@@ -154,22 +180,19 @@ def _inverted(weights: Tensor, rest: Tensor) -> Tensor:
     return torch.searchsorted(cumulative, rest, right=True).squeeze(1)
 
 
-def _restricted(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+def _restricted(logits: Tensor, draws: Draws) -> Tensor:
     """Return the logits with -inf where top-k or top-p drop a token; the same tensor if nobody asks for it."""
-    vocab = logits.shape[1]
-    by_k = [i for i, p in enumerate(params) if p.temperature and 0 < p.top_k < vocab]
-    by_p = [i for i, p in enumerate(params) if p.temperature and p.top_p < 1.0]
-    if not by_k and not by_p:
+    by_k, by_p = np.flatnonzero(draws.limited_by_k(logits.shape[1])), np.flatnonzero(draws.limited_by_p)
+    if not len(by_k) and not len(by_p):
         return logits
     logits = logits.float()
-    edges = logits.new_full((len(params), 1), -torch.inf)
-    if by_k:
-        rows, ks = upload(np.array(by_k), logits.device), np.array([params[i].top_k for i in by_k])
+    edges = logits.new_full((len(logits), 1), -torch.inf)
+    if len(by_k):
+        rows, ks = upload(by_k, logits.device), draws.top_k[by_k]
         largest = logits[rows].topk(int(ks.max()), dim=-1).values
         edges[rows] = largest.gather(1, upload(ks[:, None] - 1, logits.device))
-    if by_p:
-        rows = upload(np.array(by_p), logits.device)
-        tops = upload(np.array([params[i].top_p for i in by_p]), logits.device)
+    if len(by_p):
+        rows, tops = upload(by_p, logits.device), upload(draws.top_p[by_p], logits.device)
         kept = _at_least(logits[rows], edges[rows])
         edges[rows] = torch.maximum(edges[rows], _top_p_edge(kept, tops))
     return _at_least(logits, edges)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from slime_models.upload import upload
 from torch import Tensor
 
 from slime_torch.generation.request import Request
-from slime_torch.generation.sampling import Draw, sample
+from slime_torch.generation.sampling import Draws, sample
 from slime_torch.layers.part import Routes
 from slime_torch.model.decoder import Decoder
 from slime_torch.model.recorded_steps import RecordedSteps
@@ -59,6 +59,8 @@ class Scheduler:
         self.version = "initial"
         """Of the weights."""
         self._n_submitted = self._n_retracted = 0
+        self._drawn_for: list[Request] = []
+        self._draws: Draws | None = None
 
     @property
     def busy(self) -> bool:
@@ -101,7 +103,7 @@ class Scheduler:
             if routes is not None:
                 for request, row in zip(self.running, self._routes_of_all(routes), strict=True):
                     request.take_routes(row[None], since=request.length - 1)
-            self._sample(hidden, self.running)
+            self._sample(hidden, self.running, lengths + 1)
             finished += self._leave()
         return finished
 
@@ -209,7 +211,8 @@ class Scheduler:
             hidden[slot] = self._take_over(source, slot, hidden)
         for slot, request in enumerate(new, start=first):
             request.hidden = None if request.tokens else hidden[slot]
-        self._sample(torch.stack([hidden[slot] for slot in range(first, len(self.running))]), new)
+        states = torch.stack([hidden[slot] for slot in range(first, len(self.running))])
+        self._sample(states, new, np.array([request.length for request in new]))
 
     def _may_grow(self, slot: int) -> bool:
         """Return whether the request of a slot may need more pages than it has."""
@@ -264,8 +267,12 @@ class Scheduler:
         every[:, list(a.moe_layers)] = found
         return every
 
-    def _sample(self, hidden: Tensor, requests: list[Request]) -> None:
-        draws = [Draw(request.params, request.seed, request.length) for request in requests]
+    def _sample(self, hidden: Tensor, requests: Sequence[Request], positions: NDArray[np.int64]) -> None:
+        """Give requests their next tokens, which come at these positions."""
+        if self._draws is None or self._drawn_for != requests:
+            params, seeds = [each.params for each in requests], [each.seed for each in requests]
+            self._drawn_for, self._draws = list(requests), Draws.of(params, seeds, positions.tolist())
+        draws = self._draws.at(positions)
         drawn = sample(self._model.logits(hidden), draws, with_sampling_masks=self._with_sampling_masks)
         for request, token, log_prob, sampling_mask in zip(requests, *drawn, strict=True):
             request.append(token, log_prob, sampling_mask, version=self.version)
