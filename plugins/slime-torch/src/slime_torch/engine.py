@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
@@ -37,7 +36,6 @@ from slime_torch.model.decoder import Decoder
 from slime_torch.model.recorded_steps import WANTED, RecordedSteps, can_record
 from slime_torch.section import CAPABILITIES, TorchSection
 
-log = logging.getLogger(__name__)
 #: Turns of the event loop for which new requests are gathered before the worker gets them, all together.
 _SETTLE_TURNS = 4
 
@@ -268,7 +266,6 @@ class TorchEngine:
             max_bytes=_half_of_memory(self.device),
             max_tokens=self._section.max_total_tokens,
         )
-        log.info("KV cache: room for %s tokens", f"{self._cache.max_tokens:,}")
         self._scheduler = self._worker.scheduler = Scheduler(
             self.model,
             self._cache,

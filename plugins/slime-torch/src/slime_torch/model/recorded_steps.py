@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ from torch import Tensor
 from slime_torch.model.decoder import Decoder
 from slime_torch.storage.cache import Cache
 
-log = logging.getLogger(__name__)
 #: What graphs need.
 WANTED = "a GPU, bfloat16, PyTorch 2.12 or later, and layers of the usual attention alone"
 #: Numbers of requests for which there are steps: these, and then every multiple of the last.
@@ -87,7 +85,6 @@ class _Step:
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph, pool=pool):
             self._hidden = self._compute()
-        log.info("recorded the decoding step of %d requests", self._size)
         return self._graph.pool()
 
     def run(self, tokens: NDArray[np.int64], lengths: NDArray[np.int64]) -> Tensor:
