@@ -8,7 +8,7 @@ import numpy as np
 from slime_models.family.families.qwen3 import QWEN3
 from slime_models.hf.config import read_config
 
-from .conftest import make_batch
+from .batches import make_batch
 
 
 def gradients_of(learner, folder, family=QWEN3):

@@ -4,112 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 import torch
 from slime_core.config.sections import TrainSection
 from slime_core.run.assemble import Algorithm
-from slime_core.samples import TrainBatch
-from slime_example_family.family import GEMMA3
 from slime_megatron import compat
 from slime_megatron.settings.learner_settings import LearnerSettings
 from slime_megatron.settings.section import MegatronSection
-from slime_models.family.families.glm import GLM as GLM_OF_2024
-from slime_models.family.families.glm4 import GLM4
-from slime_models.family.families.glm4_moe import GLM4_MOE
-from slime_models.family.families.gpt_oss import GPT_OSS
-from slime_models.family.families.latent_attention.deepseek_v3 import DEEPSEEK_V3, KIMI_K2
-from slime_models.family.families.latent_attention.deepseek_v32 import DEEPSEEK_V32
-from slime_models.family.families.latent_attention.glm4_moe_lite import GLM4_MOE_LITE
-from slime_models.family.families.latent_attention.glm_moe_dsa import GLM_MOE_DSA
-from slime_models.family.families.llama import LLAMA
-from slime_models.family.families.mimo import MIMO
-from slime_models.family.families.minimax_m2 import MINIMAX_M2
-from slime_models.family.families.qwen2 import QWEN2
-from slime_models.family.families.qwen2_moe import QWEN2_MOE
-from slime_models.family.families.qwen3 import QWEN3
-from slime_models.family.families.qwen3_5 import QWEN3_5, QWEN3_5_MOE, QWEN3_5_MOE_TEXT, QWEN3_5_TEXT
-from slime_models.family.families.qwen3_moe import QWEN3_MOE
-from slime_models.family.families.qwen3_next import QWEN3_NEXT
 from slime_models.hf.config import read_config
 from slime_models.hf.folder import HfCheckpoint, save_hf
 
+from .algorithms import policy_gradient
+from .tiny_models import DEEPSEEK, DELTA_NET, FAMILIES, GLM, INDEXER, VOCAB
+
 if TYPE_CHECKING:
     from .ranks import Ranks
-
-FAMILIES = {
-    family.model_type: family
-    for family in (
-        *(DEEPSEEK_V3, KIMI_K2, DEEPSEEK_V32, GLM4_MOE_LITE, GLM_MOE_DSA),
-        *(GEMMA3, GLM_OF_2024, GLM4, GLM4_MOE, GPT_OSS, LLAMA, MIMO, MINIMAX_M2),
-        *(
-            QWEN2,
-            QWEN2_MOE,
-            QWEN3,
-            QWEN3_MOE,
-            QWEN3_NEXT,
-            QWEN3_5,
-            QWEN3_5_MOE,
-            QWEN3_5_MOE_TEXT,
-            QWEN3_5_TEXT,
-        ),
-    )
-}
-VOCAB = 250
-#: A dense layer, then layers of four experts, of which a token passes two beside a shared one.
-GLM = {
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 48,
-    "n_shared_experts": 1,
-    "first_k_dense_replace": 1,
-    "routed_scaling_factor": 1.5,
-    "attention_bias": True,
-    "use_qk_norm": True,
-}
-
-#: An indexer that chooses 6 earlier tokens.
-INDEXER = {"index_topk": 6, "index_n_heads": 20, "index_head_dim": 14}
-#: A delta net, then full attention.
-DELTA_NET = {
-    "head_dim": 16,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 12,
-    "linear_value_head_dim": 24,
-    "layer_types": ["linear_attention", "full_attention"],
-    "rms_norm_eps": 1e-2,  # a delta net's output is divided by its own size, which may be near zero
-}
-#: Latent attention whose queries and keys are wider than values; a dense layer, then four groups of two experts, of which a
-#: token passes four of two groups.
-DEEPSEEK = {
-    "num_key_value_heads": 4,
-    "q_lora_rank": 24,
-    "kv_lora_rank": 20,
-    "qk_nope_head_dim": 16,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 12,
-    "n_routed_experts": 8,
-    "num_experts_per_tok": 4,
-    "n_group": 4,
-    "topk_group": 2,
-    "moe_intermediate_size": 48,
-    "n_shared_experts": 1,
-    "first_k_dense_replace": 1,
-    "num_nextn_predict_layers": 0,
-    "rope_parameters": {
-        "rope_type": "yarn",
-        "rope_theta": 1e4,
-        "factor": 8.0,
-        "mscale": 1.0,
-        "mscale_all_dim": 1.0,
-        "original_max_position_embeddings": 32,
-    },
-}
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -347,107 +259,3 @@ def make_learner(qwen3: tuple[Any, Path]) -> Iterator[Callable[..., Any]]:
 
     yield make
     close()
-
-
-def policy_gradient(*needs: str) -> Algorithm:
-    """REINFORCE with a ratio: the loss of a token is -(pi / pi_old) A, and A the reward of its sample."""
-
-    def estimator(view: Any) -> tuple[Any, Any]:
-        advantages = view.rewards[view.sample_of_token]
-        return advantages, advantages
-
-    def loss(view: Any, advantages: Any) -> tuple[Any, dict[str, Any]]:
-        value = view.reduce(-(view.log_probs - view.old_log_probs).exp() * advantages)
-        return value, {"pg_loss": value.detach()}
-
-    return Algorithm(estimator, loss, frozenset(needs), "raw")
-
-
-def policy_gradient_by(read: str) -> Algorithm:
-    """Return that policy gradient with log-probs taken from `log_probs`, `logits` or `sequence_logits` of the view.
-
-    Of samples whose prompts and responses the last finds by `total_lengths` and `offsets`.
-    """
-    inner = policy_gradient(read, "total_lengths")
-
-    def log_probs(view: Any) -> Any:
-        if read == "log_probs":
-            return view.log_probs
-        if read == "logits":
-            return view.logits.log_softmax(-1).gather(1, view.tokens[:, None]).squeeze(1)
-        whole = view.sequence_logits.log_softmax(-1)
-        ends = view.total_lengths.cumsum(0)
-        lengths = view.offsets.diff()
-        places = torch.cat([torch.arange(e - n, e) for e, n in zip(ends, lengths, strict=True)])
-        return whole[places - 1, view.sequence_tokens[places]]
-
-    def loss(view: Any, advantages: Any) -> tuple[Any, dict[str, Any]]:
-        own = log_probs(view)
-        value = view.reduce(-(own - own.detach()).exp() * advantages)
-        return value, {"pg_loss": value.detach()}
-
-    needs = {"total_lengths"} | ({read} - {"log_probs"})
-    return replace(inner, loss=loss, needs=frozenset(needs))
-
-
-def make_batch(
-    *,
-    lengths: tuple[tuple[int, int], ...] = ((5, 9), (12, 3), (4, 20), (7, 1), (6, 14), (5, 11)),
-    n_steps: int = 1,
-    seed: int = 0,
-    temperature: float = 1.0,
-    rollout_log_probs: bool = True,
-) -> TrainBatch:
-    """Return random samples of these (prompt, response) lengths; some response tokens are masked."""
-    draw = np.random.default_rng(seed)
-    prompts, responses = np.array(lengths, dtype=np.int64).T
-    offsets = np.concatenate([[0], np.cumsum(prompts + responses)])
-    response_offsets = np.concatenate([[0], np.cumsum(responses)])
-    n, n_tokens = len(lengths), int(response_offsets[-1])
-    steps = tuple(np.array_split(np.arange(n), n_steps))
-    mask = (draw.random(n_tokens) < 0.9).astype(np.float32)
-    weights = np.zeros(n_tokens, dtype=np.float32)
-    for step in steps:
-        for i in step:
-            own = slice(response_offsets[i], response_offsets[i + 1])
-            weights[own] = mask[own] / max(1.0, mask[own].sum()) / len(step)
-    return TrainBatch(
-        step=1,
-        tokens=draw.integers(0, VOCAB, offsets[-1]).astype(np.int32),
-        offsets=offsets,
-        response_offsets=response_offsets,
-        loss_mask=mask,
-        rollout_log_probs=-draw.random(n_tokens).astype(np.float32) * 8 if rollout_log_probs else None,
-        teacher_log_probs=None,
-        rewards=draw.standard_normal(n).astype(np.float32),
-        raw_rewards=np.zeros(n, dtype=np.float32),
-        sample_ids=np.arange(n) + 100,
-        group_ids=np.arange(n) // 2,
-        rollout_ids=np.arange(n),
-        truncated=np.zeros(n, dtype=np.bool_),
-        optimizer_steps=steps,
-        weights=weights,
-        temperature=temperature,
-    )
-
-
-def recording(*needs: str) -> tuple[Algorithm, list[Any]]:
-    """Return policy gradient, and the list to which its loss appends every view that it sees."""
-    inner, views = policy_gradient(*needs), []
-
-    def loss(view: Any, advantages: Any) -> Any:
-        views.append(view)
-        return inner.loss(view, advantages)
-
-    return replace(inner, loss=loss), views
-
-
-def hf_log_probs(model: Any, batch: TrainBatch) -> torch.Tensor:
-    """Return transformers' log-probs [T] of the batch's response tokens, one sample at a time, with gradient."""
-    found = []
-    for i in range(len(batch)):
-        tokens = torch.from_numpy(batch.tokens[batch.offsets[i] : batch.offsets[i + 1]].astype(np.int64))
-        logits = model(tokens[None]).logits[0].float() / batch.temperature
-        log_probs = torch.log_softmax(logits, dim=-1)[:-1].gather(1, tokens[1:, None]).squeeze(1)
-        found.append(log_probs[len(tokens) - 1 - int(batch.response_lengths[i]) :])
-    return torch.cat(found)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from .conftest import make_batch
+from .batches import make_batch
 
 TENSOR, PIPELINE = {"tensor_model_parallel_size": 2}, {"pipeline_model_parallel_size": 2}
 CONTEXT, EXPERT = {"context_parallel_size": 2}, {"expert_model_parallel_size": 2}

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from algorithms import policy_gradient, policy_gradient_by
 from held_bytes import bytes_of
 from slime_core.config.sections import TrainSection
 from slime_core.errors import TrainerError
@@ -28,9 +29,8 @@ from slime_megatron.settings.learner_settings import LearnerSettings
 from slime_megatron.settings.section import MegatronSection
 from slime_megatron.settings.section_roles import LoraSection, RolesSection
 from slime_models.hf.config import read_config
+from tiny_models import FAMILIES
 from torch import Tensor
-
-from conftest import FAMILIES, policy_gradient, policy_gradient_by
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from slime_core.errors import TrainerError
 from slime_megatron import compat
 from slime_megatron.settings.section import MegatronSection
 
-from .conftest import make_batch
+from .batches import make_batch
 
 no_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="there is no stand-in where CUDA exists")
 

@@ -8,7 +8,8 @@ import pytest
 from slime_core.plugins.registry import Registry
 from slime_core.testing import contracts
 
-from .conftest import make_batch, policy_gradient
+from .algorithms import policy_gradient
+from .batches import make_batch
 from .test_trainer import make_trainer
 
 

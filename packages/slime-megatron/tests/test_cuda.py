@@ -23,8 +23,9 @@ from slime_bench.trainer.work import SHAPES
 from slime_core.errors import TrainerError
 from slime_megatron.settings.section import MegatronSection
 
+from .algorithms import policy_gradient
+from .batches import hf_log_probs, make_batch
 from .comparison import gradients_of, relative, shared_prompts
-from .conftest import hf_log_probs, make_batch, policy_gradient
 
 #: What rounding to bfloat16 (8 bits of mantissa) changes a number by, at most, relative to it.
 ROUNDING = 2.0**-8

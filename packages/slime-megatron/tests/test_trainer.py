@@ -23,7 +23,8 @@ from slime_models.hf.folder import HfCheckpoint
 from slime_models.transfer.fingerprint import fingerprint
 from slime_models.transfer.transports.disk import DiskChannel
 
-from .conftest import make_batch, policy_gradient
+from .algorithms import policy_gradient
+from .batches import make_batch
 
 
 def make_trainer(folder, *needs, close_s=10.0, algorithm=None, **megatron):

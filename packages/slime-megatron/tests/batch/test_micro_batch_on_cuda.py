@@ -11,7 +11,7 @@ import pytest
 import torch
 from slime_models.testing.cuda_without_device import CUDA, cuda_without_device
 
-from ..conftest import make_batch
+from ..batches import make_batch
 from ..layouts import with_shared_prompts
 
 

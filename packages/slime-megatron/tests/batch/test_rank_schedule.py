@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from slime_models.family.architecture import Architecture
 
-from ..conftest import make_batch
+from ..batches import make_batch
 
 
 @pytest.fixture(scope="module")

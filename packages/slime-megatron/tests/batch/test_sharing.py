@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from slime_megatron.batch.trees.sharing import token_trees
 from slime_megatron.batch.trees.token_tree import TokenTree
 
+from ..batches import make_batch
 from ..comparison import conversations
-from ..conftest import make_batch
 
 
 def batch_of(*samples, group_ids=None):

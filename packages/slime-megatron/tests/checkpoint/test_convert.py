@@ -16,7 +16,8 @@ from slime_megatron.checkpoint.convert import find, to_hf, to_megatron
 from slime_megatron.settings.section_roles import LoraSection
 from slime_models.hf.folder import HfCheckpoint
 
-from ..conftest import DEEPSEEK, GLM, make_batch
+from ..batches import make_batch
+from ..tiny_models import DEEPSEEK, GLM
 
 EXPERTS = {
     "num_experts": 4,

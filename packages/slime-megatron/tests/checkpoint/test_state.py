@@ -16,7 +16,8 @@ from slime_core.protocols import needs_of
 from slime_core.run.assemble import Algorithm
 from slime_megatron.settings.section import MegatronSection
 
-from ..conftest import make_batch, policy_gradient
+from ..algorithms import policy_gradient
+from ..batches import make_batch
 
 SCHEDULE = {
     "lr": 1e-2,

@@ -13,7 +13,8 @@ from slime_megatron.settings.section_roles import RolesSection
 from slime_models.hf.config import read_config
 from slime_models.hf.folder import HfCheckpoint
 
-from ..conftest import DEEPSEEK, make_batch
+from ..batches import make_batch
+from ..tiny_models import DEEPSEEK
 
 STACKED = {"head_dim": 32, "intermediate_size": 16, "num_local_experts": 4, "num_experts_per_tok": 2}
 

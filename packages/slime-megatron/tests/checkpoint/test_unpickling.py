@@ -20,7 +20,7 @@ from slime_models.hf.folder import HfCheckpoint
 from torch.distributed.checkpoint import DefaultLoadPlanner, FileSystemReader
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, MetadataIndex
 
-from ..conftest import make_batch
+from ..batches import make_batch
 
 
 class Bomb:

@@ -11,7 +11,7 @@ from slime_models.hf.folder import HfCheckpoint
 from slime_models.quantization.folder import quantize_folder
 from slime_models.quantization.reading import open_weights
 
-from ..conftest import make_batch
+from ..batches import make_batch
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from slime_core.plugins.registry import Registry
 from slime_megatron.checkpoint.convert import find, to_hf, to_megatron
 from slime_models.hf.folder import HfCheckpoint, save_hf
 
-from ..conftest import make_batch
+from ..batches import make_batch
 
 #: Of the layer after the last of two.
 MTP_LAYER = {

@@ -26,7 +26,7 @@ from slime_core.protocols.correction import Correction
 from slime_core.run.assemble import Algorithm
 from slime_megatron.trainer import FILLED
 
-from ..conftest import make_batch
+from ..batches import make_batch
 
 
 def chosen(function, **options):

@@ -12,7 +12,8 @@ from slime_core.errors import CheckpointError
 from slime_core.run.assemble import Algorithm
 from slime_megatron.settings.section_roles import RolesSection
 
-from ..conftest import make_batch, policy_gradient
+from ..algorithms import policy_gradient
+from ..batches import make_batch
 
 
 def actor_critic(seen=None):

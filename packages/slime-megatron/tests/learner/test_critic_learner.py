@@ -9,7 +9,7 @@ from slime_algos.losses.value import value_loss
 from slime_megatron.settings.checks import apart_problems
 from slime_megatron.settings.section_roles import RolesSection
 
-from ..conftest import make_batch
+from ..batches import make_batch
 from .test_critic import actor_critic
 
 

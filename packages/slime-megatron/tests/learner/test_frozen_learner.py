@@ -12,7 +12,8 @@ from slime_megatron.settings.section import MegatronSection
 from slime_megatron.settings.section_roles import LoraSection, RolesSection
 from slime_megatron.settings.user_hooks import MegatronHooks
 
-from ..conftest import hf_log_probs, make_batch, policy_gradient
+from ..algorithms import policy_gradient
+from ..batches import hf_log_probs, make_batch
 from ..layouts import LAYOUTS, settings_of
 
 APART = {"apart": frozenset({"ref"})}

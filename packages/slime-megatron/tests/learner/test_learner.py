@@ -15,8 +15,9 @@ from slime_core.run.assemble import Algorithm
 from slime_megatron.settings.section import MegatronSection
 from slime_models.family.families.glm4_moe import GLM4_MOE
 
+from ..algorithms import policy_gradient, recording
+from ..batches import hf_log_probs, make_batch
 from ..comparison import gradients_of, relative, shared_prompts
-from ..conftest import hf_log_probs, make_batch, policy_gradient, recording
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.8])

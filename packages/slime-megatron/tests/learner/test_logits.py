@@ -9,8 +9,9 @@ import torch
 from slime_megatron.settings.checks import logits_problems
 from slime_megatron.settings.section import MegatronSection
 
+from ..algorithms import policy_gradient_by, recording
+from ..batches import make_batch
 from ..comparison import conversations, gradients_of, relative, shared_prompts
-from ..conftest import make_batch, policy_gradient_by, recording
 from ..layouts import LAYOUTS, largest_difference
 
 

@@ -10,7 +10,8 @@ from slime_megatron.batch.trees.flops import forward_flops
 from slime_megatron.batch.trees.token_tree import TokenTree
 from slime_megatron.settings.section_roles import RolesSection
 
-from ..conftest import hf_log_probs, make_batch, policy_gradient
+from ..algorithms import policy_gradient
+from ..batches import hf_log_probs, make_batch
 
 
 def test_means_are_of_trained_tokens_sample_by_sample(make_learner, qwen3):

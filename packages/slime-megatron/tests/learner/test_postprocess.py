@@ -8,7 +8,8 @@ import torch
 from slime_core.errors import TrainerError
 from slime_megatron.settings.user_hooks import MegatronHooks
 
-from ..conftest import make_batch, recording
+from ..algorithms import recording
+from ..batches import make_batch
 
 
 def learner_with(make_learner, function):

@@ -12,7 +12,8 @@ from slime_core.samples import VersionSpans
 from slime_megatron.optim.weight_sets import WeightSets
 from slime_megatron.settings.section_roles import RolesSection
 
-from ..conftest import hf_log_probs, make_batch, recording
+from ..algorithms import recording
+from ..batches import hf_log_probs, make_batch
 
 
 def in_order(batch, views, name):

@@ -9,8 +9,8 @@ import pytest
 import torch
 from slime_megatron.settings.section import MegatronSection
 
+from ..algorithms import recording
 from ..comparison import conversations
-from ..conftest import recording
 
 #: Tokens that the batch's samples have but the last of each, and those of its trees: 69 + 5 + 14 + 14, 14 + 3, 7.
 LINEAR, SHARED = 31 + 69 + 54 + 63 + 34 + 14 + 9 + 7, 102 + 17 + 7

@@ -18,7 +18,8 @@ from slime_models.cpu import attends_in_bfloat16
 from slime_models.family.families.qwen3 import QWEN3
 from slime_models.family.families.qwen3_moe import QWEN3_MOE
 
-from ..conftest import DEEPSEEK, make_batch
+from ..batches import make_batch
+from ..tiny_models import DEEPSEEK
 from .test_parameters import EXPERTS
 
 DENSE, MOE = QWEN3.architecture(TINY_QWEN3), QWEN3_MOE.architecture(EXPERTS)

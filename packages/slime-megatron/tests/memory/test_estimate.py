@@ -24,9 +24,11 @@ from slime_megatron.settings.section import MegatronSection
 from slime_megatron.settings.section_roles import LoraSection
 from slime_models.hf.config import read_config
 
-from ..conftest import FAMILIES, make_batch, policy_gradient
+from ..algorithms import policy_gradient
+from ..batches import make_batch
 from ..held_bytes import bytes_of, weight_bytes
 from ..layouts import DENSE, LAYOUTS, PIPELINE, SEQUENCE, TENSOR, settings_of
+from ..tiny_models import FAMILIES
 from .test_parameters import EXPERTS
 
 GPU = Device(kind="cuda", memory_bytes=80 * 2**30)

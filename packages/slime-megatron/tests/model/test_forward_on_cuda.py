@@ -14,7 +14,7 @@ import torch
 from slime_megatron.settings.section import MegatronSection
 from slime_models.testing.cuda_without_device import CUDA, cuda_without_device, on_cuda
 
-from ..conftest import make_batch
+from ..batches import make_batch
 
 LENGTHS = ((5, 9), (11, 3), (4, 10), (7, 7))  # of one length: attention is called once a layer
 

@@ -11,7 +11,7 @@ from slime_megatron.settings.section import MegatronSection
 from slime_models.hf.config import read_config
 from slime_models.hf.folder import HfCheckpoint
 
-from ..conftest import FAMILIES, GLM, VOCAB
+from ..tiny_models import FAMILIES, GLM, VOCAB
 
 LLAMA3_ROPE = {
     "rope_type": "llama3",

@@ -9,7 +9,7 @@ import pytest
 import torch
 from slime_core.errors import TrainerError
 
-from ..conftest import make_batch
+from ..batches import make_batch
 
 
 @pytest.fixture(params=[(7, 50), (70, 1 << 16)], ids=["one chunk in float32", "three chunks in float32"])

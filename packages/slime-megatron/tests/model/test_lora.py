@@ -13,7 +13,8 @@ from slime_megatron.settings.section_roles import LoraSection
 from slime_models.hf.folder import HfCheckpoint
 from transformers import AutoModelForCausalLM
 
-from ..conftest import hf_log_probs, make_batch, recording
+from ..algorithms import recording
+from ..batches import hf_log_probs, make_batch
 
 LORA = LoraSection(rank=4, alpha=6.0)
 

@@ -6,7 +6,7 @@ import pytest
 from safetensors.torch import load_file
 from slime_megatron.settings.section_roles import LoraSection
 
-from ..conftest import make_batch
+from ..batches import make_batch
 from ..layouts import DESCENT, LAYOUTS, largest_difference, settings_of
 
 LORA = LoraSection(rank=4, alpha=6.0)

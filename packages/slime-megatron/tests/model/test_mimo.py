@@ -17,8 +17,9 @@ from slime_models.family.families.mimo import MIMO
 from slime_models.hf.folder import HfCheckpoint, save_hf
 from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from ..conftest import VOCAB, make_batch
+from ..batches import make_batch
 from ..layouts import PIPELINE, SEQUENCE, TENSOR, largest_difference, with_shared_prompts
+from ..tiny_models import VOCAB
 
 MTP = "model.mtp_layers.0."
 ON = MegatronSection(enable_mtp_training=True, mtp_loss_scaling_factor=0.3)

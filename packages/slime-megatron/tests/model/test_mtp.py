@@ -16,7 +16,8 @@ from slime_megatron.checkpoint.convert import find, to_hf, to_megatron
 from slime_megatron.settings.section import MegatronSection
 from slime_models.hf.folder import HfCheckpoint
 
-from ..conftest import DEEPSEEK, INDEXER, make_batch
+from ..batches import make_batch
+from ..tiny_models import DEEPSEEK, INDEXER
 
 #: Families of latent attention -> fields of config.json; an indexer chooses 6 of up to 19 tokens.
 LATENT = {

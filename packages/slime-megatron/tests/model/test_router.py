@@ -15,7 +15,7 @@ from slime_megatron import hooks
 from slime_models.family.families.qwen3_moe import QWEN3_MOE
 from slime_models.hf.config import read_config
 
-from ..conftest import hf_log_probs, make_batch
+from ..batches import hf_log_probs, make_batch
 from ..layouts import CONTEXT, EXPERT, PIPELINE, SEQUENCE, TENSOR, with_shared_prompts
 from ..ranks import Job
 

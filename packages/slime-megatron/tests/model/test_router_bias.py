@@ -17,7 +17,8 @@ from slime_models.family.families.qwen3_moe import QWEN3_MOE
 from slime_models.hf.config import read_config
 from slime_models.hf.folder import HfCheckpoint
 
-from ..conftest import make_batch, recording
+from ..algorithms import recording
+from ..batches import make_batch
 from ..layouts import CONTEXT, EXPERT, PIPELINE, SEQUENCE, TENSOR
 
 BIAS = "model.layers.1.mlp.gate.e_score_correction_bias"

@@ -7,7 +7,7 @@ import torch
 from slime_core.errors import CheckpointError, TrainerError
 from slime_megatron.settings.section import MegatronSection
 
-from ..conftest import make_batch
+from ..batches import make_batch
 
 #: The scale falls by half with every overflow.
 FALLING = {"initial_loss_scale": str(2.0**60), "hysteresis": "1"}

@@ -7,7 +7,7 @@ import torch
 from slime_megatron.settings.section import MegatronSection
 from torch import nn
 
-from ..conftest import make_batch
+from ..batches import make_batch
 
 CPU = torch.device("cpu")
 

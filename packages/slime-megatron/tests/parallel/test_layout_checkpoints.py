@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint import FileSystemReader, load
 
-from ..conftest import make_batch
+from ..batches import make_batch
 from ..layouts import CONTEXT, EXPERT, PIPELINE, SEQUENCE, SHARED_STATE, TENSOR, WHOLE_STATE
 
 

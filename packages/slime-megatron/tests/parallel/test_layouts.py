@@ -11,8 +11,8 @@ from slime_megatron import compat
 from slime_megatron.testing import random_model
 from slime_models.hf.folder import HfCheckpoint
 
+from ..batches import make_batch
 from ..comparison import conversations
-from ..conftest import DEEPSEEK, DELTA_NET, INDEXER, VOCAB, make_batch
 from ..layouts import (
     ALIKE,
     CONTEXT,
@@ -28,6 +28,7 @@ from ..layouts import (
     settings_of,
     with_shared_prompts,
 )
+from ..tiny_models import DEEPSEEK, DELTA_NET, INDEXER, VOCAB
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from slime_megatron import hooks
 from slime_megatron.settings.megatron_flags import parsed
 from slime_megatron.settings.section import MegatronSection
 
-from ..conftest import make_batch
+from ..batches import make_batch
 
 SCRIPT = Path(__file__).parents[4] / "scripts/megatron_flags.py"
 NEEDED = ["--hf-checkpoint", "x", "--rollout-batch-size", "2", "--rollout-max-response-len", "8"]
