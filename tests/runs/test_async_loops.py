@@ -132,7 +132,7 @@ VARIANTS = {
     ],
     "agent": [
         *("--custom-generate-function-path", "agent", "--agents-function", "talking_agents:unruly_letters"),
-        *("--agents-timeout-s", "1"),
+        *("--agents-timeout-s", "6"),
         *("--rollout-max-response-len", "8", "--n-samples-per-prompt", "4"),
     ],
     "tool-loop": [
