@@ -86,7 +86,7 @@ async def unruly_letters(base_url, api_key, task):
                 with contextlib.suppress(TimeoutError):
                     await ask(history, 0.002)
             history += [await ask(history), {"role": "user", "content": "b"}]
-            if way > 0.998:  # each takes as long as its deadline, which a busy machine must not reach with others
+            if way > 0.998:  # few, as each takes its whole deadline
                 await asyncio.sleep(1000)
             if way > 0.97:
                 raise ValueError("lost")
