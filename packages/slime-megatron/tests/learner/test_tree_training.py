@@ -1,4 +1,4 @@
-"""Conversations whose turns and forks are forwarded once learn what each of their samples by itself would teach."""
+"""Training on prefix trees: tokens that samples of a conversation share are forwarded once; the gradient is that of each sample by itself."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from unittest import mock
 import pytest
 import torch
 from slime_models.testing.cuda_without_device import cuda_without_device, on_cuda
+from slime_models.testing.variable_lengths import looped
 from torch.nn.attention import varlen
 
 GROUPS = {
@@ -16,38 +17,6 @@ GROUPS = {
     "several lengths": [(90, ()), (80, ()), (3, ()), (5, (4,))],
     "shared prompts": [(9, (4, 6, 1)), (30, ()), (5, (7, 7, 0)), (2, (0, 3))],
 }
-
-
-def looped(
-    query,
-    key,
-    value,
-    query_ends,
-    key_ends,
-    longest_query,
-    longest_key,
-    *,
-    scale,
-    window_size,
-    enable_gqa=False,
-):
-    """Attend query by query: each sees the keys of its sequence up to its own, the last query being at the last key."""
-    assert enable_gqa == (query.size(1) != key.size(1))
-    outputs = []
-    for i in range(len(query_ends) - 1):
-        (q0, q1), (k0, k1) = query_ends[i : i + 2].tolist(), key_ends[i : i + 2].tolist()
-        assert q1 - q0 <= longest_query and k1 - k0 <= longest_key
-        for n in range(q0, q1):
-            last = k1 - (q1 - n)
-            first = k0 if window_size[0] < 0 else max(k0, last - window_size[0])
-            k, v = (
-                x[first : last + 1].repeat_interleave(query.size(1) // x.size(1), 1).double()
-                for x in (key, value)
-            )
-            weights = torch.einsum("hd,khd->hk", query[n].double() * scale, k).softmax(-1)
-            outputs.append(torch.einsum("hk,khd->hd", weights, v))
-    assert window_size[1] == 0
-    return torch.stack(outputs).to(query.dtype)
 
 
 @pytest.mark.parametrize("window", [None, 5])

@@ -7,6 +7,7 @@ from unittest import mock
 
 import pytest
 import torch
+from slime_models.testing.variable_lengths import looped
 from slime_torch.layers.attention import GroupedQueries, GroupedQueryAttention
 from slime_torch.layers.standard import standard_layer
 from slime_torch.layers.torch_attention import TorchAttention
@@ -18,43 +19,6 @@ from ..conftest import CONFIGS, FAMILIES, VOCAB
 
 CPU = torch.device("cpu")
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3], [2, 7], [1, 8, 2, 8, 1, 8, 2]]
-
-
-def looped(
-    query,
-    key,
-    value,
-    query_ends,
-    key_ends,
-    longest_query,
-    longest_key,
-    *,
-    scale,
-    window_size,
-    enable_gqa=False,
-    block_table=None,
-    seqused_k=None,
-):
-    """Attend query by query; keys of a sequence are in its pages, or in a row."""
-    assert enable_gqa == (query.size(1) != key.size(-2)) and window_size[1] == 0
-    outputs = []
-    for i in range(len(query_ends) - 1):
-        (q0, q1), (k0, k1) = query_ends[i : i + 2].tolist(), key_ends[i : i + 2].tolist()
-        keys, values = key[k0:k1], value[k0:k1]
-        if block_table is not None:
-            assert int(seqused_k[i]) == k1 - k0
-            keys, values = (x[block_table[i]].flatten(0, 1)[: k1 - k0] for x in (key, value))
-        assert q1 - q0 <= longest_query and len(keys) <= longest_key
-        for n in range(q0, q1):
-            last = len(keys) - (q1 - n)
-            first = 0 if window_size[0] < 0 else max(0, last - window_size[0])
-            k, v = (
-                x[first : last + 1].repeat_interleave(query.size(1) // x.size(1), 1) for x in (keys, values)
-            )
-            factor = query.size(-1) ** -0.5 if scale is None else scale
-            weights = torch.einsum("hd,khd->hk", query[n] * factor, k).softmax(-1)
-            outputs.append(torch.einsum("hk,khd->hd", weights, v))
-    return torch.stack(outputs)
 
 
 def states(model, *, at_once):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import operator
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -164,7 +166,7 @@ class Scheduler:
         while not self._cache.has_room([request.length for request in self.running]):
             last = max(self.running, key=lambda request: request.number)
             last.hidden = None
-            self._keep(lambda request, last=last: request is not last)  # type: ignore[misc]  # its default is its value
+            self._keep(partial(operator.is_not, last))
             self.waiting.appendleft(last)
             if not self._n_retracted:
                 log.warning(

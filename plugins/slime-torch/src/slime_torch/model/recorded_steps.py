@@ -43,17 +43,17 @@ class RecordedSteps:
     def __init__(self, model: Decoder, cache: Cache, *, max_running: int) -> None:
         self._model, self._cache, self._max_running = model, cache, max_running
         self._steps: dict[int, _Step] = {}
-        self._memory: object = None
+        self._n_moves = cache.n_moves
         self._weights = model.weights.addresses()
         self._pool: Any = None
 
     def decode(self, tokens: NDArray[np.int64], lengths: NDArray[np.int64]) -> Tensor:
         """Do what `Decoder.decode` does, for the first slots; the hidden states are valid until the next call."""
         size = _size(len(tokens), self._max_running)
-        self._cache.reserve(size, all_pages=True)
-        if self._memory != (memory := self._cache.memory):
+        self._cache.reserve(self._max_running, all_pages=True)
+        if self._n_moves != self._cache.n_moves:
             self._steps.clear()
-            self._memory = memory
+            self._n_moves = self._cache.n_moves
         if size not in self._steps:
             self._steps[size] = step = _Step(self._model, self._cache, size)
             if self._model.device.type == "cuda":

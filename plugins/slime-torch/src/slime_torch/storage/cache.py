@@ -88,8 +88,9 @@ class Cache:
             most = min(most, (max_bytes - fixed) // page - 1) if page else most
         self.most_pages = of_one
         """Pages of the longest request."""
-        self._max_pages, self._n_pages = max(most, of_one), 0
-        self._n_moves = 0
+        self._max_pages, self._n_pages, self._n_slots = max(most, of_one), 0, 0
+        self.n_moves = 0
+        """How often what it holds has moved in memory, or may have."""
         self._table = PageTable(page_len, self._max_pages)
         self._uploaded: tuple[object, Tensor] | None = None
 
@@ -122,10 +123,10 @@ class Cache:
         """Return whether a slot can hold so many tokens with the pages that it has."""
         return self._table.missing(slot, length) == 0
 
-    def has_room(self, lengths: Sequence[int], *, spare: int = 0) -> bool:
-        """Return whether the first slots can hold so many tokens each, and `spare` pages are left then."""
+    def has_room(self, lengths: Sequence[int]) -> bool:
+        """Return whether the first slots can hold so many tokens each."""
         missing = sum(self._table.missing(slot, length) for slot, length in enumerate(lengths))
-        return missing + spare <= self._table.n_free
+        return missing <= self._table.n_free
 
     def fits(self, length: int, *, shared: int = 0, spare: int = 0) -> bool:
         """Return whether an empty slot can hold so many tokens, the first `shared` of which another slot holds, and `spare` pages are left."""
@@ -138,12 +139,15 @@ class Cache:
 
     def reserve(self, slots: int, *, all_pages: bool = False) -> None:
         """Make room in memory for the first slots and all pages that were given out, or all that there may be."""
-        if self._table.end > self._n_pages or all_pages:
-            self._n_pages = self._max_pages + 1 if all_pages else self._grown(self._table.end)
-        before = self.nbytes
+        pages = self._max_pages + 1 if all_pages else self._table.end
+        if slots <= self._n_slots and pages <= self._n_pages:
+            return
+        if pages > self._n_pages:
+            self._n_pages = self._grown(pages)
+        self._n_slots = max(slots, self._n_slots)
+        self.n_moves += 1
         for store in self.stores:
-            store.reserve(slots, self._n_pages)
-        self._n_moves += self.nbytes != before
+            store.reserve(self._n_slots, self._n_pages)
 
     def share(self, source: int, target: int, length: int) -> tuple[int, int] | None:
         """Let an empty slot have the first `length` tokens of another one, once that holds them: `copy` does the rest then.
@@ -177,15 +181,10 @@ class Cache:
     def free(self) -> None:
         """Empty all slots, and free all memory."""
         self.clear()
-        self._n_pages = 0
-        self._n_moves += 1
+        self._n_pages = self._n_slots = 0
+        self.n_moves += 1
         for store in self.stores:
             store.free()
-
-    @property
-    def memory(self) -> object:
-        """Another value whenever what it holds has moved in memory."""
-        return self._n_moves
 
     def page_rows(self, slots: int) -> NDArray[np.int64]:
         """Return `pages` as an array of the host, which is not to be written to."""
