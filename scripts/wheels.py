@@ -29,7 +29,7 @@ THERE = (
     "mpmath",
 )
 OURS = ("slime-core", "slime-models", "slime-megatron", "slime-torch", "slime-algos", "slime-gym", "slime-rm", "slime-bench",
-        "slime-simulator", "slime-kernels")  # fmt: skip
+        "slime-simulator", "slime-kernels", "slime-example-family")  # fmt: skip
 BROUGHT = (*OURS, "pytest", "pytest-timeout", "pytest-xdist", "hypothesis")
 
 
