@@ -254,16 +254,16 @@ def bench_trainer(stage: Stage) -> dict[str, Any]:
 
 def bench_engine(stage: Stage) -> dict[str, Any]:
     """`slime bench engine` of a 0.6B shape at 64 and 256 requests, beside what reading the weights for each step allows."""
-    return _bench_engine(stage)
-
-
-def bench_graphs(stage: Stage) -> dict[str, Any]:
-    """The same, with decoding steps as CUDA graphs (PyTorch 2.12 or later)."""
-    report = _bench_engine(stage, *([] if stage.dry else ["--cuda-graphs"]))
+    report = _bench_engine(stage)
     for n, figures in report["requests"].items():
         what = f"share of what reading the weights allows, {n} requests"
         stage.aim(what, figures["share_of_limit"], at_least=0.5)
     return report
+
+
+def bench_launches(stage: Stage) -> dict[str, Any]:
+    """The same, with decoding steps launched kernel by kernel and not as CUDA graphs."""
+    return _bench_engine(stage, *([] if stage.dry else ["--no-cuda-graphs"]))
 
 
 def _bench_engine(stage: Stage, *words: str) -> dict[str, Any]:
@@ -371,7 +371,7 @@ def kernels(stage: Stage) -> dict[str, Any]:
 
 STAGES: dict[str, Callable[[Stage], dict[str, Any]]] = {
     "versions": versions, "gpu-tests": gpu_tests, "trainer-tests": trainer_tests, "engine-tests": engine_tests,
-    "attention-plans": attention_plans, "bench-trainer": bench_trainer, "bench-engine": bench_engine, "bench-graphs": bench_graphs,
+    "attention-plans": attention_plans, "bench-trainer": bench_trainer, "bench-engine": bench_engine, "bench-launches": bench_launches,
     "quickstart": quickstart,
     "ranks-on-one-gpu": ranks_on_one_gpu, "transports": transports, "kernels": kernels, "kernel-times": kernel_times,
 }  # fmt: skip

@@ -199,7 +199,12 @@ CONFIGS = {
         **_COMMON, head_dim=16, num_local_experts=5, num_experts_per_tok=2, sliding_window=9
     ),
     "minimax_m2": lambda: MiniMaxM2Config(
-        **_COMMON, head_dim=32, rotary_dim=16, num_local_experts=5, num_experts_per_tok=4
+        **_COMMON,
+        head_dim=32,
+        rotary_dim=16,  # as published; transformers before 5.19 wants it said again
+        rope_parameters={"rope_type": "default", "rope_theta": 5e6, "partial_rotary_factor": 0.5},
+        num_local_experts=5,
+        num_experts_per_tok=4,
     ),
     "qwen3_5_text": lambda: Qwen3_5TextConfig(**_COMMON, **_DELTA_NET),
     "qwen3_5_moe_text": lambda: Qwen3_5MoeTextConfig(**_COMMON, **_DELTA_NET, **_FEW_EXPERTS),

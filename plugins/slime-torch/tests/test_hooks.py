@@ -82,17 +82,6 @@ def test_a_family_that_it_knows_is_taken(problems):
     assert problems("llama") == []
 
 
-def test_graphs_are_refused_where_nothing_can_be_recorded(problems, monkeypatch):
-    flags = "--torch-cuda-graphs", "--torch-dtype", "bfloat16"
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    (problem,) = problems("llama", *flags)
-    assert problem.startswith("torch.cuda_graphs: found true with no GPU; wanted a GPU, bfloat16, ")
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    assert problems("llama", *flags) == []
-    (problem,) = problems("llama", "--torch-cuda-graphs", "--torch-dtype", "float32")
-    assert "found true with the layers of llama in torch.float32" in problem
-
-
 def test_a_family_that_brings_layers_is_refused_unless_it_says_so_itself(problems):
     (problem,) = problems("llama", "--model-name", "layered")
     assert "the torch engine does not know the layers that the family brings" in problem

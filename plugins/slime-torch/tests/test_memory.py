@@ -24,8 +24,8 @@ def question(tmp_path):
     return ask
 
 
-#: Of a page of 256 tokens: two layers, and one of them once more while it grows, of keys and values, 2 heads, 4 wide, in bfloat16.
-PAGE = 3 * 2 * 256 * 2 * 4 * 2
+#: Of a page of 32 tokens: two layers, and one of them once more while it grows, of keys and values, 2 heads, 4 wide, in bfloat16.
+PAGE = 3 * 2 * 32 * 2 * 4 * 2
 
 
 def test_a_cache_that_grew_holds_what_is_predicted():
@@ -39,8 +39,8 @@ def test_a_cache_that_grew_holds_what_is_predicted():
         cache.reserve(16)
     assert cache.nbytes <= cache.predicted_bytes(16, 40)
     # 2 pages of 32 tokens each for 16 slots, and nobody's; there are never more.
-    assert cache.predicted_bytes(16, 40) == 33 * PAGE // 8
-    assert cache.predicted_bytes(10, 40) == (21 + 5) * PAGE // 8  # a quarter more than were needed
+    assert cache.predicted_bytes(16, 40) == 33 * PAGE
+    assert cache.predicted_bytes(10, 40) == (21 + 5) * PAGE  # a quarter more than were needed
 
 
 def test_weights_and_cache_of_the_most_requests(question):
@@ -53,7 +53,7 @@ def test_weights_and_cache_of_the_most_requests(question):
 
 
 def test_an_evaluation_may_have_the_longest_response(question):
-    """On a CPU, whose pages hold 32 tokens: one page for prompt and response of a step, two for those of an evaluation."""
+    """Pages hold 32 tokens: one page for prompt and response of a step, two for those of an evaluation."""
     asked = "--torch-max-running-requests", "8"
     (of_a_step,) = engine_memory(question(*asked, kind="cpu"))
     (found,) = engine_memory(question(*asked, "--eval-max-response-len", "40", kind="cpu"))
@@ -69,7 +69,7 @@ def test_no_more_requests_are_reckoned_with_than_a_step_has(question):
 
 
 def test_the_cache_is_no_larger_than_it_may_be(question):
-    asked = question("--torch-max-total-tokens", "1000", "--torch-max-running-requests", "8")
+    asked = question("--torch-max-total-tokens", "100", "--torch-max-running-requests", "8")
     (found,) = engine_memory(asked)
     assert found.parts["KV cache"] == 5 * PAGE
 

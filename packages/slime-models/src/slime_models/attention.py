@@ -20,11 +20,8 @@ _KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBacke
 _EXTRA = 8
 #: Columns of a head, at most, that torch's flash kernel takes.
 _WIDEST_HEAD = 256
-_ARGUMENTS = inspect.signature(varlen.varlen_attn).parameters
 #: From torch 2.12 on the kernel's function has to be told that several heads share keys and values; before, it sees it.
-_TELLS_GROUPS = "enable_gqa" in _ARGUMENTS
-#: Tokens of a page, of which that kernel wants a multiple.
-PAGE_LEN = 256
+_TELLS_GROUPS = "enable_gqa" in inspect.signature(varlen.varlen_attn).parameters
 
 
 def dot_product_attention(
@@ -49,15 +46,10 @@ def dot_product_attention(
         return F.scaled_dot_product_attention(query, key, value, **options)
 
 
-def fits_variable_lengths(head_dim: int, dtype: torch.dtype, *, pages: bool = False) -> bool:
-    """Return whether `variable_length_attention` takes heads of this width and dtype, and keys in pages. It is for CUDA alone."""
+def fits_variable_lengths(head_dim: int, dtype: torch.dtype) -> bool:
+    """Return whether `variable_length_attention` takes heads of this width and dtype. It is for CUDA alone."""
     is_half = dtype in (torch.bfloat16, torch.float16)
-    return (
-        is_half
-        and head_dim % 8 == 0
-        and head_dim <= _WIDEST_HEAD
-        and (not pages or "block_table" in _ARGUMENTS)
-    )
+    return is_half and head_dim % 8 == 0 and head_dim <= _WIDEST_HEAD
 
 
 def variable_length_attention(
@@ -71,8 +63,6 @@ def variable_length_attention(
     longest_key: int,
     scale: float | None = None,
     window: int | None = None,
-    pages: Tensor | None = None,
-    held: Tensor | None = None,
 ) -> Tensor:
     """Return causal attention [query tokens, heads, head_dim] of many sequences by one call of torch's flash kernel.
 
@@ -80,8 +70,7 @@ def variable_length_attention(
 
     Args:
         query: [query tokens, heads, head_dim], sequence after sequence.
-        key: [key tokens, groups, head_dim], sequence after sequence; or, with `pages`, [all pages, tokens of a page, groups, head_dim],
-            of whose strides the last alone has to be 1.
+        key: [key tokens, groups, head_dim], sequence after sequence.
         value: the same.
         query_ends: int32 [sequences + 1], where the queries of each sequence begin, and where those of the last one end.
         key_ends: the same of keys.
@@ -89,20 +78,14 @@ def variable_length_attention(
         longest_key: keys of the sequence that has most, or more.
         scale: multiplies scores; 1 / sqrt(head_dim) when not given.
         window: the most tokens that a token sees, itself among them; all before it when not given.
-        pages: int32 [sequences, most pages of one], the pages of each sequence's keys in order, each of a multiple of `PAGE_LEN` tokens.
-        held: with `pages`, int32 [sequences], keys of each sequence.
     """
     more: dict[str, Any] = {}
     if _TELLS_GROUPS:
         more["enable_gqa"] = query.size(1) != key.size(-2)
-    if pages is not None:
-        more |= {"block_table": pages, "seqused_k": held}
-    if pages is None:
-        key, value = key.contiguous(), value.contiguous()
     output: Any = varlen.varlen_attn(
         query.contiguous(),
-        key,
-        value,
+        key.contiguous(),
+        value.contiguous(),
         query_ends,
         key_ends,
         longest_query,

@@ -28,12 +28,12 @@ from slime_models.quantization.reading import open_weights
 from slime_models.transfer.receiver import UpdateReceiver
 from slime_models.transfer.staging import StagedUpdate
 
+from slime_torch.generation.recorded_steps import RecordedSteps, can_record
 from slime_torch.generation.request import Request, StopRule
 from slime_torch.generation.scheduler import Scheduler
 from slime_torch.generation.update import WeightUpdate, staged_buckets
 from slime_torch.generation.worker import Worker
 from slime_torch.model.decoder import Decoder
-from slime_torch.model.recorded_steps import WANTED, RecordedSteps, can_record
 from slime_torch.section import CAPABILITIES, TorchSection
 
 #: Turns of the event loop for which new requests are gathered before the worker gets them, all together.
@@ -277,13 +277,8 @@ class TorchEngine:
         )
 
     def _recorded(self) -> RecordedSteps | None:
-        if not self._section.cuda_graphs:
+        if not self._section.cuda_graphs or self.device.type != "cuda" or not can_record(self.model):
             return None
-        if self.device.type != "cuda" or not can_record(self.model):
-            raise EngineError(
-                f"torch engine: found --torch-cuda-graphs with {self.architecture.model_type} on {self.device.type}; wanted "
-                f"{WANTED}; leave the flag away"
-            )
         return RecordedSteps(self.model, self._cache, max_running=self._section.max_running_requests)
 
     def _end_update(self, update: WeightUpdate, *, complete: bool) -> None:

@@ -20,7 +20,6 @@ from slime_models.transfer.storage import UpdateStorage
 from slime_torch.engine import TorchEngine, context_len, engine_dtype
 from slime_torch.memory import engine_memory, engine_remedies
 from slime_torch.model.decoder import Decoder
-from slime_torch.model.recorded_steps import can_record
 from slime_torch.section import CAPABILITIES, ROUTED_EXPERTS, TorchSection
 
 
@@ -33,22 +32,6 @@ def context_limit(build: BuildContext) -> int:
     """Return the most tokens of prompt and response that the engine of a run takes."""
     architecture = _family_of(build).architecture(read_config(build.model_path))
     return context_len(build.section(TorchSection), architecture)
-
-
-def graphs_misfit(build: BuildContext) -> str | None:
-    """Return what the run computes, where `--torch-cuda-graphs` is given and it cannot be recorded. Reads no weights."""
-    section = build.section(TorchSection)
-    if not section.cuda_graphs:
-        return None
-    if not torch.cuda.is_available():
-        return "no GPU"
-    family, dtype = (
-        _family_of(build),
-        engine_dtype(section.dtype, trained_in=compute_dtype(build.settings.train)),
-    )
-    architecture = family.architecture(read_config(build.model_path))
-    model = Decoder(family, architecture, max_length=1, dtype=dtype, device=torch.device("meta"))
-    return None if can_record(model) else f"the layers of {family.model_type} in {dtype}"
 
 
 def misfit(build: BuildContext) -> str | None:

@@ -42,17 +42,14 @@ def slime_check_config(settings: Settings, registry: Registry) -> Iterable[Probl
 
 @hookimpl
 def slime_check_build(build: BuildContext) -> Iterable[Problem]:
-    """Refuse a model whose weights the engine cannot generate with, and graphs of what cannot be recorded."""
+    """Refuse a model whose weights the engine cannot generate with."""
     if build.settings.rollout.rollout_engine not in ("torch", "slime-torch/torch"):
         return
-    from slime_torch.factory import graphs_misfit, misfit  # imports torch
-    from slime_torch.model.recorded_steps import WANTED
+    from slime_torch.factory import misfit  # imports torch
 
     if why := misfit(build):
         found = f"torch with {build.model_path}"
         yield Problem("rollout.rollout_engine", found, "an engine that runs the model", why)
-    elif has := graphs_misfit(build):
-        yield Problem("torch.cuda_graphs", f"true with {has}", WANTED, "leave the flag away")
 
 
 @hookimpl

@@ -17,7 +17,7 @@ from slime_torch.engine import context_len, engine_dtype
 from slime_torch.layers.builder import attention_dtype
 from slime_torch.model.decoder import Decoder
 from slime_torch.section import TorchSection
-from slime_torch.storage.cache import page_len_on
+from slime_torch.storage.cache import PAGE_LEN
 from slime_torch.storage.weights import can_pack
 
 _FLOAT32 = 4
@@ -55,7 +55,7 @@ def engine_memory(question: MemoryQuestion) -> Sequence[MemoryEstimate]:
         slots,
         max_len=longest,
         max_tokens=section.max_total_tokens,
-        page_len=page_len_on(device),
+        page_len=PAGE_LEN,
         dtype=attention_dtype(dtype, device),
     )
     parts = {

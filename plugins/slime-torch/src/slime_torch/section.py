@@ -37,8 +37,9 @@ class TorchSection(SectionModel):
     """Storage and compute dtype; `auto` is the trainer's (`bf16`), float32 with `fp16` and on a CPU without bfloat16 products."""
     num_threads: Annotated[int, Ge(1), Le(4096)] | None = None
     """Threads of PyTorch's CPU operators, for the whole process; PyTorch's own choice when not given."""
-    cuda_graphs: bool = False
-    """Record decoding steps as CUDA graphs, which are launched whole; for layers of the usual attention, without sinks or recurrences.
-    Not yet run on a GPU."""
+    cuda_graphs: bool = True
+    """Record decoding steps on a GPU as CUDA graphs, which are launched whole; where there are kernels for a GPU, all layers have the
+    usual attention, and the experts of tokens are not recorded."""
     kernels: bool = True
-    """Compile what lies between the matrix products for this CPU, where numba is installed (the extra `slime-torch[jit]`)."""
+    """Compile what lies between the matrix products: for a GPU by Triton, for a CPU by numba where it is installed (the extra
+    `slime-torch[jit]`)."""

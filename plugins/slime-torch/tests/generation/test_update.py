@@ -110,11 +110,13 @@ def test_an_update_reaches_tied_weights_wherever_they_lie(tiny):
         await sync_weights(
             Sender(*in_buckets(tiny("qwen2", seed=1).tensors())), engine, version="1", timeout_s=30
         )
-        return engine.model.embedding.tensor, engine.model.logits(hidden)
+        x = hidden.to(engine.device)
+        wanted = x @ new.to(engine.device).T
+        return engine.model.embedding.tensor.cpu(), engine.model.logits(x), wanted
 
-    embedding, logits = scenario(tiny("qwen2"), body, dtype=torch.bfloat16)
+    embedding, logits, wanted = scenario(tiny("qwen2"), body, dtype=torch.bfloat16)
     assert torch.equal(embedding, new)
-    assert torch.equal(logits, hidden @ new.T)
+    assert torch.equal(logits, wanted)
 
 
 def test_copies_that_differ_have_no_fingerprint():

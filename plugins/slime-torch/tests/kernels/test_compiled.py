@@ -10,10 +10,10 @@ from slime_torch.layers.batch import Batch
 from slime_torch.layers.kernel_attention import KernelAttention
 from slime_torch.layers.norm import Norm
 from slime_torch.layers.rope import rope_tables
-from slime_torch.storage.cache import KvCache, page_len_on
+from slime_torch.storage.cache import PAGE_LEN, KvCache
 
 CPU = torch.device("cpu")
-PAGE = page_len_on(CPU)
+PAGE = PAGE_LEN
 BOUNDS = {torch.float32: 2e-6, torch.bfloat16: 2**-8}
 
 
@@ -106,7 +106,7 @@ def filled(
     cache.reserve(len(lengths), sum(n) + 1)
     numbers = (torch.randperm(sum(n)) + 1).split(n)
     pages = torch.nn.utils.rnn.pad_sequence(list(numbers), batch_first=True)
-    for plane in cache.planes(0):
+    for plane in cache.layer(0).transpose(2, 3):
         plane.fill_(torch.nan)
         for slot, length in enumerate(lengths):
             for i, page in enumerate(numbers[slot]):

@@ -21,15 +21,11 @@ def decoder(kind):
 
 
 def calls(counted):
-    """Calls of the kernel for variable lengths and for padded batches."""
-    return counted.operations.count("torch_attn::_varlen_attn"), len(counted.attention)
-
-
-def takes_one_call(model):
-    """That kernel knows neither sinks nor heads as wide as latent vectors."""
-    return model.architecture.model_type != "gpt_oss" and not isinstance(
-        model.architecture, LatentArchitecture
+    """Calls of the kernels for prompts of any lengths, for padded batches, and for pages."""
+    of_prompts, of_pages = map(
+        counted.operations.count, ("torch_attn::_varlen_attn", "slime_torch::attend_pages")
     )
+    return of_prompts, len(counted.attention), of_pages
 
 
 def cache_of(model):
@@ -58,11 +54,14 @@ def test_prefill_and_decoding_stay_on_the_device(kind):
     n_layers = model.architecture.num_layers - len(getattr(model.architecture, "linear_layers", ()))
     assert (prefilled.device.type, prefilled.shape) == ("cuda", (3, 64))
     assert (logits.device.type, logits.dtype, logits.shape) == ("cuda", torch.bfloat16, (3, VOCAB))
-    if takes_one_call(model):
-        assert (before, calls(counted)) == ((n_layers, 0), (2 * n_layers, 0))  # all prompts; one step
+    n = n_layers
+    if isinstance(model.architecture, LatentArchitecture):  # heads are too wide for either kernel
+        assert (before, calls(counted)) == ((0, 2 * n, 0), (0, 3 * n, 0))  # prompts of two lengths; one step
+    elif model.architecture.model_type == "gpt_oss":  # the first knows no sinks
+        assert (before, calls(counted)) == ((0, 2 * n, 0), (0, 2 * n, n))
     else:
-        assert (before, calls(counted)) == ((0, 2 * n_layers), (0, 3 * n_layers))  # two lengths; one step
-        assert set(counted.attention) == {frozenset(("flash", "efficient", "plain"))}
+        assert (before, calls(counted)) == ((n, 0, 0), (n, 0, n))
+    assert set(counted.attention) <= {frozenset(("flash", "efficient", "plain"))}
     assert not counted.waits
 
 
@@ -84,5 +83,5 @@ def test_operations_of_a_decode_step():
     """Each is a launch on CUDA, which takes microseconds of the host. Attention counts as the plain operations that stand in for it."""
     two, four = operations(2), operations(4)
     of_a_layer = (len(four) - len(two)) / 2
-    assert of_a_layer <= 18
-    assert len(two) - 2 * of_a_layer <= 24
+    assert of_a_layer <= 9
+    assert len(two) - 2 * of_a_layer <= 12

@@ -25,12 +25,12 @@ LAYERS = 2
 class Means:
     """The kind. Kept of each sequence: the sum of its tokens, and their number."""
 
-    def __init__(self, width):
-        self.width = width
+    def __init__(self, width, device):
+        self.width, self.device = width, device
 
     def create_store(self, *, page_len, dtype=None):
         parts = [((self.width,), torch.float32), ((1,), torch.float32)]
-        return StateStore(LAYERS, parts=parts, device=torch.device("cpu"))
+        return StateStore(LAYERS, parts=parts, device=self.device)
 
     def begin(self, batch, store):
         return batch, store
@@ -55,7 +55,9 @@ class Mean:
         for run in batch.prompts.runs:
             added = x[run.tokens].view(run.prompts, run.length, -1).cumsum(1)
             sums[run.slots], counts[run.slots] = added[:, -1], float(run.length)
-            mixed[run.tokens] = (added / torch.arange(1.0, run.length + 1)[:, None]).flatten(0, 1)
+            mixed[run.tokens] = (added / torch.arange(1.0, run.length + 1, device=x.device)[:, None]).flatten(
+                0, 1
+            )
         return mixed
 
     def project(self, mixed, residual):
@@ -64,7 +66,7 @@ class Mean:
 
 
 def layers(builder):
-    kind = Means(builder.architecture.hidden_size)
+    kind = Means(builder.architecture.hidden_size, builder.device)
     return [standard_layer(builder, number, Mean(builder, number, kind)) for number in range(LAYERS)]
 
 

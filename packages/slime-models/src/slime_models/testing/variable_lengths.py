@@ -18,8 +18,6 @@ def looped(
     scale: float | None,
     window_size: tuple[int, int],
     enable_gqa: bool = False,
-    block_table: Tensor | None = None,
-    seqused_k: Tensor | None = None,
 ) -> Tensor:
     """Do in float64, query by query, what `torch.nn.attention.varlen.varlen_attn` is asked for by `variable_length_attention`.
 
@@ -32,10 +30,6 @@ def looped(
     for i in range(len(query_ends) - 1):
         (q0, q1), (k0, k1) = query_ends[i : i + 2].tolist(), key_ends[i : i + 2].tolist()
         keys, values = key[k0:k1], value[k0:k1]
-        if block_table is not None:
-            assert seqused_k is not None
-            assert int(seqused_k[i]) == k1 - k0
-            keys, values = (x[block_table[i]].flatten(0, 1)[: k1 - k0] for x in (key, value))
         assert q1 - q0 <= longest_query
         assert len(keys) <= longest_key
         for n in range(q0, q1):

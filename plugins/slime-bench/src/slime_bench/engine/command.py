@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
     workload = Workload(prompts=_prompts(tokenizer, args.prompts), new_tokens=args.new_tokens)
     family = registry.resolve("slime.models", read_config(path)["model_type"])
     section = TorchSection(
-        max_running_requests=max(args.prompts, 1), kernels=args.kernels, cuda_graphs=args.cuda_graphs
+        max_running_requests=max(args.prompts, 1), kernels=args.kernels, cuda_graphs=not args.no_cuda_graphs
     )
     engine = TorchEngine(path, family, tokenizer, dtype=dtype, section=section)
     device = engine.device
@@ -105,9 +105,11 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
         "--kernels",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="use compiled kernels where numba is installed",
+        help="use compiled kernels where there are some",
     )
-    parser.add_argument("--cuda-graphs", action="store_true", help="launch decoding steps as CUDA graphs")
+    parser.add_argument(
+        "--no-cuda-graphs", action="store_true", help="launch decoding steps on a GPU kernel by kernel"
+    )
     parser.add_argument("--json", type=Path, help="write the figures here too")
     return parser.parse_args(argv)
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from slime_torch.layers.attention import GroupedQueries, GroupedQueryAttention
 from slime_torch.layers.builder import Builder
 from slime_torch.layers.part import Layer, Routes
-from slime_torch.layers.routing import grouped_product, routed
+from slime_torch.layers.routing import grouped_product, has_grouped_product, routed
 from slime_torch.layers.standard import standard_layer
 from slime_torch.model.family_decoder import FamilyDecoder
 
@@ -36,6 +36,11 @@ class ClampedExperts:
             for name in ("gate_up_proj", "down_proj")
             for end in ("", "_bias")
         )
+
+    @property
+    def has_one_shape(self) -> bool:
+        """Whether the host is asked nothing."""
+        return all(has_grouped_product(each.tensor) for each in (self._gate_up, self._down))
 
     def __call__(self, x: Tensor, residual: Tensor | None, routes: Routes | None) -> Tensor:
         """Return what the experts give of rows [n, hidden_size], plus `residual`."""

@@ -57,6 +57,11 @@ class Draws:
         return ~self.is_greedy & (self.top_k > 0) & (self.top_k < vocab_size)
 
     @property
+    def points(self) -> NDArray[np.float64]:
+        """A number in [0, 1) for each."""
+        return uniform(self.seeds, self.positions)
+
+    @property
     def limited_by_p(self) -> NDArray[np.bool_]:
         """Which are drawn from fewer than all ids by top-p."""
         return ~self.is_greedy & (self.top_p < 1)
@@ -106,10 +111,23 @@ def sample(
     if (temperatures != 1).any():
         logits = logits.float() / upload(temperatures, logits.device)[:, None]
     logits = _restricted(logits, draws)
+    drawn = draw(logits, upload(draws.is_greedy, logits.device), upload(draws.points, logits.device))
+    sampling_masks: list[SamplingMask] = [None] * len(logits)
+    if with_sampling_masks:
+        sampling_masks = _sampling_masks(logits, draws)
+    return *fetched(drawn), sampling_masks
+
+
+def draw(logits: Tensor, greedy: Tensor, points: Tensor) -> Tensor:
+    """Return float64 [2, n]: a token a row, and its log-prob. The host need not wait, and no shape depends on values.
+
+    Args:
+        logits: [n, vocab_size], tempered and restricted.
+        greedy: bool [n], which rows take the likeliest token.
+        points: float64 [n], in [0, 1).
+    """
     maxima, sums = _per_block(logits)
     peaks, ends = maxima.amax(-1, keepdim=True), sums.double().cumsum(-1)
-    greedy = upload(draws.is_greedy, logits.device)
-    points = upload(uniform(draws.seeds, draws.positions), logits.device)
     targets = points[:, None] * ends[:, -1:]
     block = torch.where(greedy, maxima.argmax(-1), torch.searchsorted(ends, targets, right=True).squeeze(1))
     inside = _block(logits, block)
@@ -118,11 +136,13 @@ def sample(
     index = torch.where(greedy, inside.argmax(-1), _inverted((inside - peaks).exp(), rest))
     tokens = block * _BLOCK + index
     log_probs = (logits.gather(1, tokens[:, None]) - peaks.double() - ends[:, -1:].log()).squeeze(1)
-    sampling_masks: list[SamplingMask] = [None] * len(logits)
-    if with_sampling_masks:
-        sampling_masks = _sampling_masks(logits, draws)
-    ids, values = torch.stack([tokens.double(), log_probs]).tolist()  # the host waits once for both
-    return [int(token) for token in ids], values, sampling_masks
+    return torch.stack([tokens.double(), log_probs])
+
+
+def fetched(drawn: Tensor) -> tuple[list[int], list[float]]:
+    """Return what `draw` returned, on the host, which waits for it once."""
+    ids, values = drawn.tolist()
+    return [int(token) for token in ids], values
 
 
 def _sampling_masks(logits: Tensor, draws: Draws) -> list[SamplingMask]:

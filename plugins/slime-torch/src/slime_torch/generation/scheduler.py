@@ -15,11 +15,11 @@ from slime_core.protocols import EngineLoad
 from slime_models.upload import upload
 from torch import Tensor
 
+from slime_torch.generation.recorded_steps import RecordedSteps
 from slime_torch.generation.request import Request
-from slime_torch.generation.sampling import Draws, sample
+from slime_torch.generation.sampling import Draws, SamplingMask, sample
 from slime_torch.layers.part import Routes
 from slime_torch.model.decoder import Decoder
-from slime_torch.model.recorded_steps import RecordedSteps
 from slime_torch.storage.cache import Cache
 
 log = logging.getLogger(__name__)
@@ -96,18 +96,26 @@ class Scheduler:
             lengths = np.array(
                 [request.length - 1 for request in self.running]
             )  # the newest is not there yet
-            routes = self._new_routes()
-            if self._steps is not None and routes is None:
-                hidden = self._steps.decode(tokens, lengths)
+            if self._steps is not None and not self._with_routes:
+                draws = self._draws_of(self.running, lengths + 1)
+                drawn = self._steps.next_tokens(
+                    tokens, lengths, draws, with_sampling_masks=self._with_sampling_masks
+                )
+                self._append(self.running, *drawn)
             else:
-                ids, held = (upload(each, self._model.device) for each in (tokens, lengths))
-                hidden = self._model.decode(ids, held, self._cache, routes=routes)
-            if routes is not None:
-                for request, row in zip(self.running, self._routes_of_all(routes), strict=True):
-                    request.take_routes(row[None], since=request.length - 1)
-            self._sample(hidden, self.running, lengths + 1)
+                self._decode(tokens, lengths)
             finished += self._leave()
         return finished
+
+    def _decode(self, tokens: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
+        """Give running requests their next tokens, by a step that is not recorded."""
+        routes = self._new_routes()
+        ids, held = (upload(each, self._model.device) for each in (tokens, lengths))
+        hidden = self._model.decode(ids, held, self._cache, routes=routes)
+        if routes is not None:
+            for request, row in zip(self.running, self._routes_of_all(routes), strict=True):
+                request.take_routes(row[None], since=request.length - 1)
+        self._sample(hidden, self.running, lengths + 1)
 
     def abort(self) -> list[Request]:
         """Take every request out, finished by `abort` with what it has."""
@@ -271,10 +279,21 @@ class Scheduler:
 
     def _sample(self, hidden: Tensor, requests: Sequence[Request], positions: NDArray[np.int64]) -> None:
         """Give requests their next tokens, which come at these positions."""
+        logits, draws = self._model.logits(hidden), self._draws_of(requests, positions)
+        self._append(requests, *sample(logits, draws, with_sampling_masks=self._with_sampling_masks))
+
+    def _draws_of(self, requests: Sequence[Request], positions: NDArray[np.int64]) -> Draws:
         if self._draws is None or self._drawn_for != requests:
             params, seeds = [each.params for each in requests], [each.seed for each in requests]
             self._drawn_for, self._draws = list(requests), Draws.of(params, seeds, positions.tolist())
-        draws = self._draws.at(positions)
-        drawn = sample(self._model.logits(hidden), draws, with_sampling_masks=self._with_sampling_masks)
-        for request, token, log_prob, sampling_mask in zip(requests, *drawn, strict=True):
-            request.append(token, log_prob, sampling_mask, version=self.version)
+        return self._draws.at(positions)
+
+    def _append(
+        self,
+        requests: Sequence[Request],
+        tokens: Sequence[int],
+        log_probs: Sequence[float],
+        sampling_masks: Sequence[SamplingMask],
+    ) -> None:
+        for request, token, log_prob, mask in zip(requests, tokens, log_probs, sampling_masks, strict=True):
+            request.append(token, log_prob, mask, version=self.version)

@@ -14,6 +14,7 @@ from slime_torch.layers.kernel_attention import KernelAttention
 from slime_torch.layers.norm import Norm
 from slime_torch.layers.rope import rope_tables, stored_order
 from slime_torch.layers.torch_attention import HeadsAttention, HeadsPass, PrefillPass, TorchAttention
+from slime_torch.layers.triton_attention import TritonAttention
 from slime_torch.storage.cache import KvCache
 from slime_torch.storage.weights import Fused
 
@@ -21,7 +22,7 @@ from slime_torch.storage.weights import Fused
 class GroupedQueries:
     """The kind: rotary tables, window and scale of some layers, whose keys and values are in one store.
 
-    Compiled kernels compute it where the builder has them, but for windows and sinks.
+    Kernels compute it where the builder has them; those of a CPU neither windows nor sinks.
 
     Args:
         builder: of the model.
@@ -48,20 +49,20 @@ class GroupedQueries:
         self._norms: list[tuple[Norm, Norm] | None] = []
         self._sinks: list[Fused] | None = [] if has_sinks else None
         self._dtype, self._device = builder.attention_dtype, builder.device
-        self._computed_in = builder.dtype
         self._torch = TorchAttention(
             a, tables=rows, norms=self._norms, scale=scale, window=window, sinks=self._sinks
         )
         self._decoding: HeadsAttention = self._torch
+        self.has_one_shape = builder.has_gpu_kernels
+        """Whether a decoding step has shapes that no length changes."""
+        if builder.has_gpu_kernels:
+            self._decoding = TritonAttention(
+                a, tables=rows, norms=self._norms, scale=scale, window=window, sinks=self._sinks
+            )
         self._stored_in = self._dtype
         if builder.has_kernels and window is None and not has_sinks:
             self._decoding = KernelAttention(a, tables=rows, norms=self._norms, scale=scale)
             self._stored_in = builder.dtype
-
-    @property
-    def has_one_shape(self) -> bool:
-        """Whether a decoding step on CUDA has shapes that no length changes."""
-        return self._torch.computes_at_once(self._computed_in, torch.device("cuda"), pages=True)
 
     def join(self, norms: tuple[Norm, Norm] | None, sinks: Fused | None = None) -> int:
         """Return the index of one more layer, whose query and key heads have these norms, and its heads these sinks [heads].

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 
 @dataclass(frozen=True)
@@ -60,26 +58,6 @@ class Batch:
     def inside(self) -> Tensor:
         """Int64 [tokens]: the place of each token in its page."""
         return self.positions % self.page_len
-
-    @cached_property
-    def held(self) -> Tensor:
-        """Int32 [tokens]: tokens of each slot, the new one among them; when decoding."""
-        return (self.positions + 1).to(torch.int32)
-
-    @cached_property
-    def held_ends(self) -> Tensor:
-        """Int32 [tokens + 1]: where the tokens of each slot would begin if all were in a row, and where the last one's end; when decoding."""
-        return F.pad(self.held.cumsum(0, dtype=torch.int32), (1, 0))
-
-    @cached_property
-    def ends(self) -> Tensor:
-        """Int32 [tokens + 1]: 0, 1, 2, ...; when decoding."""
-        return torch.arange(len(self.positions) + 1, dtype=torch.int32, device=self.positions.device)
-
-    @cached_property
-    def page_numbers(self) -> Tensor:
-        """`pages` as int32."""
-        return self.pages.to(torch.int32)
 
     @property
     def most_held(self) -> int:

@@ -9,7 +9,7 @@ from slime_core.errors import EngineError
 from slime_models.cpu import attends_in_bfloat16
 from slime_models.family.architecture import Architecture
 
-from slime_torch.kernels.launch import can_compile
+from slime_torch.kernels.launch import can_compile, can_launch
 from slime_torch.layers.norm import Norm
 from slime_torch.storage.weights import Fused, Shape, can_pack
 
@@ -27,7 +27,8 @@ class Builder:
         max_length: most positions.
         dtype: storage and compute dtype.
         device: where the weights live.
-        with_kernels: compute what lies between products by compiled kernels, where they can be compiled and run.
+        with_kernels: compute what lies between products by compiled kernels, where they can be compiled and run: on a CPU by numba,
+            on a GPU by Triton.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Builder:
         self.has_kernels = (
             with_kernels and device.type == "cpu" and architecture.head_dim % 16 == 0 and can_compile()
         )
+        self.has_gpu_kernels = with_kernels and can_launch(device)
         self.attention_dtype = attention_dtype(dtype, device)
         self.packs = can_pack(dtype, device)
         self.made: list[Fused] = []

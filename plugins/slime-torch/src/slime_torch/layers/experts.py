@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from slime_torch.layers.builder import Builder
 from slime_torch.layers.mlp import GatedMlp
 from slime_torch.layers.part import Routes
-from slime_torch.layers.routing import grouped_product, routed
+from slime_torch.layers.routing import grouped_product, has_grouped_product, routed
 
 #: Experts by whose scores a group of experts is rated. Source: transformers, `Glm4MoeTopkRouter`.
 _RATED_BY = 2
@@ -100,6 +100,14 @@ class Experts:
                 self._shared = GatedMlp(builder, f"{prefix}{name}.")
         if builder.has(name := f"{prefix}shared_expert_gate.weight"):
             self._shared_gate = builder.tensor(name)
+
+    @property
+    def has_one_shape(self) -> bool:
+        """Whether the host is asked nothing."""
+        return all(
+            has_grouped_product(each.tensor.unflatten(0, (self._n, -1)))
+            for each in (self._gate_up, self._down)
+        )
 
     def __call__(self, x: Tensor, residual: Tensor | None, routes: Routes | None) -> Tensor:
         """Return what the experts give of rows [n, hidden_size], plus `residual`."""

@@ -9,9 +9,7 @@ from torch import Tensor
 from slime_torch.kernels.launch import Kernel, compiled
 from slime_torch.layers.batch import Batch
 from slime_torch.layers.torch_attention import HeadNorms, HeadsPass
-from slime_torch.storage.cache import KvCache, page_len_on
-
-_CPU = torch.device("cpu")
+from slime_torch.storage.cache import PAGE_LEN, KvCache
 
 
 class KernelAttention:
@@ -39,8 +37,8 @@ class KernelAttention:
         itemsize, dim = tables[0].itemsize, architecture.head_dim
         self.scale = dim**-0.5 if scale is None else scale
         group = architecture.num_attention_heads // architecture.num_query_groups
-        self.place = compiled(place_kernel, itemsize, page_len=page_len_on(_CPU))
-        self.attend = compiled(attend_kernel, itemsize, dim=dim, group=group, page_len=page_len_on(_CPU))
+        self.place = compiled(place_kernel, itemsize, page_len=PAGE_LEN)
+        self.attend = compiled(attend_kernel, itemsize, dim=dim, group=group, page_len=PAGE_LEN)
 
     def begin(self, batch: Batch, cache: KvCache) -> HeadsPass:
         """Begin a pass. The cache keeps its size until it is over."""

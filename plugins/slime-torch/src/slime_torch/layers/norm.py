@@ -50,6 +50,11 @@ class Norm(Fused):
         self._kernel = self._compiled() if compile_kernel else None
 
     @property
+    def weight(self) -> Tensor:
+        """What is multiplied by, float32 [n]."""
+        return self._weight
+
+    @property
     def weight_address(self) -> int:
         """Where what is multiplied by lies, as float32."""
         return self._weight.data_ptr()

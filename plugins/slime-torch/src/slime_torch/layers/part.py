@@ -23,7 +23,7 @@ Routes = list[Tensor]
 class Kind(Protocol):
     """What attention layers of one kind share.
 
-    A kind may have an attribute `has_one_shape`: whether a decoding step of its layers on CUDA has shapes that no length changes,
+    A kind may have an attribute `has_one_shape`: whether a decoding step of its layers has shapes that no length changes,
     and keeps all in pages, so that it can be recorded (`RecordedSteps`).
     """
 
@@ -60,7 +60,11 @@ class Attention(Protocol):
 
 
 class Mlp(Protocol):
-    """What is computed of each token alone."""
+    """What is computed of each token alone.
+
+    It may have an attribute `has_one_shape`: whether its operations on CUDA have shapes that no values change, and ask the device for no
+    numbers, so that a step can be recorded (`RecordedSteps`).
+    """
 
     def __call__(self, x: Tensor, residual: Tensor | None, routes: Routes | None) -> Tensor:
         """Return [rows, hidden_size] of normed rows, plus `residual` if it is given; a layer with experts appends to `routes`."""

@@ -33,13 +33,18 @@ def routed(x: Tensor, gates: Tensor, experts: Tensor, n_experts: int, mlp: Mlp) 
     return torch.bmm(gates[:, None], back.view(n, top_k, -1)).squeeze(1)
 
 
+def has_grouped_product(weights: Tensor) -> bool:
+    """Return whether CUDA has one kernel for products with weights [experts, hidden_size, columns], or the other way round."""
+    is_aligned = all(size * weights.element_size() % _ALIGNED == 0 for size in weights.shape[1:])
+    return weights.is_cuda and weights.dtype == torch.bfloat16 and is_aligned
+
+
 def grouped_product(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
     """Return the product [m, columns] of each expert's rows with its matrix, of weights [experts, hidden_size, columns].
 
-    In one kernel where CUDA has it; elsewhere the host waits for `ends`.
+    In one kernel where CUDA has it (`has_grouped_product`); elsewhere the host waits for `ends`.
     """
-    is_aligned = all(size * rows.element_size() % _ALIGNED == 0 for size in weights.shape[1:])
-    if rows.is_cuda and rows.dtype == torch.bfloat16 and is_aligned:
+    if has_grouped_product(weights):
         return torch._grouped_mm(rows, weights, offs=ends)
     out = rows.new_empty(len(rows), weights.shape[2])
     for expert, (begin, end) in enumerate(itertools.pairwise([0, *ends.tolist()])):

@@ -79,9 +79,9 @@ class TorchAttention:
         """Begin a pass."""
         return _TorchPass(self, batch, cache)
 
-    def computes_at_once(self, dtype: torch.dtype, device: torch.device, *, pages: bool = False) -> bool:
-        """Return whether one call of the kernel for variable lengths attends to all sequences, whose keys are in pages or not."""
-        takes = fits_variable_lengths(self.architecture.head_dim, dtype, pages=pages)
+    def computes_at_once(self, dtype: torch.dtype, device: torch.device) -> bool:
+        """Return whether one call of the kernel for variable lengths attends to all prompts."""
+        takes = fits_variable_lengths(self.architecture.head_dim, dtype)
         return device.type == "cuda" and takes and self._sinks is None
 
 
@@ -92,7 +92,6 @@ class _TorchPass:
         self._n_turned = self._n_query + owner.architecture.num_query_groups
         self._cosine, self._sine = (table[batch.positions].unsqueeze(1) for table in owner.tables)
         self._rows = cache.rows(batch.page, batch.inside)
-        self._at_once = owner.computes_at_once(cache.dtype, batch.positions.device, pages=True)
 
     def place(self, layer: int, heads: Tensor) -> None:
         norms = self._owner.norms[layer]
@@ -107,22 +106,6 @@ class _TorchPass:
     def attend(self, layer: int, heads: Tensor) -> Tensor:
         owner, batch, n = self._owner, self._batch, len(heads)
         queries = heads[:, : self._n_query].to(self._cache.dtype)
-        if self._at_once:
-            keys, values = self._cache.planes(layer)
-            attended = variable_length_attention(
-                queries,
-                keys,
-                values,
-                query_ends=batch.ends,
-                key_ends=batch.held_ends,
-                longest_query=1,
-                longest_key=batch.most_held,
-                scale=owner.scale,
-                window=owner.window,
-                pages=batch.page_numbers,
-                held=batch.held,
-            )
-            return attended.reshape(n, -1).to(heads.dtype)
         keys, values = self._cache.gathered(layer, batch.pages)
         kv_heads = keys.shape[1]
         # The queries that share a key are so many heads, or so many rows of one head: on a CPU the first is faster

@@ -18,7 +18,7 @@ from slime_torch.layers.batch import Batch, PromptRun, Prompts
 from slime_torch.layers.builder import Builder
 from slime_torch.layers.part import Kind, Routes
 from slime_torch.model.family_decoder import decoder_of
-from slime_torch.storage.cache import Cache, page_len_on
+from slime_torch.storage.cache import PAGE_LEN, Cache
 from slime_torch.storage.weights import Weights
 
 
@@ -61,7 +61,7 @@ class Decoder:
             device=device,
             with_kernels=with_kernels,
         )
-        self.has_kernels = builder.has_kernels
+        self.has_kernels = builder.has_kernels or builder.has_gpu_kernels
         self.embedding = builder.tensor(family.embedding)
         self._scale: float | None = None
         if described.embedding_scale is not None:
@@ -95,14 +95,13 @@ class Decoder:
         max_len: int | None = None,
         max_bytes: int | None = None,
         max_tokens: int | None = None,
-        page_len: int | None = None,
+        page_len: int = PAGE_LEN,
         dtype: torch.dtype | None = None,
     ) -> Cache:
         """Return an empty cache (see `Cache`), of the dtype that decoding reads, or another.
 
-        `max_len` is the model's when not given, and `page_len` the device's.
+        `max_len` is the model's when not given.
         """
-        page_len = page_len_on(self.device) if page_len is None else page_len
         return Cache(
             [kind.create_store(page_len=page_len, dtype=dtype) for kind in self.kinds],
             page_len=page_len,

@@ -9,15 +9,14 @@ from typing import Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from slime_models.attention import PAGE_LEN
 from slime_models.upload import upload
 from torch import Tensor
 
 from slime_torch.storage.huge_pages import collapse
 from slime_torch.storage.page_table import PageTable
 
-#: Tokens of a page on a CPU: few, as each request leaves half a page unused, and prompts share whole pages.
-_CPU_PAGE_LEN = 32
+#: Tokens of a page: few, as each request leaves half a page unused, and prompts share whole pages.
+PAGE_LEN = 32
 _SLOTS = 8
 #: What keys and values are copied as: an element at a time would take four times as long in bfloat16.
 _WORD = torch.int64
@@ -276,9 +275,9 @@ class KvCache:
         """Store `keys_values` [tokens, planes * heads, dim], of the cache's dtype, of one layer at `rows`."""
         self._words[layer][rows] = keys_values.view(_WORD)
 
-    def planes(self, layer: int) -> tuple[Tensor, ...]:
-        """Return the planes of a layer, keys and values, [pages, page_len, heads, dim] each, with strides."""
-        return self._layers[layer].transpose(2, 3).unbind(0)
+    def layer(self, layer: int) -> Tensor:
+        """Return a layer, [planes, pages, heads, page_len, dim], keys and then values."""
+        return self._layers[layer]
 
     def gathered(self, layer: int, pages: Tensor) -> list[Tensor]:
         """Return copies of a layer's planes as slots have them, [slots, heads, pages * page_len, dim] each; `pages` as of `Cache.pages`."""
@@ -377,11 +376,6 @@ class StateStore:
         return tuple(
             torch.zeros(slots, *shape, dtype=dtype, device=self._device) for shape, dtype in self._parts
         )
-
-
-def page_len_on(device: torch.device) -> int:
-    """Return the tokens of a page."""
-    return PAGE_LEN if device.type == "cuda" else _CPU_PAGE_LEN
 
 
 def _rounded(slots: int) -> int:

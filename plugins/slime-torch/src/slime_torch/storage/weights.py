@@ -101,7 +101,7 @@ class Fused:
     def linear(
         self, x: Tensor, bias: Fused | None = None, *, then: PostOp = "none", other: Tensor | None = None
     ) -> Tensor:
-        """Return x W^T + bias, [n, columns] -> [n, rows], after `then`; `other` is what that adds or multiplies by."""
+        """Return x W^T + bias, [n, columns] -> [n, rows], after `then`; `other` is what that adds, which may be overwritten, or multiplies by."""
         b = None if bias is None else bias.tensor
         if self.packed:
             y: Tensor
@@ -110,6 +110,8 @@ class Fused:
             else:
                 y = self._product_with(x, other, self.tensor, b, then)
             return y
+        if then == "add" and x.is_cuda and b is None and other is not None and other.dtype == x.dtype:
+            return other.addmm_(x, self.tensor.t())  # one kernel, and rounded once
         y = F.linear(x, self.tensor, b)
         if then == "none":
             return y

@@ -1,4 +1,4 @@
-"""`RecordedSteps`: decoding steps that are recorded as CUDA graphs and launched whole."""
+"""`RecordedSteps`: decoding steps, the draw of the next tokens included, that are recorded as CUDA graphs and launched whole."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ from numpy.typing import NDArray
 from slime_models.upload import upload
 from torch import Tensor
 
+from slime_torch.generation.sampling import Draws, SamplingMask, draw, fetched, sample
 from slime_torch.model.decoder import Decoder
 from slime_torch.storage.cache import Cache
 
-#: What graphs need.
-WANTED = "a GPU, bfloat16, PyTorch 2.12 or later, and layers of the usual attention alone"
 #: Numbers of requests for which there are steps: these, and then every multiple of the last.
 _SIZES = (1, 2, 4, 8, 16)
 #: Steps that are computed before one is recorded, so that libraries have made what they make at their first call.
 _WARM_UPS = 2
+#: Numbers of a row before its pages: a token, its position, and, as the bits of float64, a point in [0, 1) and a temperature.
+_NUMBERS = 4
 
 
 def can_record(model: Decoder) -> bool:
     """Return whether steps of a model can be recorded on a GPU: what its layers do has shapes that no length changes."""
-    return all(getattr(kind, "has_one_shape", False) for kind in model.kinds)
+    parts = (*model.kinds, *(layer.mlp for layer in model.layers))
+    return all(getattr(part, "has_one_shape", False) for part in parts)
 
 
 class RecordedSteps:
@@ -47,8 +49,22 @@ class RecordedSteps:
         self._weights = model.weights.addresses()
         self._pool: Any = None
 
-    def decode(self, tokens: NDArray[np.int64], lengths: NDArray[np.int64]) -> Tensor:
-        """Do what `Decoder.decode` does, for the first slots; the hidden states are valid until the next call."""
+    def next_tokens(
+        self,
+        tokens: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        draws: Draws,
+        *,
+        with_sampling_masks: bool = False,
+    ) -> tuple[list[int], list[float], list[SamplingMask]]:
+        """Append one token to each of the first slots, and return what `sample` draws after it.
+
+        Args:
+            tokens: [n], token of slot i.
+            lengths: [n], tokens that slot i holds; there is room for the new one.
+            draws: of the next tokens.
+            with_sampling_masks: whether to return the ids that top-k and top-p kept.
+        """
         size = _size(len(tokens), self._max_running)
         self._cache.reserve(self._max_running, all_pages=True)
         if self._n_moves != self._cache.n_moves:
@@ -58,7 +74,11 @@ class RecordedSteps:
             self._steps[size] = step = _Step(self._model, self._cache, size)
             if self._model.device.type == "cuda":
                 self._pool = step.record(self._pool)
-        return self._steps[size].run(tokens, lengths)[: len(tokens)]
+        n = len(tokens)
+        logits, drawn = self._steps[size].run(tokens, lengths, draws)
+        if with_sampling_masks or draws.limited_by_p.any() or draws.limited_by_k(logits.size(1)).any():
+            return sample(logits[:n], draws, with_sampling_masks=with_sampling_masks)
+        return *fetched(drawn[:, :n]), [None] * n
 
     def look_at_weights(self) -> None:
         """Forget all steps if the weights, which have changed, lie elsewhere."""
@@ -70,9 +90,9 @@ class RecordedSteps:
 class _Step:
     def __init__(self, model: Decoder, cache: Cache, size: int) -> None:
         self._model, self._cache, self._size = model, cache, size
-        self._inputs = torch.zeros(size, 2 + cache.most_pages, dtype=torch.int64, device=model.device)
+        self._inputs = torch.zeros(size, _NUMBERS + cache.most_pages, dtype=torch.int64, device=model.device)
         self._graph: Any = None
-        self._hidden: Tensor | None = None
+        self._outputs: tuple[Tensor, Tensor] | None = None
 
     def record(self, pool: Any) -> Any:
         """Record it; returns the memory that its graph shares with others of this process, `pool` if that is given."""
@@ -83,25 +103,36 @@ class _Step:
                 self._compute()
         torch.cuda.current_stream().wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool=pool):
-            self._hidden = self._compute()
+        # Another thread may train meanwhile: what it asks of the device is not for the graph.
+        with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
+            self._outputs = self._compute()
         return self._graph.pool()
 
-    def run(self, tokens: NDArray[np.int64], lengths: NDArray[np.int64]) -> Tensor:
-        """Return the hidden states of all rows."""
-        rows, pages = np.zeros(self._inputs.shape, np.int64), self._cache.page_rows(len(tokens))
-        rows[: len(tokens), 0], rows[: len(tokens), 1] = tokens, lengths
-        rows[: len(tokens), 2 : 2 + pages.shape[1]] = pages
+    def run(
+        self, tokens: NDArray[np.int64], lengths: NDArray[np.int64], draws: Draws
+    ) -> tuple[Tensor, Tensor]:
+        """Return the logits of all rows [size, vocab_size], and what is drawn from them where nothing is restricted (`draw`)."""
+        n = len(tokens)
+        rows, pages = np.zeros(self._inputs.shape, np.int64), self._cache.page_rows(n)
+        rows[:n, 0], rows[:n, 1] = tokens, lengths
+        numbers = rows[:, 2:_NUMBERS].view(np.float64)
+        numbers[:n, 0], numbers[:n, 1] = draws.points, draws.temperatures
+        rows[:n, _NUMBERS : _NUMBERS + pages.shape[1]] = pages
         self._inputs.copy_(upload(rows, self._inputs.device))
         if self._graph is None:
             return self._compute()
         self._graph.replay()
-        assert self._hidden is not None
-        return self._hidden
+        assert self._outputs is not None
+        return self._outputs
 
-    def _compute(self) -> Tensor:
-        inputs = self._inputs
-        return self._model.decode(inputs[:, 0], inputs[:, 1], self._cache, pages=inputs[:, 2:])
+    def _compute(self) -> tuple[Tensor, Tensor]:
+        tokens, lengths, *_ = self._inputs.unbind(1)
+        hidden = self._model.decode(tokens, lengths, self._cache, pages=self._inputs[:, _NUMBERS:])
+        logits = self._model.logits(hidden)
+        points, temperatures = self._inputs[:, 2:_NUMBERS].view(torch.float64).unbind(1)
+        greedy = temperatures == 0
+        tempered = logits.float() / torch.where(greedy, 1, temperatures).float()[:, None]
+        return logits, draw(tempered, greedy, points)
 
 
 def _size(n: int, most: int) -> int:

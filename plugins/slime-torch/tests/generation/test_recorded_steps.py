@@ -7,10 +7,12 @@ import pytest
 import torch
 from slime_core.protocols import SamplingParams
 from slime_models.testing.cuda_without_device import CUDA, cuda_without_device
+from slime_torch.generation import recorded_steps
+from slime_torch.generation.recorded_steps import RecordedSteps, can_record
 from slime_torch.generation.request import Request, StopRule
+from slime_torch.generation.sampling import Draws
 from slime_torch.generation.scheduler import Scheduler
 from slime_torch.model.decoder import Decoder
-from slime_torch.model.recorded_steps import RecordedSteps, can_record
 
 from ..conftest import CONFIGS, FAMILIES, VOCAB, ByteTokenizer
 
@@ -31,20 +33,34 @@ def decoder(kind, *, device=CPU, dtype=torch.float32):
     return made
 
 
+WAYS = (
+    {"temperature": 0.0},
+    {"temperature": 1.0},
+    {"temperature": 0.7},
+    {"temperature": 1.0, "top_k": 5, "top_p": 0.9},
+)
+
+
 def responses(model, steps=None, cache=None):
-    """Greedy responses of nine requests, six of them at a time, which end one after another."""
+    """Responses of nine requests, six of them at a time, which end one after another."""
     cache = cache or model.create_cache(6)
     tested = Scheduler(model, cache, max_running=6, max_prefill_tokens=1000, steps=steps)
     asked = []
     for seed in range(9):
         prompt = torch.randint(VOCAB, (20 + seed,), generator=torch.Generator().manual_seed(seed)).tolist()
         n = 10 + 7 * seed
-        params = SamplingParams(max_new_tokens=n, min_new_tokens=n, temperature=0.0)
+        params = SamplingParams(max_new_tokens=n, min_new_tokens=n, **WAYS[seed % 4])
         asked.append(Request(prompt, params, seed=seed, stop=StopRule(params, ByteTokenizer())))
     tested.submit(asked)
     while tested.busy:
         tested.step()
     return [request.tokens for request in asked]
+
+
+def next_tokens(steps, n):
+    """Tokens after the first nine of n slots."""
+    draws = Draws.of([SamplingParams(max_new_tokens=1)] * n, range(n), [10] * n)
+    return steps.next_tokens(np.ones(n, np.int64), np.full(n, 9), draws)
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3_moe"])
@@ -63,8 +79,8 @@ def test_rows_are_those_of_the_next_step_and_memory_stays_where_it_is():
         for n in (1, 2, 3, 4, 9, 16, 17, 33, 40):
             for slot in range(n):
                 cache.hold(slot, 10)
-            found = steps.decode(np.ones(n, np.int64), np.full(n, 9))
-            assert found.shape == (n, model.architecture.hidden_size)
+            tokens, log_probs, masks = next_tokens(steps, n)
+            assert (len(tokens), len(log_probs), masks) == (n, n, [None] * n)
             made.append(list(steps._steps))
     assert made[-1] == [1, 2, 4, 16, 32, 40]
     held = steps._steps[4]
@@ -74,12 +90,12 @@ def test_rows_are_those_of_the_next_step_and_memory_stays_where_it_is():
     steps.look_at_weights()
     assert steps._steps == {}
     with torch.inference_mode():
-        steps.decode(np.ones(4, np.int64), np.full(4, 9))
+        next_tokens(steps, 4)
         held = steps._steps[4]
         cache.free()
         for slot in range(4):
             cache.hold(slot, 10)
-        steps.decode(np.ones(4, np.int64), np.full(4, 9))
+        next_tokens(steps, 4)
     assert steps._steps[4] is not held
 
 
@@ -91,7 +107,7 @@ def test_steps_of_the_usual_attention_can_be_recorded(kind):
         model = Decoder(family, architecture, max_length=64, dtype=torch.bfloat16, device=CUDA)
         found = can_record(model)
     has_others = hasattr(architecture, "linear_layers") or hasattr(architecture, "kv_lora_rank")
-    assert found == (not has_others and family.model_type != "gpt_oss")
+    assert found == (not has_others)
 
 
 def test_a_step_of_pages_that_are_there_waits_for_nothing():
@@ -101,12 +117,13 @@ def test_a_step_of_pages_that_are_there_waits_for_nothing():
         cache = model.create_cache(8)
         cache.hold(0, 10)
         cache.reserve(8)
-        inputs = torch.zeros(2, 3, dtype=torch.int64, device=CUDA)
+        step = recorded_steps._Step(model, cache, 2)
         counted.operations.clear()
         counted.waits.clear()
-        model.decode(inputs[:, 0], inputs[:, 1], cache, pages=inputs[:, 2:])
+        logits, drawn = step._compute()
+    assert (logits.shape, drawn.shape) == ((2, VOCAB), (2, 2))
     assert not counted.waits
-    assert "torch_attn::_varlen_attn" in counted.operations
+    assert "slime_torch::attend_pages" in counted.operations
 
 
 @pytest.mark.gpu
