@@ -22,7 +22,7 @@ _EXTRA = 8
 _WIDEST_HEAD = 256
 _ARGUMENTS = inspect.signature(varlen.varlen_attn).parameters
 #: From torch 2.12 on the kernel's function has to be told that several heads share keys and values; before, it sees it.
-_TELLS_GROUPS = "enable_gqa" in _ARGUMENTS
+TELLS_GROUPS = "enable_gqa" in _ARGUMENTS
 #: Tokens of a page, of which that kernel wants a multiple.
 PAGE_LEN = 256
 
@@ -93,7 +93,7 @@ def variable_length_attention(
         held: with `pages`, int32 [sequences], keys of each sequence.
     """
     more: dict[str, Any] = {}
-    if _TELLS_GROUPS:
+    if TELLS_GROUPS:
         more["enable_gqa"] = query.size(1) != key.size(-2)
     if pages is not None:
         more |= {"block_table": pages, "seqused_k": held}
