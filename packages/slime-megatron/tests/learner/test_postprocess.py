@@ -8,8 +8,8 @@ import torch
 from slime_core.errors import TrainerError
 from slime_megatron.settings.user_hooks import MegatronHooks
 
-from ..algorithms import recording
 from ..batches import make_batch
+from ..views import recording
 
 
 def learner_with(make_learner, function):
