@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
 # Over a hundred processes are started: where Python is told to write no bytecode, each would compile torch anew, for 8 s.
@@ -22,6 +23,11 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     # As many threads as cores for all processes together: OpenMP's wait busily, and more than that take twice as long.
     _SHARE = len(os.sched_getaffinity(0)) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, _SHARE)))
+
+# The first draw of a process reads the source of all modules that are imported, which takes seconds on a busy machine: how long a
+# draw takes says nothing of its strategy.
+settings.register_profile("slime", suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("slime")
 
 # Under nohup a process ignores it, and so do all that it starts: runs are to hear it, as they do from a terminal.
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:

@@ -38,7 +38,9 @@ def policy_gradient_by(read: str) -> Algorithm:
         whole = view.sequence_logits.log_softmax(-1)
         ends = view.total_lengths.cumsum(0)
         lengths = view.offsets.diff()
-        places = torch.cat([torch.arange(e - n, e) for e, n in zip(ends, lengths, strict=True)])
+        places = torch.cat(
+            [torch.arange(e - n, e, device=whole.device) for e, n in zip(ends, lengths, strict=True)]
+        )
         return whole[places - 1, view.sequence_tokens[places]]
 
     def loss(view: Any, advantages: Any) -> tuple[Any, dict[str, Any]]:
@@ -48,14 +50,3 @@ def policy_gradient_by(read: str) -> Algorithm:
 
     needs = {"total_lengths"} | ({read} - {"log_probs"})
     return replace(inner, loss=loss, needs=frozenset(needs))
-
-
-def recording(*needs: str) -> tuple[Algorithm, list[Any]]:
-    """Return policy gradient, and the list to which its loss appends every view that it sees."""
-    inner, views = policy_gradient(*needs), []
-
-    def loss(view: Any, advantages: Any) -> Any:
-        views.append(view)
-        return inner.loss(view, advantages)
-
-    return replace(inner, loss=loss), views

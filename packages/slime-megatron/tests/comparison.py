@@ -1,14 +1,30 @@
-"""Gradients of a learner under Hugging Face names, how far they are from others, and a batch of shared prompts."""
+"""What a learner on any device has, on the host, how far it may be from other numbers, and batches of shared prompts."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import numpy as np
+import torch
 from slime_models.family.families.qwen3 import QWEN3
 from slime_models.hf.config import read_config
 
 from .batches import make_batch
+
+
+def near(on_cpu):
+    """Return how far apart float32 numbers may be on the trainer's device that may be so far apart on a CPU.
+
+    Four times as far on CUDA. What is compared was computed by kernels that add products up in other orders, there for other shapes,
+    too, and against transformers on the CPU exponentials and roots are rounded otherwise; so errors are independent that on a CPU,
+    where both call the same kernels, are alike for the most part.
+    """
+    return 4 * on_cpu if torch.cuda.is_available() else on_cpu
+
+
+def sent(learner, dtype="float32"):
+    """Return copies of the weights that engines would get, by name."""
+    return {name: tensor.to("cpu", copy=True) for bucket in learner.weights(dtype) for name, tensor in bucket}
 
 
 def gradients_of(learner, folder, family=QWEN3):

@@ -76,7 +76,10 @@ def make_hf(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Any
 
 @pytest.fixture(scope="session")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    """Four processes for the ranks of small worlds, each of which ends with its job: of all modules, which import Megatron once."""
+    """Four processes for the ranks of small worlds, each of which ends with its job: of all modules, which import Megatron once.
+
+    Also where this process has a GPU, they may compute on the CPU; see `Ranks`.
+    """
     from .ranks import Ranks  # not above: the processes import this file too, by itself
 
     ranks = Ranks(4, tmp_path_factory.mktemp("ranks"))

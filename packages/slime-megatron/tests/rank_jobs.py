@@ -1,4 +1,4 @@
-"""What tests ask of each rank. Every job builds a `Learner`, and returns what a test compares."""
+"""What tests ask of each rank. Every job builds a `Learner`, and returns what a test compares; that is sent from the host."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from algorithms import policy_gradient, policy_gradient_by
@@ -25,6 +26,7 @@ from slime_megatron.learner.frozen_learner import FrozenLearner
 from slime_megatron.learner.learner import Learner
 from slime_megatron.model.log_probs import VocabularyShard, sum_pi_squared, token_log_probs
 from slime_megatron.model.lora import adapter_weights
+from slime_megatron.parallel.process_groups import device
 from slime_megatron.settings.learner_settings import LearnerSettings
 from slime_megatron.settings.section import MegatronSection
 from slime_megatron.settings.section_roles import LoraSection, RolesSection
@@ -429,6 +431,9 @@ def log_probs_of_columns(
     Each rank is given its rows of the weight alone.
     """
     rank, n = dist.get_rank(), dist.get_world_size()
+    hidden, weight, targets, gradients = (x.to(device()) for x in (hidden, weight, targets, gradients))
+    if sampling_mask is not None:
+        sampling_mask = sampling_mask.select(np.arange(len(targets)), device())
     columns = len(weight) // n
     states = hidden.clone().requires_grad_()
     own = weight[rank * columns : (rank + 1) * columns].clone().requires_grad_()

@@ -1,4 +1,4 @@
-"""Processes that run jobs of `rank_jobs.py` as the ranks of gloo worlds: started once, each world anew."""
+"""Processes that run jobs of `rank_jobs.py` as the ranks of worlds: started once, each world anew."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import torch
 
 #: Seconds that jobs may take, and the processes to start.
 DEADLINE_S = 240
@@ -28,6 +30,9 @@ class Job(NamedTuple):
 class Ranks:
     """`n` processes that one process forks when it has imported Megatron, so that they start as fast as one.
 
+    Where there are as many GPUs each has one, and worlds are NCCL's. With fewer all compute on the CPU, in worlds of gloo: NCCL refuses
+    two ranks on one GPU.
+
     Args:
         n: number of processes.
         folder: where worlds meet.
@@ -35,6 +40,8 @@ class Ranks:
 
     def __init__(self, n: int, folder: Path) -> None:
         self._n, self._folder = n, folder
+        #: Whether each rank has a GPU of its own.
+        self.on_gpus = torch.cuda.device_count() >= n
         self._start()
 
     def run(self, name: str, world_size: int, **arguments: Any) -> list[Any]:
@@ -48,7 +55,8 @@ class Ranks:
         self._parent = subprocess.Popen(
             [sys.executable, str(script), *map(str, ends)],
             pass_fds=ends,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+            env={**os.environ, "OMP_NUM_THREADS": "1"}
+            | ({} if self.on_gpus else {"CUDA_VISIBLE_DEVICES": ""}),
         )
         self._connections = [ours for ours, _ in pairs]
         for _, theirs in pairs:

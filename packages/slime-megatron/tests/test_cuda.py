@@ -25,7 +25,7 @@ from slime_megatron.settings.section import MegatronSection
 
 from .algorithms import policy_gradient
 from .batches import hf_log_probs, make_batch
-from .comparison import gradients_of, relative, shared_prompts
+from .comparison import gradients_of, relative, sent, shared_prompts
 
 #: What rounding to bfloat16 (8 bits of mantissa) changes a number by, at most, relative to it.
 ROUNDING = 2.0**-8
@@ -35,13 +35,22 @@ ROUNDINGS_A_LAYER = 15
 #: How near a step's loss and norm are to another's that began alike: kernels of CUDA add up in no fixed order.
 NEAR = {"cpu": 1e-5, "cuda": 1e-3}
 INSTALLED = importlib.util.find_spec("transformer_engine") is not None
-#: Kernels that never hold scores of all pairs of tokens, by device and whether it computes in bfloat16.
+#: Operators of kernels that never hold scores of all pairs of tokens, by device and whether it computes in bfloat16: forward.
 FLASH = {
     ("cpu", False): {"_scaled_dot_product_flash_attention_for_cpu"},
     ("cpu", True): {"_scaled_dot_product_flash_attention_for_cpu"},
     ("cuda", False): {"_scaled_dot_product_efficient_attention", "_efficient_attention_forward"},
-    ("cuda", True): {"_scaled_dot_product_flash_attention"},
+    # torch's call of variable lengths is an operator of its own, and calls the flash kernel's.
+    ("cuda", True): {"torch_attn::_varlen_attn", "_flash_attention_forward"},
 }
+#: What names of operators of attention begin with, whichever kernel they have.
+ATTENTION = (
+    "_scaled_dot_product_",
+    "_efficient_attention_",
+    "_flash_attention_",
+    "_cudnn_attention_",
+    "torch_attn::",
+)
 
 
 @pytest.fixture(params=["here", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -55,21 +64,24 @@ def device(request) -> torch.device:
 
 
 def kernels_of_attention(run: Callable[[], Any]) -> set[str]:
-    """Return the kernels of attention that are called, forward."""
+    """Return the operators of attention that are called, forward and backward. The host calls them, whatever the device."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiled:
         run()
     names = {event.name.removeprefix("aten::") for event in profiled.events()}
-    kernels = {name for name in names if name.startswith(("_scaled_dot_product_", "_efficient_attention_"))}
-    return {name for name in kernels if "backward" not in name.lower()}
+    return {name for name in names if name.startswith(ATTENTION)}
+
+
+def with_backward(forward: set[str]) -> set[str]:
+    """Return operators and those of their gradients."""
+    return forward | {f"{name.removesuffix('_forward')}_backward" for name in forward}
 
 
 @pytest.mark.parametrize("bf16", [True, False], ids=["bfloat16", "float32"])
 @pytest.mark.parametrize("shared", [False, True], ids=["whole", "shared prompts"])
-def test_attention_takes_a_flash_kernel(device, make_learner, shared, bf16):
+def test_attention_takes_a_flash_kernel_and_no_other(device, make_learner, shared, bf16):
     learner = make_learner(bf16=bf16)
     kernels = kernels_of_attention(lambda: learner.train(shared_prompts() if shared else make_batch()))
-    assert kernels
-    assert kernels <= FLASH[device.type, bf16]
+    assert kernels == with_backward(FLASH[device.type, bf16])
 
 
 def test_steps_and_checkpoints_of_a_distributed_optimizer_go_through_the_devices_groups(
@@ -168,7 +180,7 @@ def test_offload_gives_up_masters_moments_and_gradients_and_onload_brings_them_b
     section = MegatronSection(use_distributed_optimizer=distributed)
     learner = make_learner(folder=folder, bf16=True, megatron=section)
     learner.train(make_batch())
-    before, weights = state_of(learner), sent(learner)
+    before, weights = state_of(learner), list(sent(learner, "bfloat16").values())
     held = bytes_in_use(device)
     learner.offload()
     if device.type == "cuda":  # on a CPU all is on the host already
@@ -180,7 +192,7 @@ def test_offload_gives_up_masters_moments_and_gradients_and_onload_brings_them_b
         without = bytes_in_use(device)
         assert without is not None and left - without >= 0.95 * 2 * n
         learner.onload_weights()
-    assert_same(sent(learner), weights)
+    assert_same(list(sent(learner, "bfloat16").values()), weights)
     learner.offload_weights()
     learner.onload()
     assert_same(state_of(learner), before)
@@ -208,21 +220,16 @@ def test_layers_of_transformer_engine_are_taken_and_compute_the_same(make_learne
     assert found["transformer_engine"][0] == pytest.approx(found["local"][0], rel=1e-4)
     assert relative(found["transformer_engine"][1], found["local"][1]) <= 1e-3  # TE may multiply in TF32
     learner.save(tmp_path)
-    wanted = sent(learner)
+    wanted = list(sent(learner, "bfloat16").values())
     again = make_learner(megatron=MegatronSection())
     again.load(tmp_path)
-    assert_same(sent(again), wanted)
+    assert_same(list(sent(again, "bfloat16").values()), wanted)
 
 
 @pytest.mark.skipif(INSTALLED and torch.cuda.is_available(), reason="TransformerEngine is there")
 def test_transformer_engine_that_is_not_there_is_refused(make_learner):
     with pytest.raises(TrainerError, match="found no CUDA device, or TransformerEngine is not installed"):
         make_learner(megatron=MegatronSection(megatron_args={"transformer_impl": "transformer_engine"}))
-
-
-def sent(learner: Any) -> list[torch.Tensor]:
-    """Return copies of what engines would get."""
-    return [tensor.cpu().clone() for bucket in learner.weights("bfloat16") for _, tensor in bucket]
 
 
 def measure_shape(folder: Path, shape: str, sequence: str) -> None:

@@ -43,11 +43,11 @@ def make_trainer(folder, *needs, close_s=10.0, algorithm=None, **megatron):
 
 
 async def receive(plan):
-    """Play the engine: copy the buckets, and return tensors and number of buckets."""
+    """Play the engine: copy the buckets to the host, and return tensors and number of buckets."""
     held, n_buckets = {}, 0
     async for bucket in plan.channel.buckets():
         n_buckets += 1
-        held |= {name: tensor.clone() for name, tensor in bucket}
+        held |= {name: tensor.to("cpu", copy=True) for name, tensor in bucket}
     return held, n_buckets
 
 

@@ -17,6 +17,7 @@ from slime_megatron.settings.section_roles import LoraSection
 from slime_models.hf.folder import HfCheckpoint
 
 from ..batches import make_batch
+from ..comparison import sent
 from ..tiny_models import DEEPSEEK, GLM
 
 EXPERTS = {
@@ -121,7 +122,7 @@ def test_a_checkpoint_of_the_trainer_becomes_what_it_exports(make_learner, qwen3
     for seed in range(2):
         learner.train(make_batch(seed=seed))
     learner.save(tmp_path)
-    wanted = {name: tensor.clone() for bucket in learner.weights("float32") for name, tensor in bucket}
+    wanted = sent(learner)
     assert not equal(wanted, HfCheckpoint(qwen3[1]))
     to_hf(tmp_path, tmp_path / "hf", registry, config_from=qwen3[1], max_file_bytes=10**9)
     assert equal(HfCheckpoint(tmp_path / "hf"), wanted)

@@ -238,7 +238,11 @@ def test_other_settings_of_the_optimizer_are_taken_and_told(make_learner, tmp_pa
 def test_an_optimizer_on_the_host_steps_as_one_on_the_device_and_resumes_exactly(
     make_learner, tmp_path, clip_grad
 ):
-    """Megatron's own class for it, on copies of the parameters; also where gradients are clipped, which it has apart."""
+    """Megatron's own class for it, on copies of the parameters; also where gradients are clipped, which it has apart.
+
+    On a CPU to the bit. CUDA's AdamW rounds otherwise, so a weight may be another number of bfloat16, and a gradient near 0 point the
+    other way: there the weights must have moved alike, but for a twentieth of their way.
+    """
     offloaded = MegatronSection(megatron_args={"optimizer_cpu_offload": True})
     options = SCHEDULE | {"bf16": True, "clip_grad": clip_grad}
 
@@ -255,7 +259,11 @@ def test_an_optimizer_on_the_host_steps_as_one_on_the_device_and_resumes_exactly
     learner.save(tmp_path / "first")
     saved = trained(learner, range(2))
     learner.save(tmp_path / "second")
-    assert same(saved, wanted) and not same(saved, before)
+    assert not same(saved, before)
+    if torch.cuda.is_available():
+        assert distance(saved, wanted) <= distance(wanted, before) / 20
+    else:
+        assert same(saved, wanted)
     goes_on = trained(learner, [2])
     again = make_learner(megatron=offloaded, **options)
     again.load(tmp_path / "second")
@@ -264,6 +272,12 @@ def test_an_optimizer_on_the_host_steps_as_one_on_the_device_and_resumes_exactly
     again.load(tmp_path / "first")
     assert same(weights_of(again), before)
     assert same(trained(again, range(2)), saved)
+
+
+def distance(found, wanted):
+    """Return the root of the sum of squared differences."""
+    assert found.keys() == wanted.keys()
+    return torch.stack([(found[name].float() - each.float()).norm() for name, each in wanted.items()]).norm()
 
 
 def same(found, wanted):

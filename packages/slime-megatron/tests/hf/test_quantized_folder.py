@@ -12,6 +12,7 @@ from slime_models.quantization.folder import quantize_folder
 from slime_models.quantization.reading import open_weights
 
 from ..batches import make_batch
+from ..comparison import sent
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,7 @@ def test_a_learner_starts_from_the_dequantised_weights_and_writes_plain_ones(
 ):
     learner = make_learner(folder=quantized)
     wanted = open_weights(quantized)
-    found = {name: tensor.clone() for bucket in learner.weights("float32") for name, tensor in bucket}
+    found = sent(learner)
     assert found.keys() == set(wanted)
     assert all(found[name].equal(wanted[name]) for name in wanted)
     learner.train(make_batch())

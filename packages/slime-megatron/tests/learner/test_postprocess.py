@@ -8,8 +8,8 @@ import torch
 from slime_core.errors import TrainerError
 from slime_megatron.settings.user_hooks import MegatronHooks
 
-from ..algorithms import recording
 from ..batches import make_batch
+from ..views import recording
 
 
 def learner_with(make_learner, function):
@@ -45,7 +45,8 @@ def test_it_sees_each_sample_and_its_masks_keep_tokens_from_training(make_learne
 
 def test_advantages_that_it_puts_in_their_place_are_trained_on(make_learner):
     def double(args, rollout_id, data):
-        data["advantages"] = [2 * part for part in data["advantages"]]
+        first, *others = (2 * part for part in data["advantages"])
+        data["advantages"] = [first.tolist(), *others]  # wherever those are, this one is on the host
 
     def double_in_place(args, rollout_id, data):
         for part in data["advantages"]:

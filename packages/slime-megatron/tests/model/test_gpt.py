@@ -11,6 +11,8 @@ from slime_megatron.settings.section import MegatronSection
 from slime_models.hf.config import read_config
 from slime_models.hf.folder import HfCheckpoint
 
+from ..comparison import near
+from ..host_copies import on_host
 from ..tiny_models import FAMILIES, GLM, VOCAB
 
 LLAMA3_ROPE = {
@@ -66,32 +68,33 @@ def world(megatron):
 
 @pytest.fixture(scope="module", params=MODELS)
 def pair(request, make_hf):
-    """Return transformers' model and ours, float32, of one folder."""
+    """Return transformers' model, on the CPU, and ours, on the trainer's device, float32, of one folder."""
     from slime_megatron.hf.load_weights import load_weights
     from slime_megatron.model.gpt import build_model
+    from slime_megatron.parallel.process_groups import device
 
     model_type, changes = MODELS[request.param]
     reference, folder = make_hf(model_type, **changes)
     family = FAMILIES[model_type]
     architecture = family.architecture(read_config(folder))
     with quiet():
-        model = build_model(architecture, MegatronSection(), dtype=torch.float32, device=torch.device("cpu"))
+        model = build_model(architecture, MegatronSection(), dtype=torch.float32, device=device())
     load_weights(model, HfCheckpoint(folder), family, architecture)
     return reference, model, family, architecture, folder
 
 
 def logits_of(model, architecture, sequences):
-    """Return our logits [t, vocab] of packed sequences."""
+    """Return our logits [t, vocab] of packed sequences, on the CPU."""
     from slime_megatron.batch.packing import pack
     from slime_megatron.batch.rope import rotary_tables
     from slime_megatron.batch.trees.token_tree import TokenTree
+    from slime_megatron.parallel.process_groups import device
 
     lengths = [len(s) for s in sequences]
-    packed = pack(
-        [TokenTree.of_prompt(n, ()) for n in lengths],
-        rotary_tables(architecture, max(lengths), dtype=torch.float32),
-    )
-    return model(torch.cat(sequences)[None], None, None, packed_seq_params=packed)[0]
+    cos, sin = rotary_tables(architecture, max(lengths), dtype=torch.float32)
+    packed = pack([TokenTree.of_prompt(n, ()) for n in lengths], (cos.to(device()), sin.to(device())))
+    row = torch.cat(sequences)[None].to(device())
+    return on_host(model(row, None, None, packed_seq_params=packed)[0])
 
 
 def sequences_of(*lengths):
@@ -106,7 +109,7 @@ def test_logits_are_those_of_transformers(pair):
         wanted = reference(tokens[None]).logits[0]
         found = logits_of(model, architecture, [tokens])
     assert wanted.abs().max() > 3  # the comparison is not of zeros
-    assert (found - wanted).abs().max() <= 1e-5
+    assert (found - wanted).abs().max() <= near(1e-5)
 
 
 def test_packed_sequences_do_not_see_each_other(pair):
@@ -117,7 +120,7 @@ def test_packed_sequences_do_not_see_each_other(pair):
     with torch.no_grad():
         together = logits_of(model, architecture, sequences)
         alone = torch.cat([logits_of(model, architecture, [s]) for s in sequences])
-    assert (together - alone).abs().max() <= 1e-5
+    assert (together - alone).abs().max() <= near(1e-5)
 
 
 def test_weights_come_out_as_they_went_in(pair):
@@ -126,7 +129,7 @@ def test_weights_come_out_as_they_went_in(pair):
     _, model, family, architecture, folder = pair
     original = HfCheckpoint(folder)
     buckets = list(hf_buckets(model, family, architecture, dtype=torch.float32, bucket_bytes=50_000))
-    exported = dict(pair for bucket in buckets for pair in bucket)
+    exported = on_host(dict(pair for bucket in buckets for pair in bucket))
     assert len(buckets) > 3
     assert sum(len(bucket) for bucket in buckets) == len(exported) == len(original)
     assert all(torch.equal(exported[name], original[name]) for name in original)

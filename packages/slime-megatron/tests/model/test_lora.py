@@ -13,8 +13,10 @@ from slime_megatron.settings.section_roles import LoraSection
 from slime_models.hf.folder import HfCheckpoint
 from transformers import AutoModelForCausalLM
 
-from ..algorithms import recording
 from ..batches import hf_log_probs, make_batch
+from ..comparison import near, sent
+from ..host_copies import on_host
+from ..views import recording
 
 LORA = LoraSection(rank=4, alpha=6.0)
 
@@ -27,16 +29,12 @@ def trained(model):
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
-def exported(learner):
-    return {name: tensor.clone().float() for bucket in learner.weights("float32") for name, tensor in bucket}
-
-
 def test_adapters_alone_are_trained_and_begin_as_nothing(make_learner, qwen3):
     batch = make_batch()
     learner = make_learner(**lora())
     before = {name: p.detach().clone() for name, p in learner.model.named_parameters()}
-    sent = exported(learner)
-    assert all(torch.equal(sent[name], tensor) for name, tensor in HfCheckpoint(qwen3[1]).items())
+    first = sent(learner)
+    assert all(torch.equal(first[name], tensor) for name, tensor in HfCheckpoint(qwen3[1]).items())
     learner.train(batch)
     moved = {n for n, p in learner.model.named_parameters() if not torch.equal(p, before[n])}
     assert moved == {n for n in before if n.endswith("lora_b")}  # A has no gradient while B is 0
@@ -71,11 +69,11 @@ def test_merged_export_is_base_plus_scaled_ba_by_hand(make_learner, qwen3):
     learner = make_learner(lr=1e-2, **lora())
     for _ in range(3):
         learner.train(make_batch())
-    base, sent = HfCheckpoint(qwen3[1]), exported(learner)
+    base, merged = HfCheckpoint(qwen3[1]), sent(learner)
     layer = learner.model.decoder.layers[1]
 
     def delta(linear):
-        return (linear.lora_b @ linear.lora_a).detach() * (6.0 / 4)
+        return on_host((linear.lora_b @ linear.lora_a).detach()) * (6.0 / 4)
 
     # Megatron's qkv: per group its 2 queries, its key, its value, each of 32 rows
     qkv = delta(layer.self_attention.linear_qkv).reshape(2, 4, 32, 64)
@@ -92,8 +90,8 @@ def test_merged_export_is_base_plus_scaled_ba_by_hand(make_learner, qwen3):
     for module, change in wanted.items():
         name = f"model.layers.1.{module}.weight"
         assert change.abs().max() > 1e-4
-        torch.testing.assert_close(sent[name], base[name] + change, rtol=0, atol=1e-6)
-    assert torch.equal(sent["model.norm.weight"], base["model.norm.weight"])
+        torch.testing.assert_close(merged[name], base[name] + change, rtol=0, atol=1e-6)
+    assert torch.equal(merged["model.norm.weight"], base["model.norm.weight"])
 
 
 def test_the_adapted_model_and_the_merged_one_have_the_same_log_probs(make_learner, qwen3, tmp_path):
@@ -102,10 +100,10 @@ def test_the_adapted_model_and_the_merged_one_have_the_same_log_probs(make_learn
     learner = make_learner(algorithm, lr=1e-2, **lora())
     learner.train(batch)
     merged = AutoModelForCausalLM.from_pretrained(qwen3[1])
-    merged.load_state_dict(exported(learner), strict=False)
+    merged.load_state_dict(sent(learner), strict=False)
     learner.train(batch)
     torch.testing.assert_close(
-        views[1].log_probs.detach(), hf_log_probs(merged.eval(), batch).detach(), rtol=0, atol=1e-5
+        views[1].log_probs.detach(), hf_log_probs(merged.eval(), batch).detach(), rtol=0, atol=near(1e-5)
     )
     assert (views[1].log_probs - views[0].log_probs).abs().max() > 1e-2
 
@@ -129,7 +127,7 @@ def test_the_reference_is_the_base_and_holds_no_second_model(make_learner, qwen3
         learner.train(batch)
     assert set(learner._weight_sets._sets["ref"]) == set(trained(learner.model))
     torch.testing.assert_close(
-        views[1].ref_log_probs, hf_log_probs(qwen3[0], batch).detach(), rtol=0, atol=1e-5
+        views[1].ref_log_probs, hf_log_probs(qwen3[0], batch).detach(), rtol=0, atol=near(1e-5)
     )
 
 
@@ -175,14 +173,14 @@ def test_the_peft_folder_merges_to_what_is_sent(make_learner, qwen3, tmp_path):
     adapter, base = load_file(tmp_path / "adapter/adapter_model.safetensors"), HfCheckpoint(qwen3[1])
     assert len(adapter) == 3 * 7 * 2
     prefix = "base_model.model."
-    for name, tensor in exported(learner).items():
+    for name, tensor in sent(learner).items():
         a = adapter.get(f"{prefix}{name.removesuffix('.weight')}.lora_A.weight")
         b = adapter.get(f"{prefix}{name.removesuffix('.weight')}.lora_B.weight")
         merged = base[name] if a is None else base[name] + 6.0 / 4 * (b @ a)
         torch.testing.assert_close(tensor, merged, rtol=0, atol=1e-6)
     learner.save_hf(tmp_path / "whole", merged=True)
     whole = HfCheckpoint(tmp_path / "whole")
-    assert all(torch.equal(whole[name], tensor) for name, tensor in exported(learner).items())
+    assert all(torch.equal(whole[name], tensor) for name, tensor in sent(learner).items())
 
 
 def test_the_saved_model_is_the_trained_one_and_is_replaced_when_a_step_is_run_again(
@@ -193,9 +191,9 @@ def test_the_saved_model_is_the_trained_one_and_is_replaced_when_a_step_is_run_a
         learner.train(make_batch(seed=seed))
         learner.save_hf(tmp_path / "hf")
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "hf").state_dict()
-    sent = exported(learner)
-    assert all(torch.equal(loaded[name], tensor) for name, tensor in sent.items())
-    assert not torch.equal(sent["model.norm.weight"], qwen3[0].state_dict()["model.norm.weight"])
+    last = sent(learner)
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in last.items())
+    assert not torch.equal(last["model.norm.weight"], qwen3[0].state_dict()["model.norm.weight"])
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/notes.txt").write_text("keep me")
     with pytest.raises(CheckpointError, match="mine: exists"):

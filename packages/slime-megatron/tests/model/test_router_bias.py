@@ -17,9 +17,10 @@ from slime_models.family.families.qwen3_moe import QWEN3_MOE
 from slime_models.hf.config import read_config
 from slime_models.hf.folder import HfCheckpoint
 
-from ..algorithms import recording
 from ..batches import make_batch
+from ..comparison import sent
 from ..layouts import CONTEXT, EXPERT, PIPELINE, SEQUENCE, TENSOR
+from ..views import recording
 
 BIAS = "model.layers.1.mlp.gate.e_score_correction_bias"
 FLAGS = {"moe_router_enable_expert_bias": True, "moe_router_bias_update_rate": "0.25"}
@@ -111,9 +112,9 @@ def test_reference_keeps_the_bias_that_it_began_with(make_learner, cut_models):
 def test_bias_is_sent_and_written_in_float32(make_learner, cut_models, tmp_path):
     folder = cut_models["glm4_moe"]
     learner = make_learner(folder=folder, bf16=True)
-    sent = dict(pair for bucket in learner.weights("bfloat16") for pair in bucket)
-    assert {name for name, tensor in sent.items() if tensor.dtype != torch.bfloat16} == {BIAS}
-    assert sent[BIAS].equal(HfCheckpoint(folder)[BIAS])
+    weights = sent(learner, "bfloat16")
+    assert {name for name, tensor in weights.items() if tensor.dtype != torch.bfloat16} == {BIAS}
+    assert weights[BIAS].equal(HfCheckpoint(folder)[BIAS])
     learner.save_hf(tmp_path / "hf")
     assert HfCheckpoint(tmp_path / "hf")[BIAS].equal(HfCheckpoint(folder)[BIAS])
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from ..comparison import near
+
 
 @pytest.fixture
 def swiglu():
@@ -49,7 +51,8 @@ def test_megatrons_own_mlp_or_shared_experts_give_the_same(make_learner, cut_mod
     mlp = make_learner(folder=cut_models[model], bf16=False).model.decoder.layers[-1].mlp
     module = mlp if model == "qwen3" else mlp.shared_experts
     assert type(module) is (SwiGLUMLP if model == "qwen3" else SwiGLUSharedExperts)
-    rows = torch.randn(11, 1, module.config.hidden_size, requires_grad=True)
+    device = next(module.parameters()).device
+    rows = torch.randn(11, 1, module.config.hidden_size, device=device, requires_grad=True)
     leaves = [rows, *module.parameters()]
 
     def output_and_gradients():
@@ -60,12 +63,12 @@ def test_megatrons_own_mlp_or_shared_experts_give_the_same(make_learner, cut_mod
     found = output_and_gradients()
     monkeypatch.setattr(SwiGLUMLP, "forward", MLP.forward)
     for mine, own in zip(found, output_and_gradients(), strict=True):
-        torch.testing.assert_close(mine, own, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(mine, own, rtol=near(1e-5), atol=near(1e-6))
 
 
 def test_another_activation_is_left_to_megatron(make_learner, cut_models, monkeypatch):
     mlp = make_learner(folder=cut_models["qwen3"], bf16=False).model.decoder.layers[0].mlp
-    rows = torch.randn(3, 1, mlp.config.hidden_size)
+    rows = torch.randn(3, 1, mlp.config.hidden_size, device=next(mlp.parameters()).device)
     plain = mlp(rows)[0]
     monkeypatch.setattr(mlp.config, "activation_func_clamp_value", 1e-3)
     assert mlp(rows)[0].abs().max() < 0.1 * plain.abs().max()

@@ -1,4 +1,4 @@
-"""Memory of weights and of an optimizer that is given up and taken back: who sees what, on the CPU. On a GPU: `test_cuda.py`."""
+"""Memory of weights and of an optimizer that is given up and taken back: who sees what. How much a GPU has free then: `test_cuda.py`."""
 
 from __future__ import annotations
 
@@ -46,6 +46,7 @@ def test_memory_is_given_up_once_and_all_views_see_the_numbers_again():
 @pytest.mark.parametrize("distributed", [False, True], ids=["", "distributed optimizer"])
 def test_a_learner_goes_on_as_if_weights_and_state_had_never_left(make_learner, distributed, bf16):
     from slime_megatron.optim.offload import state_of, to_device, to_host, weights_of
+    from slime_megatron.parallel.process_groups import device
 
     section = MegatronSection(use_distributed_optimizer=distributed)
 
@@ -54,12 +55,12 @@ def test_a_learner_goes_on_as_if_weights_and_state_had_never_left(make_learner, 
         learner.train(make_batch())
         if leave:
             policy = learner._policy
-            state = to_host(state_of(policy.optimizer), CPU, but=policy.model.parameters())
+            state = to_host(state_of(policy.optimizer), device(), but=policy.model.parameters())
             assert all(weight.untyped_storage().nbytes() for weight in learner.model.parameters())
             n_weights = sum(weight.numel() for weight in learner.model.parameters())
             n_each = 3 if bf16 else 2  # master weight and two moments; a float32 weight is its own master
             assert sum(each.held.numel() for each in state) >= n_each * 4 * n_weights
-            weights = to_host(weights_of(policy.model.module), CPU)
+            weights = to_host(weights_of(policy.model.module), device())
             assert not any(weight.untyped_storage().nbytes() for weight in learner.model.parameters())
             to_device(weights)
             to_device(state)

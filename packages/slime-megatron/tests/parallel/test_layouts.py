@@ -323,10 +323,12 @@ def test_mtp_layers_learn_under_every_layout_as_in_one_process(ranks, kind, requ
 
 
 def test_redirects_across_ranks_are_taken(ranks, cut_models):
+    """On GPUs nothing stands in for CUDA."""
     taken = ranks.run(
         "redirects_taken", 2, folder=cut_models["qwen3_moe"], batch=make_batch(), megatron=TENSOR | SEQUENCE
     )[0]
-    assert {redirect.name for redirect in compat.REDIRECTS if redirect.across_ranks} <= set(taken)
+    wanted = {redirect.name for redirect in compat.REDIRECTS if redirect.across_ranks and not ranks.on_gpus}
+    assert wanted <= set(taken)
 
 
 @pytest.mark.parametrize(("n", "megatron"), [(2, {}), (2, SHARED_STATE), (4, TENSOR | PIPELINE)])

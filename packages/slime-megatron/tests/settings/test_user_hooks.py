@@ -14,8 +14,8 @@ from slime_megatron.settings.section import MegatronSection
 from slime_megatron.settings.section_roles import RolesSection
 from slime_megatron.settings.user_hooks import MegatronHooks, resolve_hooks
 
-from ..algorithms import recording
 from ..batches import make_batch
+from ..views import recording
 
 
 def test_each_function_is_called_in_its_place(make_learner):

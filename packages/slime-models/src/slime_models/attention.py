@@ -21,7 +21,8 @@ _EXTRA = 8
 #: Columns of a head, at most, that torch's flash kernel takes.
 _WIDEST_HEAD = 256
 #: From torch 2.12 on the kernel's function has to be told that several heads share keys and values; before, it sees it.
-_TELLS_GROUPS = "enable_gqa" in inspect.signature(varlen.varlen_attn).parameters
+#: From torch 2.12 on the kernel's function has to be told that several heads share keys and values; before, it sees it.
+TELLS_GROUPS = "enable_gqa" in inspect.signature(varlen.varlen_attn).parameters
 
 
 def dot_product_attention(
@@ -80,7 +81,7 @@ def variable_length_attention(
         window: the most tokens that a token sees, itself among them; all before it when not given.
     """
     more: dict[str, Any] = {}
-    if _TELLS_GROUPS:
+    if TELLS_GROUPS:
         more["enable_gqa"] = query.size(1) != key.size(-2)
     output: Any = varlen.varlen_attn(
         query.contiguous(),

@@ -203,6 +203,13 @@ def test_indexers_that_are_not_supported_are_refused_by_their_field(family, chan
         family.architecture(config | changes)
 
 
+@pytest.mark.parametrize("family", [DEEPSEEK_V32, GLM_MOE_DSA], ids=lambda family: family.model_type)
+@pytest.mark.parametrize("word", ["indexed_attention", "deepseek_sparse_attention"])
+def test_both_words_of_transformers_for_layers_with_an_indexer_mean_the_same(family, word) -> None:
+    config = V3 | {"model_type": family.model_type}
+    assert family.architecture(config | {"layer_types": [word] * 61}) == family.architecture(config)
+
+
 def test_the_indexer_is_in_folders_and_not_trained() -> None:
     read = DEEPSEEK_V32.architecture(V3 | {"model_type": "deepseek_v32", "num_hidden_layers": 4})
     own = {name for name in DEEPSEEK_V32.hf_shapes(read) if ".indexer." in name and ".layers.0." in name}

@@ -90,7 +90,8 @@ def _joined(data: dict[str, Any], name: str, lengths: Sequence[int], like: Tenso
     """Return the parts of a column as one again."""
     parts = data.get(name)
     try:
-        tensors = [torch.as_tensor(part) for part in parts] if isinstance(parts, list) else []
+        device = like.device  # a part that the function put in another's place may be on the host
+        tensors = [torch.as_tensor(part, device=device) for part in parts] if isinstance(parts, list) else []
     except (TypeError, ValueError, RuntimeError) as error:
         raise TrainerError(f"step {step}: {_WHO} left {name} that are no tensors ({error})") from error
     found = [list(tensor.shape) for tensor in tensors]

@@ -40,6 +40,10 @@ def attention_bytes(
     elif shape.attends_in_float32:
         found += FLOAT32 * (2 * query + 2 * key) + each * query + FLOAT32 * heads
         found += mixed if a.qk_layernorm else 0
+    elif shape.device == "cuda" and (each < FLOAT32 or query > key):
+        # Values are no view: the call of variable lengths copies them, and in float32 keys and values are repeated for all heads.
+        found += each * (2 * query + (2 * query if each == FLOAT32 else 2 * key)) + FLOAT32 * heads
+        found += mixed if a.qk_layernorm else 0
     else:
         found += each * (2 * query + key) + mixed + FLOAT32 * heads
     norms = 1 + a.post_layernorms

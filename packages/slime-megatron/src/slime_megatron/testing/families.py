@@ -21,6 +21,9 @@ from slime_megatron.settings.section_roles import LoraSection
 #: Largest difference of a logit, of a gradient relative to the largest of its tensor, and of a logit under adapters relative to the
 #: largest: weights that adapters are merged into are rounded once more.
 BOUND = 1e-5
+#: The same where the trainer computes on CUDA: transformers computes on the CPU, so products are added up in other orders, and
+#: exponentials and roots are rounded otherwise. On the CPU both call the same kernels, whose errors are alike for the most part.
+BOUND_ON_CUDA = 4 * BOUND
 #: Tokens of the longest sequence.
 _LENGTH = 61
 
@@ -62,7 +65,8 @@ def random_model(
 def check_trained_family(family: ModelFamily, folder: Path, *, like: str | None = None) -> None:
     """Check what the trainer makes of a model of a family, in float32 and one process, against transformers.
 
-    Logits and gradients are those of transformers, also where sequences are packed into one row and share what they begin with; weights come
+    The trainer computes on the device that it takes on this machine, and transformers on the CPU. Logits and gradients are those of
+    transformers, also where sequences are packed into one row and share what they begin with; weights come
     out as they went in, under all names of the folder; and adapters that are merged compute what adapters beside them do. Where
     the family has windows, they must be shorter than 40 tokens, else the check does not see them.
 
@@ -130,21 +134,28 @@ def _class_of(config: Mapping[str, Any]) -> Any:
 
 
 class _Pair:
-    """transformers' model of a folder and the trainer's."""
+    """transformers' model of a folder, on the CPU, and the trainer's, on its device; what is returned of it is on the CPU."""
 
     def __init__(self, family: ModelFamily, folder: Path, like: str | None) -> None:
         from slime_megatron.hf.load_weights import load_weights
         from slime_megatron.importing import quiet
         from slime_megatron.model.family_layers import layers_of
         from slime_megatron.model.gpt import build_model
+        from slime_megatron.parallel.process_groups import device
 
+        self.device = device()
+        self.bound = BOUND_ON_CUDA if self.device.type == "cuda" else BOUND
         self.family, self.stored = family, HfCheckpoint(folder)
         self.architecture = family.architecture(read_config(folder))
         self.layers = layers_of(family, self.architecture)
         self.reference = _reference(folder, like)
         with quiet():
             self.model = build_model(
-                self.architecture, MegatronSection(), dtype=torch.float32, device="cpu", layers=self.layers
+                self.architecture,
+                MegatronSection(),
+                dtype=torch.float32,
+                device=self.device,
+                layers=self.layers,
             )
         load_weights(self.model, self.stored, family, self.architecture)
 
@@ -167,7 +178,7 @@ class _Pair:
         buckets = hf_buckets(
             self.model, self.family, self.architecture, dtype=torch.float32, bucket_bytes=2**30
         )
-        return {name: tensor.clone() for bucket in buckets for name, tensor in bucket}
+        return {name: tensor.to("cpu", copy=True) for bucket in buckets for name, tensor in bucket}
 
     def check_weights(self, where: str) -> None:
         """Check that the model has the weights of the rules, and that each tensor of the folder comes out as it went in, no other."""
@@ -199,12 +210,13 @@ class _Pair:
         from slime_megatron.batch.packing import pack
         from slime_megatron.batch.trees.token_tree import TokenTree
 
-        tables = self.layers.rotary_tables(self.architecture, _LENGTH, dtype=torch.float32)
+        cos, sin = self.layers.rotary_tables(self.architecture, _LENGTH, dtype=torch.float32)
         shared = (0, 0, 0, 0, 0, 37, 23)[: len(sequences)]
         lengths = tuple(map(len, sequences))
         tree = TokenTree(lengths, shared, lengths)
-        row = torch.cat([each[n:] for each, n in zip(sequences, shared, strict=True)])
-        out = self.model(row[None], None, None, packed_seq_params=pack([tree], tables))[0]
+        row = torch.cat([each[n:] for each, n in zip(sequences, shared, strict=True)]).to(self.device)
+        packed = pack([tree], (cos.to(self.device), sin.to(self.device)))
+        out = self.model(row[None], None, None, packed_seq_params=packed)[0].cpu()
         return [out[torch.from_numpy(path)] for path in tree.paths()]
 
     def check_logits(self, where: str, sequences: Sequence[Tensor], *, relative: bool = False) -> None:
@@ -213,7 +225,8 @@ class _Pair:
             wanted = torch.cat([self.reference(tokens[None]).logits[0] for tokens in sequences])
             largest = float((torch.cat(self.logits(sequences)) - wanted).abs().max())
             largest /= float(wanted.abs().max()) if relative else 1
-        require(largest <= BOUND, where, found=f"a difference of {largest:.1e}", wanted=f"at most {BOUND}")
+        found, wanted_most = f"a difference of {largest:.1e}", f"at most {self.bound}"
+        require(largest <= self.bound, where, found=found, wanted=wanted_most)
 
     def check_gradients(self, where: str, sequences: Sequence[Tensor]) -> None:
         """Check the gradients of log-probs, weighted at random, against transformers'."""
@@ -231,7 +244,7 @@ class _Pair:
             loss(self.logits(sequences)).backward()
             loss([self.reference(tokens[None]).logits[0] for tokens in sequences]).backward()
             wanted = {name: each.grad for name, each in self.reference.named_parameters()}
-            found = dict(self._gradients())
+            found = {name: gradient.cpu() for name, gradient in self._gradients()}
         compared = [name for name in found if wanted.get(name) is not None]
         require(bool(compared), where, found="none of transformers' names", wanted="some of them")
         apart = {
@@ -239,7 +252,12 @@ class _Pair:
             for name in compared
         }
         name = max(apart, key=apart.__getitem__)
-        require(apart[name] <= BOUND, f"{where}: {name}", found=f"{apart[name]:.1e} apart", wanted=f"{BOUND}")
+        require(
+            apart[name] <= self.bound,
+            f"{where}: {name}",
+            found=f"{apart[name]:.1e} apart",
+            wanted=f"{self.bound}",
+        )
 
     def _gradients(self) -> Any:
         """Yield (Hugging Face name, gradient), of weights that transformers may have several of in one parameter."""

@@ -22,6 +22,8 @@ from slime_models.family.families.latent_attention.rules import (
 from slime_models.family.family import EMBEDDING_WEIGHT, OUTPUT_WEIGHT
 from slime_models.family.rules import Dims, Rule, mtp_rules, rename
 
+#: What `layer_types` of config.json calls such a layer: transformers 5.19, and 5.17.
+_LAYER_TYPES = ("indexed_attention", "deepseek_sparse_attention")
 _MEGATRON, _HF = "decoder.layers.{layer}.self_attention.indexer.", "model.layers.{layer}.self_attn.indexer."
 #: `FamilyLayers` of the trainer.
 LAYERS = "slime_megatron.families.sparse_layers:LAYERS"
@@ -88,10 +90,9 @@ def sparse_architecture(
     require_deepseek_router(read)
     plain = {name: value for name, value in config.items() if name != "layer_types"}
     for index, kind in enumerate(read.get("layer_types") or ()):
-        if kind != "indexed_attention":
-            raise read.error(
-                f"layer_types[{index}]", kind, "'indexed_attention': nothing else is implemented"
-            )
+        if kind not in _LAYER_TYPES:
+            words = " or ".join(map(repr, _LAYER_TYPES))
+            raise read.error(f"layer_types[{index}]", kind, f"{words}: nothing else is implemented")
     read.require("rope_interleave", (True,), default=True)
     if "q_lora_rank" in config:
         read.integer("q_lora_rank")
