@@ -153,7 +153,7 @@ def _build_root(order: dict[str, Any]) -> None:
     Path(root, "dev").mkdir()
     for path in (*(f"/dev/{name}" for name in _DEVICES), *order["shown"]):
         _show(path, root)
-    if order["with_proc"]:
+    if order["for_driver"]:
         _show_proc(root)
     box = Path(root, "box")
     box.mkdir()
@@ -199,7 +199,7 @@ def _become(order: dict[str, Any], starting: int, become: Program, kept: tuple[i
             os.closerange(first, last)
             first = last + 1
         os.closerange(first, 1024)
-        forbid()
+        forbid(for_driver=order["for_driver"])
         become(starting, order)
     except BaseException as error:
         os.write(starting, str(error).encode())
@@ -223,7 +223,10 @@ def _show(path: str, root: str) -> None:
 
 
 def _show_proc(root: str) -> None:
-    """Mount a `/proc` that has the program's processes alone; a container may not, and then files on the machine are shown."""
+    """Mount a `/proc` that has the program's processes alone; a container may not, and then files on the machine are shown.
+
+    All of it is read-only but for the folders of processes, of which the program may write its own (`drivers`).
+    """
     folder = Path(root, "proc")
     folder.mkdir()
     try:
@@ -232,7 +235,9 @@ def _show_proc(root: str) -> None:
         for path in filter(os.path.exists, _ON_THE_MACHINE):
             _show(path, root)
     else:
-        _seal(str(folder), recursive=False)
+        for each in folder.iterdir():
+            if not each.name.isdecimal() and not each.is_symlink():
+                _bind(str(each), str(each))
 
 
 def _bind(source: str, target: str) -> None:

@@ -151,12 +151,12 @@ def order(
     folders: Sequence[str] = (),
     visible: Sequence[str] = (),
     shown: Sequence[str] = (),
-    with_proc: bool = False,
+    for_driver: bool = False,
     address_space_bytes: int | None = None,
 ) -> dict[str, Any]:
     """Return what `confine` is to do.
 
-    Drivers of devices want `shown` and `with_proc`; nothing else does.
+    Drivers of devices want `shown` and `for_driver`; nothing else does.
 
     Args:
         root: an empty folder, in whose place the program's file system comes.
@@ -166,7 +166,9 @@ def order(
         folders: that it may write to, too.
         visible: folders that it sees besides those of the interpreter and the system.
         shown: devices, files and folders that it sees at their own places, besides `/dev/null`, `random` and `urandom`.
-        with_proc: it has a `/proc` with its own processes, or, where the machine is a container, files on the machine.
+        for_driver: it calls a GPU's driver, and is allowed what that needs (`drivers`): some system calls, and a `/proc` with its own
+            processes, or, where the machine is a container that may not mount one, files on the machine, with which CUDA's driver
+            fails since version 570.
         address_space_bytes: of each process; the memory of all where not given.
     """
     interpreter = os.path.realpath(sys.executable)
@@ -174,7 +176,7 @@ def order(
         "root": root,
         "visible": [*(path for path in _SYSTEM if os.path.isdir(path)), sys.base_prefix, *visible],
         "shown": list(shown),
-        "with_proc": with_proc,
+        "for_driver": for_driver,
         "files": dict(files),
         "folders": list(folders),
         "disk_bytes": limits.disk_bytes,
