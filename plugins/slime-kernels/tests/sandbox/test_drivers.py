@@ -79,3 +79,9 @@ def test_a_job_with_a_gpu_may_do_nothing_else(fork_server):
 
 def test_a_job_without_one_may_do_none_of_it(fork_server):
     assert None not in outcomes(fork_server, (*ALLOWED, *REFUSED), None).values()
+
+
+def test_a_job_with_a_gpu_has_no_capability_whoever_runs_it(fork_server):
+    """It is a fork and executes no file, with which an ordinary user's capabilities in the namespace would go."""
+    none = "assert open('/proc/self/status').read().split('CapPrm:')[1].split()[0] == '0' * 16"
+    assert outcomes(fork_server, [none], GPU) == {none: None}

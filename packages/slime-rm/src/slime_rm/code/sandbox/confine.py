@@ -33,6 +33,7 @@ _MS_NOSUID, _MS_NODEV, _MS_BIND, _MS_REC, _MS_PRIVATE = 2, 4, 4096, 16384, 1 << 
 _MNT_DETACH, _PR_SET_PDEATHSIG = 2, 1
 _AT_FDCWD, _AT_RECURSIVE, _SYS_MOUNT_SETATTR = -100, 0x8000, 442
 _READ_ONLY_NO_SETUID = 0x1 | 0x2
+_CAPABILITY_VERSION_3 = 0x20080522
 #: Without `zero`, which can be mapped as memory that `watch` does not see.
 _DEVICES = ("null", "urandom", "random")
 #: Files of `/proc` that tell of the machine and of no process.
@@ -192,7 +193,8 @@ def _become(order: dict[str, Any], starting: int, become: Program, kept: tuple[i
             resource.setrlimit(kind, (most, most))
         if os.getuid() == 0:
             os.setresgid(NOBODY, NOBODY, NOBODY)
-            os.setresuid(NOBODY, NOBODY, NOBODY)  # with which all capabilities go
+            os.setresuid(NOBODY, NOBODY, NOBODY)
+        _give_up_capabilities()
         os.set_inheritable(starting, False)
         first = 3
         for last in sorted({starting, *kept}):
@@ -205,6 +207,12 @@ def _become(order: dict[str, Any], starting: int, become: Program, kept: tuple[i
         os.write(starting, str(error).encode())
     finally:
         os._exit(1)
+
+
+def _give_up_capabilities() -> None:
+    """Give up what the user namespace's maker has there; a program that is no file to execute would keep it."""
+    header, none = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0), bytes(24)
+    _check(libc.capset(header, none), "capset")
 
 
 def _execute(_: int, order: dict[str, Any]) -> NoReturn:
