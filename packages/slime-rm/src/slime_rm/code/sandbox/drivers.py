@@ -4,6 +4,7 @@ Everything else holds as for any program. Where CUDA's driver lacks one of these
 operation not supported on this OS". What it needs, and why:
 
 - its devices, `/dev/nvidia*`, and `/sys`, read-only, where it finds out about the machine's memory and processors (`running.order`);
+- `FILES`, read-only: the list of libraries, as the driver's own may lie in a folder that only this tells of;
 - `/proc` (`confine`): `devices`, `modules`, `driver/nvidia` and `sys/vm/mmap_min_addr`, read-only; and of its own process `maps`, `ns/pid`
   and `task/<thread>/comm`, where, since version 570, it writes the names of its threads and takes an error for one of its own;
 - `CALLS`.
@@ -19,6 +20,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+#: What is shown to such a program, where it is there, besides what its caller names.
+FILES = ("/etc/ld.so.cache",)
 _ALL = 0xFFFFFFFF
 _MAP_HUGETLB = 0x40000
 _AF_UNIX, _SOCK_SEQPACKET, _SOL_SOCKET, _SO_PASSCRED = 1, 5, 1, 16

@@ -18,6 +18,8 @@ from typing import IO, Any, Literal
 
 from slime_core.errors import RewardError
 
+from slime_rm.code.sandbox.drivers import FILES
+
 _PACKAGES = str(Path(__file__).parents[3])
 #: What the interpreter and its libraries need of the machine; what does not exist is left out.
 _SYSTEM = ("/usr", "/bin", "/lib", "/lib64", "/lib32", "/etc/ld.so.cache")
@@ -172,10 +174,11 @@ def order(
         address_space_bytes: of each process; the memory of all where not given.
     """
     interpreter = os.path.realpath(sys.executable)
+    files_of_driver = filter(os.path.exists, FILES if for_driver else ())
     return {
         "root": root,
         "visible": [*(path for path in _SYSTEM if os.path.isdir(path)), sys.base_prefix, *visible],
-        "shown": list(shown),
+        "shown": [*shown, *files_of_driver],
         "for_driver": for_driver,
         "files": dict(files),
         "folders": list(folders),
