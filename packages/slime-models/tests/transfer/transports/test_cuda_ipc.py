@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import threading
+import weakref
 from pathlib import Path
 
 import pytest
@@ -44,11 +45,18 @@ def open_files():
     return sum("slime-bucket" in link for link in links)
 
 
-def arrives(storage, device, values):
+async def in_buckets(values, names):
+    """Buckets with these tensors."""
+    for each in names:
+        yield [(name, values[name]) for name in each], {name: fingerprint(values[name]) for name in each}
+
+
+def arrives(storage, device, values, names=None):
     """What a rank in another process gets of an update."""
     receiver = TRANSPORT.create_receiver(storage)
     plan = plan_of("cuda-ipc", receiver.open("1"), "1")
-    sending = WeightSender(asyncio.to_thread, Registry()).send(plan, buckets(values))
+    update = buckets(values) if names is None else in_buckets(values, names)
+    sending = WeightSender(asyncio.to_thread, Registry()).send(plan, update)
     thread = threading.Thread(target=asyncio.run, args=(sending,))
     thread.start()
     channel = json.dumps({**vars(begun(receiver, plan, 1).channel), "memory": None})
@@ -63,6 +71,84 @@ def arrives(storage, device, values):
 def test_a_rank_in_another_process_gets_every_byte(storage, device):
     values = {name: each.to(device) for name, each in tensors(1).items()}
     assert arrives(storage, device, values) == {name: bits(each).tolist() for name, each in values.items()}
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_tensors_of_all_kinds_arrive_from_small_and_growing_buckets(storage, device):
+    """A tensor begins where the one before it ends, whatever its type; and each bucket wants a larger buffer, or a smaller one."""
+    drawn = torch.randint(
+        0, 256, ((1 << 20) + 64,), generator=torch.Generator().manual_seed(3), dtype=torch.uint8
+    )
+    whole = drawn.to(device)
+    values = {
+        "scale": whole[:1], "half": whole[1:7].clone().view(torch.bfloat16), "turned": whole[:600].view(20, 30).T,
+        "every third": whole[0:900:3], "number": whole[8:16].view(torch.int64)[0], "none": whole[:0].view(0, 4),
+        "eighth": whole[5:18].clone().view(torch.float8_e4m3fn), "large": whole[8:].view(-1, 8),
+    }  # fmt: skip
+    values["tied"] = values["turned"]
+    names = [
+        ["scale"],
+        ["half", "turned", "number"],
+        ["none"],
+        ["eighth", "every third"],
+        ["tied"],
+        ["large"],
+        ["scale", "half"],
+    ]
+    found = arrives(storage, device, values, names)
+    assert found == {name: bits(each).tolist() for name, each in values.items()}
+
+
+class Allocation:
+    """Memory of a GPU as CUDA's handles tell of it: two buffers may lie in it, and the handle of either is that of the whole.
+
+    It stands in for one with memory of this process's own.
+    """
+
+    def __init__(self):
+        self.memory, self.opened = torch.arange(256, dtype=torch.uint8), []
+
+    def handle(self, counter, offset, size, n_ranks=1):
+        one = {"handle": "of all of it", "size": size, "offset": offset, "counter": "file"}
+        machine = SharedBuffer(8, CPU, 1).handle["host"]["machine"]
+        return {
+            "machine": machine,
+            "cuda": [one | {"counter_offset": counter * n_ranks + rank} for rank in range(n_ranks)],
+        }
+
+    def open(self, handle, device):
+        assert device == torch.device("cuda")
+        part = self.memory[handle["offset"] : handle["offset"] + handle["size"]].clone()
+        self.opened.append((handle["counter_offset"], weakref.ref(part)))
+        return part
+
+
+def test_buffers_that_lie_in_one_allocation_are_told_apart_and_opened_once():
+    gpu = Allocation()
+    opened = OpenedBuffers(torch.device("cuda"), keeps=False, open_cuda=gpu.open)
+    small, large = gpu.handle(0, 0, 64, n_ranks=2), gpu.handle(1, 64, 130, n_ranks=2)
+    for _ in range(2):
+        assert opened.flat(small, 2, 30).tolist() == list(range(30))
+        assert opened.flat(large, 2, 130).tolist() == list(range(64, 194))
+    assert [counter for counter, _ in gpu.opened] == [1, 3]  # those of the second rank
+    opened.end()
+    assert [ref() for _, ref in gpu.opened] == [None, None]
+
+
+def test_a_buffer_that_takes_anothers_place_frees_it():
+    gpu = Allocation()
+    opened = OpenedBuffers(torch.device("cuda"), keeps=False, open_cuda=gpu.open)
+    for counter in (0, 1, 0, 2):  # the sender fills two in turn: the third takes the second's place
+        opened.flat(gpu.handle(counter, counter, 8), 1, 8)
+    assert [ref() is None for _, ref in gpu.opened] == [False, True, False]
+
+
+def test_a_rank_has_no_more_of_the_hosts_buffers_mapped_than_the_sender_has():
+    opened, buffers = OpenedBuffers(CPU, keeps=True), [SharedBuffer(64, CPU, 1) for _ in range(3)]
+    for buffer in buffers:
+        opened.flat(buffer.handle, 1, 64)
+    maps = Path("/proc/self/maps").read_text()
+    assert maps.count("slime-bucket") == len(buffers) + 2  # the senders' own besides
 
 
 def test_a_bucket_is_the_senders_memory_until_the_rank_is_done_with_it(storage):

@@ -75,8 +75,9 @@ class CandidateServer:
         """Run a job of `jobs.JOBS` in a fresh process and return its answer; blocks until then.
 
         The answer carries a number that the job is given and that is drawn anew each time; without it, it is none.
-        With a GPU the process sees its devices, `/sys`, and a `/proc`, and its address space has no limit, as CUDA reserves
-        more than there is memory; everything else holds as without, and its memory is counted all the same.
+        With a GPU the process sees its devices, `/sys`, and a `/proc`, may make the calls that the driver makes
+        (`slime_rm.code.sandbox.drivers`), and its address space has no limit, as CUDA reserves more than there is memory; everything
+        else holds as without, and its memory is counted all the same.
 
         Raises:
             SandboxError: this machine cannot isolate a process, or the server does not start. Nothing was run.
@@ -93,7 +94,7 @@ class CandidateServer:
             nodes = [] if gpu is None else gpu.nodes
             shown = [*nodes, "/sys"] if nodes else []
             wanted = order(
-                root, {}, "candidate.py", limits, visible=[sys.prefix], shown=shown, with_proc=bool(nodes)
+                root, {}, "candidate.py", limits, visible=[sys.prefix], shown=shown, for_driver=bool(nodes)
             )
             if gpu is not None and nodes:
                 wanted["gpu"] = {"CUDA_VISIBLE_DEVICES": gpu.visible, "TRITON_LIBCUDA_PATH": gpu.library}

@@ -6,7 +6,7 @@ import base64
 import os
 import socket
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ from slime_models.transfer.same_host import MemoryAddress, SharedWeights, addres
 
 #: The one place in a memory file.
 _ALL = "bucket"
+#: What tells one reader's handle from all others.
+_Place = tuple[str, int, str, int]
 _OUT_OF_REACH = (
     "give servers that share its machine and container, or --update-weight-transport nccl or memory"
 )
@@ -68,12 +70,25 @@ class SharedBuffers:
             held = self._buffers[self._number] = SharedBuffer(n_bytes, device, n_ranks)
         return held
 
-    def close(self) -> None:
-        """Free a GPU's memory, once nobody reads it any more."""
+    def close(self, *, all_read: bool = True) -> None:
+        """Free a GPU's memory, once nobody reads it any more.
+
+        Args:
+            all_read: whether every reader has opened its handle and let go of it. After an update that broke off some have not, and
+                torch would hold the memory for good: it is freed without them, as what they read is no update.
+        """
+        if not all_read:
+            self._give_up()
         had_gpu = any(held is not None and held.tensor.is_cuda for held in self._buffers)
         self._buffers = [None if held is None or held.tensor.is_cuda else held for held in self._buffers]
         if had_gpu:
             torch.cuda.ipc_collect()
+
+    def _give_up(self) -> None:
+        """Count every reader of a GPU's memory as done."""
+        for held in self._buffers:
+            for handle in () if held is None else held.handle.get("cuda", ()):
+                _give_up_cuda(handle)
 
 
 def _serves(held: SharedBuffer, n_bytes: int, device: torch.device, n_ranks: int) -> bool:
@@ -84,15 +99,25 @@ def _serves(held: SharedBuffer, n_bytes: int, device: torch.device, n_ranks: int
 class OpenedBuffers:
     """A sender's buffers as a rank sees them.
 
+    It has the last two open, as the sender has no more.
+
     Args:
         device: of the rank's weights.
         keeps: whether the host's stay mapped after `end`.
+        open_cuda: opens a handle of a GPU's memory on a device, [n_bytes] uint8; None for CUDA's own way.
     """
 
-    def __init__(self, device: torch.device, *, keeps: bool) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        keeps: bool,
+        open_cuda: Callable[[Mapping[str, Any], torch.device], Tensor] | None = None,
+    ) -> None:
         self._device, self._keeps = device, keeps
+        self._open_cuda = open_cuda or _opened_cuda
         self._mapped: dict[str, SharedWeights] = {}
-        self._of_gpu: dict[str, Tensor] = {}
+        self._of_gpu: dict[_Place, Tensor] = {}
 
     def flat(self, handle: Mapping[str, Any], rank: int, n_bytes: int) -> Tensor:
         """Return the first bytes of a buffer, [n_bytes] uint8.
@@ -115,10 +140,16 @@ class OpenedBuffers:
             raise WeightSyncError(
                 "the trainer's weights are on a GPU and this server's are not; give --update-weight-transport memory"
             )
-        text = handle["cuda"][rank - 1]["handle"]
-        if text not in self._of_gpu:
-            self._of_gpu[text] = _opened_cuda(handle["cuda"][rank - 1], self._device)
-        return self._of_gpu[text][:n_bytes]
+        mine = handle["cuda"][rank - 1]
+        place = _place_of(mine)
+        opened = self._of_gpu.pop(place, None)
+        if opened is None:
+            _keep_last(
+                self._of_gpu, 1
+            )  # before the next one is open: the sender waits for the older one's memory
+            opened = self._open_cuda(mine, self._device)
+        self._of_gpu[place] = opened
+        return opened[:n_bytes]
 
     def end(self) -> None:
         """Let go of a GPU's memory, so that the sender's is freed; and of the host's, unless it is kept."""
@@ -132,7 +163,7 @@ class OpenedBuffers:
             **{**values, "path": Path(values["path"]), "file": tuple(values["file"]), "places": places}
         )
         name = str(address.path)
-        opened = address.opened(self._mapped.get(name))
+        opened = address.opened(self._mapped.pop(name, None))
         room = None if opened is None else opened.room(_ALL, address.n_bytes)
         if opened is None or room is None:
             raise WeightSyncError(
@@ -140,7 +171,19 @@ class OpenedBuffers:
                 f"{_OUT_OF_REACH}"
             )
         self._mapped[name] = opened
+        _keep_last(self._mapped, 2)
         return room
+
+
+def _place_of(handle: Mapping[str, Any]) -> _Place:
+    """Return what only one handle has: CUDA's own tells of a whole allocation, in which torch places several buffers."""
+    return handle["handle"], handle["offset"], handle["counter"], handle["counter_offset"]
+
+
+def _keep_last(opened: dict[Any, Any], count: int) -> None:
+    """Let go of all but the last ones."""
+    for key in list(opened)[:-count]:
+        del opened[key]
 
 
 def _memory_file(n_bytes: int) -> int:
@@ -175,6 +218,12 @@ def _cuda_handle(tensor: Tensor) -> Mapping[str, Any]:
         "event": base64.b64encode(event).decode(),
         "waits": waits,
     }
+
+
+def _give_up_cuda(handle: Mapping[str, Any]) -> None:
+    """Count a handle's reader as done, whether or not it has opened it."""
+    counter = base64.b64decode(handle["counter"])
+    torch.UntypedStorage._release_ipc_counter_cuda(counter, handle["counter_offset"])
 
 
 def _opened_cuda(handle: Mapping[str, Any], device: torch.device) -> Tensor:

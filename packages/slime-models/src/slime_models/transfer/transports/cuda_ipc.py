@@ -34,7 +34,7 @@ class Sharing:
     def __init__(self, group: RankGroup, buffers: SharedBuffers) -> None:
         self._group, self._buffers = group, buffers
         self._lent: SharedBuffer | None = None
-        self._is_first = True
+        self._is_first, self._is_over = True, False
 
     def room(self, n_bytes: int, device: torch.device) -> Tensor:
         """Return the buffer that no rank reads any more."""
@@ -58,10 +58,12 @@ class Sharing:
         """Wait until the ranks are done with the last bucket."""
         if not self._is_first:
             self._group.meet()
+        self._is_over = True
 
     def close(self) -> None:
         """Free a GPU's memory, once no rank reads it any more; the host's stays for the next update."""
-        self._buffers.close()
+        self._lent = None
+        self._buffers.close(all_read=self._is_over)
 
 
 def _by_gloo(_devices: Sequence[str]) -> str:

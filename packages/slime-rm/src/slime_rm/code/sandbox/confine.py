@@ -33,6 +33,7 @@ _MS_NOSUID, _MS_NODEV, _MS_BIND, _MS_REC, _MS_PRIVATE = 2, 4, 4096, 16384, 1 << 
 _MNT_DETACH, _PR_SET_PDEATHSIG = 2, 1
 _AT_FDCWD, _AT_RECURSIVE, _SYS_MOUNT_SETATTR = -100, 0x8000, 442
 _READ_ONLY_NO_SETUID = 0x1 | 0x2
+_CAPABILITY_VERSION_3 = 0x20080522
 #: Without `zero`, which can be mapped as memory that `watch` does not see.
 _DEVICES = ("null", "urandom", "random")
 #: Files of `/proc` that tell of the machine and of no process.
@@ -153,7 +154,7 @@ def _build_root(order: dict[str, Any]) -> None:
     Path(root, "dev").mkdir()
     for path in (*(f"/dev/{name}" for name in _DEVICES), *order["shown"]):
         _show(path, root)
-    if order["with_proc"]:
+    if order["for_driver"]:
         _show_proc(root)
     box = Path(root, "box")
     box.mkdir()
@@ -192,19 +193,26 @@ def _become(order: dict[str, Any], starting: int, become: Program, kept: tuple[i
             resource.setrlimit(kind, (most, most))
         if os.getuid() == 0:
             os.setresgid(NOBODY, NOBODY, NOBODY)
-            os.setresuid(NOBODY, NOBODY, NOBODY)  # with which all capabilities go
+            os.setresuid(NOBODY, NOBODY, NOBODY)
+        _give_up_capabilities()
         os.set_inheritable(starting, False)
         first = 3
         for last in sorted({starting, *kept}):
             os.closerange(first, last)
             first = last + 1
         os.closerange(first, 1024)
-        forbid()
+        forbid(for_driver=order["for_driver"])
         become(starting, order)
     except BaseException as error:
         os.write(starting, str(error).encode())
     finally:
         os._exit(1)
+
+
+def _give_up_capabilities() -> None:
+    """Give up what the user namespace's maker has there; a program that is no file to execute would keep it."""
+    header, none = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0), bytes(24)
+    _check(libc.capset(header, none), "capset")
 
 
 def _execute(_: int, order: dict[str, Any]) -> NoReturn:
@@ -223,7 +231,10 @@ def _show(path: str, root: str) -> None:
 
 
 def _show_proc(root: str) -> None:
-    """Mount a `/proc` that has the program's processes alone; a container may not, and then files on the machine are shown."""
+    """Mount a `/proc` that has the program's processes alone; a container may not, and then files on the machine are shown.
+
+    All of it is read-only but for the folders of processes, of which the program may write its own (`drivers`).
+    """
     folder = Path(root, "proc")
     folder.mkdir()
     try:
@@ -232,7 +243,9 @@ def _show_proc(root: str) -> None:
         for path in filter(os.path.exists, _ON_THE_MACHINE):
             _show(path, root)
     else:
-        _seal(str(folder), recursive=False)
+        for each in folder.iterdir():
+            if not each.name.isdecimal() and not each.is_symlink():
+                _bind(str(each), str(each))
 
 
 def _bind(source: str, target: str) -> None:

@@ -2,7 +2,7 @@
 
 Namespaces already take away files, network and other processes; the filter takes away the calls by which a program
 could get powers back in a namespace of its own, look into other processes, reach rarely used parts of the kernel, or
-have memory that `watch` cannot count.
+have memory that `watch` cannot count. A program that calls a GPU's driver may make a few of them (`drivers`).
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import ctypes
 import errno
 import platform
 import struct
+
+from slime_rm.code.sandbox.drivers import CALLS, Check
 
 _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 38, 22, 2
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
@@ -50,16 +52,16 @@ _AARCH64 = {
     "mmap": 222, "madvise": 233, "fcntl": 25,
 }  # fmt: skip
 _MACHINES = {"x86_64": (0xC000003E, _X86_64), "aarch64": (0xC00000B7, _AARCH64)}
-#: Call -> (number of an argument, mask, value): forbidden where the argument under the mask is the value. The bits of
-#: a new namespace (NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET, NEWTIME) are asked for one by one.
+#: Calls that are forbidden with some arguments. The bits of a new namespace (NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER,
+#: NEWPID, NEWNET, NEWTIME) are asked for one by one.
 _ARGUMENTS = {
     "clone": tuple(
-        (0, bit, bit) for bit in (1 << 17, 1 << 25, 1 << 26, 1 << 27, 1 << 28, 1 << 29, 1 << 30, 1 << 7)
+        Check(0, bit, bit) for bit in (1 << 17, 1 << 25, 1 << 26, 1 << 27, 1 << 28, 1 << 29, 1 << 30, 1 << 7)
     ),
     # MAP_SHARED or MAP_SHARED_VALIDATE with MAP_ANONYMOUS: its pages outlive the look of a process; MAP_HUGETLB.
-    "mmap": ((3, 0x21, 0x21), (3, 0x40000, 0x40000)),
-    "madvise": ((2, 0xFFFFFFFF, 21),),  # MADV_PAGEOUT
-    "fcntl": ((1, 0xFFFFFFFF, 1031),),  # F_SETPIPE_SZ
+    "mmap": (Check(3, 0x21, 0x21), Check(3, 0x40000, 0x40000)),
+    "madvise": (Check(2, 0xFFFFFFFF, 21),),  # MADV_PAGEOUT
+    "fcntl": (Check(1, 0xFFFFFFFF, 1031),),  # F_SETPIPE_SZ
 }
 #: libc falls back to `clone`, whose flags can be looked at, when there is no `clone3`.
 _UNKNOWN = frozenset({"clone3"})
@@ -69,8 +71,12 @@ class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_char_p))
 
 
-def program(machine: str) -> bytes:
+def program(machine: str, *, for_driver: bool = False) -> bytes:
     """Return the filter for a machine: forbidden calls fail with EPERM, calls of another architecture kill.
+
+    Args:
+        machine: as `platform.machine` tells it.
+        for_driver: for a program that calls a GPU's driver.
 
     Raises:
         OSError: the machine is none whose calls are known.
@@ -88,30 +94,34 @@ def program(machine: str) -> bytes:
         _step(_JUMP_ABOVE, _X32_BIT, 0, 1),
         _step(_RETURN, _KILL),
     ]
+    arguments = {**_ARGUMENTS, **CALLS} if for_driver else _ARGUMENTS
     for name, number in calls.items():
         refuse = _step(_RETURN, _ERRNO | (errno.ENOSYS if name in _UNKNOWN else errno.EPERM))
-        checks = _ARGUMENTS.get(name)
+        checks = arguments.get(name)
         then = [refuse] if checks is None else []
-        for argument, mask, value in checks or ():
+        for argument, mask, value, unless in checks or ():
             then += [
                 _step(_LOAD, _ARGUMENTS_AT + 8 * argument),
                 _step(_AND, mask),
-                _step(_JUMP_EQUAL, value, 0, 1),
+                _step(_JUMP_EQUAL, value, 1, 0) if unless else _step(_JUMP_EQUAL, value, 0, 1),
                 refuse,
             ]
-        if checks:
+        if checks is not None:
             then.append(_step(_RETURN, _ALLOW))
         code += [_step(_JUMP_EQUAL, number, 0, len(then)), *then]
     return b"".join([*code, _step(_RETURN, _ALLOW)])
 
 
-def forbid() -> None:
+def forbid(*, for_driver: bool = False) -> None:
     """Put the filter on this process and all that it starts, for good.
+
+    Args:
+        for_driver: it calls a GPU's driver.
 
     Raises:
         OSError: the kernel cannot, or the machine is not known.
     """
-    code = program(platform.machine())
+    code = program(platform.machine(), for_driver=for_driver)
     libc = ctypes.CDLL(None, use_errno=True)
     filter_ = _Program(len(code) // 8, code)
     if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):

@@ -18,6 +18,8 @@ from typing import IO, Any, Literal
 
 from slime_core.errors import RewardError
 
+from slime_rm.code.sandbox.drivers import FILES
+
 _PACKAGES = str(Path(__file__).parents[3])
 #: What the interpreter and its libraries need of the machine; what does not exist is left out.
 _SYSTEM = ("/usr", "/bin", "/lib", "/lib64", "/lib32", "/etc/ld.so.cache")
@@ -151,12 +153,12 @@ def order(
     folders: Sequence[str] = (),
     visible: Sequence[str] = (),
     shown: Sequence[str] = (),
-    with_proc: bool = False,
+    for_driver: bool = False,
     address_space_bytes: int | None = None,
 ) -> dict[str, Any]:
     """Return what `confine` is to do.
 
-    Drivers of devices want `shown` and `with_proc`; nothing else does.
+    Drivers of devices want `shown` and `for_driver`; nothing else does.
 
     Args:
         root: an empty folder, in whose place the program's file system comes.
@@ -166,15 +168,18 @@ def order(
         folders: that it may write to, too.
         visible: folders that it sees besides those of the interpreter and the system.
         shown: devices, files and folders that it sees at their own places, besides `/dev/null`, `random` and `urandom`.
-        with_proc: it has a `/proc` with its own processes, or, where the machine is a container, files on the machine.
+        for_driver: it calls a GPU's driver, and is allowed what that needs (`drivers`): some system calls, and a `/proc` with its own
+            processes, or, where the machine is a container that may not mount one, files on the machine, with which CUDA's driver
+            fails since version 570.
         address_space_bytes: of each process; the memory of all where not given.
     """
     interpreter = os.path.realpath(sys.executable)
+    files_of_driver = filter(os.path.exists, FILES if for_driver else ())
     return {
         "root": root,
         "visible": [*(path for path in _SYSTEM if os.path.isdir(path)), sys.base_prefix, *visible],
-        "shown": list(shown),
-        "with_proc": with_proc,
+        "shown": [*shown, *files_of_driver],
+        "for_driver": for_driver,
         "files": dict(files),
         "folders": list(folders),
         "disk_bytes": limits.disk_bytes,

@@ -2,7 +2,8 @@
 
 It needs no control group, which an ordinary user and most containers may not make. What it cannot see is forbidden
 (`filter`): memory that belongs to no process (`memfd_create`, System V segments) or that a process can hide (shared
-mappings without a file, pages given to a pipe, larger buffers).
+mappings without a file, pages given to a pipe, larger buffers). A GPU's driver needs shared mappings: a program that calls it
+can have memory in them that is counted only while it is in use.
 """
 
 from __future__ import annotations
