@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 from slime_kernels.judge.evaluator import EvaluatorSettings
+from slime_kernels.sandbox import fork_server
 from slime_kernels.timing.gpus import KernelDevice
 
 
@@ -87,3 +89,18 @@ def test_a_job_with_a_gpu_has_no_capability_whoever_runs_it(fork_server):
     """It is a fork and executes no file, with which an ordinary user's capabilities in the namespace would go."""
     none = "assert open('/proc/self/status').read().split('CapPrm:')[1].split()[0] == '0' * 16"
     assert outcomes(fork_server, [none], GPU) == {none: None}
+
+
+def test_the_compiler_is_that_of_cc_or_of_the_path_and_its_folders_are_shown(tmp_path):
+    compiler = tmp_path / "gcc-14/bin/gcc"
+    compiler.parent.mkdir(parents=True)
+    compiler.write_text("")
+    compiler.chmod(0o755)
+    link = tmp_path / "links/bin/gcc"
+    link.parent.mkdir(parents=True)
+    link.symlink_to(compiler)
+    assert fork_server.c_compiler({"CC": str(link), "PATH": "/nowhere"}) == link
+    assert fork_server.c_compiler({"PATH": f"/nowhere:{compiler.parent}"}) == compiler
+    assert fork_server.c_compiler({"PATH": "/nowhere"}) is None
+    assert fork_server._installed_in(link) == [str(tmp_path / "gcc-14"), str(tmp_path / "links")]
+    assert fork_server._installed_in(Path("/bin/true")) == []

@@ -6,14 +6,16 @@ import contextlib
 import json
 import os
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from slime_rm.code.sandbox.running import Ending, Limits, SandboxError, follow, order
@@ -75,7 +77,7 @@ class CandidateServer:
         """Run a job of `jobs.JOBS` in a fresh process and return its answer; blocks until then.
 
         The answer carries a number that the job is given and that is drawn anew each time; without it, it is none.
-        With a GPU the process sees its devices, `/sys`, and a `/proc`, may make the calls that the driver makes
+        With a GPU the process sees its devices, `/sys`, a `/proc`, and the C compiler that Triton builds launchers with, may make the calls that the driver makes
         (`slime_rm.code.sandbox.drivers`), and its address space has no limit, as CUDA reserves more than there is memory; everything
         else holds as without, and its memory is counted all the same.
 
@@ -92,12 +94,18 @@ class CandidateServer:
             for descriptor in ours[1:]:
                 stack.callback(os.close, descriptor)
             nodes = [] if gpu is None else gpu.nodes
-            shown = [*nodes, "/sys"] if nodes else []
+            shown: list[str] = []
+            visible, compiler = [sys.prefix], None
+            if nodes:
+                compiler = c_compiler(os.environ)
+                shown = [*nodes, "/sys"]
+                visible += [] if compiler is None else _installed_in(compiler)
             wanted = order(
-                root, {}, "candidate.py", limits, visible=[sys.prefix], shown=shown, for_driver=bool(nodes)
+                root, {}, "candidate.py", limits, visible=visible, shown=shown, for_driver=bool(nodes)
             )
             if gpu is not None and nodes:
                 wanted["gpu"] = {"CUDA_VISIBLE_DEVICES": gpu.visible, "TRITON_LIBCUDA_PATH": gpu.library}
+                wanted["gpu"] |= {} if compiler is None else {"CC": str(compiler)}
             process = self._fork(kind, wanted, theirs)
             stack.callback(os.close, process)
             outputs = {ours[1]: _LOG_BYTES, ours[2]: _LOG_BYTES, ours[4]: limits.output_bytes}
@@ -202,3 +210,16 @@ def _read(message: bytes, nonce: str) -> tuple[dict[str, Any] | None, Sequence[b
     except (ValueError, KeyError, TypeError, RecursionError):
         pass
     return None, (), True
+
+
+def c_compiler(environment: Mapping[str, str]) -> Path | None:
+    """Return the C compiler that Triton builds its launchers with: `CC`, or gcc or clang of `PATH`; None where there is none."""
+    named = [environment["CC"]] if environment.get("CC") else ["gcc", "clang"]
+    found = next(filter(None, (shutil.which(name, path=environment.get("PATH")) for name in named)), None)
+    return None if found is None else Path(found).absolute()
+
+
+def _installed_in(compiler: Path) -> list[str]:
+    """Return the folders of a compiler that the system's do not hold."""
+    folders = {compiler.parent.parent, compiler.resolve().parent.parent}
+    return sorted(str(each) for each in folders if each not in (Path("/"), Path("/usr")))
