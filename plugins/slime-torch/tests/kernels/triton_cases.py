@@ -120,6 +120,23 @@ def test_a_decoder_with_kernels_gives_what_one_without_gives(kind):
     torch.testing.assert_close(having, without, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("columns", [300, 5000])
+def test_the_largest_logit_of_each_block_and_the_sum_of_their_exponentials(columns):
+    torch.manual_seed(0)
+    logits, temperatures = torch.randn(3, columns) * 5, torch.tensor([1.0, 0.5, 2.0])
+    logits[0, :256] = -torch.inf  # a whole block that top-k has dropped
+    maxima, sums = triton_operators.block_sums(logits, temperatures, 256)
+    blocks = -(-columns // 256)
+    tempered = F.pad(
+        logits.double() / temperatures[:, None].double(), (0, blocks * 256 - columns), value=-torch.inf
+    )
+    wanted = tempered.view(3, blocks, 256)
+    torch.testing.assert_close(maxima, wanted.amax(-1).float())
+    assert sums[0, 0] == 0
+    total = maxima.double() + sums.double().log()
+    torch.testing.assert_close(total, wanted.logsumexp(-1), rtol=1e-6, atol=1e-5)
+
+
 def test_silu_of_the_gate_times_up():
     gate_up = torch.randn(3, 2 * 1500)
     gate, up = gate_up.chunk(2, -1)

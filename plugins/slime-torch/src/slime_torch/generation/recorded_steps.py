@@ -68,7 +68,7 @@ class RecordedSteps:
         size = _size(len(tokens), self._max_running)
         self._cache.reserve(self._max_running, all_pages=True)
         if self._n_moves != self._cache.n_moves:
-            self._steps.clear()
+            self._forget()
             self._n_moves = self._cache.n_moves
         if size not in self._steps:
             self._steps[size] = step = _Step(self._model, self._cache, size)
@@ -83,8 +83,12 @@ class RecordedSteps:
     def look_at_weights(self) -> None:
         """Forget all steps if the weights, which have changed, lie elsewhere."""
         if self._weights != (weights := self._model.weights.addresses()):
-            self._steps.clear()
+            self._forget()
             self._weights = weights
+
+    def _forget(self) -> None:
+        self._steps.clear()
+        self._pool = None  # which ended with the last graph that had it
 
 
 class _Step:
@@ -131,8 +135,7 @@ class _Step:
         logits = self._model.logits(hidden)
         points, temperatures = self._inputs[:, 2:_NUMBERS].view(torch.float64).unbind(1)
         greedy = temperatures == 0
-        tempered = logits.float() / torch.where(greedy, 1, temperatures).float()[:, None]
-        return logits, draw(tempered, greedy, points)
+        return logits, draw(logits, greedy, points, torch.where(greedy, 1, temperatures).float())
 
 
 def _size(n: int, most: int) -> int:

@@ -12,6 +12,8 @@ from slime_core.protocols import SamplingParams
 from slime_models.upload import upload
 from torch import Tensor
 
+from slime_torch.kernels.launch import can_launch
+
 #: Width of the blocks in which a row of unnormalised probabilities is summed before the draw is looked up.
 _BLOCK = 256
 #: How many numbers are gone through at a time on a CPU: few enough to stay in its cache.
@@ -118,25 +120,28 @@ def sample(
     return *fetched(drawn), sampling_masks
 
 
-def draw(logits: Tensor, greedy: Tensor, points: Tensor) -> Tensor:
+def draw(logits: Tensor, greedy: Tensor, points: Tensor, temperatures: Tensor | None = None) -> Tensor:
     """Return float64 [2, n]: a token a row, and its log-prob. The host need not wait, and no shape depends on values.
 
     Args:
-        logits: [n, vocab_size], tempered and restricted.
+        logits: [n, vocab_size], -inf where a token is not to be drawn.
         greedy: bool [n], which rows take the likeliest token.
         points: float64 [n], in [0, 1).
+        temperatures: float32 [n], positive, which logits are divided by; 1 where not given.
     """
-    maxima, sums = _per_block(logits)
+    maxima, sums = _per_block(logits, temperatures)
     peaks, ends = maxima.amax(-1, keepdim=True), sums.double().cumsum(-1)
     targets = points[:, None] * ends[:, -1:]
     block = torch.where(greedy, maxima.argmax(-1), torch.searchsorted(ends, targets, right=True).squeeze(1))
     inside = _block(logits, block)
+    if temperatures is not None:
+        inside /= temperatures[:, None]
     begins = torch.nn.functional.pad(ends, (1, 0))
     rest = targets - begins.gather(1, block[:, None])
     index = torch.where(greedy, inside.argmax(-1), _inverted((inside - peaks).exp(), rest))
-    tokens = block * _BLOCK + index
-    log_probs = (logits.gather(1, tokens[:, None]) - peaks.double() - ends[:, -1:].log()).squeeze(1)
-    return torch.stack([tokens.double(), log_probs])
+    chosen = inside.gather(1, index[:, None])
+    log_probs = (chosen - peaks.double() - ends[:, -1:].log()).squeeze(1)
+    return torch.stack([(block * _BLOCK + index).double(), log_probs])
 
 
 def fetched(drawn: Tensor) -> tuple[list[int], list[float]]:
@@ -157,20 +162,29 @@ def _sampling_masks(logits: Tensor, draws: Draws) -> list[SamplingMask]:
     return masks
 
 
-def _per_block(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the largest logit of each block and its sum of exp(logit - the row's largest): float32 [n, blocks] each.
+def _per_block(logits: Tensor, temperatures: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the largest tempered logit of each block and its sum of exp(logit - the row's largest): float32 [n, blocks] each.
 
     Not torch.softmax: summing a row of 50,000 in float32 shifts every log-prob by some 1e-5. Blocks do not.
     """
     n, vocab = logits.shape
+    if can_launch(logits.device):
+        from slime_torch.kernels.triton_operators import block_sums
+
+        ones = logits.new_ones(n, dtype=torch.float32)
+        maxima, sums = block_sums(logits.contiguous(), ones if temperatures is None else temperatures, _BLOCK)
+        return maxima, sums.mul_((maxima - maxima.amax(-1, keepdim=True)).exp_())
     blocks = -(-vocab // _BLOCK)
     maxima, sums = torch.empty(2, n, blocks, device=logits.device)
     step = max(1, _CACHED // (blocks * _BLOCK)) if logits.device.type == "cpu" else n
     scratch = torch.empty(min(step, n), blocks * _BLOCK, device=logits.device)
     parts = (torch.split(tensor, step) for tensor in (logits, maxima, sums))
+    divisors = None if temperatures is None else iter(torch.split(temperatures, step))
     for rows, largest, total in zip(*parts, strict=True):
         weights = scratch[: len(rows)]
         weights[:, :vocab] = rows
+        if divisors is not None:
+            weights[:, :vocab] /= next(divisors)[:, None]
         if vocab % _BLOCK:
             weights[:, vocab:] = -torch.inf
         in_blocks = weights.view(-1, blocks, _BLOCK)

@@ -165,3 +165,20 @@ def silu_mul_kernel(gate_up, out, n_columns, COLUMNS: tl.constexpr):
     up = tl.load(gate_up + (2 * row + 1) * n_columns + at, mask=at < n_columns, other=0.0).to(tl.float32)
     product = gate / (1.0 + tl.exp(-gate)) * up
     tl.store(out + row * n_columns + at, product.to(out.dtype.element_ty), mask=at < n_columns)
+
+
+@triton.jit
+def block_sums_kernel(
+    logits, temperatures, maxima, sums, n_columns, n_blocks, BLOCK: tl.constexpr, BLOCKS: tl.constexpr
+):
+    """Some blocks of a row."""
+    row = tl.program_id(0).to(tl.int64)
+    block = tl.program_id(1) * BLOCKS + tl.arange(0, BLOCKS)
+    at = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    tempered = tl.load(logits + row * n_columns + at, mask=at < n_columns, other=float("-inf")).to(tl.float32)
+    tempered = tempered / tl.load(temperatures + row)
+    largest = tl.max(tempered, 1)
+    weights = tl.exp(tempered - tl.where(largest == float("-inf"), 0.0, largest)[:, None])
+    is_there = block < n_blocks
+    tl.store(maxima + row * n_blocks + block, largest, mask=is_there)
+    tl.store(sums + row * n_blocks + block, tl.sum(weights, 1), mask=is_there)

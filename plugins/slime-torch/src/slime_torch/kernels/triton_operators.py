@@ -24,6 +24,8 @@ _LEAST_ROWS = 16
 _LOG2_E = 1.4426950408889634
 #: Columns that a program of the MLP's activation computes.
 _COLUMNS = 1024
+#: Blocks of logits that a program sums.
+_BLOCKS = 8
 
 
 @torch.library.custom_op("slime_torch::place_heads", mutates_args=("heads", "layer"))
@@ -165,6 +167,32 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 @silu_mul.register_fake
 def _(gate_up: Tensor) -> Tensor:
     return gate_up.new_empty(gate_up.size(0), gate_up.size(1) // 2)
+
+
+@torch.library.custom_op("slime_torch::block_sums", mutates_args=())
+def block_sums(logits: Tensor, temperatures: Tensor, block: int) -> tuple[Tensor, Tensor]:
+    """Return of each row's blocks the largest tempered logit m, and the sum of exp(logit / temperature - m): float32 [rows, blocks] each.
+
+    Args:
+        logits: [rows, columns], contiguous; -inf in columns that are dropped.
+        temperatures: float32 [rows].
+        block: columns of a block, a power of two; the last one may have fewer.
+    """
+    n, columns = logits.shape
+    blocks = triton.cdiv(columns, block)
+    maxima, sums = (logits.new_empty(n, blocks, dtype=torch.float32) for _ in range(2))
+    triton_kernels.block_sums_kernel[n, triton.cdiv(blocks, _BLOCKS)](
+        logits, temperatures, maxima, sums, columns, blocks, BLOCK=block, BLOCKS=_BLOCKS, num_warps=4
+    )
+    return maxima, sums
+
+
+@block_sums.register_fake
+def _(logits: Tensor, temperatures: Tensor, block: int) -> tuple[Tensor, Tensor]:
+    maxima, sums = (
+        logits.new_empty(len(logits), -(-logits.size(1) // block), dtype=torch.float32) for _ in range(2)
+    )
+    return maxima, sums
 
 
 def splits_for(programs: int, longest: int, *, multiprocessors: int) -> int:
