@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from decode_steps import copied_bytes_per_s, decode_steps
 from kernel_times import kernel_times
 from wheels import OURS
 
@@ -269,20 +270,9 @@ def bench_launches(stage: Stage) -> dict[str, Any]:
 
 
 def _bench_engine(stage: Stage, *words: str) -> dict[str, Any]:
-    import torch
     from slime_bench.trainer.work import SHAPES
 
-    folder = stage.model(SHAPES["0.6b"])
-    source = torch.ones((1 << 22) if stage.dry else (1 << 31), dtype=torch.bfloat16, device=stage.device)
-    target = torch.empty_like(source)
-    target.copy_(source)
-    stage.wait()
-    begin = time.perf_counter()
-    for _ in range(10):
-        target.copy_(source)
-    stage.wait()
-    bytes_per_s = 10 * 2 * source.nbytes / (time.perf_counter() - begin)
-    del source, target
+    folder, bytes_per_s = stage.model(SHAPES["0.6b"]), copied_bytes_per_s(stage)
     weights, found = sum(file.stat().st_size for file in folder.glob("*.safetensors")), {}
     for n, new_tokens in ((2, 4), (4, 4)) if stage.dry else ((64, 128), (256, 128)):
         file = stage.folder / f"bench-{n}.json"
@@ -380,6 +370,7 @@ def kernels(stage: Stage) -> dict[str, Any]:
 STAGES: dict[str, Callable[[Stage], dict[str, Any]]] = {
     "versions": versions, "gpu-tests": gpu_tests, "trainer-tests": trainer_tests, "engine-tests": engine_tests,
     "attention-plans": attention_plans, "bench-trainer": bench_trainer, "bench-engine": bench_engine, "bench-launches": bench_launches,
+    "decode-steps": decode_steps,
     "quickstart": quickstart,
     "ranks-on-one-gpu": ranks_on_one_gpu, "transports": transports, "kernels": kernels, "kernel-times": kernel_times,
 }  # fmt: skip

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 STAGES = {
-    "versions", "gpu-tests", "trainer-tests", "engine-tests", "attention-plans", "bench-trainer", "bench-engine", "bench-launches",
+    "versions", "gpu-tests", "trainer-tests", "engine-tests", "attention-plans", "bench-trainer", "bench-engine", "bench-launches", "decode-steps",
     "quickstart", "ranks-on-one-gpu", "transports", "kernels", "kernel-times",
 }  # fmt: skip
 
@@ -43,7 +43,7 @@ def test_a_dry_run_passes_every_stage_and_says_that_nothing_was_proven(proof, tm
     assert len(reports["kernel-times"]["figures"]["variants"]) == 2
     assert reports["trainer-tests"]["figures"]["counts"]["passed"] > 0
     assert len(reports["bench-trainer"]["figures"]["work"]) == 2
-    assert [aim["what"] for aim in reports["bench-launches"]["aims"]] == [
+    assert [aim["what"] for aim in reports["bench-engine"]["aims"]] == [
         f"share of what reading the weights allows, {n} requests" for n in (2, 4)
     ]
 
