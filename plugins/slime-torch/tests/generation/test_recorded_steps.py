@@ -70,19 +70,17 @@ def test_rows_that_are_nobodys_change_nothing(kind):
     assert responses(model, RecordedSteps(model, cache, max_running=6), cache) == responses(model)
 
 
-def test_rows_are_those_of_the_next_step_and_memory_stays_where_it_is():
+def test_rows_are_those_of_the_next_step_and_a_step_is_made_anew_where_memory_has_moved():
     model = decoder("llama")
     cache = model.create_cache(40)
     steps = RecordedSteps(model, cache, max_running=40)
-    made = []
     with torch.inference_mode():
+        for slot in range(40):
+            cache.hold(slot, 10)
         for n in (1, 2, 3, 4, 9, 16, 17, 33, 40):
-            for slot in range(n):
-                cache.hold(slot, 10)
             tokens, log_probs, masks = next_tokens(steps, n)
             assert (len(tokens), len(log_probs), masks) == (n, n, [None] * n)
-            made.append(list(steps._steps))
-    assert made[-1] == [1, 2, 4, 16, 32, 40]
+    assert list(steps._steps) == [1, 2, 4, 16, 32, 40]
     held = steps._steps[4]
     steps.look_at_weights()  # which were written to, and lie where they did
     assert steps._steps[4] is held
@@ -91,12 +89,20 @@ def test_rows_are_those_of_the_next_step_and_memory_stays_where_it_is():
     assert steps._steps == {}
     with torch.inference_mode():
         next_tokens(steps, 4)
-        held = steps._steps[4]
+        before = cache.nbytes
         cache.free()
-        for slot in range(4):
-            cache.hold(slot, 10)
-        next_tokens(steps, 4)
-    assert steps._steps[4] is not held
+        cache.hold(0, 10)
+        next_tokens(steps, 1)
+        assert cache.nbytes == before  # so that it need not grow, and steps be recorded, again and again
+        assert list(steps._steps) == [1]
+        cache.hold(1, 128)
+        next_tokens(steps, 2)
+        assert list(steps._steps) == [1, 2]
+        for slot in range(2, 40):
+            cache.hold(slot, 128)
+        next_tokens(steps, 40)
+        assert cache.nbytes > before
+        assert list(steps._steps) == [40]
 
 
 @pytest.mark.parametrize("kind", CONFIGS)

@@ -84,4 +84,4 @@ def test_operations_of_a_decode_step():
     two, four = operations(2), operations(4)
     of_a_layer = (len(four) - len(two)) / 2
     assert of_a_layer <= 9
-    assert len(two) - 2 * of_a_layer <= 12
+    assert len(two) - 2 * of_a_layer <= 7

@@ -32,8 +32,8 @@ class RecordedSteps:
     """Decoding steps for some numbers of requests. A step has rows for the next such number; those beyond the requests are nobody's:
     each writes to page 0.
 
-    A graph is launched with the memory that it was recorded with: steps are recorded anew where weights or cache have moved, and the
-    cache has all of its pages from the first step on.
+    A graph is launched with the memory that it was recorded with: steps are recorded anew where weights or cache have moved. So the
+    cache, where it was freed, has as many pages as before at once.
     Source: CUDA C++ Programming Guide, "CUDA Graphs"; PyTorch, `torch.cuda.graph`.
 
     Args:
@@ -66,7 +66,7 @@ class RecordedSteps:
             with_sampling_masks: whether to return the ids that top-k and top-p kept.
         """
         size = _size(len(tokens), self._max_running)
-        self._cache.reserve(self._max_running, all_pages=True)
+        self._cache.reserve(self._max_running, as_before=True)
         if self._n_moves != self._cache.n_moves:
             self._forget()
             self._n_moves = self._cache.n_moves

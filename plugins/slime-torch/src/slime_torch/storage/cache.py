@@ -88,6 +88,7 @@ class Cache:
         self.most_pages = of_one
         """Pages of the longest request."""
         self._max_pages, self._n_pages, self._n_slots = max(most, of_one), 0, 0
+        self._had_pages = 0
         self.n_moves = 0
         """How often what it holds has moved in memory, or may have."""
         self._table = PageTable(page_len, self._max_pages)
@@ -136,13 +137,14 @@ class Cache:
         """Give a slot pages for so many tokens. They must be free; memory for them is there after `reserve`."""
         self._table.grow(slot, length)
 
-    def reserve(self, slots: int, *, all_pages: bool = False) -> None:
-        """Make room in memory for the first slots and all pages that were given out, or all that there may be."""
-        pages = self._max_pages + 1 if all_pages else self._table.end
+    def reserve(self, slots: int, *, as_before: bool = False) -> None:
+        """Make room in memory for the first slots and all pages that were given out, or as many as there were before `free`."""
+        pages = max(self._table.end, self._had_pages if as_before else 0)
         if slots <= self._n_slots and pages <= self._n_pages:
             return
         if pages > self._n_pages:
-            self._n_pages = self._grown(pages)
+            self._n_pages = pages if pages == self._had_pages else self._grown(pages)
+            self._had_pages = max(self._had_pages, self._n_pages)
         self._n_slots = max(slots, self._n_slots)
         self.n_moves += 1
         for store in self.stores:
