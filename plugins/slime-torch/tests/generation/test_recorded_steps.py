@@ -123,7 +123,7 @@ def test_a_step_of_pages_that_are_there_waits_for_nothing():
         cache = model.create_cache(8)
         cache.hold(0, 10)
         cache.reserve(8)
-        step = recorded_steps._Step(model, cache, 2)
+        step = recorded_steps._Step(model, cache, torch.empty(2, VOCAB, dtype=torch.bfloat16, device=CUDA))
         counted.operations.clear()
         counted.waits.clear()
         logits, drawn = step._compute()

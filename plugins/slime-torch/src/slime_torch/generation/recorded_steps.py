@@ -48,6 +48,9 @@ class RecordedSteps:
         self._n_moves = cache.n_moves
         self._weights = model.weights.addresses()
         self._pool: Any = None
+        # All steps write to it: each one's own would stay in memory.
+        vocab = model.architecture.vocab_size
+        self._logits = torch.empty(max_running, vocab, dtype=model.dtype, device=model.device)
 
     def next_tokens(
         self,
@@ -71,7 +74,7 @@ class RecordedSteps:
             self._forget()
             self._n_moves = self._cache.n_moves
         if size not in self._steps:
-            self._steps[size] = step = _Step(self._model, self._cache, size)
+            self._steps[size] = step = _Step(self._model, self._cache, self._logits[:size])
             if self._model.device.type == "cuda":
                 self._pool = step.record(self._pool)
         n = len(tokens)
@@ -92,8 +95,9 @@ class RecordedSteps:
 
 
 class _Step:
-    def __init__(self, model: Decoder, cache: Cache, size: int) -> None:
-        self._model, self._cache, self._size = model, cache, size
+    def __init__(self, model: Decoder, cache: Cache, logits: Tensor) -> None:
+        self._model, self._cache, self._logits = model, cache, logits
+        size = len(logits)
         self._inputs = torch.zeros(size, _NUMBERS + cache.most_pages, dtype=torch.int64, device=model.device)
         self._graph: Any = None
         self._outputs: tuple[Tensor, Tensor] | None = None
@@ -132,7 +136,7 @@ class _Step:
     def _compute(self) -> tuple[Tensor, Tensor]:
         tokens, lengths, *_ = self._inputs.unbind(1)
         hidden = self._model.decode(tokens, lengths, self._cache, pages=self._inputs[:, _NUMBERS:])
-        logits = self._model.logits(hidden)
+        logits = self._model.logits(hidden, out=self._logits)
         points, temperatures = self._inputs[:, 2:_NUMBERS].view(torch.float64).unbind(1)
         greedy = temperatures == 0
         return logits, draw(logits, greedy, points, torch.where(greedy, 1, temperatures).float())

@@ -176,8 +176,10 @@ class Decoder:
         )
         return self._forward(tokens, batch, cache, rows=ends - 1, routes=routes)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Return logits [n, vocab_size], in the model's dtype."""
+    def logits(self, hidden: Tensor, *, out: Tensor | None = None) -> Tensor:
+        """Return logits [n, vocab_size], in the model's dtype; written to `out` where that is given, not with packed weights."""
+        if out is not None:
+            return torch.mm(hidden, self.head.tensor.t(), out=out)
         return self.head.linear(hidden)
 
     def _forward(
