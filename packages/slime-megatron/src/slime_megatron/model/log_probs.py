@@ -17,6 +17,7 @@ from slime_models.cpu import product
 from torch import Tensor
 
 from slime_megatron.batch.sampling_mask import NEVER, SamplingMask
+from slime_megatron.kernels.launch import has_kernels
 
 #: Elements of logits that are held in float32 at once, by device: 64 MiB, but on a CPU what fits into its cache (8 MiB
 #: took a third of the time of 64 MiB, measured with [2048, 49152] bfloat16 logits).
@@ -130,6 +131,11 @@ class _TokenLogProbs(torch.autograd.Function):
         memory = hidden.new_empty(min(chunk_tokens, len(hidden)), len(weight))
         for rows in _slices(len(hidden), chunk_tokens):
             logits = product(hidden[rows], weight.t(), out=memory[: rows.stop - rows.start])
+            if sampling_mask is None and has_kernels(logits.device):
+                peaks[rows], sums[:, rows] = _sums_at_once(
+                    logits, columns[rows], vocabulary, temperature, with_entropy=with_entropy
+                )
+                continue
             for chunk, scaled in _chunks(logits, rows.start, vocabulary, temperature, sampling_mask):
                 sums[0, chunk] = scaled.gather(1, columns[chunk, None]).squeeze(1)
                 torch.amax(scaled, dim=-1, out=peaks[chunk])
@@ -162,19 +168,14 @@ class _TokenLogProbs(torch.autograd.Function):
             logits = memory[: rows.stop - rows.start]
             if rows is not chunks[-1]:
                 product(hidden[rows], weight.t(), out=logits)
-            for chunk, scaled in _chunks(
-                logits, rows.start, ctx.vocabulary, ctx.temperature, ctx.sampling_mask
-            ):
-                shifted = scaled.sub_(normalisers[chunk, None])
-                outer = -d_log_probs[chunk, None] / ctx.temperature
-                if ctx.with_entropy:
-                    probabilities = shifted.exp()
-                    shifted.add_(entropy[chunk, None]).mul_(-d_entropy[chunk, None] / ctx.temperature)
-                    gradient = shifted.add_(outer).mul_(probabilities)
-                else:
-                    gradient = shifted.exp_().mul_(outer)
-                gradient.scatter_add_(1, columns[chunk, None], hits[chunk, None])
-                logits[chunk.start - rows.start : chunk.stop - rows.start] = gradient
+            if ctx.sampling_mask is None and has_kernels(logits.device):
+                _write_gradient_at_once(
+                    ctx, logits, rows, columns, normalisers, entropy, d_log_probs, d_entropy, hits
+                )
+            else:
+                _write_gradient(
+                    ctx, logits, rows, columns, normalisers, entropy, d_log_probs, d_entropy, hits
+                )
             if d_hidden is not None:
                 product(logits, weight, out=d_hidden[rows])
             if ctx.needs_input_grad[1]:
@@ -184,6 +185,79 @@ class _TokenLogProbs(torch.autograd.Function):
                 else:  # in float32: rounded once, however many chunks there are
                     d_weight = part.float() if d_weight is None else d_weight.add_(part)
         return d_hidden, None if d_weight is None else d_weight.to(weight), *[None] * 6
+
+
+def _sums_at_once(
+    logits: Tensor,
+    columns: Tensor,
+    vocabulary: VocabularyShard,
+    temperature: float,
+    *,
+    with_entropy: bool,
+) -> tuple[Tensor, Tensor]:
+    """Return the largest z of each row, and the sums of `_TokenLogProbs.forward`, by one kernel."""
+    from slime_megatron.kernels import operators
+
+    real = _real_columns(logits, vocabulary)
+    peaks, sums = operators.vocabulary_sums(logits, columns.contiguous(), real, temperature, with_entropy)
+    return peaks, sums
+
+
+def _write_gradient(
+    ctx: Any,
+    logits: Tensor,
+    rows: slice,
+    columns: Tensor,
+    normalisers: Tensor,
+    entropy: Tensor,
+    d_log_probs: Tensor,
+    d_entropy: Tensor,
+    hits: Tensor,
+) -> None:
+    """Write over logits, those of `rows`, the gradient that they have."""
+    for chunk, scaled in _chunks(logits, rows.start, ctx.vocabulary, ctx.temperature, ctx.sampling_mask):
+        shifted = scaled.sub_(normalisers[chunk, None])
+        outer = -d_log_probs[chunk, None] / ctx.temperature
+        if ctx.with_entropy:
+            probabilities = shifted.exp()
+            shifted.add_(entropy[chunk, None]).mul_(-d_entropy[chunk, None] / ctx.temperature)
+            gradient = shifted.add_(outer).mul_(probabilities)
+        else:
+            gradient = shifted.exp_().mul_(outer)
+        gradient.scatter_add_(1, columns[chunk, None], hits[chunk, None])
+        logits[chunk.start - rows.start : chunk.stop - rows.start] = gradient
+
+
+def _write_gradient_at_once(
+    ctx: Any,
+    logits: Tensor,
+    rows: slice,
+    columns: Tensor,
+    normalisers: Tensor,
+    entropy: Tensor,
+    d_log_probs: Tensor,
+    d_entropy: Tensor,
+    hits: Tensor,
+) -> None:
+    """Do what `_write_gradient` does, by one kernel."""
+    from slime_megatron.kernels import operators
+
+    of_entropies = (entropy[rows], -d_entropy[rows] / ctx.temperature) if ctx.with_entropy else (None, None)
+    operators.vocabulary_gradient(
+        logits,
+        columns[rows].contiguous(),
+        normalisers[rows],
+        -d_log_probs[rows] / ctx.temperature,
+        hits[rows].contiguous(),
+        *of_entropies,
+        _real_columns(logits, ctx.vocabulary),
+        ctx.temperature,
+    )
+
+
+def _real_columns(logits: Tensor, vocabulary: VocabularyShard) -> int:
+    """Return how many columns are ids, from the first on."""
+    return min(logits.shape[1], max(0, vocabulary.size - vocabulary.start))
 
 
 def _own_targets(targets: Tensor, vocabulary: VocabularyShard, columns: int) -> tuple[Tensor, Tensor | None]:
@@ -228,7 +302,7 @@ def _chunks(
     """
     columns = logits.shape[1]
     step = min(len(logits), max(1, _CHUNK_ELEMENTS[logits.device.type] // columns))
-    real = min(columns, max(0, vocabulary.size - vocabulary.start))
+    real = _real_columns(logits, vocabulary)
     buffer = torch.empty(step, columns, dtype=torch.float32, device=logits.device)
     for rows in _slices(len(logits), step):
         scaled = buffer[: rows.stop - rows.start].copy_(logits[rows])

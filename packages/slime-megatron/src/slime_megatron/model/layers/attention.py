@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from megatron.core.transformer.module import MegatronModule
@@ -14,6 +14,7 @@ from torch.nn.attention.bias import causal_lower_right
 
 from slime_megatron.batch.packing import PackedSequences, PaddedSegments, PaddingMap
 from slime_megatron.batch.variable_lengths import VariableLengths
+from slime_megatron.kernels.launch import has_kernels
 from slime_megatron.parallel.context_parallel import attend_zigzag
 
 #: Batches of sequences below this length are attended to in float32 on a CPU with matrix units, where torch's bfloat16
@@ -169,6 +170,8 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor
         sin: the same.
         interleaved: whether neighbours are pairs.
     """
+    if has_kernels(x.device):
+        return cast(Tensor, _Rotated.apply(x, cos, sin, interleaved))
     rotated, rest = x[..., : cos.size(-1)], x[..., cos.size(-1) :]
     if interleaved:
         cos, sin = (table.chunk(2, dim=-1)[0] for table in (cos, sin))
@@ -178,6 +181,33 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor
         left, right = rotated.chunk(2, dim=-1)
         rotated = rotated * cos + torch.cat((-right, left), dim=-1) * sin
     return rotated if rest.size(-1) == 0 else torch.cat((rotated, rest), dim=-1)
+
+
+class _Rotated(torch.autograd.Function):
+    """The rotation by one kernel, and back by another."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        ctx.interleaved = interleaved
+        return _rotate(x, cos, sin, interleaved=interleaved, inverse=False)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        return (
+            _rotate(gradient, *ctx.saved_tensors, interleaved=ctx.interleaved, inverse=True),
+            None,
+            None,
+            None,
+        )
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool, inverse: bool) -> Tensor:
+    from slime_megatron.kernels import operators
+
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    rotated: Tensor = operators.rotate(x, cos, sin, interleaved, inverse)
+    return rotated
 
 
 def _after(before: Tensor, own: Tensor, batch: PaddedSegments) -> Tensor:

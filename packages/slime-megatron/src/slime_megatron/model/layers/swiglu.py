@@ -12,6 +12,8 @@ from megatron.core.transformer.moe.shared_experts import SharedExpertMLP
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
+from slime_megatron.kernels.launch import has_kernels
+
 
 def swiglu(mixed: Tensor, gates: Tensor | None = None) -> Tensor:
     """Return silu(gate) * up, times the gates of rows where there are any: [..., width] in the dtype of `mixed`.
@@ -81,6 +83,11 @@ class _SwiGLU(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, mixed: Tensor, gates: Tensor | None) -> Tensor:
         ctx.save_for_backward(mixed, gates)
+        if gates is None and has_kernels(mixed.device):
+            from slime_megatron.kernels import operators
+
+            rows = mixed.contiguous().flatten(0, -2)
+            return cast(Tensor, operators.swiglu(rows)).view(*mixed.shape[:-1], -1)
         gate, up = mixed.chunk(2, dim=-1)
         product = F.silu(gate).mul_(up)
         return product if gates is None else product.mul_(gates[:, None])
@@ -88,6 +95,11 @@ class _SwiGLU(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None]:
         mixed, gates = ctx.saved_tensors
+        if gates is None and has_kernels(mixed.device):
+            from slime_megatron.kernels import operators
+
+            rows = (each.contiguous().flatten(0, -2) for each in (mixed, gradient))
+            return cast(Tensor, operators.swiglu_backward(*rows)).view(mixed.shape), None
         gate, up = mixed.chunk(2, dim=-1)
         found = torch.empty_like(mixed)
         of_gate, of_up = found.chunk(2, dim=-1)
