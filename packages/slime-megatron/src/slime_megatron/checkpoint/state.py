@@ -144,7 +144,8 @@ def load(state: TrainerState, folder: Path) -> None:
         cause = next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
         if isinstance(cause, CheckpointError):
             raise cause from None
-        read_index(folder / ".metadata")  # raises if this is why, which torch 2.11 does not tell: "metadata is None"
+        # torch 2.11 does not tell when this is why, and says "metadata is None"
+        read_index(folder / ".metadata")
         raise CheckpointError(f"{folder}: cannot be read: {first_line(cause)}") from error
     state.model.module.load_state_dict(loaded["model"])
     if converts:
