@@ -6,8 +6,11 @@ from dataclasses import replace
 
 import pytest
 from slime_kernels.judge.asking import Ended
+from slime_kernels.judge.device_trials import OnGpu
 from slime_kernels.judge.evaluator import Evaluator, Options
+from slime_kernels.judge.verdict import EvalStatus
 from slime_kernels.problems.problem import KernelProblem
+from slime_kernels.sandbox.fork_server import CandidateAnswer
 from slime_kernels.timing.gpus import Devices, KernelDevice
 from slime_kernels.timing.measure import TimingPlan
 
@@ -207,6 +210,26 @@ def test_a_speedup_by_hand(measuring):
         compiled.timing(found, record, 40)
     record["compile"] = {"median_us": 60.0, "noise": 0.02}
     assert compiled.timing(found, record, 40).speedup == 3.0
+
+
+class NoCompiler:
+    """Answers how long the module takes, and ends where torch.compile is asked for."""
+
+    def trusted(self, job, header, *, gpu, limits):
+        if header["compile"]:
+            raise Ended(EvalStatus.SERVER_ERROR, "problem", "no compiler")
+        eager = {"median_us": 100.0, "noise": 0.02}
+        return CandidateAnswer(ending="exit", header={"eager": eager, "answers": []})
+
+
+def test_where_torch_compile_ends_its_process_the_module_is_timed_nevertheless(measuring):
+    trials = measuring(replace(CPU, bytes_per_us=4.0), plan=TimingPlan(), compiles=True)._device_trials
+    trials.asking = NoCompiler()
+    on = OnGpu(trials, trials._devices.take())
+    record = on._baseline(PROBLEM)
+    timing = on.timing({"median_us": 20.0, "noise": 0.01, "n": 100, "tries": 1}, record, 40)
+    assert (timing.speedup, timing.parts["compile_us"]) == (5.0, None)
+    assert timing.parts["compile_error"] == "no compiler"
 
 
 @pytest.mark.slow
