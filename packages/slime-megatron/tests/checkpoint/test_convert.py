@@ -148,7 +148,12 @@ def test_a_checkpoint_of_four_ranks_becomes_one_folder(ranks, cut_models, regist
     assert equal(HfCheckpoint(tmp_path / "hf"), saved["weights"])
 
 
-def test_memory_holds_a_tensor_or_a_file_and_never_the_model(make_hf, registry, tmp_path, request):
+@pytest.mark.parametrize("cuda", [False, True])
+def test_memory_holds_a_tensor_or_a_file_and_never_the_model(
+    make_hf, registry, tmp_path, request, monkeypatch, cuda
+):
+    if cuda:  # where torch writes tensors in another way
+        monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     _, folder = make_hf("llama", tie_word_embeddings=False, num_hidden_layers=12)
     largest = max(
         tensor.nbytes for tensor in HfCheckpoint(folder).values()

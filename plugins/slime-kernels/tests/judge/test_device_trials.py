@@ -6,12 +6,15 @@ from dataclasses import replace
 
 import pytest
 from slime_kernels.judge.asking import Ended
+from slime_kernels.judge.device_trials import OnGpu
 from slime_kernels.judge.evaluator import Evaluator, Options
+from slime_kernels.judge.verdict import EvalStatus
 from slime_kernels.problems.problem import KernelProblem
+from slime_kernels.sandbox.fork_server import CandidateAnswer
 from slime_kernels.timing.gpus import Devices, KernelDevice
 from slime_kernels.timing.measure import TimingPlan
 
-from ..kernel_corpus import IMPORTS, KERNEL_IMPORTS, RELU
+from ..kernel_corpus import IMPORTS, KERNEL_IMPORTS, RELU, candidates, written
 
 CPU = KernelDevice(name="a CPU", bytes_per_us=1e6, cache_bytes=1 << 20, kind="cpu")
 #: PyTorch takes many small steps for what one program of the kernel does.
@@ -107,6 +110,14 @@ def test_what_is_too_noisy_is_correct_and_no_faster(measuring):
         ),
         # at full size the inputs are changed
         ("y = torch.empty_like(x)", "launch(x, y)", "if x.numel() > 200: launch(x, x)", "return y"),
+        # at full size PyTorch computes, from the start or later
+        ("y = torch.empty_like(x)", "launch(x, y)", "return x.relu() if x.numel() > 200 else y"),
+        (
+            "self.n = (self.n if hasattr(self, 'n') else 0) + (x.numel() > 200)",
+            "y = torch.empty_like(x)",
+            "launch(x, y)",
+            "return x.relu() if self.n > 5 else y",
+        ),
     ],
 )
 def test_what_does_less_where_it_is_timed_is_caught(measuring, lines):
@@ -131,6 +142,54 @@ def test_what_is_wrong_is_caught_where_it_is_launched(measuring, lines, status, 
     assert said in verdict.message
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("launch(x, y[8:])", "launch(x, y)"),  # behind what it made
+        ("launch(x, x[92:])",),  # behind what it was given
+        ("launch(x, self.held[8:])", "launch(x, y)"),  # behind what it holds
+        ("self.made = x[:4].clone()", "launch(x, self.made)", "launch(x, y)"),
+    ],
+)
+def test_what_writes_outside_its_tensors_is_told_so(measuring, lines):
+    source = new_model("y = torch.empty_like(x)", "launch(x, y)", *lines, "return y")
+    held = "    def __init__(self):\n        super().__init__()\n        self.held = torch.zeros(100)\n"
+    source = source.replace("    def forward", held + "    def forward")
+    verdict = measuring().evaluate(PROBLEM, source)
+    assert (verdict.status, verdict.gate) == ("incorrect", "correct"), verdict.message
+    assert "wrote outside its tensors" in verdict.message
+
+
+def test_what_writes_outside_its_tensors_at_full_size_is_told_so(measuring):
+    lines = ("y = torch.empty_like(x)", "if x.numel() > 200: launch(x, y[8:])", "launch(x, y)", "return y")
+    verdict = measuring().evaluate(PROBLEM, new_model(*lines))
+    assert (verdict.status, verdict.reward) == ("rejected", 0.0)
+    assert "at full size than in the trials: wrote outside its tensors" in verdict.message
+
+
+@pytest.mark.parametrize(
+    ("name", "what", "said"),
+    [
+        ("relu", "no mask at all", "wrote outside its tensors"),
+        ("matmul", "the last block of the sum is not masked", "nan; wanted"),
+    ],
+)
+def test_a_missing_mask_is_caught_where_nothing_checks_addresses(measuring, name, what, said):
+    problem, kernel, wrong = written()[name]
+    quick = Options(n_trials=3, measure=False)
+    assert measuring().evaluate(problem, kernel, options=quick).correct
+    (source,) = (one["source"] for one in wrong if one["what"] == what)
+    verdict = measuring().evaluate(problem, source, options=quick)
+    assert verdict.status == "incorrect"
+    assert said in verdict.message
+
+
+@pytest.mark.parametrize("name", ["cache_on_self", "torch_with_decoy_kernel", "torch_at_full_size"])
+def test_a_cheat_that_only_running_shows_is_caught(measuring, name):
+    verdict = measuring().evaluate(*candidates("cheats")[name])
+    assert (verdict.status, verdict.correct) in [("rejected", False), ("incorrect", False)], verdict.message
+
+
 def test_a_speedup_by_hand(measuring):
     on = measuring(replace(CPU, bytes_per_us=4.0), plan=TimingPlan())._device_trials.take()
     found = {"median_us": 20.0, "noise": 0.01, "n": 100, "tries": 1}
@@ -151,6 +210,26 @@ def test_a_speedup_by_hand(measuring):
         compiled.timing(found, record, 40)
     record["compile"] = {"median_us": 60.0, "noise": 0.02}
     assert compiled.timing(found, record, 40).speedup == 3.0
+
+
+class NoCompiler:
+    """Answers how long the module takes, and ends where torch.compile is asked for."""
+
+    def trusted(self, job, header, *, gpu, limits):
+        if header["compile"]:
+            raise Ended(EvalStatus.SERVER_ERROR, "problem", "no compiler")
+        eager = {"median_us": 100.0, "noise": 0.02}
+        return CandidateAnswer(ending="exit", header={"eager": eager, "answers": []})
+
+
+def test_where_torch_compile_ends_its_process_the_module_is_timed_nevertheless(measuring):
+    trials = measuring(replace(CPU, bytes_per_us=4.0), plan=TimingPlan(), compiles=True)._device_trials
+    trials.asking = NoCompiler()
+    on = OnGpu(trials, trials._devices.take())
+    record = on._baseline(PROBLEM)
+    timing = on.timing({"median_us": 20.0, "noise": 0.01, "n": 100, "tries": 1}, record, 40)
+    assert (timing.speedup, timing.parts["compile_us"]) == (5.0, None)
+    assert timing.parts["compile_error"] == "no compiler"
 
 
 @pytest.mark.slow

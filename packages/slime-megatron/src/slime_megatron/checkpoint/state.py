@@ -20,7 +20,7 @@ from slime_core.errors import CheckpointError
 from slime_models.family.architecture import Architecture
 from torch.distributed.checkpoint.api import CheckpointException  # a BaseException
 
-from slime_megatron.checkpoint.unpickling import first_line
+from slime_megatron.checkpoint.unpickling import first_line, read_index
 from slime_megatron.importing import quiet
 from slime_megatron.model.lora import shard_adapters
 from slime_megatron.optim.first_state import fill_moments, fill_steps, inner_optimizers, own_steps
@@ -144,6 +144,8 @@ def load(state: TrainerState, folder: Path) -> None:
         cause = next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
         if isinstance(cause, CheckpointError):
             raise cause from None
+        # torch 2.11 does not tell when this is why, and says "metadata is None"
+        read_index(folder / ".metadata")
         raise CheckpointError(f"{folder}: cannot be read: {first_line(cause)}") from error
     state.model.module.load_state_dict(loaded["model"])
     if converts:

@@ -226,7 +226,9 @@ def write_weights(folder: Path, tensors: Mapping[str, LazyTensor], architecture:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # that one process alone writes
-            save({}, storage_writer=FileSystemWriter(folder), planner=planner, no_dist=True)
+            # with CUDA torch makes tensors of 10 MB ahead of what it writes, as if they were to be copied from there
+            writer = FileSystemWriter(folder, per_thread_copy_ahead=0)
+            save({}, storage_writer=writer, planner=planner, no_dist=True)
     except CheckpointException as error:
         cause = next(iter(error.failures.values()))[0]
         raise CheckpointError(f"{folder}: cannot be written: {type(cause).__name__}: {cause}") from error

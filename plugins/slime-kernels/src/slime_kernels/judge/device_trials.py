@@ -27,6 +27,8 @@ Baseline = Literal["eager", "compile"]
 _BASELINE_S = 300.0
 _COMPILER_BYTES = 8 << 30
 _SEEDS = (7919, 104729)
+#: Characters of why torch.compile fails.
+_MOST_TOLD = 1000
 _OTHER_THINGS = "does other things at full size than in the trials"
 
 
@@ -150,12 +152,18 @@ class OnGpu:
             kind, text = said["error"]["kind"], said["error"]["text"]
             if kind == "TamperError":
                 raise Ended(EvalStatus.REJECTED, "honest", text)
+            if kind == "BoundsError":
+                raise Ended(EvalStatus.REJECTED, "honest", f"{_OTHER_THINGS}: {text}")
             raise Ended(EvalStatus.CORRECT, "fast", f"not timed: {kind}: {text[:300]}")
+        for seen in said["watched"]:
+            if seen["delegated"] or not seen["launches"]:
+                why = f"PyTorch computes {', '.join(seen['delegated'])}" if seen["delegated"] else "no kernel"
+                raise Ended(EvalStatus.REJECTED, "honest", f"{_OTHER_THINGS}: {why}")
         for answer in said["answers"]:
             if not answer["plain"] or answer["mutated"]:
                 raise Ended(EvalStatus.REJECTED, "honest", _OTHER_THINGS)
-            if why := same_at_places(answer["tensors"], record["answers"][answer["kind"]]["tensors"]):
-                raise Ended(EvalStatus.REJECTED, "honest", f"{_OTHER_THINGS}: {why}")
+            if differs := same_at_places(answer["tensors"], record["answers"][answer["kind"]]["tensors"]):
+                raise Ended(EvalStatus.REJECTED, "honest", f"{_OTHER_THINGS}: {differs}")
         return self.timing(said["measured"], record, facts["least_bytes"])
 
     def timing(self, found: Mapping[str, Any], record: Mapping[str, Any], least_bytes: int) -> Timing:
@@ -179,6 +187,7 @@ class OnGpu:
         parts |= {
             f"{name}_us": record[name].get("median_us") for name in ("eager", "compile") if name in record
         }
+        parts |= {"compile_error": why} if (why := record.get("compile", {}).get("error")) else {}
         return Timing(
             source=SOURCES[self.gpu.kind],
             target=self.gpu.name,
@@ -199,14 +208,19 @@ class OnGpu:
         return {"problem": problem.code, "plan": plan, "seeds": list(_SEEDS), "places": places}
 
     def _baseline(self, problem: KernelProblem) -> dict[str, Any]:
-        """Time PyTorch."""
+        """Time PyTorch, and in a process of its own torch.compile, as that may end it."""
         places = secrets.randbits(32)
         header = self._header(1.0) | self._work(problem, places) | {"draws": 0}
-        header["compile"] = self.trials.compiles
         limits = replace(self.trials.limits, wall_s=_BASELINE_S, cpu_s=int(_BASELINE_S))
+        asking, record = self.trials.asking, dict[str, Any](places=places)
+        said = asking.trusted("time-problem", header | {"compile": False}, gpu=self.gpu, limits=limits)
+        record |= said.header or {}
         if self.trials.compiles:  # what it builds takes files of hundreds of megabytes
             memory = max(limits.memory_bytes, _COMPILER_BYTES)
             limits = replace(limits, disk_bytes=_COMPILER_BYTES // 4, memory_bytes=memory)
-        said = self.trials.asking.trusted("time-problem", header, gpu=self.gpu, limits=limits).header
-        assert said is not None
-        return {"places": places, **said}
+            try:
+                said = asking.trusted("time-problem", header | {"compile": True}, gpu=self.gpu, limits=limits)
+                record["compile"] = (said.header or {})["measured"]
+            except Ended as error:
+                record["compile"] = {"error": error.message[:_MOST_TOLD]}
+        return record

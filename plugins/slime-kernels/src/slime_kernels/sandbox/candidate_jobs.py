@@ -19,6 +19,7 @@ from triton.runtime import driver, interpreter, jit
 from triton.runtime.cache import triton_key
 
 from slime_kernels.sandbox import libdevice
+from slime_kernels.sandbox.guards import Guards
 from slime_kernels.sandbox.interpreted import Interpreted
 from slime_kernels.sandbox.offline_driver import TARGETS, OfflineDriver, resources
 from slime_kernels.sandbox.problem_jobs import build
@@ -104,6 +105,7 @@ def try_trials(
     *,
     device: str = "cpu",
     settle: Callable[[], object] = lambda: None,
+    guards: Guards | None = None,
 ) -> tuple[dict[str, Any], list[bytes]]:
     """Run `ModelNew` on the inputs of each trial under watch, and return its answers and what was seen of it.
 
@@ -113,9 +115,11 @@ def try_trials(
         work: launches its kernels.
         device: where tensors are.
         settle: waits for all that the device was given.
+        guards: between which all that it is given and makes lies, where nothing checks addresses.
 
     Raises:
         TamperError: something of torch, Triton or Python is not what it was.
+        BoundsError: a kernel wrote outside its tensors.
     """
     before = surroundings()
     names = load(header["code"])
@@ -125,18 +129,22 @@ def try_trials(
     for trial in header["trials"]:
         fresh = moved(decode(trial["inputs"], buffers), device)
         if group != trial["group"]:
-            group, inputs = trial["group"], fresh
+            group, inputs = trial["group"], fresh if guards is None else guards.placed(fresh)
             given = moved(decode(trial["given"], buffers), device)
             model = on_device(build(names["ModelNew"], given, trial), device)
+            if guards is not None:
+                guards.place_weights(model)
         else:  # other numbers in the same memory: an answer that is kept for an address is wrong
             assert model is not None
             for ours, new in zip(tensors_of(inputs), tensors_of(fresh), strict=True):
                 ours.copy_(new)
         before_call = [] if work.samples else _bytes(inputs)
-        with torch.no_grad(), work.recording() as launches, Watch(work) as watch:
+        with torch.no_grad(), work.recording() as launches, Watch(work, guards) as watch:
             torch.manual_seed(trial["seed"])
             result = model(*inputs)
             settle()
+        if guards is not None:
+            guards.check()
         seen: dict[str, Any] = {"launches": launches, "delegated": watch.delegated}
         if not work.samples:
             seen["mutated"] = _bytes(inputs) != before_call

@@ -10,7 +10,7 @@ import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -28,8 +28,9 @@ from slime_kernels.sandbox.candidate_jobs import (
     surroundings,
     try_trials,
 )
+from slime_kernels.sandbox.guards import Guards
 from slime_kernels.sandbox.values import tensors_of
-from slime_kernels.sandbox.watch import is_plain, poison
+from slime_kernels.sandbox.watch import Watch, is_plain, poison
 from slime_kernels.timing.clock import CpuClock, DeviceClock
 from slime_kernels.timing.measure import TimingPlan, measure
 
@@ -38,6 +39,8 @@ _LEAST_FLUSHED_BYTES = 256 << 20
 _N_TOLD = 256
 #: Share of the timed calls whose answers are told, and the most of them.
 _TOLD_SHARE, _MOST_TOLD = 0.1, 12
+#: Share of calls, between the timed ones, that are watched.
+_WATCHED_SHARE = 0.1
 
 
 class CudaClock:
@@ -77,19 +80,21 @@ class CudaClock:
 
 
 class Launched:
-    """Kernels that a device runs: they are counted, and nothing of what they do is seen."""
+    """Kernels that a device runs: they are counted where they are recorded, and nothing of what they do is seen.
 
-    def __init__(self) -> None:
-        self.samples: int | None = None
+    Args:
+        device: `cuda`, or `cpu`, where the interpreter's launches are counted, for good.
+    """
+
+    def __init__(self, device: str) -> None:
+        self._device, self.samples = device, cast("int | None", None)
         self.inside = self.sees_stores = False
         self.written: dict[int, NDArray[np.bool_]] = {}
         self._launches: list[dict[str, Any]] = []
+        if device == "cpu":
+            self._install()
 
-    def install(self, device: str) -> None:
-        """Have each launch noted, for good."""
-        if device == "cuda":
-            knobs.runtime.launch_enter_hook.add(lambda _: self._launches.append({}))
-            return
+    def _install(self) -> None:
         run = interpreter.GridExecutor.__call__
 
         def launch(executor: Any, *args: Any, **kwargs: Any) -> None:
@@ -106,7 +111,18 @@ class Launched:
     def recording(self) -> Iterator[list[dict[str, Any]]]:
         """Take down the launches of the block."""
         self._launches, self.written = [], {}
-        yield self._launches
+        hooks = knobs.runtime.launch_enter_hook if self._device == "cuda" else None
+        if hooks is None:
+            yield self._launches
+            return
+        hooks.add(self._note)
+        try:
+            yield self._launches
+        finally:
+            hooks.remove(self._note)
+
+    def _note(self, _: object) -> None:
+        self._launches.append({})
 
 
 def start(header: dict[str, Any]) -> DeviceClock:
@@ -125,33 +141,41 @@ def start(header: dict[str, Any]) -> DeviceClock:
 
 def launch(header: dict[str, Any], buffers: Sequence[bytes]) -> tuple[dict[str, Any], list[bytes]]:
     """Run `ModelNew` on the inputs of each trial on the device; returns what `interpret` does, but which numbers kernels stored."""
-    clock, work = start(header), Launched()
-    work.install(header["device"])
-    return try_trials(header, buffers, work, device=header["device"], settle=clock.drain_us)
+    device, clock = header["device"], start(header)
+    return try_trials(
+        header, buffers, Launched(device), device=device, settle=clock.drain_us, guards=Guards(device)
+    )
 
 
 def time_candidate(header: dict[str, Any], _: Sequence[bytes]) -> tuple[dict[str, Any], list[bytes]]:
-    """Time `ModelNew` at the problem's own size; returns the measurement and answers of some of the timed calls."""
-    clock, before = start(header), surroundings()
+    """Time `ModelNew` at the problem's own size; returns the measurement, answers of some of the timed calls, and what was seen of others.
+
+    Those others are the first, the last, and drawn ones between the timed ones; nothing tells a candidate which kind a call is.
+
+    Raises:
+        TamperError: something of torch, Triton or Python is not what it was.
+        BoundsError: a kernel wrote outside what it made.
+    """
+    clock, work = start(header), Launched(header["device"])
+    before = surroundings()
     timed = _Timed(header, clock)
     timed.build(load(header["code"])["ModelNew"])
+    timed.work = work
+    timed.watch()  # before what has no guards: it may write where this process keeps its own
     measured = timed.measure()
+    timed.watch()
     check_surroundings(before)
-    return {"measured": measured, "answers": timed.answers}, []
+    return {"measured": measured, "answers": timed.answers, "watched": timed.watched}, []
 
 
 def time_problem(header: dict[str, Any], _: Sequence[bytes]) -> tuple[dict[str, Any], list[bytes]]:
-    """Time `Model` at its own size, as it is and by torch.compile where that is asked for; returns measurements and answers."""
+    """Time `Model` at its own size; returns the measurement and answers, or the measurement alone by torch.compile where that is asked for."""
     timed = _Timed(header, start(header))
     timed.build(timed.names["Model"])
-    found: dict[str, Any] = {"eager": timed.measure(), "answers": timed.all_answers()}
     if header["compile"]:
         timed.model = torch.compile(timed.model)
-        try:
-            found["compile"] = timed.measure()
-        except Exception as error:  # of the compiler: the module itself has run
-            found["compile"] = {"error": f"{type(error).__name__}: {error}"[-500:]}
-    return found, []
+        return {"measured": timed.measure()}, []
+    return {"eager": timed.measure(), "answers": timed.all_answers()}, []
 
 
 class _Timed:
@@ -166,9 +190,13 @@ class _Timed:
         self._kinds = [self._inputs(seed) for seed in header["seeds"]]
         self._now = moved(self._inputs(header["seeds"][0]), self._device)
         self._kind, self._result = 0, None
-        self._tells = False
+        self._tells, self._guards = False, Guards(self._device)
         self.model: Any = None
+        self.work: Launched | None = None
+        """Launches the kernels of what is watched between calls; nothing is where None."""
         self.answers: list[dict[str, Any]] = []
+        self.watched: list[dict[str, Any]] = []
+        """What some calls had PyTorch compute, and how many kernels they launched."""
 
     def _inputs(self, seed: int) -> list[Any]:
         torch.manual_seed(seed)
@@ -201,9 +229,27 @@ class _Timed:
         self._result = self.model(*self._now)
 
     def _before(self, number: int) -> None:
-        """Tell the last call's answer if that was drawn, spoil it, and put other inputs in the place of the last ones."""
+        """Tell the last call's answer if that was drawn, and make another call under watch if that was; then make all new."""
         if self._tells and len(self.answers) < _MOST_TOLD:
             self._tell()
+        if self.work is not None and self._draw.random() < _WATCHED_SHARE:
+            self.watch()
+        self._renew()
+        self._tells = number >= 0 and self._draw.random() < _TOLD_SHARE
+
+    def watch(self) -> None:
+        """Call the module under watch on other inputs, and note what was seen and what it answers."""
+        assert self.work is not None
+        self._renew()
+        with torch.no_grad(), self.work.recording() as launches, Watch(self.work, self._guards) as watch:
+            self._call()
+            self._clock.drain_us()
+        self._guards.check()
+        self.watched.append({"delegated": sorted(set(watch.delegated)), "launches": len(launches)})
+        self._tell()
+
+    def _renew(self) -> None:
+        """Spoil the last answer in its memory, and put other inputs in the place of the last ones."""
         ours = [*self._now, *(self.model.state_dict().values() if self._has_weights() else ())]
         kept = {one.untyped_storage().data_ptr() for one in tensors_of(ours)}
         for one in tensors_of(self._result):
@@ -211,7 +257,6 @@ class _Timed:
                 poison(one)
         self._result = None
         self._put(self._draw.randrange(len(self._kinds)))
-        self._tells = number >= 0 and self._draw.random() < _TOLD_SHARE
 
     def _has_weights(self) -> bool:
         return isinstance(self.model, torch.nn.Module)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from slime_kernels.sandbox.guards import Guards
 from slime_kernels.sandbox.values import tensors_of
 
 #: Operations that make tensors out of nothing.
@@ -69,11 +70,12 @@ class Watch(TorchDispatchMode):
 
     Args:
         work: knows what kernels write; its own operations are not looked at.
+        guards: between which new memory lies.
     """
 
-    def __init__(self, work: WatchedWork) -> None:
+    def __init__(self, work: WatchedWork, guards: Guards | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch has no types there
-        self._work = work
+        self._work, self._guards = work, guards
         self._alive: list[Tensor] = []
         self._n_read = 0
         self.delegated: list[str] = []
@@ -86,7 +88,10 @@ class Watch(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         if self._work.inside:
             return result
-        name, made = func.overloadpacket.__name__, tensors_of(result)
+        name = func.overloadpacket.__name__
+        if self._guards is not None and name in _FACTORIES | _MOVES and _makes(func):
+            result = self._guards.placed(result)
+        made = tensors_of(result)
         self._alive += made  # so that no later tensor gets the memory of an earlier one
         if self._work.samples or func.is_view:
             if self._work.samples and not self._is_known(func, name):
@@ -132,12 +137,19 @@ class Watch(TorchDispatchMode):
 
     def _carry(self, given: list[Tensor], made: list[Tensor]) -> None:
         """Count what was moved as written by a kernel, if all of it was."""
+        if not self._work.sees_stores:
+            return
         sources = [one for one in given if not any(one is other for other in made)]
         whole = bool(sources) and all(bool(self._marks(one).all()) for one in sources if one.numel())
         for one in made:
             storage = one.untyped_storage()
             marks = self._work.written.setdefault(storage.data_ptr(), np.zeros(storage.nbytes(), dtype=bool))
             marks[_offsets(one)] = whole
+
+
+def _makes(func: Any) -> bool:
+    """Return whether what an operation answers with is new memory, and none of its arguments."""
+    return all(one.alias_info is None for one in func._schema.returns)
 
 
 def is_plain(tensor: Tensor) -> bool:
