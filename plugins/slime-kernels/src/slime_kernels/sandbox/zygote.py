@@ -110,7 +110,14 @@ def _confined(order: dict[str, Any], descriptors: list[int], baseline: tuple[int
 def _work(starting: int, order: dict[str, Any]) -> NoReturn:
     os.close(starting)
     caches = dict.fromkeys(["TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"], "/box/cache")
-    os.environ |= {"HOME": "/box", "TMPDIR": "/box", "TORCHINDUCTOR_COMPILE_THREADS": "1", **caches}
+    # A name for the user, who is in no list: PyTorch's compiler asks for one.
+    os.environ |= {
+        "HOME": "/box",
+        "TMPDIR": "/box",
+        "USER": "nobody",
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        **caches,
+    }
     os.environ |= order.get("gpu", {})
     tempfile.tempdir = "/box"
     os.chdir("/box")
