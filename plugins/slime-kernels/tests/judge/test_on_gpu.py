@@ -1,4 +1,4 @@
-"""The same candidates as without a GPU, launched and timed on one. Nobody has run this yet: it needs a GPU with CUDA."""
+"""The same candidates as without a GPU, launched and timed on one. It needs a GPU with CUDA, and nobody else on it."""
 
 from __future__ import annotations
 
