@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from slime_torch.generation.sampling import Draws, SamplingMask, draw, fetched, 
 from slime_torch.model.decoder import Decoder
 from slime_torch.storage.cache import Cache
 
+log = logging.getLogger(__name__)
 #: Numbers of requests for which there are steps: these, and then every multiple of the last.
 _SIZES = (1, 2, 4, 8, 16)
 #: Steps that are computed before one is recorded, so that libraries have made what they make at their first call.
@@ -48,6 +50,7 @@ class RecordedSteps:
         self._n_moves = cache.n_moves
         self._weights = model.weights.addresses()
         self._pool: Any = None
+        self._records = model.device.type == "cuda"
         # All steps write to it: each one's own would stay in memory.
         vocab = model.architecture.vocab_size
         self._logits = torch.empty(max_running, vocab, dtype=model.dtype, device=model.device)
@@ -74,9 +77,7 @@ class RecordedSteps:
             self._forget()
             self._n_moves = self._cache.n_moves
         if size not in self._steps:
-            self._steps[size] = step = _Step(self._model, self._cache, self._logits[:size])
-            if self._model.device.type == "cuda":
-                self._pool = step.record(self._pool)
+            self._steps[size] = self._made(size)
         n = len(tokens)
         logits, drawn = self._steps[size].run(tokens, lengths, draws)
         if with_sampling_masks or draws.limited_by_p.any() or draws.limited_by_k(logits.size(1)).any():
@@ -88,6 +89,19 @@ class RecordedSteps:
         if self._weights != (weights := self._model.weights.addresses()):
             self._forget()
             self._weights = weights
+
+    def _made(self, size: int) -> _Step:
+        step = _Step(self._model, self._cache, self._logits[:size])
+        if self._records:
+            try:
+                self._pool = step.record(self._pool)
+            except RuntimeError as error:
+                self._records = False
+                log.warning(
+                    "decoding steps cannot be recorded as CUDA graphs, and are launched kernel by kernel: %s",
+                    error,
+                )
+        return step
 
     def _forget(self) -> None:
         self._steps.clear()
@@ -110,11 +124,12 @@ class _Step:
             for _ in range(_WARM_UPS):
                 self._compute()
         torch.cuda.current_stream().wait_stream(stream)
-        self._graph = torch.cuda.CUDAGraph()
+        graph = torch.cuda.CUDAGraph()
         # Another thread may train meanwhile: what it asks of the device is not for the graph.
-        with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
-            self._outputs = self._compute()
-        return self._graph.pool()
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            outputs = self._compute()
+        self._graph, self._outputs = graph, outputs
+        return graph.pool()
 
     def run(
         self, tokens: NDArray[np.int64], lengths: NDArray[np.int64], draws: Draws
