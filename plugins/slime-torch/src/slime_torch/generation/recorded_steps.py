@@ -135,13 +135,14 @@ class _Step:
         self, tokens: NDArray[np.int64], lengths: NDArray[np.int64], draws: Draws
     ) -> tuple[Tensor, Tensor]:
         """Return the logits of all rows [size, vocab_size], and what is drawn from them where nothing is restricted (`draw`)."""
-        n = len(tokens)
-        rows, pages = np.zeros(self._inputs.shape, np.int64), self._cache.page_rows(n)
+        n, pages = len(tokens), self._cache.page_rows(len(tokens))
+        # Pages beyond are left as they were: nobody looks for a token there, and a long context has many.
+        rows = np.zeros((len(self._inputs), _NUMBERS + pages.shape[1]), np.int64)
         rows[:n, 0], rows[:n, 1] = tokens, lengths
         numbers = rows[:, 2:_NUMBERS].view(np.float64)
         numbers[:n, 0], numbers[:n, 1] = draws.points, draws.temperatures
-        rows[:n, _NUMBERS : _NUMBERS + pages.shape[1]] = pages
-        self._inputs.copy_(upload(rows, self._inputs.device))
+        rows[:n, _NUMBERS:] = pages
+        self._inputs[:, : rows.shape[1]].copy_(upload(rows, self._inputs.device))
         if self._graph is None:
             return self._compute()
         self._graph.replay()
