@@ -38,7 +38,7 @@ def test_a_dry_run_passes_every_stage_and_says_that_nothing_was_proven(proof, tm
         assert (report["dry_run"], report["proven_on_cuda"], report["device"]) == (True, False, "cpu")
         assert all(aim["met"] is None for aim in report["aims"])
         assert report["figures"]
-    assert reports["gpu-tests"]["figures"]["counts"] == {"skipped": 4}
+    assert reports["gpu-tests"]["figures"]["counts"] == {"skipped": 6}
     assert reports["kernels"]["figures"]["counts"] == {"skipped": 1}
     assert len(reports["kernel-times"]["figures"]["variants"]) == 2
     assert reports["trainer-tests"]["figures"]["counts"]["passed"] > 0
