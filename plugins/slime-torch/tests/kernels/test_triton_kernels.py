@@ -1,4 +1,4 @@
-"""Kernels of Triton: in its interpreter where there is no GPU, which it has to be told before it is imported."""
+"""Kernels of Triton: in its interpreter where there is no GPU, which it has to be told before it is imported; and compiled for GPUs."""
 
 from __future__ import annotations
 
@@ -9,26 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-import triton
+from slime_models.testing.compiled_kernels import compiled
 from slime_torch.kernels import triton_kernels
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 
 #: Of a multiprocessor's shared memory, what a program may have on an A100; on an H100 it is more.
 SHARED_BYTES = 163 * 1024
-
-
-def compiled(kernel, pointers, numbers, constants, capability, **options):
-    """Compile a kernel for a GPU of this compute capability, which need not be here."""
-    types = dict.fromkeys(constants, "constexpr") | numbers
-    types |= {name: f"*{kind}" for kind, names in pointers.items() for name in names if name not in constants}
-    names = kernel.arg_names
-    source = ASTSource(
-        fn=kernel,
-        signature={name: types[name] for name in names},
-        constexprs={(names.index(name),): value for name, value in constants.items()},
-    )
-    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
 
 @pytest.mark.parametrize("capability", [80, 90])
@@ -47,14 +32,33 @@ def test_attention_compiles_for_gpus_and_fits_their_shared_memory(
         "KEYS": 64 if dim <= 128 else 32,
     }
     constants |= {} if has_sinks else {"sinks": None}
-    parts = "fp32" if splits > 1 else kind
-    pointers = {kind: ["heads", "cache", "out", "sinks"], "i64": ["positions", "pages"]}
-    pointers[parts] = [*pointers.get(parts, []), "parts", "part_sums"]
-    numbers = {"n_pages": "i32", "pages_stride": "i32", "scale": "fp32"}
-    made = compiled(
-        triton_kernels.attend_kernel, pointers, numbers, constants, capability, num_warps=4, num_stages=2
+    types = dict.fromkeys(("heads", "cache", "out", "sinks"), f"*{kind}")
+    types |= dict.fromkeys(("parts", "part_sums"), "*fp32" if splits > 1 else f"*{kind}")
+    types |= {"positions": "*i64", "pages": "*i64", "n_pages": "i32", "pages_stride": "i32", "scale": "fp32"}
+    shared = compiled(
+        triton_kernels.attend_kernel, types, constants, capability=capability, num_warps=4, num_stages=2
     )
-    assert 0 < made.metadata.shared <= SHARED_BYTES
+    assert 0 < shared <= SHARED_BYTES
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+def test_the_others_compile_for_gpus(capability):
+    half, numbers = "*bf16", "*fp32"
+    types = dict.fromkeys(("heads", "cosine", "sine", "cache", "out", "gate_up", "logits"), half)
+    types |= dict.fromkeys(
+        ("query_norm", "key_norm", "parts", "part_sums", "temperatures", "maxima", "sums"), numbers
+    )
+    types |= dict.fromkeys(("positions", "page", "inside"), "*i64") | {"epsilon": "fp32"}
+    types |= dict.fromkeys(("n_pages", "n_columns", "n_blocks"), "i32")
+    head = {"QUERIES": 16, "GROUPS": 8, "DIM": 128, "HALF": 64, "PAGE_LEN": 32, "HAS_NORMS": True}
+    for kernel, constants in (
+        (triton_kernels.place_kernel, head),
+        (triton_kernels.place_kernel, head | {"HAS_NORMS": False, "query_norm": None, "key_norm": None}),
+        (triton_kernels.combine_kernel, {"DIM": 128, "WIDTH": 128, "SPLITS": 8}),
+        (triton_kernels.silu_mul_kernel, {"COLUMNS": 1024}),
+        (triton_kernels.block_sums_kernel, {"BLOCK": 256, "BLOCKS": 8}),
+    ):
+        assert compiled(kernel, types, constants, capability=capability, num_warps=4) <= SHARED_BYTES
 
 
 def test_kernels_of_triton_compute_what_operators_of_pytorch_do():
