@@ -22,7 +22,7 @@ def kernels(*, taken):
     """Let the trainer's functions take kernels, or PyTorch's operators."""
     with contextlib.ExitStack() as stack:
         for module in (attention, swiglu, log_probs):
-            stack.enter_context(mock.patch.object(module, "has_kernels", lambda _: taken))
+            stack.enter_context(mock.patch.object(module, "can_launch", lambda _: taken))
         yield
 
 

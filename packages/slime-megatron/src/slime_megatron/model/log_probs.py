@@ -14,10 +14,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from slime_models.cpu import product
+from slime_models.triton_launch import can_launch
 from torch import Tensor
 
 from slime_megatron.batch.sampling_mask import NEVER, SamplingMask
-from slime_megatron.kernels.launch import has_kernels
 
 #: Elements of logits that are held in float32 at once, by device: 64 MiB, but on a CPU what fits into its cache (8 MiB
 #: took a third of the time of 64 MiB, measured with [2048, 49152] bfloat16 logits).
@@ -131,7 +131,7 @@ class _TokenLogProbs(torch.autograd.Function):
         memory = hidden.new_empty(min(chunk_tokens, len(hidden)), len(weight))
         for rows in _slices(len(hidden), chunk_tokens):
             logits = product(hidden[rows], weight.t(), out=memory[: rows.stop - rows.start])
-            if sampling_mask is None and has_kernels(logits.device):
+            if sampling_mask is None and can_launch(logits.device):
                 peaks[rows], sums[:, rows] = _sums_at_once(
                     logits, columns[rows], vocabulary, temperature, with_entropy=with_entropy
                 )
@@ -168,7 +168,7 @@ class _TokenLogProbs(torch.autograd.Function):
             logits = memory[: rows.stop - rows.start]
             if rows is not chunks[-1]:
                 product(hidden[rows], weight.t(), out=logits)
-            if ctx.sampling_mask is None and has_kernels(logits.device):
+            if ctx.sampling_mask is None and can_launch(logits.device):
                 _write_gradient_at_once(
                     ctx, logits, rows, columns, normalisers, entropy, d_log_probs, d_entropy, hits
                 )

@@ -9,10 +9,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from slime_core.protocols import SamplingParams
+from slime_models.triton_launch import can_launch
 from slime_models.upload import upload
 from torch import Tensor
-
-from slime_torch.kernels.launch import can_launch
 
 #: Width of the blocks in which a row of unnormalised probabilities is summed before the draw is looked up.
 _BLOCK = 256

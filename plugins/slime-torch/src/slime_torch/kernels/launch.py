@@ -75,11 +75,6 @@ def can_compile() -> bool:
     return not numba.config.DISABLE_JIT
 
 
-def can_launch(device: torch.device) -> bool:
-    """Return whether there is Triton, which compiles kernels for GPUs, and a device is one."""
-    return device.type == "cuda" and importlib.util.find_spec("triton") is not None
-
-
 def compiled(make: Callable[..., Any], *args: Any, **options: Any) -> Any:
     """Return what `make` compiles, from the disk if it was compiled before; without a folder to write to, compiled anew."""
     try:

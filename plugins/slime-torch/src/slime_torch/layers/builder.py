@@ -8,8 +8,9 @@ import torch
 from slime_core.errors import EngineError
 from slime_models.cpu import attends_in_bfloat16
 from slime_models.family.architecture import Architecture
+from slime_models.triton_launch import can_launch
 
-from slime_torch.kernels.launch import can_compile, can_launch
+from slime_torch.kernels.launch import can_compile
 from slime_torch.layers.norm import Norm
 from slime_torch.storage.weights import Fused, Shape, can_pack
 

@@ -9,12 +9,12 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from slime_models.attention import dot_product_attention, fits_variable_lengths, variable_length_attention
 from slime_models.cpu import attends_in_bfloat16
+from slime_models.triton_launch import can_launch
 from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 
 from slime_megatron.batch.packing import PackedSequences, PaddedSegments, PaddingMap
 from slime_megatron.batch.variable_lengths import VariableLengths
-from slime_megatron.kernels.launch import has_kernels
 from slime_megatron.parallel.context_parallel import attend_zigzag
 
 #: Batches of sequences below this length are attended to in float32 on a CPU with matrix units, where torch's bfloat16
@@ -170,7 +170,7 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor
         sin: the same.
         interleaved: whether neighbours are pairs.
     """
-    if has_kernels(x.device):
+    if can_launch(x.device):
         return cast(Tensor, _Rotated.apply(x, cos, sin, interleaved))
     rotated, rest = x[..., : cos.size(-1)], x[..., cos.size(-1) :]
     if interleaved:

@@ -10,9 +10,8 @@ import torch.nn.functional as F
 from megatron.core.transformer.mlp import MLP
 from megatron.core.transformer.moe.shared_experts import SharedExpertMLP
 from megatron.core.transformer.transformer_config import TransformerConfig
+from slime_models.triton_launch import can_launch
 from torch import Tensor
-
-from slime_megatron.kernels.launch import has_kernels
 
 
 def swiglu(mixed: Tensor, gates: Tensor | None = None) -> Tensor:
@@ -83,7 +82,7 @@ class _SwiGLU(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, mixed: Tensor, gates: Tensor | None) -> Tensor:
         ctx.save_for_backward(mixed, gates)
-        if gates is None and has_kernels(mixed.device):
+        if gates is None and can_launch(mixed.device):
             from slime_megatron.kernels import operators
 
             rows = mixed.contiguous().flatten(0, -2)
@@ -95,7 +94,7 @@ class _SwiGLU(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None]:
         mixed, gates = ctx.saved_tensors
-        if gates is None and has_kernels(mixed.device):
+        if gates is None and can_launch(mixed.device):
             from slime_megatron.kernels import operators
 
             rows = (each.contiguous().flatten(0, -2) for each in (mixed, gradient))
