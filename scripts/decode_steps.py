@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,7 @@ def decode_steps(stage: Stage) -> dict[str, Any]:
     found: dict[str, Any] = {"memory_bytes_per_s": bytes_per_s}
     for name, config in (("0.6b", SHAPES["0.6b"]), ("8b", SHAPES["0.6b"] | QWEN3_8B)):
         model = random_model(stage, config | (TINY if stage.dry else {}))
-        weights = sum(fused.tensor.nbytes for fused in model.weights._fused)
+        weights = model.dtype.itemsize * sum(map(math.prod, model.weights.shapes().values()))
         if not model.architecture.tie_word_embeddings:
             weights -= model.embedding.tensor.nbytes  # of which a step reads some rows
         found[name] = {"weight_bytes": weights}
@@ -63,7 +64,6 @@ def random_model(stage: Stage, config: dict[str, Any]) -> Any:
     """Return a decoder whose weights are drawn on the device."""
     import torch
     from slime_models.family.families.qwen3 import QWEN3
-    from slime_torch.layers.norm import Norm
     from slime_torch.model.decoder import Decoder
 
     model = Decoder(
@@ -73,9 +73,9 @@ def random_model(stage: Stage, config: dict[str, Any]) -> Any:
         dtype=torch.float32 if stage.dry else torch.bfloat16,
         device=torch.device(stage.device),
     )
-    for fused in model.weights._fused:
-        drawn = torch.ones_like if isinstance(fused, Norm) else torch.randn_like
-        fused.write({name: 0.02 * drawn(tensor) for name, tensor in fused.read().items()})
+    for name, shape in model.weights.shapes().items():
+        drawn = torch.ones if name.endswith("norm.weight") else torch.randn
+        model.weights.write({name: 0.02 * drawn(shape, device=stage.device)})
     return model
 
 

@@ -137,12 +137,6 @@ def test_the_largest_logit_of_each_block_and_the_sum_of_their_exponentials(colum
     torch.testing.assert_close(total, wanted.logsumexp(-1), rtol=1e-6, atol=1e-5)
 
 
-def test_silu_of_the_gate_times_up():
-    gate_up = torch.randn(3, 2 * 1500)
-    gate, up = gate_up.chunk(2, -1)
-    torch.testing.assert_close(triton_operators.silu_mul(gate_up), F.silu(gate) * up)
-
-
 @pytest.mark.parametrize(
     ("programs", "longest", "splits"),
     [(512, 4096, 1), (8, 4096, 32), (64, 4096, 8), (8, 128, 1), (8, 300, 2), (300, 4096, 1)],

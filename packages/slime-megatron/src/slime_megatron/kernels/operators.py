@@ -12,8 +12,8 @@ from slime_megatron.kernels import triton_kernels
 
 #: Numbers of a tile, about, that a program rotates.
 _TILE = 1024
-#: Columns that a program computes: of an MLP, of logits that are summed row by row, and of their gradient.
-_MLP_COLUMNS, _SUMMED_COLUMNS, _GRADIENT_COLUMNS = 1024, 2048, 4096
+#: Columns that a program computes: of logits that are summed row by row, and of their gradient.
+_SUMMED_COLUMNS, _GRADIENT_COLUMNS = 2048, 4096
 
 
 @torch.library.custom_op("slime_megatron::rotate", mutates_args=())
@@ -56,38 +56,6 @@ def rotate(x: Tensor, cosine: Tensor, sine: Tensor, interleaved: bool, inverse: 
 @rotate.register_fake
 def _(x: Tensor, *_: Any) -> Tensor:
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
-
-
-@torch.library.custom_op("slime_megatron::swiglu", mutates_args=())
-def swiglu(mixed: Tensor) -> Tensor:
-    """Return silu(gate) * up, [rows, width], of both side by side, [rows, 2 width], contiguous."""
-    n, width = len(mixed), mixed.size(1) // 2
-    out = mixed.new_empty(n, width)
-    triton_kernels.swiglu_kernel[n, triton.cdiv(width, _MLP_COLUMNS)](
-        mixed, out, width, COLUMNS=_MLP_COLUMNS, num_warps=4
-    )
-    return out
-
-
-@swiglu.register_fake
-def _(mixed: Tensor) -> Tensor:
-    return mixed.new_empty(len(mixed), mixed.size(1) // 2)
-
-
-@torch.library.custom_op("slime_megatron::swiglu_backward", mutates_args=())
-def swiglu_backward(mixed: Tensor, gradient: Tensor) -> Tensor:
-    """Return the gradient [rows, 2 width] of what `swiglu` was given, of that of its result [rows, width]; both contiguous."""
-    n, width = gradient.shape
-    out = torch.empty_like(mixed)
-    triton_kernels.swiglu_backward_kernel[n, triton.cdiv(width, _MLP_COLUMNS)](
-        mixed, gradient, out, width, COLUMNS=_MLP_COLUMNS, num_warps=4
-    )
-    return out
-
-
-@swiglu_backward.register_fake
-def _(mixed: Tensor, gradient: Tensor) -> Tensor:
-    return torch.empty_like(mixed)
 
 
 @torch.library.custom_op("slime_megatron::vocabulary_sums", mutates_args=())

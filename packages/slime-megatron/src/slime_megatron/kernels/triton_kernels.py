@@ -56,32 +56,6 @@ def rotate_kernel(
 
 
 @triton.jit
-def swiglu_kernel(mixed, out, width, COLUMNS: tl.constexpr):
-    """Some columns of a row."""
-    row = tl.program_id(0).to(tl.int64)
-    at = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    gate = tl.load(mixed + 2 * row * width + at, mask=at < width, other=0.0).to(tl.float32)
-    up = tl.load(mixed + (2 * row + 1) * width + at, mask=at < width, other=0.0).to(tl.float32)
-    product = gate / (1.0 + tl.exp(-gate)) * up
-    tl.store(out + row * width + at, product.to(out.dtype.element_ty), mask=at < width)
-
-
-@triton.jit
-def swiglu_backward_kernel(mixed, gradient, out, width, COLUMNS: tl.constexpr):
-    """Some columns of a row's gate and up."""
-    row = tl.program_id(0).to(tl.int64)
-    at = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    gate = tl.load(mixed + 2 * row * width + at, mask=at < width, other=0.0).to(tl.float32)
-    up = tl.load(mixed + (2 * row + 1) * width + at, mask=at < width, other=0.0).to(tl.float32)
-    given = tl.load(gradient + row * width + at, mask=at < width, other=0.0).to(tl.float32)
-    share = 1.0 / (1.0 + tl.exp(-gate))
-    of_gate = given * up * share * (1.0 + gate * (1.0 - share))
-    kind = out.dtype.element_ty
-    tl.store(out + 2 * row * width + at, of_gate.to(kind), mask=at < width)
-    tl.store(out + (2 * row + 1) * width + at, (given * gate * share).to(kind), mask=at < width)
-
-
-@triton.jit
 def vocabulary_sums_kernel(
     logits,
     targets,

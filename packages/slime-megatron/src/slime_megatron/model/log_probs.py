@@ -168,14 +168,7 @@ class _TokenLogProbs(torch.autograd.Function):
             logits = memory[: rows.stop - rows.start]
             if rows is not chunks[-1]:
                 product(hidden[rows], weight.t(), out=logits)
-            if ctx.sampling_mask is None and can_launch(logits.device):
-                _write_gradient_at_once(
-                    ctx, logits, rows, columns, normalisers, entropy, d_log_probs, d_entropy, hits
-                )
-            else:
-                _write_gradient(
-                    ctx, logits, rows, columns, normalisers, entropy, d_log_probs, d_entropy, hits
-                )
+            _write_gradient(ctx, logits, rows, columns, normalisers, entropy, d_log_probs, d_entropy, hits)
             if d_hidden is not None:
                 product(logits, weight, out=d_hidden[rows])
             if ctx.needs_input_grad[1]:
@@ -215,6 +208,23 @@ def _write_gradient(
     hits: Tensor,
 ) -> None:
     """Write over logits, those of `rows`, the gradient that they have."""
+    if ctx.sampling_mask is None and can_launch(logits.device):
+        from slime_megatron.kernels import operators
+
+        of_entropies = (
+            (entropy[rows], -d_entropy[rows] / ctx.temperature) if ctx.with_entropy else (None, None)
+        )
+        operators.vocabulary_gradient(
+            logits,
+            columns[rows].contiguous(),
+            normalisers[rows],
+            -d_log_probs[rows] / ctx.temperature,
+            hits[rows].contiguous(),
+            *of_entropies,
+            _real_columns(logits, ctx.vocabulary),
+            ctx.temperature,
+        )
+        return
     for chunk, scaled in _chunks(logits, rows.start, ctx.vocabulary, ctx.temperature, ctx.sampling_mask):
         shifted = scaled.sub_(normalisers[chunk, None])
         outer = -d_log_probs[chunk, None] / ctx.temperature
@@ -226,33 +236,6 @@ def _write_gradient(
             gradient = shifted.exp_().mul_(outer)
         gradient.scatter_add_(1, columns[chunk, None], hits[chunk, None])
         logits[chunk.start - rows.start : chunk.stop - rows.start] = gradient
-
-
-def _write_gradient_at_once(
-    ctx: Any,
-    logits: Tensor,
-    rows: slice,
-    columns: Tensor,
-    normalisers: Tensor,
-    entropy: Tensor,
-    d_log_probs: Tensor,
-    d_entropy: Tensor,
-    hits: Tensor,
-) -> None:
-    """Do what `_write_gradient` does, by one kernel."""
-    from slime_megatron.kernels import operators
-
-    of_entropies = (entropy[rows], -d_entropy[rows] / ctx.temperature) if ctx.with_entropy else (None, None)
-    operators.vocabulary_gradient(
-        logits,
-        columns[rows].contiguous(),
-        normalisers[rows],
-        -d_log_probs[rows] / ctx.temperature,
-        hits[rows].contiguous(),
-        *of_entropies,
-        _real_columns(logits, ctx.vocabulary),
-        ctx.temperature,
-    )
 
 
 def _real_columns(logits: Tensor, vocabulary: VocabularyShard) -> int:

@@ -1,9 +1,15 @@
-"""`compiled`: a kernel of Triton compiled for a GPU that need not be here."""
+"""Kernels of Triton where no GPU need be: `compiled` for one, and `run_cases`, in Triton's interpreter."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+_CASES_S = 300
 
 
 def compiled(
@@ -34,3 +40,20 @@ def compiled(
     made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     shared: int = made.metadata.shared
     return shared
+
+
+def run_cases(file: Path) -> None:
+    """Run the tests of a file in a process of its own: where there is no GPU in Triton's interpreter, which it has to be told before it is
+    imported.
+
+    Raises:
+        AssertionError: a test failed, or there is none; with what pytest printed.
+    """
+    import torch
+
+    where = {} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"}
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", file.name]
+    done = subprocess.run(
+        words, cwd=file.parent, env=os.environ | where, capture_output=True, text=True, timeout=_CASES_S
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -157,17 +157,6 @@ def combine_kernel(parts, part_sums, out, DIM: tl.constexpr, WIDTH: tl.constexpr
 
 
 @triton.jit
-def silu_mul_kernel(gate_up, out, n_columns, COLUMNS: tl.constexpr):
-    """Some columns of a row."""
-    row = tl.program_id(0).to(tl.int64)
-    at = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    gate = tl.load(gate_up + 2 * row * n_columns + at, mask=at < n_columns, other=0.0).to(tl.float32)
-    up = tl.load(gate_up + (2 * row + 1) * n_columns + at, mask=at < n_columns, other=0.0).to(tl.float32)
-    product = gate / (1.0 + tl.exp(-gate)) * up
-    tl.store(out + row * n_columns + at, product.to(out.dtype.element_ty), mask=at < n_columns)
-
-
-@triton.jit
 def block_sums_kernel(
     logits, temperatures, maxima, sums, n_columns, n_blocks, BLOCK: tl.constexpr, BLOCKS: tl.constexpr
 ):

@@ -22,8 +22,6 @@ _MOST_SPLITS = 32
 #: Rows of a matrix product of Triton, at least.
 _LEAST_ROWS = 16
 _LOG2_E = 1.4426950408889634
-#: Columns that a program of the MLP's activation computes.
-_COLUMNS = 1024
 #: Blocks of logits that a program sums.
 _BLOCKS = 8
 
@@ -151,22 +149,6 @@ def attend_pages(
 def _(heads: Tensor, layer: Tensor, *_: Any) -> Tensor:
     queries = heads.size(1) - 2 * layer.size(2)
     return heads.new_empty(heads.size(0), queries * heads.size(2))
-
-
-@torch.library.custom_op("slime_torch::silu_mul", mutates_args=())
-def silu_mul(gate_up: Tensor) -> Tensor:
-    """Return silu(gate) * up, [rows, n], of both side by side, [rows, 2 * n], contiguous."""
-    n, columns = len(gate_up), gate_up.size(1) // 2
-    out = gate_up.new_empty(n, columns)
-    triton_kernels.silu_mul_kernel[n, triton.cdiv(columns, _COLUMNS)](
-        gate_up, out, columns, COLUMNS=_COLUMNS, num_warps=4
-    )
-    return out
-
-
-@silu_mul.register_fake
-def _(gate_up: Tensor) -> Tensor:
-    return gate_up.new_empty(gate_up.size(0), gate_up.size(1) // 2)
 
 
 @torch.library.custom_op("slime_torch::block_sums", mutates_args=())

@@ -56,9 +56,7 @@ class GroupedQueries:
         self.has_one_shape = builder.has_gpu_kernels
         """Whether a decoding step has shapes that no length changes."""
         if builder.has_gpu_kernels:
-            self._decoding = TritonAttention(
-                a, tables=rows, norms=self._norms, scale=scale, window=window, sinks=self._sinks
-            )
+            self._decoding = TritonAttention(self._torch)
         self._stored_in = self._dtype
         if builder.has_kernels and window is None and not has_sinks:
             self._decoding = KernelAttention(a, tables=rows, norms=self._norms, scale=scale)

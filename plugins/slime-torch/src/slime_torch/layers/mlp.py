@@ -50,9 +50,9 @@ class GatedMlp:
 
     def _gated(self, gate_up: Tensor) -> Tensor:
         if self._has_kernel:
-            from slime_torch.kernels.triton_operators import silu_mul
+            from slime_models.swiglu import swiglu
 
-            product: Tensor = silu_mul(gate_up)
+            product: Tensor = swiglu(gate_up)
             return product
         gate, up = gate_up.chunk(2, dim=-1)
         gate = F.silu(gate) if self._activation is None else self._activation(gate)

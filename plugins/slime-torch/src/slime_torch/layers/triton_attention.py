@@ -2,44 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
-from slime_models.family.architecture import Architecture
 from torch import Tensor
 
 from slime_torch.layers.batch import Batch
-from slime_torch.layers.torch_attention import HeadNorms, HeadsPass
+from slime_torch.layers.torch_attention import HeadsPass, TorchAttention
 from slime_torch.storage.cache import KvCache
-from slime_torch.storage.weights import Fused
 
 
 class TritonAttention:
     """By kernels of Triton; the cache has the model's dtype. Nothing has a shape that depends on how long requests are.
 
     Args:
-        architecture: the model's numbers.
-        tables: cosine and signed sine [positions, head_dim], contiguous.
-        norms: of heads.
-        scale: multiplies scores; the root of the inverse of the heads' width when not given.
-        window: tokens that each one sees, itself among them; all earlier ones when not given.
-        sinks: of each layer, the sinks of its heads [heads], if it has any.
+        numbers: what has the model's numbers, tables and norms; the tables are contiguous.
     """
 
-    def __init__(
-        self,
-        architecture: Architecture,
-        *,
-        tables: tuple[Tensor, Tensor],
-        norms: HeadNorms,
-        scale: float | None = None,
-        window: int | None = None,
-        sinks: Sequence[Fused] | None = None,
-    ) -> None:
-        self.architecture, self.tables, self.norms, self.sinks = architecture, tables, norms, sinks
-        self.scale = architecture.head_dim**-0.5 if scale is None else scale
-        self.window = window or 0
-        device = tables[0].device
+    def __init__(self, numbers: TorchAttention) -> None:
+        self.numbers, head_dim = numbers, numbers.architecture.head_dim
+        self.scale = head_dim**-0.5 if numbers.scale is None else numbers.scale
+        device = numbers.tables[0].device
         self.multiprocessors = 1
         if device.type == "cuda" and torch.cuda.is_available():
             self.multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
@@ -54,23 +35,24 @@ class _TritonPass:
         from slime_torch.kernels import triton_operators
 
         self._operators, self._owner, self._batch, self._cache = triton_operators, owner, batch, cache
+        self._numbers = owner.numbers
         self._positions = batch.positions.contiguous()
         self._splits = triton_operators.splits_for(
-            len(batch.positions) * owner.architecture.num_query_groups,
+            len(batch.positions) * owner.numbers.architecture.num_query_groups,
             batch.most_held,
             multiprocessors=owner.multiprocessors,
         )
 
     def place(self, layer: int, heads: Tensor) -> None:
-        norms, batch = self._owner.norms[layer], self._batch
+        norms, batch = self._numbers.norms[layer], self._batch
         query, key = (None, None) if norms is None else (norm.weight for norm in norms)
         self._operators.place_heads(
             heads,
             self._cache.layer(layer),
-            *self._owner.tables,
+            *self._numbers.tables,
             query,
             key,
-            self._owner.architecture.norm_epsilon,
+            self._numbers.architecture.norm_epsilon,
             self._positions,
             batch.page,
             batch.inside,
@@ -83,9 +65,9 @@ class _TritonPass:
             self._cache.layer(layer),
             self._positions,
             self._batch.pages,
-            None if owner.sinks is None else owner.sinks[layer].tensor,
+            self._numbers.sinks(layer),
             owner.scale,
-            owner.window,
+            self._numbers.window or 0,
             self._splits,
         )
         return attended

@@ -83,10 +83,10 @@ class _SwiGLU(torch.autograd.Function):
     def forward(ctx: Any, mixed: Tensor, gates: Tensor | None) -> Tensor:
         ctx.save_for_backward(mixed, gates)
         if gates is None and can_launch(mixed.device):
-            from slime_megatron.kernels import operators
+            from slime_models import swiglu as kernels
 
             rows = mixed.contiguous().flatten(0, -2)
-            return cast(Tensor, operators.swiglu(rows)).view(*mixed.shape[:-1], -1)
+            return cast(Tensor, kernels.swiglu(rows)).view(*mixed.shape[:-1], -1)
         gate, up = mixed.chunk(2, dim=-1)
         product = F.silu(gate).mul_(up)
         return product if gates is None else product.mul_(gates[:, None])
@@ -95,10 +95,10 @@ class _SwiGLU(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None]:
         mixed, gates = ctx.saved_tensors
         if gates is None and can_launch(mixed.device):
-            from slime_megatron.kernels import operators
+            from slime_models import swiglu as kernels
 
             rows = (each.contiguous().flatten(0, -2) for each in (mixed, gradient))
-            return cast(Tensor, operators.swiglu_backward(*rows)).view(mixed.shape), None
+            return cast(Tensor, kernels.swiglu_backward(*rows)).view(mixed.shape), None
         gate, up = mixed.chunk(2, dim=-1)
         found = torch.empty_like(mixed)
         of_gate, of_up = found.chunk(2, dim=-1)
