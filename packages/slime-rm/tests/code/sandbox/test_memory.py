@@ -1,5 +1,8 @@
 """The sandbox's limit on memory: programs say how much they have got, and together it is never much over the limit."""
 
+import os
+import subprocess
+import sys
 import textwrap
 
 import pytest
@@ -88,6 +91,35 @@ def test_the_memory_of_all_processes_together_is_limited(source):
     result = ran(source + "\n        everywhere(act)")
     assert result.ending == "memory"
     assert LIMIT / 2 < len(result.stdout) <= 1.2 * LIMIT
+
+
+def may_go_first():
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+    except PermissionError:
+        return False
+    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    return True
+
+
+@pytest.mark.skipif(not may_go_first(), reason="only who may set priorities has the watch go first")
+def test_on_a_busy_machine_the_watch_goes_first():
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * os.cpu_count())]
+    try:
+        result = ran(
+            """
+            for _ in range(2):
+                os.fork()
+            kept = []
+            while True: take(bytearray(b"x") * MIB)
+            """
+        )
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+    assert result.ending == "memory"
+    assert len(result.stdout) <= 1.2 * LIMIT
 
 
 def test_page_tables_count():

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from slime_rm.code.sandbox.filter import forbid
-from slime_rm.code.sandbox.watch import watch
+from slime_rm.code.sandbox.watch import go_first, watch
 
 ORDER, REPORT = 3, 4
 NOBODY = 65534
@@ -65,6 +65,7 @@ def confine(order: dict[str, Any], program: Program, *, kept: tuple[int, ...] = 
         program: what is run when everything stands.
         kept: descriptors that the program has besides standard input, output and error, which process 1 has not.
     """
+    go_first()  # while the machine's users are this process's own
     try:
         _new_namespaces()
     except OSError as error:
