@@ -27,18 +27,14 @@ def reference(tensor: Tensor) -> int:
     def signed_shift(value: int, bits: int) -> int:
         return ((value - MODULUS if value >> 63 else value) >> bits) % MODULUS
 
-    def byte_weight(place: int) -> int:
-        small = [(splitmix_weight(place * 8 + column, 1) >> 1 & 63) * 2 - 63 for column in range(8)]
-        columns = [splitmix_weight(column, 2) - (column == 0) for column in range(8)]
-        return sum(a * b for a, b in zip(small, columns, strict=True))
-
-    places = [byte_weight(place) for place in range(min(4096, tensor.nbytes))]
-    assert all(weight % 2 for weight in places)
+    places = [splitmix_weight(place, 1) for place in range(512)]
+    rows = [splitmix_weight(row, 2) for row in range(tensor.nbytes // 4096 + 1)]
+    assert all(weight % 2 for weight in (*places, *rows))
+    raw = bytes(tensor.contiguous().reshape(-1).view(torch.uint8).tolist())
     total = 0
-    for start in range(0, tensor.nbytes, 4096):
-        row = tensor.contiguous().reshape(-1).view(torch.int8)[start : start + 4096].tolist()
-        inner = sum(byte * weight for byte, weight in zip(row, places, strict=False))
-        total += splitmix_weight(start // 4096, 3) * inner
+    for start in range(0, len(raw), 8):
+        word = int.from_bytes(raw[start : start + 8].ljust(8, b"\0"), "little", signed=True)
+        total += (word + (word >> 32)) * places[start // 8 % 512] * rows[start // 4096]
     text = f"{total % MODULUS} {tensor.dtype} {tuple(tensor.shape)}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
@@ -52,6 +48,29 @@ def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> T
 def test_sum_is_the_one_spelled_out(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     tensor = random(*shape, dtype=dtype)
     assert fingerprint(tensor) == reference(tensor)
+
+
+@pytest.mark.parametrize("with_numba", [False, True])
+@pytest.mark.parametrize("rows", [0, 1, 255, 256, 300])
+@pytest.mark.parametrize("more", [0, 1, 8, 4088])
+def test_sum_is_the_one_spelled_out_compiled_or_not(
+    monkeypatch: pytest.MonkeyPatch, rows: int, more: int, with_numba: bool
+) -> None:
+    if with_numba:
+        pytest.importorskip("numba")
+    monkeypatch.setattr(module, "is_compiled_for", lambda _: with_numba)
+    tensor = torch.randint(-128, 128, (rows * 4096 + more,), dtype=torch.int8)
+    assert fingerprint(tensor) == reference(tensor)
+
+
+def test_two_signs_that_flip_show() -> None:
+    """In the upper bits of words, where few bits of a product are left."""
+    tensor = random(64, 64)
+    for i, j in ((0, 1), (0, 2), (1, 63), (17, 40)):
+        flipped = tensor.clone()
+        flipped[i, 3] = -flipped[i, 3]
+        flipped[j, 63] = -flipped[j, 63]
+        assert fingerprint(flipped) != fingerprint(tensor)
 
 
 def test_how_tensors_are_grouped_and_cut_does_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +94,8 @@ def test_how_tensors_are_grouped_and_cut_does_not_show(monkeypatch: pytest.Monke
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(0, 70) | st.integers(130_000, 300_000), min_size=1, max_size=6), st.booleans())
 def test_the_way_of_a_device_gives_the_sums_of_the_way_of_the_host(sizes: list[int], apart: bool) -> None:
-    """Both in host memory; neighbours in memory go to a device in one product."""
+    """Both in host memory; neighbours in memory go to a device as one."""
+    sizes = sizes if apart else [*(size // 8 * 8 for size in sizes[:-1]), sizes[-1]]  # each begins at a word
     flats = list(torch.randint(-128, 128, (sum(sizes),), dtype=torch.int8).split(sizes))
     flats = [flat.clone() for flat in flats] if apart else flats
     on_host = module._host_sums(flats)

@@ -75,6 +75,21 @@ def test_what_is_copied_is_what_torch_copies(two_threads, monkeypatch):
     copy_all([])
 
 
+@given(st.integers(0, 40), st.integers(0, 40), st.integers(0, 200))
+def test_what_is_copied_past_the_caches_is_what_was_asked_for(begin, shift, size):
+    """From and to any address; and no byte beside it."""
+    pytest.importorskip("numba")
+    source = torch.randint(0, 256, (300,), dtype=torch.uint8)
+    memory = torch.full((300,), 7, dtype=torch.uint8)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_MANY_BYTES", 0)
+        patch.setattr(module, "_PART_BYTES", 90)
+        copy_all([(memory[begin : begin + size], source[shift : shift + size])])
+    wanted = torch.full((300,), 7, dtype=torch.uint8)
+    wanted[begin : begin + size] = source[shift : shift + size]
+    assert torch.equal(memory, wanted)
+
+
 def test_within_plain_copies_torch_copies_what_it_would():
     made = pairs()
     table = torch.zeros(4, 6)

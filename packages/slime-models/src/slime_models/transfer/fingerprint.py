@@ -5,27 +5,31 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from slime_models.transfer.threads import Piece, on_threads, parts_of
+from slime_models.jit import compiled
+from slime_models.transfer.threads import Piece, is_compiled_for, on_threads, parts_of
+from slime_models.triton_launch import can_launch
 
-#: Bytes of a row. A byte's weight depends on its place in its row, and on its row.
+_Bytes = np.ndarray[tuple[int], np.dtype[np.int8]]
+_Words = np.ndarray[tuple[int], np.dtype[np.int64]]
+#: `_sum_words`, or what numba compiles.
+_SumWords = Callable[[_Words, int, _Words, _Words], int]
+
+#: Bytes of a row. A word's weight depends on its place in its row, and on its row.
 _ROW_BYTES = 4096
-#: Columns of the matrix that rows are multiplied by. Its entries are odd and at most 63: sums fit int32, and also where a
-#: CPU adds products of two bytes in 16 bits with saturation (u8 * s8 without VNNI) they are exact.
-_COLUMNS, _LARGEST = 8, 63
-#: Tensors of fewer rows share a product: each has a cost of its own, and CUDA's wants more than 16 rows.
+_WORD_BYTES = 8
+_WORDS = _ROW_BYTES // _WORD_BYTES
+#: On a device, tensors of fewer rows are copied together: each operation has a cost of its own.
 _FEW_ROWS = 32
-#: Bytes whose rows are summed before the next tensors are looked at: it bounds scratch memory, to 1/50 of it.
+#: Bytes whose rows are summed before the next tensors are looked at.
 _GROUP_BYTES = 1 << 28
-#: Rows that a CPU multiplies at once: 1 MiB, which stays in its cache while the product's tiles go over it.
-_BLOCK_ROWS = 256
-#: Where CUDA's product wants a matrix to begin.
-_ALIGNMENT = 16
+#: Rows of which a CPU without numba holds products at once, which stay in its cache; and a device without Triton.
+_BLOCK_ROWS, _DEVICE_ROWS = 256, 1 << 13
 # Odd multipliers of splitmix64 (Steele, Lea and Flood, 2014).
 _GOLDEN = 0x9E3779B97F4A7C15
 _MIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
@@ -39,14 +43,16 @@ def fingerprint(tensor: Tensor) -> int:
 def fingerprints(tensors: Iterable[Tensor]) -> list[int]:
     """Return a 64-bit checksum of each tensor's shape, dtype and elements (bits, in row-major order).
 
-    It depends on neither device nor strides, nor on the other tensors. The bytes, as signed numbers and with zeros after
-    them, are cut into rows of 4096. It is the sum modulo 2**64 of `row_weight[i] * byte_weight[j] * byte[i, j]` with
-    pseudo-random odd weights: the product of the rows with a matrix of small numbers, which is exact in 32 bits and reads each
-    byte once, and 64-bit arithmetic on that alone. A single flipped bit always changes the sum (odd numbers times a power
-    of two below 2**64 are not 0); moved rows, columns or elements and other accidents go unnoticed with a probability of
-    about 2**-50. It does not resist forgery.
+    It depends on neither device nor strides, nor on the other tensors. The bytes, with zeros after them, are cut into 64-bit
+    words `w` (signed, little-endian), and these into rows of 512. It is the sum modulo 2**64 of
+    `row_weight[i] * word_weight[j] * (w[i, j] + (w[i, j] >> 32))` with pseudo-random odd weights. A single flipped bit
+    always changes the sum (an odd number times a power of two below 2**64 is not 0); two that cancel each other have a
+    probability of 2**-32 or less, as at least so many bits of their products are random: the upper half of a word counts in
+    its lower half, too. Moved rows, columns or elements and other accidents go unnoticed with a probability of about
+    2**-60. It does not resist forgery.
 
-    Reads each device once, at the end. Copies tensors that are not contiguous. In host memory it is computed on several threads.
+    Reads each device once, at the end. Copies tensors that are not contiguous. In host memory it is computed on several threads,
+    and where numba is installed at the rate at which memory is read.
     """
     labels: list[str] = []
     totals: list[int] = []
@@ -89,71 +95,83 @@ def _groups(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def _host_sums(flats: Sequence[Tensor]) -> list[int]:
-    """Return the weighted sum of the bytes of each tensor in host memory, modulo 2**64, computed on several threads."""
-    parts = parts_of([flat.numel() for flat in flats], unit=_ROW_BYTES)
+    """Return the weighted sum of the words of each tensor in host memory, modulo 2**64, computed on several threads."""
+    sizes = [flat.numel() for flat in flats]
+    sum_words = _compiled() if is_compiled_for(sum(sizes)) else _sum_words
+    cpu = torch.device("cpu")
+    weights = _word_weights(cpu).numpy(), _row_weights(max(sizes) // _ROW_BYTES + 1, cpu).numpy()
+    arrays = [flat.numpy() for flat in flats]
+
+    def part_sums(part: Sequence[Piece]) -> list[int]:
+        return [
+            _piece_sum(arrays[piece.owner][piece.start : piece.end], piece.start, weights, sum_words)
+            for piece in part
+        ]
+
+    parts = parts_of(sizes, unit=_ROW_BYTES)
     sums = [0] * len(flats)
-    for part, found in zip(parts, on_threads(lambda part: _part_sums(flats, part), parts), strict=True):
+    for part, found in zip(parts, on_threads(part_sums, parts), strict=True):
         for piece, total in zip(part, found, strict=True):
             sums[piece.owner] += total
     return sums
 
 
-def _part_sums(flats: Sequence[Tensor], part: Sequence[Piece]) -> list[int]:
-    """Return the weighted sum of the bytes of each piece in host memory, computed with few calls a piece."""
-    cpu = torch.device("cpu")
-    matrix, column_weights = _matrix(cpu), _column_weights(cpu).numpy()
-    sizes = [piece.end - piece.start for piece in part]
-    whole = [size // _ROW_BYTES if size >= _FEW_ROWS * _ROW_BYTES else 0 for size in sizes]
-    rest_rows = [
-        -(-(size - rows * _ROW_BYTES) // _ROW_BYTES) for size, rows in zip(sizes, whole, strict=True)
-    ]
-    n_whole, n_rest = sum(whole), sum(rest_rows)
-    products = torch.empty(n_whole + max(n_rest, _FEW_ROWS if n_rest else 0), _COLUMNS, dtype=torch.int32)
-    place, rests = 0, list[Tensor]()
-    for piece, rows in zip(part, whole, strict=True):
-        body_end = piece.start + rows * _ROW_BYTES
-        body = flats[piece.owner][piece.start : body_end].view(-1, _ROW_BYTES)
-        for start in range(0, rows, _BLOCK_ROWS):
-            end = min(start + _BLOCK_ROWS, rows)
-            torch._int_mm(body[start:end], matrix, out=products[place + start : place + end])
-        place += rows
-        rests.append(flats[piece.owner][body_end : piece.end])
-    if n_rest:
-        torch._int_mm(_stacked(rests, rest_rows), matrix, out=products[place:])
-    by_row = products.numpy().astype(np.int64) @ column_weights
-    firsts = [piece.start // _ROW_BYTES for piece in part]
-    last = max(map(sum, zip(firsts, whole, rest_rows, strict=True)))
-    row_weights = _row_weights(last, cpu).numpy()
-    sums, begin, rest = list[int](), 0, n_whole
-    for first, rows, more in zip(firsts, whole, rest_rows, strict=True):
-        middle = first + rows
-        total = int(np.dot(by_row[begin : begin + rows], row_weights[first:middle]))
-        total += int(np.dot(by_row[rest : rest + more], row_weights[middle : middle + more]))
-        sums.append(total)
-        begin, rest = begin + rows, rest + more
-    return sums
+def _piece_sum(raw: _Bytes, start: int, weights: tuple[_Words, _Words], sum_words: _SumWords) -> int:
+    """Return the weighted sum of the words of bytes that begin at byte `start` of their tensor, at a row."""
+    n_words, n_left = divmod(len(raw), _WORD_BYTES)
+    total = int(sum_words(raw[: n_words * _WORD_BYTES].view(np.int64), start // _ROW_BYTES, *weights))
+    if n_left:
+        word = int.from_bytes(raw[-n_left:].tobytes(), "little")  # its upper byte is 0
+        row, place = divmod(start // _WORD_BYTES + n_words, _WORDS)
+        total += (word + (word >> 32)) * int(weights[0][place]) * int(weights[1][row])
+    return total
+
+
+def _sum_words(words: _Words, first_row: int, word_weights: _Words, row_weights: _Words) -> int:
+    """Return the weighted sum of words, the first of which begins a row of that number, modulo 2**64."""
+    total = 0
+    n_rows = len(words) // _WORDS
+    rows = words[: n_rows * _WORDS].reshape(n_rows, _WORDS)
+    bodies = [rows[start : start + _BLOCK_ROWS] for start in range(0, n_rows, _BLOCK_ROWS)]
+    for body in (*bodies, words[n_rows * _WORDS :].reshape(1, -1)):
+        weighted = body >> 32
+        weighted += body
+        weighted *= word_weights[: body.shape[1]]
+        total += int(np.dot(weighted.sum(axis=1), row_weights[first_row : first_row + len(body)]))
+        first_row += len(body)
+    return total
+
+
+def _row_sums(rows: Tensor, word_weights: Tensor, scratch: Tensor) -> Tensor:
+    """Return the weighted sum of each row, [n_rows] int64, of words [n_rows, <= _WORDS]; `scratch` has room for as many."""
+    weighted = scratch[: rows.numel()].view(rows.shape)
+    torch.bitwise_right_shift(rows, 32, out=weighted)
+    weighted += rows
+    weighted *= word_weights[: rows.shape[1]]
+    return weighted.sum(dim=1)
+
+
+@functools.cache
+def _compiled() -> _SumWords:
+    """Return `_sum_words` as numba compiles it."""
+    from slime_models.transfer.kernels.numba_kernels import make_sum_words
+
+    found: _SumWords = compiled(make_sum_words)
+    return found
 
 
 def _device_sums(flats: Sequence[Tensor]) -> Tensor:
-    """Return the weighted sum of the bytes of each tensor, [n_tensors] int64 on their device, without waiting for it."""
+    """Return the weighted sum of the words of each tensor, [n_tensors] int64 on their device, without waiting for it."""
     device = flats[0].device
     whole = [flat.numel() // _ROW_BYTES if flat.numel() >= _FEW_ROWS * _ROW_BYTES else 0 for flat in flats]
     rests = [flat[rows * _ROW_BYTES :] for flat, rows in zip(flats, whole, strict=True)]
     rest_rows = [-(-rest.numel() // _ROW_BYTES) for rest in rests]
-    n_whole, n_rest = sum(whole), sum(rest_rows)
-    if not n_whole + n_rest:
+    if not sum(whole) + sum(rest_rows):
         return torch.zeros(len(flats), dtype=torch.int64, device=device)
-    products = torch.empty(
-        n_whole + max(n_rest, _FEW_ROWS if n_rest else 0), _COLUMNS, dtype=torch.int32, device=device
-    )
-    matrix = _matrix(device)
-    start = 0
-    for body in _bodies(flats, whole):
-        torch._int_mm(body, matrix, out=products[start : start + len(body)])
-        start += len(body)
-    if n_rest:
-        torch._int_mm(_stacked(rests, rest_rows), matrix, out=products[start:])
-    by_row = (products[: n_whole + n_rest].to(torch.int64) * _column_weights(device)).sum(dim=1)
+    bodies = list(_bodies(flats, whole))
+    if sum(rest_rows):
+        bodies.append(_stacked(rests, rest_rows))
+    by_row = torch.cat([_sums_of_body(body.view(torch.int64)) for body in bodies])
     counts = [*whole, *rest_rows]  # rows of each tensor, then what is left of each
     firsts = [*[0] * len(flats), *whole]
     weights = _row_weights(max(map(sum, zip(firsts, counts, strict=True))), device)
@@ -162,9 +180,21 @@ def _device_sums(flats: Sequence[Tensor]) -> Tensor:
     return torch.zeros(len(flats), dtype=torch.int64, device=device).index_add_(0, owners, by_row)
 
 
+def _sums_of_body(words: Tensor) -> Tensor:
+    """Return the weighted sum of each row, [n_rows] int64, of words [n_rows, _WORDS] on a device."""
+    weights = _word_weights(words.device)
+    if can_launch(words.device):
+        from slime_models.transfer.kernels.triton_kernels import row_sums
+
+        found: Tensor = row_sums(words, weights)
+        return found
+    scratch = words.new_empty(min(len(words), _DEVICE_ROWS) * _WORDS)
+    return torch.cat([_row_sums(block, weights, scratch) for block in words.split(_DEVICE_ROWS)])
+
+
 def _bytes(tensor: Tensor) -> Tensor:
     flat = tensor.detach().contiguous().reshape(-1).view(torch.int8)
-    return flat.clone() if flat.data_ptr() % _ALIGNMENT else flat
+    return flat.clone() if flat.data_ptr() % _WORD_BYTES else flat
 
 
 def _bodies(flats: Sequence[Tensor], whole: Sequence[int]) -> Iterator[Tensor]:
@@ -186,8 +216,8 @@ def _bodies(flats: Sequence[Tensor], whole: Sequence[int]) -> Iterator[Tensor]:
 
 
 def _stacked(rests: Sequence[Tensor], n_rows: Sequence[int]) -> Tensor:
-    """Return a matrix of what is left of each tensor, in rows that zeros fill, and some more where there are few."""
-    stacked = rests[0].new_zeros(max(sum(n_rows), _FEW_ROWS), _ROW_BYTES)
+    """Return a matrix of what is left of each tensor, in rows that zeros fill."""
+    stacked = rests[0].new_zeros(sum(n_rows), _ROW_BYTES)
     start, flat = 0, stacked.view(-1)
     for rest, rows in zip(rests, n_rows, strict=True):
         if rows:
@@ -197,18 +227,9 @@ def _stacked(rests: Sequence[Tensor], n_rows: Sequence[int]) -> Tensor:
 
 
 @functools.lru_cache
-def _matrix(device: torch.device) -> Tensor:
-    """Return the small odd numbers that rows are multiplied by, [_ROW_BYTES, _COLUMNS] int8; not to be written to."""
-    drawn = _weights(_ROW_BYTES * _COLUMNS, 1, device) >> 1 & _LARGEST  # 6 bits: the odd numbers of -63 to 63
-    return (drawn * 2 - _LARGEST).to(torch.int8).view(_ROW_BYTES, _COLUMNS)
-
-
-@functools.lru_cache
-def _column_weights(device: torch.device) -> Tensor:
-    """Return the weights of columns, of which all but one are odd, so that a byte's weight is."""
-    weights = _weights(_COLUMNS, 2, device)
-    weights[0] -= 1
-    return weights
+def _word_weights(device: torch.device) -> Tensor:
+    """Return the weights of a row's words, [_WORDS] int64; not to be written to."""
+    return _weights(_WORDS, 1, device)
 
 
 def _row_weights(count: int, device: torch.device) -> Tensor:
@@ -218,7 +239,7 @@ def _row_weights(count: int, device: torch.device) -> Tensor:
 
 @functools.lru_cache
 def _many_row_weights(count: int, device: torch.device) -> Tensor:
-    return _weights(count, 3, device)
+    return _weights(count, 2, device)
 
 
 def _weights(count: int, stream: int, device: torch.device) -> Tensor:

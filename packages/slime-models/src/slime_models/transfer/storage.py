@@ -116,8 +116,10 @@ async def appears(folder: Path) -> None:
 
 
 def pauses() -> Iterator[float]:
-    """Yield the seconds to wait between one look for the other side and the next, longer and longer to a bound."""
-    pause, most = _POLL_S
+    """Yield the seconds to wait between one look for the other side and the next: a quarter of those waited so far, within bounds."""
+    least, most = _POLL_S
+    waited = 0.0
     while True:
+        pause = min(max(least, waited / 4), most)
         yield pause
-        pause = min(2 * pause, most)
+        waited += pause

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import EllipsisType, NoneType
 from typing import Any
 
-import numpy as np
 import torch
 from slime_core.runtime.openmp import compute_alone
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from slime_models.jit import compiled, has_numba
+
 #: Bytes that a thread gets at once.
 _PART_BYTES = 1 << 24
+#: So many bytes have no place in caches, and are worth loading numba for.
+_MANY_BYTES = 1 << 25
 #: Bytes of copies that are put off at most.
 _BATCH_BYTES = 1 << 26
 _FIELDS = ("data", "device", "dtype", "is_meta", "ndim", "nbytes", "requires_grad", "shape")
@@ -88,20 +93,37 @@ def on_threads[W, R](function: Callable[[W], R], work: Sequence[W]) -> list[R]:
 def copy_all(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
     """Copy tensors: each of a list of (target in host memory, source) has one shape, and the target is contiguous.
 
-    Bytes that lie contiguous in host memory are copied as such, which takes two thirds of the time of torch's copy.
+    Bytes that lie contiguous in host memory are copied as such, which takes two thirds of the time of torch's copy; where numba is
+    installed, many of them past the caches.
     """
     plain = [pair for pair in pairs if _is_plain(*pair)]
     for target, source in pairs:
         if not _is_plain(target, source):
             target.copy_(source.detach())
-    arrays = [(_bytes(target), _bytes(source)) for target, source in plain]
+    sizes = [source.nbytes for _, source in plain]
+    copy = _copy_compiled() if sum(sizes) >= _MANY_BYTES and has_numba() else ctypes.memmove
+    places = [(target.data_ptr(), source.data_ptr()) for target, source in plain]
 
-    def copy(part: Sequence[Piece]) -> None:
+    def copy_part(part: Sequence[Piece]) -> None:
         for piece in part:
-            target, source = arrays[piece.owner]
-            np.copyto(target[piece.start : piece.end], source[piece.start : piece.end])
+            target, source = places[piece.owner]
+            copy(target + piece.start, source + piece.start, piece.end - piece.start)
 
-    on_threads(copy, parts_of([source.nbytes for _, source in plain]))
+    on_threads(copy_part, parts_of(sizes))
+
+
+def is_compiled_for(n_bytes: int) -> bool:
+    """Return whether work on so many bytes is done by what numba compiles: where it is installed, and loaded or worth loading."""
+    return (n_bytes >= _MANY_BYTES or "numba" in sys.modules) and has_numba()
+
+
+@functools.cache
+def _copy_compiled() -> Callable[[int, int, int], Any]:
+    """Return `ctypes.memmove` past the caches."""
+    from slime_models.transfer.kernels.numba_kernels import make_copy
+
+    found: Callable[[int, int, int], Any] = compiled(make_copy)
+    return found
 
 
 class PlainCopies(TorchFunctionMode):
@@ -170,10 +192,6 @@ def _is_plain(target: Tensor, source: Tensor) -> bool:
     """Whether a source lies contiguous in host memory, as does the target."""
     on_host = source.device.type == target.device.type == "cpu"
     return on_host and source.is_contiguous() and source.dtype == target.dtype
-
-
-def _bytes(tensor: Tensor) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-    return tensor.detach().reshape(-1).view(torch.uint8).numpy()
 
 
 @functools.cache

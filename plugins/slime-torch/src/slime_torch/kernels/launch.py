@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-import importlib.util
-import logging
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
+from slime_models.jit import has_numba
 
 _LIBRARY = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
-log = logging.getLogger(__name__)
 
 
 class Kernel:
@@ -64,21 +62,8 @@ def parallel() -> Callable[[int, int, int, int], None]:
 @cache
 def can_compile() -> bool:
     """Return whether kernels can be compiled and run here: numba is installed, and PyTorch's threads can be had."""
-    if importlib.util.find_spec("numba") is None:
-        return False
-    import numba
-
     try:
         parallel()
     except (OSError, AttributeError):
         return False
-    return not numba.config.DISABLE_JIT
-
-
-def compiled(make: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """Return what `make` compiles, from the disk if it was compiled before; without a folder to write to, compiled anew."""
-    try:
-        return make(*args, **options, cache=True)
-    except (RuntimeError, OSError) as error:
-        log.info("compiled kernels are not kept: %s", error)
-        return make(*args, **options, cache=False)
+    return has_numba()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 from slime_models.family.architecture import Architecture
+from slime_models.jit import compiled
 from torch import Tensor
 
-from slime_torch.kernels.launch import Kernel, compiled
+from slime_torch.kernels.launch import Kernel
 from slime_torch.layers.batch import Batch
 from slime_torch.layers.torch_attention import HeadNorms, HeadsPass
 from slime_torch.storage.cache import PAGE_LEN, KvCache

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
+from slime_models.jit import compiled
 from torch import Tensor
 from torch.nn import functional as F
 
-from slime_torch.kernels.launch import Kernel, compiled
+from slime_torch.kernels.launch import Kernel
 from slime_torch.storage.weights import Fused, Shape
 
 
