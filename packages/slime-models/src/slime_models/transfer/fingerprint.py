@@ -143,11 +143,11 @@ def _sum_words(words: _Words, first_row: int, word_weights: _Words, row_weights:
 
 
 def _row_sums(rows: Tensor, word_weights: Tensor, scratch: Tensor) -> Tensor:
-    """Return the weighted sum of each row, [n_rows] int64, of words [n_rows, <= _WORDS]; `scratch` has room for as many."""
+    """Return the weighted sum of each row, [n_rows] int64, of words [n_rows, _WORDS]; `scratch` has room for as many."""
     weighted = scratch[: rows.numel()].view(rows.shape)
     torch.bitwise_right_shift(rows, 32, out=weighted)
     weighted += rows
-    weighted *= word_weights[: rows.shape[1]]
+    weighted *= word_weights
     return weighted.sum(dim=1)
 
 

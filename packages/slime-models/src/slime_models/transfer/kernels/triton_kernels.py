@@ -30,9 +30,10 @@ def row_sums(words: Tensor, word_weights: Tensor) -> Tensor:
     n_rows, n_words = words.shape
     sums = words.new_empty(n_rows)
     if n_rows:
-        row_sums_kernel[(triton.cdiv(n_rows, _ROWS),)](
-            words, word_weights, sums, n_rows, ROWS=_ROWS, WORDS=n_words, num_warps=4
-        )
+        with torch.cuda.device_of(words):  # Triton launches on the current GPU
+            row_sums_kernel[(triton.cdiv(n_rows, _ROWS),)](
+                words, word_weights, sums, n_rows, ROWS=_ROWS, WORDS=n_words, num_warps=4
+            )
     return sums
 
 

@@ -14,6 +14,7 @@ import os
 import platform
 import select
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -57,11 +58,14 @@ def watch(first: int, limit: int, box: str) -> bool:
     while not killed and not poll.poll(1000 * min(max((limit - used) / _FASTEST, _SOONEST_S), _LATEST_S)):
         used = _at_most(first, box)
         if used > limit:
+            begin = time.monotonic()
             with _stopped(first) as processes:
                 used = _outside(first, processes, box) + _shared_once(processes)
                 killed = used > limit
                 if killed:  # before they run again; process 1 ends what else there is, when it gets to run
                     _signal([*processes, first], signal.SIGKILL)
+                else:  # who goes first leaves the core to others for as long as it had it
+                    time.sleep(time.monotonic() - begin)
     os.waitpid(first, 0)
     os.close(end)
     return killed
