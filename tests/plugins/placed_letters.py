@@ -22,7 +22,7 @@ from slime_core.testing import tabular
 PROCESS = """
 import json, os, subprocess, sys
 child = subprocess.Popen(["/bin/sleep", "1000"])
-seen = {"gpus": os.environ.get("CUDA_VISIBLE_DEVICES"), "pids": [os.getpid(), child.pid], "job": os.environ.get("OF_THE_JOB")}
+seen = {"gpus": os.environ.get("CUDA_VISIBLE_DEVICES"), "pids": [os.getpid(), child.pid], "job": os.environ.get("OF_THE_JOB"), "nice": os.nice(0)}
 print(json.dumps({**seen, "site": sys.argv[1:], "threads": os.environ.get("OMP_NUM_THREADS")}), flush=True)
 child.wait()
 """
@@ -68,6 +68,7 @@ class TellingTrainer(ranked_letters.RankedTrainer):
             "gpus": os.environ.get("CUDA_VISIBLE_DEVICES"),
             "given": self._rank.gpu,
             "job": os.environ.get("OF_THE_JOB"),
+            "nice": os.nice(0),
         }
         print(json.dumps({"rank": self._rank.number, "pid": os.getpid(), **seen}), flush=True)
         await super().start()

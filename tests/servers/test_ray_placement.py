@@ -109,6 +109,9 @@ def test_apart_no_gpu_is_given_twice(one_node, run):
     ports = [port for server in servers for port in server["site"][1:]]
     assert len(set(ports)) == len(ports) == 6
     assert {server["threads"] for server in servers} == {os.environ.get("OMP_NUM_THREADS")}
+    assert {process["nice"] for process in ranks + servers} == {
+        os.nice(0)
+    }  # Ray would have them yield to all others
 
 
 def test_colocated_a_server_has_the_gpus_of_the_ranks(one_node, run):

@@ -143,14 +143,11 @@ class RayPlacement:
         """Return the workers of a reward, `size` on each machine that has some; they share the cores that are reserved for all rewards."""
         n_hosts, group = self._section.reward_num_nodes or 0, self._rewards
         assert group is not None, "asked before begin()"
-        where = [
-            PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=i) for i in range(n_hosts)
-        ]
         return RayRewardWorkers(
             setup,
             size=size,
             lock=self._registry.lock,
-            options=[{"scheduling_strategy": each} for each in where],
+            options=[_options_on(group, number) for number in range(n_hosts)],
             log=lambda number: self._run_dir.rank_log(number).with_name(f"rewards_{number:03}.log"),
             timeout_s=self._section.start_timeout_s,
             watch=self.watch,
@@ -202,8 +199,7 @@ class RayPlacement:
 
     def _options(self, machine: int) -> dict[str, Any]:
         assert self._group is not None, "asked before reserve()"
-        where = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=machine)
-        return {"max_restarts": 0, "scheduling_strategy": where}
+        return {"max_restarts": 0, **_options_on(self._group, machine)}
 
     def _begin_machine(self, number: int) -> Any:
         """Ask for the actor of a machine; None where nothing is there for it to do."""
@@ -220,9 +216,9 @@ class RayPlacement:
             log=self._run_dir.rank_log(number).with_name(f"machine_{number:03}.log"),
             sharing=1,
         )
+        options = {**self._options(number), **own}
         # What kills a server's helpers once this actor has ended is a child of it, too.
-        spared = {"env_vars": {"RAY_kill_child_processes_on_worker_exit": "0"}}
-        options = {**self._options(number), **own, "runtime_env": spared}
+        options["runtime_env"]["env_vars"]["RAY_kill_child_processes_on_worker_exit"] = "0"
         return ray.remote(Machine).options(**options).remote(surroundings)
 
     async def _held(self, number: int) -> Held:
@@ -238,6 +234,16 @@ class RayPlacement:
             ) from error
         is_here = address == ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]  # Ray leaves it so
         return Held(actor, address, pid if is_here else None, gpus)
+
+
+def _options_on(group: PlacementGroup, bundle: int) -> dict[str, Any]:
+    """Return the options of an actor on one machine of a placement group.
+
+    Ray has its processes, and what they start, yield the cores to all others of a machine (niceness 15), in which the run's have
+    deadlines and wait for one another.
+    """
+    where = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
+    return {"scheduling_strategy": where, "runtime_env": {"env_vars": {"RAY_worker_niceness": "0"}}}
 
 
 async def _remove(group: PlacementGroup) -> None:
