@@ -93,8 +93,8 @@ def on_threads[W, R](function: Callable[[W], R], work: Sequence[W]) -> list[R]:
 def copy_all(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
     """Copy tensors: each of a list of (target in host memory, source) has one shape, and the target is contiguous.
 
-    Bytes that lie contiguous in host memory are copied as such, which takes two thirds of the time of torch's copy; where numba is
-    installed, many of them past the caches.
+    Bytes that lie contiguous in host memory are copied as such, without torch's workers; where numba is installed, many of them past
+    the caches.
     """
     plain = [pair for pair in pairs if _is_plain(*pair)]
     for target, source in pairs:

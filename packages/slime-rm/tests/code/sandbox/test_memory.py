@@ -110,7 +110,6 @@ def test_on_a_busy_machine_the_watch_goes_first():
             """
             for _ in range(2):
                 os.fork()
-            kept = []
             while True: take(bytearray(b"x") * MIB)
             """
         )
