@@ -21,8 +21,8 @@ sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 if "PYTEST_XDIST_WORKER" in os.environ:
     # As many threads as cores for all processes together: OpenMP's wait busily, and more than that take twice as long.
-    _SHARE = len(os.sched_getaffinity(0)) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, _SHARE)))
+    _SHARE = max(1, len(os.sched_getaffinity(0)) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))
+    os.environ.setdefault("OMP_NUM_THREADS", str(_SHARE))
 
 # The first draw of a process reads the source of all modules that are imported, which takes seconds on a busy machine: how long a
 # draw takes says nothing of its strategy.
@@ -36,7 +36,7 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 #: Files whose tests share a server that takes a minute to start.
 _ONE_SERVER = tuple(
     f"packages/slime-sglang/tests/{name}.py"
-    for name in ("test_engine", "inside/test_cpu_platform", "weights/test_weight_update")
+    for name in ("test_engine", "inside/test_cpu_platform", "server/test_load", "weights/test_weight_update")
 )
 #: Files that start a Ray cluster on a port that they have found free: side by side two may find the same one.
 _ON_FREE_PORTS = (
@@ -94,7 +94,7 @@ class _ByFile(LoadScopeScheduling):
 #: Objects made, less those ended, between two collections: at Python's own 700 the imports of a process take a sixth longer.
 _YOUNG = 20_000
 #: Seconds between two collections of all that tests left, and open files at which the second does not wait so long.
-_SWEEP_S, _SWEEP_FILES = 30.0, 300
+_SWEEP_S, _SWEEP_FILES = 90.0, 300
 
 gc.set_threshold(_YOUNG)
 
@@ -120,6 +120,15 @@ def swept(last_sweep: list[float]) -> Iterator[None]:
         gc.unfreeze()
         gc.collect()
         last_sweep[0] = time.monotonic()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def torchs_threads() -> Iterator[None]:
+    """Fail a file that leaves torch more threads than it had: beside another process, all tests after it would take ten times as long."""
+    yield
+    if (torch := sys.modules.get("torch")) is not None and "PYTEST_XDIST_WORKER" in os.environ:
+        found, wanted = torch.get_num_threads(), int(os.environ["OMP_NUM_THREADS"])
+        assert found <= wanted, f"torch was left {found} threads; wanted {wanted}: set them back"
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _ByFile:

@@ -101,10 +101,11 @@ def summary_of(run: Path) -> dict[str, Any]:
     ("place", "number", "saved"),
     [
         ("rollout 5", signal.SIGINT, 5),  # step 6 was running
-        ("train 3", signal.SIGTERM, 3),  # training is not cut short
+        pytest.param("train 3", signal.SIGTERM, 3, marks=pytest.mark.faults),  # training is not cut short
         ("eval 6", signal.SIGHUP, 6),  # step 6 is trained, and evaluated when the run goes on
         ("log 3", signal.SIGTERM, 3),  # step 3 is whole, and no checkpoint of it is due
-        ("log 4", signal.SIGTERM, 4),  # step 4 is whole, and its own checkpoint was about to be written
+        # Step 4 is whole, and its own checkpoint was about to be written.
+        pytest.param("log 4", signal.SIGTERM, 4, marks=pytest.mark.faults),
     ],
 )
 def test_interrupted_run_goes_on_as_if_nothing_had_been(interrupt, letters, tmp_path, place, number, saved):

@@ -41,8 +41,11 @@ COMBINATIONS = {
     ),
     "slime-ray": ({"slime.launchers ray"}, ("megatron", "transformers", "sglang")),
 }
-#: Those that are tried with the tests that take long: what they have is in others, too, or is small.
+#: Those that are tried with the tests that take long.
 RARER = {
+    "slime-agents slime-compat",
+    "slime-kernels",
+    "slime-sglang",
     "slime-core slime-gym",
     "slime-algos",
     "slime-models[smollm2]",

@@ -243,6 +243,7 @@ def test_a_run_without_events_has_no_file_and_says_how_to_have_one(train, capsys
     assert "unless events are switched off (--no-events)" in capsys.readouterr().err
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_run_that_is_killed_and_resumed_has_the_events_of_all_its_processes(
     letters, kill_after, root, monkeypatch, tmp_path, loop

@@ -135,7 +135,13 @@ def test_a_run_that_was_killed_is_replayed_as_far_as_it_told(
     assert "the first of 2 processes" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["partial", "one-step-off", "async, as completed"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "partial",
+        *(pytest.param(name, marks=pytest.mark.faults) for name in ("one-step-off", "async, as completed")),
+    ],
+)
 def test_decisions_over_a_torch_engine_and_trainer_are_made_again(
     letters, qwen3, slime, tmp_path, capsys, name
 ):

@@ -206,6 +206,7 @@ def test_a_refusal_within_a_stream_is_an_error_and_no_fault_of_the_server(servin
     assert not isinstance(caught.value, ServerFaultError)
 
 
+@pytest.mark.faults
 def test_a_model_that_cannot_be_served_ends_the_start_with_the_log(new_engine, model_path, tmp_path):
     engine = new_engine(model_path, tmp_path, server_args={"attention_backend": "no-such-backend"})
     with pytest.raises(EngineError, match=r"(?s)ended with status.*server\.log.*no-such-backend"):

@@ -378,7 +378,6 @@ def tokenizer() -> ByteTokenizer:
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., TinyModel]:
     """Return the model of a kind (and seed), made once."""
-    torch.set_num_threads(2)
     made: dict[str, TinyModel] = {}
 
     def model(kind: str, *, seed: int = 0) -> TinyModel:

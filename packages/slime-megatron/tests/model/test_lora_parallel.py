@@ -19,7 +19,9 @@ CUTS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", CUTS)
+@pytest.mark.parametrize(
+    "kind", [*("qwen3", "deepseek_v3"), pytest.param("qwen3_moe", marks=pytest.mark.faults)]
+)
 def test_adapters_take_the_steps_of_one_process(ranks, cut_models, kind, tmp_path, capsys):
     batches = [make_batch(seed=seed) for seed in range(3)]
     wanted = {}

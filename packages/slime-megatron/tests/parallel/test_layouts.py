@@ -36,10 +36,10 @@ from ..tiny_models import DEEPSEEK, DELTA_NET, INDEXER, VOCAB
 @pytest.mark.parametrize(
     "kind",
     [
-        *("deepseek_v3", "qwen3", "qwen3_moe"),
+        *("deepseek_v3", "qwen3"),
         *(
             pytest.param(kind, marks=pytest.mark.faults)
-            for kind in (*DENSE, "gpt_oss", "minimax_m2", "qwen2_moe", "qwen3_next")
+            for kind in (*DENSE, "gpt_oss", "minimax_m2", "qwen2_moe", "qwen3_moe", "qwen3_next")
             if kind not in (*ALIKE, "qwen3")
         ),
     ],
@@ -50,7 +50,17 @@ def test_every_layout_takes_the_steps_of_one_process(ranks, cut_models, kind, ca
 
 @pytest.mark.slow
 @pytest.mark.proves("{kind}", "tensor", "sequence", "pipeline", "context", "expert", "optimizer")
-@pytest.mark.parametrize("kind", ALIKE)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("deepseek_v32", "llama", "qwen3_5_moe_text"),
+        *(
+            pytest.param(kind, marks=pytest.mark.faults)
+            for kind in ALIKE
+            if kind not in ("deepseek_v32", "llama", "qwen3_5_moe_text")
+        ),
+    ],
+)
 def test_two_ranks_take_a_step_of_one_process(ranks, cut_models, make_hf, kind, tmp_path, capsys):
     """Of models whose layers are those of others, for which every layout is tried."""
     folder = cut_models[kind] if kind in cut_models else alike(make_hf, kind, tmp_path)
@@ -304,7 +314,7 @@ def test_gradients_that_are_added_up_during_the_backward_pass_are_the_same_bits(
         assert all(one[name].equal(other[name]) for name in one)
 
 
-@pytest.mark.parametrize("kind", ["mtp_model", "latent_mtp_model"])
+@pytest.mark.parametrize("kind", [pytest.param("mtp_model", marks=pytest.mark.faults), "latent_mtp_model"])
 def test_mtp_layers_learn_under_every_layout_as_in_one_process(ranks, kind, request):
     """Beside a policy whose routers have a loss and a bias that moves; the last stage has no embedding of its own."""
     mtp_model = request.getfixturevalue(kind)
