@@ -199,8 +199,8 @@ class MegatronTrainer:
 
     async def _buckets(self, dtype: str) -> AsyncIterator[tuple[Bucket, Fingerprint]]:
         buckets = self._policy.weights(dtype)
-        while (found := await self._on_thread(_next_bucket, buckets)) is not None:
-            yield found
+        while (bucket := await self._on_thread(next, buckets, None)) is not None:
+            yield bucket, {}
 
     @property
     def _policy(self) -> Learner:
@@ -297,13 +297,6 @@ def _make_sender(on_thread: Callable[..., Any], registry: Registry) -> WeightSen
     from slime_models.transfer.sender import WeightSender
 
     return WeightSender(on_thread, registry)
-
-
-def _next_bucket(buckets: Any) -> tuple[list[tuple[str, Any]], Fingerprint] | None:
-    from slime_models.transfer.fingerprint import fingerprints_of
-
-    bucket = next(buckets, None)
-    return None if bucket is None else (bucket, fingerprints_of(bucket))
 
 
 #: The entry point `megatron` of `slime.trainers`.

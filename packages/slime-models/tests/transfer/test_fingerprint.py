@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from slime_models.transfer import fingerprint as module
 from slime_models.transfer import threads
-from slime_models.transfer.fingerprint import fingerprint, fingerprints
+from slime_models.transfer.fingerprint import copied_fingerprints, fingerprint, fingerprints
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -61,6 +61,45 @@ def test_sum_is_the_one_spelled_out_compiled_or_not(
     monkeypatch.setattr(module, "is_compiled_for", lambda _: with_numba)
     tensor = torch.randint(-128, 128, (rows * 4096 + more,), dtype=torch.int8)
     assert fingerprint(tensor) == reference(tensor)
+
+
+@pytest.mark.parametrize("with_numba", [False, True])
+@pytest.mark.parametrize("shift", [0, 8, 32])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_what_is_copied_and_summed_is_what_is_copied_and_what_is_summed(
+    monkeypatch: pytest.MonkeyPatch, with_numba: bool, shift: int, threads: int
+) -> None:
+    """To places side by side, aligned or not, from pieces of several threads; and no byte beside them is written."""
+    if with_numba:
+        pytest.importorskip("numba")
+    monkeypatch.setattr(module, "is_compiled_for", lambda _: with_numba)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr("slime_models.transfer.threads._PART_BYTES", 3 * 4096)
+    shapes = [(3 * 4096 + 5,), (), (0, 4), (2047,), (2, 4096), (33, 7), (1,)]
+    sources = [random(*shape, seed=seed) for seed, shape in enumerate(shapes)]
+    memory = torch.full((1 << 17,), 77, dtype=torch.uint8)
+    base, pairs = -memory.data_ptr() % 64 + shift, []
+    written = torch.zeros(1 << 17, dtype=torch.bool)
+    for source in sources:
+        end = base + source.nbytes
+        pairs.append((memory[base:end].view(source.dtype).view(source.shape), source))
+        written[base:end] = True
+        base = -(-end // 64) * 64 + shift
+    assert copied_fingerprints(pairs) == [reference(source) for source in sources]
+    assert all(target.equal(source) for target, source in pairs)
+    assert (memory[~written] == 77).all()
+
+
+def test_what_is_not_contiguous_or_of_another_dtype_is_copied_and_its_source_summed() -> None:
+    source, cast = random(40, 30).T, random(9, dtype=torch.float32)
+    targets = torch.zeros(30, 40, dtype=torch.bfloat16), torch.zeros(9, dtype=torch.bfloat16)
+    assert copied_fingerprints([(targets[0], source), (targets[1], cast)]) == [
+        reference(source),
+        reference(cast),
+    ]
+    assert targets[0].equal(source)
+    assert targets[1].equal(cast.to(torch.bfloat16))
+    assert copied_fingerprints([]) == []
 
 
 def test_two_signs_that_flip_show() -> None:

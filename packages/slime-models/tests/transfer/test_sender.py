@@ -9,6 +9,7 @@ import torch
 from slime_core.errors import WeightSyncError
 from slime_core.plugins.registry import Registry
 from slime_core.weights.sync import MemoryChannel
+from slime_models.transfer.fingerprint import fingerprint
 from slime_models.transfer.meeting import BroadcastChannel, call_off, open_store
 from slime_models.transfer.sender import WeightSender
 
@@ -42,6 +43,23 @@ def test_the_next_bucket_is_made_while_one_is_on_its_way_and_no_more():
     seen, sent, n_bytes = asyncio.run(scenario())
     assert seen == [("0", 2), ("1", 3), ("2", 4), ("3", 4)]
     assert (sent, n_bytes) == ({"0": 0, "1": 1, "2": 2, "3": 3}, 4 * 8)
+
+
+def test_fingerprints_that_are_missing_are_made_of_what_is_sent():
+    channel, tensors = MemoryChannel(), {"given": torch.ones(2), "missing": torch.arange(3.0)}
+
+    async def buckets():
+        yield [*tensors.items()], {"given": 5}
+
+    async def scenario():
+        sender = WeightSender(asyncio.to_thread, Registry())
+        sending = asyncio.create_task(sender.send(plan_of("memory", channel), buckets()))
+        async for _ in channel.buckets():
+            announced = dict(channel.fingerprints)
+        return announced, await sending
+
+    wanted = {"given": 5, "missing": fingerprint(tensors["missing"])}
+    assert asyncio.run(scenario()) == (wanted, wanted)
 
 
 def test_a_trainer_that_fails_while_a_bucket_is_on_its_way_sends_no_more_of_it():

@@ -12,6 +12,48 @@ import torch
 from numpy.typing import NDArray
 from slime_core.samples import TrainBatch
 
+#: Name -> config.json of which a folder with random weights is made: of a published model, or of a small one of its kind.
+SHAPES: dict[str, dict[str, Any]] = {
+    "0.6b": {  # Qwen/Qwen3-0.6B
+        "model_type": "qwen3",
+        "architectures": ["Qwen3ForCausalLM"],
+        "vocab_size": 151936,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "max_position_embeddings": 40960,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000,
+        "tie_word_embeddings": True,
+    },
+    "moe": {  # the proportions of Qwen/Qwen3-30B-A3B, a quarter as wide, with a quarter of its experts and an eighth of its layers
+        "model_type": "qwen3_moe",
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "vocab_size": 8192,
+        "hidden_size": 512,
+        "intermediate_size": 1536,
+        "moe_intermediate_size": 192,
+        "num_experts": 32,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "num_hidden_layers": 6,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "max_position_embeddings": 40960,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000,
+        "tie_word_embeddings": False,
+    },
+}
+
 
 @dataclass(frozen=True)
 class Lengths:

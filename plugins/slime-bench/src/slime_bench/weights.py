@@ -9,6 +9,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,6 @@ from slime_models.groups import OWN_TRANSPORTS
 from slime_models.hf.config import read_config
 from slime_models.hf.folder import HfCheckpoint
 from slime_models.transfer.changes import encode_changes
-from slime_models.transfer.fingerprint import fingerprints_of
 from slime_models.transfer.sender import WeightSender
 from slime_sglang.engine import SglangEngine
 from slime_sglang.settings.section import SglangSection
@@ -30,8 +30,11 @@ from slime_sglang.settings.server import ServerSettings
 from slime_sglang.weights.receiver import create_receiver
 from torch import Tensor
 
-_BUCKET_BYTES = 64 * 1024**2
+from slime_bench.random_work import SHAPES, write_random_model
+
 _TIMEOUT_S = 600.0
+#: Plain copies in a row.
+_COPIES = 3
 #: `distributed` as it goes to another machine, where the receiver's memory is out of reach.
 _BY_SOCKETS = "by sockets"
 _TEXT = "In the {}th lesson we count apples and pears: {} and {} make {}, and one more makes {}."
@@ -47,12 +50,16 @@ def weights(argv: list[str]) -> int:
     """Measure weight updates of an SGLang server by each transport, all of them checked and proven as in a run.
 
     The seconds are those of a whole update: sent, staged, checked, loaded, fingerprinted. `disk-delta` is measured twice:
-    with all weights, and with what real optimizer steps of `--lr` changed. All transports take turns in one run.
+    with all weights, and with what real optimizer steps of `--lr` changed (of a model that is trained, not of `--shape`). All
+    transports take turns in one run.
     """
     options = _parse(argv)
     registry = Registry.from_environment()
-    model_path = resolve_model(options.model, registry)
     with tempfile.TemporaryDirectory(prefix="slime-bench-", dir=options.dir) as folder:
+        model_path = Path(folder) / "model" if options.shape else resolve_model(options.model, registry)
+        if options.shape:
+            model_path.mkdir()
+            write_random_model(SHAPES[options.shape], model_path)
         family = registry.resolve("slime.models", read_config(model_path)["model_type"])
         section = SglangSection(server_args={"max_total_tokens": 1024, "max_running_requests": 4})
         receiver = create_receiver(
@@ -77,10 +84,10 @@ class _Sender:
 
     capabilities = TrainerCapabilities(transports=(*OWN_TRANSPORTS, *_BY_RANKS))
 
-    def __init__(self, registry: Registry, thread: DaemonThread) -> None:
+    def __init__(self, registry: Registry, thread: DaemonThread, bucket_bytes: int) -> None:
         self.sender, self.weights = WeightSender(self._on_thread, registry), dict[str, Tensor]()
         self.sees_memory = True
-        self._thread = thread
+        self._thread, self._bucket_bytes = thread, bucket_bytes
 
     async def send(self, plan: TransferPlan) -> Fingerprint:
         """Send them."""
@@ -93,13 +100,15 @@ class _Sender:
 
     async def _buckets(self) -> AsyncIterator[tuple[Bucket, Fingerprint]]:
         bucket: list[tuple[str, Tensor]] = []
+        held = 0
         for name, tensor in self.weights.items():
             bucket.append((name, tensor))
-            if sum(held.nbytes for _, held in bucket) >= _BUCKET_BYTES:
-                yield bucket, await self._on_thread(fingerprints_of, bucket)
-                bucket = []
+            held += tensor.nbytes
+            if held >= self._bucket_bytes:
+                yield bucket, {}
+                bucket, held = [], 0
         if bucket:
-            yield bucket, await self._on_thread(fingerprints_of, bucket)
+            yield bucket, {}
 
 
 async def _measure(
@@ -113,19 +122,21 @@ async def _measure(
     await engine.start()
     try:
         seconds: dict[str, list[float]] = {name: [] for name in ("copy", *_TRANSPORTS)}
-        senders = {name: _Sender(registry, thread) for name in seconds}
+        new_sender = partial(_Sender, registry, thread, options.bucket_mib * 1024**2)
+        senders = {name: new_sender() for name in seconds}
         senders[_BY_SOCKETS].sees_memory = False
         for repeat in range(options.repeats + 1):  # the first warms up
             values = (first, second)[repeat % 2]
             seconds["copy"].append(_copy_s(first, second))
-            senders["disk-delta"] = _Sender(registry, thread)  # which has sent nothing: all weights go
+            senders["disk-delta"] = new_sender()  # which has sent nothing: all weights go
             for name in _TRANSPORTS:
                 transport = "distributed" if name == _BY_SOCKETS else name
                 senders[name].weights = dict(values)
                 taken = await _update_s(senders[name], engine, transport, f"{name}-{repeat}")
                 seconds[name].append(taken)
         _report(seconds, n_bytes, options)
-        await _report_changes(engine, _Sender(registry, thread), first, model_path, options)
+        if not options.shape:
+            await _report_changes(engine, new_sender(), first, model_path, options)
     finally:
         thread.shutdown(wait=False)
         await engine.close()
@@ -133,7 +144,8 @@ async def _measure(
 
 def _report(seconds: Mapping[str, list[float]], n_bytes: int, options: argparse.Namespace) -> None:
     medians = {name: statistics.median(times[1:]) for name, times in seconds.items()}
-    print(f"{options.model}, bfloat16, {n_bytes:,} bytes, median of {options.repeats} updates each:")
+    what = f"random weights of the shape {options.shape}" if options.shape else options.model
+    print(f"{what}, bfloat16, {n_bytes:,} bytes, median of {options.repeats} updates each:")
     notes = {
         "copy": "a plain copy from memory to memory",
         "nccl": "by gloo",
@@ -141,12 +153,12 @@ def _report(seconds: Mapping[str, list[float]], n_bytes: int, options: argparse.
         _BY_SOCKETS: "distributed, as to another machine",
     }
     for name in seconds:
-        what = notes.get(name, "")
+        note = notes.get(name, "")
         spread = f"{min(seconds[name][1:]):.2f} to {max(seconds[name][1:]):.2f}"
         share = medians["copy"] / medians[name]
         print(
             f"  {name:12} {medians[name]:7.3f} s ({spread}) {n_bytes / medians[name] / 1e9:7.2f} GB/s"
-            f" {share:7.2f} of the copy's rate  {what}".rstrip()
+            f" {share:7.2f} of the copy's rate  {note}".rstrip()
         )
 
 
@@ -219,21 +231,28 @@ async def _update_s(sender: _Sender, engine: SglangEngine, transport: str, versi
 
 
 def _copy_s(source: Weights, target: Weights) -> float:
+    """Return the seconds of the fastest of a few copies, as others may find memory that the system is still tidying."""
     buffers = {name: torch.empty_like(tensor) for name, tensor in target.items()}
     for buffer in buffers.values():
         buffer.zero_()  # so that its memory is there
-    begin = time.perf_counter()
-    for name, tensor in source.items():
-        buffers[name].copy_(tensor)
-    return time.perf_counter() - begin
+    taken = []
+    for _ in range(_COPIES):
+        begin = time.perf_counter()
+        for name, tensor in source.items():
+            buffers[name].copy_(tensor)
+        taken.append(time.perf_counter() - begin)
+    return min(taken)
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="slime bench weights", description=weights.__doc__)
-    parser.add_argument(
-        "--model", default="smollm2-135m", help="Hugging Face folder, hub name, or short name"
-    )
+    model = parser.add_mutually_exclusive_group()
+    model.add_argument("--model", default="smollm2-135m", help="Hugging Face folder, hub name, or short name")
+    model.add_argument("--shape", choices=list(SHAPES), help="random weights in the place of a model")
     parser.add_argument("--repeats", type=int, default=5, help="measured updates by each transport")
+    parser.add_argument(
+        "--bucket-mib", type=int, default=512, help="MiB of a bucket (--update-weight-buffer-size of a run)"
+    )
     parser.add_argument("--steps", type=int, default=2, help="optimizer steps from the model as it is")
     parser.add_argument("--lr", type=float, default=1e-6, help="learning rate of these steps")
     parser.add_argument("--encoding", choices=("xor", "overwrite"), default="xor", help="of changes")

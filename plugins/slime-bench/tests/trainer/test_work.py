@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from slime_bench.random_work import Lengths, random_batch
-from slime_bench.trainer.work import SHAPES, Transformers
+from slime_bench.random_work import SHAPES, Lengths, random_batch
+from slime_bench.trainer.work import Transformers
 from slime_models.family.families.qwen3 import QWEN3
 
 #: A tiny Qwen 3 without weights.

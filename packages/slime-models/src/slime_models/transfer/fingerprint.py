@@ -12,17 +12,21 @@ import torch
 from torch import Tensor
 
 from slime_models.jit import compiled
-from slime_models.transfer.threads import Piece, is_compiled_for, on_threads, parts_of
+from slime_models.transfer.threads import Piece, copy_all, is_compiled_for, is_plain, on_threads, parts_of
 from slime_models.triton_launch import can_launch
 
 _Bytes = np.ndarray[tuple[int], np.dtype[np.int8]]
 _Words = np.ndarray[tuple[int], np.dtype[np.int64]]
 #: `_sum_words`, or what numba compiles.
 _SumWords = Callable[[_Words, int, _Words, _Words], int]
+#: Copies bytes from one address to another, so many, and sums the words that they are.
+_CopyAndSum = Callable[[int, int, int, _Words, int, _Words, _Words], int]
 
 #: Bytes of a row. A word's weight depends on its place in its row, and on its row.
 _ROW_BYTES = 4096
 _WORD_BYTES = 8
+#: What is copied and summed at once goes to a multiple of so many bytes.
+_TARGET_BYTES = 32
 _WORDS = _ROW_BYTES // _WORD_BYTES
 #: On a device, tensors of fewer rows are copied together: each operation has a cost of its own.
 _FEW_ROWS = 32
@@ -64,14 +68,46 @@ def fingerprints(tensors: Iterable[Tensor]) -> list[int]:
         else:
             waiting.setdefault(device, []).append((len(totals), _device_sums(flats)))
             totals += [0] * len(flats)
-        labels += [f"{tensor.dtype} {tuple(tensor.shape)}" for tensor in group]
+        labels += [_label(tensor) for tensor in group]
     for parts in waiting.values():
         found = iter(torch.cat([sums for _, sums in parts]).tolist())
         for place, sums in parts:
             totals[place : place + len(sums)] = itertools.islice(found, len(sums))
-    texts = [f"{total % (1 << 64)} {label}" for total, label in zip(totals, labels, strict=True)]
-    digests = [hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts]
-    return [int.from_bytes(digest, "little") for digest in digests]
+    return [_digest(total, label) for total, label in zip(totals, labels, strict=True)]
+
+
+def copied_fingerprints(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[int]:
+    """Copy tensors as `copy_all` does, and return the checksum of each source; see `fingerprints`.
+
+    Where numba is installed, and both lie contiguous in host memory, each byte is read once for the two.
+
+    Args:
+        pairs: (target in host memory, source) of one shape each; the target is contiguous.
+    """
+    n_bytes = sum(source.nbytes for _, source in pairs)
+    if n_bytes and is_compiled_for(n_bytes) and all(_is_aligned(*pair) for pair in pairs):
+        flats = [_bytes(source) for _, source in pairs]
+        totals = _host_sums(flats, [target.data_ptr() for target, _ in pairs])
+        return [_digest(total, _label(source)) for total, (_, source) in zip(totals, pairs, strict=True)]
+    copy_all(pairs)
+    return fingerprints(source for _, source in pairs)
+
+
+def _is_aligned(target: Tensor, source: Tensor) -> bool:
+    """Whether what numba compiles copies these bytes and sums them, both in host memory."""
+    if not (is_plain(target, source) and target.is_contiguous()):
+        return False
+    return target.data_ptr() % _TARGET_BYTES == 0 and source.data_ptr() % _WORD_BYTES == 0
+
+
+def _label(tensor: Tensor) -> str:
+    return f"{tensor.dtype} {tuple(tensor.shape)}"
+
+
+def _digest(total: int, label: str) -> int:
+    """Return the checksum of a tensor of this label and weighted sum."""
+    text = f"{total % (1 << 64)} {label}"
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 def fingerprints_of(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, int]:
@@ -94,19 +130,28 @@ def _groups(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
         yield group
 
 
-def _host_sums(flats: Sequence[Tensor]) -> list[int]:
-    """Return the weighted sum of the words of each tensor in host memory, modulo 2**64, computed on several threads."""
+def _host_sums(flats: Sequence[Tensor], targets: Sequence[int] | None = None) -> list[int]:
+    """Return the weighted sum of the words of each tensor in host memory, modulo 2**64, computed on several threads.
+
+    Args:
+        flats: bytes of the tensors.
+        targets: addresses that what numba compiles is to copy them to, multiples of `_TARGET_BYTES`.
+    """
     sizes = [flat.numel() for flat in flats]
     sum_words = _compiled() if is_compiled_for(sum(sizes)) else _sum_words
     cpu = torch.device("cpu")
     weights = _word_weights(cpu).numpy(), _row_weights(max(sizes) // _ROW_BYTES + 1, cpu).numpy()
     arrays = [flat.numpy() for flat in flats]
 
+    def piece_sum(piece: Piece) -> int:
+        raw, function = arrays[piece.owner][piece.start : piece.end], sum_words
+        if targets is not None:
+            places = targets[piece.owner] + piece.start, flats[piece.owner].data_ptr() + piece.start, len(raw)
+            function = functools.partial(_copying(), *places)
+        return _piece_sum(raw, piece.start, weights, function)
+
     def part_sums(part: Sequence[Piece]) -> list[int]:
-        return [
-            _piece_sum(arrays[piece.owner][piece.start : piece.end], piece.start, weights, sum_words)
-            for piece in part
-        ]
+        return [piece_sum(piece) for piece in part]
 
     parts = parts_of(sizes, unit=_ROW_BYTES)
     sums = [0] * len(flats)
@@ -157,6 +202,15 @@ def _compiled() -> _SumWords:
     from slime_models.transfer.kernels.numba_kernels import make_sum_words
 
     found: _SumWords = compiled(make_sum_words)
+    return found
+
+
+@functools.cache
+def _copying() -> _CopyAndSum:
+    """Return what numba compiles to copy bytes and sum the words that they are."""
+    from slime_models.transfer.kernels.numba_kernels import make_copy_and_sum
+
+    found: _CopyAndSum = compiled(make_copy_and_sum)
     return found
 
 

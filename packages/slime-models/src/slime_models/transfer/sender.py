@@ -16,7 +16,7 @@ from slime_core.weights.sync import Bucket
 from slime_models.quantization.config import FIELD, read_quantization
 from slime_models.quantization.scheme import Quantization
 from slime_models.transfer.fingerprint import fingerprints_of
-from slime_models.transfer.transport import OnThread, TransportSender, transport_of
+from slime_models.transfer.transport import OnThread, OutgoingUpdate, TransportSender, transport_of
 
 
 class WeightSender:
@@ -41,10 +41,11 @@ class WeightSender:
     async def send(
         self, plan: TransferPlan, buckets: AsyncIterator[tuple[Bucket, Fingerprint]]
     ) -> Fingerprint:
-        """Send all buckets, in the plan's dtype and with their fingerprints; returns the fingerprints of what was sent.
+        """Send all buckets, in the plan's dtype, each with fingerprints or none; returns the fingerprints of what was sent.
 
         The first bucket is asked for while the update begins, and each next one while a bucket is on its way, so two of them are
-        held. Where the plan's engine serves quantised weights, each bucket is quantised before it is sent.
+        held. Where the plan's engine serves quantised weights, each bucket is quantised before it is sent. Fingerprints that are
+        missing are made here, or by a transport that can make them while it copies the tensors.
 
         Raises:
             WeightSyncError: no such transport, the receiving side refused or went, or a tensor cannot be quantised.
@@ -56,19 +57,21 @@ class WeightSender:
         quantization = read_quantization({FIELD: plan.quantization})
         if quantization is not None:
             buckets = self._quantized(buckets, quantization)
+        outgoing = self._sender(plan).update(plan)
+        if not getattr(outgoing, "makes_fingerprints", False):
+            buckets = self._fingerprinted(buckets)
         making = asyncio.create_task(_next(buckets))  # also while the update begins
         on_its_way: asyncio.Task[int] | None = None
         async with AsyncExitStack() as exits:
             exits.push_async_callback(lambda: _cancelled(making))
-            update = await exits.enter_async_context(self._sender(plan).update(plan))
+            update = await exits.enter_async_context(outgoing)
             exits.push_async_callback(lambda: _cancelled(on_its_way))
             while (made := await making) is not None:
                 bucket, found = made
                 if on_its_way is not None:
                     self.last_bytes += await on_its_way
-                on_its_way = asyncio.create_task(update.put(bucket, found))
+                on_its_way = asyncio.create_task(_put(update, bucket, found, sent))
                 making = asyncio.create_task(_next(buckets))
-                sent |= found
             if on_its_way is not None:
                 self.last_bytes += await on_its_way
             await update.end()
@@ -97,11 +100,25 @@ class WeightSender:
         async for bucket, found in buckets:
             yield await self._on_thread(quantize_bucket, bucket, found, quantization)
 
+    async def _fingerprinted(
+        self, buckets: AsyncIterator[tuple[Bucket, Fingerprint]]
+    ) -> AsyncIterator[tuple[Bucket, Fingerprint]]:
+        async for bucket, found in buckets:
+            lacking = [(name, tensor) for name, tensor in bucket if name not in found]
+            yield bucket, found | (await self._on_thread(fingerprints_of, lacking) if lacking else {})
+
     def _sender(self, plan: TransferPlan) -> TransportSender:
         if plan.transport not in self._senders:
             transport = transport_of(self._registry, plan.transport, version=plan.version)
             self._senders[plan.transport] = transport.create_sender(self._on_thread)
         return self._senders[plan.transport]
+
+
+async def _put(update: OutgoingUpdate, bucket: Bucket, found: Fingerprint, sent: Fingerprint) -> int:
+    """Send a bucket, and add its fingerprints to `sent`; returns the number of bytes."""
+    n_bytes = await update.put(bucket, found)
+    sent.update(found)
+    return n_bytes
 
 
 async def _next[T](items: AsyncIterator[T]) -> T | None:
@@ -136,5 +153,5 @@ def quantize_bucket(
             made += parts
         else:
             tensors.append((name, tensor))
-            kept[name] = found[name]
+            kept |= {name: found[name]} if name in found else {}
     return tensors, kept | fingerprints_of(made)

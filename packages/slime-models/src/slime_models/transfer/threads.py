@@ -96,9 +96,9 @@ def copy_all(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
     Bytes that lie contiguous in host memory are copied as such, without torch's workers; where numba is installed, many of them past
     the caches.
     """
-    plain = [pair for pair in pairs if _is_plain(*pair)]
+    plain = [pair for pair in pairs if is_plain(*pair)]
     for target, source in pairs:
-        if not _is_plain(target, source):
+        if not is_plain(target, source):
             target.copy_(source.detach())
     sizes = [source.nbytes for _, source in plain]
     copy = _copy_compiled() if sum(sizes) >= _MANY_BYTES and has_numba() else ctypes.memmove
@@ -145,7 +145,7 @@ class PlainCopies(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Put a copy off, or call what was called."""
-        if func is Tensor.copy_ and len(args) == 2 and not kwargs and _is_plain(*args):
+        if func is Tensor.copy_ and len(args) == 2 and not kwargs and is_plain(*args):
             target, source = args
             if target.is_contiguous() and target.shape == source.shape and not torch.is_grad_enabled():
                 self._put_off(target, source)
@@ -188,7 +188,7 @@ def _only_looks(func: Any, args: tuple[Any, ...]) -> bool:
     return func in _LOOKS
 
 
-def _is_plain(target: Tensor, source: Tensor) -> bool:
+def is_plain(target: Tensor, source: Tensor) -> bool:
     """Whether a source lies contiguous in host memory, as does the target."""
     on_host = source.device.type == target.device.type == "cpu"
     return on_host and source.is_contiguous() and source.dtype == target.dtype

@@ -26,7 +26,10 @@ OnThread = Callable[..., Awaitable[Any]]
 
 
 class OutgoingUpdate(Protocol):
-    """One update, being sent. An asynchronous context manager, entered once."""
+    """One update, being sent. An asynchronous context manager, entered once.
+
+    Where it has an attribute `makes_fingerprints` that is true, `put` may be given tensors without fingerprints, and adds them.
+    """
 
     async def __aenter__(self) -> Self:
         """Begin."""
@@ -138,6 +141,11 @@ class UpdateOnThread:
             await self.__aexit__(*sys.exc_info())
             raise
         return self
+
+    @property
+    def makes_fingerprints(self) -> bool:
+        """Whether `put` adds the fingerprints that it is not given."""
+        return getattr(self._update, "makes_fingerprints", False)
 
     @property
     def folder(self) -> Path | None:

@@ -93,6 +93,12 @@ def fingerprints(values):
     return {name: fingerprint(tensor) for name, tensor in values.items()}
 
 
+async def unsummed(values):
+    """Buckets of which nobody has made the fingerprints."""
+    for name, tensor in values.items():
+        yield [(name, tensor)], {}
+
+
 def check_arrived(values, sent, received):
     wanted = fingerprints(values)
     assert sent == wanted
@@ -110,6 +116,14 @@ def test_each_rank_gets_every_byte_and_the_group_stays(transport, storage):
         check_arrived(values, *halves.update(values, version))
         groups |= {id(rank._group) for rank in halves.ranks}
     assert len(groups) == 2
+
+
+def test_fingerprints_are_made_while_buckets_are_copied(transport, storage):
+    halves, values = Halves(transport, storage), tensors(1)
+    check_arrived(values, *halves.update(values, "1", buckets=unsummed))
+    sent, received = halves.update(values, "2", buckets=unsummed, rank_1={"fails_after": 1})
+    assert sent == fingerprints(values)  # also of what is left, which is not sent
+    assert isinstance(received[0], KeyError)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.uint8])

@@ -19,10 +19,9 @@ from slime_core.run.build import resolve_model
 from slime_models.hf.config import read_config
 
 from slime_bench.memory_in_use import bytes_in_use, peak_bytes
-from slime_bench.random_work import Lengths, random_batch, write_random_model
+from slime_bench.random_work import SHAPES, Lengths, random_batch, write_random_model
 from slime_bench.trainer.peak import Peak, device_name, finish
 from slime_bench.trainer.work import (
-    SHAPES,
     Ours,
     Step,
     Transformers,

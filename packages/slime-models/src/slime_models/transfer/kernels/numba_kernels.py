@@ -15,6 +15,7 @@ from numba.extending import intrinsic
 
 _I64 = types.int64
 _WORDS = 512
+_ROW_BYTES = 8 * _WORDS
 #: Words that are stored at once, at a multiple of their size.
 _VECTOR = ir.VectorType(ir.IntType(64), 4)
 _VECTOR_BYTES = 32
@@ -76,6 +77,39 @@ def make_copy(*, cache: bool):
         _fence()
 
     return copy
+
+
+def make_copy_and_sum(*, cache: bool):
+    """Compile `make_copy`'s copy and `fingerprint._sum_words` of the same bytes, each read once: a row is summed, then copied.
+
+    `words` are those at `source`, whose first begins a row; `target` is a multiple of 32. What comes after the last whole word, of
+    `n_bytes` in all, is copied and not summed.
+    """
+
+    @njit(_I64(_I64, _I64, _I64, _I64[::1], _I64, _I64[::1], _I64[::1]), nogil=True, cache=cache)
+    def copy_and_sum(target, source, n_bytes, words, first_row, word_weights, row_weights):
+        n_rows = len(words) // _WORDS
+        total = np.int64(0)
+        for row in range(n_rows):
+            part = np.int64(0)
+            for at in range(_WORDS):
+                word = words[row * _WORDS + at]
+                part += (word + (word >> 32)) * word_weights[at]
+            total += part * row_weights[first_row + row]
+            for at in range(row * _ROW_BYTES, (row + 1) * _ROW_BYTES, _VECTOR_BYTES):
+                _move(target + at, source + at)
+        part = np.int64(0)
+        for at in range(len(words) - n_rows * _WORDS):
+            word = words[n_rows * _WORDS + at]
+            part += (word + (word >> 32)) * word_weights[at]
+        if len(words) > n_rows * _WORDS:
+            total += part * row_weights[first_row + n_rows]
+        for at in range(n_rows * _ROW_BYTES, n_bytes):
+            _move_byte(target + at, source + at)
+        _fence()
+        return total
+
+    return copy_and_sum
 
 
 def make_sum_words(*, cache: bool):

@@ -14,7 +14,8 @@ from slime_core.protocols import Fingerprint, TransferPlan
 from slime_core.weights.sync import Bucket
 from torch import Tensor
 
-from slime_models.transfer.manifest import Entry, aligned, bytes_of, entries_of
+from slime_models.transfer.fingerprint import copied_fingerprints, fingerprints_of
+from slime_models.transfer.manifest import aligned, bytes_of, entries_of
 from slime_models.transfer.meeting import BroadcastChannel, StrangerError, tell
 from slime_models.transfer.ranks.group import RankGroup, forget_frames, group_of_sender
 from slime_models.transfer.threads import copy_all
@@ -51,6 +52,8 @@ class SendingToRanks:
         backend: library that carries weights between members of a group with such devices (`RankGroup`).
     """
 
+    makes_fingerprints = True
+
     def __init__(
         self,
         plan: TransferPlan,
@@ -73,22 +76,24 @@ class SendingToRanks:
     def put(self, bucket: Bucket, fingerprints: Fingerprint) -> int:
         """Announce a bucket and carry it as one flat tensor; returns 0 where a receiver is lost.
 
+        Fingerprints that are missing are made of what is copied, while it is.
+
         Raises:
             WeightSyncError: a member does not know the secret, or the transport cannot reach its device.
         """
         device = bucket[0][1].device if bucket else torch.device("cpu")
         if not bucket or not self._join(device):
+            made = [(name, tensor) for name, tensor in bucket if name not in fingerprints]
+            fingerprints.update(fingerprints_of(made))
             return 0
         assert self._group is not None and self._carrier is not None
-        entries, n_bytes = _placed(entries_of(bucket, fingerprints))
+        offsets, n_bytes = _offsets(bucket)
         flat = self._carrier.room(n_bytes, device)
-        copy_all(
-            [
-                (entry.spec.view(flat, entry.offset), tensor)
-                for entry, (_, tensor) in zip(entries, bucket, strict=True)
-                if entry.n_bytes
-            ]
-        )
+        _copy(bucket, flat, offsets, fingerprints)
+        entries = [
+            replace(entry, offset=offset, n_bytes=entry.spec.n_bytes)
+            for entry, offset in zip(entries_of(bucket, fingerprints), offsets, strict=True)
+        ]
         told = {"version": self._version, "n_bytes": n_bytes, **self._carrier.told()}
         with self._breaking():
             tell(self._group.told, told | {"entries": [asdict(entry) for entry in entries]})
@@ -150,11 +155,24 @@ class SendingToRanks:
             self._groups.pop().close()
 
 
-def _placed(entries: Sequence[Entry]) -> tuple[list[Entry], int]:
-    """Return the entries with their places in a flat tensor, and its number of bytes."""
-    placed, end = list[Entry](), 0
-    for entry in entries:
-        n_bytes = entry.spec.n_bytes
-        placed.append(replace(entry, offset=end, n_bytes=n_bytes))
-        end = aligned(end + n_bytes)
-    return placed, end
+def _offsets(bucket: Bucket) -> tuple[list[int], int]:
+    """Return the bytes at which the tensors begin in a flat tensor, and its number of bytes."""
+    offsets, end = list[int](), 0
+    for _, tensor in bucket:
+        offsets.append(end)
+        end = aligned(end + tensor.nbytes)
+    return offsets, end
+
+
+def _copy(bucket: Bucket, flat: Tensor, offsets: Sequence[int], fingerprints: Fingerprint) -> None:
+    """Copy the tensors to their places in a flat tensor, and add the fingerprints that are missing."""
+    made: dict[str, tuple[Tensor, Tensor]] = {}
+    others: list[tuple[Tensor, Tensor]] = []
+    for (name, tensor), offset in zip(bucket, offsets, strict=True):
+        place = flat[offset : offset + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        if name in fingerprints:
+            others.append((place, tensor))
+        else:
+            made[name] = place, tensor
+    copy_all(others)
+    fingerprints.update(zip(made, copied_fingerprints([*made.values()]), strict=True))
