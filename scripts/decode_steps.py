@@ -21,7 +21,7 @@ PROMPT_LEN, N_NEW = 58, 128
 
 def decode_steps(stage: Stage) -> dict[str, Any]:
     """Decoding steps of 0.6B and 8B shapes at 64 and 256 requests, beside what reading the weights for each allows."""
-    from slime_bench.trainer.work import SHAPES
+    from slime_bench.random_work import SHAPES
 
     bytes_per_s = copied_bytes_per_s(stage)
     found: dict[str, Any] = {"memory_bytes_per_s": bytes_per_s}

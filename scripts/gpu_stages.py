@@ -241,7 +241,7 @@ def attention_plans(stage: Stage) -> dict[str, Any]:
 
 def bench_trainer(stage: Stage) -> dict[str, Any]:
     """`slime bench trainer`: full fine-tuning of a 0.6B shape at 4k and 16k tokens."""
-    from slime_bench.trainer.work import SHAPES
+    from slime_bench.random_work import SHAPES
 
     shape, sequence = "0.6b", "4096,16384"
     if stage.dry:
@@ -270,7 +270,7 @@ def bench_launches(stage: Stage) -> dict[str, Any]:
 
 
 def _bench_engine(stage: Stage, *words: str) -> dict[str, Any]:
-    from slime_bench.trainer.work import SHAPES
+    from slime_bench.random_work import SHAPES
 
     folder, bytes_per_s = stage.model(SHAPES["0.6b"]), copied_bytes_per_s(stage)
     weights, found = sum(file.stat().st_size for file in folder.glob("*.safetensors")), {}

@@ -18,8 +18,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from slime_bench.memory_in_use import bytes_in_use
+from slime_bench.random_work import SHAPES
 from slime_bench.trainer.command import trainer as bench_trainer
-from slime_bench.trainer.work import SHAPES
 from slime_core.errors import TrainerError
 from slime_megatron.settings.section import MegatronSection
 
