@@ -1,4 +1,4 @@
-"""What the marks of the whole repository mean, and how two processes share its tests (`pytest -n 2`)."""
+"""What the marks of the whole repository mean, and how processes share its tests (`pytest -n 3`)."""
 
 from __future__ import annotations
 

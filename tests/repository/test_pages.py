@@ -62,6 +62,7 @@ def followed(root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     return said
 
 
+@pytest.mark.faults
 @pytest.mark.slow
 def test_the_page_on_your_own_data_does_what_it_says(followed):
     assert set(followed) == {"folder", "rm", "check", "train", "samples", "eval"}

@@ -37,6 +37,7 @@ def test_lengths_are_those_of_the_samples_number_and_have_a_long_tail(tmp_path):
     assert max(drawn) > 80
 
 
+@pytest.mark.faults
 @pytest.mark.slow
 def test_it_trains_and_says_how_idle_its_parts_are(capsys, monkeypatch):
     for loop in ("sync", "one-step-off"):

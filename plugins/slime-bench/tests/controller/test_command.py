@@ -26,6 +26,7 @@ SMALL = [
 ]
 
 
+@pytest.mark.faults
 def test_every_stage_is_timed_and_memory_is_that_of_the_arrays(capsys):
     assert controller([*SMALL, "--growth", "16", "32", "--growth-tokens", "4", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)

@@ -27,6 +27,7 @@ def test_a_share_of_the_responses_misbehaves_in_every_way_in_turn():
     assert [sample.index for sample in bad] == list(range(300))
 
 
+@pytest.mark.faults
 def test_every_response_is_accounted_for(capfd):
     words = ["--responses", "60", "--bad", "0.05", "--workers", "2", "--timeout-s", "5", "--reward", "exact"]
     assert rewards([*words, "--repeats", "2"]) == 0
