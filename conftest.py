@@ -99,10 +99,24 @@ _SWEEP_S, _SWEEP_FILES = 90.0, 300
 gc.set_threshold(_YOUNG)
 
 
+#: What `gc.unfreeze` is where a test does not need it.
+_UNFREEZE = gc.unfreeze
+
+
 @pytest.fixture(autouse=True)
-def spared() -> None:
-    """Keep collections from what was there before the test: each run in this process collects all of it when it starts."""
+def spared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep collections from what was there before the test: each run in this process collects all of it when it starts.
+
+    Nor does the end of a run give it back to them, as the next one of the test would go through a million objects.
+    """
     gc.freeze()
+    monkeypatch.setattr(gc, "unfreeze", lambda: None)
+
+
+@pytest.fixture
+def usual_collector(spared: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have `gc.unfreeze` do what it does."""
+    monkeypatch.setattr(gc, "unfreeze", _UNFREEZE)
 
 
 @pytest.fixture(scope="session")
@@ -117,7 +131,7 @@ def swept(last_sweep: list[float]) -> Iterator[None]:
     yield
     n_open = len(os.listdir("/proc/self/fd"))
     if n_open > _SWEEP_FILES or time.monotonic() > last_sweep[0] + _SWEEP_S:
-        gc.unfreeze()
+        _UNFREEZE()
         gc.collect()
         last_sweep[0] = time.monotonic()
 

@@ -80,6 +80,7 @@ def checked(slime, environment):
     return ended.stdout.splitlines()
 
 
+@pytest.mark.faults
 def test_the_check_of_plugins_takes_it_and_what_comes_with_slime(checked):
     assert "ok  slime.transports acme/pipe" in checked
 

@@ -14,10 +14,10 @@ from slime_core.devices.cuda_variables import CUDA_VARIABLE_NAMES
 from slime_core.launch.local import assemble_and, drive
 from slime_core.plugins.registry import Registry
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-@pytest.fixture(params=[2, pytest.param(0, marks=pytest.mark.faults)])
+@pytest.fixture(params=[2, 0])
 def n_gpus(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """A cluster with that many GPUs, as far as Ray knows, in an environment without variables of CUDA."""
     from slime_ray.launcher import set_environment

@@ -15,6 +15,7 @@ def test_every_plugin_of_this_package_keeps_its_promises(plugin):
     contracts.check_plugin(Registry(), plugin)
 
 
+@pytest.mark.faults
 @pytest.mark.slow
 def test_the_launcher_keeps_its_promises():
     contracts.check_launcher(launch, "--launcher", "ray")

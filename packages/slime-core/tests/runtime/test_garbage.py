@@ -9,7 +9,7 @@ from slime_core.runtime.garbage import collect_as_usual, spare_the_collector
 
 
 @pytest.fixture(autouse=True)
-def as_before():
+def as_before(usual_collector):
     before = gc.get_threshold()
     yield
     gc.unfreeze()

@@ -101,17 +101,26 @@ def test_what_is_too_noisy_is_correct_and_no_faster(measuring):
         # at full size no more than one number is computed
         ("y = torch.empty_like(x)", "launch(x[:1] if x.numel() > 200 else x, y)", "return y"),
         # at full size the first answer is kept
-        (
-            "if x.numel() > 200 and hasattr(self, 'kept'):",
-            "    return self.kept",
-            "self.kept = torch.empty_like(x)",
-            "launch(x, self.kept)",
-            "return self.kept",
+        pytest.param(
+            (
+                "if x.numel() > 200 and hasattr(self, 'kept'):",
+                "    return self.kept",
+                "self.kept = torch.empty_like(x)",
+                "launch(x, self.kept)",
+                "return self.kept",
+            ),
+            marks=pytest.mark.faults,
         ),
         # at full size the inputs are changed
-        ("y = torch.empty_like(x)", "launch(x, y)", "if x.numel() > 200: launch(x, x)", "return y"),
+        pytest.param(
+            ("y = torch.empty_like(x)", "launch(x, y)", "if x.numel() > 200: launch(x, x)", "return y"),
+            marks=pytest.mark.faults,
+        ),
         # at full size PyTorch computes, from the start or later
-        ("y = torch.empty_like(x)", "launch(x, y)", "return x.relu() if x.numel() > 200 else y"),
+        pytest.param(
+            ("y = torch.empty_like(x)", "launch(x, y)", "return x.relu() if x.numel() > 200 else y"),
+            marks=pytest.mark.faults,
+        ),
         (
             "self.n = (self.n if hasattr(self, 'n') else 0) + (x.numel() > 200)",
             "y = torch.empty_like(x)",
@@ -146,8 +155,8 @@ def test_what_is_wrong_is_caught_where_it_is_launched(measuring, lines, status, 
     "lines",
     [
         ("launch(x, y[8:])", "launch(x, y)"),  # behind what it made
-        ("launch(x, x[92:])",),  # behind what it was given
-        ("launch(x, self.held[8:])", "launch(x, y)"),  # behind what it holds
+        pytest.param(("launch(x, x[92:])",), marks=pytest.mark.faults),  # behind what it was given
+        pytest.param(("launch(x, self.held[8:])", "launch(x, y)"), marks=pytest.mark.faults),  # what it holds
         ("self.made = x[:4].clone()", "launch(x, self.made)", "launch(x, y)"),
     ],
 )
@@ -184,7 +193,16 @@ def test_a_missing_mask_is_caught_where_nothing_checks_addresses(measuring, name
     assert said in verdict.message
 
 
-@pytest.mark.parametrize("name", ["cache_on_self", "torch_with_decoy_kernel", "torch_at_full_size"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cache_on_self",
+        *(
+            pytest.param(name, marks=pytest.mark.faults)
+            for name in ("torch_with_decoy_kernel", "torch_at_full_size")
+        ),
+    ],
+)
 def test_a_cheat_that_only_running_shows_is_caught(measuring, name):
     verdict = measuring().evaluate(*candidates("cheats")[name])
     assert (verdict.status, verdict.correct) in [("rejected", False), ("incorrect", False)], verdict.message
