@@ -77,7 +77,7 @@ def test_a_reward_that_the_policy_wrote_does_not_count(task):
 
 def test_a_command_that_is_stopped_leaves_nothing_and_says_so(task):
     found = played(
-        task, "<bash>echo > half; sleep 60</bash>", "<bash>ls</bash>", "Done.", command_timeout_s=1.0
+        task, "<bash>echo > half; sleep 60</bash>", "<bash>ls</bash>", "Done.", command_timeout_s=5.0
     )
     first, second = found.response.split("<output>\n")[1:]
     assert first.startswith("stopped: time; nothing that the command wrote is kept")
@@ -106,6 +106,7 @@ def test_tests_that_do_not_end_give_nothing_and_tests_without_a_reward_are_an_er
     (task / "tests" / "test.sh").write_text("sleep 60")
     found = played(task, "x")
     assert (found.reward, found.metadata["multi_turn"]["info"]) == (0.0, [{"tests_stopped": "time"}])
+    (task / "task.toml").write_text("[verifier]\ntimeout_sec = 60\n")
     (task / "tests" / "test.sh").write_text("echo broken; exit 3")
     with pytest.raises(EnvironmentFailure, match=r"left no number .*exit status 3.*broken"):
         played(task, "x")

@@ -144,7 +144,9 @@ class WorkerProcess:
         """Close the pipe, so that the guard kills everything below it. Does not wait."""
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
-                self._process.send_signal(signal.SIGCONT)  # a reward may have stopped the guard
+                # A reward may have stopped the guard. `send_signal` would read the status of one that has just ended, which the
+                # event loop then misses: it says 255.
+                os.kill(self._process.pid, signal.SIGCONT)
         if self._reading is not None:
             self._reading.cancel()
         assert self._process.stdin is not None
