@@ -20,7 +20,7 @@ from xdist.scheduler import LoadScopeScheduling
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 if "PYTEST_XDIST_WORKER" in os.environ:
-    # As many threads as cores for all processes together: OpenMP's wait busily, and more than that take twice as long.
+    # As many threads as cores for all processes together: OpenMP's wait busily, and more than that take ten times as long.
     _SHARE = max(1, len(os.sched_getaffinity(0)) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))
     os.environ.setdefault("OMP_NUM_THREADS", str(_SHARE))
 
@@ -99,15 +99,15 @@ _SWEEP_S, _SWEEP_FILES = 90.0, 300
 gc.set_threshold(_YOUNG)
 
 
-#: What `gc.unfreeze` is where a test does not need it.
+#: The real `gc.unfreeze`, which `spared` replaces.
 _UNFREEZE = gc.unfreeze
 
 
 @pytest.fixture(autouse=True)
 def spared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep collections from what was there before the test: each run in this process collects all of it when it starts.
+    """Freeze the objects that are there before a test: a run in this process begins with a collection, which would look at all of them.
 
-    Nor does the end of a run give it back to them, as the next one of the test would go through a million objects.
+    `gc.unfreeze`, which a run calls at its end, does nothing in a test, so that the next run of the same test is as quick.
     """
     gc.freeze()
     monkeypatch.setattr(gc, "unfreeze", lambda: None)
@@ -141,7 +141,7 @@ def torchs_threads() -> Iterator[None]:
     """Fail a file that leaves torch more threads than it had: beside another process, all tests after it would take ten times as long."""
     yield
     if (torch := sys.modules.get("torch")) is not None and "PYTEST_XDIST_WORKER" in os.environ:
-        found, wanted = torch.get_num_threads(), int(os.environ["OMP_NUM_THREADS"])
+        found, wanted = torch.get_num_threads(), int(os.environ["OMP_NUM_THREADS"].partition(",")[0])
         assert found <= wanted, f"torch was left {found} threads; wanted {wanted}: set them back"
 
 

@@ -149,9 +149,7 @@ def test_a_checkpoint_of_four_ranks_becomes_one_folder(ranks, cut_models, regist
 
 
 @pytest.mark.parametrize("cuda", [False, True])
-def test_memory_holds_a_tensor_or_a_file_and_never_the_model(
-    make_hf, registry, tmp_path, request, monkeypatch, cuda
-):
+def test_memory_holds_a_tensor_or_a_file_and_never_the_model(make_hf, registry, tmp_path, monkeypatch, cuda):
     if cuda:  # where torch writes tensors in another way
         monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     _, folder = make_hf("llama", tie_word_embeddings=False, num_hidden_layers=12)
@@ -160,7 +158,6 @@ def test_memory_holds_a_tensor_or_a_file_and_never_the_model(
     )  # the first of an MLP holds two of them
     gc.collect()
     gc.freeze()  # from now on `get_objects` returns only what is made
-    request.addfinalizer(gc.unfreeze)
     most = []
 
     def measure(done, total):

@@ -257,4 +257,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=1e-6, help="learning rate of these steps")
     parser.add_argument("--encoding", choices=("xor", "overwrite"), default="xor", help="of changes")
     parser.add_argument("--dir", default=None, help="where the transports that go by the disk write")
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    if options.bucket_mib < 1:
+        parser.error(f"--bucket-mib {options.bucket_mib}: wanted at least 1")
+    return options

@@ -17,10 +17,10 @@ from slime_models.triton_launch import can_launch
 
 _Bytes = np.ndarray[tuple[int], np.dtype[np.int8]]
 _Words = np.ndarray[tuple[int], np.dtype[np.int64]]
-#: `_sum_words`, or what numba compiles.
+#: `_sum_words`, or what numba compiles for some bytes.
 _SumWords = Callable[[_Words, int, _Words, _Words], int]
-#: Copies bytes from one address to another, so many, and sums the words that they are.
-_CopyAndSum = Callable[[int, int, int, _Words, int, _Words, _Words], int]
+#: What numba compiles: it is told first where to copy the bytes to (0 for nowhere), their address and their number.
+_Compiled = Callable[[int, int, int, _Words, int, _Words, _Words], int]
 
 #: Bytes of a row. A word's weight depends on its place in its row, and on its row.
 _ROW_BYTES = 4096
@@ -138,17 +138,18 @@ def _host_sums(flats: Sequence[Tensor], targets: Sequence[int] | None = None) ->
         targets: addresses that what numba compiles is to copy them to, multiples of `_TARGET_BYTES`.
     """
     sizes = [flat.numel() for flat in flats]
-    sum_words = _compiled() if is_compiled_for(sum(sizes)) else _sum_words
+    sum_words = _compiled() if is_compiled_for(sum(sizes)) else None
     cpu = torch.device("cpu")
     weights = _word_weights(cpu).numpy(), _row_weights(max(sizes) // _ROW_BYTES + 1, cpu).numpy()
     arrays = [flat.numpy() for flat in flats]
 
     def piece_sum(piece: Piece) -> int:
-        raw, function = arrays[piece.owner][piece.start : piece.end], sum_words
-        if targets is not None:
-            places = targets[piece.owner] + piece.start, flats[piece.owner].data_ptr() + piece.start, len(raw)
-            function = functools.partial(_copying(), *places)
-        return _piece_sum(raw, piece.start, weights, function)
+        raw = arrays[piece.owner][piece.start : piece.end]
+        if sum_words is None:
+            return _piece_sum(raw, piece.start, weights, _sum_words)
+        target = 0 if targets is None else targets[piece.owner] + piece.start
+        source = flats[piece.owner].data_ptr() + piece.start
+        return _piece_sum(raw, piece.start, weights, functools.partial(sum_words, target, source, len(raw)))
 
     def part_sums(part: Sequence[Piece]) -> list[int]:
         return [piece_sum(piece) for piece in part]
@@ -197,20 +198,11 @@ def _row_sums(rows: Tensor, word_weights: Tensor, scratch: Tensor) -> Tensor:
 
 
 @functools.cache
-def _compiled() -> _SumWords:
+def _compiled() -> _Compiled:
     """Return `_sum_words` as numba compiles it."""
     from slime_models.transfer.kernels.numba_kernels import make_sum_words
 
-    found: _SumWords = compiled(make_sum_words)
-    return found
-
-
-@functools.cache
-def _copying() -> _CopyAndSum:
-    """Return what numba compiles to copy bytes and sum the words that they are."""
-    from slime_models.transfer.kernels.numba_kernels import make_copy_and_sum
-
-    found: _CopyAndSum = compiled(make_copy_and_sum)
+    found: _Compiled = compiled(make_sum_words)
     return found
 
 

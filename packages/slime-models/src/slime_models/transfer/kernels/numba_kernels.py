@@ -79,44 +79,15 @@ def make_copy(*, cache: bool):
     return copy
 
 
-def make_copy_and_sum(*, cache: bool):
-    """Compile `make_copy`'s copy and `fingerprint._sum_words` of the same bytes, each read once: a row is summed, then copied.
+def make_sum_words(*, cache: bool):
+    """Compile `fingerprint._sum_words`, which may copy what it sums, so that each byte is read once for both.
 
-    `words` are those at `source`, whose first begins a row; `target` is a multiple of 32. What comes after the last whole word, of
-    `n_bytes` in all, is copied and not summed.
+    Where `target` is not 0, a multiple of 32, each row is copied there once it is summed, past the caches, and so is what comes after
+    the last whole word of the `n_bytes` at `source`; `words` are those at `source`.
     """
 
     @njit(_I64(_I64, _I64, _I64, _I64[::1], _I64, _I64[::1], _I64[::1]), nogil=True, cache=cache)
-    def copy_and_sum(target, source, n_bytes, words, first_row, word_weights, row_weights):
-        n_rows = len(words) // _WORDS
-        total = np.int64(0)
-        for row in range(n_rows):
-            part = np.int64(0)
-            for at in range(_WORDS):
-                word = words[row * _WORDS + at]
-                part += (word + (word >> 32)) * word_weights[at]
-            total += part * row_weights[first_row + row]
-            for at in range(row * _ROW_BYTES, (row + 1) * _ROW_BYTES, _VECTOR_BYTES):
-                _move(target + at, source + at)
-        part = np.int64(0)
-        for at in range(len(words) - n_rows * _WORDS):
-            word = words[n_rows * _WORDS + at]
-            part += (word + (word >> 32)) * word_weights[at]
-        if len(words) > n_rows * _WORDS:
-            total += part * row_weights[first_row + n_rows]
-        for at in range(n_rows * _ROW_BYTES, n_bytes):
-            _move_byte(target + at, source + at)
-        _fence()
-        return total
-
-    return copy_and_sum
-
-
-def make_sum_words(*, cache: bool):
-    """Compile `fingerprint._sum_words`."""
-
-    @njit(_I64(_I64[::1], _I64, _I64[::1], _I64[::1]), nogil=True, cache=cache)
-    def sum_words(words, first_row, word_weights, row_weights):
+    def sum_words(target, source, n_bytes, words, first_row, word_weights, row_weights):
         n_rows = len(words) // _WORDS
         total = np.int64(0)
         for row in range(n_rows):
@@ -125,12 +96,19 @@ def make_sum_words(*, cache: bool):
                 word = words[row * _WORDS + at]
                 part += (word + (word >> 32)) * word_weights[at]
             total += part * row_weights[first_row + row]
+            if target:
+                for at in range(row * _ROW_BYTES, (row + 1) * _ROW_BYTES, _VECTOR_BYTES):
+                    _move(target + at, source + at)
         part = np.int64(0)
         for at in range(len(words) - n_rows * _WORDS):
             word = words[n_rows * _WORDS + at]
             part += (word + (word >> 32)) * word_weights[at]
         if len(words) > n_rows * _WORDS:
             total += part * row_weights[first_row + n_rows]
+        if target:
+            for at in range(n_rows * _ROW_BYTES, n_bytes):
+                _move_byte(target + at, source + at)
+            _fence()
         return total
 
     return sum_words
