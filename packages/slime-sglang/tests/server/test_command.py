@@ -43,6 +43,7 @@ async def main():
     )
     await server.start()
     assert await server.wait() == 0
+    await server.stop()
 
 asyncio.run(main())
 """

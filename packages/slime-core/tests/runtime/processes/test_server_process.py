@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -14,7 +15,19 @@ import pytest
 from slime_core.runtime.processes.server_process import ServerProcess
 
 #: A server whose helper does not mind that it ends.
-SERVER = ("/bin/sh", "-c", "sleep 1000 & echo $$ $! && wait")
+SERVER = ("/bin/sh", "-c", 'touch "$SLIME_SERVER_SCRATCH/file"; sleep 1000 & echo $$ $! && wait')
+
+
+@pytest.fixture(autouse=True)
+def scratch_goes_too(monkeypatch, tmp_path):
+    """The scratch folder of a server is deleted, however the server ended."""
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    yield
+    wait_for(lambda: not list(folder.iterdir()))
+
 
 OWNER = f"""
 import asyncio, sys

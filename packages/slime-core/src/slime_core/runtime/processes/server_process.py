@@ -6,7 +6,10 @@ import asyncio
 import contextlib
 import ctypes
 import os
+import shlex
+import shutil
 import signal
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -14,6 +17,8 @@ from slime_core.devices.cuda_variables import users_environment
 from slime_core.runtime.processes.at_exit import AtExit
 from slime_core.runtime.processes.stacks import ask_for_stacks
 
+#: Variable that names a server's scratch folder, which is deleted when the server has ended, however it ended.
+SCRATCH_VARIABLE = "SLIME_SERVER_SCRATCH"
 #: Seconds that a server gets to end by itself before it is killed.
 _GRACE_S = 10.0
 _POLL_S = 0.05
@@ -43,6 +48,7 @@ class ServerProcess:
         self._command, self._environment, self.log, self.name = command, environment, log, name
         self._process: asyncio.subprocess.Process | None = None
         self._guard: AtExit | None = None
+        self._scratch: str | None = None
 
     @property
     def exit_status(self) -> int | None:
@@ -52,17 +58,19 @@ class ServerProcess:
     async def start(self) -> None:
         """Start it."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        guard = AtExit('kill -s KILL -- "-$0"')
+        scratch = tempfile.mkdtemp(prefix="slime-server-")
+        guard = AtExit(f'kill -s KILL -- "-$0"; rm -rf -- {shlex.quote(scratch)}')
 
         def in_child() -> None:  # so that there is no moment at which it has helpers that nobody would end
             _die_with_parent()
             guard.tell(str(os.getpid()))
 
         with self.log.open("wb") as output, contextlib.ExitStack() as unless_started:
+            unless_started.callback(shutil.rmtree, scratch)
             unless_started.callback(guard.cancel)
             self._process = await asyncio.create_subprocess_exec(
                 *self._command,
-                env={**users_environment(os.environ), **self._environment},
+                env={**users_environment(os.environ), **self._environment, SCRATCH_VARIABLE: scratch},
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=asyncio.subprocess.STDOUT,
@@ -70,7 +78,7 @@ class ServerProcess:
                 preexec_fn=in_child,
             )
             unless_started.pop_all()
-        self._guard = guard
+        self._guard, self._scratch = guard, scratch
 
     async def wait(self) -> int:
         """Wait until it has ended, and return `exit_status`."""
@@ -104,6 +112,8 @@ class ServerProcess:
                     await asyncio.sleep(_POLL_S)
                 if self._guard is not None:
                     self._guard.cancel()
+                if self._scratch is not None:
+                    shutil.rmtree(self._scratch, ignore_errors=True)
 
     @property
     def failure(self) -> str | None:
