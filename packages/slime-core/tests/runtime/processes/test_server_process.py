@@ -101,6 +101,33 @@ def test_the_helpers_of_a_server_go_with_a_run_that_is_killed_as_it_starts(tmp_p
     wait_for(lambda: all(has_ended(pid) for pid in pids(log)))
 
 
+#: The same, but a `slime` command that ends: it kills all processes below itself, the guard of its server among them.
+ENDS_ITSELF = f"""
+import asyncio, sys
+from pathlib import Path
+from slime_core.runtime.processes.command_process import CommandProcess, adopt_orphans
+from slime_core.runtime.processes.server_process import ServerProcess
+
+async def main():
+    server = ServerProcess({SERVER!r}, environment={{}}, log=Path(sys.argv[1]))
+    await server.start()
+    while len(Path(sys.argv[1]).read_text().split()) < 2:
+        await asyncio.sleep(0.01)
+    CommandProcess().end(3)
+
+adopt_orphans()
+asyncio.run(main())
+"""
+
+
+def test_a_server_goes_with_a_command_that_ends_without_stopping_it(tmp_path):
+    log = tmp_path / "server.log"
+    ended = subprocess.run([sys.executable, "-c", ENDS_ITSELF, str(log)])
+    assert ended.returncode == 3
+    assert len(pids(log)) == 2
+    assert all(has_ended(pid) for pid in pids(log))
+
+
 def test_nothing_is_left_of_a_server_that_cannot_be_started(tmp_path):
     async def main():
         before = children()

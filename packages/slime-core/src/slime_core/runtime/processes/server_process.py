@@ -7,7 +7,6 @@ import contextlib
 import ctypes
 import os
 import shlex
-import shutil
 import signal
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -48,7 +47,7 @@ class ServerProcess:
         self._command, self._environment, self.log, self.name = command, environment, log, name
         self._process: asyncio.subprocess.Process | None = None
         self._guard: AtExit | None = None
-        self._scratch: str | None = None
+        self._scratch: tempfile.TemporaryDirectory[str] | None = None
 
     @property
     def exit_status(self) -> int | None:
@@ -58,19 +57,19 @@ class ServerProcess:
     async def start(self) -> None:
         """Start it."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        scratch = tempfile.mkdtemp(prefix="slime-server-")
-        guard = AtExit(f'kill -s KILL -- "-$0"; rm -rf -- {shlex.quote(scratch)}')
+        scratch = tempfile.TemporaryDirectory(prefix="slime-server-", ignore_cleanup_errors=True)
+        guard = AtExit(f'kill -s KILL -- "-$0"; rm -rf -- {shlex.quote(scratch.name)}')
 
         def in_child() -> None:  # so that there is no moment at which it has helpers that nobody would end
             _die_with_parent()
             guard.tell(str(os.getpid()))
 
         with self.log.open("wb") as output, contextlib.ExitStack() as unless_started:
-            unless_started.callback(shutil.rmtree, scratch)
+            unless_started.callback(scratch.cleanup)
             unless_started.callback(guard.cancel)
             self._process = await asyncio.create_subprocess_exec(
                 *self._command,
-                env={**users_environment(os.environ), **self._environment, SCRATCH_VARIABLE: scratch},
+                env={**users_environment(os.environ), **self._environment, SCRATCH_VARIABLE: scratch.name},
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=asyncio.subprocess.STDOUT,
@@ -113,7 +112,7 @@ class ServerProcess:
                 if self._guard is not None:
                     self._guard.cancel()
                 if self._scratch is not None:
-                    shutil.rmtree(self._scratch, ignore_errors=True)
+                    self._scratch.cleanup()
 
     @property
     def failure(self) -> str | None:
