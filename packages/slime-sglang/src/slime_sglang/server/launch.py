@@ -20,7 +20,7 @@ from slime_core.runtime.processes.stacks import write_stacks_when_asked
 
 from slime_sglang.http.api_key import KEY_VARIABLE, ApiKey
 
-#: Packages of which a server on a CPU uses nothing: kernels of CUDA, and what one imports to dump the tensors of a trainer.
+#: Packages of which a server on a CPU uses nothing: kernels of CUDA, and Megatron, which SGLang imports for its dumps of tensors.
 _LEFT_OUT = ("flashinfer", "cutlass", "megatron")
 
 
@@ -28,9 +28,9 @@ def main(argv: list[str]) -> None:
     """Serve until told to end, as `sglang.launch_server` does."""
     leave_out(argv)
     write_stacks_when_asked(sys.stderr)
-    if scratch := os.environ.get(SCRATCH_VARIABLE):
-        keep_temporary_files(scratch)
     with few_collections():
+        if scratch := os.environ.get(SCRATCH_VARIABLE):
+            keep_temporary_files(scratch)
         from sglang.launch_server import run_server
         from sglang.srt.plugins import load_plugins
         from sglang.srt.server_args import prepare_server_args

@@ -46,8 +46,8 @@ class ServerProcess:
     ) -> None:
         self._command, self._environment, self.log, self.name = command, environment, log, name
         self._process: asyncio.subprocess.Process | None = None
-        self._guard: AtExit | None = None
-        self._scratch: tempfile.TemporaryDirectory[str] | None = None
+        self._beside = contextlib.ExitStack()
+        """Ends what is there for as long as the server is: its guard and its scratch folder."""
 
     @property
     def exit_status(self) -> int | None:
@@ -64,9 +64,9 @@ class ServerProcess:
             _die_with_parent()
             guard.tell(str(os.getpid()))
 
-        with self.log.open("wb") as output, contextlib.ExitStack() as unless_started:
-            unless_started.callback(scratch.cleanup)
-            unless_started.callback(guard.cancel)
+        with self.log.open("wb") as output, contextlib.ExitStack() as beside:
+            beside.callback(scratch.cleanup)
+            beside.callback(guard.cancel)
             self._process = await asyncio.create_subprocess_exec(
                 *self._command,
                 env={**users_environment(os.environ), **self._environment, SCRATCH_VARIABLE: scratch.name},
@@ -76,8 +76,7 @@ class ServerProcess:
                 start_new_session=True,
                 preexec_fn=in_child,
             )
-            unless_started.pop_all()
-        self._guard, self._scratch = guard, scratch
+            self._beside = beside.pop_all()
 
     async def wait(self) -> int:
         """Wait until it has ended, and return `exit_status`."""
@@ -109,10 +108,7 @@ class ServerProcess:
             async with asyncio.timeout(_GRACE_S):
                 while self._signal(0):
                     await asyncio.sleep(_POLL_S)
-                if self._guard is not None:
-                    self._guard.cancel()
-                if self._scratch is not None:
-                    self._scratch.cleanup()
+                self._beside.close()
 
     @property
     def failure(self) -> str | None:
