@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import re
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
@@ -177,6 +179,28 @@ async def loads(engine: SglangEngine) -> dict[str, Any]:
     """What a server counts of its requests, now and then."""
     (counted,) = (await engine._client.get("/v1/loads", timeout_s=60))["loads"]
     return counted
+
+
+@pytest.fixture(scope="session")
+def shared_memory_of() -> Callable[[Path], tuple[str, set[str]]]:
+    """The name of the scratch folder of processes whose log is a file, or in a folder, and the files in shared memory that they have mapped."""
+
+    def read(log: Path) -> tuple[str, set[str]]:
+        scratch, files = set[str](), set[str]()
+        for output in Path("/proc").glob("[0-9]*/fd/1"):
+            process = output.parents[1]
+            with contextlib.suppress(OSError):  # it has ended, or is another user's
+                if output.readlink().is_relative_to(log):
+                    scratch |= set(
+                        re.findall("SLIME_SERVER_SCRATCH=([^\0]+)", (process / "environ").read_text())
+                    )
+                    files |= set(
+                        re.findall(r" /dev/shm/(\S+)$", (process / "maps").read_text(), re.MULTILINE)
+                    )
+        (folder,) = scratch
+        return Path(folder).name, files
+
+    return read
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,9 @@
-"""Joining a cluster."""
+"""Joining a cluster, and starting one."""
 
 from __future__ import annotations
+
+import subprocess
+import sys
 
 import pytest
 from slime_core.errors import TrainerError
@@ -17,3 +20,50 @@ def test_address_where_no_cluster_is_is_refused_at_once(monkeypatch, address, wh
     monkeypatch.setenv("RAY_ADDRESS", address)
     with pytest.raises(TrainerError, match=f"RAY_ADDRESS: found '{address}', where no .* joined: .*{why}"):
         connect(1)
+
+
+#: Starts a cluster where Ray's start times out so many times, and leaves a process each time.
+TIMES_OUT = """
+import subprocess, sys, time
+from pathlib import Path
+from slime_ray.launcher import set_environment
+set_environment()
+import ray
+from slime_ray import cluster
+
+init, left = ray.init, []
+def times_out(**settings):
+    if len(left) == int(sys.argv[1]):
+        return init(**settings)
+    daemon = [sys.executable, "-c", "import time; time.sleep(1000)", ray.__path__[0]]
+    left.append(subprocess.Popen(daemon))
+    while not Path(f"/proc/{left[-1].pid}/cmdline").read_bytes():  # it becomes another program
+        time.sleep(0.01)
+    raise Exception("The current node timed out during startup.")
+
+ray.init = times_out
+try:
+    print(cluster.connect(1), ray.is_initialized())
+except Exception as error:
+    print(type(error).__name__, error)
+print(*(process.wait() for process in left))
+"""
+
+
+@pytest.mark.parametrize(
+    ("times", "said", "statuses"),
+    [
+        (1, "True True", [-9]),
+        (
+            2,
+            "TrainerError launcher ray: Ray could not be started on this machine, twice: The current",
+            [-9] * 2,
+        ),
+    ],
+)
+def test_a_start_of_ray_that_times_out_is_tried_once_more_and_leaves_nothing(times, said, statuses):
+    printed = subprocess.run(
+        [sys.executable, "-c", TIMES_OUT, str(times)], capture_output=True, text=True, check=True, timeout=120
+    ).stdout.splitlines()
+    assert printed[0].startswith(said)
+    assert printed[1].split() == [str(status) for status in statuses]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,16 @@ def records(folder: Path, kind: str) -> list[Any]:
     """Records of one kind of all runs in a folder, oldest first."""
     from wandb.proto.wandb_internal_pb2 import Record
 
-    files = sorted(folder.glob("offline-run-*/*.wandb"))
-    found = [Record.FromString(part) for file in files for part in parts(file.read_bytes())]
+    found = []
+    for file in sorted(folder.glob("offline-run-*/*.wandb")):
+        deadline = time.monotonic() + 60
+        while True:  # a process of W&B's writes it, and may do so after `finish` has returned
+            of_file = [Record.FromString(part) for part in parts(file.read_bytes())]
+            if any(record.WhichOneof("record_type") == "exit" for record in of_file):
+                break
+            assert time.monotonic() < deadline, f"{file} has no end"
+            time.sleep(0.05)
+        found += of_file
     return [getattr(record, kind) for record in found if record.WhichOneof("record_type") == kind]
 
 

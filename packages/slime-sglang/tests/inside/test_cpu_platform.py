@@ -29,6 +29,12 @@ def test_server_survives_release_and_resume_of_memory(serving):
     assert after.tokens == before.tokens
 
 
+def test_shared_memory_has_the_name_of_what_goes_with_the_server(serving, shared_memory_of):
+    name, files = shared_memory_of(serving.log)
+    (file,) = files
+    assert file.startswith(f"sglang_loads_{name}_")
+
+
 def test_a_server_that_runs_already_is_joined_and_left_running(serving, model_path, tmp_path):
     joined = SglangEngine(
         ServerSettings(

@@ -68,6 +68,12 @@ def update(ranks, tensors, version, transport):
     )
 
 
+def test_shared_memory_has_the_name_of_what_goes_with_the_server(ranks, shared_memory_of):
+    name, files = shared_memory_of(ranks.log)
+    assert {file.partition(name)[0] for file in files} == {"sglang_loads_", "sgl_shm_"}
+    assert all(name in file for file in files)
+
+
 #: Seed of the model that the tests before have left.
 NEWEST = 6
 

@@ -8,11 +8,13 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import ray
 from slime_core.errors import TrainerError
+from slime_core.runtime.processes.tree import children_of
 
 #: Environment variable that names the cluster to join.
 ADDRESS = "RAY_ADDRESS"
@@ -53,17 +55,43 @@ def joins(address: str | None) -> bool:
 
 def _start(num_cpus: int) -> None:
     n_cpus = max(num_cpus, os.cpu_count() or 1)
+    before = set(_daemons())
     try:
-        with _terminal_unheard():
-            system = {"gcs_rpc_server_reconnect_timeout_s": _HEADLESS_S}
-            ray.init(
-                address="local", num_cpus=n_cpus, include_dashboard=False, _system_config=system, **_QUIET
-            )
+        try:
+            _start_once(n_cpus)
+        except (
+            Exception
+        ):  # as where it is not up after 30 s, in which a busy machine has at least read its files
+            _kill(set(_daemons()) - before)
+            _start_once(n_cpus)
     except Exception as error:  # Ray raises classes of all kinds here, Exception itself among them
+        _kill(set(_daemons()) - before)
         raise TrainerError(
-            f"launcher ray: Ray could not be started on this machine: {error}; wanted a machine that is less busy, "
+            f"launcher ray: Ray could not be started on this machine, twice: {error}; wanted a machine that is less busy, "
             "or --ray-address of a cluster that is up; Ray's own logs are in /tmp/ray/session_latest/logs"
         ) from error
+
+
+def _start_once(n_cpus: int) -> None:
+    with _terminal_unheard():
+        system = {"gcs_rpc_server_reconnect_timeout_s": _HEADLESS_S}
+        ray.init(address="local", num_cpus=n_cpus, include_dashboard=False, _system_config=system, **_QUIET)
+
+
+def _daemons() -> list[int]:
+    """Return the processes of Ray that this one has started."""
+    package = os.path.dirname(ray.__file__).encode()
+    found = []
+    for pid in children_of(os.getpid()):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            found += [pid] if package in Path(f"/proc/{pid}/cmdline").read_bytes() else []
+    return found
+
+
+def _kill(pids: Iterable[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _join(address: str, where: str) -> None:

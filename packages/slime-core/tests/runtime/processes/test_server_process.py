@@ -14,19 +14,28 @@ from pathlib import Path
 import pytest
 from slime_core.runtime.processes.server_process import ServerProcess
 
-#: A server whose helper does not mind that it ends.
-SERVER = ("/bin/sh", "-c", 'touch "$SLIME_SERVER_SCRATCH/file"; sleep 1000 & echo $$ $! && wait')
+#: A server whose helper does not mind that it ends, and which deletes nothing.
+SERVER = (
+    "/bin/sh",
+    "-c",
+    'touch "$SLIME_SERVER_SCRATCH/file" "/dev/shm/test_${SLIME_SERVER_SCRATCH##*/}_1"; sleep 1000 & echo $$ $! && wait',
+)
 
 
 @pytest.fixture(autouse=True)
-def scratch_goes_too(monkeypatch, tmp_path):
-    """The scratch folder of a server is deleted, however the server ended."""
+def scratch_and_shared_memory_go_too(monkeypatch, tmp_path):
+    """The scratch folder of a server is deleted, and shared memory with its name, however the server ended."""
     folder = tmp_path / "tmp"
     folder.mkdir()
     monkeypatch.setenv("TMPDIR", str(folder))
     monkeypatch.setattr(tempfile, "tempdir", None)
+    before = shared_memory()
     yield
-    wait_for(lambda: not list(folder.iterdir()))
+    wait_for(lambda: not list(folder.iterdir()) and shared_memory() <= before)
+
+
+def shared_memory():
+    return set(Path("/dev/shm").glob("test_slime-server-*_1"))
 
 
 OWNER = f"""

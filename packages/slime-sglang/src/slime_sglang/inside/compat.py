@@ -1,8 +1,9 @@
 """Patches that let SGLang run on a machine without CUDA. Every change to foreign code that this package makes is here.
 
-SGLang 0.5.23 names CUDA in three places where it means "the device", and starts its processes in the one way that CUDA allows. SGLang itself calls `install` at the start of each
-of its processes (entry-point group `sglang.srt.plugins`); no other process is changed, and none that sees a GPU. On any
-machine, a process that starts after its parent has exited ends itself.
+SGLang 0.5.23 names CUDA in three places where it means "the device", and starts its processes in the one way that CUDA allows.
+SGLang itself calls `install` at the start of each of its processes (entry-point group `sglang.srt.plugins`); no other process is
+changed, and none that sees a GPU. On any machine, a process that starts after its parent has exited ends itself, and shared
+memory is named so that it goes with the server: SGLang deletes none of it where it is killed.
 A patch writes one line to the server's log when it is first taken. A test reads it there, and so fails once SGLang
 no longer needs the patch.
 """
@@ -10,6 +11,7 @@ no longer needs the patch.
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import functools
 import importlib.metadata
 import logging
@@ -24,6 +26,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from slime_core.errors import EngineError
+from slime_core.runtime.processes.server_process import SCRATCH_VARIABLE
 
 from slime_sglang.inside.device import is_active
 
@@ -88,6 +91,8 @@ def install() -> None:
         EngineError: the patches are not written for the installed SGLang.
     """
     _end_without_parent()
+    if scratch := os.environ.get(SCRATCH_VARIABLE):
+        _name_shared_memory(os.path.basename(scratch))
     if not is_active():
         return
     check_version(importlib.metadata.version("sglang"))
@@ -101,6 +106,21 @@ def _end_without_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None and os.getppid() != parent.pid:
         os._exit(1)
+
+
+def _name_shared_memory(name: str) -> None:
+    """Have the name of a server's scratch folder in those of its shared memory: its loads, and its queues and images."""
+    from sglang.srt.server_args import PortArgs
+    from sglang.srt.utils import stale_shm_cleanup
+
+    init_new = PortArgs.init_new
+
+    @functools.wraps(init_new)
+    def named(*args: Any, **kwargs: Any) -> PortArgs:
+        return dataclasses.replace(init_new(*args, **kwargs), instance_id=name)
+
+    PortArgs.init_new = staticmethod(named)
+    stale_shm_cleanup._SGL_SHM_PREFIX = f"sgl_shm_{name}"
 
 
 def _tie_forks() -> None:

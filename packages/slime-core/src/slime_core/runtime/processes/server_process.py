@@ -7,8 +7,10 @@ import contextlib
 import ctypes
 import os
 import shlex
+import shutil
 import signal
 import tempfile
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -16,8 +18,10 @@ from slime_core.devices.cuda_variables import users_environment
 from slime_core.runtime.processes.at_exit import AtExit
 from slime_core.runtime.processes.stacks import ask_for_stacks
 
-#: Variable that names a server's scratch folder, which is deleted when the server has ended, however it ended.
+#: Variable that names a server's scratch folder, which is deleted when the server has ended, however it ended; and so is shared
+#: memory that has the folder's name in its own.
 SCRATCH_VARIABLE = "SLIME_SERVER_SCRATCH"
+_SHARED_MEMORY = Path("/dev/shm")
 #: Seconds that a server gets to end by itself before it is killed.
 _GRACE_S = 10.0
 _POLL_S = 0.05
@@ -57,19 +61,22 @@ class ServerProcess:
     async def start(self) -> None:
         """Start it."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        scratch = tempfile.TemporaryDirectory(prefix="slime-server-", ignore_cleanup_errors=True)
-        guard = AtExit(f'kill -s KILL -- "-$0"; rm -rf -- {shlex.quote(scratch.name)}')
+        scratch = tempfile.mkdtemp(prefix="slime-server-")
+        shared_memory = f"*{Path(scratch).name}*"
+        guard = AtExit(
+            f'kill -s KILL -- "-$0"; rm -rf -- {shlex.quote(scratch)} {_SHARED_MEMORY}/{shared_memory}'
+        )
 
         def in_child() -> None:  # so that there is no moment at which it has helpers that nobody would end
             _die_with_parent()
             guard.tell(str(os.getpid()))
 
         with self.log.open("wb") as output, contextlib.ExitStack() as beside:
-            beside.callback(scratch.cleanup)
+            beside.callback(weakref.finalize(self, _delete, scratch, shared_memory))  # at exit at the latest
             beside.callback(guard.cancel)
             self._process = await asyncio.create_subprocess_exec(
                 *self._command,
-                env={**users_environment(os.environ), **self._environment, SCRATCH_VARIABLE: scratch.name},
+                env={**users_environment(os.environ), **self._environment, SCRATCH_VARIABLE: scratch},
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=asyncio.subprocess.STDOUT,
@@ -139,6 +146,12 @@ def how_it_ended(name: str, status: int, log: Path) -> str:
     """Return how a server exited, and the end of its log, for an error."""
     tail = log.read_bytes()[-_TAIL:].decode(errors="replace").strip() if log.exists() else ""
     return f"{name} ended with status {status}; its log is {log} and ends:\n{tail}"
+
+
+def _delete(folder: str, shared_memory: str) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    for path in _SHARED_MEMORY.glob(shared_memory):
+        path.unlink(missing_ok=True)
 
 
 def _die_with_parent() -> None:
