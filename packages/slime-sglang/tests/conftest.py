@@ -183,7 +183,7 @@ async def loads(engine: SglangEngine) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def shared_memory_of() -> Callable[[Path], tuple[str, set[str]]]:
-    """The name of the scratch folder of processes whose log is a file, or in a folder, and the files in shared memory that they have mapped."""
+    """Name of the scratch folder of a server's processes, by their log or its folder, and their files in shared memory."""
 
     def read(log: Path) -> tuple[str, set[str]]:
         scratch, files = set[str](), set[str]()

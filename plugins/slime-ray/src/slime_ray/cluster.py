@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,26 +56,34 @@ def joins(address: str | None) -> bool:
 def _start(num_cpus: int) -> None:
     n_cpus = max(num_cpus, os.cpu_count() or 1)
     before = set(_daemons())
+    # Ray gives itself 30 s, in which a busy machine has at least read its files: a second start is faster. It raises classes of
+    # all kinds, Exception itself among them.
     try:
+        _start_once(n_cpus)
+    except Exception:
+        _end_start(before)
         try:
             _start_once(n_cpus)
-        except (
-            Exception
-        ):  # as where it is not up after 30 s, in which a busy machine has at least read its files
-            _kill(set(_daemons()) - before)
-            _start_once(n_cpus)
-    except Exception as error:  # Ray raises classes of all kinds here, Exception itself among them
-        _kill(set(_daemons()) - before)
-        raise TrainerError(
-            f"launcher ray: Ray could not be started on this machine, twice: {error}; wanted a machine that is less busy, "
-            "or --ray-address of a cluster that is up; Ray's own logs are in /tmp/ray/session_latest/logs"
-        ) from error
+        except Exception as error:
+            _end_start(before)
+            raise TrainerError(
+                f"launcher ray: Ray could not be started on this machine, twice: {error}; wanted a machine that is less busy, "
+                "or --ray-address of a cluster that is up; Ray's own logs are in /tmp/ray/session_latest/logs"
+            ) from error
 
 
 def _start_once(n_cpus: int) -> None:
     with _terminal_unheard():
         system = {"gcs_rpc_server_reconnect_timeout_s": _HEADLESS_S}
         ray.init(address="local", num_cpus=n_cpus, include_dashboard=False, _system_config=system, **_QUIET)
+
+
+def _end_start(before: set[int]) -> None:
+    """End what a start that failed has left: Ray itself ends only those that were up."""
+    ray.shutdown()
+    for pid in set(_daemons()) - before:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _daemons() -> list[int]:
@@ -86,12 +94,6 @@ def _daemons() -> list[int]:
         with contextlib.suppress(OSError):  # it ended meanwhile
             found += [pid] if package in Path(f"/proc/{pid}/cmdline").read_bytes() else []
     return found
-
-
-def _kill(pids: Iterable[int]) -> None:
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
 
 
 def _join(address: str, where: str) -> None:

@@ -63,6 +63,7 @@ class ServerProcess:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         scratch = tempfile.mkdtemp(prefix="slime-server-")
         shared_memory = f"*{Path(scratch).name}*"
+        delete = weakref.finalize(self, _delete, scratch, shared_memory)  # at exit at the latest
         guard = AtExit(
             f'kill -s KILL -- "-$0"; rm -rf -- {shlex.quote(scratch)} {_SHARED_MEMORY}/{shared_memory}'
         )
@@ -72,7 +73,7 @@ class ServerProcess:
             guard.tell(str(os.getpid()))
 
         with self.log.open("wb") as output, contextlib.ExitStack() as beside:
-            beside.callback(weakref.finalize(self, _delete, scratch, shared_memory))  # at exit at the latest
+            beside.callback(delete)
             beside.callback(guard.cancel)
             self._process = await asyncio.create_subprocess_exec(
                 *self._command,
