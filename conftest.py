@@ -5,8 +5,10 @@ from __future__ import annotations
 import gc
 import json
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -117,6 +119,15 @@ def spared(monkeypatch: pytest.MonkeyPatch) -> None:
 def usual_collector(spared: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have `gc.unfreeze` do what it does."""
     monkeypatch.setattr(gc, "unfreeze", _UNFREEZE)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def rays_folder() -> Iterator[None]:
+    """Give this process a folder of Ray's own: a file there says which cluster of the machine is the newest, and its jobs join that one."""
+    folder = tempfile.mkdtemp(prefix="ray-")  # names of sockets are short
+    os.environ["RAY_TMPDIR"] = folder
+    yield
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

@@ -180,6 +180,20 @@ def test_updates_that_are_staged_nowhere_are_refused_on_shared_devices() -> None
     )
 
 
+def test_weights_that_reach_one_machine_are_refused_where_servers_share_gpus_on_several() -> None:
+    nodes = (*REQUIRED, "--colocate", "--actor-num-nodes", "2")
+    for flags, name in (
+        ((), "memory"),
+        (("--update-weight-transport", "disk", "--update-weight-mode", "delta"), "disk-delta"),
+    ):
+        (problem,) = problems_of(*nodes, *flags)
+        assert f"found {name} with colocate on 2 nodes; wanted cuda-ipc, or disk in full" in problem
+        assert "give --update-weight-transport cuda-ipc and --update-weight-host" in problem
+    for each in ("cuda-ipc", "disk"):
+        assert problems_of(*nodes, "--update-weight-transport", each) == []
+    assert problems_of(*nodes, "--train-backend", "none") == problems_of(*REQUIRED, "--colocate") == []
+
+
 def build_problems(*flags: str, folder: Path = Path("m")) -> list[str]:
     registry = Registry.from_environment()
     settings = load_settings([], [*REQUIRED, *flags, "--hf-checkpoint", str(folder)], registry=registry)

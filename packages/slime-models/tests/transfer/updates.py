@@ -29,8 +29,8 @@ def send(sender, plan, values):
     return asyncio.run(sender.send(plan, buckets(values)))
 
 
-def plan_of(transport, channel, version="7"):
-    return TransferPlan(transport=transport, version=version, dtype="float32", channel=channel)
+def plan_of(transport, channel, version="7", **senders):
+    return TransferPlan(transport=transport, version=version, dtype="float32", channel=channel, **senders)
 
 
 def begun(receiver, plan, n_ranks):

@@ -142,7 +142,8 @@ def _crosses_hosts(build: BuildContext) -> bool:
     train = build.settings.train
     if not trainer_factory(train, build.registry).capabilities.learns:
         return True
-    return crosses_hosts(wanted_transport(train) or "memory", build.registry, host=train.update_weight_host)
+    wanted = wanted_transport(train) or "memory"
+    return crosses_hosts(wanted, build.registry, host=train.update_weight_host, is_placed=True)
 
 
 def _placed(

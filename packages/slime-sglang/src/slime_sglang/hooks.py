@@ -20,7 +20,13 @@ from slime_sglang.checks.disaggregation import (
     disaggregation_problems,
     missing_for_mooncake,
 )
-from slime_sglang.checks.fleet import external_problems, gpu_problems, rank_update_problems, unread_flags
+from slime_sglang.checks.fleet import (
+    external_problems,
+    gpu_problems,
+    machine_problems,
+    rank_update_problems,
+    unread_flags,
+)
 from slime_sglang.checks.models import image_problems, model_problems, served_name_problems
 from slime_sglang.checks.router import router_problems, router_setting
 from slime_sglang.settings.section import (
@@ -71,6 +77,7 @@ def slime_check_config(settings: Settings, registry: Registry) -> Iterable[Probl
     is_updated = trainer_factory(train, registry).capabilities.learns
     transport = wanted_transport(train) or "memory" if is_updated else None
     yield from external_problems(fleet, transport, registry, host=train.update_weight_host)
+    yield from machine_problems(settings, transport, registry)
     yield from rank_update_problems(settings, registry)
     yield from router_problems(fleet)
     yield from transport_problems(train, "engine sglang", CAPABILITIES, registry)

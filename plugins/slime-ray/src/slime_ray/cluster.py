@@ -67,8 +67,8 @@ def _start(num_cpus: int) -> None:
         except Exception as error:
             _end_start(before)
             raise TrainerError(
-                f"launcher ray: Ray could not be started on this machine, twice: {error}; wanted a machine that is less busy, "
-                "or --ray-address of a cluster that is up; Ray's own logs are in /tmp/ray/session_latest/logs"
+                f"launcher ray: Ray could not be started on this machine, twice: {error}; wanted a machine that is less busy, or "
+                f"--ray-address of a cluster that is up; Ray's own logs are in {os.environ.get('RAY_TMPDIR', '/tmp')}/ray/session_*"
             ) from error
 
 

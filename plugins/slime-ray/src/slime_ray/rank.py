@@ -146,13 +146,13 @@ class RankProcess:
         return await self._pooled.learn(await column_refs[0])
 
     @answering
-    async def send(self, plan: TransferPlan) -> Fingerprint:
-        """Take part in sending the weights: rank 0 sends them, and the others help to gather them and keep none.
+    async def send(self, plan: TransferPlan, sends: bool) -> Fingerprint:
+        """Take part in sending the weights: some ranks send them, and the others help to gather them and keep none.
 
-        By a `RayChannel`, those of rank 0 wait for `next_bucket`.
+        By a `RayChannel`, those of rank 0, the only one that sends, wait for `next_bucket`.
         """
         channel = MemoryChannel()
-        if self._rank.number == 0:
+        if sends:
             if not isinstance(plan.channel, RayChannel):
                 return await self._trainer.send(plan)
             self._outgoing.put_nowait(channel)

@@ -91,6 +91,12 @@ class RankActors:
         """What ranks hold, in their order."""
         return tuple(dict.fromkeys(member.role for member in self._members))
 
+    def of_machines(self, role: Role) -> list[int | None]:
+        """Return, for each rank of a role, its machine's number among theirs, if it is the first there; else None."""
+        nodes = [member.process and member.process.node for member in self._members if member.role == role]
+        first = [nodes.index(node) == number for number, node in enumerate(nodes)]
+        return [sum(first[:number]) if first[number] else None for number in range(len(nodes))]
+
     async def ask(self, method: str, *args: Any, role: Role | None = None) -> list[Any]:
         """Call a method of every rank, or of those of a role, with the same arguments; see `ask_each`."""
         asked = self._alive(method, role)
@@ -102,14 +108,16 @@ class RankActors:
         answers = await self.ask(method, *args)
         return {role: answers[roles.index(role)] for role in self.roles}
 
-    async def ask_each(self, method: str, args: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Call a method of every rank with arguments of its own, and return their answers.
+    async def ask_each(
+        self, method: str, args: Sequence[tuple[Any, ...]], *, role: Role | None = None
+    ) -> list[Any]:
+        """Call a method of every rank, or of those of a role, with arguments of its own, and return their answers.
 
         Raises:
             RankDied: the process of a rank ended; names it, and shows the end of its log.
             Exception: what a rank raised, the first one's.
         """
-        return await self._ask(method, self._alive(method), args)
+        return await self._ask(method, self._alive(method, role), args)
 
     async def _ask(
         self, method: str, members: Sequence[Member], args: Sequence[tuple[Any, ...]]

@@ -109,11 +109,8 @@ class RayTrainer:
     async def send(self, plan: TransferPlan) -> Fingerprint:
         """Send by the plan's channel what rank 0 sends; by a channel that is not of this process, ranks do it themselves."""
         if not isinstance(plan.channel, MemoryChannel):
-            answers: list[Fingerprint] = await self._started.ask("send", plan, role="policy")
-            return answers[0]
-        sending = asyncio.ensure_future(
-            self._started.ask("send", dataclasses.replace(plan, channel=RayChannel()), role="policy")
-        )
+            return await self._send(plan)
+        sending = asyncio.ensure_future(self._send(dataclasses.replace(plan, channel=RayChannel())))
         handing = asyncio.ensure_future(self._hand_over(plan.channel))
         try:
             for task in (await asyncio.wait((sending, handing), return_when=asyncio.FIRST_EXCEPTION))[0]:
@@ -122,8 +119,7 @@ class RayTrainer:
             for task in (sending, handing):
                 task.cancel()
             await asyncio.gather(sending, handing, return_exceptions=True)
-        fingerprint: Fingerprint = sending.result()[0]
-        return fingerprint
+        return sending.result()
 
     async def save(self, path: Path, in_background: bool = False) -> None:
         """Write all state into a folder that every rank's machine sees, or begin to; one role after the other."""
@@ -206,6 +202,17 @@ class RayTrainer:
             ]
             begin += count
         await self._ranks.ask_each("start", [(rank, lock) for rank in ranks])
+
+    async def _send(self, plan: TransferPlan) -> Fingerprint:
+        """Have rank 0 send, or the first rank on each machine, and the others take part; returns what rank 0 sent."""
+        numbers = self._started.of_machines("policy")
+        if not plan.from_each_machine:
+            numbers = [0, *[None] * (len(numbers) - 1)]
+        n_senders = len(numbers) - numbers.count(None)
+        plans = [dataclasses.replace(plan, sender=number or 0, n_senders=n_senders) for number in numbers]
+        words = [(own, number is not None) for own, number in zip(plans, numbers, strict=True)]
+        answers: list[Fingerprint] = await self._started.ask_each("send", words, role="policy")
+        return answers[0]
 
     async def _hand_over(self, channel: MemoryChannel) -> None:
         """Put what rank 0 sends into the engine's channel."""

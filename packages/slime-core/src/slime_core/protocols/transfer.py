@@ -20,6 +20,12 @@ class TransferPlan:
     quantization: Mapping[str, Any] | None = None
     """`quantization_config` of the Hugging Face folder that the engine serves: which tensors it wants in few bits, with
     their scales. None: all of them in `dtype`."""
+    from_each_machine: bool = False
+    """Whether a rank of the trainer on each of its machines sends, to the servers there; else rank 0 sends to all."""
+    sender: int = 0
+    """Which of the senders this plan is for: 0 is the trainer's rank 0. Launchers of several ranks give each its own plan."""
+    n_senders: int = 1
+    """How many ranks send."""
     channel: Any = None
     """Where the tensors go; its type belongs to the transport (`memory`: `weights.MemoryChannel`; others: a class of the
     transport's own module). Plans of one agreement are equal, also after crossing a process."""

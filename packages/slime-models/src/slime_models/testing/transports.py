@@ -185,7 +185,7 @@ class _Halves:
     """Both halves of a transport, over one storage."""
 
     def __init__(self, where: str, transport: Transport, storage: UpdateStorage, device: str) -> None:
-        self._where, self._storage, self._name = where, storage, transport.name
+        self._where, self._storage, self._transport = where, storage, transport
         self._sender = transport.create_sender(asyncio.to_thread)
         self._receiver = transport.create_receiver(storage)
         self._rank = _Rank(transport, device)
@@ -259,7 +259,13 @@ class _Halves:
     def _plan(self, version: str) -> TransferPlan:
         with answering(f"{self._where}: open", "a channel"):
             channel = self._receiver.open(version)
-        return TransferPlan(transport=self._name, version=version, dtype="bfloat16", channel=channel)
+        return TransferPlan(
+            transport=self._transport.name,
+            version=version,
+            dtype="bfloat16",
+            from_each_machine=self._transport.from_each_machine,
+            channel=channel,
+        )
 
     async def _send(
         self, plan: TransferPlan, tensors: Mapping[str, Tensor], *, breaks_off: bool = False

@@ -54,8 +54,8 @@ class UpdateReceiver:
             WeightSyncError: no such transport is installed, or it wants ranks of servers.
         """
         self._storage.has_ranks = has_ranks
+        found = transport_of(self._registry, transport, version=version)
         if transport not in self._receivers:
-            found = transport_of(self._registry, transport, version=version)
             self._receivers[transport] = found.create_receiver(self._storage)
         channel = self._receivers[transport].open(version)
         return self._agreement.open(
@@ -64,6 +64,7 @@ class UpdateReceiver:
                 version=version,
                 dtype=self._dtype,
                 quantization=self._quantization,
+                from_each_machine=found.from_each_machine,
                 channel=channel,
             )
         )

@@ -85,11 +85,13 @@ class Transport:
     create_receiver: Callable[[UpdateStorage], TransportReceiver]
     """Builds the receiving half, which allocates nothing yet."""
     crosses_hosts: bool = False
-    """Whether an update arrives where servers on other hosts have it."""
+    """Whether one sender's update arrives where servers on other hosts have it."""
     by_ranks: bool = False
     """Whether `arrive` returns an update that the ranks of servers join (`RanksUpdate`), not one that is staged."""
     shares_gpus: bool = False
     """Of one by ranks: whether a rank may be on the sender's GPU (`--colocate`)."""
+    from_each_machine: bool = False
+    """Of one by ranks: whether a rank of the trainer on each machine sends to the servers there (`TransferPlan.from_each_machine`)."""
 
 
 def transport_of(registry: Registry, plan_name: str, *, version: str) -> Transport:

@@ -57,7 +57,8 @@ class Halves:
 
     def update(self, values, version, **faults):
         """Send an update; returns (what the sender returns or raises, what each rank gets or raises)."""
-        plan = plan_of(self.transport.name, self.receiver.open(version), version)
+        each = self.transport.from_each_machine
+        plan = plan_of(self.transport.name, self.receiver.open(version), version, from_each_machine=each)
 
         async def send():
             sent = await self.sender.send(plan, faults.get("buckets", buckets)(values))
@@ -170,7 +171,7 @@ def test_ranks_that_are_left_meet_anew_without_one_that_is_gone(transport, stora
     for version in ("2", "3"):
         check_arrived(values, *halves.update(values, version))
         assert halves.ranks[0]._group is not before
-    assert halves.ranks[0]._group.size == 2
+    assert halves.ranks[0]._group.member.size == 2
 
 
 @pytest.mark.parametrize("anew", ["sender", "rank"])
@@ -185,7 +186,7 @@ def test_a_side_that_was_started_anew_forms_a_new_group_with_the_others(transpor
     for version in ("2", "3"):
         check_arrived(values, *halves.update(values, version))
         assert halves.ranks[0]._group is not before
-    assert halves.ranks[0]._group.key == halves.ranks[1]._group.key
+    assert halves.ranks[0]._group.member.key == halves.ranks[1]._group.member.key
 
 
 def test_a_sender_that_fails_frees_the_ranks_and_the_next_update_arrives(transport, storage):
@@ -283,13 +284,13 @@ import atexit
 sides = [None, None]
 atexit.register(lambda: print([side.told for side in sides]))
 import threading, torch
-from slime_models.transfer.meeting import BroadcastChannel, client_of, dist, view_of
-from slime_models.transfer.ranks.group import RankGroup
+from slime_models.transfer.meeting import BroadcastChannel, client_of, dist
+from slime_models.transfer.ranks.group import Membership, RankGroup
 store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 channel = BroadcastChannel(host="127.0.0.1", port=store.port, key="k", secret="s", n_receivers=1, timeout_s=5.0)
-view_of(store, channel).set("backend", "gloo")
 def join(rank):
-    sides[rank] = RankGroup(client_of(channel), rank, channel, torch.device("cpu"))
+    member = Membership(key="k", number=rank, size=2, backend="gloo")
+    sides[rank] = RankGroup(client_of(channel), member, channel, torch.device("cpu"))
 threads = [threading.Thread(target=join, args=(rank,)) for rank in range(2)]
 for thread in threads:
     thread.start()

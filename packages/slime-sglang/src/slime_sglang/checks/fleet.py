@@ -111,6 +111,28 @@ def external_problems(
             )
 
 
+def machine_problems(settings: Settings, transport: str | None, registry: Registry) -> Iterator[Problem]:
+    """Refuse servers on the machines of several nodes' ranks where weights reach one machine alone.
+
+    Args:
+        settings: of the run.
+        transport: of its weights; None where none are sent.
+        registry: the installed plugins.
+    """
+    cluster, host = settings.cluster, settings.train.update_weight_host
+    if not cluster.colocate or cluster.actor_num_nodes == 1 or transport is None:
+        return
+    if is_by_ranks(transport, registry) or crosses_hosts(transport, registry, host=host):
+        return
+    yield Problem(
+        "train.update_weight_transport",
+        f"{transport} with colocate on {cluster.actor_num_nodes} nodes",
+        "cuda-ipc, or disk in full",
+        "weights would go by the memory of one host; by cuda-ipc a rank on each sends to the servers there; give "
+        "--update-weight-transport cuda-ipc and --update-weight-host with an address of this machine that the others reach",
+    )
+
+
 def rank_update_problems(settings: Settings, registry: Registry) -> Iterator[Problem]:
     """Refuse updates that ranks of servers receive themselves where GPUs are shared in a way that they cannot serve."""
     transport, cluster = wanted_transport(settings.train), settings.cluster

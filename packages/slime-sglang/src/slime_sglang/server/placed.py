@@ -112,8 +112,9 @@ class PlacedServer:
         if not self._crosses_hosts:
             raise EngineError(
                 f"the SGLang server on {host}: weights go by the memory of the host that the run was started on; give "
-                "--update-weight-transport nccl and --update-weight-host with an address of this machine that the others "
-                "reach, or --update-weight-transport disk; and an --output-dir that both hosts see under one name"
+                "--update-weight-transport nccl (cuda-ipc where ranks of the trainer are on all hosts of servers, as with "
+                "--colocate) and --update-weight-host with an address of this machine that the others reach, or "
+                "--update-weight-transport disk; and an --output-dir that both hosts see under one name"
             )
         if self._meets_others:
             raise EngineError(

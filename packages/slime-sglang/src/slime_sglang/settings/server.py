@@ -58,16 +58,18 @@ class ServerSettings:
     """Whether the run sends weights; where it does not, a server that is joined must have the right ones."""
 
 
-def crosses_hosts(transport: str, registry: Registry, *, host: str) -> bool:
+def crosses_hosts(transport: str, registry: Registry, *, host: str, is_placed: bool = False) -> bool:
     """Return whether updates by a transport reach servers on other hosts; of one that is not there others tell.
 
     Args:
         transport: its name.
         registry: the installed plugins.
         host: address of this machine at which the ranks of servers meet the trainer, if they do.
+        is_placed: whether a launcher places the servers, as it does the ranks of the trainer, so that one of these may be there.
     """
     try:
         found = registry.resolve(TRANSPORTS.name, transport)
     except PluginError:
         return True
-    return bool(found.crosses_hosts) and not (found.by_ranks and host.startswith("127."))
+    reaches = found.crosses_hosts or (is_placed and found.from_each_machine)
+    return bool(reaches) and not (found.by_ranks and host.startswith("127."))

@@ -133,7 +133,8 @@ def devices(made: Made) -> None:
         made.put("train", "update_weight_transport", "disk")
         made.note(
             "update_weight_transport",
-            "disk: it reaches engines on every machine that sees the run's folder (--save)",
+            "disk: it reaches engines on every machine that sees the run's folder (--save); faster, where the machines reach this one: "
+            f"--update-weight-transport {'cuda-ipc' if script.has('colocate') else 'nccl'} --update-weight-host ADDRESS",
         )
     if script.value("log_probs_chunk_size") == "-1":
         script.flags.pop("log_probs_chunk_size")

@@ -43,7 +43,7 @@ class RankReceiver:
         self._opened = OpenedBuffers(device, keeps=keeps)
 
     def buckets(self, channel: BroadcastChannel, rank: int) -> Iterator[ReceivedBucket]:
-        """Join an update as a rank of its group, and yield its buckets; the next one arrives while the caller has one.
+        """Join an update as one of its ranks, and yield its buckets; the next one arrives while the caller has one.
 
         Raises:
             WeightSyncError: the sender left or hung, does not know the channel's secret, or has memory that is out of reach. The
@@ -54,7 +54,7 @@ class RankReceiver:
                 self._group = group = group_of_rank(self._group, channel, rank, self._device)
             if first := _heard(group):
                 read = self._shared if BUFFER in first else self._broadcast
-                yield from read(group, first, rank)
+                yield from read(group, first)
         except BaseException as error:
             left, self._group = self._group, None
             if left is not None:
@@ -65,7 +65,7 @@ class RankReceiver:
             self._flats = [torch.empty(0, dtype=torch.uint8)] * 2
             self._opened.end()
 
-    def _broadcast(self, group: RankGroup, first: Mapping[str, Any], _rank: int) -> Iterator[ReceivedBucket]:
+    def _broadcast(self, group: RankGroup, first: Mapping[str, Any]) -> Iterator[ReceivedBucket]:
         """Yield buckets that are broadcast: one arrives in a buffer while the caller has what is in the other."""
         message, before, number = first, None, 0
         while message:
@@ -83,11 +83,12 @@ class RankReceiver:
         if before is not None:
             yield before
 
-    def _shared(self, group: RankGroup, first: Mapping[str, Any], rank: int) -> Iterator[ReceivedBucket]:
+    def _shared(self, group: RankGroup, first: Mapping[str, Any]) -> Iterator[ReceivedBucket]:
         """Yield buckets that lie in the sender's memory: it fills one buffer while the caller has what is in the other."""
         message = first
         while message:
-            bucket = _bucket(message, self._opened.flat(message[BUFFER], rank, message["n_bytes"]))
+            flat = self._opened.flat(message[BUFFER], group.member.number, message["n_bytes"])
+            bucket = _bucket(message, flat)
             yield bucket
             bucket.tensors.clear()  # so that nobody holds the sender's memory
             if self._device.type == "cuda":  # what reads the bucket is queued

@@ -1,4 +1,4 @@
-"""`SendingToRanks`: an update on its way to every rank of every server, bucket by bucket, by a `Carrier` of the transport's own."""
+"""`SendingToRanks`: an update on its way to ranks of servers, bucket by bucket, by a `Carrier` of the transport's own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from slime_models.transfer.fingerprint import copied_fingerprints, fingerprints_of
 from slime_models.transfer.manifest import aligned, bytes_of, entries_of
-from slime_models.transfer.meeting import BroadcastChannel, StrangerError, tell
+from slime_models.transfer.meeting import StrangerError, tell
 from slime_models.transfer.ranks.group import RankGroup, forget_frames, group_of_sender
 from slime_models.transfer.threads import copy_all
 
@@ -62,19 +62,18 @@ class SendingToRanks:
         carrier: Callable[[RankGroup], Carrier],
         backend: Callable[[Sequence[str]], str],
     ) -> None:
-        self._channel: BroadcastChannel = plan.channel
-        self._version, self._groups = plan.version, groups
+        self._plan, self._version, self._groups = plan, plan.version, groups
         self._make_carrier, self._backend = carrier, backend
         self._group: RankGroup | None = None
         self._carrier: Carrier | None = None
-        self._is_broken = False
+        self._has_met, self._is_broken = False, False
 
     def __enter__(self) -> SendingToRanks:
         """Begin; the first bucket says so to the other side, so that servers are paused no earlier."""
         return self
 
     def put(self, bucket: Bucket, fingerprints: Fingerprint) -> int:
-        """Announce a bucket and carry it as one flat tensor; returns 0 where a receiver is lost.
+        """Announce a bucket and carry it as one flat tensor; returns 0 where a receiver is lost, or there is none.
 
         Fingerprints that are missing are made of what is copied, while it is.
 
@@ -117,11 +116,16 @@ class SendingToRanks:
             self._leave()
 
     def _join(self, device: torch.device) -> bool:
-        """Join the group, which is formed with the first bucket, so that servers are paused no earlier; False once it is broken."""
-        if self._group is None and not self._is_broken:
+        """Join the group, which is formed with the first bucket, so that servers are paused no earlier.
+
+        Returns False once it is broken, and where none of the ranks is this sender's.
+        """
+        if not self._has_met:
+            self._has_met = True
             before = self._groups.pop() if self._groups else None
             with self._breaking():
-                self._group = group_of_sender(before, self._channel, device, self._backend)
+                self._group = group_of_sender(before, self._plan, device, self._backend)
+            if self._group is not None:
                 self._groups.append(self._group)
                 self._carrier = self._make_carrier(self._group)
         return self._group is not None

@@ -1,9 +1,10 @@
-"""Transport `cuda-ipc`: ranks of servers on the trainer's machine copy buckets straight from its memory, that of a GPU or the host's.
+"""Transport `cuda-ipc`: ranks of servers copy buckets straight from the trainer's memory on their machine, a GPU's or the host's.
 
-For GPUs that trainer and servers share (`--colocate`), and for others of one machine: the sender puts a bucket into one of two
-buffers and tells the ranks, which copy from there to their parameters; meanwhile it fills the other. Nothing is staged or
-broadcast; handles and announcements (names, shapes, dtypes, fingerprints) go by a gloo group. What ranks check, and what becomes of an
-update that breaks off, is as with `nccl`. Without a GPU the buffers are memory of the host.
+For GPUs that trainer and servers share (`--colocate`), and for others of the same machines: on each machine one rank of the trainer
+sends to the servers there. It puts a bucket into one of two buffers and tells their ranks, which copy from there to their parameters;
+meanwhile it fills the other. Nothing is staged or broadcast; handles and announcements (names, shapes, dtypes, fingerprints) go by a
+gloo group of each machine. What ranks check, and what becomes of an update that breaks off, is as with `nccl`. Without a GPU the
+buffers are memory of the host.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Sharing:
 
     def room(self, n_bytes: int, device: torch.device) -> Tensor:
         """Return the buffer that no rank reads any more."""
-        self._lent = self._buffers.next(n_bytes, device, self._group.size - 1)
+        self._lent = self._buffers.next(n_bytes, device, self._group.member.size - 1)
         return self._lent.tensor[:n_bytes]
 
     def told(self) -> Mapping[str, Any]:
@@ -82,4 +83,5 @@ TRANSPORT = Transport(
     create_receiver=partial(RanksReceiver, "cuda-ipc"),
     by_ranks=True,
     shares_gpus=True,
+    from_each_machine=True,
 )
