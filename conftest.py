@@ -42,23 +42,23 @@ _ONE_SERVER = tuple(
 )
 #: Files that start a Ray cluster on a port that they have found free: side by side two may find the same one.
 _ON_FREE_PORTS = (
-    "tests/servers/test_ray_job.py",
-    "tests/servers/test_slurm_script.py",
+    "tests/clusters/test_job.py",
+    "tests/clusters/test_slurm_script.py",
     "plugins/slime-bench/tests/test_ray_start.py",
 )
 #: Files of few tests that take long, the longest first: last they would keep one process busy alone.
 _LONGEST = (
-    "tests/servers/test_ray_chaos.py",
+    "tests/clusters/test_chaos.py",
     "plugins/slime-kernels/tests/problems/test_examples.py",
     "tests/servers/test_launch_scripts.py",
-    "tests/servers/test_ray_sglang.py",
+    "tests/clusters/test_sglang_servers.py",
     "tests/repository/test_gpu_proof.py",
     "tests/install/test_install.py",
     "tests/failures/test_resume.py",
-    "tests/servers/test_ray_placement.py",
+    "tests/clusters/test_placement.py",
     "tests/repository/test_pages.py",
     "packages/slime-megatron/tests/memory/test_estimate.py",
-    "tests/servers/test_ray.py",
+    "tests/clusters/test_ranks.py",
     "packages/slime-megatron/tests/parallel/test_layouts.py",
     "packages/slime-megatron/tests/parallel/test_layout_checkpoints.py",
     "clusters",
@@ -69,7 +69,7 @@ _LONGEST = (
     "plugins/slime-bench/tests/test_overlap.py",
     "tests/runs/test_agreement.py",
     "packages/slime-megatron/tests/model/test_lora_parallel.py",
-    "tests/servers/test_ray_environment.py",
+    "tests/clusters/test_environment.py",
     "tests/runs/test_stages.py",
     "plugins/slime-bench/tests/controller/test_command.py",
     "plugins/slime-bench/tests/rewards/test_command.py",

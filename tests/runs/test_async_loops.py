@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from slime_core.rundir.records import read_records
 
-ENGINE = ["--rollout-engine", "slow_letters:create_engine"]
+ENGINE = ["--rollout-engine", "letters.slow:create_engine"]
 
 
 def command(recipe: Path, *flags: str) -> list[str]:
@@ -87,7 +87,7 @@ def test_one_step_off_repeats_itself_also_when_it_is_killed(letters, environ, tm
         "--rollout-max-response-len",
         "3",
     ]
-    flags += ["--dynamic-sampling-filter-path", "slow_letters:some"]
+    flags += ["--dynamic-sampling-filter-path", "letters.slow:some"]
     for name in ("first", "second"):
         run(command(letters, *flags, "--run-name", name), environ)
     draw, killed = random.Random(1), command(letters, *flags, "--run-name", "killed")
@@ -116,17 +116,17 @@ def test_a_bound_of_zero_is_the_loop_sync(letters, environ, tmp_path):
 TOOLS = {name: {"kind": "python", "function": f"talking_agents:{name}_tool"} for name in ("unruly", "stuck")}
 VARIANTS = {
     "partial": ["--partial-rollout", "--rollout-max-response-len", "4"],
-    "filter": ["--dynamic-sampling-filter-path", "slow_letters:some"],
+    "filter": ["--dynamic-sampling-filter-path", "letters.slow:some"],
     "hooks": [
         *("--rollout-sample-hook-path", "sample_hooks:mark"),
         *("--rollout-sample-filter-path", "sample_hooks:no_evens"),
         *("--dynamic-sampling-filter-path", "sample_hooks:equal_is_weak"),
         *("--buffer", "priority", "--buffer-filter-path", "sample_hooks:newest_first"),
     ],
-    "fan-out": ["--custom-generate-function-path", "slow_letters:two_responses"],
+    "fan-out": ["--custom-generate-function-path", "letters.slow:two_responses"],
     "multi-turn": [
         "--custom-generate-function-path",
-        "slow_letters:two_turns",
+        "letters.slow:two_turns",
         "--rollout-max-response-len",
         "4",
     ],
@@ -199,7 +199,7 @@ def test_of_fully_async_runs_that_are_killed_25_times_no_prompt_is_lost_or_used_
         ),
         (["--loop", "fully-async", "--update-weights-interval", "3", "--max-staleness", "1"], "at least 2"),
         (
-            ["--loop", "fully-async", "--rollout-function-path", "slow_letters:other_rollout"],
+            ["--loop", "fully-async", "--rollout-function-path", "letters.slow:other_rollout"],
             "only the dispatcher generates through weight updates",
         ),
     ],
@@ -229,7 +229,7 @@ def test_a_run_without_a_data_set_learns_from_prompts_that_its_generator_brings(
         "--save-interval",
         "1",
     ]
-    words = command(letters, *flags, "--custom-generate-function-path", "slow_letters:own_prompts")
+    words = command(letters, *flags, "--custom-generate-function-path", "letters.slow:own_prompts")
     folder, draw = tmp_path / "runs/letters", random.Random(loop)
     kill_at_random(words, environ, draw=draw, begun=folder / "metrics.jsonl")
     run(words, environ)
@@ -287,8 +287,8 @@ def test_groups_that_wait_in_a_filtered_buffer_are_lost_and_used_twice_in_no_kil
     [
         (signal.SIGTERM, "default"),
         pytest.param(signal.SIGKILL, "default", marks=pytest.mark.faults),
-        pytest.param(signal.SIGTERM, "slow_letters:other_rollout", marks=pytest.mark.faults),
-        pytest.param(signal.SIGKILL, "slow_letters:other_rollout", marks=pytest.mark.faults),
+        pytest.param(signal.SIGTERM, "letters.slow:other_rollout", marks=pytest.mark.faults),
+        pytest.param(signal.SIGKILL, "letters.slow:other_rollout", marks=pytest.mark.faults),
     ],
 )
 def test_one_step_off_loses_no_prompt_and_uses_none_twice(letters, environ, tmp_path, function, number):

@@ -31,7 +31,7 @@ LOOPS = {
     "one-step-off": ["--loop", "one-step-off"],
     "fully-async": ["--loop", "fully-async", "--max-staleness", "2"],
 }
-FILTER = ["--dynamic-sampling-filter-path", "slow_letters:some", "--over-sampling-batch-size", "6"]
+FILTER = ["--dynamic-sampling-filter-path", "letters.slow:some", "--over-sampling-batch-size", "6"]
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def train(letters, root, monkeypatch, tmp_path):
     def train(*flags: str) -> Path:
         given = [
             "--rollout-engine",
-            "slow_letters:create_engine",
+            "letters.slow:create_engine",
             "--num-rollout",
             "6",
             "--lr",
@@ -198,7 +198,7 @@ def test_staleness_follows_from_the_events_alone(train):
 
 def test_the_page_has_every_name_and_its_example_runs(train, root, capsys):
     page = (root / "docs/events.md").read_text()
-    folder = train(*LOOPS["fully-async"], *FILTER, "--train-backend", "phased_letters:create_trainer")
+    folder = train(*LOOPS["fully-async"], *FILTER, "--train-backend", "letters.phased:create_trainer")
     names = [event["name"] for event in events_of(folder)]
     assert all(f"`{name}`" in page or f"**{name}**" in page for name in set(names))
     (example,) = re.findall(r"```python\n(.*?)```", page, re.S)
@@ -219,7 +219,7 @@ def test_the_trace_of_a_run_is_whole(train, loop):
 
 
 def test_ranks_have_lanes_where_the_trainer_says_what_they_did(train):
-    folder = train("--train-backend", "phased_letters:create_trainer")
+    folder = train("--train-backend", "letters.phased:create_trainer")
     events = events_of(folder)
     for train_span in named(events, "train"):
         step = train_span["step"]
@@ -261,7 +261,7 @@ def test_a_run_that_is_killed_and_resumed_has_the_events_of_all_its_processes(
         "--save-interval",
         "1",
     ]
-    command += ["--rollout-engine", "slow_letters:create_engine", "--num-rollout", "30", "--lr", "1.0"]
+    command += ["--rollout-engine", "letters.slow:create_engine", "--num-rollout", "30", "--lr", "1.0"]
     folder = tmp_path / "runs/letters"
     kill_after(command, folder / "metrics.jsonl", 6)
     with (folder / "events.jsonl").open("ab") as file:

@@ -15,7 +15,7 @@ from slime_core.launch.local import drive, launch
 from slime_core.plugins.registry import Registry
 from slime_core.rundir.events import read_events
 
-FILTER = ["--dynamic-sampling-filter-path", "slow_letters:some", "--over-sampling-batch-size", "6"]
+FILTER = ["--dynamic-sampling-filter-path", "letters.slow:some", "--over-sampling-batch-size", "6"]
 PARTIAL = ["--loop", "sync", "--partial-rollout", "--rollout-max-response-len", "4", *FILTER]
 ASYNC = ["--loop", "fully-async", "--max-staleness", "2"]
 AS_COMPLETED = "--rollout-in-completion-order"
@@ -26,7 +26,7 @@ RUNS = {
     "one-step-off": ["--loop", "one-step-off", *EQUAL],
     "async, as completed": [*ASYNC, AS_COMPLETED, *EQUAL],
     "async, continued, in several turns": [
-        *("--custom-generate-function-path", "slow_letters:two_turns", "--rollout-max-response-len", "4"),
+        *("--custom-generate-function-path", "letters.slow:two_turns", "--rollout-max-response-len", "4"),
         *(*ASYNC, AS_COMPLETED, "--update-weights-in-flight", "continue", *FILTER),
     ],
     "async, dropped when old": [*ASYNC, AS_COMPLETED, "--max-staleness-policy", "drop", "--max-staleness", "0", *FILTER],
@@ -43,7 +43,7 @@ def train(letters, root, monkeypatch, tmp_path):
     def train(*flags: str) -> Path:
         given = [
             "--rollout-engine",
-            "slow_letters:create_engine",
+            "letters.slow:create_engine",
             "--num-rollout",
             "10",
             "--lr",
@@ -123,7 +123,7 @@ def test_a_run_that_was_killed_is_replayed_as_far_as_it_told(
     )
     monkeypatch.syspath_prepend(root / "tests/plugins")
     command = [sys.executable, "-m", "slime_core", "train", str(letters), "--loop", loop, *FILTER]
-    command += ["--rollout-engine", "slow_letters:create_engine", "--num-rollout", "200", "--lr", "1.0"]
+    command += ["--rollout-engine", "letters.slow:create_engine", "--num-rollout", "200", "--lr", "1.0"]
     folder = tmp_path / "runs/letters"
     kill_after(command, folder / "metrics.jsonl", 6)
     status, found = replayed(folder, capsys)

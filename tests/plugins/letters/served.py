@@ -1,4 +1,4 @@
-"""The slow engine of `slow_letters`, whose draws are made by servers at the launcher's places: any of them may be killed.
+"""The slow engine of `letters.slow`, whose draws are made by servers at the launcher's places: any of them may be killed.
 
 `SERVERS` says how many there are. One that ends, ends the run by its name. Without places all is drawn in this process.
 """
@@ -13,12 +13,12 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from letters.slow import SlowEngine
 from slime_core.config.build import BuildContext
 from slime_core.config.factories import EngineFactory
 from slime_core.errors import EngineError
 from slime_core.protocols import Completion, EngineGpus, GpuRange, Place, SamplingParams
 from slime_core.testing.tabular import TabularEngine
-from slow_letters import SlowEngine
 
 _PATIENCE_S = 60.0
 

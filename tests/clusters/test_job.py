@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from .test_ray_placement import PARTS, ids, seen
+from .test_placement import PARTS, ids, seen
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(900)]
 

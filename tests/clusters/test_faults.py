@@ -35,7 +35,7 @@ def train(recipe: Path, root: Path, mark: str, *flags: str) -> subprocess.Popen[
     env = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"} | {"PYTHONPATH": path, MARK: mark}
     command = [
         *(sys.executable, "-m", "slime_core", "train", str(recipe), "--num-rollout", "5000", *flags),
-        *("--train-backend", "ranked_letters:create_trainer", "--launcher", "ray"),
+        *("--train-backend", "letters.ranked:create_trainer", "--launcher", "ray"),
         *("--actor-num-gpus-per-node", "2", "--save-interval", "4000"),
     ]
     return subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)

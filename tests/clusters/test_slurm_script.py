@@ -91,7 +91,7 @@ def marked(variable: str) -> list[int]:
 
 
 def test_a_job_of_two_machines_trains_on_one_of_them(submit, letters, tmp_path):
-    letters_run = [str(letters), "--train-backend", "told_letters:create_trainer", "--num-rollout"]
+    letters_run = [str(letters), "--train-backend", "letters.told:create_trainer", "--num-rollout"]
     job = submit(*letters_run, "3")
     assert job.wait(timeout=500) == 0, (tmp_path / "output").read_text()
     run = tmp_path / "runs/letters"
@@ -111,7 +111,7 @@ def test_a_job_of_two_machines_trains_on_one_of_them(submit, letters, tmp_path):
 
 
 def test_a_signal_before_the_time_is_up_reaches_the_run_which_saves(submit, letters, tmp_path):
-    job = submit(str(letters), "--train-backend", "told_letters:create_trainer", "--num-rollout", "100000")
+    job = submit(str(letters), "--train-backend", "letters.told:create_trainer", "--num-rollout", "100000")
     metrics = tmp_path / "runs/letters/metrics.jsonl"
     deadline = time.monotonic() + 500
     while not (metrics.exists() and metrics.read_text().count("\n") > 2):

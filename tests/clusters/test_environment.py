@@ -41,7 +41,7 @@ def test_ranks_with_gpus_get_defaults_below_what_the_user_and_the_flag_say(
 
     monkeypatch.syspath_prepend(root / "tests/plugins")
     monkeypatch.setenv("NCCL_NVLS_ENABLE", "2")  # by the user, in the shell of the driver alone
-    flags = ["--train-backend", "told_letters:create_trainer", "--launcher", "ray", "--num-rollout", "1"]
+    flags = ["--train-backend", "letters.told:create_trainer", "--launcher", "ray", "--num-rollout", "1"]
     flags += ["--actor-num-gpus-per-node", "2"]
     flags += ["--train-env-vars", '{"NCCL_CUMEM_ENABLE": "1", "TOLD": "yes"}']
     registry = Registry()

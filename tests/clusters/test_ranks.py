@@ -22,7 +22,7 @@ from slime_core.plugins.registry import Registry
 from slime_core.run.build import make_build
 from slime_core.rundir.events import read_events
 
-from .attacked import writers_below
+from ..servers.attacked import writers_below
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -50,7 +50,7 @@ def train(letters: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     registry = Registry()
 
     def train(*flags: str, ranks: tuple[str, ...] = RANKS) -> dict[str, Any]:
-        backend = ("--train-backend", "ranked_letters:create_trainer")
+        backend = ("--train-backend", "letters.ranked:create_trainer")
         settings = load_settings([str(letters)], [*backend, *ranks, *flags], registry=registry)
         if not ranks:
             return launch(settings, registry, drive)
@@ -113,7 +113,7 @@ def test_rank_that_hangs_is_named_when_the_deadline_has_passed_and_killed(cluste
     (note,) = caught.value.__notes__
     waiting, stopped, ends = note.removeprefix("no answer to train from ").split("; ")
     assert waiting.startswith("rank 0 of 2 (process ")
-    assert re.search(r"at .+ranked_letters\.py:\d+ in _meet$", waiting)
+    assert re.search(r"at .+letters/ranked\.py:\d+ in _meet$", waiting)
     assert stopped.startswith("rank 1 of 2 (process ")
     assert "which does not say where it is" in stopped
     assert ends == "stacks of both ends are in the log"
@@ -121,7 +121,7 @@ def test_rank_that_hangs_is_named_when_the_deadline_has_passed_and_killed(cluste
     assert re.search(
         r"step 3: training: not done after 10 s; this process was at\n(.*\n)*thread MainThread:", log
     )
-    assert re.search(r"rank 0 of 2 \(.*\) was at\n(.*\n)*.*ranked_letters\.py\", line \d+ in _meet", log)
+    assert re.search(r"rank 0 of 2 \(.*\) was at\n(.*\n)*.*letters/ranked\.py\", line \d+ in _meet", log)
     assert writers_below(tmp_path) == []
 
 
@@ -135,7 +135,7 @@ def test_driver_that_is_killed_leaves_no_rank_on_a_cluster_that_goes_on(
     )
     command = [sys.executable, "-m", "slime_core", "train", str(letters), *RANKS, "--num-rollout", "5000"]
     command += ["--ray-device", "cpu"]
-    command += ["--train-backend", "ranked_letters:create_trainer"]
+    command += ["--train-backend", "letters.ranked:create_trainer"]
     kill_after(command, tmp_path / "runs/letters/metrics.jsonl", 3)
     deadline = time.monotonic() + 30
     while left := writers_below(tmp_path):

@@ -16,13 +16,13 @@ from slime_core.plugins.registry import Registry
 from slime_core.run.build import make_build
 from slime_core.rundir.events import read_events
 
-from .attacked import writers_below
+from ..servers.attacked import writers_below
 
 pytestmark = pytest.mark.timeout(1200)
 
 POOL = ("--launcher", "ray", "--actor-num-gpus-per-node", "4", "--critic-num-gpus-per-node", "4")
 LETTERS = (
-    *("--train-backend", "pooled_letters:create_trainer", "--rollout-engine", "placed_letters:create_engine"),
+    *("--train-backend", "letters.pooled:create_trainer", "--rollout-engine", "letters.placed:create_engine"),
     *("--eval-interval", "none", "--num-rollout", "4", "--save-interval", "1"),
 )
 

@@ -25,7 +25,7 @@ from slime_core.rundir.records import read_records
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 PARTS = (
-    *("--train-backend", "placed_letters:create_trainer", "--rollout-engine", "placed_letters:create_engine"),
+    *("--train-backend", "letters.placed:create_trainer", "--rollout-engine", "letters.placed:create_engine"),
     *("--launcher", "ray", "--eval-interval", "none", "--num-rollout", "1"),
 )
 

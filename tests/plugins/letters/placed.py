@@ -12,7 +12,7 @@ import os
 import sys
 from pathlib import Path
 
-import ranked_letters
+from letters.ranked import RankedTrainer
 from slime_core.config.build import BuildContext
 from slime_core.config.factories import EngineFactory, TrainerFactory
 from slime_core.protocols import EngineGpus, GpuRange, Place
@@ -60,7 +60,7 @@ def gpus(build: BuildContext) -> EngineGpus:
     return EngineGpus(sum(each.count for each in ranges), ranges)
 
 
-class TellingTrainer(ranked_letters.RankedTrainer):
+class TellingTrainer(RankedTrainer):
     """A ranked trainer that says which GPU it sees in its rank's log."""
 
     async def start(self) -> None:

@@ -10,8 +10,8 @@ import os
 from pathlib import Path
 
 import numpy as np
-from placed_letters import TellingTrainer
-from ranked_letters import misbehave
+from letters.placed import TellingTrainer
+from letters.ranked import misbehave
 from slime_core.config.build import BuildContext
 from slime_core.config.factories import TrainerFactory
 from slime_core.protocols import Columns, Metrics, TrainerCapabilities

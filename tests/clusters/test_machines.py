@@ -20,9 +20,9 @@ from slime_core.config.load import load_settings
 from slime_core.launch.local import drive, launch
 from slime_core.plugins.registry import Registry
 
-from .attacked import Runs, writers_below
-from .test_ray_attacks import metrics
-from .whole_runs import check_whole
+from ..servers.attacked import Runs, writers_below
+from ..servers.whole_runs import check_whole
+from .test_attacks import metrics
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(2400)]
 
@@ -100,7 +100,7 @@ def test_a_run_that_loses_the_machine_of_a_rank_names_it_and_goes_on_with_anothe
     """Killed, a machine resets its connections; stopped, it says nothing, as one without power."""
     command = [sys.executable, "-m", "slime_core", "train", str(letters), "--launcher", "ray"]
     command += ["--ray-address", cluster.address, "--ray-device", "cpu", "--save-interval", "1"]
-    command += ["--train-backend", "ranked_letters:create_trainer", "--actor-num-nodes", "2"]
+    command += ["--train-backend", "letters.ranked:create_trainer", "--actor-num-nodes", "2"]
     runs, halted = Runs(command, tmp_path / "runs/letters", root), tmp_path / "halted-in-a-rank"
     with runs.attacked(*halting("train 6", halted)) as run:
         run.wait_for(halted.exists)

@@ -15,7 +15,7 @@ from slime_core.launch.local import drive, launch
 from slime_core.plugins.registry import Registry
 
 from ..plugins import hostile_scores
-from .attacked import TOLD_S, Attacked, Runs
+from ..servers.attacked import TOLD_S, Attacked, Runs
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(2400)]
 
@@ -26,7 +26,7 @@ RANK = "ray::RankProcess"
 def runs(letters: Path, root: Path, tmp_path: Path) -> Runs:
     command = [
         *(sys.executable, "-m", "slime_core", "train", str(letters), "--launcher", "ray"),
-        *("--train-backend", "ranked_letters:create_trainer", "--actor-num-gpus-per-node", "2"),
+        *("--train-backend", "letters.ranked:create_trainer", "--actor-num-gpus-per-node", "2"),
     ]
     return Runs(command, tmp_path / "runs/letters", root)
 

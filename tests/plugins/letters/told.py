@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 
-from ranked_letters import RankedTrainer
-from ranked_letters import create_trainer as create_ranked
+from letters.ranked import RankedTrainer
+from letters.ranked import create_trainer as create_ranked
 from slime_core.config.build import BuildContext
 from slime_core.config.factories import TrainerFactory
 from slime_core.devices.cuda_variables import CUDA_VARIABLE_NAMES

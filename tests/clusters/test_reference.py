@@ -16,7 +16,7 @@ from slime_core.plugins.registry import Registry
 from slime_core.run.build import make_build
 from slime_core.rundir.events import read_events
 
-from .attacked import writers_below
+from ..servers.attacked import writers_below
 
 pytestmark = pytest.mark.timeout(1200)
 

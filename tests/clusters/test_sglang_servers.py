@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from .attacked import writers_below
-from .whole_runs import check_whole, metrics, samples
+from ..servers.attacked import writers_below
+from ..servers.whole_runs import check_whole, metrics, samples
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(2400)]
 

@@ -17,7 +17,7 @@ from slime_core.launch.local import drive, launch
 from slime_core.plugins.registry import Registry
 
 from ..runs.test_async_loops import accounted, rows, samples
-from .attacked import Attacked, Runs, Traces, writers_below
+from ..servers.attacked import Attacked, Runs, Traces, writers_below
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(3600)]
 
@@ -28,7 +28,7 @@ STEPS = 15 * KILLS
 #: One kill of so many comes while the run starts.
 STARTS = 6
 FLAGS = [
-    *("--rollout-engine", "served_letters:create_engine", "--loop", "one-step-off", "--lr", "1.0"),
+    *("--rollout-engine", "letters.served:create_engine", "--loop", "one-step-off", "--lr", "1.0"),
     *("--save-interval", "1", "--num-rollout", str(STEPS)),
 ]
 #: A run that ended by itself says why; of one that was killed, or ended by Ray, its guard does.
@@ -91,7 +91,7 @@ class Chaos:
 
 #: Who a process is, by what stands in its command line.
 KINDS = {
-    "slime_ray/guard.py": "guard", "ray::RankProcess": "rank", "ray::Machine": "machine's actor", "served_letters.py": "server",
+    "slime_ray/guard.py": "guard", "ray::RankProcess": "rank", "ray::Machine": "machine's actor", "letters/served.py": "server",
     "workers import for": "reward worker", "gcs_server": "Ray's head", "raylet/raylet": "raylet", "log_monitor": "Ray's log monitor",
     "autoscaler": "Ray's autoscaler", "agent": "Ray's agent", "RuntimeEnvAgent": "Ray's agent", "dashboard.py": "Ray's dashboard", "IFS= read": "what ends a server's helpers", "ray::IDLE": "idle worker of Ray",
 }  # fmt: skip
@@ -122,7 +122,7 @@ def whole(letters: Path, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.fixture
 def command(letters: Path) -> list[str]:
     words = [sys.executable, "-m", "slime_core", "train", str(letters), *FLAGS, "--launcher", "ray"]
-    return [*words, "--train-backend", "ranked_letters:create_trainer"]
+    return [*words, "--train-backend", "letters.ranked:create_trainer"]
 
 
 def check_learned(chaos: Chaos, runs: Runs, whole: Path, tmp_path: Path) -> None:

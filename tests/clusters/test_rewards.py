@@ -15,7 +15,7 @@ from slime_core.launch.local import drive, launch
 from slime_core.plugins.registry import Registry
 
 from ..runs.test_async_loops import rows, samples
-from .attacked import Runs, writers_below
+from ..servers.attacked import Runs, writers_below
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1200)]
 
@@ -53,7 +53,7 @@ def test_rewards_are_scored_on_both_machines_also_when_the_actor_of_one_is_kille
     two_nodes, letters, root, tmp_path, monkeypatch
 ):
     monkeypatch.syspath_prepend(root / "tests/plugins")
-    slow = [*LOOKS, "--rollout-engine", "slow_letters:create_engine"]
+    slow = [*LOOKS, "--rollout-engine", "letters.slow:create_engine"]
     registry = Registry()
     settings = load_settings([str(letters)], [*slow, "--run-name", "whole"], registry=registry)
     assert launch(settings, registry, drive)["status"] == "completed"
