@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections import Counter
 
 import pytest
-from slime_bench.kernel_evaluations import BAD, GOOD, kernels, kinds_of
+from slime_bench import kernel_evaluations
+from slime_bench.kernel_evaluations import BAD, GOOD, kernels, kinds_of, left_behind, own_temporary_folder
+from slime_core.runtime.processes.tree import descendants
 
 
 def test_a_share_of_candidates_is_bad_and_all_kinds_alike():
@@ -13,6 +17,16 @@ def test_a_share_of_candidates_is_bad_and_all_kinds_alike():
     assert Counter(kinds) == {GOOD: 144} | dict.fromkeys(BAD, 2)
     assert kinds == kinds_of(160, share=0.1, seed=3)
     assert kinds != kinds_of(160, share=0.1, seed=4)
+
+
+def test_what_is_left_behind_is_found_and_nothing_of_others(monkeypatch):
+    monkeypatch.setattr(kernel_evaluations, "_LEFT_S", 0.0)
+    pid, there = os.getpid(), descendants(os.getpid())
+    with tempfile.TemporaryDirectory(), own_temporary_folder() as folder:
+        assert left_behind(pid, there, folder) == []
+        left = tempfile.mkdtemp()
+        assert left_behind(pid, there, folder) == [left]
+    assert not os.path.exists(left)
 
 
 @pytest.mark.slow

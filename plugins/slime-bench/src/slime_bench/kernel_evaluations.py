@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import random
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -69,8 +70,7 @@ def kernels(argv: list[str]) -> int:
     arguments = _parse(argv)
     server = CandidateServer()
     server.start()
-    folders = _folders()
-    try:
+    with contextlib.closing(server), own_temporary_folder() as folder:
         settings = EvaluatorSettings(
             options=Options(n_trials=2), timeout_s=arguments.timeout_s, memory_bytes=_MEMORY_BYTES
         )
@@ -81,9 +81,7 @@ def kernels(argv: list[str]) -> int:
         there = descendants(server.pid)  # what all evaluations are forked from
         clean = run(evaluator, [GOOD] * n, workers)
         bad = run(evaluator, kinds_of(n, share=arguments.bad, seed=arguments.seed), workers)
-        left = left_behind(server.pid, there, folders)
-    finally:
-        server.close()
+        left = left_behind(server.pid, there, folder)
     _tell(clean, bad, left, arguments)
     return 1 if clean.wrong or bad.wrong or left else 0
 
@@ -115,12 +113,24 @@ def _verdict(evaluator: Evaluator, problem: KernelProblem, source: str) -> Verdi
         return Verdict(status=EvalStatus.SERVER_ERROR, gate="sandbox", message=str(error))
 
 
-def left_behind(server: int, processes: set[int], folders: set[str]) -> list[str]:
-    """Return processes below the server's and folders that are there and were not before; waits for what is ending."""
+@contextlib.contextmanager
+def own_temporary_folder() -> Iterator[Path]:
+    """Have this process make temporary files in a folder of its own within the context: others evaluate beside it."""
+    before = tempfile.tempdir
+    with tempfile.TemporaryDirectory(prefix="slime-bench-") as folder:
+        tempfile.tempdir = folder
+        try:
+            yield Path(folder)
+        finally:
+            tempfile.tempdir = before
+
+
+def left_behind(server: int, processes: set[int], folder: Path) -> list[str]:
+    """Return processes below the server's that were not there before, and what is in the folder; waits for what is ending."""
     deadline = time.monotonic() + _LEFT_S
     while True:
         found = [f"process {pid}" for pid in sorted(descendants(server) - processes)]
-        found += sorted(_folders() - folders)
+        found += sorted(map(str, folder.iterdir()))
         if not found or time.monotonic() > deadline:
             return found
         time.sleep(0.1)
@@ -133,10 +143,6 @@ def _source(problem: KernelProblem, kind: str) -> str:
         return good
     bad = good.replace("        out = ", f"        {BAD[kind]}\n        out = ", 1)
     return f"import os\nimport time\n{bad}"
-
-
-def _folders() -> set[str]:
-    return {str(path) for path in Path(tempfile.gettempdir()).glob("slime-kernels-*")}
 
 
 def _tell(clean: Pass, bad: Pass, left: Sequence[str], arguments: argparse.Namespace) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 
 import pytest
 
@@ -110,7 +111,7 @@ BAD = {
 
 @pytest.mark.slow
 @pytest.mark.faults
-def test_a_flood_of_bad_candidates_leaves_nothing_behind(evaluator, fork_server):
+def test_a_flood_of_bad_candidates_leaves_nothing_behind(evaluator, fork_server, monkeypatch, tmp_path):
     from concurrent.futures import ThreadPoolExecutor
     from dataclasses import replace
 
@@ -118,7 +119,7 @@ def test_a_flood_of_bad_candidates_leaves_nothing_behind(evaluator, fork_server)
 
     n = int(os.environ.get("SLIME_KERNELS_EVALUATIONS", "20"))
     quick = Evaluator(replace(evaluator.settings, timeout_s=8.0, memory_bytes=1 << 30), fork_server)
-    before = set(os.listdir("/tmp"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     sources = [[*BAD.values(), None][i % (len(BAD) + 1)] for i in range(n)]
     with ThreadPoolExecutor(2) as pool:
         verdicts = list(
@@ -127,4 +128,4 @@ def test_a_flood_of_bad_candidates_leaves_nothing_behind(evaluator, fork_server)
     for source, verdict in zip(sources, verdicts, strict=True):
         assert verdict.correct == (source is None), (source, verdict)
         assert verdict.status != "server_error"
-    assert not {name for name in set(os.listdir("/tmp")) - before if name.startswith("slime-kernels-")}
+    assert list(tmp_path.iterdir()) == []
