@@ -140,7 +140,8 @@ def test_a_launcher_is_told_the_gpus_of_every_server_in_their_order(settings_of)
 def test_colocated_servers_take_the_gpus_of_the_trainer_where_a_launcher_places_them(
     settings_of, problems_of
 ):
-    shared = (*PLACED, "--colocate", "--rollout-num-gpus-per-engine", "4")
+    ipc = ("--update-weight-transport", "cuda-ipc")  # they are on two machines
+    shared = (*PLACED, *ipc, "--colocate", "--rollout-num-gpus-per-engine", "4")
     assert problems_of(None, *shared) == []
     assert topology(settings_of(None, *shared)).gpus == EngineGpus(8, (GpuRange(0, 4), GpuRange(4, 4)))
     alone = settings_of(
