@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from slime_core.errors import ConfigError
 from slime_core.runtime.virtual_time import run_in_virtual_time
-from slime_simulator.costs import Costs, EngineCosts, Slowdown, TrainerCosts
-from slime_simulator.fit import fit, fit_engine, fit_slowdown, fit_trainer, least_squares, schedule
-from slime_simulator.recorded import RecordedRun, Span, Step, read_run
-from slime_simulator.replica import SimulatedReplica, SimulatedRequest
+from slime_simulator.costs.costs import Costs, EngineCosts, Slowdown, TrainerCosts
+from slime_simulator.costs.fit import fit, fit_engine, fit_slowdown, fit_trainer, least_squares, schedule
+from slime_simulator.costs.recorded import RecordedRun, Span, Step, read_run
+from slime_simulator.parts.replica import SimulatedReplica, SimulatedRequest
 
 
 def step(prompts, responses, generate_s=(), **metrics):

@@ -7,8 +7,8 @@ import random
 
 import pytest
 from slime_core.runtime.virtual_time import run_in_virtual_time
-from slime_simulator.costs import EngineCosts
-from slime_simulator.replica import SimulatedReplica, SimulatedRequest
+from slime_simulator.costs.costs import EngineCosts
+from slime_simulator.parts.replica import SimulatedReplica, SimulatedRequest
 
 
 async def answered(replica, left, *, context=0, at=0.0):

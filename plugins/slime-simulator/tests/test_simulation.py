@@ -14,10 +14,10 @@ from slime_core.plugins.hooks import hookimpl
 from slime_core.plugins.registry import Registry
 from slime_core.run.tracking import attach
 from slime_core.runtime.virtual_time import run_in_virtual_time
-from slime_simulator.costs import Costs, EngineCosts, Slowdown, TrainerCosts, UpdateCosts
+from slime_simulator.costs.costs import Costs, EngineCosts, Slowdown, TrainerCosts, UpdateCosts
+from slime_simulator.costs.traces import Lognormal, Recorded
 from slime_simulator.scenario import Scenario
 from slime_simulator.simulation import Cluster, simulate, simulated_run
-from slime_simulator.traces import Lognormal, Recorded
 
 #: The longest of each step's two responses: 5, 4 and 6 tokens.
 BY_HAND = Recorded(prompts=[0], responses=[3, 5, 4, 1, 6, 6])

@@ -28,7 +28,7 @@ from slime_core.run.tracking import attach
 from slime_core.samples import Sample, TrainBatch
 from slime_core.samples.compact import FLOAT32, IDS, Compact
 from slime_core.testing.tabular import TabularEngine, TabularTrainer
-from slime_simulator.traces import Lognormal, index_of
+from slime_simulator.costs.traces import Lognormal, index_of
 
 _HERE = "slime_bench.asynchronous:"
 _TABULAR = "slime_core.testing.tabular:"

@@ -19,7 +19,7 @@ from slime_core.errors import RunError
 from slime_core.protocols import GenerateContext, SamplingParams
 from slime_core.rollout.generators.single_turn import single_turn
 from slime_core.samples import Sample
-from slime_simulator.traces import Lognormal
+from slime_simulator.costs.traces import Lognormal
 
 #: Name -> flags.
 LOOPS: dict[str, list[str]] = {

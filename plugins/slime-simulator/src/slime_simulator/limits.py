@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from slime_core.plugins.registry import Registry
 
-from slime_simulator.costs import UpdateCosts
+from slime_simulator.costs.costs import UpdateCosts
+from slime_simulator.costs.traces import Trace
 from slime_simulator.scenario import Scenario
-from slime_simulator.traces import Trace
 
 #: Steps that each of these simulations takes at most.
 _STEPS = 8

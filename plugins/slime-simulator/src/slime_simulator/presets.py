@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from slime_core.config.load import load_settings
 from slime_core.plugins.registry import Registry
 
-from slime_simulator.costs import Costs, TrainerCosts, UpdateCosts
-from slime_simulator.fit import scaled
-from slime_simulator.hardware import GPUS, MODELS, estimate
+from slime_simulator.costs.costs import Costs, TrainerCosts, UpdateCosts
+from slime_simulator.costs.fit import scaled
+from slime_simulator.costs.hardware import GPUS, MODELS, estimate
+from slime_simulator.costs.traces import Lognormal
 from slime_simulator.scenario import Scenario
 from slime_simulator.simulation import Cluster
-from slime_simulator.traces import Lognormal
 
 
 @dataclass(frozen=True, kw_only=True)

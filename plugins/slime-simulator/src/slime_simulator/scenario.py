@@ -10,9 +10,9 @@ from slime_core.config.settings import Settings
 from slime_core.errors import ConfigError, Problem
 from slime_core.plugins.registry import Registry
 
-from slime_simulator.costs import Costs
+from slime_simulator.costs.costs import Costs
+from slime_simulator.costs.traces import Trace
 from slime_simulator.simulation import Cluster, Simulated, simulate
-from slime_simulator.traces import Trace
 
 #: Seconds of deadlines: virtual time is not what they guard against.
 _NO_DEADLINE = 3e8

@@ -31,12 +31,12 @@ from slime_core.runtime.virtual_time import run_in_virtual_time
 from slime_core.samples import Group
 from slime_core.testing.tabular import per_token
 
-from slime_simulator.costs import Costs
-from slime_simulator.engine import SimulatedEngine
-from slime_simulator.prompts import NumberTokenizer, SimulatedPrompts
-from slime_simulator.rewards import SimulatedRewards
-from slime_simulator.traces import Trace
-from slime_simulator.trainer import SimulatedTrainer
+from slime_simulator.costs.costs import Costs
+from slime_simulator.costs.traces import Trace
+from slime_simulator.parts.engine import SimulatedEngine
+from slime_simulator.parts.prompts import NumberTokenizer, SimulatedPrompts
+from slime_simulator.parts.rewards import SimulatedRewards
+from slime_simulator.parts.trainer import SimulatedTrainer
 
 
 @dataclass(frozen=True, kw_only=True)

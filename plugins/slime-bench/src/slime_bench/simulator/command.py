@@ -15,8 +15,8 @@ from typing import Any
 from slime_core.cli.arguments import wide_console
 from slime_core.errors import ConfigError, Problem
 from slime_core.plugins.registry import Registry
-from slime_simulator.fit import fit
-from slime_simulator.recorded import read_run
+from slime_simulator.costs.fit import fit
+from slime_simulator.costs.recorded import read_run
 
 from slime_bench.simulator.comparison import Compared, compare, is_off, summary_of, table_of, typical_of
 from slime_bench.simulator.computing import FITTED, PREDICTED, mixed, noise_of, run_all

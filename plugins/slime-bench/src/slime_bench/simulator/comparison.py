@@ -12,11 +12,11 @@ from slime_core.config.load import load_settings
 from slime_core.plugins.registry import Registry
 from slime_core.rundir.records import read_records
 from slime_core.rundir.rundir import RunDir
-from slime_simulator.costs import Costs
-from slime_simulator.recorded import read_run
+from slime_simulator.costs.costs import Costs
+from slime_simulator.costs.recorded import read_run
+from slime_simulator.costs.traces import Trace
 from slime_simulator.scenario import Scenario
 from slime_simulator.simulation import Cluster
-from slime_simulator.traces import Trace
 
 #: What the runs of the bench have.
 _ONE = Cluster(replicas=1, trainer_gpus=1)

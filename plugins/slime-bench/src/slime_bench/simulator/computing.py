@@ -17,8 +17,8 @@ from slime_core.config.load import load_settings
 from slime_core.launch.local import drive, launch
 from slime_core.plugins.registry import Registry
 from slime_core.testing.tabular import EOS, VOCAB
-from slime_simulator.costs import Costs
-from slime_simulator.recorded import RecordedRun
+from slime_simulator.costs.costs import Costs
+from slime_simulator.costs.recorded import RecordedRun
 
 _TABULAR = "slime_core.testing.tabular:"
 _SLOTS = 16

@@ -20,10 +20,10 @@ from slime_core.samples import Group, Sample, TrainBatch
 from slime_core.samples.compact import FLOAT32, IDS, Compact
 from slime_core.testing.tabular import TabularEngine, TabularTrainer
 from slime_core.trackers.jsonl import JsonlTracker
-from slime_simulator.costs import Costs, EngineCosts, TrainerCosts, UpdateCosts
-from slime_simulator.prompts import SimulatedPrompts
+from slime_simulator.costs.costs import Costs, EngineCosts, TrainerCosts, UpdateCosts
+from slime_simulator.costs.traces import Lognormal, index_of
+from slime_simulator.parts.prompts import SimulatedPrompts
 from slime_simulator.simulation import make_run
-from slime_simulator.traces import Lognormal, index_of
 
 #: What the parts take; the fit is not told.
 REAL = Costs(

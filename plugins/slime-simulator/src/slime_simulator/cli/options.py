@@ -14,13 +14,13 @@ from slime_core.errors import ConfigError, Problem
 from slime_core.plugins.registry import Registry
 from slime_core.rundir.rundir import RunDir
 
-from slime_simulator.costs import Costs
-from slime_simulator.fit import fit, scaled
-from slime_simulator.hardware import GPUS, MODELS, estimate
-from slime_simulator.recorded import read_run
+from slime_simulator.costs.costs import Costs
+from slime_simulator.costs.fit import fit, scaled
+from slime_simulator.costs.hardware import GPUS, MODELS, estimate
+from slime_simulator.costs.recorded import read_run
+from slime_simulator.costs.traces import Lognormal, Trace
 from slime_simulator.scenario import Scenario
 from slime_simulator.simulation import Cluster
-from slime_simulator.traces import Lognormal, Trace
 
 #: Lengths are below it.
 _MOST_TOKENS = 1 << 31

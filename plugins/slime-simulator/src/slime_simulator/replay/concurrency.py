@@ -8,7 +8,7 @@ from typing import Any, Literal
 from slime_core.protocols import RolloutEngine
 from slime_core.rundir.events import DISPATCHER, EventLog
 
-from slime_simulator.concurrency import OpenLimit
+from slime_simulator.parts.concurrency import OpenLimit
 from slime_simulator.replay.recording import NO_DECISION
 
 

@@ -24,9 +24,9 @@ from slime_core.rewards.results import Reward, RewardFailure
 from slime_core.rewards.scorer import Result
 from slime_core.samples import Group, Sample, TrainBatch
 
+from slime_simulator.costs.traces import index_of
 from slime_simulator.replay.recording import FINISHED, TRAINED, Attempt
 from slime_simulator.replay.schedule import Schedule
-from slime_simulator.traces import index_of
 
 
 class ReplayedPrompts:

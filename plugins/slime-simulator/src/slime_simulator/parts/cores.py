@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 from collections.abc import Sequence
 
-from slime_simulator.costs import Slowdown
-from slime_simulator.replica import SimulatedReplica
+from slime_simulator.costs.costs import Slowdown
+from slime_simulator.parts.replica import SimulatedReplica
 
 #: Seconds of training that count as none.
 _EPSILON = 1e-9

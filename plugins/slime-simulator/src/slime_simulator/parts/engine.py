@@ -14,11 +14,11 @@ from slime_core.null.engine import NoEngine
 from slime_core.protocols import Completion, EngineCapabilities, Fingerprint, SamplingParams, TransferPlan
 from slime_core.rundir.events import EventLog
 
-from slime_simulator.concurrency import OpenLimit
-from slime_simulator.cores import SharedCores
-from slime_simulator.costs import EngineCosts, Slowdown, UpdateCosts
-from slime_simulator.replica import SimulatedReplica, SimulatedRequest
-from slime_simulator.traces import Trace, index_of
+from slime_simulator.costs.costs import EngineCosts, Slowdown, UpdateCosts
+from slime_simulator.costs.traces import Trace, index_of
+from slime_simulator.parts.concurrency import OpenLimit
+from slime_simulator.parts.cores import SharedCores
+from slime_simulator.parts.replica import SimulatedReplica, SimulatedRequest
 
 #: Of the mean number of requests: a replica with more of them gets no other one, as in slime_sglang.fleet.load_balancer.
 _BOUND = 1.25

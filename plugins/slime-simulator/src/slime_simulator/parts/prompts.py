@@ -8,7 +8,7 @@ from typing import Any
 from slime_core.errors import DataError
 from slime_core.samples import Group, Sample
 
-from slime_simulator.traces import Trace
+from slime_simulator.costs.traces import Trace
 
 
 class SimulatedPrompts:

@@ -11,8 +11,8 @@ from slime_core.protocols import Fingerprint, Metrics, TrainerCapabilities, Tran
 from slime_core.runtime.clock import now
 from slime_core.samples import TrainBatch
 
-from slime_simulator.cores import SharedCores
-from slime_simulator.costs import TrainerCosts, UpdateCosts
+from slime_simulator.costs.costs import TrainerCosts, UpdateCosts
+from slime_simulator.parts.cores import SharedCores
 
 
 class SimulatedTrainer(NoTrainer):

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from slime_core.errors import ConfigError, Problem
 
-from slime_simulator.costs import Costs, EngineCosts, Slowdown, TrainerCosts, UpdateCosts
-from slime_simulator.recorded import RecordedRun, Span, Step, typical
+from slime_simulator.costs.costs import Costs, EngineCosts, Slowdown, TrainerCosts, UpdateCosts
+from slime_simulator.costs.recorded import RecordedRun, Span, Step, typical
 
 #: Seconds by which requests may be submitted before training begins, and count as submitted with it.
 _SOON_S = 0.05

@@ -13,7 +13,7 @@ from slime_core.rundir.events import HEADER, read_events
 from slime_core.rundir.records import read_records
 from slime_core.rundir.rundir import RunDir
 
-from slime_simulator.traces import Recorded
+from slime_simulator.costs.traces import Recorded
 
 #: Steps at the begin that are left out where enough others are left: they compile, allocate and fill caches.
 _WARM_UP = 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slime_simulator.costs import Costs, EngineCosts, TrainerCosts, UpdateCosts
+from slime_simulator.costs.costs import Costs, EngineCosts, TrainerCosts, UpdateCosts
 
 #: Bytes of a weight, and of a number in the KV cache: bfloat16.
 _BYTES = 2

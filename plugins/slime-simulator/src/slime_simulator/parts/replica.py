@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from slime_simulator.costs import EngineCosts
+from slime_simulator.costs.costs import EngineCosts
 
 #: Seconds by which a time may miss the end of a decode step and count as it.
 _EPSILON = 1e-9
