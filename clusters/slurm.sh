@@ -46,7 +46,9 @@ for ((tries = 0; ; tries++)); do
     if ((tries == 60)); then echo "Ray's head does not answer at $head_ip:$port" >&2; exit 1; fi
     sleep 2
 done
+# A head that is busy answers later than Ray waits: so each machine joins again, and so does what looks for them.
 srun --nodes="$trainers" --ntasks="$trainers" --exclude="$head" --overlap \
+    bash -c 'for try in 1 2 3; do "$@" && exit; sleep 5; done; exit 1' - \
     ray start --address="$head_ip:$port" --num-gpus="$gpus" --disable-usage-stats --block &
 
 export RAY_ADDRESS="$head_ip:$port"
@@ -54,8 +56,14 @@ python - "$SLURM_JOB_NUM_NODES" <<'PYTHON'
 import sys, time
 import ray
 
-ray.init(log_to_driver=False)
 wanted, deadline = int(sys.argv[1]), time.monotonic() + 300
+while not ray.is_initialized():
+    try:
+        ray.init(log_to_driver=False)
+    except ConnectionError:
+        if time.monotonic() > deadline:
+            raise
+        time.sleep(2)
 while (found := sum(node["Alive"] for node in ray.nodes())) < wanted:
     if time.monotonic() > deadline:
         sys.exit(f"found {found} machines in the Ray cluster after 300 s; wanted {wanted}")

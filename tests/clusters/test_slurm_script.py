@@ -19,12 +19,18 @@ import pytest
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(900)]
 
-#: Starts what follows its own options, on this machine.
+#: Starts what follows its own options, on this machine; machines that are not the head join by `JOINING`.
 SRUN = """#!/bin/sh
 echo "srun $*" >>"$STOOD_IN"
+case "$*" in *--exclude=*) export PATH="$(dirname "$0")/joining:$PATH";; esac
 while [ "${1#--}" != "$1" ]; do shift; done
 if [ "$1" = hostname ]; then echo 127.0.0.1; exit; fi
 exec "$@"
+"""
+#: Takes the place of `ray`: it fails once, as where the head is busy.
+JOINING = """#!/bin/sh
+if [ ! -e "$STOOD_IN.failed" ]; then touch "$STOOD_IN.failed"; exit 1; fi
+exec "$SLURM_SUBMIT_DIR/.venv/bin/ray" "$@"
 """
 SCONTROL = """#!/bin/sh
 echo "scontrol $*" >>"$STOOD_IN"
@@ -36,8 +42,8 @@ printf 'first\\nsecond\\n'
 def submit(tmp_path: Path, root: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     """Return a function that starts the script as Slurm does; whatever it leaves is ended with the test."""
     stand_ins = tmp_path / "bin"
-    stand_ins.mkdir()
-    for name, script in (("srun", SRUN), ("scontrol", SCONTROL)):
+    (stand_ins / "joining").mkdir(parents=True)
+    for name, script in (("srun", SRUN), ("joining/ray", JOINING), ("scontrol", SCONTROL)):
         (stand_ins / name).write_text(script)
         (stand_ins / name).chmod(0o755)
     (tmp_path / ".venv").symlink_to(sys.prefix)
@@ -108,6 +114,7 @@ def test_a_job_of_two_machines_trains_on_one_of_them(submit, letters, tmp_path):
     assert "--num-gpus=2" in calls[2]
     assert "--exclude=first" in calls[3]
     assert "--num-gpus=2" in calls[3]
+    assert (tmp_path / "calls.failed").exists()
 
 
 def test_a_signal_before_the_time_is_up_reaches_the_run_which_saves(submit, letters, tmp_path):
