@@ -15,7 +15,7 @@ import time
 import pytest
 from rich.console import Console
 from slime_core.cli.main import run as slime
-from slime_core.cli.runs.top import bars, view
+from slime_core.cli.rundir.top import bars, view
 from slime_core.rundir.watched_run import WatchedRun
 
 #: Unix seconds at which the process of the run began.

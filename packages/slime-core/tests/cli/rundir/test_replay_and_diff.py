@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from slime_core.cli.runs.diff import first_difference
 from slime_core.cli.main import run as slime
+from slime_core.cli.rundir.diff import first_difference
 from slime_core.rundir.records import read_records
 from slime_core.rundir.rundir import RunDir
 from slime_core.samples import Sample

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from slime_core.cli.runs.samples import main
+from slime_core.cli.rundir.samples import main
 from slime_core.errors import ConfigError
 
 

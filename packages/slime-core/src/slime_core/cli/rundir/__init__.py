@@ -1,0 +1,1 @@
+"""Commands that read the folder of a run."""
