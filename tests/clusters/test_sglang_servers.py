@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -79,3 +82,53 @@ def check_same(placed: Path, local: Path) -> None:
             assert row[name] == pytest.approx(wanted[name], rel=1e-3, abs=1e-5)
     assert (placed / "ranks/machine_000.log").is_file()  # which started the servers
     assert writers_below(placed) == []
+
+
+#: Address of a machine besides the first, which is this one.
+OTHER = "127.0.0.2"
+#: Runs a command among processes of its own, as on another machine: it sees no others, nor what they have open.
+ELSEWHERE = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc"]
+
+
+@pytest.fixture
+def two_machines() -> Iterator[str]:
+    """The address of a cluster of two machines with one core each, whose processes do not see one another."""
+    from slime_ray.launcher import set_environment
+
+    set_environment()
+    import ray
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, connect=True, head_node_args={"num_cpus": 1})
+    ray_start = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus", "1"]
+    ray_start += ["--address", cluster.address, "--node-ip-address", OTHER]
+    other = subprocess.Popen([*ELSEWHERE, *ray_start], stdout=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 120
+        while sum(node["Alive"] for node in ray.nodes()) < 2:
+            assert other.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        ray.shutdown()
+        yield cluster.address
+    finally:
+        ray.shutdown()
+        other.kill()
+        other.wait()
+        cluster.shutdown()
+
+
+def test_servers_that_share_devices_with_ranks_on_two_machines_get_their_weights_there(
+    two_machines, sglang_run, tmp_path
+):
+    """By memory that a server of the other machine could not open."""
+    sglang_run += ["--launcher", "ray", "--ray-address", two_machines, "--ray-device", "cpu", "--colocate"]
+    sglang_run += ["--actor-num-nodes", "2", "--actor-num-gpus-per-node", "1"]
+    host = two_machines.partition(":")[0]
+    sglang_run += ["--update-weight-transport", "cuda-ipc", "--update-weight-host", host]
+    finish(sglang_run)
+    run = tmp_path / "runs/letters"
+    check_whole(run)
+    hosts = [set(re.findall(r"'host': '([^']+)'", log.read_text())) for log in (run / "sglang").iterdir()]
+    assert sorted(hosts, key=sorted) == [{"127.0.0.1"}, {OTHER}]
+    assert writers_below(run) == []

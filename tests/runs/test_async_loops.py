@@ -215,7 +215,11 @@ def test_what_cannot_be_meant_is_refused(letters, root, slime_here, monkeypatch,
 
 @pytest.mark.parametrize(
     "loop",
-    [pytest.param("sync", marks=pytest.mark.faults), "one-step-off", pytest.param("fully-async", marks=pytest.mark.faults)],
+    [
+        pytest.param("sync", marks=pytest.mark.faults),
+        "one-step-off",
+        pytest.param("fully-async", marks=pytest.mark.faults),
+    ],
 )
 def test_a_run_without_a_data_set_learns_from_prompts_that_its_generator_brings(
     letters, environ, tmp_path, loop

@@ -12,8 +12,8 @@ import pytest
 from slime_core.config.load import load_settings
 from slime_core.launch.local import drive
 from slime_core.plugins.registry import Registry
-from slime_core.rollout.group import reset
 from slime_core.rollout.generators.single_turn import single_turn
+from slime_core.rollout.group import reset
 from slime_core.run.assemble import assemble
 from slime_core.samples import Sample, Status
 from slime_core.testing.tabular import TabularEngine

@@ -17,9 +17,9 @@ from slime_core.launch.local import drive
 from slime_core.plugins.hooks import hookimpl
 from slime_core.plugins.registry import Registry
 from slime_core.protocols import GenerateContext
-from slime_core.rollout.rollouts.default import rollout
-from slime_core.rollout.group import most_new_tokens, run_generator, run_sample
 from slime_core.rollout.generators.single_turn import single_turn
+from slime_core.rollout.group import most_new_tokens, run_generator, run_sample
+from slime_core.rollout.rollouts.default import rollout
 from slime_core.run.assemble import assemble
 from slime_core.rundir.records import read_records
 from slime_core.samples import Sample

@@ -16,7 +16,16 @@ from slime_core.rundir.records import read_records
 @pytest.mark.parametrize("loop", ["sync", "one-step-off", "fully-async"])
 def test_an_engine_that_loses_its_weights_gets_them_again_and_the_run_goes_on(letters, root, tmp_path, loop):
     path = os.pathsep.join([str(root / "tests/plugins"), os.environ.get("PYTHONPATH", "")])
-    flags = ["--rollout-engine", "letters.forgetful:create_engine", "--loop", loop, "--num-rollout", "8", "--lr", "4.0"]
+    flags = [
+        "--rollout-engine",
+        "letters.forgetful:create_engine",
+        "--loop",
+        loop,
+        "--num-rollout",
+        "8",
+        "--lr",
+        "4.0",
+    ]
     ended = subprocess.run(
         [sys.executable, "-m", "slime_core", "train", str(letters), *flags],
         env=os.environ | {"PYTHONPATH": path},

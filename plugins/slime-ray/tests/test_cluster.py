@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 
@@ -20,6 +21,31 @@ def test_address_where_no_cluster_is_is_refused_at_once(monkeypatch, address, wh
     monkeypatch.setenv("RAY_ADDRESS", address)
     with pytest.raises(TrainerError, match=f"RAY_ADDRESS: found '{address}', where no .* joined: .*{why}"):
         connect(1)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_head_that_answers_late_is_joined_at_the_second_try_and_no_later(monkeypatch, times):
+    set_environment()
+    from slime_ray import cluster
+
+    calls = []
+
+    def init(**settings):
+        calls.append(settings["address"])
+        if len(calls) <= times:
+            raise ConnectionError("Failed to connect to Ray cluster")
+
+    monkeypatch.setattr(cluster.ray, "init", init)
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        address = f"127.0.0.1:{head.getsockname()[1]}"
+        if times == 1:
+            assert cluster.connect(1, address)
+        else:
+            with pytest.raises(
+                TrainerError, match=f"--ray-address: found '{address}', where no Ray cluster can be"
+            ):
+                cluster.connect(1, address)
+    assert calls == [address] * 2
 
 
 #: Starts a cluster where Ray's start times out so many times, and leaves a process each time.

@@ -101,7 +101,10 @@ def _join(address: str, where: str) -> None:
         if address != "auto":  # Ray itself knocks for a minute, and says so line by line
             host, _, port = address.rpartition(":")
             socket.create_connection((host, int(port)), timeout=_KNOCK_S).close()
-        ray.init(address=address, **_QUIET)
+        try:
+            ray.init(address=address, **_QUIET)
+        except ConnectionError:  # a head that is busy answers later than the few seconds that Ray waits
+            ray.init(address=address, **_QUIET)
     except (OSError, RuntimeError, ValueError) as error:
         raise TrainerError(
             f"{where}: found {address!r}, where no Ray cluster can be joined: {error}; wanted HOST:PORT as "

@@ -94,8 +94,8 @@ class RankActors:
     def of_machines(self, role: Role) -> list[int | None]:
         """Return, for each rank of a role, its machine's number among theirs, if it is the first there; else None."""
         nodes = [member.process and member.process.node for member in self._members if member.role == role]
-        first = [nodes.index(node) == number for number, node in enumerate(nodes)]
-        return [sum(first[:number]) if first[number] else None for number in range(len(nodes))]
+        machines = list(dict.fromkeys(nodes))
+        return [None if node in nodes[:number] else machines.index(node) for number, node in enumerate(nodes)]
 
     async def ask(self, method: str, *args: Any, role: Role | None = None) -> list[Any]:
         """Call a method of every rank, or of those of a role, with the same arguments; see `ask_each`."""

@@ -11,7 +11,7 @@ import torch
 from slime_core.errors import WeightSyncError
 from slime_core.plugins.registry import Registry
 from slime_models.transfer.fingerprint import fingerprint
-from slime_models.transfer.ranks import group, sender
+from slime_models.transfer.ranks import membership, sender
 from slime_models.transfer.ranks.receiver import RankReceiver
 from slime_models.transfer.sender import WeightSender
 from slime_models.transfer.transports.cuda_ipc import TRANSPORT
@@ -31,7 +31,7 @@ def machines(monkeypatch):
         MACHINE.set(of_senders[plan.sender])
         return meet(before, plan, *rest)
 
-    monkeypatch.setattr(group, "this_container", MACHINE.get)
+    monkeypatch.setattr(membership, "this_container", MACHINE.get)
     monkeypatch.setattr(sender, "group_of_sender", met)
     return of_senders
 

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from slime_models.transfer.manifest import Entry, entry_of
 from slime_models.transfer.meeting import BroadcastChannel, group_errors, hear
-from slime_models.transfer.ranks.group import RankGroup, forget_frames, group_of_rank
+from slime_models.transfer.ranks.group import RankGroup, forget_frames
+from slime_models.transfer.ranks.membership import group_of_rank
 from slime_models.transfer.ranks.shared_buffer import OpenedBuffers
 
 #: In an announcement: where a bucket lies that the rank reads from the sender's memory; without it the bucket is broadcast.

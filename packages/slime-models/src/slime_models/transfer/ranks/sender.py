@@ -17,7 +17,8 @@ from torch import Tensor
 from slime_models.transfer.fingerprint import copied_fingerprints, fingerprints_of
 from slime_models.transfer.manifest import aligned, bytes_of, entries_of
 from slime_models.transfer.meeting import StrangerError, tell
-from slime_models.transfer.ranks.group import RankGroup, forget_frames, group_of_sender
+from slime_models.transfer.ranks.group import RankGroup, forget_frames
+from slime_models.transfer.ranks.membership import group_of_sender
 from slime_models.transfer.threads import copy_all
 
 logger = logging.getLogger(__name__)
