@@ -86,11 +86,15 @@ def environment(place: Path, dist: Path, names: str) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     python = folder / "bin" / "python"
     if names == BY_PIP:
-        make, install = [sys.executable, "-m", "venv"], [python, "-m", "pip"]
+        make, install = [sys.executable, "-m", "venv"], [python, "-m", "pip", "install"]
     else:
-        make, install = ["uv", "venv", "--quiet", "--python", sys.executable], ["uv", "pip"]
+        make, install = ["uv", "venv", "--quiet", "--python", sys.executable], ["uv", "pip", "install"]
+        # uv's cache may have older wheels of the same version, from a folder of this name that was there before.
+        install += [
+            f"--refresh-package={wheel.name.partition('-')[0]}" for wheel in sorted(dist.glob("*.whl"))
+        ]
     subprocess.run([*make, folder], check=True, env=outside(place))
-    command = [*install, "install", "--quiet", "--find-links", dist, *names.split()]
+    command = [*install, "--quiet", "--find-links", dist, *names.split()]
     subprocess.run(command, check=True, cwd=folder, env=outside(place) | {"VIRTUAL_ENV": str(folder)})
     return python
 

@@ -75,6 +75,7 @@ def test_the_page_on_your_own_data_does_what_it_says(followed):
     assert (Path(followed["folder"]) / "runs/own-data-eval/metrics.jsonl").exists()
 
 
+@pytest.mark.faults
 @pytest.mark.slow
 def test_the_estimate_of_a_checkpoints_size_is_true(followed):
     (told,) = re.findall(r"about ([\d.]+) GB each \(estimated\)", followed["train"])
@@ -83,6 +84,7 @@ def test_the_estimate_of_a_checkpoints_size_is_true(followed):
     assert float(told) == pytest.approx(found / 1e9, abs=0.1)
 
 
+@pytest.mark.faults
 @pytest.mark.slow
 def test_every_metric_of_a_grpo_run_stands_on_the_page(followed, root):
     found = reported(Path(followed["folder"]) / "runs/own-data")

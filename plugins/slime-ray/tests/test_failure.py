@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from ray.exceptions import ActorDiedError, OutOfMemoryError
 from slime_core.errors import CheckpointError, ConfigError, Problem, TrainerError
-from slime_ray.failure import Failure
+from slime_ray.failure import Failure, killed_for_memory
 
 
 def failure_of(error: Exception) -> Failure:
@@ -42,3 +43,11 @@ def test_error_whose_class_is_not_here_comes_back_as_text():
     error = failure.error("rank 0 of 1")
     assert type(error) is TrainerError
     assert str(error) == "nowhere.Nothing: gone"
+
+
+def test_of_rays_report_on_memory_a_sentence_is_told():
+    report = "3 worker(s) were killed due to the node running low on memory.\nOOM kill reason: Memory usage 24 exceeded 23\nObject store"
+    told = "Ray killed it, as its machine ran out of memory: "
+    assert killed_for_memory(OutOfMemoryError(report)) == told + "Memory usage 24 exceeded 23"
+    assert killed_for_memory(OutOfMemoryError("Task was killed.\nMore")) == told + "Task was killed."
+    assert killed_for_memory(ActorDiedError()) is None

@@ -1,11 +1,13 @@
-"""`Failure`: an error that a rank returns to the driver, with the rank's own traceback."""
+"""What went wrong in another process: `Failure`, an error that it returns to the driver, and Ray's own report of one that it killed."""
 
 from __future__ import annotations
 
 import pickle
+import re
 import traceback
 from dataclasses import dataclass
 
+from ray.exceptions import OutOfMemoryError, RayError
 from slime_core.errors import TrainerError
 
 
@@ -55,3 +57,15 @@ class Failure:
         error.add_note(f"raised on {rank}")
         error.__cause__ = RankTraceback(self.traceback)
         return error
+
+
+def killed_for_memory(error: RayError) -> str | None:
+    """Return that Ray killed a process because its machine ran out of memory, in a sentence; None where it did not.
+
+    Ray's own report has a hundred lines.
+    """
+    reason = re.search(r"^OOM kill reason: (.+)$", str(error), re.M)
+    if reason is None and not isinstance(error, OutOfMemoryError):
+        return None
+    told = reason[1] if reason else str(error).partition("\n")[0]
+    return f"Ray killed it, as its machine ran out of memory: {told}"

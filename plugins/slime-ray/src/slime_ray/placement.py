@@ -26,6 +26,7 @@ from slime_core.rundir.rundir import RunDir
 from slime_core.runtime.daemon_thread import DaemonThread
 
 from slime_ray.cluster import connect, joins
+from slime_ray.failure import killed_for_memory
 from slime_ray.guard import Guard
 from slime_ray.machine import Machine
 from slime_ray.plan import DevicePlan, Needs, Slot, make_plan, needs_of
@@ -230,7 +231,7 @@ class RayPlacement:
             address, pid, gpus = await actor.whereabouts.remote()
         except RayError as error:
             raise TrainerError(
-                f"launcher ray: machine {number} of {len(self._actors)} did not start: {error}"
+                f"launcher ray: machine {number} of {len(self._actors)} did not start: {killed_for_memory(error) or error}"
             ) from error
         is_here = address == ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]  # Ray leaves it so
         return Held(actor, address, pid if is_here else None, gpus)
@@ -300,9 +301,8 @@ class RayPlace:
         try:
             return await getattr(held.actor, method).remote(self._number, *args)
         except RayError as error:
-            raise EngineError(
-                f"the machine {held.address} of the run's servers: {method}: {error}"
-            ) from error
+            told = killed_for_memory(error) or error
+            raise EngineError(f"the machine {held.address} of the run's servers: {method}: {told}") from error
 
 
 def has_gpus(device: str | None, *, is_joined: bool) -> bool:

@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import logging
 import os
-import re
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import OutOfMemoryError, RayError
+from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from slime_core.errors import TrainerError
 from slime_core.protocols import Role
 from slime_core.runtime.calls import Callee, calling
 from slime_core.runtime.processes.stacks import ask_for_stacks
 
-from slime_ray.failure import Failure
+from slime_ray.failure import Failure, killed_for_memory
 from slime_ray.rank import RankAddress
 
 logger = logging.getLogger(__name__)
@@ -213,16 +212,8 @@ def _died(member: Member, method: str, error: RayError) -> RankDied:
     with contextlib.suppress(OSError):
         tail = member.log.read_bytes()[-_TAIL:]
     shown = f" and ends:\n{tail.decode(errors='replace').strip()}" if tail.strip() else " and is empty"
-    why = "it crashed, ran out of memory or was killed"
-    if isinstance(error, OutOfMemoryError):
-        why = f"Ray killed it, as its machine ran out of memory: {_memory_told(str(error))}"
+    why = killed_for_memory(error) or "it crashed, ran out of memory or was killed"
     return RankDied(f"{member.name} died during {method}: {why}; its log is {member.log}{shown}")
-
-
-def _memory_told(message: str) -> str:
-    """Return what Ray says of the memory of a machine: a sentence of its report of a hundred lines."""
-    found = re.search(r"^OOM kill reason: (.+)$", message, re.M)
-    return found[1] if found else message.partition("\n")[0]
 
 
 def _is_rank(pid: int) -> bool:

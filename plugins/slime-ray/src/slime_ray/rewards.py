@@ -21,7 +21,7 @@ from slime_core.rewards.workers.wire import Setup
 from slime_core.runtime.calls import Callee, calling
 from slime_core.runtime.deadline import within
 
-from slime_ray.failure import Failure
+from slime_ray.failure import Failure, killed_for_memory
 from slime_ray.lock import Lock, check_lock
 from slime_ray.ranks import left
 from slime_ray.surroundings import Surroundings, begin_log, move_in
@@ -126,7 +126,7 @@ class RayRewardWorkers:
         try:
             found = await within(self._timeout_s, f"{_STARTING} (--ray-start-timeout-s)", starting)
         except RayError as error:
-            raise RewardError(f"{_STARTING}: {error}") from error
+            raise RewardError(f"{_STARTING}: {killed_for_memory(error) or error}") from error
         for number, one in enumerate(found):
             if isinstance(one, Failure):
                 raise one.error(self._name(number))
@@ -146,7 +146,8 @@ class RayRewardWorkers:
             with calling("a reward", Callee(self._name(number), _nothing)):
                 answer: Answer | Failure = await self._hosts[number].answer.remote(payload)
         except RayError as error:
-            return Failed("crashed", f"was lost with its machine, {_REPEATS + 1} times: {error}")
+            told = killed_for_memory(error) or error
+            return Failed("crashed", f"was lost with its machine, {_REPEATS + 1} times: {told}")
         finally:
             self._waiting[number] -= 1
         if isinstance(answer, Failure):

@@ -46,7 +46,9 @@ _SCRIPTS = {"<super>": "^", "<sub>": "_"}
 _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
-        (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
+        (r"^(?:\\text\s*\{\s*)?(?i:(?:the set of )?all real(?: number)?s)\s*\}?$", r"\\mathbb{R}"),
+        (r"^(?:\\text\s*\{\s*)?(?i:(?:the )?empty set)\s*\}?$", r"\\emptyset"),
+        (r"\\(?:[dtc]|nice|s)frac(?![A-Za-z])", r"\\frac"),
         (r"\\(?:left|right)\s*\.", ""),
         (r"\\(?:left|right|middle|[Bb]igg?[lrm]?)(?![A-Za-z])\s*", ""),
         (
