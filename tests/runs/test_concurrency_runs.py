@@ -67,7 +67,9 @@ def test_a_run_without_a_limit_says_nothing_of_it(letters):
     assert not [name for name in names if name.startswith(OWN[1:])]
 
 
-def test_a_limit_that_follows_the_load_begins_with_32(letters):
+def test_a_limit_that_follows_the_load_begins_with_32(letters, monkeypatch):
+    """It doubles with a later reading of the load, which a slow step may have."""
+    monkeypatch.setattr("slime_core.rollout.concurrency.INTERVAL_S", 1000.0)
     first = rows(train(letters, "followed", "--rollout-concurrency", "auto"))[1]
     assert first["rollout/requests_in_flight"] == 32.0
     assert first["engine/kv_cache_usage"] == first["engine/retractions"] == 0.0
