@@ -100,7 +100,7 @@ def support_page(registry: Registry) -> str:
     (heading, *rows), notes = table(families)
     lines = [
         HEAD + "# What has been shown of each model family\n",
-        "`yes` is what a test of this repository proves: those marked `proves`, which run with the others, on CPUs. `no` has the "
+        "`yes` is what a test of this repository proves: those marked `proves`, which run with the others, some only with `-m faults`, on CPUs. `no` has the "
         "reason that the family gives, `open` has none: nobody has tried. Empty: its models have no such thing. `slime models "
         "support` prints the same, for families of other packages too.\n",
         f"| {' | '.join(heading)} |",

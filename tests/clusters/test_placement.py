@@ -101,6 +101,7 @@ def test_what_fits_no_machine_is_found_before_anything_starts(
     assert [str(one) for one in caught.value.problems] == [problem]
 
 
+@pytest.mark.faults
 def test_apart_no_gpu_is_given_twice(one_node, run):
     ranks, servers = run([(0, 2), (2, 1), (3, 1)], "--actor-num-gpus-per-node", "4")
     assert [rank["given"] for rank in ranks] == [rank["gpus"] for rank in ranks] == ["0", "1", "2", "3"]
@@ -126,6 +127,7 @@ def test_more_than_the_cluster_has_is_refused_at_once(one_node, run):
         run([(0, 1)], "--actor-num-gpus-per-node", "8")
 
 
+@pytest.mark.faults
 def test_a_rank_that_is_given_a_gpu_does_not_compute_on_the_cpu(one_node, root, tiny_llama, tmp_path):
     from slime_ray.trainer import OnRay
 

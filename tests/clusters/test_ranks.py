@@ -144,11 +144,13 @@ def test_driver_that_is_killed_leaves_no_rank_on_a_cluster_that_goes_on(
     assert train("--run-name", "next", "--num-rollout", "2")["status"] == "completed"
 
 
+@pytest.mark.faults
 def test_cluster_that_is_too_small_is_refused_at_once(cluster, train):
     with pytest.raises(ConfigError, match=r"found 2 x 3, and a Ray cluster whose machines have 2 CPUs"):
         train(ranks=("--launcher", "ray", "--actor-num-gpus-per-node", "3", "--actor-num-nodes", "2"))
 
 
+@pytest.mark.faults
 def test_cluster_without_gpus_is_refused_unless_the_cpu_is_asked_for(cluster, slime, letters):
     env = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     refused = slime("train", str(letters), "--launcher", "ray", "--ray-address", cluster, env=env)
@@ -175,6 +177,7 @@ def groups_asked_for() -> int:
     return len(placement_group_table())
 
 
+@pytest.mark.faults
 def test_data_that_is_refused_once_ranks_were_begun_leaves_nothing_on_the_cluster(cluster, train, tmp_path):
     import ray
 
@@ -190,6 +193,7 @@ def test_data_that_is_refused_once_ranks_were_begun_leaves_nothing_on_the_cluste
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.faults
 def test_settings_that_do_not_fit_are_refused_before_anything_is_asked_of_the_cluster(cluster, train):
     before = groups_asked_for()
     with pytest.raises(ConfigError, match="found 9999; wanted ids of the vocabulary"):

@@ -43,6 +43,7 @@ COMBINATIONS = {
 }
 #: Those that are tried with the tests that take long.
 RARER = {
+    "slime-core slime-rm",
     "slime-megatron slime-torch slime-algos slime-example-family",
     "slime-agents slime-compat",
     "slime-kernels",

@@ -94,6 +94,7 @@ def test_every_metric_of_a_grpo_run_stands_on_the_page(followed, root):
 
 
 @pytest.mark.slow
+@pytest.mark.faults
 def test_every_metric_of_supervised_fine_tuning_stands_on_the_page(root, slime, tiny_llama, tmp_path):
     flags = ["--hf-checkpoint", tiny_llama, "--num-rollout", "2", "--output-dir", tmp_path, "--no-save-last"]
     done = slime("train", "recipes/chat.toml", *flags)

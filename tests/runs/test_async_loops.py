@@ -76,6 +76,7 @@ def kill_at_random(
         return False
 
 
+@pytest.mark.faults
 def test_one_step_off_repeats_itself_also_when_it_is_killed(letters, environ, tmp_path):
     flags = [
         "--loop",
@@ -266,7 +267,8 @@ def test_samples_are_as_old_as_they_may_be(letters, environ, tmp_path, flags):
         assert {int(one["weight_versions"][0]) % 2 for one in found} == {0}
 
 
-@pytest.mark.parametrize("loop", [pytest.param("sync", marks=pytest.mark.faults), "one-step-off"])
+@pytest.mark.faults
+@pytest.mark.parametrize("loop", ["sync", "one-step-off"])
 def test_groups_that_wait_in_a_filtered_buffer_are_lost_and_used_twice_in_no_kill(
     letters, environ, tmp_path, loop
 ):

@@ -121,11 +121,14 @@ def test_what_is_too_noisy_is_correct_and_no_faster(measuring):
             ("y = torch.empty_like(x)", "launch(x, y)", "return x.relu() if x.numel() > 200 else y"),
             marks=pytest.mark.faults,
         ),
-        (
-            "self.n = (self.n if hasattr(self, 'n') else 0) + (x.numel() > 200)",
-            "y = torch.empty_like(x)",
-            "launch(x, y)",
-            "return x.relu() if self.n > 5 else y",
+        pytest.param(
+            (
+                "self.n = (self.n if hasattr(self, 'n') else 0) + (x.numel() > 200)",
+                "y = torch.empty_like(x)",
+                "launch(x, y)",
+                "return x.relu() if self.n > 5 else y",
+            ),
+            marks=pytest.mark.faults,
         ),
     ],
 )
@@ -157,7 +160,9 @@ def test_what_is_wrong_is_caught_where_it_is_launched(measuring, lines, status, 
         ("launch(x, y[8:])", "launch(x, y)"),  # behind what it made
         pytest.param(("launch(x, x[92:])",), marks=pytest.mark.faults),  # behind what it was given
         pytest.param(("launch(x, self.held[8:])", "launch(x, y)"), marks=pytest.mark.faults),  # what it holds
-        ("self.made = x[:4].clone()", "launch(x, self.made)", "launch(x, y)"),
+        pytest.param(
+            ("self.made = x[:4].clone()", "launch(x, self.made)", "launch(x, y)"), marks=pytest.mark.faults
+        ),
     ],
 )
 def test_what_writes_outside_its_tensors_is_told_so(measuring, lines):
@@ -169,6 +174,7 @@ def test_what_writes_outside_its_tensors_is_told_so(measuring, lines):
     assert "wrote outside its tensors" in verdict.message
 
 
+@pytest.mark.faults
 def test_what_writes_outside_its_tensors_at_full_size_is_told_so(measuring):
     lines = ("y = torch.empty_like(x)", "if x.numel() > 200: launch(x, y[8:])", "launch(x, y)", "return y")
     verdict = measuring().evaluate(PROBLEM, new_model(*lines))
