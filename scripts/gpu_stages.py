@@ -184,7 +184,7 @@ def gpu_tests(stage: Stage) -> dict[str, Any]:
 
 
 def trainer_tests(stage: Stage) -> dict[str, Any]:
-    """The unmarked tests of slime-megatron, on the device that its trainer takes. Those of several ranks want as many GPUs."""
+    """The unmarked tests of slime-megatron, on the device that its trainer takes. With fewer GPUs than ranks, ranks compute on the CPU."""
     if stage.dry:
         return pytest(stage, "packages/slime-megatron/tests/batch/test_bin_packing.py", words=("-n", 0))
     folders = ("batch", "model", "optim", "learner", "checkpoint", "hf", "memory", "settings", "parallel")

@@ -77,8 +77,8 @@ def ids(processes: list[dict]) -> list[tuple[str, ...]]:
         (
             [(0, 4)],
             ("--num-gpus-per-node", "2"),
-            "cluster.num_gpus_per_node: found 4 GPUs of one server, with 2 GPUs a machine; wanted at most 2; a server is on one "
-            "machine; --rollout-num-gpus-per-engine says its size",
+            "cluster.num_gpus_per_node: found 4 GPUs of one server, with 2 GPUs a machine; wanted at most 2; a process of a "
+            "server is on one machine; --rollout-num-gpus-per-engine says how many GPUs a server has",
         ),
         (
             [(0, 2)],

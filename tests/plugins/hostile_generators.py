@@ -248,14 +248,6 @@ async def exits_in_a_task(ctx, sample, params):
     await asyncio.wait([asyncio.create_task(leave())])
 
 
-async def exits_at_once(ctx, sample, params):
-    os._exit(0)
-
-
-async def kills_the_process(ctx, sample, params):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 async def cancels_all_tasks(ctx, sample, params):
     for task in asyncio.all_tasks():
         task.cancel()

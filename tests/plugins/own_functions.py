@@ -5,7 +5,6 @@ from __future__ import annotations
 from slime_core.protocols.correction import Correction
 from slime_core.rollout.group import run_group
 from slime_core.run.evaluation import eval_params
-from slime_core.samples import Sample, Status
 
 
 async def evaluate_halves(run, step, source, *, first: int = 5):
@@ -48,12 +47,3 @@ def unknown_column(args, samples):
 def halved(view):
     """Let each token count half."""
     return Correction(importance=view.loss_mask / 2), {"half": 0.5}
-
-
-def sample_of(index: int, response: str) -> Sample:
-    """Return a sample that is done."""
-    ids = [ord(letter) - 97 for letter in response]
-    return Sample(
-        index=index, group_index=index // 2, prompt="a", tokens=[0, *ids], response=response, response_length=len(ids),
-        rollout_log_probs=[-1.0] * len(ids), reward=1.0, status=Status.COMPLETED,
-    )  # fmt: skip

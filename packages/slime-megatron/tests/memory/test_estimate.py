@@ -108,6 +108,21 @@ def test_every_rank_of_every_layout_holds_what_is_predicted(ranks, cut_models, k
     assert not found
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--use-precision-aware-optimizer",),
+        ("--optimizer-cpu-offload",),
+        ("--fp8-format", "e4m3"),
+        ("--pipeline-model-parallel-layout", "Et|tL"),
+        ("--decoder-first-pipeline-num-layers", "1"),
+    ],
+    ids=lambda flags: flags[0],
+)
+def test_nothing_is_predicted_where_megatrons_own_flags_change_sizes(question, flags):
+    assert trainer_memory(question(*flags)) == []
+
+
 def test_stages_that_take_as_much_are_one_entry(question):
     """Four layers on four stages: the two in the midst have a layer each, but hold 3 and 2 micro-batches."""
     flags = ("--launcher", "ray", "--actor-num-gpus-per-node", "8", "--pipeline-model-parallel-size", "4")

@@ -39,7 +39,15 @@ from ..tiny_models import DEEPSEEK, DELTA_NET, INDEXER, VOCAB
         "qwen3",
         *(
             pytest.param(kind, marks=pytest.mark.faults)
-            for kind in (*DENSE, "deepseek_v3", "gpt_oss", "minimax_m2", "qwen2_moe", "qwen3_moe", "qwen3_next")
+            for kind in (
+                *DENSE,
+                "deepseek_v3",
+                "gpt_oss",
+                "minimax_m2",
+                "qwen2_moe",
+                "qwen3_moe",
+                "qwen3_next",
+            )
             if kind not in (*ALIKE, "qwen3")
         ),
     ],

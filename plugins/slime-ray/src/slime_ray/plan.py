@@ -175,7 +175,7 @@ def _too_large(needs: Needs, size: int) -> list[Problem]:
         found = f"{largest} GPUs of one server, with {size} GPUs a machine"
         wanted, todo = (
             f"at most {size}",
-            "a server is on one machine; --rollout-num-gpus-per-engine says its size",
+            "a process of a server is on one machine; --rollout-num-gpus-per-engine says how many GPUs a server has",
         )
         problems.append(Problem(_SIZE, found, wanted, todo))
     return problems

@@ -80,7 +80,7 @@ def operations(n_layers):
 
 
 def test_operations_of_a_decode_step():
-    """Each is a launch on CUDA, which takes microseconds of the host. Attention counts as the plain operations that stand in for it."""
+    """Each is a launch on CUDA, which takes microseconds of the host. Attention is one."""
     two, four = operations(2), operations(4)
     of_a_layer = (len(four) - len(two)) / 2
     assert of_a_layer <= 9

@@ -36,17 +36,22 @@ CONTEXT, CONTEXT_BYTES = "context (guessed)", 2**29
 #: Megatron's own flags by which weights, gradients or optimizer are of other sizes, or elsewhere: with them nothing is predicted.
 _CHANGES_SIZES = frozenset(
     {
-        *("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"),
-        *(
-            "data_parallel_sharding_strategy",
-            "exp_avg_dtype",
-            "exp_avg_sq_dtype",
-            "fp4_format",
-            "fp4_param_gather",
-        ),
-        *("fp8_format", "fp8_param_gather", "main_grads_dtype", "main_params_dtype", "num_layers"),
-        *("optimizer_cpu_offload", "pipeline_model_parallel_layout", "use_megatron_fsdp"),
-        *("use_precision_aware_optimizer"),
+        "account_for_embedding_in_pipeline_split",
+        "account_for_loss_in_pipeline_split",
+        "data_parallel_sharding_strategy",
+        "exp_avg_dtype",
+        "exp_avg_sq_dtype",
+        "fp4_format",
+        "fp4_param_gather",
+        "fp8_format",
+        "fp8_param_gather",
+        "main_grads_dtype",
+        "main_params_dtype",
+        "num_layers",
+        "optimizer_cpu_offload",
+        "pipeline_model_parallel_layout",
+        "use_megatron_fsdp",
+        "use_precision_aware_optimizer",
     }
 )
 #: Attention of shorter sequences is computed in float32 on a CPU (`model.layers.attention`).
