@@ -72,7 +72,7 @@ def test_every_process_is_where_the_table_has_it(name):
         (
             Needs(1, 4, servers(8)),
             4,
-            "cluster.num_gpus_per_node: found 8 GPUs of one server, with 4 GPUs a machine; wanted at most 4; a server is on one",
+            "cluster.num_gpus_per_node: found 8 GPUs of one server, with 4 GPUs a machine; wanted at most 4; a process of a server is on one",
         ),
         (
             Needs(1, 8, servers(2, 2), colocate=True),
