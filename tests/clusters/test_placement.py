@@ -115,10 +115,16 @@ def test_apart_no_gpu_is_given_twice(one_node, run):
     }  # Ray would have them yield to all others
 
 
-def test_colocated_a_server_has_the_gpus_of_the_ranks(one_node, run):
-    ranks, servers = run([(0, 4), (4, 2), (6, 2)], "--actor-num-gpus-per-node", "8", "--colocate")
-    assert [rank["gpus"] for rank in ranks] == [str(number) for number in range(8)]
-    assert ids(servers) == [("0", "1", "2", "3"), ("4", "5"), ("6", "7")]
+@pytest.mark.parametrize(
+    ("n_ranks", "servers"),
+    [(2, [(0, 2)]), pytest.param(8, [(0, 4), (4, 2), (6, 2)], marks=pytest.mark.faults)],
+)
+def test_colocated_a_server_has_the_gpus_of_the_ranks(one_node, run, n_ranks, servers):
+    ranks, placed = run(servers, "--actor-num-gpus-per-node", str(n_ranks), "--colocate")
+    assert [rank["gpus"] for rank in ranks] == [str(number) for number in range(n_ranks)]
+    assert ids(placed) == [
+        tuple(str(number) for number in range(first, first + count)) for first, count in servers
+    ]
 
 
 def test_more_than_the_cluster_has_is_refused_at_once(one_node, run):
