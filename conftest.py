@@ -62,7 +62,7 @@ _LONGEST = (
     "packages/slime-megatron/tests/parallel/test_layouts.py",
     "packages/slime-megatron/tests/parallel/test_layout_checkpoints.py",
     "clusters",
-    "tests/runs/test_async_loops.py",
+    "tests/runs/asynchronous/test_async_loops.py",
     "tests/failures/test_interrupt.py",
     "tests/runs/test_events.py",
     "plugins/slime-bench/tests/test_simulator.py",

@@ -16,7 +16,7 @@ from slime_core.config.load import load_settings
 from slime_core.launch.local import drive, launch
 from slime_core.plugins.registry import Registry
 
-from ..runs.test_async_loops import accounted, rows, samples
+from ..runs.asynchronous.test_async_loops import accounted, rows, samples
 from ..servers.attacked import Attacked, Runs, Traces, writers_below
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(3600)]

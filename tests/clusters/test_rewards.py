@@ -14,7 +14,7 @@ from slime_core.config.load import load_settings
 from slime_core.launch.local import drive, launch
 from slime_core.plugins.registry import Registry
 
-from ..runs.test_async_loops import rows, samples
+from ..runs.asynchronous.test_async_loops import rows, samples
 from ..servers.attacked import Runs, writers_below
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1200)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -12,17 +11,9 @@ from slime_core.cli import main
 from slime_core.errors import SampleError
 from slime_core.rundir.records import read_records
 
-from .test_loop import rows, train
+from ..test_loop import rows, train
 
-HERE = str(Path(__file__).parents[1] / "plugins")
 LOOPS = ["sync", "one-step-off", "fully-async"]
-
-
-@pytest.fixture(autouse=True)
-def importable(monkeypatch):
-    monkeypatch.syspath_prepend(HERE)
-    yield
-    sys.modules.pop("sample_hooks", None)
 
 
 def samples(run: Path, kind: str = "step_") -> list[dict]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,16 +10,7 @@ from slime_core.errors import SampleError
 from slime_core.rundir.records import read_records
 from slime_core.testing.tabular import VOCAB
 
-from .test_loop import rows, train
-
-HERE = str(Path(__file__).parents[1] / "plugins")
-
-
-@pytest.fixture(autouse=True)
-def importable(monkeypatch):
-    monkeypatch.syspath_prepend(HERE)
-    yield
-    sys.modules.pop("own_functions", None)
+from ..test_loop import rows, train
 
 
 def test_an_evaluation_of_ones_own_has_its_sets_and_metrics(letters, tmp_path):
