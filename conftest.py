@@ -27,8 +27,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", str(_SHARE))
 
 # The first draw of a process reads the source of all modules that are imported, which takes seconds on a busy machine: how long a
-# draw takes says nothing of its strategy.
-settings.register_profile("slime", suppress_health_check=[HealthCheck.too_slow])
+# draw takes says nothing of its strategy, nor how long an example takes of the code.
+settings.register_profile("slime", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("slime")
 
 # Under nohup a process ignores it, and so do all that it starts: runs are to hear it, as they do from a terminal.

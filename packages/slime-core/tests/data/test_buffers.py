@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 from slime_core.data.buffers import FifoBuffer, from_json, to_json
@@ -68,13 +68,11 @@ samples = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(values)
 def test_any_value_survives_json(value):
     assert same(from_json(through_text(to_json(value))), value)
 
 
-@settings(deadline=None)
 @given(st.lists(st.lists(samples, min_size=1, max_size=3), max_size=3))
 def test_restore_of_state_is_the_same_buffer(groups):
     buffer, copy = FifoBuffer(), FifoBuffer()

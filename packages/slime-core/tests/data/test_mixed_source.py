@@ -44,7 +44,7 @@ def test_ids_rise_over_all_sources():
     assert [[sample.group_index for sample in group] for group in groups] == [[0, 0], [1, 1], [2, 2]]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(st.floats(1e-3, 1e3), min_size=2, max_size=7))
 def test_every_prefix_has_every_share_within_the_bound_of_the_theorem(weights):
     names = [str(i) for i in range(len(weights))]
@@ -56,7 +56,7 @@ def test_every_prefix_has_every_share_within_the_bound_of_the_theorem(weights):
         assert all(abs(share * turn - taken[name]) <= bound for name, share in shares.items())
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(cut=st.integers(0, 25), shuffle=st.booleans())
 def test_a_restored_mixture_goes_on_where_it_was(cut, shuffle):
     def create():

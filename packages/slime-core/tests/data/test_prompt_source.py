@@ -4,7 +4,7 @@ import json
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from slime_core.data.prompt_source import PromptSource
 from slime_core.errors import CheckpointError, DataError
@@ -64,7 +64,6 @@ def test_shuffled_order_is_the_argsort_of_python_random_draws():
     assert rows(source(n=6, shuffle=True, seed=11).take(6)) == expected
 
 
-@settings(deadline=None)
 @given(
     n=st.integers(1, 7),
     requests=st.lists(st.integers(0, 10), max_size=6),

@@ -7,7 +7,7 @@ import zipfile
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from slime_core.rundir.records import COLUMNS, RecordWriter, read_records, records_of
 from slime_core.rundir.rundir import RunDir
@@ -47,7 +47,6 @@ def made(draw):
     )
 
 
-@settings(deadline=None)  # it writes files
 @given(samples=st.lists(made(), max_size=5))
 def test_every_number_comes_back_as_it_was(samples, tmp_path_factory):
     path = tmp_path_factory.mktemp("records") / "step_000001.jsonl"

@@ -37,7 +37,7 @@ def test_one_expensive_item_gets_the_cheap_ones_beside_it(rank_schedule):
     assert rank_schedule.balance([100, 10, 10, 1], 2) == [[0, 3], [1, 2]]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(n_ranks=st.integers(1, 5), per_rank=st.integers(0, 6), data=st.data())
 def test_every_item_is_in_one_share_and_shares_have_as_many(rank_schedule, n_ranks, per_rank, data):
     n = n_ranks * per_rank

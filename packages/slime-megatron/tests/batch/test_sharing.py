@@ -82,7 +82,7 @@ def test_tokens_are_shared_as_far_as_they_are_routed_alike():
     assert [tree.members for tree in trees_of(batch, routes=routes)] == [(0,), (1,)]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     samples=st.lists(st.lists(st.integers(0, 1), min_size=2, max_size=40), min_size=1, max_size=12),
     max_tokens=st.integers(1, 60),

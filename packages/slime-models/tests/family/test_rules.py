@@ -68,7 +68,7 @@ def test_there_and_back_is_bit_exact(family: ModelFamily, config: dict[str, Any]
     assert_round_trip(family, family.architecture(config))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     family=st.sampled_from([LLAMA, QWEN2, QWEN3, QWEN3_MOE]),
     experts=st.integers(1, 4),

@@ -50,7 +50,7 @@ def test_qkv_rows_give_each_rank_the_qkv_of_its_groups() -> None:
         assert torch.equal(part, QWEN2.to_megatron_tensor(name, mine, half))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(size=st.sampled_from([1, 2, 4]), scale=st.integers(1, 3))
 def test_every_tensor_joins_to_what_was_split(size: int, scale: int) -> None:
     model = architecture(groups=4 * scale, ffn=4 * scale, vocab=7).with_padded_vocab(4)

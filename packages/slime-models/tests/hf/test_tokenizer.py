@@ -22,7 +22,7 @@ SPELLABLE = st.characters(exclude_categories=("Cs", "Cc"), max_codepoint=0x2FFFF
 
 
 def test_text_comes_back(tokenizer: HfTokenizer) -> None:
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=200)
     @given(st.text(SPELLABLE, max_size=60))
     def comes_back(text: str) -> None:
         assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=False) == text

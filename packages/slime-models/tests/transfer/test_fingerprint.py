@@ -130,7 +130,7 @@ def test_how_tensors_are_grouped_and_cut_does_not_show(monkeypatch: pytest.Monke
         assert fingerprints(iter(tensors)) == alone
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.integers(0, 70) | st.integers(130_000, 300_000), min_size=1, max_size=6), st.booleans())
 def test_the_way_of_a_device_gives_the_sums_of_the_way_of_the_host(sizes: list[int], apart: bool) -> None:
     """Both in host memory; neighbours in memory go to a device as one."""
@@ -182,7 +182,7 @@ def test_no_tensor_is_waited_for_by_itself() -> None:
     assert reads.n_reads == 1
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data())
 def test_any_flipped_bit_shows(data: st.DataObject) -> None:
     dtype = data.draw(st.sampled_from([torch.bfloat16, torch.float32, torch.float64, torch.int8]))
@@ -195,7 +195,7 @@ def test_any_flipped_bit_shows(data: st.DataObject) -> None:
     assert fingerprint(flipped) != fingerprint(tensor)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data())
 def test_two_swapped_elements_show(data: st.DataObject) -> None:
     tensor = torch.tensor(data.draw(st.lists(st.floats(width=16), min_size=2, max_size=60))).bfloat16()
@@ -206,7 +206,7 @@ def test_two_swapped_elements_show(data: st.DataObject) -> None:
     assert (fingerprint(swapped) == fingerprint(tensor)) == same
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(rows=st.integers(2, 50), columns=st.integers(2, 50), seed=st.integers(0, 2**31), data=st.data())
 def test_swapped_rows_swapped_columns_and_transposition_show(
     rows: int, columns: int, seed: int, data: st.DataObject

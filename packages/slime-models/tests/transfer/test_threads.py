@@ -6,7 +6,7 @@ import threading
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from slime_models.transfer import threads as module
 from slime_models.transfer.threads import PlainCopies, copy_all, on_threads, parts_of
@@ -75,7 +75,6 @@ def test_what_is_copied_is_what_torch_copies(two_threads, monkeypatch):
     copy_all([])
 
 
-@settings(deadline=None)  # the first of them compiles
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(0, 200))
 def test_what_is_copied_past_the_caches_is_what_was_asked_for(begin, shift, size):
     """From and to any address; and no byte beside it."""

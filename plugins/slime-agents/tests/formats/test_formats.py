@@ -34,14 +34,14 @@ CALLS = st.lists(
 
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: type(form).__name__)
 @given(calls=CALLS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_format_reads_what_it_writes(form, calls):
     assert list(form.read(form.write(calls)).calls) == calls
 
 
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: type(form).__name__)
 @given(pieces=st.lists(st.sampled_from(["<tool_call>", "</tool_call>", '{"name": ', '"x"', "<arg_key>", "</arg_key>", "<arg_value>", "}", "[", "\n", "look", "<|python_tag|>", "\x00", "é"]), max_size=12))  # fmt: skip
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_nothing_that_a_model_writes_makes_a_format_raise(form, pieces):
     for call in form.read("".join(pieces)).calls:
         assert isinstance(call, ToolCall) or call.why

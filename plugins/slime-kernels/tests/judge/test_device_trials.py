@@ -17,19 +17,19 @@ from slime_kernels.timing.measure import TimingPlan
 from ..kernel_corpus import IMPORTS, KERNEL_IMPORTS, RELU, candidates, written
 
 CPU = KernelDevice(name="a CPU", bytes_per_us=1e6, cache_bytes=1 << 20, kind="cpu")
-#: PyTorch takes many small steps for what one program of the kernel does.
+#: The module waits longer for what one program of the kernel does than that takes on any machine, however busy.
 PROBLEM = KernelProblem(
     level=1,
     problem_id=0,
     name="slow_relu",
     code=IMPORTS
     + """
+import time
 n = 240
 class Model(nn.Module):
     def forward(self, x):
-        for _ in range(4000):
-            x = torch.relu(x)
-        return x
+        time.sleep(0.05)
+        return torch.relu(x)
 def get_inputs():
     return [torch.randn(n)]
 def get_init_inputs():
@@ -259,7 +259,7 @@ def test_where_torch_compile_ends_its_process_the_module_is_timed_nevertheless(m
 @pytest.mark.slow
 @pytest.mark.faults
 def test_torch_compile_is_timed_in_the_sandbox(measuring):
-    small = replace(PROBLEM, code=PROBLEM.code.replace("range(4000)", "range(2)"))
-    timing = measuring(baseline="compile").evaluate(small, KERNEL).timing
+    prompt = replace(PROBLEM, code=PROBLEM.code.replace("time.sleep(0.05)", ""))
+    timing = measuring(baseline="compile").evaluate(prompt, KERNEL).timing
     assert timing.parts["over"] == "compile"
     assert timing.baseline_us == timing.parts["compile_us"] > 0

@@ -30,7 +30,6 @@ def test_blank_lines_are_no_rows_and_lines_count_from_one(tmp_path):
     ]
 
 
-@settings(deadline=None)
 @given(
     n=st.integers(1, 8),
     start=st.none() | st.integers(-10, 10),
@@ -103,7 +102,7 @@ def test_a_file_that_cannot_be_read_is_an_error(name, words, tmp_path):
         read_rows(str(tmp_path / name))
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     lines=st.lists(st.sampled_from([b"", b"  ", b"\t\r", b'{"a": 1}', b'  {"a": 2}', b'{"b": "x"}\r', b"\x0c"]), max_size=9),
     ends=st.booleans(),
