@@ -52,7 +52,7 @@ class SglangEngine:
     def __init__(self, settings: ServerSettings, *, receiver: UpdateReceiver | None = None) -> None:
         self._settings, self._section, self._receiver = settings, settings.section, receiver
         self.name, self.role, self.n_ranks = settings.name, settings.role, settings.n_ranks
-        self._ranks = Ranks(self.n_ranks, self.n_ranks)
+        self._ranks = Ranks()  # which are known once it is started
         self._placeholder: int | None = read_config(settings.model_path).get(PLACEHOLDER)
         self._ports = ReservedPort(), ReservedPort()
         self.bootstrap_port = self._ports[1].number
@@ -95,6 +95,11 @@ class SglangEngine:
         return self._settings.keeps_cache
 
     @property
+    def control_timeout_s(self) -> float:
+        """Deadline of a call that is no generation, seconds."""
+        return self._section.control_timeout_s
+
+    @property
     def url(self) -> str:
         """Address of the server: `http://host:port`."""
         return f"http://{self._address}"
@@ -135,7 +140,7 @@ class SglangEngine:
                     await asyncio.sleep(_POLL_S)
                 info = await self._client.get("/server_info", timeout_s=section.control_timeout_s)
             self._ranks = checked_ranks(info, None if self.is_external else self.n_ranks)
-            self.n_ranks = self._ranks.count
+            self.n_ranks = self._ranks.in_all
             if self.is_external:
                 check_external({**info, **await self.model_info()}, self._address, self._settings)
             self.experts_format = routed_experts_format(read_config(self._settings.model_path), info)

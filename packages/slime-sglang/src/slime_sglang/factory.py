@@ -24,7 +24,7 @@ from slime_sglang.fleet.replica import Replica
 from slime_sglang.fleet.router import Router
 from slime_sglang.fleet.supervisor import EngineSupervisor
 from slime_sglang.http.api_key import new_key, read_key
-from slime_sglang.server.command import gpu_arguments, visible_device
+from slime_sglang.server.command import gpu_arguments, rank_arguments, visible_device
 from slime_sglang.server.spanned import SpannedPlace
 from slime_sglang.settings.memory import engine_memory, engine_remedies
 from slime_sglang.settings.model_family import model_family
@@ -153,14 +153,15 @@ def _placed(
 
     At a place of the launcher the server sees no GPUs but its own, and counts them from 0.
     """
+    given = {**settings.section.server_args, **settings.arguments, **placement.overrides}
     if settings.address is not None or places is None:
         place, first = None, placement.first_gpu
-        gpus = gpu_arguments(settings.section.server_args, first=first, count=placement.num_gpus)
+        gpus = gpu_arguments(given, first=first, count=placement.num_gpus)
     else:
         last = placement.first_gpu + placement.num_gpus
         own = [places[first] for first in sorted(places) if placement.first_gpu <= first < last]
         place = own[0] if len(own) == 1 else SpannedPlace(own)
-        gpus = {"tp_size": placement.num_gpus} if placement.num_gpus > 1 else {}
+        gpus = rank_arguments(given, placement.num_gpus)
     return replace(
         settings,
         place=place,

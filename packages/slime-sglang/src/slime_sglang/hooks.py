@@ -29,6 +29,7 @@ from slime_sglang.checks.fleet import (
 )
 from slime_sglang.checks.models import image_problems, model_problems, served_name_problems
 from slime_sglang.checks.router import router_problems, router_setting
+from slime_sglang.checks.stages import stage_problems
 from slime_sglang.settings.section import (
     CAPABILITIES,
     ROUTED_EXPERTS,
@@ -102,6 +103,7 @@ def slime_check_build(build: BuildContext) -> Iterable[Problem]:
     if build.settings.rollout.rollout_engine != "sglang":
         return
     yield from model_problems(build)
+    yield from stage_problems(build)
     yield from image_problems(build)
     fleet, folder = build.section(FleetSection), build.section(SglangSection).model_path
     if folder is not None:

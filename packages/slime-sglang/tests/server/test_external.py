@@ -106,7 +106,11 @@ def test_another_model_is_refused_by_name(join, model_path, tmp_path):
             {"custom_weight_loader": None},
             r"start it with --custom-weight-loader slime_sglang\.inside\.loader\.check",
         ),
-        ({"pp_size": 2}, "'pp_size': 2"),
+        ({"dp_size": 2}, "'dp_size': 2"),
+        (
+            {"pp_size": 2, "returns_routed_experts": True, "enable_return_routed_experts": True},
+            "2 pipeline stages, each of which says which experts tokens passed in its own layers alone",
+        ),
     ],
 )
 def test_a_server_whose_weights_could_not_be_proven_is_refused(join, said, message):

@@ -51,6 +51,22 @@ def test_a_share_that_is_given_is_filled(question):
     assert limited.parts["KV cache"] == 10 * 64
 
 
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_of_pipeline_stages_the_largest_counts(question, is_tied):
+    """A layer of 792 numbers each: the last has the norm (8) and the output layer (256), its own also where that is the embedding."""
+    config = {**TINY_QWEN3, "tie_word_embeddings": is_tied}
+    flags = "--rollout-num-gpus-per-engine=2", "--sglang-pp-size=2"
+    (found,) = engine_memory(question(*flags, kind="cpu", config=config))
+    assert found.parts == {"weights": 2 * (792 + 8 + 256), "KV cache": 32768 * 64 // 2}
+    assert found.ranks == 2
+
+
+def test_ranks_of_a_pipeline_stage_share_it(question):
+    flags = "--rollout-num-gpus-per-engine=4", "--sglang-pp-size=2"
+    (found,) = engine_memory(question(*flags, kind="cpu"))
+    assert found.parts == {"weights": 792 + 8 + 256, "KV cache": 32768 * 64 // 4}
+
+
 @pytest.mark.parametrize("flag", ["quantization=fp8", "kv-cache-dtype=fp8_e5m2", "cpu-offload-gb=4"])
 def test_of_weights_and_caches_of_other_sizes_nothing_is_predicted(question, flag):
     assert not engine_memory(question(f"--sglang-{flag}"))

@@ -280,6 +280,37 @@ def test_a_model_that_ranks_cannot_share_is_refused(settings_of, size, on_cpu, n
     assert [problem.found.split()[-5] for problem in problems] == names
 
 
+@pytest.mark.parametrize("name", ["pp_size", "pipeline_parallel_size"])
+def test_the_ranks_of_a_pipeline_stage_share_matrices(settings_of, name):
+    found = topology(settings_of(None, "--rollout-num-gpus-per-engine", "8"))
+    config = {"num_attention_heads": 4, "num_hidden_layers": 3}
+
+    def problems(stages):
+        return [
+            str(one)
+            for one in rank_problems(found, found.models[0], config, on_cpu=True, server_args={name: stages})
+        ]
+
+    assert problems(2) == []  # two stages of four ranks
+    (problem,) = problems(3)
+    assert "found 8 with pp_size 3; wanted a multiple of 3" in problem
+    (problem,) = problems(4)
+    assert "pp_size of an engine of 'policy': found 4; wanted 3 at most, a layer for each stage" in problem
+
+
+def test_a_group_has_pipeline_stages_of_its_own(settings_of):
+    text = """
+sglang:
+  - name: policy
+    server_groups:
+      - {num_gpus: 2}
+      - {num_gpus: 3, num_gpus_per_engine: 3, overrides: {pp_size: 2}}
+"""
+    found = topology(settings_of(text))
+    (problem,) = rank_problems(found, found.models[0], {"num_attention_heads": 3}, on_cpu=True)
+    assert problem.found == "3 with pp_size 2"
+
+
 @pytest.mark.parametrize(
     ("data", "expert"), [("dp_size", "ep_size"), ("data_parallel_size", "expert_parallel_size")]
 )

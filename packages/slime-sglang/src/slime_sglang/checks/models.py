@@ -16,7 +16,7 @@ from slime_models.hf.config import read_config
 from slime_sglang.checks.disaggregation import disaggregated_topology
 from slime_sglang.checks.router import router_setting
 from slime_sglang.settings.dividing import rank_problems
-from slime_sglang.settings.section import FleetSection, SglangSection
+from slime_sglang.settings.section import FleetSection, SglangSection, pipeline_stages
 from slime_sglang.settings.topology import serving_topology
 
 if TYPE_CHECKING:
@@ -46,8 +46,11 @@ def model_problems(build: BuildContext) -> Iterator[Problem]:
         except DataError as error:
             yield Problem(where, repr(model.model_path), "a model that is there", str(error))
             continue
-        if any(placement.num_gpus > 1 for placement in topology.placements(model)):
-            given = build.section(SglangSection).server_args
+        given = build.section(SglangSection).server_args
+        if any(
+            placement.num_gpus > 1 or pipeline_stages({**given, **placement.overrides}) > 1
+            for placement in topology.placements(model)
+        ):
             yield from rank_problems(topology, model, read_config(path), on_cpu=on_cpu, server_args=given)
             if on_cpu and topology.is_policy(model) and build.section(SglangSection).model_path is not None:
                 yield Problem(

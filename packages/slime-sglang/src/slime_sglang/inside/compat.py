@@ -1,6 +1,7 @@
 """Patches that let SGLang run on a machine without CUDA. Every change to foreign code that this package makes is here.
 
-SGLang 0.5.23 names CUDA in three places where it means "the device", and starts its processes in the one way that CUDA allows.
+SGLang 0.5.23 names CUDA in three places where it means "the device", starts its processes in the one way that CUDA allows, and does
+not divide experts or attention between ranks in PyTorch alone.
 SGLang itself calls `install` at the start of each of its processes (entry-point group `sglang.srt.plugins`); no other process is
 changed, and none that sees a GPU. On any machine, a process that starts after its parent has exited ends itself, and shared
 memory is named so that it goes with the server: SGLang deletes none of it where it is killed.
@@ -84,6 +85,34 @@ PATCHES = (
 )
 
 
+def _own_experts_alone(layer: Any, x: Any, topk_output: Any, config: Any) -> Any:
+    """Add up what SGLang's own says of each token's experts that this rank has: of their n-th ones, for each n."""
+    from sglang.srt.layers.moe import fused_moe_native
+
+    forward = fused_moe_native.moe_forward_native.__wrapped__
+    weights, ids = topk_output.topk_weights, topk_output.topk_ids
+    if (ids >= 0).all():
+        return forward(layer, x, topk_output, config)
+    sums = x.new_zeros(x.shape)
+    for n in range(ids.shape[1]):
+        rows = (ids[:, n] >= 0).nonzero()[:, 0]
+        if len(rows):
+            own = topk_output._replace(topk_weights=weights[rows, n : n + 1], topk_ids=ids[rows, n : n + 1])
+            sums[rows] += forward(layer, x[rows], own, config)
+    return sums
+
+
+#: Of processes that compute; their modules are imported by then.
+WORKER_PATCHES = (
+    Patch(
+        "sglang.srt.layers.moe.fused_moe_native.moe_forward_native",
+        "with --ep-size it gets -1 for experts that other ranks have, which it takes for an index, and the exception ends the server "
+        "(sglang/srt/layers/moe/fused_moe_native.py)",
+        _own_experts_alone,
+    ),
+)
+
+
 def install() -> None:
     """Apply the patches if this process of SGLang runs on the platform `cpu_torch`; exit if its parent has exited.
 
@@ -99,6 +128,29 @@ def install() -> None:
     for patch in PATCHES:
         _apply(patch)
     _tie_forks()
+
+
+def install_in_worker() -> None:
+    """Apply the patches of processes that compute."""
+    for patch in WORKER_PATCHES:
+        _apply(patch)
+    _pad_as_on_a_cpu()
+
+
+def _pad_as_on_a_cpu() -> None:
+    """Have ranks with attention of their own (`--attn-dp-size`) pad and gather batches as on SGLang's own CPU platform.
+
+    On any other they would pin memory, call Triton, gather by operators that are registered for a GPU, and ask the attention for the
+    length of sequences that pad a batch by another name.
+    """
+    from sglang.srt.distributed import parallel_state
+    from sglang.srt.layers import dp_attention
+    from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
+    from sglang.srt.model_executor import forward_batch_info
+
+    forward_batch_info._is_cpu = parallel_state._is_cpu = True
+    dp_attention.memcpy_func = dp_attention.memcpy_cpu
+    TorchNativeAttnBackend.get_cpu_graph_seq_len_fill_value = lambda self: 1
 
 
 def _end_without_parent() -> None:

@@ -8,6 +8,8 @@ from sglang.srt.platforms.cpu import CpuDeviceMixin
 from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
 
+from slime_sglang.inside.compat import install_in_worker
+
 if TYPE_CHECKING:  # SGLang imports this module while its own is half imported
     from sglang.srt.layers.quantization.base_config import QuantizationConfig
     from sglang.srt.server_args import ServerArgs
@@ -27,6 +29,10 @@ class TorchPlatform(CpuDeviceMixin, SRTPlatform):  # type: ignore[misc]  # SGLan
     def apply_server_args_defaults(self, server_args: ServerArgs) -> None:
         """Choose the device: SGLang finds none by itself where there is no accelerator."""
         server_args.device = "cpu"
+
+    def init_backend(self) -> None:
+        """Patch what this process computes with; SGLang calls this in each that has a model."""
+        install_in_worker()
 
     def get_default_attention_backend(self) -> str:
         """Return the attention that is written in PyTorch."""

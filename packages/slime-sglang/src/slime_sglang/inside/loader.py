@@ -2,7 +2,7 @@
 
 They run inside the server. SGLang ends the whole server when a loader raises, so they write their result to a file. Checking
 is a call of its own, because SGLang reports a version as soon as the call that names it returns. Of a server with several
-tensor-parallel ranks each checks its share of the tensors, loads, and fingerprints the parts that it holds. SGLang's own
+ranks each checks its share of the tensors, loads, and fingerprints the parts that it holds. SGLang's own
 `/update_weights_from_distributed` and `/update_weights_from_disk` write weights before anybody can check them.
 """
 
@@ -93,7 +93,8 @@ def fingerprints_held(
 
 
 def _damaged(staged: StagedTensors, request: LoaderRequest) -> str | None:
-    mine = list(staged.entries)[request.rank :: request.n_ranks]
+    number, count = request.stage * request.n_ranks + request.rank, request.n_stages * request.n_ranks
+    mine = list(staged.entries)[number::count]
     changed = staged.damaged(mine)
     return f"{listed(changed)}: the bytes that arrived are not those that were sent" if changed else None
 
@@ -116,6 +117,7 @@ def _places(model: Any, staged: StagedTensors, request: LoaderRequest) -> Iterat
         rank=request.rank,
         n_ranks=request.n_ranks,
         attention_ranks=request.attention_ranks,
+        stage=request.stage,
     )
 
 
@@ -130,9 +132,17 @@ def as_sent(tensor: Tensor, dtype: str) -> Tensor:
 def read_request(named_tensors: Sequence[tuple[str, Tensor]]) -> LoaderRequest:
     """Return what the run asks for, of what SGLang calls a loader with."""
     (text, _), *_ = named_tensors
-    return LoaderRequest(**json.loads(text))
+    request = LoaderRequest(**json.loads(text))
+    if request.n_stages == 1:
+        return request
+    from sglang.srt.runtime_context import get_parallel
+
+    return request.at_stage(get_parallel().pp_rank)
 
 
 def answer(request: LoaderRequest, result: LoaderResult) -> None:
-    """Write the result where the run looks for it."""
-    Path(request.answer).write_text(json.dumps(asdict(result)))
+    """Write the result where the run looks for it, which may be before it is there."""
+    path = Path(request.answer)
+    written = path.with_name(f"{path.name}.part")
+    written.write_text(json.dumps(asdict(result)))
+    written.replace(path)

@@ -22,6 +22,8 @@ STACKED = {
 #: Its parameters of all experts, [experts, rows, columns]: how the name begins -> an expert's Hugging Face matrices, top to
 #: bottom. The rest of the name is that of the matrix or of its scales.
 _EXPERTS = {"w13": ("gate_proj", "up_proj"), "w2": ("down_proj",)}
+#: The output layer, and the embedding that some models have in its place.
+_OUTPUT, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 #: A packed matrix, and the two numbers that are kept beside it.
 _PACKED, _SHAPE = "weight_packed", "weight_shape"
 
@@ -41,6 +43,7 @@ def held_tensors(
     rank: int = 0,
     n_ranks: int = 1,
     attention_ranks: int | None = None,
+    stage: int = 0,
 ) -> Iterator[tuple[str, Tensor, Index]]:
     """Yield what a rank holds: Hugging Face name, the parameter or a view of it, and the slices of the whole tensor that it is.
 
@@ -53,9 +56,12 @@ def held_tensors(
         rank: of the server's.
         n_ranks: that share matrices.
         attention_ranks: in a row, that share attention, whose other groups of ranks hold the same (DP attention); `n_ranks` when None.
+        stage: of the server's pipeline. A later one than the first has an output layer of its own where it is tied to the embedding.
     """
     attention = attention_ranks or n_ranks
     for name, parameter in model.named_parameters():
+        if stage and name == _OUTPUT and name not in shapes:
+            name = _EMBEDDING
         module, _, kind = name.rpartition(".")
         stack, _, part_kind = kind.partition("_")
         if stack in _EXPERTS:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextvars
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,9 +31,22 @@ _JOINED = STACKED["fused_qkv_a_proj_with_mqa"]
 def receive(model: Any, named_tensors: Sequence[tuple[str, Tensor]]) -> None:
     """Receive an update, load it bucket by bucket, and report fingerprints of what the model's parameters then hold.
 
-    Where something is wrong, the rest is received and not loaded, so that the sender and the other ranks go on.
+    Where something is wrong, the rest is received and not loaded, so that the sender and the other ranks go on. Of a server with
+    several pipeline stages each rank does it on another thread, as SGLang hands a call to a stage once the one before has returned,
+    and the ranks of all of them join together.
     """
     request = read_request(named_tensors)
+    if request.n_stages == 1:
+        _receive(model, request)
+    else:
+        run = contextvars.copy_context().run
+        threading.Thread(target=run, args=(_receive, model, request), daemon=True).start()
+
+
+def _receive(model: Any, request: LoaderRequest) -> None:
+    device = next(model.parameters()).device
+    if device.type == "cuda":  # each thread has a GPU of its own
+        torch.cuda.set_device(device)
     loading: _Loading | None = None
     error: Exception | None = None
     is_broken = False
@@ -93,6 +108,7 @@ class _Loading:
                 rank=request.rank,
                 n_ranks=request.n_ranks,
                 attention_ranks=request.attention_ranks,
+                stage=request.stage,
             )
         }
         if error := missing(self._places, self._specs):

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from slime_core.devices.cuda_variables import cuda_defaults, users_environment
 
 from slime_sglang.inside.device import PLATFORM_NAME
+from slime_sglang.settings.section import pipeline_stages
 
 Device = Literal["cuda", "cpu"]
 
@@ -115,10 +116,16 @@ def gpu_arguments(
 
     On a CPU it gets `count` ranks.
     """
-    ranks = {"tp_size": count} if count > 1 else {}
+    ranks = rank_arguments(values, count)
     if (device or visible_device()) == "cpu":
         return ranks
     return ranks | {"base_gpu_id": int(values.get("base_gpu_id") or 0) + first}
+
+
+def rank_arguments(values: Mapping[str, Any], count: int) -> dict[str, Any]:
+    """Return the arguments that give a server `count` ranks: those that share matrices, in each pipeline stage that `values` give."""
+    sharing = count // pipeline_stages(values)
+    return {"tp_size": sharing} if sharing > 1 else {}
 
 
 def visible_device() -> Device:

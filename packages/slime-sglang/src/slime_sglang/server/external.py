@@ -82,7 +82,7 @@ def check_external(info: Mapping[str, Any], address: str, settings: ServerSettin
 
     Raises:
         EngineError: it has another model or dtype, other weights in a run that sends none, does not report routed experts
-            where they are needed, or has no loader that proves weights.
+            where they are needed, or those of one pipeline stage, or has no loader that proves weights.
     """
     where = f"the SGLang server at {address}"
     model_path, dtype = settings.model_path, settings.dtype
@@ -100,6 +100,12 @@ def check_external(info: Mapping[str, Any], address: str, settings: ServerSettin
         raise EngineError(
             f"{where}: it does not say which experts each token passed, which this run needs; start it with "
             "--enable-return-routed-experts"
+        )
+    stages = int(info.get("pp_size") or 1)
+    if settings.returns_routed_experts and stages > 1:
+        raise EngineError(
+            f"{where}: found {stages} pipeline stages, each of which says which experts tokens passed in its own layers alone; "
+            "start it with --pp-size 1, as this run needs those of all layers"
         )
     if not set(LOADERS) <= set(info.get("custom_weight_loader") or ()):
         raise EngineError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from slime_core.weights.sync import wanted_transport
 from slime_models.groups import is_by_ranks
 from slime_models.hf.config import read_config
 
-from slime_sglang.settings.section import FleetSection, SglangSection
+from slime_sglang.settings.section import FleetSection, SglangSection, pipeline_stages
 from slime_sglang.settings.topology import EnginePlacement, ServedModel, ServingTopology, serving_topology
 
 if TYPE_CHECKING:
@@ -32,11 +33,12 @@ _CHANGES_SIZES = frozenset(
         "kv_cache_dtype",
         "load_format",
         "offload_group_size",
-        "pp_size",
         "quantization",
         "torchao_config",
     }
 )
+#: The number of a tensor's layer.
+_LAYER = re.compile(r"\.layers\.(\d+)\.")
 #: Their values that change none.
 _UNCHANGED = ("None", "auto", "0")
 
@@ -78,7 +80,8 @@ def _of_model(
     dtype = section.dtype if section.dtype != "auto" else compute_dtype(settings.train)
     each = 4 if dtype == "float32" else 2
     architecture = family.architecture(config)
-    shapes = each * sum(map(math.prod, family.hf_shapes(architecture).values()))
+    n_numbers = sum(map(math.prod, family.hf_shapes(architecture).values()))
+    shapes = each * n_numbers
     folder = section.model_path if is_policy and section.model_path is not None else path
     whole = min(shapes, _folder_bytes(folder) or shapes)  # quantised weights are fewer bytes
     base = int(section.server_args.get("base_gpu_id") or 0)
@@ -99,8 +102,11 @@ def _of_model(
         role = "" if first.role == "regular" else f", {first.role}"
         share, limit = arguments.get("mem_fraction_static"), arguments.get("max_total_tokens")
         fills = share is not None and limit is None and question.device.kind == "cuda"
-        weights = whole // first.num_gpus
-        parts = {"weights": weights, "KV cache": _cache_bytes(question, architecture, first, arguments, each)}
+        stages = pipeline_stages(arguments)
+        sharing = max(1, first.num_gpus // stages)
+        weights = whole * _largest_stage(family, architecture, stages) // (n_numbers * sharing)
+        cache = _cache_bytes(question, architecture, arguments, each, stages=stages, sharing=sharing)
+        parts = {"weights": weights, "KV cache": cache}
         yield MemoryEstimate(
             who=f"engine sglang{role}" if is_policy else f"engine of {model.name}{role}",
             ranks=first.num_gpus * (1 + len(rest)),
@@ -116,27 +122,56 @@ def _of_model(
 def _cache_bytes(
     question: MemoryQuestion,
     architecture: Architecture,
-    placement: EnginePlacement,
     arguments: dict[str, Any],
     each: int,
+    *,
+    stages: int,
+    sharing: int,
 ) -> int:
     """Return the bytes of a rank's KV cache: on CUDA those of one longest request, without which it cannot be served.
 
     Args:
         question: of the run.
         architecture: of the model.
-        placement: of the engine.
         arguments: SGLang's own.
         each: bytes of a number.
+        stages: of the engine's pipeline; the rank is of one with most layers.
+        sharing: ranks of a stage, which share heads.
     """
     a = architecture
-    heads = max(1, a.num_query_groups // placement.num_gpus)
+    layers = math.ceil(a.num_layers / stages)
+    heads = max(1, a.num_query_groups // sharing)
     given = arguments.get("max_total_tokens")
     if question.device.kind == "cpu":
         tokens = int(given or _CPU_TOKENS)
     else:
         tokens = min(question.longest_request, int(given or question.longest_request))
-    return 2 * a.num_layers * heads * a.head_dim * each * tokens
+    return 2 * layers * heads * a.head_dim * each * tokens
+
+
+def _largest_stage(family: ModelFamily, architecture: Architecture, stages: int) -> int:
+    """Return the numbers in the weights of the pipeline stage that has most.
+
+    Layers are shared out evenly, the last stages having one more; the first has the embedding, too, and the last all else, with an
+    output layer of its own where the model has the embedding for one.
+
+    Source: `get_pp_indices` of SGLang.
+    """
+    a = architecture
+    least, rest = divmod(a.num_layers, stages)
+    stage_of = [stage for stage in range(stages) for _ in range(least + (stage >= stages - rest))]
+    sizes = [0] * stages
+    for name, shape in family.hf_shapes(a).items():
+        layer = _LAYER.search(name)
+        is_embedding = name == family.embedding
+        if layer is not None and int(layer[1]) < a.num_layers:
+            stage = stage_of[int(layer[1])]
+        else:
+            stage = 0 if is_embedding else stages - 1
+        sizes[stage] += math.prod(shape)
+        if is_embedding and a.tie_word_embeddings and stages > 1:
+            sizes[-1] += math.prod(shape)
+    return max(sizes)
 
 
 def engine_remedies(question: MemoryQuestion) -> Sequence[Remedy]:

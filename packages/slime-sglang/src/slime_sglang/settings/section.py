@@ -55,15 +55,15 @@ DERIVED = {
 }
 #: Arguments of engines that only encode images, or leave that to others.
 _ENCODER_ARGUMENTS = ("encoder_only", "language_only")
-#: Arguments that give a server ranks that hold other layers than others.
-_OTHER_RANKS = ("pp_size", "pipeline_parallel_size")
+#: Names of the argument for ranks that hold other layers than others.
+_STAGES = ("pp_size", "pipeline_parallel_size")
 #: Arguments that make servers within a server, but with the one that divides attention among its ranks instead.
 _REPLICAS, _DIVIDED = ("dp_size", "data_parallel_size"), "enable_dp_attention"
 
 #: Numbers among the arguments that slime reckons with itself: the least whole number that each may be, None for a share of 1.
 _NUMBERS = {
     **dict.fromkeys(
-        ("dp_size", "data_parallel_size", "ep_size", "expert_parallel_size", "max_total_tokens"), 1
+        (*_STAGES, "dp_size", "data_parallel_size", "ep_size", "expert_parallel_size", "max_total_tokens"), 1
     ),
     "base_gpu_id": 0,
     "mem_fraction_static": None,
@@ -110,7 +110,8 @@ class FleetSection(SectionModel):
     of ranks. One engine when not given, or the trainer's GPUs under `--colocate` with launcher `ray`; with `sglang_config`, what
     the file adds up to."""
     rollout_num_gpus_per_engine: Count = 1
-    """GPUs of one engine, its tensor-parallel ranks; without GPUs the number of ranks."""
+    """GPUs of one engine, its tensor-parallel ranks, or with `--sglang-pp-size` those of all its pipeline stages; without GPUs
+    the number of ranks."""
     sglang_config: Path | None = None
     """YAML file with the models that the run serves and the groups of engines that serve them: groups with arguments of
     their own, models that are not trained (`served:NAME` for rewards), and GPUs that are left unused."""
@@ -158,6 +159,11 @@ def known_arguments() -> frozenset[str]:
     return frozenset(json.loads(text))
 
 
+def pipeline_stages(arguments: Mapping[str, Any]) -> int:
+    """Return how many pipeline stages a server has, by its arguments, which `argument_problems` has checked."""
+    return next((int(arguments[name]) for name in _STAGES if name in arguments), 1)
+
+
 def refused_arguments() -> frozenset[str]:
     """Return the arguments that `argument_problems` refuses whatever their value."""
     return frozenset((*DERIVED, *_ENCODER_ARGUMENTS))
@@ -190,9 +196,6 @@ def argument_problems(arguments: Mapping[str, Any], *, where: str) -> Iterator[P
             yield Problem(f"{where}.{name}", "fake", "one that moves something: mooncake, for example", why)
         elif (wanted := _number_wanted(name, value)) is not None:
             yield Problem(f"{where}.{name}", str(value), wanted)
-        elif name in _OTHER_RANKS and str(value) != "1":
-            why = "weights that arrive are proven for ranks that share matrices or experts"
-            yield Problem(f"{where}.{name}", str(value), "1", why)
         elif name in _REPLICAS and str(value) != "1" and not arguments.get(_DIVIDED):
             wanted = f"{_DIVIDED} beside it, or 1"
             yield Problem(

@@ -41,7 +41,7 @@ class ServerSettings:
     key: str | None = None
     """API key that the server asks for. None makes one for a server that is started, and none for one that is joined."""
     n_ranks: int = 1
-    """Tensor-parallel ranks of the server."""
+    """Ranks of the server, of all pipeline stages."""
     n_ranks_in_all: int | None = None
     """Ranks of all servers that the run starts on this host; None where there is no other."""
     role: Role = "regular"

@@ -73,7 +73,7 @@ class EnginePlacement:
     first_gpu: int
     """Its first GPU, counted from the run's first."""
     num_gpus: int = 1
-    """GPUs from there on; the tensor-parallel ranks."""
+    """GPUs from there on; its ranks."""
     overrides: Mapping[str, Any] = field(default_factory=dict)
     """SGLang's own arguments, over those of the run."""
     role: Role = "regular"
@@ -97,7 +97,7 @@ class ServingTopology:
 
     @property
     def num_ranks(self) -> int:
-        """Tensor-parallel ranks of all engines together."""
+        """Ranks of all engines together."""
         return sum(placement.num_gpus for model in self.models for placement in self.placements(model))
 
     @property

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 from slime_core.errors import DeadlineError, EngineError, WeightSyncError
 from slime_core.protocols import Fingerprint
+from slime_core.runtime.deadline import within
 from slime_models.transfer.ranks.update import RanksUpdate
 from slime_models.transfer.staging import StagedUpdate
 
@@ -32,6 +33,10 @@ logger = logging.getLogger(__name__)
 _GRACE_S = 10.0
 
 
+#: Seconds between two looks at what ranks of several pipeline stages have answered.
+_POLL_S = 0.02
+
+
 class UpdatableServer(Protocol):
     """What an update needs of a server."""
 
@@ -40,6 +45,10 @@ class UpdatableServer(Protocol):
 
     async def model_info(self) -> Mapping[str, Any]:
         """Return its `/model_info`."""
+
+    @property
+    def control_timeout_s(self) -> float:
+        """Deadline of a call, seconds."""
 
     @property
     def keeps_cache(self) -> bool:
@@ -98,7 +107,7 @@ async def load_update(
                 f"the update to version {update.version} broke off, and its weights may be a mixture: {error}"
             )
             raise
-    return merged_fingerprints(held, update.fingerprint, expert_groups=ranks.expert_groups)
+    return merged_fingerprints(held, update.fingerprint, ranks)
 
 
 async def _load(
@@ -121,6 +130,7 @@ async def _load(
                 answer=f"{once}-{rank}.json",
                 rank=rank,
                 n_ranks=ranks.count,
+                n_stages=ranks.stages,
                 attention_ranks=ranks.attention,
                 keeps=not server.is_external,
             )
@@ -143,7 +153,7 @@ async def _receive(
         WeightSyncError: something is wrong with it. The server is stopped where a weight had been written.
         GroupBrokenError: the rest did not come. The server is held where a weight had been written.
     """
-    version, first, once = update.version, update.take_ranks(ranks.count), secrets.token_hex(8)
+    version, first, once = update.version, update.take_ranks(ranks.in_all), secrets.token_hex(8)
     description = answers / f"update-{once}.json"
     write_description(update, description)
     requests = [
@@ -152,6 +162,7 @@ async def _receive(
             answer=str(answers / f"loader-result-{once}-{rank}.json"),
             rank=rank,
             n_ranks=ranks.count,
+            n_stages=ranks.stages,
             attention_ranks=ranks.attention,
             keeps=not server.is_external,
             group_rank=first + rank,
@@ -220,16 +231,23 @@ def check_version(info: Mapping[str, Any], version: str) -> None:
         )
 
 
-def merged_fingerprints(
-    held: Sequence[Mapping[str, int]], sent: Fingerprint, *, expert_groups: int = 1
-) -> Fingerprint:
-    """Return the fingerprints of tensors that all ranks hold: the first that differs from `sent`, if any does.
+def merged_fingerprints(held: Sequence[Mapping[str, int]], sent: Fingerprint, ranks: Ranks) -> Fingerprint:
+    """Return the fingerprints of tensors that all ranks of a pipeline stage hold: the first that differs from `sent`, if any does.
 
-    Of an expert it is enough that the ranks hold it that have experts: one group of so many.
+    Of an expert it is enough that the ranks hold it that have experts: one group of those of a stage.
+
+    Args:
+        held: of each rank, stage after stage.
+        sent: of the update.
+        ranks: of the server.
     """
-    counts = Counter(name for part in held for name in part)
-    of_group = len(held) // expert_groups
-    names = [name for name, n in counts.items() if n == len(held) or (n == of_group and EXPERTS in name)]
+    names = set[str]()
+    for first in range(0, len(held), ranks.count):
+        counts = Counter(name for part in held[first : first + ranks.count] for name in part)
+        of_group = ranks.count // ranks.expert_groups
+        names |= {
+            name for name, n in counts.items() if n == ranks.count or (n == of_group and EXPERTS in name)
+        }
     return {
         name: next((part[name] for part in having if part[name] != sent.get(name)), having[0][name])
         for name in names
@@ -242,11 +260,18 @@ class Ranks:
     """Ranks of a server: how they share a model."""
 
     count: int = 1
-    """All, which share matrices (tensor parallelism)."""
+    """Of a pipeline stage, which share matrices (tensor parallelism)."""
     attention: int = 1
     """That share attention; groups of so many in a row each have all of it (DP attention)."""
     expert_groups: int = 1
     """Groups of ranks in a row among which experts are divided (expert parallelism)."""
+    stages: int = 1
+    """Pipeline stages, each with layers of its own."""
+
+    @property
+    def in_all(self) -> int:
+        """Of all stages."""
+        return self.stages * self.count
 
 
 def checked_ranks(info: Mapping[str, Any], wanted: int | None) -> Ranks:
@@ -255,16 +280,18 @@ def checked_ranks(info: Mapping[str, Any], wanted: int | None) -> Ranks:
     Raises:
         EngineError: it has another number, or ranks of another kind, whose weights cannot be proven.
     """
-    sizes = {name: int(info.get(name) or 1) for name in ("tp_size", "pp_size", "dp_size", "ep_size")}
-    count, groups = sizes["tp_size"], sizes["dp_size"]
-    if sizes["pp_size"] != 1 or (groups != 1 and not info.get("enable_dp_attention")):
+    names = ("tp_size", "pp_size", "dp_size", "attn_dp_size", "ep_size")
+    sizes = {name: int(info.get(name) or 1) for name in names}
+    if sizes["dp_size"] != 1:
         raise EngineError(
-            f"the SGLang server has {sizes}; weights that arrive are proven for ranks that share matrices or experts: leave "
-            "pp_size at 1, and give enable_dp_attention with dp_size"
+            f"the SGLang server has {sizes}; weights that arrive are proven for ranks that share a model: give attn_dp_size in place of "
+            "dp_size"
         )
-    if wanted not in (None, count):
-        raise EngineError(f"the SGLang server has {count} tensor-parallel ranks; wanted {wanted}")
-    return Ranks(count, max(1, count // groups), sizes["ep_size"])
+    count = sizes["tp_size"]
+    ranks = Ranks(count, max(1, count // sizes["attn_dp_size"]), sizes["ep_size"], sizes["pp_size"])
+    if wanted not in (None, ranks.in_all):
+        raise EngineError(f"the SGLang server has {ranks.in_all} ranks; wanted {wanted}")
+    return ranks
 
 
 async def _call(
@@ -275,8 +302,12 @@ async def _call(
     Args:
         server: which is paused.
         function: the loader.
-        requests: one for each rank.
+        requests: one for each rank of a pipeline stage.
         version: what the server reports from then on; None where it is as before.
+
+    Raises:
+        DeadlineError: one of several stages, for whose answers the server does not wait, did not answer in time.
+        EngineError: it exited.
     """
     payloads = [pickle.dumps([(request.text(), _EmptyTensor())]) for request in requests]
     body = {
@@ -287,7 +318,19 @@ async def _call(
     if function == CHECK or server.keeps_cache:
         options["flush_cache"] = False
     await server.control("/update_weights_from_tensor", body | options)
-    return [read_result(Path(request.answer)) for request in requests]
+    n_stages = requests[0].n_stages
+    answers = [Path(request.at_stage(stage).answer) for stage in range(n_stages) for request in requests]
+    if n_stages > 1:
+        what = f"answers of {n_stages} pipeline stages to a weight update"
+        await within(server.control_timeout_s, what, _written(answers, server))
+    return [read_result(path) for path in answers]
+
+
+async def _written(answers: Sequence[Path], server: UpdatableServer) -> None:
+    """Wait until a server has written files."""
+    while not all(path.exists() for path in answers):
+        await asyncio.sleep(_POLL_S)
+        await server.model_info()  # raises where it has exited
 
 
 def _raise_errors(results: Sequence[LoaderResult], version: str) -> None:

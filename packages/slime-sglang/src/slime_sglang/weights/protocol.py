@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from slime_core.errors import EngineError
@@ -30,9 +30,13 @@ class LoaderRequest:
     answer: str
     """File that the loader writes its result to; it does not exist yet."""
     rank: int = 0
-    """Which of the server's tensor-parallel ranks this is."""
+    """Which of the tensor-parallel ranks of its pipeline stage this is."""
     n_ranks: int = 1
-    """How many it has."""
+    """How many a stage has."""
+    stage: int = 0
+    """Which of the server's pipeline stages it is of."""
+    n_stages: int = 1
+    """How many the server has."""
     attention_ranks: int | None = None
     """How many of them, in a row, share attention; all when None."""
     keeps: bool = False
@@ -43,6 +47,15 @@ class LoaderRequest:
     def text(self) -> str:
         """Return it as JSON."""
         return json.dumps(asdict(self))
+
+    def at_stage(self, stage: int) -> LoaderRequest:
+        """Return what a rank of another pipeline stage makes of it: SGLang gives those of all stages the same, by their `rank`."""
+        own = replace(self, stage=stage)
+        if stage:
+            own = replace(own, answer=f"{self.answer}-stage-{stage}")
+        if self.group_rank is not None:
+            own = replace(own, group_rank=self.group_rank + (stage - self.stage) * self.n_ranks)
+        return own
 
 
 @dataclass(frozen=True, kw_only=True)
