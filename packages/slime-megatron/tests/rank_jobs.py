@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from algorithms import policy_gradient, policy_gradient_by
 from held_bytes import bytes_of
+from megatron.core import parallel_state
 from slime_core.config.sections import TrainSection
 from slime_core.errors import TrainerError
 from slime_core.protocols import Columns
@@ -180,11 +181,30 @@ def export(*, folder: Path, megatron: dict[str, Any], dtype: str) -> tuple[list[
         for bucket in learner.weights(dtype):
             sizes.append(sum(tensor.nbytes for _, tensor in bucket))
             weights |= {name: tensor.clone() for name, tensor in bucket}
+        check_stages(learner, dtype, weights)
     for tensor in weights.values():
         first = tensor.clone()
         dist.broadcast(first, 0)
         assert torch.equal(first, tensor)
     return sizes, weights if dist.get_rank() == 0 else {}
+
+
+def check_stages(learner: Learner, dtype: str, weights: dict[str, Tensor]) -> None:
+    """Check that pipeline stages alone yield each weight once, all ranks of a stage the same, and that one rank of each sends."""
+    own = {
+        name: tensor.clone() for bucket in learner.weights(dtype, stage_alone=True) for name, tensor in bucket
+    }
+    assert all(tensor.equal(weights[name]) for name, tensor in own.items())
+    stages = parallel_state.get_pipeline_model_parallel_world_size()
+    said: list[Any] = [None] * dist.get_world_size()
+    stage = parallel_state.get_pipeline_model_parallel_rank()
+    dist.all_gather_object(said, (stage, learner.stage_sender(), list(own)))
+    of_stage = {stage: names for stage, _, names in said}
+    assert all(of_stage[stage] == names for stage, _, names in said)
+    assert sorted(name for names in of_stage.values() for name in names) == sorted(weights)
+    senders = [(stage, sender) for stage, sender, _ in said if sender is not None]
+    assert senders == [(number, number) for number in range(stages)]
+    assert said[0][1] == 0  # as launchers have it
 
 
 def save_and_go_on(

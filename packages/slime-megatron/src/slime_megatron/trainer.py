@@ -115,7 +115,7 @@ class MegatronTrainer:
         return self._started.times.phases
 
     async def send(self, plan: TransferPlan) -> Fingerprint:
-        """Send every tensor as the plan says, cast to its dtype, and return their fingerprint.
+        """Send every tensor as the plan says, or those of this rank's pipeline stage, cast to its dtype, and return their fingerprint.
 
         `disk-delta` keeps a copy of the weights as they were sent, in the host's memory.
 
@@ -126,7 +126,11 @@ class MegatronTrainer:
         if self._sender is None:
             self._sender = await self._on_thread(_make_sender, self._on_thread, self._registry)
             self._sender.written = self._post_write
-        return await self._sender.send(plan, self._buckets(plan.dtype))
+        return await self._sender.send(plan, self._buckets(plan))
+
+    async def stage_sender(self) -> int | None:
+        """Return the number of this rank's pipeline stage, if it sends the stage's weights; None of the stage's other ranks."""
+        return await self._on_thread(self._policy.stage_sender)
 
     async def save(self, path: Path, in_background: bool = False) -> None:
         """Write all state that training needs to go on exactly into the folder `path`, made if it is missing.
@@ -197,8 +201,8 @@ class MegatronTrainer:
         function = self._settings.hooks.post_write
         return None if function is None else lambda folder: function(self._settings, str(folder), [])
 
-    async def _buckets(self, dtype: str) -> AsyncIterator[tuple[Bucket, Fingerprint]]:
-        buckets = self._policy.weights(dtype)
+    async def _buckets(self, plan: TransferPlan) -> AsyncIterator[tuple[Bucket, Fingerprint]]:
+        buckets = self._policy.weights(plan.dtype, stage_alone=plan.sends_stage_alone)
         while (bucket := await self._on_thread(next, buckets, None)) is not None:
             yield bucket, {}
 

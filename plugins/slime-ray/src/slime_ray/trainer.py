@@ -71,6 +71,7 @@ class RayTrainer:
         self.capabilities = capabilities
         self._build, self._placement = build, placement
         self._ranks, self._is_started = ranks, False
+        self._stage_senders: list[int | None] | None = None
 
     async def start(self) -> None:
         """Build the trainer on every rank.
@@ -204,15 +205,27 @@ class RayTrainer:
         await self._ranks.ask_each("start", [(rank, lock) for rank in ranks])
 
     async def _send(self, plan: TransferPlan) -> Fingerprint:
-        """Have rank 0 send, or the first rank on each machine, and the others take part; returns what rank 0 sent."""
-        numbers = self._started.of_machines("policy")
-        if not plan.from_each_machine:
-            numbers = [0, *[None] * (len(numbers) - 1)]
+        """Have those ranks send that the plan names, and the others take part; returns what was sent."""
+        numbers = await self._senders(plan)
         n_senders = len(numbers) - numbers.count(None)
         plans = [dataclasses.replace(plan, sender=number or 0, n_senders=n_senders) for number in numbers]
         words = [(own, number is not None) for own, number in zip(plans, numbers, strict=True)]
         answers: list[Fingerprint] = await self._started.ask_each("send", words, role="policy")
-        return answers[0]
+        sent: Fingerprint = {}
+        for number, fingerprints in zip(numbers, answers, strict=True):
+            sent |= {} if number is None else fingerprints
+        return sent
+
+    async def _senders(self, plan: TransferPlan) -> list[int | None]:
+        """Return the number of each of the policy's ranks among those that send; None of the others."""
+        machines = self._started.of_machines("policy")
+        if plan.senders == "each_machine":
+            return machines
+        if plan.senders == "each_stage" and self.capabilities.stage_senders:
+            if self._stage_senders is None:
+                self._stage_senders = await self._started.ask("call", "stage_sender", role="policy")
+            return self._stage_senders
+        return [0, *[None] * (len(machines) - 1)]
 
     async def _hand_over(self, channel: MemoryChannel) -> None:
         """Put what rank 0 sends into the engine's channel."""

@@ -33,8 +33,8 @@ from slime_core.protocols.pools import Columns, PooledTrainer, Role
 from slime_core.protocols.rewards import GroupRewardFn, RewardFn, RewardTransform
 from slime_core.protocols.rollout import EvalFn, GenerateContext, GenerateFn, GroupFilter, WeakReason
 from slime_core.protocols.tokenizer import Tokenizer
-from slime_core.protocols.trainer import Metrics, OffloadsWeights, Trainer
-from slime_core.protocols.transfer import Fingerprint, TransferPlan
+from slime_core.protocols.trainer import Metrics, OffloadsWeights, SendsByStage, Trainer
+from slime_core.protocols.transfer import Fingerprint, Senders, TransferPlan
 
 __all__ = [
     "IMAGE",
@@ -73,6 +73,8 @@ __all__ = [
     "Role",
     "RolloutEngine",
     "SamplingParams",
+    "Senders",
+    "SendsByStage",
     "Site",
     "TokenView",
     "Tokenizer",

@@ -47,6 +47,8 @@ class TrainerCapabilities:
     """Whether `phases` says what `train` did and when."""
     offloads_weights: bool = False
     """Whether it has the methods `offload_weights` and `onload_weights` (`OffloadsWeights`)."""
+    stage_senders: bool = False
+    """Whether a rank of each pipeline stage can send its stage's weights (`SendsByStage`)."""
 
     def takes(self, transport: str) -> bool:
         """Return whether it sends weights by a transport, if that is installed."""

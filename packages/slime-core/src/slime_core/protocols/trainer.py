@@ -82,6 +82,13 @@ class Trainer(Protocol):
         """Free everything. May be called twice."""
 
 
+class SendsByStage(Protocol):
+    """What a trainer whose capabilities have `stage_senders` does besides."""
+
+    async def stage_sender(self) -> int | None:
+        """Return the number of this rank's pipeline stage, if it is the one that sends the stage's weights; None of the others."""
+
+
 class OffloadsWeights(Protocol):
     """What a trainer whose capabilities have `offloads_weights` does besides. Both come between `offload` and `onload`."""
 

@@ -62,6 +62,7 @@ def whole_tensors(
     read: Callable[[Tensor], Tensor],
     *,
     dtype: torch.dtype,
+    stage_alone: bool = False,
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield (Megatron name, whole tensor) of tensors of the model, on every rank. Collective over the world.
 
@@ -71,16 +72,23 @@ def whole_tensors(
         architecture: of the model.
         read: returns what is wanted of a weight, a tensor of its shape.
         dtype: to which tensors are cast before they are communicated, except float32 buffers.
+        stage_alone: yield those of this rank's pipeline stage, of which no other stage hears. All stages together yield each once.
     """
     own = global_weights(model, architecture)
     stage_of = _stages(own)
+    stages = parallel_state.get_pipeline_model_parallel_group()
     for name, weight in weights.items():
         kept = torch.float32 if weight.rule.buffer else dtype
-        tensor = None if name not in own else read(own[name]).to(kept)
-        stages = parallel_state.get_pipeline_model_parallel_group()
         owner = stage_of[_unit(name)]
+        if stage_alone and owner != stages.rank():
+            continue
+        tensor = None if name not in own else read(own[name]).to(kept)
         if owner == stages.rank():
             tensor = _whole_on_stage(tensor, weight, architecture, model, dtype=kept)
+        if stage_alone:
+            assert tensor is not None
+            yield name, tensor
+            continue
         yield name, _broadcast(tensor, weight.shape, owner, stages, like=model, dtype=kept)
 
 

@@ -25,7 +25,7 @@ from slime_megatron.batch.sampling_mask import sampling_mask_of
 from slime_megatron.batch.token_columns import TokenColumns
 from slime_megatron.checkpoint import state
 from slime_megatron.checkpoint.writer import CheckpointWriter
-from slime_megatron.hf.export import hf_buckets
+from slime_megatron.hf.export import hf_buckets, stage_sender
 from slime_megatron.hf.save_folder import save_adapter, save_model
 from slime_megatron.importing import quiet
 from slime_megatron.learner.architecture import padded_architecture, placement
@@ -194,9 +194,13 @@ class Learner:
         if self._behaviour_policies is not None:
             self._behaviour_policies.record(version)
 
-    def weights(self, dtype: str) -> Iterator[list[tuple[str, Tensor]]]:
+    def weights(self, dtype: str, *, stage_alone: bool = False) -> Iterator[list[tuple[str, Tensor]]]:
         """Yield buckets of weights under their Hugging Face names; see `hf_buckets`."""
-        return self._buckets(self._architecture, getattr(torch, dtype))
+        return self._buckets(self._architecture, getattr(torch, dtype), stage_alone=stage_alone)
+
+    def stage_sender(self) -> int | None:
+        """Return which of the senders of stages this rank is; None where it is none."""
+        return stage_sender()
 
     def save(self, folder: Path, in_background: bool = False) -> None:
         """Write all state; see `CheckpointWriter.save`. A critic's is in a folder of its own below."""
@@ -283,9 +287,13 @@ class Learner:
         """Number of MTP layers that are trained."""
         return self._held.mtp_num_layers if self._held.holds_mtp else 0
 
-    def _buckets(self, architecture: Architecture, dtype: torch.dtype) -> Iterator[list[tuple[str, Tensor]]]:
-        size = self._settings.megatron.update_weight_buffer_size
-        return hf_buckets(self.model, self._settings.family, architecture, dtype=dtype, bucket_bytes=size)
+    def _buckets(
+        self, architecture: Architecture, dtype: torch.dtype, *, stage_alone: bool = False
+    ) -> Iterator[list[tuple[str, Tensor]]]:
+        size, family = self._settings.megatron.update_weight_buffer_size, self._settings.family
+        return hf_buckets(
+            self.model, family, architecture, dtype=dtype, bucket_bytes=size, stage_alone=stage_alone
+        )
 
     def _with_old_policy(
         self, batch: TrainBatch, columns: TokenColumns, steps: Sequence[MicroBatches], *, always: bool

@@ -17,6 +17,7 @@ CAPABILITIES = TrainerCapabilities(
     pools=frozenset({"critic", "ref"}),
     phases=True,
     offloads_weights=True,
+    stage_senders=True,
 )
 
 

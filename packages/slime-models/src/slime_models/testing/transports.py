@@ -263,7 +263,7 @@ class _Halves:
             transport=self._transport.name,
             version=version,
             dtype="bfloat16",
-            from_each_machine=self._transport.from_each_machine,
+            senders=self._transport.senders,
             channel=channel,
         )
 

@@ -64,7 +64,7 @@ class UpdateReceiver:
                 version=version,
                 dtype=self._dtype,
                 quantization=self._quantization,
-                from_each_machine=found.from_each_machine,
+                senders=found.senders,
                 channel=channel,
             )
         )

@@ -12,7 +12,7 @@ from typing import Any, Protocol, Self
 
 from slime_core.errors import PluginError, WeightSyncError
 from slime_core.plugins.registry import Registry
-from slime_core.protocols import Fingerprint, TransferPlan
+from slime_core.protocols import Fingerprint, Senders, TransferPlan
 from slime_core.runtime.daemon_thread import DaemonThread
 from slime_core.weights.sync import Bucket
 
@@ -90,8 +90,8 @@ class Transport:
     """Whether `arrive` returns an update that the ranks of servers join (`RanksUpdate`), not one that is staged."""
     shares_gpus: bool = False
     """Of one by ranks: whether a rank may be on the sender's GPU (`--colocate`)."""
-    from_each_machine: bool = False
-    """Of one by ranks: whether a rank of the trainer on each machine sends to the servers there (`TransferPlan.from_each_machine`)."""
+    senders: Senders = "first"
+    """Of one by ranks: which ranks of the trainer send. For the others rank 0 does."""
 
 
 def transport_of(registry: Registry, plan_name: str, *, version: str) -> Transport:

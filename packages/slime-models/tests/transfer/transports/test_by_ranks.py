@@ -57,8 +57,8 @@ class Halves:
 
     def update(self, values, version, **faults):
         """Send an update; returns (what the sender returns or raises, what each rank gets or raises)."""
-        each = self.transport.from_each_machine
-        plan = plan_of(self.transport.name, self.receiver.open(version), version, from_each_machine=each)
+        senders = self.transport.senders
+        plan = plan_of(self.transport.name, self.receiver.open(version), version, senders=senders)
 
         async def send():
             sent = await self.sender.send(plan, faults.get("buckets", buckets)(values))
@@ -115,7 +115,7 @@ def test_each_rank_gets_every_byte_and_the_group_stays(transport, storage):
     for version in "123":
         values = tensors(int(version))
         check_arrived(values, *halves.update(values, version))
-        groups |= {id(rank._group) for rank in halves.ranks}
+        groups |= {id(rank._groups[0]) for rank in halves.ranks}
     assert len(groups) == 2
 
 
@@ -141,7 +141,7 @@ def test_tensors_of_odd_sizes_lie_beside_one_another_in_a_bucket(transport, stor
 def test_a_rank_that_leaves_ends_the_update_and_the_next_one_meets_anew(transport, storage, rank, caplog):
     halves, values = Halves(transport, storage, n_ranks=4), tensors(1)
     check_arrived(values, *halves.update(values, "1"))
-    before = halves.ranks[0]._group
+    before = halves.ranks[0]._groups[0]
     sent, received = halves.update(values, "2", **{f"rank_{rank}": {"fails_after": 1}})
     assert sent == fingerprints(values)  # it takes what is left, as other ranks of the trainer wait for it
     assert "version 2: a receiver left or hung, and the rest is not sent" in caplog.text
@@ -149,7 +149,7 @@ def test_a_rank_that_leaves_ends_the_update_and_the_next_one_meets_anew(transpor
     lacking = [other for other in received if not isinstance(other, tuple)]  # others may have had all of it
     assert all(isinstance(other, SenderLostError) for other in lacking)
     check_arrived(values, *halves.update(values, "3"))
-    assert halves.ranks[0]._group is not before
+    assert halves.ranks[0]._groups[0] is not before
 
 
 def test_a_rank_that_hangs_is_given_up_by_the_others_at_half_of_a_calls_deadline(transport, storage, caplog):
@@ -166,12 +166,12 @@ def test_a_rank_that_hangs_is_given_up_by_the_others_at_half_of_a_calls_deadline
 def test_ranks_that_are_left_meet_anew_without_one_that_is_gone(transport, storage):
     halves, values = Halves(transport, storage), tensors(1)
     check_arrived(values, *halves.update(values, "1"))
-    before = halves.ranks[0]._group
+    before = halves.ranks[0]._groups[0]
     del halves.ranks[1]
     for version in ("2", "3"):
         check_arrived(values, *halves.update(values, version))
-        assert halves.ranks[0]._group is not before
-    assert halves.ranks[0]._group.member.size == 2
+        assert halves.ranks[0]._groups[0] is not before
+    assert halves.ranks[0]._groups[0].member.size == 2
 
 
 @pytest.mark.parametrize("anew", ["sender", "rank"])
@@ -182,11 +182,11 @@ def test_a_side_that_was_started_anew_forms_a_new_group_with_the_others(transpor
         halves.sender = WeightSender(asyncio.to_thread, Registry())
     else:
         halves.ranks[1] = RankReceiver(CPU)
-    before = halves.ranks[0]._group
+    before = halves.ranks[0]._groups[0]
     for version in ("2", "3"):
         check_arrived(values, *halves.update(values, version))
-        assert halves.ranks[0]._group is not before
-    assert halves.ranks[0]._group.member.key == halves.ranks[1]._group.member.key
+        assert halves.ranks[0]._groups[0] is not before
+    assert halves.ranks[0]._groups[0].member.key == halves.ranks[1]._groups[0].member.key
 
 
 def test_a_sender_that_fails_frees_the_ranks_and_the_next_update_arrives(transport, storage):

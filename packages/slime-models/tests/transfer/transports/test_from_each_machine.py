@@ -54,7 +54,7 @@ class Trainer:
 
     def update(self, version, values, ranks):
         """Send `values[i]` by sender i to (machine, rank) pairs; returns what each of these gets, or raises."""
-        plan = plan_of("cuda-ipc", self.receiver.open(version), version, from_each_machine=True, n_senders=2)
+        plan = plan_of("cuda-ipc", self.receiver.open(version), version, senders="each_machine", n_senders=2)
 
         async def receive():
             update = await self.receiver.arrive(plan)
@@ -96,8 +96,8 @@ def test_each_machines_servers_get_the_bytes_of_the_rank_there(storage):
         assert [
             has(found, own[machine == "two"]) for found, (machine, _) in zip(received, ranks, strict=True)
         ]
-        groups |= {id(rank._group) for _, rank in ranks}
-        members = [rank._group.member for _, rank in ranks]
+        groups |= {id(rank._groups[0]) for _, rank in ranks}
+        members = [rank._groups[0].member for _, rank in ranks]
         assert [(member.number, member.size) for member in members] == [(1, 3), (1, 2), (2, 3)]
         assert members[0].key == members[2].key != members[1].key
     assert len(groups) == len(ranks)  # which stayed

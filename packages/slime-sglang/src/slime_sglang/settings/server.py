@@ -71,5 +71,5 @@ def crosses_hosts(transport: str, registry: Registry, *, host: str, is_placed: b
         found = registry.resolve(TRANSPORTS.name, transport)
     except PluginError:
         return True
-    reaches = found.crosses_hosts or (is_placed and found.from_each_machine)
+    reaches = found.crosses_hosts or (is_placed and found.senders == "each_machine")
     return bool(reaches) and not (found.by_ranks and host.startswith("127."))

@@ -49,6 +49,8 @@ class Membership:
     """How many members the group has."""
     backend: str
     """Library that carries weights: `nccl` or `gloo`."""
+    n_turns: int = 1
+    """How many senders a rank of a server hears, one after the other, each in a group of its own."""
 
 
 class RankGroup:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import socket
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -37,7 +38,7 @@ def group_of_sender(
     """Return the group of an update as one of its senders: the one before, where its ranks are those of the update, or a new one.
 
     Where a rank of the trainer on each machine sends, it has the ranks of servers there: those that see its processes. Without any
-    it has no group.
+    it has no group. Where one of each pipeline stage sends, all ranks of servers come to it once they have heard those before.
 
     Args:
         before: that of the update before.
@@ -54,12 +55,19 @@ def group_of_sender(
     channel: BroadcastChannel = plan.channel
     client = client_of(channel) if before is None else before.client_for(channel)
     store = view_of(client, channel)
-    store.set(SENDER, "1")
+    is_by_stage = plan.senders == "each_stage"
+    turn = plan.sender if is_by_stage else 0
+    if not turn:
+        store.set(SENDER, "1")
     ranks = _served(store, plan)
+    if (
+        turn
+    ):  # however long the others take: their ends are known, and the receiving side calls the update off
+        await_keys(store, [_turn_key(rank, turn) for rank in ranks], timeout_s=math.inf)
     if before is not None:
         is_same = before.member.size == len(ranks) + 1
-        if is_same and all(each.group == before.member.key for each in ranks.values()):
-            _tell(store, ranks, before.member)
+        if is_same and all(before.member.key in each.groups for each in ranks.values()):
+            _tell(store, ranks, before.member, turn)
             return before.go_on(client, channel)
         before.close()
     if not ranks:
@@ -69,8 +77,9 @@ def group_of_sender(
         number=0,
         size=len(ranks) + 1,
         backend=backend([_device_name(device), *(each.device for each in ranks.values())]),
+        n_turns=plan.n_senders if is_by_stage else 1,
     )
-    _tell(store, ranks, own)
+    _tell(store, ranks, own, turn)
     return RankGroup(client, own, channel, device)
 
 
@@ -78,8 +87,8 @@ def group_of_sender(
 class _Rank:
     """What a rank of a server says when it joins an update."""
 
-    group: str | None
-    """Which group it has from the update before."""
+    groups: Sequence[str]
+    """Which groups it has from the update before."""
     device: str
     container: str
 
@@ -88,13 +97,14 @@ def _served(store: Any, plan: TransferPlan) -> dict[int, _Rank]:
     """Wait for all ranks of servers, and return those that a sender sends to, by their numbers in the update."""
     channel: BroadcastChannel = plan.channel
     patience_s = _MEETING * channel.timeout_s
-    if plan.from_each_machine:
+    by_machine = plan.senders == "each_machine"
+    if by_machine:
         store.set(_sender_key(plan.sender), this_container())
     (count,) = await_keys(store, [EXPECTED], timeout_s=patience_s)
     keys = [receiver_key(rank) for rank in range(1, int(count) + 1)]
     texts = await_keys(store, keys, timeout_s=patience_s)
     ranks = {number: _Rank(**json.loads(text)) for number, text in enumerate(texts, 1)}
-    if not plan.from_each_machine:
+    if not by_machine:
         return ranks
     senders = await_keys(
         store, [_sender_key(number) for number in range(plan.n_senders)], timeout_s=patience_s
@@ -103,29 +113,40 @@ def _served(store: Any, plan: TransferPlan) -> dict[int, _Rank]:
     if plan.sender == 0:
         for number, each in ranks.items():
             if each.container not in first:
-                store.set(_member_key(number), json.dumps(None))
+                store.set(_member_key(number, 0), json.dumps(None))
     return {number: each for number, each in ranks.items() if first.get(each.container) == plan.sender}
 
 
-def _tell(store: Any, ranks: Iterable[int], own: Membership) -> None:
+def _tell(store: Any, ranks: Iterable[int], own: Membership, turn: int) -> None:
     """Tell ranks of servers that they are members of a sender's group, in this order."""
     for number, rank in enumerate(ranks, 1):
-        store.set(_member_key(rank), json.dumps(asdict(replace(own, number=number))))
+        store.set(_member_key(rank, turn), json.dumps(asdict(replace(own, number=number))))
 
 
 def group_of_rank(
-    before: RankGroup | None, channel: BroadcastChannel, rank: int, device: torch.device
+    groups: Sequence[RankGroup], channel: BroadcastChannel, rank: int, device: torch.device, turn: int = 0
 ) -> RankGroup:
-    """Return the group of an update as a rank of a server; see `group_of_sender`, whose errors it raises, too.
+    """Return the group with one sender of an update as a rank of a server; see `group_of_sender`, whose errors it raises, too.
+
+    Args:
+        groups: that the rank has, by the turns of their senders: of this update, and behind them those of the update before.
+        channel: of the update.
+        rank: its number in it.
+        device: of its weights.
+        turn: of the sender. The group with that of turn 0 says how many there are.
 
     Raises:
         WeightSyncError: no rank of the trainer that sends is on this machine, where it has to be.
     """
-    client = client_of(channel) if before is None else before.client_for(channel)
-    store, held = view_of(client, channel), None if before is None else before.member.key
-    own = _Rank(held, _device_name(device), this_container())
-    store.set(receiver_key(rank), json.dumps(asdict(own)))
-    (text,) = await_keys(store, [_member_key(rank)], timeout_s=channel.timeout_s)
+    before = groups[turn] if turn < len(groups) else None
+    client = groups[0].client_for(channel) if groups else client_of(channel)
+    store = view_of(client, channel)
+    if turn:
+        store.set(_turn_key(rank, turn), "1")
+    else:
+        own = _Rank([group.member.key for group in groups], _device_name(device), this_container())
+        store.set(receiver_key(rank), json.dumps(asdict(own)))
+    (text,) = await_keys(store, [_member_key(rank, turn)], timeout_s=channel.timeout_s)
     if (told := json.loads(text)) is None:
         raise WeightSyncError(
             f"no rank of the trainer is on the machine and in the container of this server, {socket.gethostname()}; place the "
@@ -144,9 +165,14 @@ def _sender_key(number: int) -> str:
     return f"sender-{number}"
 
 
-def _member_key(rank: int) -> str:
-    """Return the key under which a rank of a server is told its `Membership`; null where no sender has it."""
-    return f"member-{rank}"
+def _member_key(rank: int, turn: int) -> str:
+    """Return the key under which a rank of a server is told its `Membership` by the sender of a turn; null where none has it."""
+    return f"member-{rank}-{turn}"
+
+
+def _turn_key(rank: int, turn: int) -> str:
+    """Return the key under which a rank of a server says that it has heard all senders before that of a turn."""
+    return f"turn-{rank}-{turn}"
 
 
 def _device_name(device: torch.device) -> str:

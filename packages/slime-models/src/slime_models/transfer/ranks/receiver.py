@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -39,27 +40,33 @@ class RankReceiver:
 
     def __init__(self, device: torch.device, *, keeps: bool = False) -> None:
         self._device = device
-        self._group: RankGroup | None = None
+        self._groups: list[RankGroup] = []
         self._flats = [torch.empty(0, dtype=torch.uint8)] * 2
         self._opened = OpenedBuffers(device, keeps=keeps)
 
     def buckets(self, channel: BroadcastChannel, rank: int) -> Iterator[ReceivedBucket]:
-        """Join an update as one of its ranks, and yield its buckets; the next one arrives while the caller has one.
+        """Join an update as one of its ranks, and yield its buckets, sender by sender; the next one arrives while the caller has one.
 
         Raises:
             WeightSyncError: the sender left or hung, does not know the channel's secret, or has memory that is out of reach. The
-                group is left then.
+                groups are left then.
         """
         try:
-            with group_errors():
-                self._group = group = group_of_rank(self._group, channel, rank, self._device)
-            if first := _heard(group):
-                read = self._shared if BUFFER in first else self._broadcast
-                yield from read(group, first)
-        except BaseException as error:
-            left, self._group = self._group, None
-            if left is not None:
+            for turn in itertools.count():
+                with group_errors():
+                    group = group_of_rank(self._groups, channel, rank, self._device, turn)
+                    self._groups[turn : turn + 1] = [group]
+                if first := _heard(group):
+                    read = self._shared if BUFFER in first else self._broadcast
+                    yield from read(group, first)
+                if turn + 1 == group.member.n_turns:
+                    break
+            for left in self._groups[turn + 1 :]:
                 left.close()
+            del self._groups[turn + 1 :]
+        except BaseException as error:
+            while self._groups:
+                self._groups.pop().close()
             forget_frames(error)
             raise
         finally:

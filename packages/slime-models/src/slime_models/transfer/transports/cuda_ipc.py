@@ -83,5 +83,5 @@ TRANSPORT = Transport(
     create_receiver=partial(RanksReceiver, "cuda-ipc"),
     by_ranks=True,
     shares_gpus=True,
-    from_each_machine=True,
+    senders="each_machine",
 )
