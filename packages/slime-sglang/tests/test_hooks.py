@@ -229,6 +229,24 @@ def test_prefill_and_decode_engines_are_refused_where_they_are_not_proven(tmp_pa
     assert "from a cache that nobody filled" in problem
 
 
+def test_pipeline_stages_are_refused_where_they_are_not_proven(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3", "num_hidden_layers": 2}')
+    stages = ("--rollout-num-gpus-per-engine", "2", "--sglang-pp-size", "2")
+    assert problems_of(*REQUIRED, *stages) == build_problems(*stages, folder=tmp_path) == []
+    (problem,) = build_problems("--use-rollout-routing-replay", *stages, folder=tmp_path)
+    assert (
+        "pp_size of an engine of 'policy': found 2 in a run that needs the experts of each token; wanted 1"
+        in problem
+    )
+    apart = ("--rollout-num-gpus", "4", "--prefill-num-servers", "1")
+    (problem,) = build_problems(*stages, *apart, folder=tmp_path)
+    assert "found 2 with prefill and decode engines; wanted 1, or regular engines" in problem
+    (problem,) = build_problems("--sglang-pp-size", "2", folder=tmp_path)
+    assert "GPUs of an engine of 'policy': found 1 with pp_size 2; wanted a multiple of 2" in problem
+    (problem,) = problems_of(*REQUIRED, "--sglang-pp-size", "two")
+    assert "sglang.server_args.pp_size: found two; wanted a whole number of at least 1" in problem
+
+
 def test_images_want_a_model_that_sees_them_and_no_router(tmp_path: Path) -> None:
     images = ("--multimodal-keys", '{"image": "images"}')
     config = tmp_path / "config.json"

@@ -53,6 +53,8 @@ class SglangEngine:
         self._settings, self._section, self._receiver = settings, settings.section, receiver
         self.name, self.role, self.n_ranks = settings.name, settings.role, settings.n_ranks
         self._ranks = Ranks()  # which are known once it is started
+        self.control_timeout_s = settings.section.control_timeout_s
+        """Deadline of a call that is no generation, seconds."""
         self._placeholder: int | None = read_config(settings.model_path).get(PLACEHOLDER)
         self._ports = ReservedPort(), ReservedPort()
         self.bootstrap_port = self._ports[1].number
@@ -93,11 +95,6 @@ class SglangEngine:
     def keeps_cache(self) -> bool:
         """Whether requests in flight keep their KV cache at an update; its prefix cache is then not flushed."""
         return self._settings.keeps_cache
-
-    @property
-    def control_timeout_s(self) -> float:
-        """Deadline of a call that is no generation, seconds."""
-        return self._section.control_timeout_s
 
     @property
     def url(self) -> str:
@@ -215,7 +212,7 @@ class SglangEngine:
 
     async def current_load(self) -> EngineLoad:
         """Return how busy the server is, by its own count; requests that wait here are queued, too."""
-        limit = self._section.control_timeout_s
+        limit = self.control_timeout_s
         counted = await self._get("/v1/loads?include=disagg", timeout_s=limit)
         counters = ""
         if self._has_metrics:
@@ -224,7 +221,7 @@ class SglangEngine:
 
     async def abort(self) -> None:
         """Abort every request in flight; each answers with its partial output and `abort`."""
-        await self.gate.abort(self.abort_requests, timeout_s=self._section.control_timeout_s)
+        await self.gate.abort(self.abort_requests, timeout_s=self.control_timeout_s)
 
     async def abort_requests(self) -> None:
         """Abort the requests that have reached the server, whoever sent them."""
@@ -334,11 +331,11 @@ class SglangEngine:
 
     async def control(self, path: str, body: Mapping[str, Any]) -> Any:
         """Call the server for something other than generation."""
-        return await self._post(path, body, timeout_s=self._section.control_timeout_s)
+        return await self._post(path, body, timeout_s=self.control_timeout_s)
 
     async def model_info(self) -> Any:
         """Return what the server says about its model."""
-        return await self._get("/model_info", timeout_s=self._section.control_timeout_s)
+        return await self._get("/model_info", timeout_s=self.control_timeout_s)
 
     @asynccontextmanager
     async def paused(self) -> AsyncIterator[None]:
@@ -359,8 +356,7 @@ class SglangEngine:
 
     async def _drain(self) -> None:
         """Flush the server's KV cache once it has no request any more."""
-        limit = self._section.control_timeout_s
-        await self._answers.of("/flush_cache", self._usable().drain(timeout_s=limit))
+        await self._answers.of("/flush_cache", self._usable().drain(timeout_s=self.control_timeout_s))
 
     async def lose(self, why: str) -> None:
         """Stop the server, whose weights cannot be trusted: requests in flight fail."""

@@ -109,3 +109,8 @@ def test_servers_on_cuda_get_one_gpu_after_the_other() -> None:
         "tp_size": 2,
     }
     assert gpu_arguments({"base_gpu_id": "4"}, first=2, count=2, device="cpu") == {"tp_size": 2}
+
+
+def test_the_ranks_of_a_pipeline_stage_share_matrices() -> None:
+    assert gpu_arguments({"pp_size": "2"}, count=4, device="cpu") == {"tp_size": 2}
+    assert gpu_arguments({"pipeline_parallel_size": 4}, count=4, device="cpu") == {}

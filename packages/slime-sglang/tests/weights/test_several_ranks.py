@@ -1,9 +1,9 @@
-"""Real servers of two ranks on the CPU, tensor-parallel ones and pipeline stages: what they serve, and that their parts of an
-update are proven.
+"""Real servers of several ranks on the CPU, which share a model in each way: what they serve, and that their parts of an update are
+proven.
 
 The model of the tensor-parallel ranks has a padded vocabulary: of its 192 rows each rank holds 96, the second only 34 that are any
 token's. That of the pipeline stages has its embedding for an output layer, of which each stage has a copy; the second has two of
-the three layers.
+the three layers. Four ranks are two stages of two, of which each has half of a stage's experts.
 """
 
 from __future__ import annotations
@@ -65,11 +65,14 @@ def qwen3_moe(seed):
     return Qwen3MoeForCausalLM(config).eval()
 
 
-#: How two ranks share a model: (the model of a seed, flags of the run).
+#: How ranks share a model: (the model of a seed, flags of the run).
 KINDS = {
     "tensor": (llama, {}),
     "pipeline": (tied_qwen3, {"sglang-pp-size": 2}),
-    "expert": (qwen3_moe, {"sglang-ep-size": 2}),
+    "experts in stages": (
+        qwen3_moe,
+        {"rollout-num-gpus-per-engine": 4, "sglang-pp-size": 2, "sglang-ep-size": 2},
+    ),
     "attention": (qwen3_moe, {"sglang-attn-dp-size": 2}),
 }
 
@@ -85,7 +88,7 @@ def tensors_of(model):
 def ranks(request, served_by_flags, tmp_path_factory):
     """The server, as settings start it; `model` makes that of a seed, and `newest` is the seed of the one that it serves."""
     model, own_flags = KINDS[request.param]
-    folder = tmp_path_factory.mktemp(f"sglang-{request.param}")
+    folder = tmp_path_factory.mktemp("sglang-ranks")
     model_path = folder / "model"
     model(0).save_pretrained(model_path)
     words = WordLevel({f"t{i}": i for i in range(VOCAB)}, unk_token="t0")
@@ -125,10 +128,10 @@ def test_shared_memory_has_the_name_of_what_goes_with_the_server(ranks, shared_m
 
 
 @pytest.mark.parametrize("transport", ["memory", "distributed", "disk", "disk-delta", "nccl", "cuda-ipc"])
-def test_after_an_update_both_ranks_serve_the_new_model(ranks, transport):
+def test_after_an_update_all_ranks_serve_the_new_model(ranks, transport):
     check_serves(ranks, ranks.model(ranks.newest))
     seed = ranks.newest + 1
-    # Compares what both hold with what was sent.
+    # Compares what all hold with what was sent.
     update(ranks, tensors_of(ranks.model(seed)), str(seed), transport)
     ranks.newest = seed
     check_serves(ranks, ranks.model(seed))

@@ -46,9 +46,8 @@ class UpdatableServer(Protocol):
     async def model_info(self) -> Mapping[str, Any]:
         """Return its `/model_info`."""
 
-    @property
-    def control_timeout_s(self) -> float:
-        """Deadline of a call, seconds."""
+    control_timeout_s: float
+    """Deadline of a call, seconds."""
 
     @property
     def keeps_cache(self) -> bool:
