@@ -34,10 +34,9 @@ def hf_buckets(
     """Yield all weights as (Hugging Face name, contiguous tensor of `dtype`), in the family's order.
 
     Adapters are merged, and float32 buffers (the bias of routers) stay float32. Collective over the world: every rank yields
-    the same buckets, or with `stage_alone` every rank of a pipeline stage those of its weights, and holds no more than one of them and
-    one tensor. A bucket holds at most `bucket_bytes`, or one
-    tensor that is larger. Tensors that need no cast, split or communication are the model's own memory: read them before
-    the model changes, and do not write to them.
+    the same buckets, or with `stage_alone` every rank of a pipeline stage those of its weights, and holds no more than one of
+    them and one tensor. A bucket holds at most `bucket_bytes`, or one tensor that is larger. Tensors that need no cast, split or
+    communication are the model's own memory: read them before the model changes, and do not write to them.
     """
     bucket: list[tuple[str, Tensor]] = []
     held = 0

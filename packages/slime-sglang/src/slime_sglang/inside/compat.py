@@ -1,8 +1,7 @@
 """Patches that let SGLang run on a machine without CUDA. Every change to foreign code that this package makes is here.
 
 SGLang 0.5.23 names CUDA in three places where it means "the device", starts its processes in the one way that CUDA allows, and does
-not divide experts or attention between ranks in PyTorch alone.
-SGLang itself calls `install` at the start of each of its processes (entry-point group `sglang.srt.plugins`); no other process is
+not divide experts or attention between ranks in PyTorch alone. SGLang itself calls `install` at the start of each of its processes (entry-point group `sglang.srt.plugins`); no other process is
 changed, and none that sees a GPU. On any machine, a process that starts after its parent has exited ends itself, and shared
 memory is named so that it goes with the server: SGLang deletes none of it where it is killed.
 A patch writes one line to the server's log when it is first taken. A test reads it there, and so fails once SGLang

@@ -37,10 +37,10 @@ _CHANGES_SIZES = frozenset(
         "torchao_config",
     }
 )
-#: The number of a tensor's layer.
-_LAYER = re.compile(r"\.layers\.(\d+)\.")
 #: Their values that change none.
 _UNCHANGED = ("None", "auto", "0")
+#: The number of a tensor's layer.
+_LAYER = re.compile(r"\.layers\.(\d+)\.")
 
 
 def engine_memory(question: MemoryQuestion) -> Sequence[MemoryEstimate]:

@@ -60,9 +60,7 @@ def group_of_sender(
     if not turn:
         store.set(SENDER, "1")
     ranks = _served(store, plan)
-    if (
-        turn
-    ):  # however long the others take: their ends are known, and the receiving side calls the update off
+    if turn:  # without a deadline of its own: the receiving side calls the update off
         await_keys(store, [_turn_key(rank, turn) for rank in ranks], timeout_s=math.inf)
     if before is not None:
         is_same = before.member.size == len(ranks) + 1

@@ -2,8 +2,8 @@
 
 Each pipeline stage of the trainer sends its own weights, one stage after the other, as what a rank of a server takes in is bound by its
 own link: what is saved is bringing them to rank 0 first. Each has a group of its own with the ranks, and makes its first buckets
-while it waits for its turn. Between GPUs the weights go by NCCL, where either side computes on a CPU by gloo; announcements (names, shapes, dtypes, fingerprints) go
-by gloo always. A bucket is one flat tensor. While a rank loads one, the next is on its way into another buffer. Nothing is staged: a
+while it waits for its turn. Between GPUs the weights go by NCCL, where either side computes on a CPU by gloo; announcements (names,
+shapes, dtypes, fingerprints) go by gloo always. A bucket is one flat tensor. While a rank loads one, the next is on its way into another buffer. Nothing is staged: a
 rank proves each bucket by fingerprints of what it then holds, and one that finds a mistake after it has written is not to
 be used any more. A group stays for the next update, as NCCL takes seconds to form one; where a member says that it has another
 one or none, or an update failed, the next one forms anew.
