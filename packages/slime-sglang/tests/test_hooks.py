@@ -243,8 +243,9 @@ def test_pipeline_stages_are_refused_where_they_are_not_proven(tmp_path: Path) -
     assert "found 2 with prefill and decode engines; wanted 1, or regular engines" in problem
     (problem,) = build_problems("--sglang-pp-size", "2", folder=tmp_path)
     assert "GPUs of an engine of 'policy': found 1 with pp_size 2; wanted a multiple of 2" in problem
-    (problem,) = problems_of(*REQUIRED, "--sglang-pp-size", "two")
-    assert "sglang.server_args.pp_size: found two; wanted a whole number of at least 1" in problem
+    for name in ("pp-size", "attn-dp-size", "attention-data-parallel-size"):
+        (problem,) = problems_of(*REQUIRED, f"--sglang-{name}", "two")
+        assert f".{name.replace('-', '_')}: found two; wanted a whole number of at least 1" in problem
 
 
 def test_images_want_a_model_that_sees_them_and_no_router(tmp_path: Path) -> None:

@@ -67,7 +67,9 @@ def test_ranks_of_a_pipeline_stage_share_it(question):
     assert found.parts == {"weights": 792 + 8 + 256, "KV cache": 32768 * 64 // 4}
 
 
-@pytest.mark.parametrize("flag", ["quantization=fp8", "kv-cache-dtype=fp8_e5m2", "cpu-offload-gb=4"])
+@pytest.mark.parametrize(
+    "flag", ["quantization=fp8", "kv-cache-dtype=fp8_e5m2", "cpu-offload-gb=4", "attn-dp-size=2"]
+)
 def test_of_weights_and_caches_of_other_sizes_nothing_is_predicted(question, flag):
     assert not engine_memory(question(f"--sglang-{flag}"))
 

@@ -317,8 +317,9 @@ sglang:
 def test_attention_in_copies_and_experts_apart_are_shared_by_fewer_ranks(settings_of, data, expert):
     found = topology(settings_of(None, "--rollout-num-gpus-per-engine", "8"))
     config = {"num_attention_heads": 20, "moe_intermediate_size": 12}
-    given = {"enable_dp_attention": True, data: 4, expert: "2"}
-    assert list(rank_problems(found, found.models[0], config, on_cpu=False, server_args=given)) == []
+    for attention in ({"enable_dp_attention": True, data: 4}, {"attn_dp_size": "4"}):
+        given = {**attention, expert: "2"}
+        assert list(rank_problems(found, found.models[0], config, on_cpu=False, server_args=given)) == []
     names = [str(one) for one in rank_problems(found, found.models[0], config, on_cpu=False)]
     assert len(names) == 3  # 8 ranks share neither 20 heads, twice, nor 12 rows
 

@@ -27,7 +27,7 @@ def test_ranks_of_a_later_stage_answer_elsewhere_and_come_behind_those_of_the_fi
 def test_a_tensor_is_held_that_all_ranks_of_a_stage_hold():
     """Two stages of two ranks, with half of the stage's experts each; the embedding is in both stages."""
     expert = "layers.{}.experts.{}.up_proj.weight"
-    sent = {name: 1 for name in ("embedding", "a", "b", *(expert.format(i, i) for i in range(4)))}
+    sent = dict.fromkeys(("embedding", "a", "b", *(expert.format(i, i) for i in range(4))), 1)
     held = [
         {"embedding": 1, "a": 1, expert.format(0, 0): 1},
         {"embedding": 1, "a": 1, expert.format(1, 1): 1},

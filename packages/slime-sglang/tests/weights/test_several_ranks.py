@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from slime_core.errors import WeightSyncError
 from slime_core.protocols import SamplingParams
 from slime_core.weights.sync import sync_weights
+from slime_sglang.inside.compat import WORKER_PATCHES
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import (
@@ -148,6 +149,14 @@ def test_requests_in_flight_are_aborted_and_another_is_served(ranks):
     ended = ranks.run(abort())
     assert [each.finish_reason for each in ended] == ["abort"] * 3
     check_serves(ranks, ranks.model(ranks.newest))
+
+
+def test_the_patch_for_experts_is_taken_where_they_are_divided_alone(ranks):
+    """Fails when SGLang's plain PyTorch path no longer needs it."""
+    (patch,) = WORKER_PATCHES
+    check_serves(ranks, ranks.model(ranks.newest))
+    log = (ranks.log / "server.log").read_text(errors="replace")
+    assert (patch.log_line in log) == (ranks.kind == "experts in stages")
 
 
 @pytest.mark.parametrize("name", ["model.norm.weight", "model.layers.1.self_attn.k_proj.weight"])

@@ -1,9 +1,10 @@
 """Patches that let SGLang run on a machine without CUDA. Every change to foreign code that this package makes is here.
 
 SGLang 0.5.23 names CUDA in three places where it means "the device", starts its processes in the one way that CUDA allows, and does
-not divide experts or attention between ranks in PyTorch alone. SGLang itself calls `install` at the start of each of its processes (entry-point group `sglang.srt.plugins`); no other process is
-changed, and none that sees a GPU. On any machine, a process that starts after its parent has exited ends itself, and shared
-memory is named so that it goes with the server: SGLang deletes none of it where it is killed.
+not divide experts or attention between ranks in PyTorch alone. SGLang itself calls `install` at the start of each of its processes
+(entry-point group `sglang.srt.plugins`), and `install_in_worker` in those that have a model; no other process is changed, and none
+that sees a GPU. On any machine, a process that starts after its parent has exited ends itself, and shared memory is named so that it
+goes with the server: SGLang deletes none of it where it is killed.
 A patch writes one line to the server's log when it is first taken. A test reads it there, and so fails once SGLang
 no longer needs the patch.
 """
@@ -47,7 +48,7 @@ class Patch:
     reason: str
     """Who calls it, and what happens without the patch."""
     answer: Callable[..., Any]
-    """What takes its place."""
+    """What takes its place; where it returns `NotImplemented`, SGLang's own is called."""
 
     @property
     def log_line(self) -> str:
@@ -91,7 +92,7 @@ def _own_experts_alone(layer: Any, x: Any, topk_output: Any, config: Any) -> Any
     forward = fused_moe_native.moe_forward_native.__wrapped__
     weights, ids = topk_output.topk_weights, topk_output.topk_ids
     if (ids >= 0).all():
-        return forward(layer, x, topk_output, config)
+        return NotImplemented
     sums = x.new_zeros(x.shape)
     for n in range(ids.shape[1]):
         rows = (ids[:, n] >= 0).nonzero()[:, 0]
@@ -211,7 +212,10 @@ def _apply(patch: Patch) -> None:
 
     @functools.wraps(original)
     def replacement(*args: Any, **kwargs: Any) -> Any:
+        answer = patch.answer(*args, **kwargs)
+        if answer is NotImplemented:
+            return original(*args, **kwargs)
         log_once(patch.log_line)
-        return patch.answer(*args, **kwargs)
+        return answer
 
     setattr(owner, attribute, replacement)

@@ -7,7 +7,14 @@ from typing import Any
 
 from slime_core.errors import Problem
 
-from slime_sglang.settings.section import pipeline_stages
+from slime_sglang.settings.section import (
+    ATTENTION_GROUPS,
+    DIVIDED,
+    EXPERT_GROUPS,
+    REPLICAS,
+    number_of,
+    pipeline_stages,
+)
 from slime_sglang.settings.topology import ServedModel, ServingTopology
 
 
@@ -53,13 +60,13 @@ def _problems(
             f"{stages}",
             f"{layers} at most, a layer for each stage",
         )
-    copies = _number(given, "attn_dp_size")
-    if given.get("enable_dp_attention") and copies == 1:
-        copies = _number(given, "dp_size", "data_parallel_size")
+    copies = number_of(given, ATTENTION_GROUPS)
+    if given.get(DIVIDED) and copies == 1:
+        copies = number_of(given, REPLICAS)
     apart = {
         "num_attention_heads": copies,
         "num_key_value_heads": copies,
-        "moe_intermediate_size": _number(given, "ep_size", "expert_parallel_size"),
+        "moe_intermediate_size": number_of(given, EXPERT_GROUPS),
     }
     heads = config.get("num_attention_heads", 0)
     counts = {
@@ -74,8 +81,3 @@ def _problems(
         if count % ranks and not can_be_copied:
             what = f"{ranks}, between which {name} {count} cannot be divided"
             yield Problem(where, what, "another number, 1 for example", hint)
-
-
-def _number(arguments: Mapping[str, Any], *names: str) -> int:
-    """Return a whole number that has been checked (`argument_problems`), by the first of its names that is given; 1 without."""
-    return next((int(arguments[name]) for name in names if name in arguments), 1)

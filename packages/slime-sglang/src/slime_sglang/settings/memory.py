@@ -17,7 +17,13 @@ from slime_core.weights.sync import wanted_transport
 from slime_models.groups import is_by_ranks
 from slime_models.hf.config import read_config
 
-from slime_sglang.settings.section import FleetSection, SglangSection, pipeline_stages
+from slime_sglang.settings.section import (
+    ATTENTION_GROUPS,
+    DIVIDED,
+    FleetSection,
+    SglangSection,
+    pipeline_stages,
+)
 from slime_sglang.settings.topology import EnginePlacement, ServedModel, ServingTopology, serving_topology
 
 if TYPE_CHECKING:
@@ -26,9 +32,11 @@ if TYPE_CHECKING:
 
 #: Tokens of the KV cache on a CPU, where nothing is given (`server.command`).
 _CPU_TOKENS = 32768
-#: SGLang's own arguments that make weights or KV cache smaller than the model's shapes say: with them nothing is predicted.
+#: SGLang's own arguments with which weights or KV cache are not what the model's shapes say: with them nothing is predicted.
 _CHANGES_SIZES = frozenset(
     {
+        *ATTENTION_GROUPS,
+        DIVIDED,
         "cpu_offload_gb",
         "kv_cache_dtype",
         "load_format",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -55,16 +55,18 @@ DERIVED = {
 }
 #: Arguments of engines that only encode images, or leave that to others.
 _ENCODER_ARGUMENTS = ("encoder_only", "language_only")
-#: Names of the argument for ranks that hold other layers than others.
-_STAGES = ("pp_size", "pipeline_parallel_size")
+#: Names of the arguments that say how ranks share a model: by layers, by requests that have the whole attention, by experts.
+_STAGES, ATTENTION_GROUPS = (
+    ("pp_size", "pipeline_parallel_size"),
+    ("attn_dp_size", "attention_data_parallel_size"),
+)
+EXPERT_GROUPS = ("ep_size", "expert_parallel_size")
 #: Arguments that make servers within a server, but with the one that divides attention among its ranks instead.
-_REPLICAS, _DIVIDED = ("dp_size", "data_parallel_size"), "enable_dp_attention"
+REPLICAS, DIVIDED = ("dp_size", "data_parallel_size"), "enable_dp_attention"
 
 #: Numbers among the arguments that slime reckons with itself: the least whole number that each may be, None for a share of 1.
 _NUMBERS = {
-    **dict.fromkeys(
-        (*_STAGES, "dp_size", "data_parallel_size", "ep_size", "expert_parallel_size", "max_total_tokens"), 1
-    ),
+    **dict.fromkeys((*_STAGES, *ATTENTION_GROUPS, *EXPERT_GROUPS, *REPLICAS, "max_total_tokens"), 1),
     "base_gpu_id": 0,
     "mem_fraction_static": None,
 }
@@ -159,9 +161,14 @@ def known_arguments() -> frozenset[str]:
     return frozenset(json.loads(text))
 
 
+def number_of(arguments: Mapping[str, Any], names: Sequence[str]) -> int:
+    """Return a whole number that `argument_problems` has checked, by the first of its names that is given; 1 without."""
+    return next((int(arguments[name]) for name in names if name in arguments), 1)
+
+
 def pipeline_stages(arguments: Mapping[str, Any]) -> int:
-    """Return how many pipeline stages a server has, by its arguments, which `argument_problems` has checked."""
-    return next((int(arguments[name]) for name in _STAGES if name in arguments), 1)
+    """Return how many pipeline stages a server has, by its arguments."""
+    return number_of(arguments, _STAGES)
 
 
 def refused_arguments() -> frozenset[str]:
@@ -196,8 +203,8 @@ def argument_problems(arguments: Mapping[str, Any], *, where: str) -> Iterator[P
             yield Problem(f"{where}.{name}", "fake", "one that moves something: mooncake, for example", why)
         elif (wanted := _number_wanted(name, value)) is not None:
             yield Problem(f"{where}.{name}", str(value), wanted)
-        elif name in _REPLICAS and str(value) != "1" and not arguments.get(_DIVIDED):
-            wanted = f"{_DIVIDED} beside it, or 1"
+        elif name in REPLICAS and str(value) != "1" and not arguments.get(DIVIDED):
+            wanted = f"{DIVIDED} beside it, or 1"
             yield Problem(
                 f"{where}.{name}", str(value), wanted, "more servers are --rollout-num-gpus of more GPUs"
             )
