@@ -121,6 +121,19 @@ def usual_collector(spared: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gc, "unfreeze", _UNFREEZE)
 
 
+@pytest.fixture(autouse=True)
+def own_modules(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Forget the modules that a test wrote into its folder and imported: another test's may have the same name."""
+    if "tmp_path" not in request.fixturenames:
+        yield
+        return
+    folder, before = str(request.getfixturevalue("tmp_path")), set(sys.modules)
+    yield
+    for name in sys.modules.keys() - before:
+        if (getattr(sys.modules[name], "__file__", None) or "").startswith(folder):
+            del sys.modules[name]
+
+
 @pytest.fixture(autouse=True, scope="session")
 def rays_folder() -> Iterator[None]:
     """Give this process a folder of Ray's own: a file there says which cluster of the machine is the newest, and its jobs join that one."""
