@@ -108,7 +108,7 @@ def test_apart_no_gpu_is_given_twice(one_node, run):
     assert ids(servers) == [("4", "5"), ("6",), ("7",)]
     assert {server["site"][0] for server in servers} == {"127.0.0.1"}  # the driver is on their machine
     ports = [port for server in servers for port in server["site"][1:]]
-    assert len(set(ports)) == len(ports) == 6
+    assert len(set(ports)) == len(ports) == 9
     assert {server["threads"] for server in servers} == {os.environ.get("OMP_NUM_THREADS")}
     assert {process["nice"] for process in ranks + servers} == {
         os.nice(0)

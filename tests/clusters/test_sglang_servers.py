@@ -132,3 +132,24 @@ def test_servers_that_share_devices_with_ranks_on_two_machines_get_their_weights
     hosts = [set(re.findall(r"'host': '([^']+)'", log.read_text())) for log in (run / "sglang").iterdir()]
     assert sorted(hosts, key=sorted) == [{"127.0.0.1"}, {OTHER}]
     assert writers_below(run) == []
+
+
+def test_a_server_whose_ranks_are_on_two_machines_serves_what_ranks_there_learn(
+    two_machines, sglang_run, tmp_path
+):
+    """They meet at an address that both machines reach, which 127.0.0.1 of the driver's machine is not."""
+    sglang_run += ["--launcher", "ray", "--ray-address", two_machines, "--ray-device", "cpu", "--colocate"]
+    sglang_run += ["--actor-num-nodes", "2", "--actor-num-gpus-per-node", "1"]
+    host = two_machines.partition(":")[0]
+    sglang_run += ["--rollout-num-gpus-per-engine", "2", "--update-weight-transport", "cuda-ipc"]
+    finish(sglang_run, "--update-weight-host", host)
+    run = tmp_path / "runs/letters"
+    check_whole(run)
+    said = [(run / "sglang" / name).read_text() for name in ("server.log", "server-node-1.log")]
+    listen, meet = (
+        [re.search(rf"'{name}': '([^']+)'", log)[1] for log in said] for name in ("host", "dist_init_addr")
+    )
+    assert listen[0] in {host, OTHER}
+    assert listen[1] in {"127.0.0.1", OTHER} - {listen[0]}
+    assert {address.partition(":")[0] for address in meet} == {listen[0]}
+    assert writers_below(run) == []

@@ -9,7 +9,7 @@ from typing import Any
 
 from slime_core.errors import DeadlineError, EngineError
 from slime_core.protocols import Completion, EngineLoad, Fingerprint, SamplingParams, TransferPlan
-from slime_core.runtime.processes.ports import ReservedPort
+from slime_core.runtime.processes.ports import reserve_for_a_server
 from slime_core.runtime.processes.server_process import ServerProcess
 from slime_models.hf.config import read_config
 from slime_models.transfer.ranks.update import RanksUpdate
@@ -56,7 +56,7 @@ class SglangEngine:
         self.control_timeout_s = settings.section.control_timeout_s
         """Deadline of a call that is no generation, seconds."""
         self._placeholder: int | None = read_config(settings.model_path).get(PLACEHOLDER)
-        self._ports = ReservedPort(), ReservedPort()
+        self._ports = reserve_for_a_server()
         self.bootstrap_port = self._ports[1].number
         """Where decode engines find this one, if it is a prefill engine; known once it is started."""
         self.is_external = settings.address is not None
@@ -69,9 +69,9 @@ class SglangEngine:
             self._server = ExternalServer(settings.address)
         else:
             assert key is not None
-            port = self._ports[0].number
+            port, bootstrap, meeting = (reserved.number for reserved in self._ports)
             self._address = f"127.0.0.1:{port}"
-            self._server = create_server(settings, ports=(port, self.bootstrap_port), key=key)
+            self._server = create_server(settings, ports=(port, bootstrap, meeting), key=key)
         self._answers = Answers(self._server, self._check_usable)
         self.gate = RequestGate(self._section.server_concurrency)
         self._client: SglangClient | None = None

@@ -206,17 +206,3 @@ def test_a_closed_port_is_an_error_after_all_retries():
 
     with pytest.raises(EngineError, match="ClientConnectorError"):
         asyncio.run(scenario())
-
-
-def test_a_port_that_is_held_is_given_to_nobody_else_and_can_be_listened_on():
-    held = [ReservedPort() for _ in range(300)]
-    assert len({port.number for port in held}) == 300
-
-    async def listen(port):
-        server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", port)
-        server.close()
-
-    asyncio.run(listen(held[0].number))
-    for port in held:
-        port.release()
-        port.release()

@@ -20,8 +20,8 @@ from slime_sglang.settings.server import ServerSettings
 class HerePlace:
     """A place on this host, which says that it is at another address, or is lost after its process has started."""
 
-    def __init__(self, host: str = "127.0.0.1", *, is_lost: bool = False) -> None:
-        self._site, self._is_lost = Site(host, (31, 32), ("4", "5")), is_lost
+    def __init__(self, host: str = "127.0.0.1", *, is_lost: bool = False, address: str | None = None) -> None:
+        self._site, self._is_lost = Site(host, (31, 32, 33), ("4", "5"), address), is_lost
         self.process: ServerProcess | None = None
 
     async def site(self) -> Site:
@@ -48,24 +48,43 @@ class HerePlace:
 
 
 def test_a_server_that_spans_two_machines_is_a_process_on_each_and_ends_with_either(tmp_path):
+    places = [HerePlace("127.0.0.1", address="127.0.0.3"), HerePlace("127.0.0.2")]
+
     async def main():
-        places = [HerePlace("127.0.0.1"), HerePlace("127.0.0.2")]
-        place = SpannedPlace(places)
-        assert (await place.site()).host == "127.0.0.1"
         script = 'echo $CUDA_VISIBLE_DEVICES "$@"; [ "$4" = 1 ] && exit 5; sleep 60'
-        await place.start(["/bin/sh", "-c", script, "server"], {}, tmp_path / "server.log")
-        assert await place.wait() == 5
-        return places[0].process
+        server = PlacedServer(
+            SpannedPlace(places),
+            lambda site: (["/bin/sh", "-c", script, "server"], {}),
+            log=tmp_path / "server.log",
+            crosses_hosts=False,
+            meets_others=False,
+        )
+        await server.start()
+        assert server.address == "127.0.0.3:31"  # at which the second machine meets the first one
+        assert await server.wait() == 5
+        return server.failure
 
-    first = asyncio.run(main())
-    assert first.failure is not None
-    for name, rank in (("server.log", 0), ("server-node-1.log", 1)):
-        assert (
-            tmp_path / name
-        ).read_text().strip() == f"4,5 --nnodes 2 --node-rank {rank} --dist-init-addr 127.0.0.1:32"
+    failure = asyncio.run(main())
+    assert places[0].process.failure is not None
+    second = "4,5 --nnodes 2 --node-rank 1 --host 127.0.0.2 --port 31"
+    assert (tmp_path / "server.log").read_text().strip() == "4,5 --nnodes 2 --node-rank 0"
+    assert failure == (
+        f"the SGLang server on 127.0.0.3 ended with status 5; its log is {tmp_path}/server-node-1.log and ends:\n{second}"
+    )
 
 
-def placed(place: HerePlace, folder: Path, script: str, **reach: bool) -> PlacedServer:
+def test_a_server_that_spans_two_machines_is_not_started_where_its_weights_would_not_reach_the_second(
+    tmp_path,
+):
+    places = [HerePlace(), HerePlace("192.0.2.1")]  # which is nobody's (RFC 5737)
+    with pytest.raises(
+        EngineError, match=r"the SGLang server on 192\.0\.2\.1: weights go by the memory of the host"
+    ):
+        asyncio.run(placed(SpannedPlace(places), tmp_path, "exit", crosses_hosts=False).start())
+    assert [place.process for place in places] == [None, None]
+
+
+def placed(place: HerePlace | SpannedPlace, folder: Path, script: str, **reach: bool) -> PlacedServer:
     """A server that is a shell script."""
     reach = {"crosses_hosts": True, "meets_others": False} | reach
     return PlacedServer(
@@ -129,10 +148,11 @@ def test_a_server_listens_at_its_machine_and_counts_its_own_gpus_alone(tmp_path)
         model_path=Path("m"), dtype="bfloat16", section=SglangSection(), folder=tmp_path, arguments={"tp_size": 2},
         n_ranks=2, releases_memory=True,
     )  # fmt: skip
-    site = Site("10.0.0.2", (8000, 8001), ("4", "5"))
+    site = Site("10.0.0.2", (8000, 8001, 8002), ("4", "5"))
     command, _ = command_line(settings, site, key="k", device="cuda")
     words = " ".join(command)
     assert "--host 10.0.0.2 --port 8000" in words
+    assert "--dist-init-addr 10.0.0.2:8002" in words
     assert "--tp-size 2" in words
     assert "--enable-memory-saver" in words
     assert "gpu-id" not in words
@@ -167,7 +187,7 @@ def test_a_server_sees_the_gpus_of_its_place_and_computes_on_the_cpu_only_withou
         settings = ServerSettings(
             model_path=Path("m"), dtype="float32", section=section, folder=tmp_path, place=place
         )
-        await create_server(settings, ports=(1, 2), key="k").start()
+        await create_server(settings, ports=(1, 2, 3), key="k").start()
         assert place.environment["CUDA_VISIBLE_DEVICES"] == visible
         assert ("--device cpu" in place.words) is on_cpu
         assert "--host 127.0.0.1 --port 31 " in place.words

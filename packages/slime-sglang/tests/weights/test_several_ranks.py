@@ -9,6 +9,8 @@ the three layers. Four ranks are two stages of two, of which each has half of a 
 from __future__ import annotations
 
 import asyncio
+import re
+import socket
 import tempfile
 from types import SimpleNamespace
 
@@ -126,6 +128,19 @@ def test_shared_memory_has_the_name_of_what_goes_with_the_server(ranks, shared_m
     of_group = set() if ranks.kind == "pipeline" else {"sgl_shm_"}
     assert {file.partition(name)[0] for file in files} == {"sglang_loads_"} | of_group
     assert all(name in file for file in files)
+
+
+def test_ranks_meet_at_ports_of_the_run_and_so_does_attention_that_is_divided_among_them(ranks):
+    """The last port that SGLang derives from where they meet is reserved too: the row has 14."""
+    from sglang.srt.server_args import DP_ATTENTION_HANDSHAKE_PORT_DELTA
+
+    assert DP_ATTENTION_HANDSHAKE_PORT_DELTA == 13
+    meet = re.search(
+        r"'dist_init_addr': '127.0.0.1:(\d+)'", (ranks.log / "server.log").read_text(errors="replace")
+    )
+    for port in (int(meet[1]), int(meet[1]) + 13):
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", port))
 
 
 @pytest.mark.parametrize("transport", ["memory", "distributed", "disk", "disk-delta", "nccl", "cuda-ipc"])

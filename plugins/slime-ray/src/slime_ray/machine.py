@@ -9,7 +9,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from slime_core.runtime.processes.ports import ReservedPort
+from slime_core.runtime.processes.ports import ReservedPort, reserve_for_a_server
 from slime_core.runtime.processes.server_process import ServerProcess
 
 from slime_ray.surroundings import Surroundings, begin_log, move_in
@@ -27,7 +27,7 @@ class Machine:
         if _THREADS not in surroundings.environment:
             del os.environ[_THREADS]
         self._processes: dict[int, ServerProcess] = {}
-        self._ports: dict[int, tuple[ReservedPort, ReservedPort]] = {}
+        self._ports: dict[int, tuple[ReservedPort, ReservedPort, ReservedPort]] = {}
         # A loop of its own: Ray's may be one that starts processes only where it is the main thread's.
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="processes", daemon=True).start()
@@ -47,13 +47,13 @@ class Machine:
         address = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]  # Ray leaves it so
         return address, os.getpid(), await self.gpus()
 
-    async def reserve(self, number: int) -> tuple[int, int]:
-        """Reserve two TCP ports for the next process of a place, in the place of those that the last one had."""
+    async def reserve(self, number: int) -> tuple[int, int, int]:
+        """Reserve the TCP ports of a `slime_core.protocols.Site` for the next process of a place, in the place of those that the last one had."""
         for port in self._ports.pop(number, ()):
             port.release()
-        self._ports[number] = ReservedPort("0.0.0.0"), ReservedPort("0.0.0.0")
-        first, second = self._ports[number]
-        return first.number, second.number
+        self._ports[number] = reserve_for_a_server("0.0.0.0")
+        first, second, third = self._ports[number]
+        return first.number, second.number, third.number
 
     async def start(
         self, number: int, command: Sequence[str], environment: Mapping[str, str], log: Path

@@ -271,10 +271,11 @@ class RayPlace:
         self._placement, self._number = placement, number
 
     async def site(self) -> Site:
-        """Return what the next process finds there, with two ports that are its own."""
+        """Return what the next process finds there, with ports that are its own."""
         held, gpus = self._placement.of_server(self._number)
         ports = await self._ask("reserve")
-        return Site("127.0.0.1" if held.pid_here is not None else held.address, ports, gpus)
+        host = "127.0.0.1" if held.pid_here is not None else held.address
+        return Site(host, ports, gpus, held.address)
 
     async def start(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
         """Start a process there."""

@@ -36,10 +36,12 @@ class Site:
 
     host: str
     """IP address of the machine; 127.0.0.1 where it is this one."""
-    ports: tuple[int, int]
-    """TCP ports of the machine that no other process is given."""
+    ports: tuple[int, int, int]
+    """TCP ports of the machine that no other process is given; from the last one on, 14 in a row."""
     gpus: tuple[str, ...] = ()
     """Ids of its GPUs, as `CUDA_VISIBLE_DEVICES` has them; none where it is to compute on the CPU."""
+    address: str | None = None
+    """IP address at which other machines reach it; None where that is `host`."""
 
 
 class Place(Protocol):

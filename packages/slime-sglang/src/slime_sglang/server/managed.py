@@ -22,13 +22,14 @@ from slime_sglang.weights.protocol import LOADERS
 
 
 def create_server(
-    settings: ServerSettings, *, ports: tuple[int, int], key: str
+    settings: ServerSettings, *, ports: tuple[int, int, int], key: str
 ) -> ServerProcess | PlacedServer:
     """Return a server that is not started.
 
     Args:
         settings: of the server.
-        ports: TCP ports of a child: of its HTTP interface, and where decode engines find it if it is a prefill engine.
+        ports: TCP ports of a child, as those of a `Site`: of its HTTP interface, where decode engines find it if it is a prefill engine,
+            and where its ranks meet.
         key: API key that it asks for.
     """
     log = settings.folder / f"{settings.name}.log"
@@ -55,6 +56,7 @@ def command_line(settings: ServerSettings, site: Site, *, key: str, device: Devi
     """
     section = settings.section
     arguments = {**OWN_ARGUMENTS, **section.server_args, **settings.arguments}
+    arguments["dist_init_addr"] = f"{site.host}:{site.ports[2]}"
     if settings.returns_routed_experts:
         arguments["enable_return_routed_experts"] = True
     if settings.releases_memory and device == "cuda":

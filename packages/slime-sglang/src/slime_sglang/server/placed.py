@@ -12,6 +12,8 @@ from slime_core.protocols import Place, Site
 from slime_core.runtime.processes.ports import is_local_address
 from slime_core.runtime.processes.server_process import how_it_ended
 
+from slime_sglang.server.spanned import SpannedPlace
+
 #: A command line, and variables to add to the environment.
 CommandLine = tuple[Sequence[str], Mapping[str, str]]
 
@@ -65,8 +67,9 @@ class PlacedServer:
             EngineError: the place is lost, or is on a host that weight updates or caches do not reach.
         """
         self._site = await self._place.site()
-        if not is_local_address(self.address):
-            self._check_reach(self._site.host)
+        for host in self._place.hosts if isinstance(self._place, SpannedPlace) else [self._site.host]:
+            if not is_local_address(f"{host}:0"):
+                self._check_reach(host)
         command, environment = self._command(self._site)
         await self._place.start(command, environment, self.log)
         self._ended = asyncio.create_task(self._place.wait())
@@ -99,7 +102,8 @@ class PlacedServer:
             return f"{self.name} is not used any more"
         if (lost := self._ended.exception()) is not None:
             return f"{self.name} is lost: {lost}"
-        return how_it_ended(self.name, self._ended.result(), self.log)
+        log = self._place.log if isinstance(self._place, SpannedPlace) else None
+        return how_it_ended(self.name, self._ended.result(), log or self.log)
 
     async def _end(self, end: Callable[[], Awaitable[None]]) -> None:
         if self._ended is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from slime_core.protocols import Place, Site
@@ -22,28 +23,41 @@ class SpannedPlace:
     def __init__(self, places: Sequence[Place]) -> None:
         self._places = list(places)
         self._sites: list[Site] = []
+        self._logs: list[Path] = []
+        self.log: Path | None = None
+        """File with the output of the process that ended first; None while none has."""
+
+    @property
+    def hosts(self) -> list[str]:
+        """Addresses of the machines; known once `site` has returned."""
+        return [site.address or site.host for site in self._sites]
 
     async def site(self) -> Site:
-        """Return what the next process finds on the first machine."""
+        """Return what the next process finds on the first machine, whose `host` is where the others reach it."""
         self._sites = list(await asyncio.gather(*(place.site() for place in self._places)))
-        return self._sites[0]
+        first = self._sites[0]
+        return first if first.address is None else replace(first, host=first.address)
 
     async def start(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
-        """Start a process on each machine, with their number, its own, and where they meet added to its command line."""
-        first = self._sites[0]
+        """Start a process on each machine, with their number, its own, and on others than the first its host and port added."""
+        self._logs = []
         for number, (place, site) in enumerate(zip(self._places, self._sites, strict=True)):
             words = ["--nnodes", str(len(self._places)), "--node-rank", str(number)]
-            words += ["--dist-init-addr", f"{first.host}:{first.ports[1]}"]
+            if number:  # where it only says that it lives
+                words += ["--host", site.host, "--port", str(site.ports[0])]
             own = {**environment, _VISIBLE: ",".join(site.gpus)}
-            await place.start([*command, *words], own, log if not number else _beside(log, number))
+            self._logs.append(log if not number else _beside(log, number))
+            await place.start([*command, *words], own, self._logs[-1])
 
     async def wait(self) -> int:
         """Wait until one of the processes has ended, which is the end of all; returns its exit status."""
         waiting = [asyncio.ensure_future(place.wait()) for place in self._places]
         try:
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            ended = next(number for number, one in enumerate(waiting) if one in done)
+            self.log = self._logs[ended]
             await self.stop()
-            return done.pop().result()
+            return waiting[ended].result()
         finally:
             for one in waiting:
                 one.cancel()

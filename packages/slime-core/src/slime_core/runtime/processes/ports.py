@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from typing import Any
+
+#: Ports that a server of several processes may want in a row: SGLang's ranks meet at the first, and the further ones, of which
+#: the last is 13 after it, are for attention that is divided among them (`--enable-dp-attention`, SGLang 0.5.23).
+_IN_A_ROW = 14
+#: Times that ports in a row are sought.
+_TRIES = 100
 
 
 class ReservedPort:
@@ -13,17 +20,31 @@ class ReservedPort:
 
     Args:
         host: address of this host; 0.0.0.0 for all of them.
+        in_a_row: how many ports are reserved, from `number` on.
+
+    Raises:
+        OSError: this host has not as many free ports in a row.
     """
 
-    def __init__(self, host: str = "127.0.0.1") -> None:
-        self._socket = socket.socket()
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._socket.bind((host, 0))
-        self.number = int(self._socket.getsockname()[1])
+    def __init__(self, host: str = "127.0.0.1", *, in_a_row: int = 1) -> None:
+        for _ in range(_TRIES):
+            with contextlib.ExitStack() as held:
+                self.number = int(held.enter_context(_bound(host, 0)).getsockname()[1])
+                with contextlib.suppress(OSError, OverflowError):  # one is taken, or past the last one
+                    for further in range(1, in_a_row):
+                        held.enter_context(_bound(host, self.number + further))
+                    self._held = held.pop_all()
+                    return
+        raise OSError(f"found no {in_a_row} free TCP ports in a row at {host}")
 
     def release(self) -> None:
         """Release it; may be called twice."""
-        self._socket.close()
+        self._held.close()
+
+
+def reserve_for_a_server(host: str = "127.0.0.1") -> tuple[ReservedPort, ReservedPort, ReservedPort]:
+    """Return the ports of a `slime_core.protocols.Site`."""
+    return ReservedPort(host), ReservedPort(host), ReservedPort(host, in_a_row=_IN_A_ROW)
 
 
 def free_port() -> int:
@@ -42,6 +63,19 @@ def port_is_free(port: int, *, host: str = "127.0.0.1") -> bool:
         except OSError:
             return False
     return True
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """Return a socket at a port, or at any free one for 0, which does not listen."""
+    bound = socket.socket()
+    try:
+        bound.bind((host, port))
+    except BaseException:
+        bound.close()
+        raise
+    # Once it is bound: a server may take the port, while another socket that is being reserved may not.
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    return bound
 
 
 def is_local_address(address: str) -> bool:
