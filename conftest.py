@@ -40,12 +40,6 @@ _ONE_SERVER = tuple(
     f"packages/slime-sglang/tests/{name}.py"
     for name in ("test_engine", "inside/test_cpu_platform", "server/test_load", "weights/test_weight_update")
 )
-#: Files that start a Ray cluster on a port that they have found free: side by side two may find the same one.
-_ON_FREE_PORTS = (
-    "tests/clusters/test_job.py",
-    "tests/clusters/test_slurm_script.py",
-    "plugins/slime-bench/tests/test_ray_start.py",
-)
 #: Files of few tests that take long, the longest first: last they would keep one process busy alone.
 _LONGEST = (
     "tests/clusters/test_chaos.py",
@@ -61,7 +55,9 @@ _LONGEST = (
     "tests/clusters/test_ranks.py",
     "packages/slime-megatron/tests/parallel/test_layouts.py",
     "packages/slime-megatron/tests/parallel/test_layout_checkpoints.py",
-    "clusters",
+    "tests/clusters/test_job.py",
+    "tests/clusters/test_slurm_script.py",
+    "plugins/slime-bench/tests/test_ray_start.py",
     "tests/runs/asynchronous/test_async_loops.py",
     "tests/failures/test_interrupt.py",
     "tests/runs/test_events.py",
@@ -78,7 +74,7 @@ _LONGEST = (
 
 
 class _ByFile(LoadScopeScheduling):
-    """Keeps together the tests of a file, of a server, and of Ray clusters on free ports; many come first, after the longest."""
+    """Keeps together the tests of a file and of a server; many come first, after the longest."""
 
     def _assign_work_unit(self, node: Any) -> None:
         for file in reversed(_LONGEST):
@@ -88,8 +84,6 @@ class _ByFile(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
-        if file.endswith(_ON_FREE_PORTS):
-            return "clusters"
         return "server" if file.endswith(_ONE_SERVER) else file
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -12,19 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from slime_core.runtime.processes.ports import ReservedPort
 
 from .test_placement import PARTS, ids, seen
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(900)]
 
 Job = Callable[..., subprocess.CompletedProcess[str]]
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-    return port
 
 
 @pytest.fixture(scope="module")
@@ -35,13 +28,17 @@ def dashboard() -> Iterator[str]:
     set_environment()
     from ray.cluster_utils import Cluster
 
-    port = free_port()
-    head = {"include_dashboard": True, "dashboard_port": port, "dashboard_agent_listen_port": free_port()}
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 5, "num_gpus": 4, **head})
-    try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        cluster.shutdown()
+    with ReservedPort() as port, ReservedPort("0.0.0.0") as agent:
+        head = {
+            "include_dashboard": True,
+            "dashboard_port": port.number,
+            "dashboard_agent_listen_port": agent.number,
+        }
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 5, "num_gpus": 4, **head})
+        try:
+            yield f"http://127.0.0.1:{port.number}"
+        finally:
+            cluster.shutdown()
 
 
 @pytest.fixture

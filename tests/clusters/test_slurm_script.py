@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -16,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from slime_core.runtime.processes.ports import ReservedPort
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -47,9 +47,7 @@ def submit(tmp_path: Path, root: Path) -> Iterator[Callable[..., subprocess.Pope
         (stand_ins / name).write_text(script)
         (stand_ins / name).chmod(0o755)
     (tmp_path / ".venv").symlink_to(sys.prefix)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    reserved = ReservedPort("0.0.0.0")
     ray_folder = tempfile.mkdtemp(prefix="slurm-")  # names of sockets are short
     environment = os.environ | {
         "PATH": f"{stand_ins}{os.pathsep}{os.environ['PATH']}",
@@ -57,7 +55,7 @@ def submit(tmp_path: Path, root: Path) -> Iterator[Callable[..., subprocess.Pope
         "SLURM_SUBMIT_DIR": str(tmp_path),
         "SLURM_JOB_NODELIST": "node[1-2]",
         "SLURM_GPUS_ON_NODE": "2",
-        "SLIME_RAY_PORT": port,
+        "SLIME_RAY_PORT": str(reserved.number),
         "RAY_TMPDIR": ray_folder,
         "STOOD_IN": str(tmp_path / "calls"),
     }
@@ -83,6 +81,7 @@ def submit(tmp_path: Path, root: Path) -> Iterator[Callable[..., subprocess.Pope
     for pid in marked(f"STOOD_IN={tmp_path}/calls"):  # Slurm ends what a job leaves; here it is for us to do
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+    reserved.release()
     shutil.rmtree(ray_folder, ignore_errors=True)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from slime_agents.environments.openenv import OpenEnv
 from slime_agents.environments.openenv_session import OpenEnvError
+from slime_core.runtime.processes.ports import ReservedPort
 from slime_core.samples import Sample
 
 HERE = Path(__file__).parent
@@ -24,9 +25,8 @@ def url(tmp_path_factory):
     subprocess.run(["uv", "venv", "-q", "--python", "3.12", str(place)], check=True, cwd=HERE, timeout=120)
     install = ["uv", "pip", "install", "-q", "--python", str(python), "openenv==0.10.0"]
     subprocess.run(install, check=True, cwd=HERE, timeout=400)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    reserved = ReservedPort()
+    port = reserved.number
     server = subprocess.Popen([str(python), str(HERE / "guessing_openenv.py"), str(port)])
     try:
         deadline = time.monotonic() + 60
@@ -39,6 +39,7 @@ def url(tmp_path_factory):
     finally:
         server.terminate()
         server.wait(30)
+        reserved.release()
 
 
 async def guessed(url, number, *, transport="socket"):

@@ -6,7 +6,6 @@ import argparse
 import ctypes
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from slime_core.runtime.processes.ports import ReservedPort
 
 #: What `mallopt` calls the size from which the C library maps memory, and gives it back at once when it is freed.
 _M_MMAP_THRESHOLD, _MAPPED_FROM = -3, 2**16
@@ -158,8 +158,12 @@ def _measured(number: int, case: TrainerRun, *, keep: bool) -> list[dict[str, An
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     if not keep:
         environment |= _FORGETFUL
-    with tempfile.TemporaryDirectory(prefix="slime-bench-") as place:
-        ports = ",".join(map(str, _free_ports(2)))
+    with (
+        tempfile.TemporaryDirectory(prefix="slime-bench-") as place,
+        ReservedPort() as first,
+        ReservedPort() as second,
+    ):
+        ports = f"{first.number},{second.number}"
         ranks = [
             subprocess.Popen(
                 [
@@ -186,17 +190,6 @@ def _measured(number: int, case: TrainerRun, *, keep: bool) -> list[dict[str, An
                 rank.kill()
                 rank.wait()
         return [json.loads((Path(place) / f"{rank}.json").read_text()) for rank in range(case.ranks)]
-
-
-def _free_ports(n: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(n)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [int(each.getsockname()[1]) for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
 
 
 def _rank(case: TrainerRun, rank: int, ports: list[int], place: Path, *, keep: bool) -> None:

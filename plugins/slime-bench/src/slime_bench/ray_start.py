@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 from slime_core.errors import RunError
 from slime_core.rundir.events import HEADER, read_events
-from slime_core.runtime.processes.ports import free_port
+from slime_core.runtime.processes.ports import ReservedPort
 from slime_core.samples import Sample
 
 #: Launchers, in the order of their turns.
@@ -178,12 +178,13 @@ def _cluster() -> Iterator[tuple[str, dict[str, str]]]:
     """
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True))
-        port, token = free_port(), {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        port, client_port = (stack.enter_context(ReservedPort("0.0.0.0")).number for _ in range(2))
+        token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         command = [
             *(str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--port", str(port)),
             *(
                 "--ray-client-server-port",
-                str(free_port()),
+                str(client_port),
                 "--include-dashboard",
                 "false",
                 "--disable-usage-stats",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import subprocess
 import sys
 import time
@@ -11,6 +10,7 @@ import time
 import httpx
 import pytest
 from slime_core.protocols import GenerateContext, SamplingParams
+from slime_core.runtime.processes.ports import ReservedPort
 from slime_core.samples import Sample
 from slime_kernels.problems.problem import PROBLEM_KEY, PROMPT_KEY
 from slime_kernels.service.client import ServiceClient
@@ -26,9 +26,8 @@ N = 6
 
 @pytest.fixture
 def port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
+    with ReservedPort() as reserved:
+        yield reserved.number
 
 
 def start(port):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import threading
 import time
 from contextlib import asynccontextmanager
 
 import httpx
 import pytest
+from slime_core.runtime.processes.ports import ReservedPort
 from slime_kernels.judge.judging import KernelJudge
 from slime_kernels.judge.verdict import EvalStatus, Verdict
 from slime_kernels.section import KernelsSection
@@ -38,10 +38,10 @@ class Counting:
         return Verdict(status=EvalStatus.COMPILE_ERROR, gate="static", message=source)
 
 
-def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
+@pytest.fixture
+def port():
+    with ReservedPort() as reserved:
+        yield reserved.number
 
 
 @asynccontextmanager
@@ -56,10 +56,10 @@ async def serving(judge, port):
         await asyncio.gather(task, return_exceptions=True)
 
 
-def test_two_hundred_at_once_are_all_answered_within_the_limit():
+def test_two_hundred_at_once_are_all_answered_within_the_limit(port):
     async def ask():
         counting = Counting()
-        async with serving(KernelJudge(counting, concurrency=4), free_port()) as url:
+        async with serving(KernelJudge(counting, concurrency=4), port) as url:
             client = ServiceClient(KernelsSection(service=url))
             verdicts = await asyncio.gather(*(client.judge(PROBLEM, f"x = {i}") for i in range(200)))
         return counting, verdicts
@@ -80,9 +80,9 @@ def test_the_same_question_is_evaluated_once():
     assert asyncio.run(ask()) == 1
 
 
-def test_a_service_that_is_killed_and_comes_back_loses_nothing():
+def test_a_service_that_is_killed_and_comes_back_loses_nothing(port):
     async def ask():
-        port, counting = free_port(), Counting(seconds=0.05)
+        counting = Counting(seconds=0.05)
         client = ServiceClient(KernelsSection(service=f"http://127.0.0.1:{port}/eval"))
         async with serving(KernelJudge(counting, concurrency=2), port):
             asked = [asyncio.create_task(client.judge(PROBLEM, f"x = {i}")) for i in range(30)]
@@ -103,10 +103,10 @@ def test_a_service_that_is_killed_and_comes_back_loses_nothing():
         ({"original_model_src": "x"}, "original_model_src: found code without Model"),
     ],
 )
-def test_a_request_that_is_none_is_refused_with_the_field(change, said):
+def test_a_request_that_is_none_is_refused_with_the_field(change, said, port):
     async def ask():
         async with (
-            serving(KernelJudge(Counting(), concurrency=1), free_port()) as url,
+            serving(KernelJudge(Counting(), concurrency=1), port) as url,
             httpx.AsyncClient() as client,
         ):
             answers = await client.post(url, json=request_of(PROBLEM, "x") | change)
@@ -118,10 +118,10 @@ def test_a_request_that_is_none_is_refused_with_the_field(change, said):
     assert said in answer.json()["error"]
 
 
-def test_the_answer_has_the_form_of_the_fork(evaluator):
+def test_the_answer_has_the_form_of_the_fork(evaluator, port):
     async def ask():
         async with (
-            serving(KernelJudge(evaluator, concurrency=2), free_port()) as url,
+            serving(KernelJudge(evaluator, concurrency=2), port) as url,
             httpx.AsyncClient() as client,
         ):
             asked = request_of(

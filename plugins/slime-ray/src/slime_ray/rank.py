@@ -8,7 +8,6 @@ import functools
 import logging
 import os
 import pickle
-import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from slime_core.plugins.registry import Registry
 from slime_core.protocols import Columns, Fingerprint, Metrics, PooledTrainer, Trainer, TransferPlan
 from slime_core.run.build import make_context
 from slime_core.runtime.daemon_thread import DaemonThread
+from slime_core.runtime.processes.ports import ReservedPort
 from slime_core.samples import TrainBatch
 from slime_core.weights.sync import Bucket, MemoryChannel
 
@@ -85,20 +85,20 @@ class RankProcess:
         self._importing = thread.submit(_import, pickled)
         thread.shutdown(wait=False)
         self._trainer: Trainer
+        self._port: ReservedPort
         self._rank: Rank
         self._outgoing: asyncio.Queue[MemoryChannel] = asyncio.Queue()
         self._buckets: AsyncIterator[Bucket] | None = None
 
     async def whereabouts(self) -> tuple[RankAddress, int]:
-        """Begin the log, and return where this process is, and a TCP port of this machine that was free a moment ago."""
+        """Begin the log, and return where this process is, and a TCP port of this machine that is reserved until it is started."""
         import ray
 
         begin_log(self._log)
-        with socket.socket() as listener:
-            listener.bind(("", 0))
-            address = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]  # Ray leaves it so
-            node = ray.get_runtime_context().get_node_id()
-            return RankAddress(address, node, os.getpid()), int(listener.getsockname()[1])
+        self._port = ReservedPort("0.0.0.0")
+        address = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]  # Ray leaves it so
+        node = ray.get_runtime_context().get_node_id()
+        return RankAddress(address, node, os.getpid()), self._port.number
 
     @answering
     async def start(self, rank: Rank, lock: Lock) -> None:
@@ -116,6 +116,7 @@ class RankProcess:
         factory = trainer_factory(build.settings.train, build.registry)
         self._trainer = factory(dataclasses.replace(build, rank=rank))
         await self._trainer.start()
+        self._port.release()
         logger.info("the trainer is started, which took %.2f s", time.monotonic() - called)
 
     @answering

@@ -32,7 +32,7 @@ class Rank:
     address: str = "127.0.0.1"
     """IP address of rank 0, that every rank can reach."""
     port: int = 0
-    """TCP port at that address that was free when the ranks were numbered; 0 where there is one rank."""
+    """TCP port at that address, which is reserved for them; 0 where there is one rank."""
     role: Role = "policy"
     """What it holds; numbers and counts are those of its role's ranks."""
     gpu: str | None = None

@@ -13,7 +13,7 @@ _IN_A_ROW = 14
 _TRIES = 100
 
 
-class ReservedPort:
+class ReservedPort(contextlib.AbstractContextManager["ReservedPort"]):
     """A free TCP port of this host, which no other process is given while it is reserved; a server can still listen there.
 
     Without it, of 64 ports that were free a moment ago two are the same in one try of eight.
@@ -36,6 +36,10 @@ class ReservedPort:
                     self._held = held.pop_all()
                     return
         raise OSError(f"found no {in_a_row} free TCP ports in a row at {host}")
+
+    def __exit__(self, *error: object) -> None:
+        """Release it."""
+        self.release()
 
     def release(self) -> None:
         """Release it; may be called twice."""
