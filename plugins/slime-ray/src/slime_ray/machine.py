@@ -12,7 +12,7 @@ from typing import Any
 from slime_core.runtime.processes.ports import ReservedPort, reserve_for_a_server
 from slime_core.runtime.processes.server_process import ServerProcess
 
-from slime_ray.surroundings import Surroundings, begin_log, move_in
+from slime_ray.surroundings import Surroundings, begin_log, move_in, speak_at
 
 #: What a process that is given no number of threads chooses by itself; Ray sets it for its actors, which pass it on.
 _THREADS = "OMP_NUM_THREADS"
@@ -45,6 +45,7 @@ class Machine:
 
         begin_log(self._log)
         address = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]  # Ray leaves it so
+        speak_at(address)
         return address, os.getpid(), await self.gpus()
 
     async def reserve(self, number: int) -> tuple[int, int, int]:

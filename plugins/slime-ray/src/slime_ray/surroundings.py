@@ -10,7 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from slime_core.runtime.processes.ports import interface_of
 from slime_core.runtime.processes.stacks import write_stacks_when_asked
+
+#: The network interface of gloo's groups.
+_INTERFACE = "GLOO_SOCKET_IFNAME"
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,18 @@ def move_in(surroundings: Surroundings, gpus: Sequence[str] | None = None) -> No
     os.environ.update(surroundings.environment)
     os.chdir(surroundings.folder)
     sys.path += [entry for entry in surroundings.import_path if entry not in sys.path]
+
+
+def speak_at(address: str) -> None:
+    """Have gloo groups of this process, and of those that it starts, use the network interface that has an address.
+
+    By itself gloo takes the address that the machine's own name means, which is a loopback one on many: other machines do not reach it.
+    What the user has set stays, and so does gloo's choice where the address is a loopback one itself, or no interface's.
+    """
+    if address.startswith("127.") or _INTERFACE in os.environ:
+        return
+    if (name := interface_of(address)) is not None:
+        os.environ[_INTERFACE] = name
 
 
 def begin_log(log: Path) -> None:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import os
 import socket
+import struct
 from typing import Any
 
 #: Ports that a server of several processes may want in a row: SGLang's ranks meet at the first, and the further ones, of which
 #: the last is 13 after it, are for attention that is divided among them (`--enable-dp-attention`, SGLang 0.5.23).
 _IN_A_ROW = 14
+#: Asks for the address of a network interface (Linux, netdevice(7)).
+_SIOCGIFADDR = 0x8915
 #: Times that ports in a row are sought.
 _TRIES = 100
 
@@ -67,6 +72,17 @@ def port_is_free(port: int, *, host: str = "127.0.0.1") -> bool:
         except OSError:
             return False
     return True
+
+
+def interface_of(address: str) -> str | None:
+    """Return the name of the network interface of this host that has an IPv4 address, `eth0` for example; None where none has."""
+    for _, name in socket.if_nameindex():
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking, contextlib.suppress(OSError):
+            # struct ifreq: a name of 16 bytes; from the 20th on, the address of the answer. One without an address is an error.
+            told = fcntl.ioctl(asking, _SIOCGIFADDR, struct.pack("16s240x", os.fsencode(name)))
+            if socket.inet_ntoa(told[20:24]) == address:
+                return name
+    return None
 
 
 def _bound(host: str, port: int) -> socket.socket:

@@ -1,0 +1,50 @@
+"""Which network interface gloo's groups of a process use."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import pytest
+from slime_ray import surroundings
+from slime_ray.surroundings import speak_at
+
+NAME = "GLOO_SOCKET_IFNAME"
+
+
+@pytest.fixture(autouse=True)
+def unset(monkeypatch):
+    monkeypatch.setenv(NAME, "")
+    monkeypatch.delenv(NAME)  # as it was before is brought back, set or not
+
+
+@pytest.mark.parametrize(
+    ("address", "wanted"), [("10.0.0.2", "eth7"), ("10.0.0.3", None), ("127.0.0.1", None)]
+)
+def test_gloo_uses_the_interface_that_has_the_address_but_for_loopback_ones(monkeypatch, address, wanted):
+    named = {"10.0.0.2": "eth7", "127.0.0.1": "lo"}
+    monkeypatch.setattr(surroundings, "interface_of", named.get)
+    speak_at(address)
+    assert os.environ.get(NAME) == wanted
+
+
+def test_what_the_user_has_chosen_stays(monkeypatch):
+    monkeypatch.setenv(NAME, "ib0")
+    monkeypatch.setattr(surroundings, "interface_of", lambda address: "eth7")
+    speak_at("10.0.0.2")
+    assert os.environ[NAME] == "ib0"
+
+
+def test_gloo_finds_the_interface_of_this_machine():
+    """By the address by which another machine would be reached, where there is one."""
+    from slime_core.runtime.processes.ports import interface_of
+
+    assert interface_of("127.0.0.1") == "lo"
+    assert interface_of("192.0.2.255") is None  # which is nobody's (RFC 5737)
+    with socket.socket(type=socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.254", 9))  # looks for a way, and sends nothing
+        except OSError:
+            pytest.skip("this machine has no network")
+        own = probe.getsockname()[0]
+    assert interface_of(own) in dict(map(reversed, socket.if_nameindex()))
